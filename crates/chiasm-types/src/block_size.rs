@@ -1,0 +1,20 @@
+use std::num::NonZeroU32;
+
+/// Tokens per KV-cache block, at least 1. Engines use 16 to 256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BlockSize(NonZeroU32);
+
+impl BlockSize {
+    /// `None` for zero.
+    pub const fn new(tokens: u32) -> Option<Self> {
+        match NonZeroU32::new(tokens) {
+            Some(tokens) => Some(Self(tokens)),
+            None => None,
+        }
+    }
+
+    /// Tokens per block.
+    pub const fn get(self) -> usize {
+        self.0.get() as usize
+    }
+}

@@ -1,0 +1,47 @@
+/// Element type of a tensor that is handed to an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// `torch.uint8`
+    U8,
+    /// `torch.bool`, one byte each
+    Bool,
+    /// `torch.int64`
+    I64,
+    /// `torch.float16`
+    F16,
+    /// `torch.bfloat16`
+    BF16,
+    /// `torch.float32`
+    F32,
+}
+
+impl Dtype {
+    /// Bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::U8 | Self::Bool => 1,
+            Self::F16 | Self::BF16 => 2,
+            Self::F32 => 4,
+            Self::I64 => 8,
+        }
+    }
+
+    /// The name that torch and vLLM's wire use, without the `torch.` prefix.
+    pub const fn torch_name(self) -> &'static str {
+        match self {
+            Self::U8 => "uint8",
+            Self::Bool => "bool",
+            Self::I64 => "int64",
+            Self::F16 => "float16",
+            Self::BF16 => "bfloat16",
+            Self::F32 => "float32",
+        }
+    }
+
+    /// The reverse of [`Dtype::torch_name`]; `None` for a name that Chiasm does not hand over.
+    pub fn from_torch_name(name: &str) -> Option<Self> {
+        [Self::U8, Self::Bool, Self::I64, Self::F16, Self::BF16, Self::F32]
+            .into_iter()
+            .find(|dtype| dtype.torch_name() == name)
+    }
+}

@@ -1,0 +1,26 @@
+//! The words that several Chiasm crates share. No logic lives here, and nothing is depended on.
+//!
+//! | type | word |
+//! |---|---|
+//! | [`TokenId`] | one entry of the model's vocabulary |
+//! | [`TokenRun`] | the same token several times over: how placeholders are described before they are placed |
+//! | [`MmHash`] | identity of a media item |
+//! | [`Placeholder`] | the run of prompt tokens that stands for a media item |
+//! | [`BlockSize`] | tokens per KV-cache block |
+//! | [`WorkerId`] | a serving unit that the router can pick |
+//! | [`Dtype`] | element type of a tensor |
+#![forbid(unsafe_code)]
+
+mod block_size;
+mod dtype;
+mod mm_hash;
+mod placeholder;
+mod token;
+mod worker;
+
+pub use block_size::BlockSize;
+pub use dtype::Dtype;
+pub use mm_hash::{MmHash, ParseMmHashError};
+pub use placeholder::Placeholder;
+pub use token::{TokenId, TokenRun};
+pub use worker::WorkerId;

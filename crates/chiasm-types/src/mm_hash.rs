@@ -1,0 +1,78 @@
+use std::fmt;
+use std::str::FromStr;
+
+/// Identity of a media item: its encoded bytes and everything that changes its tensors.
+///
+/// 256 bits, written as 64 lower-case hex digits. Engines see it in that form, as `mm_hash` and `identifier`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct MmHash([u8; 32]);
+
+/// A string is not 64 hex digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParseMmHashError;
+
+impl MmHash {
+    /// Wraps a digest.
+    pub const fn new(digest: [u8; 32]) -> Self {
+        Self(digest)
+    }
+
+    /// The digest.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for MmHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for MmHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MmHash({self})")
+    }
+}
+
+impl fmt::Display for ParseMmHashError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("expected 64 hex digits")
+    }
+}
+
+impl std::error::Error for ParseMmHashError {}
+
+impl FromStr for MmHash {
+    type Err = ParseMmHashError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 {
+            return Err(ParseMmHashError);
+        }
+        let nibble = |digit: u8| (digit as char).to_digit(16).ok_or(ParseMmHashError);
+        let mut digest = [0; 32];
+        for (byte, pair) in digest.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = (nibble(pair[0])? << 4 | nibble(pair[1])?) as u8;
+        }
+        Ok(Self(digest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_and_parse_are_inverse() {
+        let hash = MmHash::new(std::array::from_fn(|i| (i * 37) as u8));
+        assert_eq!(hash.to_string().parse(), Ok(hash));
+    }
+
+    #[test]
+    fn other_lengths_and_digits_are_refused() {
+        assert_eq!("ab".parse::<MmHash>(), Err(ParseMmHashError));
+        assert_eq!("g".repeat(64).parse::<MmHash>(), Err(ParseMmHashError));
+    }
+}

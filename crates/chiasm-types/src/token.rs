@@ -1,0 +1,29 @@
+use std::fmt;
+
+/// One entry of the model's vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct TokenId(pub u32);
+
+impl fmt::Display for TokenId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<u32> for TokenId {
+    fn from(id: u32) -> Self {
+        Self(id)
+    }
+}
+
+/// The same token `count` times in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenRun {
+    /// The token.
+    pub token: TokenId,
+    /// How often it is repeated.
+    pub count: usize,
+    /// Whether the model replaces these tokens by the item's embeddings.
+    pub embeds: bool,
+}

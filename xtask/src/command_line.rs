@@ -1,0 +1,85 @@
+//! What was asked for: four commands and one flag, few enough to read by hand.
+
+use crate::error::Error;
+
+/// Printed by `cargo xtask help`.
+pub(crate) const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  test [--no-vllm]  everything that has to pass: format, lints, docs, licences, tests, real engines
+                    --no-vllm leaves the real engines out, loudly
+  vllm-env          make or reuse the Python environment with vLLM for CPU, print its path
+  models            make or reuse the tiny random models, print their directory
+  goldens           make the golden files again, say what changed
+  help              this text
+
+The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
+
+/// One parsed command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Help,
+    VllmEnv,
+    Models,
+    Goldens,
+    Test { real_engines: bool },
+}
+
+/// Reads the arguments after the program's name.
+pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
+    let Some((name, flags)) = arguments.split_first() else {
+        return Ok(Command::Help);
+    };
+    let mut command = match name.as_str() {
+        "help" | "--help" | "-h" => Command::Help,
+        "vllm-env" => Command::VllmEnv,
+        "models" => Command::Models,
+        "goldens" => Command::Goldens,
+        "test" => Command::Test { real_engines: true },
+        _ => return Err(Error::UnknownCommand { name: name.clone() }),
+    };
+    for flag in flags {
+        match (flag.as_str(), &mut command) {
+            ("--no-vllm", Command::Test { real_engines }) => *real_engines = false,
+            ("--help" | "-h", _) => return Ok(Command::Help),
+            _ => {
+                return Err(Error::UnknownFlag { command: name.clone(), flag: flag.clone() });
+            }
+        }
+    }
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_words(line: &str) -> Result<Command, Error> {
+        parse(&line.split_whitespace().map(String::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn commands_are_read_by_name() {
+        assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv);
+        assert_eq!(parse_words("models").unwrap(), Command::Models);
+        assert_eq!(parse_words("goldens").unwrap(), Command::Goldens);
+        assert_eq!(parse_words("").unwrap(), Command::Help);
+        assert_eq!(parse_words("models --help").unwrap(), Command::Help);
+    }
+
+    #[test]
+    fn test_leaves_the_engines_out_only_when_told() {
+        assert_eq!(parse_words("test").unwrap(), Command::Test { real_engines: true });
+        assert_eq!(parse_words("test --no-vllm").unwrap(), Command::Test { real_engines: false });
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        let error = parse_words("tests").unwrap_err();
+        assert!(error.to_string().contains("tests"), "{error}");
+        let error = parse_words("models --no-vllm").unwrap_err();
+        assert!(error.to_string().contains("--no-vllm"), "{error}");
+        assert!(parse_words("test --no-vlm").is_err());
+        assert!(parse_words("test real_vllm").is_err());
+    }
+}

@@ -1,0 +1,73 @@
+//! Everything that can go wrong in a developer command, in words that say what to do about it.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+/// Why a command did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error("there is no command `{name}`, see `cargo xtask help`")]
+    UnknownCommand { name: String },
+
+    #[error("`{command}` does not take `{flag}`, see `cargo xtask help`")]
+    UnknownFlag { command: String, flag: String },
+
+    #[error("neither XDG_CACHE_HOME nor HOME is set to an absolute path, set one: the cache goes there")]
+    NoCacheDir,
+
+    #[error("{path} is missing, is this a full checkout?", path = .path.display())]
+    MissingFile { path: PathBuf },
+
+    #[error("could not {action} {path}: {source}", path = .path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+
+    #[error("could not start {program}: {source}")]
+    Spawn { program: String, source: io::Error },
+
+    #[error("{what} failed with {status}{log}")]
+    Failed {
+        what: String,
+        status: ExitStatus,
+        /// Empty, or a line break and the end of the log.
+        log: String,
+    },
+
+    #[error("{what} printed something unexpected: {printed:?}")]
+    Unreadable { what: String, printed: String },
+
+    #[error(
+        "vLLM for CPU comes for Linux on x86_64 and aarch64, this is {os} on {arch}; \
+         `cargo xtask test --no-vllm` runs what does not need it"
+    )]
+    Platform { os: &'static str, arch: &'static str },
+
+    #[error(
+        "found no Python 3.11 to 3.14 with its venv and ensurepip modules, install one (Debian: python3.11 and \
+         python3.11-venv); tried {tried}"
+    )]
+    NoPython { tried: String },
+
+    #[error(
+        "{path} has {free_gb:.1} GB free, making the vLLM environment takes {need_gb:.0} GB; free some or point \
+         XDG_CACHE_HOME at a bigger disk", path = .path.display()
+    )]
+    DiskFull { path: PathBuf, free_gb: f64, need_gb: f64 },
+
+    #[error("the new environment says vLLM {found:?} where {wanted} was installed, remove {path} and try again", path = .path.display())]
+    WrongVersion { found: String, wanted: &'static str, path: PathBuf },
+
+    #[error("stopped, because something else failed first")]
+    Cancelled,
+
+    #[error("a thread of xtask panicked")]
+    Panicked,
+}
+
+impl Error {
+    /// For `map_err` on file operations: `action` completes "could not … PATH".
+    pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}

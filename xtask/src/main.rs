@@ -1,0 +1,73 @@
+//! Developer commands, run as `cargo xtask COMMAND`: one way to test, and the real vLLM that the tests run against.
+//!
+//! | file | is |
+//! |---|---|
+//! | `command_line` | what was asked for |
+//! | `test_steps`, `test_run` | the table of what `test` does; walking it |
+//! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
+//! | `models` | tiny random models made in that environment |
+//! | `goldens` | golden files made again, and what changed |
+//! | `keyed_dir` | a cached directory that is complete or absent, also after a crash |
+//! | `workspace` | where the repository and the cache are |
+//! | `child` | running other programs, their output and their end |
+
+#![forbid(unsafe_code)]
+
+mod child;
+mod command_line;
+mod error;
+mod free_disk;
+mod goldens;
+mod keyed_dir;
+mod models;
+mod python;
+mod test_run;
+mod test_steps;
+mod vllm_env;
+mod workspace;
+
+use std::process::ExitCode;
+
+use crate::child::{Cancel, Output};
+use crate::command_line::{Command, USAGE};
+use crate::error::Error;
+use crate::vllm_env::Setup;
+use crate::workspace::Workspace;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match command_line::parse(&arguments).and_then(run) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<ExitCode, Error> {
+    let setup = || -> Result<Setup, Error> {
+        Ok(Setup { workspace: Workspace::find()?, output: Output::Terminal, cancel: Cancel::default() })
+    };
+    match command {
+        Command::Help => println!("{USAGE}"),
+        Command::VllmEnv => {
+            let setup = setup()?;
+            let env = vllm_env::ensure(&setup)?;
+            vllm_env::hint_at_old_ones(&setup, &env);
+            println!("{}", env.path().display());
+        }
+        Command::Models => {
+            let setup = setup()?;
+            let env = vllm_env::ensure(&setup)?;
+            println!("{}", models::ensure(&setup, &env)?.display());
+        }
+        Command::Goldens => {
+            let setup = setup()?;
+            let env = vllm_env::ensure(&setup)?;
+            goldens::remake(&setup, &env)?;
+        }
+        Command::Test { real_engines } => return test_run::run(&Workspace::find()?, real_engines),
+    }
+    Ok(ExitCode::SUCCESS)
+}

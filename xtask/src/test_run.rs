@@ -1,0 +1,295 @@
+//! Walks the table of steps: a title and a time for each, a stop at the first failure, a summary at the end.
+//!
+//! Making the vLLM environment is mostly downloading, compiling is mostly the processor: the first starts in
+//! the background before the second.
+
+use std::env;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::child::{Cancel, Output};
+use crate::error::Error;
+use crate::models;
+use crate::test_steps::{self, Action, Needs, Step};
+use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::workspace::Workspace;
+
+const WITHOUT_ENGINES: &str = "\
+!!!
+!!!  --no-vllm: THE REAL ENGINES ARE NOT TESTED IN THIS RUN.
+!!!  It does not show that a change is good; `cargo xtask test` does.
+!!!";
+
+/// How a step ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    Failed(String),
+    LeftOut(&'static str),
+}
+
+/// One step that was come to.
+#[derive(Debug)]
+struct Entry {
+    title: &'static str,
+    time: Duration,
+    outcome: Outcome,
+}
+
+/// What the real-engine tests are told.
+#[derive(Clone, Debug)]
+struct Engines {
+    env: VllmEnv,
+    models: PathBuf,
+}
+
+impl Engines {
+    fn variables(&self) -> [(&'static str, PathBuf); 3] {
+        [
+            ("CHIASM_TEST_VLLM", self.env.vllm()),
+            ("CHIASM_TEST_PYTHON", self.env.python()),
+            ("CHIASM_TEST_MODELS", self.models.clone()),
+        ]
+    }
+}
+
+/// Runs all steps; the exit code says whether all passed.
+pub(crate) fn run(workspace: &Workspace, real_engines: bool) -> Result<ExitCode, Error> {
+    let start = Instant::now();
+    let plan = test_steps::plan(real_engines);
+    if !real_engines {
+        println!("{WITHOUT_ENGINES}\n");
+    }
+    let mut background = if real_engines { Some(Background::start(workspace)?) } else { None };
+    let entries = walk(&plan, |step| perform(step, workspace, background.as_mut()));
+    let passed =
+        entries.len() == plan.len() && !entries.iter().any(|entry| matches!(entry.outcome, Outcome::Failed(_)));
+    drop(background);
+    println!("\n{}", summary(&plan, &entries, start.elapsed()));
+    if !real_engines {
+        println!("\n{WITHOUT_ENGINES}");
+    }
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Performs the steps in order until one fails.
+fn walk(plan: &[&'static Step], mut perform: impl FnMut(&Step) -> Outcome) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for (index, step) in plan.iter().enumerate() {
+        announce(index + 1, plan.len(), step);
+        let start = Instant::now();
+        let outcome = perform(step);
+        let time = start.elapsed();
+        if let Outcome::LeftOut(reason) = outcome {
+            println!("    left out: {reason}");
+        }
+        println!("    {}", readable(time));
+        let failed = matches!(outcome, Outcome::Failed(_));
+        entries.push(Entry { title: step.title, time, outcome });
+        if failed {
+            break;
+        }
+    }
+    entries
+}
+
+fn announce(number: usize, of: usize, step: &Step) {
+    let detail = match step.action {
+        Action::Cargo(arguments) => format!(": cargo {}", arguments.join(" ")),
+        Action::AwaitEngines => String::new(),
+    };
+    println!("\n==> {number}/{of} {}{detail}", step.title);
+    // Children write to the same place; what is said before them must come out before them. A closed output is their affair.
+    let _ = io::stdout().flush();
+}
+
+fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Background>) -> Outcome {
+    let engines = match background {
+        Some(background) if step.needs == Needs::RealEngines => match background.wait() {
+            Ok(engines) => Some(engines),
+            Err(error) => return Outcome::Failed(error.to_string()),
+        },
+        _ => None,
+    };
+    let arguments = match step.action {
+        Action::Cargo(arguments) => arguments,
+        Action::AwaitEngines => {
+            for (name, path) in engines.iter().flat_map(Engines::variables) {
+                println!("    {name}={}", path.display());
+            }
+            return Outcome::Passed;
+        }
+    };
+    if step.needs == Needs::CargoDeny && !has_cargo_deny(workspace) {
+        return Outcome::LeftOut("cargo-deny is not installed");
+    }
+    let mut cargo = cargo(workspace);
+    cargo.args(arguments).envs(step.variables.iter().copied());
+    if let Some(engines) = engines {
+        cargo.envs(engines.variables());
+    }
+    match cargo.status() {
+        Ok(status) if status.success() => Outcome::Passed,
+        Ok(status) => Outcome::Failed(format!("`cargo {}`: {status}", arguments.join(" "))),
+        Err(error) => Outcome::Failed(format!("could not start cargo: {error}")),
+    }
+}
+
+fn has_cargo_deny(workspace: &Workspace) -> bool {
+    cargo(workspace)
+        .args(["deny", "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// The cargo that runs this program, without what it told this program about its own package: build scripts that watch
+/// those variables would run again, here and in the next plain build.
+fn cargo(workspace: &Workspace) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
+    command.current_dir(&workspace.root).stdin(Stdio::null());
+    command
+}
+
+/// The environment and the models, made on another thread; stopped when dropped before they are done.
+struct Background {
+    cancel: Cancel,
+    thread: Option<JoinHandle<Result<Engines, Error>>>,
+    engines: Option<Engines>,
+}
+
+impl Background {
+    fn start(workspace: &Workspace) -> Result<Self, Error> {
+        std::fs::create_dir_all(&workspace.cache).map_err(Error::io("create", &workspace.cache))?;
+        let log = workspace.cache.join("vllm-env.log");
+        println!("making vLLM and models ready in the background, log: {}", log.display());
+        let cancel = Cancel::default();
+        let setup = Setup { workspace: workspace.clone(), output: Output::Log(log), cancel: cancel.clone() };
+        let thread = thread::spawn(move || {
+            let result = vllm_env::ensure(&setup).and_then(|env| {
+                let models = models::ensure(&setup, &env)?;
+                Ok(Engines { env, models })
+            });
+            match &result {
+                Ok(_) | Err(Error::Cancelled) => {}
+                // Minutes before the step that needs it: whoever watches can start to mend it now.
+                Err(error) => eprintln!("the real engines will fail: {error}"),
+            }
+            result
+        });
+        Ok(Self { cancel, thread: Some(thread), engines: None })
+    }
+
+    fn wait(&mut self) -> Result<Engines, Error> {
+        if let Some(thread) = self.thread.take() {
+            self.engines = Some(thread.join().map_err(|_| Error::Panicked)??);
+        }
+        // Empty only after a failure was returned, which ends the run.
+        self.engines.clone().ok_or(Error::Panicked)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        if let Some(thread) = self.thread.take() {
+            // Its result no longer matters, only that it and its children are gone.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A table of all steps, the failure if there was one, and the total.
+fn summary(plan: &[&Step], entries: &[Entry], total: Duration) -> String {
+    let mut lines = Vec::new();
+    let width = plan.iter().map(|step| step.title.len()).max().unwrap_or(0);
+    let line =
+        |title: &str, time: &str, outcome: &str| format!("{title:width$}  {time:>12}  {outcome}").trim_end().to_owned();
+    for (index, step) in plan.iter().enumerate() {
+        lines.push(match entries.get(index) {
+            Some(entry) => {
+                let outcome = match entry.outcome {
+                    Outcome::Passed => "passed",
+                    Outcome::Failed(_) => "FAILED",
+                    Outcome::LeftOut(reason) => reason,
+                };
+                line(entry.title, &readable(entry.time), outcome)
+            }
+            None => line(step.title, "", "not run"),
+        });
+    }
+    lines.push(line("total", &readable(total), ""));
+    for entry in entries {
+        if let Outcome::Failed(reason) = &entry.outcome {
+            lines.push(format!("\nFAILED: {}: {reason}", entry.title));
+        }
+    }
+    lines.join("\n")
+}
+
+fn readable(time: Duration) -> String {
+    match time.as_secs() {
+        0..60 => format!("{:.1} s", time.as_secs_f64()),
+        seconds => format!("{} min {:02} s", seconds / 60, seconds % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_walk_stops_at_the_first_failure_and_the_summary_names_it() {
+        let plan = test_steps::plan(true);
+        let mut seen = 0;
+        let entries = walk(&plan, |_| {
+            seen += 1;
+            match seen {
+                2 => Outcome::LeftOut("no tool"),
+                3 => Outcome::Failed("it broke".into()),
+                _ => Outcome::Passed,
+            }
+        });
+        assert_eq!((seen, entries.len()), (3, 3));
+        let text = summary(&plan, &entries, Duration::from_secs(754));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("passed"), "{text}");
+        assert!(lines[1].ends_with("no tool"), "{text}");
+        assert!(lines[2].ends_with("FAILED"), "{text}");
+        assert!(lines[3].ends_with("not run"), "{text}");
+        assert!(text.contains("12 min 34 s"), "{text}");
+        assert!(text.ends_with(&format!("FAILED: {}: it broke", plan[2].title)), "{text}");
+    }
+
+    #[test]
+    fn a_step_left_out_does_not_stop_the_walk() {
+        let plan = test_steps::plan(false);
+        let entries = walk(&plan, |_| Outcome::LeftOut("no tool"));
+        assert_eq!(entries.len(), plan.len());
+    }
+
+    #[test]
+    fn times_are_readable() {
+        assert_eq!(readable(Duration::from_millis(840)), "0.8 s");
+        assert_eq!(readable(Duration::from_secs(61)), "1 min 01 s");
+    }
+
+    #[test]
+    fn a_failure_in_the_background_reaches_whoever_waits_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = Workspace { root: dir.path().join("empty"), cache: dir.path().join("cache") };
+        // No requirements there: the background work ends in an error that says so.
+        let error = Background::start(&workspace).unwrap().wait().unwrap_err();
+        assert!(error.to_string().contains("requirements.txt"), "{error}");
+    }
+}

@@ -1,0 +1,61 @@
+//! Where the repository and the user's cache are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+
+/// The two directories that every command works in.
+#[derive(Clone, Debug)]
+pub(crate) struct Workspace {
+    /// The repository's root.
+    pub(crate) root: PathBuf,
+    /// `chiasm` in the user's cache directory; may not exist yet.
+    pub(crate) cache: PathBuf,
+}
+
+impl Workspace {
+    /// The repository that `cargo xtask` was called in and this user's cache.
+    pub(crate) fn find() -> Result<Self, Error> {
+        // cargo sets it at run time too; the compiled-in value would be stale in a checkout that was moved.
+        let manifest =
+            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let root = manifest.parent().unwrap_or(&manifest).to_path_buf();
+        let cache =
+            cache_dir(env::var_os("XDG_CACHE_HOME").map(PathBuf::from), env::var_os("HOME").map(PathBuf::from))?;
+        Ok(Self { root, cache })
+    }
+
+    /// A file of the repository, which has to exist.
+    pub(crate) fn file(&self, path: &str) -> Result<PathBuf, Error> {
+        let path = self.root.join(path);
+        if path.is_file() { Ok(path) } else { Err(Error::MissingFile { path }) }
+    }
+}
+
+/// The XDG rule: a relative XDG_CACHE_HOME is to be ignored.
+fn cache_dir(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Result<PathBuf, Error> {
+    let absolute = |path: &PathBuf| Path::is_absolute(path);
+    xdg.filter(absolute)
+        .or_else(|| home.filter(absolute).map(|home| home.join(".cache")))
+        .map(|cache| cache.join("chiasm"))
+        .ok_or(Error::NoCacheDir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(xdg: Option<&str>, home: Option<&str>) -> Option<PathBuf> {
+        cache_dir(xdg.map(PathBuf::from), home.map(PathBuf::from)).ok()
+    }
+
+    #[test]
+    fn the_cache_follows_the_xdg_rule() {
+        assert_eq!(cache(Some("/x"), Some("/h")), Some("/x/chiasm".into()));
+        assert_eq!(cache(None, Some("/h")), Some("/h/.cache/chiasm".into()));
+        assert_eq!(cache(Some("rel"), Some("/h")), Some("/h/.cache/chiasm".into()));
+        assert_eq!(cache(Some(""), Some("/h")), Some("/h/.cache/chiasm".into()));
+        assert_eq!(cache(None, None), None);
+    }
+}
