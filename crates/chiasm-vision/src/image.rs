@@ -1,0 +1,86 @@
+//! What goes in: a size, and pixels of that size.
+
+use std::fmt;
+
+use crate::VisionError;
+
+/// Width and height in pixels, after the image's EXIF orientation was applied. Written `280x224`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImageSize {
+    /// Pixels per row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+}
+
+impl ImageSize {
+    /// `width * height`.
+    pub const fn area(self) -> u64 {
+        self.width as u64 * self.height as u64
+    }
+}
+
+impl fmt::Display for ImageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.width, self.height)
+    }
+}
+
+/// A decoded image: packed RGB, one byte per channel, rows from the top, no padding between them.
+#[derive(Clone, Copy, Debug)]
+pub struct RgbView<'a> {
+    size: ImageSize,
+    pixels: &'a [u8],
+}
+
+impl<'a> RgbView<'a> {
+    /// Wraps `3 * width * height` bytes.
+    ///
+    /// # Errors
+    /// [`VisionError::PixelCount`] for any other number of bytes, [`VisionError::EmptyImage`] for an empty image.
+    pub fn new(size: ImageSize, pixels: &'a [u8]) -> Result<Self, VisionError> {
+        let expected = 3 * u128::from(size.area());
+        if expected == 0 {
+            return Err(VisionError::EmptyImage { size });
+        }
+        if pixels.len() as u128 != expected {
+            return Err(VisionError::PixelCount { size, expected, found: pixels.len() });
+        }
+        Ok(Self { size, pixels })
+    }
+
+    /// Its size.
+    pub const fn size(&self) -> ImageSize {
+        self.size
+    }
+
+    /// Its `3 * width * height` bytes.
+    pub const fn pixels(&self) -> &'a [u8] {
+        self.pixels
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_view_holds_exactly_its_pixels() {
+        let size = ImageSize { width: 2, height: 1 };
+        assert_eq!(RgbView::new(size, &[7; 6]).unwrap().pixels(), [7; 6]);
+        for bytes in [0, 5, 7] {
+            assert!(matches!(
+                RgbView::new(size, &vec![0; bytes]),
+                Err(VisionError::PixelCount { expected: 6, found, .. }) if found == bytes
+            ));
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_any_memory_are_refused_without_overflow() {
+        let size = ImageSize { width: u32::MAX, height: u32::MAX };
+        assert!(matches!(RgbView::new(size, &[]), Err(VisionError::PixelCount { .. })));
+        let size = ImageSize { width: 0, height: u32::MAX };
+        assert!(matches!(RgbView::new(size, &[]), Err(VisionError::EmptyImage { .. })));
+    }
+}

@@ -1,0 +1,53 @@
+//! From an image to rows of patches: the order of `pixel_values`.
+
+pub(super) mod scalar;
+
+/// An image cut into square patches, which are grouped in squares of `merge` by `merge`.
+///
+/// Rows run over groups from left to right and top to bottom, and within a group over its patches likewise. A row
+/// holds, for each channel and each of the `temporal` frames (all equal for a still image), the patch's pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PatchGrid {
+    /// Patches from top to bottom, a multiple of `merge`.
+    pub(crate) height: usize,
+    /// Patches from left to right, a multiple of `merge`.
+    pub(crate) width: usize,
+    /// Side of a patch in pixels.
+    pub(crate) patch: usize,
+    /// Side of a group in patches.
+    pub(crate) merge: usize,
+    /// Frames per patch.
+    pub(crate) temporal: usize,
+}
+
+impl PatchGrid {
+    /// Number of patches.
+    pub(crate) const fn rows(&self) -> usize {
+        self.height * self.width
+    }
+
+    /// Elements per patch.
+    pub(crate) const fn row_len(&self) -> usize {
+        3 * self.temporal * self.patch * self.patch
+    }
+
+    /// Bytes per row of the image.
+    const fn image_row(&self) -> usize {
+        3 * self.width * self.patch
+    }
+
+    /// For each row of patches in order, the index in the image of its patch's first byte.
+    fn origins(&self) -> impl Iterator<Item = usize> {
+        let Self { height, width, patch, merge, .. } = *self;
+        let image_row = self.image_row();
+        (0..height).step_by(merge).flat_map(move |group_y| {
+            (0..width).step_by(merge).flat_map(move |group_x| {
+                (group_y..group_y + merge)
+                    .flat_map(move |y| (group_x..group_x + merge).map(move |x| y * patch * image_row + x * patch * 3))
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

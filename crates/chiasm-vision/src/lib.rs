@@ -1,0 +1,48 @@
+//! Image layouts and pixels, exactly as the model's own processor makes them.
+//!
+//! A [`VisionModel`] is one model's image family with that model's settings. It answers two questions apart:
+//!
+//! - [`VisionModel::plan`]: how many prompt tokens and which tensors will this image become? Arithmetic on its size,
+//!   before any pixel is decoded.
+//! - [`VisionModel::process`]: what is in the pixel tensor? Written straight into memory of the caller, in the bits
+//!   that the model's processor in `transformers` 5.19 would have produced on a CPU.
+//!
+//! ```no_run
+//! use chiasm_vision::{ImageKwargs, ImageSize, PixelFormat, RgbView, VisionModel};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let model = VisionModel::from_model_dir("Qwen2-VL-2B-Instruct".as_ref())?.ok_or("a text-only model")?;
+//! let size = ImageSize { width: 280, height: 224 };
+//! let plan = model.plan(size, &ImageKwargs::default())?;
+//! assert_eq!((plan.grid, plan.tokens), ([1, 16, 20], 80));
+//!
+//! let pixels = vec![0; 3 * 280 * 224];
+//! let mut tensor = vec![0; plan.pixel_bytes(PixelFormat::RawU8)];
+//! model.process(RgbView::new(size, &pixels)?, &plan, PixelFormat::RawU8, &mut tensor)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | module | holds |
+//! |---|---|
+//! | `model`, `model_dir` | [`VisionModel`]; what it reads from a model directory |
+//! | `family`, `families/` | the table of known families; one folder per family: settings and arithmetic |
+//! | `image`, `plan`, `tensor` | what goes in, what is planned, what comes out |
+//! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each |
+#![forbid(unsafe_code)]
+
+mod error;
+mod families;
+mod family;
+mod image;
+mod kernels;
+mod model;
+mod model_dir;
+mod plan;
+mod tensor;
+
+pub use error::{Fault, VisionError};
+pub use family::ImageKwargs;
+pub use image::{ImageSize, RgbView};
+pub use model::VisionModel;
+pub use plan::ImagePlan;
+pub use tensor::{Contents, Field, PixelFormat, TensorSpec};

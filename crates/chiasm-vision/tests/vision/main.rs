@@ -1,0 +1,8 @@
+//! The crate against its goldens: `tests/goldens`, written by the scripts in `python/goldens`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test crate, all of it")]
+
+mod fixture_image;
+mod golden;
+mod kwargs;
+mod pixels;
