@@ -1,0 +1,160 @@
+//! The frontend's end of the connection to one engine.
+
+mod handshake;
+mod registry;
+mod shared;
+mod stream;
+mod tasks;
+mod validate;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+pub use self::handshake::PendingEngine;
+pub use self::stream::OutputStream;
+
+use self::shared::Shared;
+use crate::endpoints::EngineEndpoints;
+use crate::error::{DeathCause, EngineError};
+use crate::wire::{EngineCoreRequest, EngineReady, SchedulerStats, Utility, Value, request};
+
+/// What a client has to know about its engine beyond what that reports.
+#[derive(Clone, Debug, Default)]
+pub struct ClientOptions {
+    /// The engine's data-parallel rank: 0 for an engine on its own.
+    pub rank: u16,
+    /// Refuse versions of vLLM that are newer than the tested one.
+    pub strict_version: bool,
+    /// Size of the model's vocabulary (embedding rows), to refuse token ids outside.
+    pub vocab_size: Option<u32>,
+    /// Whether the engine was started with a receiver cache, so that media items may come without data.
+    pub receiver_cache: bool,
+    /// How long the engine may take to become ready.
+    pub ready_timeout: Option<Duration>,
+}
+
+/// One engine, from its handshake to its death. Clones share the connection; it closes with the last one.
+///
+/// A client belongs to one start of an engine. When that is gone every open stream ends with
+/// [`EngineError::Dead`], and so does everything after. For its next start bind a new client, which can be on the
+/// same TCP addresses.
+///
+/// The engine counts as gone when it says so, when its connection closes, when it can't be sent to, when it says
+/// what can't be understood, or when [`mark_dead`](Self::mark_dead) is called.
+#[derive(Clone, Debug)]
+pub struct EngineClient {
+    handle: Arc<ClientHandle>,
+}
+
+/// Closes the connection on drop.
+#[derive(Debug)]
+struct ClientHandle {
+    shared: Arc<Shared>,
+    ready: EngineReady,
+    options: ClientOptions,
+    addresses: EngineEndpoints,
+}
+
+impl Drop for ClientHandle {
+    fn drop(&mut self) {
+        self.shared.die(DeathCause::Closed);
+    }
+}
+
+impl EngineClient {
+    /// Listens for an engine.
+    pub async fn bind(
+        endpoints: EngineEndpoints,
+        options: ClientOptions,
+    ) -> Result<PendingEngine, EngineError> {
+        PendingEngine::bind(endpoints, options).await
+    }
+
+    /// What the engine became after its start.
+    pub fn info(&self) -> &EngineReady {
+        &self.handle.ready
+    }
+
+    /// The addresses as bound.
+    pub fn endpoints(&self) -> &EngineEndpoints {
+        &self.handle.addresses
+    }
+
+    /// Sends a request.
+    ///
+    /// Its id must not be in use, and should not be used again: outputs of an aborted request may still be under
+    /// way when another with its id starts. Nothing is sent when the request would break the engine; the error
+    /// then names the field.
+    pub fn submit(&self, request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
+        validate::check(&request, &self.handle.ready, &self.handle.options)?;
+        let shared = &self.handle.shared;
+        let arrivals = shared.registry().open(&request.request_id)?;
+        let message = request::encode(&request);
+        let stream = OutputStream::new(request.request_id, arrivals, shared.clone());
+        shared.send(message)?;
+        Ok(stream)
+    }
+
+    /// Calls a method of the engine, e.g. `reset_mm_cache`. The engine answers between two steps.
+    pub async fn utility(
+        &self,
+        method: &str,
+        args: Vec<Value>,
+        timeout: Duration,
+    ) -> Result<Value, EngineError> {
+        let shared = &self.handle.shared;
+        let (call_id, answer) = shared.registry().call()?;
+        let call = Utility {
+            client_index: 0,
+            call_id,
+            method: method.to_owned(),
+            args,
+        };
+        shared.send(request::encode_utility(&call))?;
+        match tokio::time::timeout(timeout, answer).await {
+            Ok(Ok(Ok(result))) => Ok(result),
+            Ok(Ok(Err(message))) => Err(EngineError::Utility {
+                method: method.to_owned(),
+                message,
+            }),
+            Ok(Err(_)) => Err(EngineError::Dead {
+                cause: shared.cause(),
+            }),
+            Err(_) => {
+                shared.registry().hang_up(call_id);
+                Err(EngineError::UtilityTimeout {
+                    method: method.to_owned(),
+                    after: timeout,
+                })
+            }
+        }
+    }
+
+    /// State of the engine's scheduler after its last step; all zero before the first.
+    pub fn stats(&self) -> watch::Receiver<SchedulerStats> {
+        self.handle.shared.stats()
+    }
+
+    /// Number of requests whose streams are open.
+    pub fn open_requests(&self) -> usize {
+        self.handle.shared.registry().open_requests()
+    }
+
+    /// Whether the engine is not known to be gone.
+    pub fn is_alive(&self) -> bool {
+        self.handle.shared.registry().death().is_none()
+    }
+
+    /// Returns once the engine is gone, and how.
+    pub async fn closed(&self) -> DeathCause {
+        self.handle.shared.gone().await
+    }
+
+    /// Declares the engine gone, e.g. because its process has ended. Streams end with this cause if it is the
+    /// first one known.
+    pub fn mark_dead(&self, cause: DeathCause) {
+        self.handle.shared.die(cause);
+    }
+}

@@ -1,0 +1,219 @@
+//! Waits on bound sockets until an engine has introduced itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use zeromq::{PullSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+use super::shared::Shared;
+use super::tasks::{self, Events, Outputs, addressed};
+use super::{ClientHandle, ClientOptions, EngineClient};
+use crate::endpoints::EngineEndpoints;
+use crate::error::EngineError;
+use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
+use crate::wire::version::{self, Support, TESTED};
+
+/// How long a port that was in use a moment ago may take to become free: the sockets of an engine's predecessor
+/// are closed by tasks of their own.
+const REBIND_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Sockets that wait for their engine. Dropping it closes them.
+pub struct PendingEngine {
+    handshake: RouterSocket,
+    input: RouterSocket,
+    input_events: Events,
+    output: Outputs,
+    output_events: Events,
+    addresses: EngineEndpoints,
+    options: ClientOptions,
+}
+
+impl PendingEngine {
+    pub(super) async fn bind(
+        endpoints: EngineEndpoints,
+        options: ClientOptions,
+    ) -> Result<Self, EngineError> {
+        let mut handshake = RouterSocket::new();
+        let mut input = RouterSocket::new();
+        let mut output = Outputs(PullSocket::new());
+        let input_events = input.monitor().boxed();
+        let output_events = output.0.monitor().boxed();
+        let addresses = EngineEndpoints {
+            handshake: bind(&mut handshake, endpoints.handshake).await?,
+            input: bind(&mut input, endpoints.input).await?,
+            output: bind(&mut output.0, endpoints.output).await?,
+        };
+        Ok(Self {
+            handshake,
+            input,
+            input_events,
+            output,
+            output_events,
+            addresses,
+            options,
+        })
+    }
+
+    /// The addresses as bound, with the ports that the system picked.
+    pub fn endpoints(&self) -> &EngineEndpoints {
+        &self.addresses
+    }
+
+    /// Waits until the engine has loaded its model and said so, which takes minutes for large ones.
+    ///
+    /// The handshake socket is closed then: a hello of the engine's next start waits for the next client.
+    pub async fn ready(mut self) -> Result<EngineClient, EngineError> {
+        let ready = match self.options.ready_timeout {
+            None => self.shake_hands().await?,
+            Some(after) => match tokio::time::timeout(after, self.shake_hands()).await {
+                Ok(shaken) => shaken?,
+                Err(_) => {
+                    let handshake = self.addresses.handshake.clone();
+                    return Err(EngineError::ReadyTimeout { handshake, after });
+                }
+            },
+        };
+        check_version(&ready.vllm_version, self.options.strict_version)?;
+        for error in self.handshake.close().await {
+            tracing::debug!(%error, "closing the handshake socket failed");
+        }
+
+        let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
+        let (shared, messages) = Shared::new();
+        tokio::spawn(tasks::send_requests(
+            self.input,
+            self.input_events,
+            identity,
+            messages,
+            shared.clone(),
+        ));
+        tokio::spawn(tasks::receive_outputs(
+            self.output,
+            self.output_events,
+            shared.clone(),
+        ));
+        let handle = ClientHandle {
+            shared,
+            ready,
+            options: self.options,
+            addresses: self.addresses,
+        };
+        Ok(EngineClient {
+            handle: Arc::new(handle),
+        })
+    }
+
+    /// HELLO is answered by INIT. The report on the input socket and READY then come in either order.
+    async fn shake_hands(&mut self) -> Result<EngineReady, EngineError> {
+        let init = InitMessage::new(&self.addresses.input, &self.addresses.output).encode();
+        let (mut report, mut ready) = (None, false);
+        loop {
+            tokio::select! {
+                received = self.handshake.recv() => {
+                    let Some((identity, payload)) = self.accept(received) else { continue };
+                    match Hello::decode(&payload) {
+                        Ok(hello) if hello.is_hello() => {
+                            tracing::debug!(handshake = %self.addresses.handshake, "engine said hello");
+                            // A second hello comes from an engine that was started again meanwhile.
+                            (report, ready) = (None, false);
+                            if let Err(error) = self.handshake.send(addressed(&identity, vec![init.clone()])).await {
+                                tracing::warn!(%error, "engine left during the handshake");
+                            }
+                        }
+                        Ok(hello) if hello.is_ready() => ready = true,
+                        Ok(hello) => tracing::warn!(status = %hello.status, "unknown handshake status ignored"),
+                        Err(error) => tracing::warn!(%error, "unreadable handshake message ignored"),
+                    }
+                }
+                received = self.input.recv() => {
+                    let Some((_, payload)) = self.accept(received) else { continue };
+                    report = Some(EngineReady::decode(&payload)?);
+                }
+            }
+            if ready && let Some(report) = report.take() {
+                return Ok(report);
+            }
+        }
+    }
+
+    /// Identity and payload of a message from the engine that is waited for.
+    fn accept(&self, received: zeromq::ZmqResult<ZmqMessage>) -> Option<(Bytes, Bytes)> {
+        let frames = match received {
+            Ok(message) => message.into_vec(),
+            Err(error) => {
+                tracing::debug!(%error, "reading a handshake failed");
+                return None;
+            }
+        };
+        let [identity, payload] = &frames[..] else {
+            tracing::warn!(
+                frames = frames.len(),
+                "handshake message with an unexpected number of frames ignored"
+            );
+            return None;
+        };
+        if handshake::rank(identity) != Some(self.options.rank) {
+            tracing::warn!(identity = ?identity, rank = self.options.rank, "message of another engine ignored");
+            return None;
+        }
+        Some((identity.clone(), payload.clone()))
+    }
+}
+
+/// Binds, waiting a moment for a port to become free. The address as bound.
+async fn bind(socket: &mut impl Socket, address: String) -> Result<String, EngineError> {
+    let deadline = tokio::time::Instant::now() + REBIND_PATIENCE;
+    loop {
+        match socket.bind(&address).await {
+            Ok(bound) => return Ok(bound.to_string()),
+            Err(zeromq::ZmqError::Network(error))
+                if error.kind() == std::io::ErrorKind::AddrInUse
+                    && tokio::time::Instant::now() < deadline =>
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Err(source) => return Err(EngineError::Bind { address, source }),
+        }
+    }
+}
+
+fn check_version(found: &str, strict: bool) -> Result<(), EngineError> {
+    match version::support(found) {
+        Support::Tested => Ok(()),
+        Support::Newer | Support::Unknown if !strict => {
+            tracing::warn!(
+                found,
+                tested = %TESTED,
+                "the engine runs a version of vLLM that Chiasm was not tested with; answers may be wrong"
+            );
+            Ok(())
+        }
+        _ => Err(EngineError::Version {
+            found: found.to_owned(),
+            tested: TESTED,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_versions_are_refused_and_newer_ones_only_if_strict() {
+        assert!(check_version("0.32.0", true).is_ok());
+        assert!(check_version("0.33.1", false).is_ok());
+        assert!(check_version("main", false).is_ok());
+        for (found, strict) in [("0.31.9", false), ("0.33.1", true), ("main", true)] {
+            assert!(
+                matches!(
+                    check_version(found, strict),
+                    Err(EngineError::Version { .. })
+                ),
+                "{found}"
+            );
+        }
+    }
+}

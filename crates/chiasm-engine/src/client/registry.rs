@@ -1,0 +1,130 @@
+//! Who waits for what: open requests and method calls of one engine.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{DeathCause, EngineError};
+use crate::wire::{EngineCoreOutput, EngineCoreOutputs, Value};
+
+/// What arrives on a request's stream.
+pub(super) type Arrival = Result<EngineCoreOutput, EngineError>;
+
+/// What arrives for a method call: the result, or the engine's words.
+pub(super) type Answer = Result<Value, String>;
+
+/// Open requests and calls. After death it is empty and takes no more.
+///
+/// Channels to streams are unbounded, so a slow reader never holds up another request or the engine. What one
+/// can pile up is bounded all the same: an engine answers a request with at most `max_tokens` outputs.
+#[derive(Default)]
+pub(super) struct Registry {
+    streams: HashMap<String, mpsc::UnboundedSender<Arrival>>,
+    calls: HashMap<i64, oneshot::Sender<Answer>>,
+    last_call: i64,
+    death: Option<DeathCause>,
+}
+
+impl Registry {
+    fn alive(&self) -> Result<(), EngineError> {
+        match &self.death {
+            Some(cause) => Err(EngineError::Dead {
+                cause: cause.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens a stream. The id must not be open.
+    pub(super) fn open(
+        &mut self,
+        request_id: &str,
+    ) -> Result<mpsc::UnboundedReceiver<Arrival>, EngineError> {
+        self.alive()?;
+        match self.streams.entry(request_id.to_owned()) {
+            Entry::Occupied(_) => Err(EngineError::invalid(
+                "request_id",
+                "is in use by a running request",
+            )),
+            Entry::Vacant(entry) => {
+                let (sender, receiver) = mpsc::unbounded_channel();
+                entry.insert(sender);
+                Ok(receiver)
+            }
+        }
+    }
+
+    /// Forgets a stream. Whether it was open, so that the engine still works for it.
+    pub(super) fn close(&mut self, request_id: &str) -> bool {
+        self.streams.remove(request_id).is_some()
+    }
+
+    /// Opens a method call: its id and where its answer arrives.
+    pub(super) fn call(&mut self) -> Result<(i64, oneshot::Receiver<Answer>), EngineError> {
+        self.alive()?;
+        self.last_call += 1;
+        let (sender, receiver) = oneshot::channel();
+        self.calls.insert(self.last_call, sender);
+        Ok((self.last_call, receiver))
+    }
+
+    /// Forgets a method call.
+    pub(super) fn hang_up(&mut self, call_id: i64) {
+        self.calls.remove(&call_id);
+    }
+
+    /// Number of open requests.
+    pub(super) fn open_requests(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Hands everything to whoever waits for it.
+    ///
+    /// What nobody waits for is dropped: outputs of an aborted request that were under way, and answers to calls
+    /// that have timed out.
+    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) {
+        for output in outputs.outputs {
+            let stream = if output.finish_reason.is_some() {
+                self.streams.remove(&output.request_id)
+            } else {
+                self.streams.get(&output.request_id).cloned()
+            };
+            if let Some(stream) = stream {
+                // An error says that the reader has just left; its departure aborts the request.
+                let _ = stream.send(Ok(output));
+            }
+        }
+        for request_id in outputs.finished_requests {
+            if let Some(stream) = self.streams.remove(&request_id) {
+                let _ = stream.send(Err(EngineError::Ended));
+            }
+        }
+        if let Some(answer) = outputs.utility_output
+            && let Some(call) = self.calls.remove(&answer.call_id)
+        {
+            let _ = call.send(answer.result);
+        }
+    }
+
+    /// Tells everybody. False if it was known already.
+    pub(super) fn die(&mut self, cause: DeathCause) -> bool {
+        if self.death.is_some() {
+            return false;
+        }
+        for (_, stream) in self.streams.drain() {
+            let _ = stream.send(Err(EngineError::Dead {
+                cause: cause.clone(),
+            }));
+        }
+        // Calls notice that their sender is gone and ask for the cause.
+        self.calls.clear();
+        self.death = Some(cause);
+        true
+    }
+
+    /// How the engine went, if it did.
+    pub(super) fn death(&self) -> Option<&DeathCause> {
+        self.death.as_ref()
+    }
+}

@@ -1,0 +1,123 @@
+//! The two tasks that own an engine's sockets: one sends requests, one receives outputs.
+//!
+//! Both end with the engine, whichever notices first. They then close their sockets, so that ports and paths are
+//! free for its successor.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use tokio::sync::mpsc;
+use zeromq::{PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
+
+use super::shared::Shared;
+use crate::error::DeathCause;
+use crate::wire::{EngineMessage, output};
+
+/// How long a lost engine's last outputs may take. They are in the socket's buffer already, so this is plenty;
+/// it must stay well below the second within which a death has to be known.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// A PULL socket that lets go of its peers on drop, which the crate's own does not.
+pub(super) struct Outputs(pub(super) PullSocket);
+
+impl Drop for Outputs {
+    fn drop(&mut self) {
+        self.0.backend().shutdown();
+    }
+}
+
+/// Connections made and lost.
+pub(super) type Events = BoxStream<'static, SocketEvent>;
+
+/// Sends what is queued, and watches the connection.
+pub(super) async fn send_requests(
+    mut socket: RouterSocket,
+    mut events: Events,
+    identity: Bytes,
+    mut messages: mpsc::UnboundedReceiver<Vec<Bytes>>,
+    shared: Arc<Shared>,
+) {
+    let gone = shared.gone();
+    tokio::pin!(gone);
+    let cause = loop {
+        tokio::select! {
+            message = messages.recv() => {
+                let Some(frames) = message else { break DeathCause::Closed };
+                if let Err(error) = socket.send(addressed(&identity, frames)).await {
+                    break DeathCause::SendFailed(error.to_string());
+                }
+            }
+            // The socket notices a lost peer only while it is being read.
+            received = socket.recv() => match received {
+                Ok(message) => tracing::debug!(frames = message.len(), "unexpected message on the input socket"),
+                Err(error) => tracing::debug!(%error, "reading the input socket failed"),
+            },
+            event = events.next() => {
+                if let Some(SocketEvent::Disconnected(peer)) = event
+                    && peer.as_ref() == &identity[..]
+                {
+                    break DeathCause::Disconnected;
+                }
+            }
+            cause = &mut gone => break cause,
+        }
+    };
+    if cause == DeathCause::Disconnected {
+        let _ = tokio::time::timeout(LAST_WORDS, shared.gone()).await;
+    }
+    shared.die(cause);
+    drop(messages);
+    report(socket.close().await);
+}
+
+/// Dispatches what the engine says.
+pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, shared: Arc<Shared>) {
+    let gone = shared.gone();
+    tokio::pin!(gone);
+    let cause = loop {
+        tokio::select! {
+            received = socket.0.recv() => {
+                let message = match received {
+                    Ok(message) => message,
+                    Err(error) => {
+                        tracing::debug!(%error, "reading the output socket failed");
+                        break DeathCause::Disconnected;
+                    }
+                };
+                match output::decode(&message.into_vec()) {
+                    Ok(EngineMessage::Outputs(outputs)) => shared.dispatch(outputs),
+                    Ok(EngineMessage::Dead) => break DeathCause::Reported,
+                    Err(error) => break DeathCause::Protocol(error),
+                }
+            }
+            // Comes after everything that the peer has sent.
+            event = events.next() => {
+                if let Some(SocketEvent::Disconnected(_)) = event {
+                    break DeathCause::Disconnected;
+                }
+            }
+            cause = &mut gone => break cause,
+        }
+    };
+    shared.die(cause);
+    socket.0.backend().shutdown();
+    report(socket.0.unbind_all().await);
+}
+
+/// A message with its receiver in front.
+pub(super) fn addressed(identity: &Bytes, frames: Vec<Bytes>) -> ZmqMessage {
+    let mut message = ZmqMessage::from(identity.clone());
+    frames
+        .into_iter()
+        .for_each(|frame| message.push_back(frame));
+    message
+}
+
+fn report(errors: Vec<zeromq::ZmqError>) {
+    for error in errors {
+        tracing::debug!(%error, "closing an engine's socket failed");
+    }
+}

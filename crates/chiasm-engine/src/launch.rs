@@ -1,0 +1,102 @@
+//! Starts and stops headless vLLM engines as child processes.
+//!
+//! A [`LaunchSpec`] says what to start, an [`EngineProcess`] is what runs. The child and everything that it starts
+//! form a process group of their own, which ends with the `EngineProcess`, and with this process however that ends.
+
+mod arguments;
+mod group;
+mod lines;
+mod ports;
+mod process;
+mod watchdog;
+
+use std::path::PathBuf;
+
+pub use self::ports::free_ports;
+pub use self::process::{EngineProcess, ExitReport};
+
+use crate::endpoints::SocketDir;
+use crate::error::EngineError;
+
+/// One start of one headless engine (`vllm serve --headless`).
+#[derive(Clone, Debug)]
+pub struct LaunchSpec {
+    /// Precedes its log lines, e.g. `engine_0`.
+    pub name: String,
+    /// The program `vllm`.
+    pub vllm: PathBuf,
+    /// The model's directory or name.
+    pub model: PathBuf,
+    /// The handshake address as bound, `tcp://host:port`.
+    pub handshake: String,
+    /// Capacity of the engine's receiver cache in GiB; 0 for none.
+    pub receiver_cache_gb: f64,
+    /// Where it is to publish KV events, if at all.
+    pub kv_events: Option<KvEventEndpoints>,
+    /// The user's flags. Flags that are set here are refused.
+    pub extra_args: Vec<String>,
+    /// Environment variables besides those of this process.
+    pub env: Vec<(String, String)>,
+    /// The GPUs that it may see, as `CUDA_VISIBLE_DEVICES`.
+    pub gpus: Option<Vec<u32>>,
+}
+
+/// Where an engine publishes and replays KV events, as it binds them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventEndpoints {
+    /// PUB
+    pub publish: String,
+    /// ROUTER
+    pub replay: String,
+}
+
+impl KvEventEndpoints {
+    /// Unix sockets that only this user can reach. Never in use already, unlike ports.
+    pub fn ipc(dir: &SocketDir) -> Self {
+        Self {
+            publish: dir.ipc("kv"),
+            replay: dir.ipc("kv-replay"),
+        }
+    }
+
+    /// TCP ports on *all* interfaces: vLLM connects instead of binding when a host is named. The events contain
+    /// the prompts' tokens, so keep the ports from strangers.
+    pub fn tcp(port: u16, replay_port: u16) -> Self {
+        Self {
+            publish: format!("tcp://*:{port}"),
+            replay: format!("tcp://*:{replay_port}"),
+        }
+    }
+}
+
+impl LaunchSpec {
+    /// Without KV events, a receiver cache or flags of the user.
+    pub fn new(
+        name: &str,
+        vllm: impl Into<PathBuf>,
+        model: impl Into<PathBuf>,
+        handshake: &str,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            vllm: vllm.into(),
+            model: model.into(),
+            handshake: handshake.to_owned(),
+            receiver_cache_gb: 0.0,
+            kv_events: None,
+            extra_args: Vec::new(),
+            env: Vec::new(),
+            gpus: None,
+        }
+    }
+
+    /// The arguments of `vllm`, the user's last.
+    pub fn arguments(&self) -> Result<Vec<String>, EngineError> {
+        arguments::build(self)
+    }
+
+    /// Starts it. Must be called within a tokio runtime.
+    pub fn launch(&self) -> Result<EngineProcess, EngineError> {
+        EngineProcess::start(self)
+    }
+}

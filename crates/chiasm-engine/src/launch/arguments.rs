@@ -1,0 +1,229 @@
+//! The command line of a headless engine.
+
+use super::LaunchSpec;
+use crate::error::EngineError;
+
+/// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all that start so.
+const OWNED: [(&str, &str); 11] = [
+    ("--headless", "engines are always headless"),
+    (
+        "--data-parallel-*",
+        "each engine is on its own, start more engines instead",
+    ),
+    (
+        "-dp*",
+        "each engine is on its own, start more engines instead",
+    ),
+    (
+        "--mm-processor-cache-gb",
+        "set the receiver cache's size in Chiasm",
+    ),
+    (
+        "--mm-processor-cache-type",
+        "Chiasm fills the engine's cache and knows its type",
+    ),
+    ("--enable-prefix-caching", "it is always on"),
+    (
+        "--no-enable-prefix-caching",
+        "routing needs the prefix cache",
+    ),
+    (
+        "--kv-events-config*",
+        "Chiasm subscribes to the events and sets where they are published",
+    ),
+    ("--api-server-count", "a headless engine has no API server"),
+    ("-asc", "a headless engine has no API server"),
+    ("--model", "name the model in Chiasm"),
+];
+
+pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
+    for arg in &spec.extra_args {
+        if let Some(instead) = owned(arg) {
+            return Err(EngineError::OwnedFlag {
+                flag: arg.clone(),
+                instead,
+            });
+        }
+    }
+    let (host, port) = host_and_port(&spec.handshake)?;
+    let mut arguments: Vec<String> = vec![
+        "serve".into(),
+        spec.model.to_string_lossy().into_owned(),
+        "--headless".into(),
+    ];
+    let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    flag("--data-parallel-address", host.to_owned());
+    flag("--data-parallel-rpc-port", port.to_owned());
+    flag("--data-parallel-size", "1".to_owned());
+    flag("--mm-processor-cache-type", "lru".to_owned());
+    flag(
+        "--mm-processor-cache-gb",
+        spec.receiver_cache_gb.to_string(),
+    );
+    if let Some(events) = &spec.kv_events {
+        let config = serde_json::json!({
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "endpoint": events.publish,
+            "replay_endpoint": events.replay,
+        });
+        flag("--kv-events-config", config.to_string());
+    }
+    arguments.push("--enable-prefix-caching".to_owned());
+    arguments.extend(spec.extra_args.iter().cloned());
+    Ok(arguments)
+}
+
+/// What to do instead of passing this argument, if it is a flag of Chiasm's.
+///
+/// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse, abbreviations.
+fn owned(arg: &str) -> Option<&'static str> {
+    let name = arg
+        .split(['=', '.'])
+        .next()
+        .unwrap_or_default()
+        .replace('_', "-");
+    if !name.starts_with('-') || name.len() < 3 {
+        return None;
+    }
+    let matches = |owned: &str| match owned.strip_suffix('*') {
+        Some(start) => {
+            name.starts_with(start)
+                || (name.starts_with("--") && name.len() > 3 && start.starts_with(&name))
+        }
+        None => {
+            owned == name || (name.starts_with("--") && name.len() > 3 && owned.starts_with(&name))
+        }
+    };
+    OWNED
+        .iter()
+        .find(|(owned, _)| matches(owned))
+        .map(|&(_, instead)| instead)
+}
+
+/// `tcp://host:port`, split.
+fn host_and_port(address: &str) -> Result<(&str, &str), EngineError> {
+    address
+        .strip_prefix("tcp://")
+        .and_then(|rest| rest.rsplit_once(':'))
+        .filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
+        .ok_or_else(|| EngineError::HandshakeAddress {
+            address: address.to_owned(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::launch::KvEventEndpoints;
+
+    fn spec() -> LaunchSpec {
+        LaunchSpec::new("engine_0", "vllm", "/models/m", "tcp://127.0.0.1:5000")
+    }
+
+    #[test]
+    fn the_command_line_is_what_was_measured() {
+        let spec = LaunchSpec {
+            receiver_cache_gb: 0.5,
+            kv_events: Some(KvEventEndpoints::tcp(1, 2)),
+            extra_args: vec!["--enforce-eager".into()],
+            ..spec()
+        };
+        let expected = [
+            "serve",
+            "/models/m",
+            "--headless",
+            "--data-parallel-address",
+            "127.0.0.1",
+            "--data-parallel-rpc-port",
+            "5000",
+            "--data-parallel-size",
+            "1",
+            "--mm-processor-cache-type",
+            "lru",
+            "--mm-processor-cache-gb",
+            "0.5",
+            "--kv-events-config",
+            r#"{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:1","replay_endpoint":"tcp://*:2"}"#,
+            "--enable-prefix-caching",
+            "--enforce-eager",
+        ];
+        assert_eq!(spec.arguments().unwrap(), expected);
+    }
+
+    #[test]
+    fn flags_of_ours_are_refused_in_every_spelling() {
+        for flag in [
+            "--headless",
+            "--headl",
+            "--data-parallel-size=2",
+            "--data_parallel_size",
+            "-dp",
+            "-dpn",
+            "-dp=2",
+            "--kv-events-config",
+            "--kv_events_config.endpoint",
+            "--mm_processor_cache_gb=4",
+            "--no-enable-prefix-caching",
+            "--api-server-count",
+            "--data-par",
+        ] {
+            let spec = LaunchSpec {
+                extra_args: vec![flag.into()],
+                ..spec()
+            };
+            assert!(
+                matches!(spec.arguments(), Err(EngineError::OwnedFlag { .. })),
+                "{flag}"
+            );
+        }
+    }
+
+    #[test]
+    fn other_flags_and_values_pass() {
+        let extra_args = [
+            "--block-size",
+            "32",
+            "--max-model-len=4096",
+            "-tp",
+            "2",
+            "--no-mm-device-do-normalize",
+            "-O3",
+            "-1",
+            "--dtype",
+            "--mm-processor-kwargs",
+            "{\"min_pixels\":3136}",
+            "--model-impl",
+            "auto",
+            "--kv-cache-dtype",
+        ];
+        let spec = LaunchSpec {
+            extra_args: extra_args.map(String::from).to_vec(),
+            ..spec()
+        };
+        assert!(
+            spec.arguments()
+                .unwrap()
+                .ends_with(&extra_args.map(String::from))
+        );
+    }
+
+    #[test]
+    fn a_handshake_that_no_engine_can_reach_is_refused() {
+        for address in [
+            "ipc:///tmp/x",
+            "tcp://127.0.0.1:0",
+            "127.0.0.1:1",
+            "tcp://:1",
+        ] {
+            let spec = LaunchSpec {
+                handshake: address.into(),
+                ..spec()
+            };
+            assert!(
+                matches!(spec.arguments(), Err(EngineError::HandshakeAddress { .. })),
+                "{address}"
+            );
+        }
+    }
+}

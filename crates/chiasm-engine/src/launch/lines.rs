@@ -1,0 +1,118 @@
+//! What an engine prints: passed on to the log, and its end kept for the report.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
+
+/// Lines that are kept: enough for a Python traceback.
+const KEPT: usize = 40;
+
+/// Longest line that is passed on in one piece, in bytes.
+const MAX_LINE: u64 = 16 * 1024;
+
+/// The last lines of both streams of one engine.
+#[derive(Clone, Default)]
+pub(super) struct LastLines(Arc<Mutex<VecDeque<String>>>);
+
+impl LastLines {
+    fn push(&self, line: String) {
+        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == KEPT {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    pub(super) fn get(&self) -> Vec<String> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .cloned()
+            .collect()
+    }
+}
+
+/// Passes on lines until the stream ends. Log target `vllm`, so that it can be filtered on its own.
+pub(super) async fn pass_on(name: String, stream: impl AsyncRead + Unpin, last: LastLines) {
+    let mut reader = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut reader)
+            .take(MAX_LINE)
+            .read_until(b'\n', &mut line)
+            .await
+        {
+            Ok(0) => return,
+            Ok(_) => {
+                let text = String::from_utf8_lossy(&line);
+                let text = text.trim_end();
+                if text.is_empty() {
+                    continue;
+                }
+                log(&name, text);
+                last.push(text.to_owned());
+            }
+            Err(error) => {
+                tracing::debug!(engine = name, %error, "reading an engine's output failed");
+                return;
+            }
+        }
+    }
+}
+
+fn log(name: &str, text: &str) {
+    match level(text) {
+        tracing::Level::ERROR => tracing::error!(target: "vllm", "[{name}] {text}"),
+        tracing::Level::WARN => tracing::warn!(target: "vllm", "[{name}] {text}"),
+        tracing::Level::DEBUG => tracing::debug!(target: "vllm", "[{name}] {text}"),
+        _ => tracing::info!(target: "vllm", "[{name}] {text}"),
+    }
+}
+
+/// The level of a line of vLLM's: `(EngineCore pid=12) WARNING 11-21 …`, the part in parentheses being optional.
+fn level(text: &str) -> tracing::Level {
+    let message = match text.split_once(") ") {
+        Some((process, message)) if process.starts_with('(') => message,
+        _ => text,
+    };
+    match message.split_whitespace().next() {
+        Some("ERROR" | "CRITICAL") => tracing::Level::ERROR,
+        Some("WARNING") => tracing::Level::WARN,
+        Some("DEBUG") => tracing::Level::DEBUG,
+        _ => tracing::Level::INFO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_read_behind_the_process() {
+        assert_eq!(
+            level("(EngineCore pid=7) ERROR 11-21 04:00:00 [core.py:1] x"),
+            tracing::Level::ERROR
+        );
+        assert_eq!(level("WARNING 11-21 x"), tracing::Level::WARN);
+        assert_eq!(level("(no process"), tracing::Level::INFO);
+        assert_eq!(level("loading ERROR codes"), tracing::Level::INFO);
+    }
+
+    #[tokio::test]
+    async fn the_last_lines_are_kept_whatever_they_are() {
+        let last = LastLines::default();
+        let mut text: Vec<u8> = (0..50)
+            .flat_map(|i| format!("line {i}\n").into_bytes())
+            .collect();
+        text.extend([0xff, b'\n']);
+        text.extend(vec![b'x'; 20_000]);
+        pass_on("engine_0".into(), &text[..], last.clone()).await;
+        let lines = last.get();
+        assert_eq!(lines.len(), KEPT);
+        assert_eq!(lines[KEPT - 3], "\u{fffd}");
+        assert_eq!(lines[KEPT - 2].len() + lines[KEPT - 1].len(), 20_000);
+    }
+}

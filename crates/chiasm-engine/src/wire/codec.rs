@@ -1,0 +1,253 @@
+//! How Rust values map to msgpack: scalars, options, lists, and structs that travel as maps.
+
+use chiasm_types::TokenId;
+use rmpv::Value;
+
+use super::error::{Problem, WireError};
+use super::reader::Reader;
+use super::writer::Writer;
+
+/// A value with one representation on the wire.
+pub(crate) trait Wire: Sized {
+    fn write(&self, to: &mut Writer);
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError>;
+}
+
+macro_rules! wire_ints {
+    ($($int:ty as $wide:ty, $write:ident;)*) => {$(
+        impl Wire for $int {
+            fn write(&self, to: &mut Writer) {
+                to.$write(*self as $wide);
+            }
+            fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+                let value = from.int()?;
+                value.try_into().map_err(|_| Problem::Range(value).at(""))
+            }
+        }
+    )*};
+}
+
+wire_ints! {
+    u32 as u64, uint;
+    u64 as u64, uint;
+    usize as u64, uint;
+    i32 as i64, int;
+    i64 as i64, int;
+}
+
+impl Wire for TokenId {
+    fn write(&self, to: &mut Writer) {
+        self.0.write(to);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        u32::read(from).map(Self)
+    }
+}
+
+impl Wire for bool {
+    fn write(&self, to: &mut Writer) {
+        to.bool(*self);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        from.bool()
+    }
+}
+
+impl Wire for f64 {
+    fn write(&self, to: &mut Writer) {
+        to.float(*self);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        from.float()
+    }
+}
+
+impl Wire for String {
+    fn write(&self, to: &mut Writer) {
+        to.str(self);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        from.str().map(str::to_owned)
+    }
+}
+
+impl Wire for Value {
+    fn write(&self, to: &mut Writer) {
+        to.value(self);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        from.value()
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    fn write(&self, to: &mut Writer) {
+        match self {
+            Some(value) => value.write(to),
+            None => to.nil(),
+        }
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        if from.nil()? {
+            Ok(None)
+        } else {
+            T::read(from).map(Some)
+        }
+    }
+}
+
+/// Where Python says `list | None`, an empty list and none mean the same to the engine.
+impl<T: Wire> Wire for Vec<T> {
+    fn write(&self, to: &mut Writer) {
+        to.array(self.len());
+        self.iter().for_each(|item| item.write(to));
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        if from.nil()? {
+            Ok(Self::new())
+        } else {
+            from.list(T::read)
+        }
+    }
+}
+
+/// Pairs in order, as a map; nil is empty.
+impl<K: Wire, V: Wire> Wire for Vec<(K, V)> {
+    fn write(&self, to: &mut Writer) {
+        to.map(self.len());
+        for (key, value) in self {
+            key.write(to);
+            value.write(to);
+        }
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        if from.nil()? {
+            return Ok(Self::new());
+        }
+        let len = from.map()?;
+        let mut pairs = Self::new();
+        for _ in 0..len {
+            pairs.push((K::read(from)?, V::read(from)?));
+        }
+        Ok(pairs)
+    }
+}
+
+/// Writes a list that Python spells `None` when it is empty.
+pub(crate) fn write_list_or_nil<T: Wire>(list: &Vec<T>, to: &mut Writer) {
+    if list.is_empty() {
+        to.nil()
+    } else {
+        list.write(to)
+    }
+}
+
+/// Implements [`Wire`] for a struct that travels as a map from field names to values.
+///
+/// A key that is absent leaves the field's default; an unknown key is passed over. With `sparse`, fields that
+/// have their default value are not written, as msgspec's `omit_defaults` does.
+macro_rules! wire_map {
+    ($name:ident { $($field:ident = $key:literal),* $(,)? }) => {
+        impl $crate::wire::codec::Wire for $name {
+            fn write(&self, to: &mut $crate::wire::writer::Writer) {
+                to.map([$($key),*].len());
+                $( to.str($key); self.$field.write(to); )*
+            }
+            $crate::wire::codec::wire_map!(@read $($field = $key),*);
+        }
+    };
+    (sparse $name:ident { $($field:ident = $key:literal),* $(,)? }) => {
+        impl $crate::wire::codec::Wire for $name {
+            fn write(&self, to: &mut $crate::wire::writer::Writer) {
+                let default = Self::default();
+                to.map([$(self.$field != default.$field),*].into_iter().filter(|&differs| differs).count());
+                $( if self.$field != default.$field { to.str($key); self.$field.write(to); } )*
+            }
+            $crate::wire::codec::wire_map!(@read $($field = $key),*);
+        }
+    };
+    (@read $($field:ident = $key:literal),*) => {
+        fn read(from: &mut $crate::wire::reader::Reader<'_>) -> Result<Self, $crate::wire::WireError> {
+            use $crate::wire::error::Named as _;
+            let mut read = Self::default();
+            for _ in 0..from.map()? {
+                match from.str()? {
+                    $( $key => read.$field = $crate::wire::codec::Wire::read(from).named($key)?, )*
+                    _ => from.skip()?,
+                }
+            }
+            Ok(read)
+        }
+    };
+}
+pub(crate) use wire_map;
+
+/// Positions of an array that is read field by field; what is left at the end is passed over.
+pub(crate) struct Fields {
+    left: usize,
+}
+
+impl Fields {
+    /// Opens an array that must have at least `expected` elements.
+    pub(crate) fn open(from: &mut Reader<'_>, expected: usize) -> Result<Self, WireError> {
+        let found = from.array()?;
+        if found < expected {
+            return Err(Problem::TooShort { expected, found }.at(""));
+        }
+        Ok(Self { left: found })
+    }
+
+    /// Whether fields follow the first `read`.
+    pub(crate) fn more_than(&self, read: usize) -> bool {
+        self.left > read
+    }
+
+    /// The next field, or its default when an older sender stopped before it.
+    pub(crate) fn next<T: Wire + Default>(
+        &mut self,
+        from: &mut Reader<'_>,
+    ) -> Result<T, WireError> {
+        if self.left == 0 {
+            return Ok(T::default());
+        }
+        self.left -= 1;
+        T::read(from)
+    }
+
+    /// Passes over the next field if it is there.
+    pub(crate) fn skip(&mut self, from: &mut Reader<'_>) -> Result<(), WireError> {
+        if self.left > 0 {
+            self.left -= 1;
+            from.skip()?;
+        }
+        Ok(())
+    }
+
+    /// Passes over the next field, which must be nil because its meaning is not implemented.
+    pub(crate) fn must_be_nil(
+        &mut self,
+        from: &mut Reader<'_>,
+        field: &'static str,
+    ) -> Result<(), WireError> {
+        if self.left > 0 {
+            self.left -= 1;
+            if !from.nil()? {
+                return Err(Problem::Unsupported(field.to_owned()).at(field));
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes over what follows the first `read` fields, which were read by hand.
+    pub(crate) fn close_after(self, read: usize, from: &mut Reader<'_>) -> Result<(), WireError> {
+        Self {
+            left: self.left.saturating_sub(read),
+        }
+        .close(from)
+    }
+
+    /// Passes over fields that this crate does not know.
+    pub(crate) fn close(self, from: &mut Reader<'_>) -> Result<(), WireError> {
+        (0..self.left).try_for_each(|_| from.skip())
+    }
+}

@@ -1,0 +1,390 @@
+//! Media items of a request: their tensors and where they stand in the prompt.
+
+use bytes::Bytes;
+use chiasm_types::{Dtype, Placeholder};
+use rmp::Marker;
+
+use super::codec::{Fields, Wire, wire_map};
+use super::error::{Named, Problem, WireError};
+use super::reader::Reader;
+use super::tensor::WireTensor;
+use super::writer::Writer;
+
+/// One media item of a request (`MultiModalFeatureSpec` in `vllm/multimodal/inputs.py`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct MmFeature {
+    /// Its tensors; `None` when the engine's receiver cache holds them.
+    pub data: Option<MmItem>,
+    /// `image`
+    pub modality: String,
+    /// Key of the engine's encoder cache, and part of the engine's block hashes.
+    pub identifier: String,
+    /// Where it stands in the prompt.
+    pub position: Placeholder,
+    /// Key of the engine's receiver cache; `identifier` when absent.
+    pub mm_hash: Option<String>,
+}
+
+/// The tensors of one media item, by name and in order (`MultiModalKwargsItem`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MmItem(pub Vec<(String, MmField)>);
+
+/// One named tensor and how vLLM batches it with those of other items (`MultiModalFieldElem`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct MmField {
+    /// The values.
+    pub data: Option<MmData>,
+    /// How items are joined.
+    pub kind: FieldKind,
+}
+
+/// `NestedTensors` of `vllm/multimodal/inputs.py`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MmData {
+    /// A tensor.
+    Tensor(WireTensor),
+    /// A plain integer.
+    Int(i64),
+    /// A plain float.
+    Float(f64),
+    /// Several of them.
+    List(Vec<MmData>),
+}
+
+/// How the engine joins a field's values of several items (`MultiModalFieldConfig` in `vllm/multimodal/inputs.py`).
+#[derive(Clone, Debug, PartialEq)]
+pub enum FieldKind {
+    /// Concatenated along `dim`.
+    Flat {
+        /// `[start, stop, step]` of each item; for one item `[0, rows, None]`.
+        slices: Vec<[Option<i64>; 3]>,
+        /// The dimension.
+        dim: i64,
+        /// Not moved to the device.
+        keep_on_cpu: bool,
+    },
+    /// Stacked.
+    Batched {
+        /// Not moved to the device.
+        keep_on_cpu: bool,
+    },
+    /// The same value for all.
+    Shared {
+        /// Number of items.
+        batch_size: usize,
+        /// Not moved to the device.
+        keep_on_cpu: bool,
+    },
+}
+
+impl MmField {
+    /// A tensor whose first dimension, `rows` long, is concatenated over the items.
+    pub fn flat(tensor: WireTensor, rows: usize) -> Self {
+        let kind = FieldKind::Flat {
+            slices: vec![[Some(0), Some(rows as i64), None]],
+            dim: 0,
+            keep_on_cpu: false,
+        };
+        Self {
+            data: Some(MmData::Tensor(tensor)),
+            kind,
+        }
+    }
+
+    /// A tensor that gets a new first dimension over the items.
+    pub fn batched(tensor: WireTensor, keep_on_cpu: bool) -> Self {
+        Self {
+            data: Some(MmData::Tensor(tensor)),
+            kind: FieldKind::Batched { keep_on_cpu },
+        }
+    }
+
+    /// The tensor, if the field is exactly one.
+    pub fn tensor(&self) -> Option<&WireTensor> {
+        match &self.data {
+            Some(MmData::Tensor(tensor)) => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+impl MmItem {
+    /// The field with this name.
+    pub fn get(&self, name: &str) -> Option<&MmField> {
+        self.0
+            .iter()
+            .find(|(field, _)| field == name)
+            .map(|(_, field)| field)
+    }
+}
+
+impl MmFeature {
+    /// Key of the engine's receiver cache: `mm_hash`, else `identifier`.
+    pub fn cache_key(&self) -> &str {
+        self.mm_hash.as_deref().unwrap_or(&self.identifier)
+    }
+}
+
+/// Room for reading: the fields in the order in which they are written.
+#[derive(Default)]
+struct FeatureMap {
+    data: Option<MmItem>,
+    modality: String,
+    identifier: String,
+    mm_position: PositionMap,
+    mm_hash: Option<String>,
+}
+
+wire_map!(FeatureMap {
+    data = "data",
+    modality = "modality",
+    identifier = "identifier",
+    mm_position = "mm_position",
+    mm_hash = "mm_hash",
+});
+
+/// `PlaceholderRange` of `vllm/multimodal/inputs.py`.
+#[derive(Default)]
+struct PositionMap {
+    offset: usize,
+    length: usize,
+    is_embed: Option<WireTensor>,
+}
+
+wire_map!(PositionMap { offset = "offset", length = "length", is_embed = "is_embed" });
+
+impl Wire for MmFeature {
+    fn write(&self, to: &mut Writer) {
+        to.map(5);
+        to.str("data");
+        self.data.write(to);
+        to.str("modality");
+        self.modality.write(to);
+        to.str("identifier");
+        self.identifier.write(to);
+        to.str("mm_position");
+        let is_embed = self.position.is_embed.as_ref().map(|mask| {
+            let bytes: Bytes = mask.iter().map(|&embed| u8::from(embed)).collect();
+            WireTensor {
+                dtype: Dtype::Bool.torch_name().into(),
+                shape: vec![mask.len()],
+                data: super::TensorData::Bytes(bytes),
+            }
+        });
+        PositionMap {
+            offset: self.position.offset,
+            length: self.position.length,
+            is_embed,
+        }
+        .write(to);
+        to.str("mm_hash");
+        self.mm_hash.write(to);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let FeatureMap {
+            data,
+            modality,
+            identifier,
+            mm_position,
+            mm_hash,
+        } = FeatureMap::read(from)?;
+        let is_embed = match mm_position.is_embed {
+            None => None,
+            Some(mask) => {
+                let unsupported = || Problem::Unsupported(mask.dtype.to_string()).at("is_embed");
+                let bytes = mask
+                    .bytes()
+                    .filter(|_| mask.dtype == "bool")
+                    .ok_or_else(unsupported)?;
+                Some(bytes.iter().map(|&byte| byte != 0).collect())
+            }
+        };
+        let position = Placeholder {
+            offset: mm_position.offset,
+            length: mm_position.length,
+            is_embed,
+        };
+        Ok(Self {
+            data,
+            modality,
+            identifier,
+            position,
+            mm_hash,
+        })
+    }
+}
+
+impl Wire for MmItem {
+    fn write(&self, to: &mut Writer) {
+        self.0.write(to);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        Vec::read(from).map(Self)
+    }
+}
+
+impl Wire for MmField {
+    fn write(&self, to: &mut Writer) {
+        to.map(2);
+        to.str("data");
+        self.data.write(to);
+        to.str("field");
+        self.kind.write(to);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let (mut data, mut kind) = (None, None);
+        for _ in 0..from.map()? {
+            match from.str()? {
+                "data" => {
+                    data = if from.nil()? {
+                        None
+                    } else {
+                        Some(read_data(from, MAX_NESTING)?)
+                    }
+                }
+                "field" => kind = Some(FieldKind::read(from).named("field")?),
+                _ => from.skip()?,
+            }
+        }
+        Ok(Self {
+            data,
+            kind: kind.ok_or(Problem::Missing.at("field"))?,
+        })
+    }
+}
+
+/// Lists of lists of tensors exist; deeper ones have not been seen.
+const MAX_NESTING: usize = 8;
+
+impl Wire for MmData {
+    fn write(&self, to: &mut Writer) {
+        match self {
+            Self::Tensor(tensor) => tensor.write(to),
+            Self::Int(value) => to.int(*value),
+            Self::Float(value) => to.float(*value),
+            Self::List(list) => list.write(to),
+        }
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        read_data(from, MAX_NESTING)
+    }
+}
+
+fn read_data(from: &mut Reader<'_>, nesting: usize) -> Result<MmData, WireError> {
+    if nesting == 0 {
+        return Err(Problem::TooDeep.at("data"));
+    }
+    match from.peek()? {
+        Marker::FixArray(_) | Marker::Array16 | Marker::Array32 => {
+            if from.peek_is_tensor()? {
+                WireTensor::read(from).map(MmData::Tensor)
+            } else {
+                from.list(|from| read_data(from, nesting - 1))
+                    .map(MmData::List)
+            }
+        }
+        Marker::F32 | Marker::F64 => from.float().map(MmData::Float),
+        _ => i64::read(from).map(MmData::Int),
+    }
+}
+
+impl Wire for FieldKind {
+    fn write(&self, to: &mut Writer) {
+        to.array(2);
+        match self {
+            Self::Flat {
+                slices,
+                dim,
+                keep_on_cpu,
+            } => {
+                to.str("flat");
+                to.map(3);
+                to.str("keep_on_cpu");
+                keep_on_cpu.write(to);
+                to.str("slices");
+                to.array(slices.len());
+                for slice in slices {
+                    to.array(3);
+                    slice.iter().for_each(|bound| bound.write(to));
+                }
+                to.str("dim");
+                dim.write(to);
+            }
+            Self::Batched { keep_on_cpu } => {
+                to.str("batched");
+                to.map(1);
+                to.str("keep_on_cpu");
+                keep_on_cpu.write(to);
+            }
+            Self::Shared {
+                batch_size,
+                keep_on_cpu,
+            } => {
+                to.str("shared");
+                to.map(2);
+                to.str("keep_on_cpu");
+                keep_on_cpu.write(to);
+                to.str("batch_size");
+                batch_size.write(to);
+            }
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let fields = Fields::open(from, 2)?;
+        let kind = from.str()?;
+        let FieldMap {
+            keep_on_cpu,
+            slices,
+            dim,
+            batch_size,
+        } = FieldMap::read(from)?;
+        fields.close_after(2, from)?;
+        match kind {
+            "flat" => Ok(Self::Flat {
+                slices: slices.into_iter().map(|Slice(bounds)| bounds).collect(),
+                dim,
+                keep_on_cpu,
+            }),
+            "batched" => Ok(Self::Batched { keep_on_cpu }),
+            "shared" => Ok(Self::Shared {
+                batch_size,
+                keep_on_cpu,
+            }),
+            other => Err(Problem::Unsupported(other.to_owned()).at("field")),
+        }
+    }
+}
+
+/// Arguments of all kinds of fields together.
+#[derive(Default)]
+struct FieldMap {
+    keep_on_cpu: bool,
+    slices: Vec<Slice>,
+    dim: i64,
+    batch_size: usize,
+}
+
+wire_map!(FieldMap { keep_on_cpu = "keep_on_cpu", slices = "slices", dim = "dim", batch_size = "batch_size" });
+
+/// A Python `slice`.
+struct Slice([Option<i64>; 3]);
+
+impl Wire for Slice {
+    fn write(&self, to: &mut Writer) {
+        to.array(3);
+        self.0.iter().for_each(|bound| bound.write(to));
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let fields = Fields::open(from, 3)?;
+        let bounds = [
+            Option::read(from)?,
+            Option::read(from)?,
+            Option::read(from)?,
+        ];
+        fields.close_after(3, from)?;
+        Ok(Self(bounds))
+    }
+}

@@ -1,0 +1,45 @@
+//! What travels between a frontend and vLLM's EngineCore, both directions, as plain data.
+//!
+//! Every message is a list of ZMQ frames. The first carries msgpack, the others carry large tensors untouched
+//! ("aux frames"). Nothing here opens a socket: the client uses one half, the simulated engine the other.
+//!
+//! | module | messages |
+//! |---|---|
+//! | [`handshake`] | HELLO, INIT, READY, and the engine's report of what it became |
+//! | [`request`] | ADD, ABORT, UTILITY; with [`sampling`] and [`feature`] as their parts |
+//! | [`output`] | EngineCoreOutputs, ENGINE_CORE_DEAD; with [`logprobs`] and [`stats`] as their parts |
+//! | [`tensor`] | arrays inside both |
+//! | [`version`] | everything that depends on the version of vLLM |
+//!
+//! Decoding goes by position (arrays) or by name (maps) and passes over what it does not know, because vLLM
+//! appends fields. It never panics, and never reserves memory for more than the bytes that arrived.
+
+mod codec;
+mod error;
+mod reader;
+mod writer;
+
+pub mod feature;
+pub mod handshake;
+pub mod logprobs;
+pub mod output;
+pub mod request;
+pub mod sampling;
+pub mod stats;
+pub mod tensor;
+pub mod version;
+
+pub use error::{Problem, WireError};
+pub use feature::{FieldKind, MmData, MmFeature, MmField, MmItem};
+pub use handshake::{EngineReady, Hello, InitMessage};
+pub use logprobs::Logprobs;
+pub use output::{
+    EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, StopReason, UtilityOutput,
+};
+pub use request::{ClientMessage, EngineCoreRequest, Utility};
+pub use sampling::SamplingParams;
+pub use stats::{PrefillStats, SchedulerStats};
+pub use tensor::{TensorData, WireTensor};
+
+/// An arbitrary msgpack value, for what vLLM itself leaves untyped (utility arguments and results).
+pub use rmpv::Value;

@@ -1,0 +1,340 @@
+//! Engine → frontend, on the output socket: no identity, `[msgpack, aux…]`.
+
+use bytes::Bytes;
+use chiasm_types::TokenId;
+use rmp::Marker;
+use rmpv::Value;
+
+use super::codec::{Fields, Wire, wire_map, write_list_or_nil};
+use super::error::{Named, WireError};
+use super::logprobs::{Arrays, Logprobs};
+use super::reader::Reader;
+use super::stats::{PrefillStats, SchedulerStats};
+use super::version::{OUTPUT_FIELDS, OUTPUTS_FIELDS};
+use super::writer::Writer;
+
+/// The last words of an engine that fails (`EngineCoreProc.ENGINE_CORE_DEAD` in `vllm/v1/engine/core.py`).
+pub const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
+
+/// What an engine says to a frontend.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one exists at a time, and almost all are outputs"
+)]
+pub enum EngineMessage {
+    /// What one step brought.
+    Outputs(EngineCoreOutputs),
+    /// The engine has failed and takes no more requests.
+    Dead,
+}
+
+/// What one step of an engine brought (`EngineCoreOutputs` in `vllm/v1/engine/__init__.py`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineCoreOutputs {
+    /// Data-parallel rank.
+    pub engine_index: u32,
+    /// At most one per request.
+    pub outputs: Vec<EngineCoreOutput>,
+    /// Present in most messages.
+    pub scheduler_stats: Option<SchedulerStats>,
+    /// The engine's monotonic clock, in seconds.
+    pub timestamp: f64,
+    /// Answer to a method call.
+    pub utility_output: Option<UtilityOutput>,
+    /// Requests that the engine has finished with, also those without an output here.
+    pub finished_requests: Vec<String>,
+    /// Data parallelism only.
+    pub wave_complete: Option<i64>,
+    /// Data parallelism only.
+    pub start_wave: Option<i64>,
+    /// Version of the weights that computed this step.
+    pub weight_version: Option<String>,
+}
+
+/// What one step brought for one request (`EngineCoreOutput` in `vllm/v1/engine/__init__.py`).
+///
+/// Fields for pooling, KV transfer, routed experts and speculative decoding are passed over.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineCoreOutput {
+    /// Which request.
+    pub request_id: String,
+    /// Zero or more tokens, the stop token included.
+    pub new_token_ids: Vec<TokenId>,
+    /// One position per new token, if asked for.
+    pub new_logprobs: Option<Logprobs>,
+    /// One position per prompt token but the first, if asked for. Comes in pieces when the prompt is computed so.
+    pub prompt_logprobs: Option<Logprobs>,
+    /// Set in the last output.
+    pub finish_reason: Option<FinishReason>,
+    /// What exactly stopped it.
+    pub stop_reason: Option<StopReason>,
+    /// When it was queued, scheduled and preempted.
+    pub events: Vec<EngineCoreEvent>,
+    /// How the prompt was computed; in the first output only.
+    pub prefill_stats: Option<PrefillStats>,
+    /// More than 0 when the result is not to be trusted.
+    pub num_nans_in_logits: u64,
+    /// Media items that were sent without data and are not in the receiver cache. Send them again with data.
+    pub mm_cache_miss_hashes: Vec<String>,
+}
+
+/// Why a request ended (`FinishReason` in `vllm/v1/engine/__init__.py`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// EOS or a stop token.
+    Stop,
+    /// `max_tokens` or the model's length.
+    Length,
+    /// Aborted. As an aborted request brings no output, whoever sees this did not ask for it: the engine shuts down,
+    /// and another one can be asked.
+    Abort,
+    /// The engine could not do it.
+    Error,
+    /// It went in circles.
+    Repetition,
+    /// A reason of a newer version.
+    Other(u32),
+}
+
+/// What exactly stopped a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// This stop token; EOS is not named.
+    Token(TokenId),
+    /// In words.
+    Text(String),
+}
+
+/// A moment in a request's life (`EngineCoreEvent` in `vllm/v1/engine/__init__.py`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EngineCoreEvent {
+    /// 1 queued, 2 scheduled, 3 preempted.
+    pub kind: u32,
+    /// The engine's monotonic clock, in seconds.
+    pub timestamp: f64,
+}
+
+wire_map!(EngineCoreEvent { kind = "type", timestamp = "timestamp" });
+
+/// Answer to a method call (`UtilityOutput` in `vllm/v1/engine/__init__.py`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct UtilityOutput {
+    /// From the call.
+    pub call_id: i64,
+    /// What the method returned, or why it failed.
+    pub result: Result<Value, String>,
+}
+
+/// As frames to send.
+pub fn encode(outputs: &EngineCoreOutputs) -> Vec<Bytes> {
+    let mut to = Writer::default();
+    outputs.write(&mut to);
+    to.into_frames()
+}
+
+/// The message of a failing engine.
+pub fn encode_dead() -> Vec<Bytes> {
+    vec![Bytes::from_static(ENGINE_CORE_DEAD)]
+}
+
+/// Reads a message from the output socket: the frontend's side.
+pub fn decode(frames: &[Bytes]) -> Result<EngineMessage, WireError> {
+    if let [only] = frames
+        && only == ENGINE_CORE_DEAD
+    {
+        return Ok(EngineMessage::Dead);
+    }
+    let outputs = EngineCoreOutputs::read(&mut Reader::new(frames)?).named("EngineCoreOutputs")?;
+    Ok(EngineMessage::Outputs(outputs))
+}
+
+impl Wire for EngineCoreOutputs {
+    fn write(&self, to: &mut Writer) {
+        to.array(OUTPUTS_FIELDS);
+        self.engine_index.write(to);
+        self.outputs.write(to);
+        self.scheduler_stats.write(to);
+        self.timestamp.write(to);
+        self.utility_output.write(to);
+        write_list_or_nil(&self.finished_requests, to);
+        self.wave_complete.write(to);
+        self.start_wave.write(to);
+        self.weight_version.write(to);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let mut fields = Fields::open(from, 0)?;
+        let outputs = Self {
+            engine_index: fields.next(from).named("engine_index")?,
+            outputs: fields.next(from).named("outputs")?,
+            scheduler_stats: fields.next(from).named("scheduler_stats")?,
+            timestamp: fields.next(from).named("timestamp")?,
+            utility_output: fields.next(from).named("utility_output")?,
+            finished_requests: fields.next(from).named("finished_requests")?,
+            wave_complete: fields.next(from).named("wave_complete")?,
+            start_wave: fields.next(from).named("start_wave")?,
+            weight_version: fields.next(from).named("weight_version")?,
+        };
+        fields.close(from)?;
+        Ok(outputs)
+    }
+}
+
+impl Wire for EngineCoreOutput {
+    fn write(&self, to: &mut Writer) {
+        to.array(OUTPUT_FIELDS);
+        self.request_id.write(to);
+        self.new_token_ids.write(to);
+        for (logprobs, arrays) in [
+            (&self.new_logprobs, Arrays::Numpy),
+            (&self.prompt_logprobs, Arrays::Torch),
+        ] {
+            match logprobs {
+                Some(logprobs) => logprobs.write(arrays, to),
+                None => to.nil(),
+            }
+        }
+        to.nil(); // pooling_output
+        self.finish_reason.write(to);
+        self.stop_reason.write(to);
+        write_list_or_nil(&self.events, to);
+        (0..3).for_each(|_| to.nil()); // kv_transfer_params, ec_transfer_params, trace_headers
+        self.prefill_stats.write(to);
+        to.nil(); // routed_experts
+        self.num_nans_in_logits.write(to);
+        write_list_or_nil(&self.mm_cache_miss_hashes, to);
+        (0..3).for_each(|_| to.nil()); // sampling_mask, spec_decode_metrics, prompt_token_id_logprobs
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let mut fields = Fields::open(from, 2)?;
+        let request_id = fields.next(from).named("request_id")?;
+        let new_token_ids = fields.next(from).named("new_token_ids")?;
+        let new_logprobs = fields
+            .next::<Option<AnyLogprobs>>(from)
+            .named("new_logprobs")?;
+        let prompt_logprobs = fields
+            .next::<Option<AnyLogprobs>>(from)
+            .named("new_prompt_logprobs_tensors")?;
+        fields.skip(from)?; // pooling_output
+        let finish_reason = fields.next(from).named("finish_reason")?;
+        let stop_reason = fields.next(from).named("stop_reason")?;
+        let events = fields.next(from).named("events")?;
+        fields.skip(from)?; // kv_transfer_params
+        fields.skip(from)?; // ec_transfer_params
+        fields.skip(from)?; // trace_headers
+        let prefill_stats = fields.next(from).named("prefill_stats")?;
+        fields.skip(from)?; // routed_experts
+        let num_nans_in_logits = fields.next(from).named("num_nans_in_logits")?;
+        let mm_cache_miss_hashes = fields.next(from).named("mm_cache_miss_hashes")?;
+        fields.close(from)?;
+        Ok(Self {
+            request_id,
+            new_token_ids,
+            new_logprobs: new_logprobs.map(|AnyLogprobs(logprobs)| logprobs),
+            prompt_logprobs: prompt_logprobs.map(|AnyLogprobs(logprobs)| logprobs),
+            finish_reason,
+            stop_reason,
+            events,
+            prefill_stats,
+            num_nans_in_logits,
+            mm_cache_miss_hashes,
+        })
+    }
+}
+
+/// Reading does not depend on which library's arrays they are.
+struct AnyLogprobs(Logprobs);
+
+impl Wire for AnyLogprobs {
+    fn write(&self, to: &mut Writer) {
+        self.0.write(Arrays::Numpy, to);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        Logprobs::read(from).map(Self)
+    }
+}
+
+impl Wire for FinishReason {
+    fn write(&self, to: &mut Writer) {
+        let code: u32 = match *self {
+            Self::Stop => 0,
+            Self::Length => 1,
+            Self::Abort => 2,
+            Self::Error => 3,
+            Self::Repetition => 4,
+            Self::Other(code) => code,
+        };
+        code.write(to);
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        Ok(match u32::read(from)? {
+            0 => Self::Stop,
+            1 => Self::Length,
+            2 => Self::Abort,
+            3 => Self::Error,
+            4 => Self::Repetition,
+            other => Self::Other(other),
+        })
+    }
+}
+
+impl Wire for StopReason {
+    fn write(&self, to: &mut Writer) {
+        match self {
+            Self::Token(token) => token.write(to),
+            Self::Text(text) => text.write(to),
+        }
+    }
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        match from.peek()? {
+            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
+                String::read(from).map(Self::Text)
+            }
+            _ => TokenId::read(from).map(Self::Token),
+        }
+    }
+}
+
+impl Wire for UtilityOutput {
+    fn write(&self, to: &mut Writer) {
+        to.array(3);
+        self.call_id.write(to);
+        match &self.result {
+            Ok(result) => {
+                to.nil();
+                // UtilityResult: [type information, result]
+                to.array(2);
+                to.nil();
+                result.write(to);
+            }
+            Err(failure) => {
+                failure.write(to);
+                to.nil();
+            }
+        }
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let fields = Fields::open(from, 2)?;
+        let call_id = i64::read(from).named("call_id")?;
+        let failure = Option::<String>::read(from).named("failure_message")?;
+        let mut result = Value::Nil;
+        let mut read = 2;
+        if fields.more_than(read) {
+            read += 1;
+            if !from.nil()? {
+                let typed = Fields::open(from, 2).named("result")?;
+                from.skip()?; // type information
+                result = from.value().named("result")?;
+                typed.close_after(2, from)?;
+            }
+        }
+        fields.close_after(read, from)?;
+        Ok(Self {
+            call_id,
+            result: failure.map_or(Ok(result), Err),
+        })
+    }
+}

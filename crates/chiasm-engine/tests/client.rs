@@ -1,0 +1,512 @@
+//! The client against a scripted engine.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+mod mock_engine;
+
+use std::time::{Duration, Instant};
+
+use chiasm_engine::wire::{
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, PrefillStats,
+    SchedulerStats, UtilityOutput, Value, output,
+};
+use chiasm_engine::{
+    ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir,
+};
+use chiasm_types::TokenId;
+use mock_engine::{MockEngine, Order, hello, report, soon, text_request};
+
+const ANY_PORT: &str = "tcp://127.0.0.1:0";
+
+/// How quickly a death has to be known.
+const PROMPTLY: Duration = Duration::from_secs(1);
+
+async fn pending(dir: &SocketDir) -> PendingEngine {
+    mock_engine::abort_on_panics_of_the_client();
+    EngineClient::bind(
+        EngineEndpoints::local(ANY_PORT, dir),
+        ClientOptions::default(),
+    )
+    .await
+    .unwrap()
+}
+
+async fn connected(dir: &SocketDir) -> (EngineClient, MockEngine) {
+    connect(pending(dir).await, report(), Order::ReportFirst).await
+}
+
+async fn connect(
+    pending: PendingEngine,
+    report: EngineReady,
+    order: Order,
+) -> (EngineClient, MockEngine) {
+    let endpoints = pending.endpoints().clone();
+    let (client, engine) = soon(async {
+        tokio::join!(
+            pending.ready(),
+            MockEngine::start(&endpoints, report, order)
+        )
+    })
+    .await;
+    (client.unwrap(), engine)
+}
+
+fn dead(arrival: Option<Result<EngineCoreOutput, EngineError>>) -> DeathCause {
+    match arrival {
+        Some(Err(EngineError::Dead { cause })) => cause,
+        other => panic!("not dead: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_handshake_works_in_either_order() {
+    for order in [Order::ReportFirst, Order::ReadyFirst] {
+        let dir = SocketDir::new().unwrap();
+        let (client, _engine) = connect(pending(&dir).await, report(), order).await;
+        assert_eq!(client.info(), &report());
+        assert!(client.is_alive());
+    }
+}
+
+#[tokio::test]
+async fn the_handshake_works_over_tcp_with_ports_that_the_system_picks() {
+    let endpoints = EngineEndpoints::tcp(ANY_PORT, "127.0.0.1");
+    let pending = EngineClient::bind(endpoints, ClientOptions::default())
+        .await
+        .unwrap();
+    assert!(!pending.endpoints().input.ends_with(":0"));
+    let (client, mut engine) = connect(pending, report(), Order::ReadyFirst).await;
+    let mut stream = client.submit(text_request("a")).unwrap();
+    engine.receive_add().await;
+    engine.answer("a", 5, Some(FinishReason::Stop)).await;
+    assert_eq!(
+        soon(stream.next()).await.unwrap().unwrap().new_token_ids,
+        [TokenId(5)]
+    );
+}
+
+#[tokio::test]
+async fn an_engine_that_starts_again_during_the_handshake_is_served() {
+    let dir = SocketDir::new().unwrap();
+    let pending = pending(&dir).await;
+    let endpoints = pending.endpoints().clone();
+    let starts = async {
+        let (first, _) = hello(&endpoints, 0).await;
+        drop(first);
+        MockEngine::start(&endpoints, report(), Order::ReportFirst).await
+    };
+    let (client, _engine) = soon(async { tokio::join!(pending.ready(), starts) }).await;
+    assert!(client.unwrap().is_alive());
+}
+
+#[tokio::test]
+async fn another_rank_does_not_take_the_place() {
+    let dir = SocketDir::new().unwrap();
+    let pending = pending(&dir).await;
+    let endpoints = pending.endpoints().clone();
+    let ready = tokio::spawn(pending.ready());
+    let stranger = tokio::spawn({
+        let endpoints = endpoints.clone();
+        async move { hello(&endpoints, 7).await }
+    });
+    let _engine = soon(MockEngine::start(&endpoints, report(), Order::ReportFirst)).await;
+    assert!(soon(ready).await.unwrap().is_ok());
+    assert!(!stranger.is_finished(), "it gets no answer");
+    stranger.abort();
+}
+
+#[tokio::test]
+async fn an_older_version_is_refused() {
+    let dir = SocketDir::new().unwrap();
+    let pending = pending(&dir).await;
+    let endpoints = pending.endpoints().clone();
+    let old = EngineReady {
+        vllm_version: "0.31.0".into(),
+        ..report()
+    };
+    let start = MockEngine::start(&endpoints, old, Order::ReportFirst);
+    let (client, _engine) = soon(async { tokio::join!(pending.ready(), start) }).await;
+    assert!(matches!(client, Err(EngineError::Version { found, .. }) if found == "0.31.0"));
+}
+
+#[tokio::test]
+async fn an_engine_that_never_comes_times_out() {
+    let dir = SocketDir::new().unwrap();
+    let options = ClientOptions {
+        ready_timeout: Some(Duration::from_millis(50)),
+        ..ClientOptions::default()
+    };
+    let pending = EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options)
+        .await
+        .unwrap();
+    assert!(matches!(
+        soon(pending.ready()).await,
+        Err(EngineError::ReadyTimeout { .. })
+    ));
+}
+
+#[tokio::test]
+async fn outputs_reach_their_own_streams_in_order() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut a = client.submit(text_request("a")).unwrap();
+    let mut b = client.submit(text_request("b")).unwrap();
+    assert_eq!(engine.receive_add().await, text_request("a"));
+    assert_eq!(engine.receive_add().await, text_request("b"));
+    assert_eq!(client.open_requests(), 2);
+
+    let output = |id: &str, token, finish_reason| EngineCoreOutput {
+        request_id: id.into(),
+        new_token_ids: vec![TokenId(token)],
+        prefill_stats: Some(PrefillStats {
+            num_cached_tokens: 7,
+            ..PrefillStats::default()
+        }),
+        finish_reason,
+        ..EngineCoreOutput::default()
+    };
+    let outputs = vec![
+        output("a", 1, None),
+        output("b", 2, Some(FinishReason::Length)),
+        output("unknown", 9, None),
+    ];
+    engine
+        .send(EngineCoreOutputs {
+            outputs,
+            ..EngineCoreOutputs::default()
+        })
+        .await;
+    engine.answer("a", 3, Some(FinishReason::Stop)).await;
+
+    let first = soon(a.next()).await.unwrap().unwrap();
+    assert_eq!(first.new_token_ids, [TokenId(1)]);
+    assert_eq!(first.prefill_stats.unwrap().num_cached_tokens, 7);
+    assert_eq!(
+        soon(a.next()).await.unwrap().unwrap().finish_reason,
+        Some(FinishReason::Stop)
+    );
+    assert!(soon(a.next()).await.is_none());
+    assert_eq!(
+        soon(b.next()).await.unwrap().unwrap().finish_reason,
+        Some(FinishReason::Length)
+    );
+    assert!(soon(b.next()).await.is_none());
+    assert_eq!(client.open_requests(), 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_reads_does_not_hold_up_another() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut idle = client.submit(text_request("idle")).unwrap();
+    let mut busy = client.submit(text_request("busy")).unwrap();
+    for token in 0..5_000 {
+        engine.answer("idle", token, None).await;
+    }
+    engine.answer("busy", 1, Some(FinishReason::Stop)).await;
+    assert!(soon(busy.next()).await.unwrap().is_ok());
+    for token in 0..5_000 {
+        assert_eq!(
+            soon(idle.next()).await.unwrap().unwrap().new_token_ids,
+            [TokenId(token)]
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_stream_aborts_its_request_once() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    drop(client.submit(text_request("a")).unwrap());
+    let mut finished = client.submit(text_request("b")).unwrap();
+    engine.receive_add().await;
+    assert_eq!(
+        engine.receive().await,
+        ClientMessage::Abort(vec!["a".into()])
+    );
+    engine.receive_add().await;
+    // A late output of the aborted request is dropped.
+    engine.answer("a", 1, None).await;
+    engine.answer("b", 2, Some(FinishReason::Stop)).await;
+    assert!(soon(finished.next()).await.unwrap().is_ok());
+    drop(finished);
+    // Neither a finished stream nor a second id is aborted: the next message is the next request.
+    let _last = client.submit(text_request("c")).unwrap();
+    assert_eq!(engine.receive_add().await.request_id, "c");
+}
+
+#[tokio::test]
+async fn an_id_in_use_is_refused_and_free_afterwards() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut stream = client.submit(text_request("a")).unwrap();
+    let refused = client.submit(text_request("a"));
+    assert!(
+        matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "request_id")
+    );
+    engine.answer("a", 1, Some(FinishReason::Stop)).await;
+    assert!(soon(stream.next()).await.unwrap().is_ok());
+    assert!(client.submit(text_request("a")).is_ok());
+}
+
+#[tokio::test]
+async fn a_request_that_would_break_the_engine_is_not_sent() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut request = text_request("a");
+    request.prompt_token_ids = vec![TokenId(1); report().max_model_len];
+    let refused = client.submit(request);
+    assert!(
+        matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "prompt_token_ids")
+    );
+    assert_eq!(client.open_requests(), 0);
+    let _stream = client.submit(text_request("b")).unwrap();
+    assert_eq!(engine.receive_add().await.request_id, "b");
+}
+
+#[tokio::test]
+async fn a_request_that_the_engine_finishes_without_output_ends() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut stream = client.submit(text_request("a")).unwrap();
+    engine
+        .send(EngineCoreOutputs {
+            finished_requests: vec!["a".into()],
+            ..EngineCoreOutputs::default()
+        })
+        .await;
+    assert!(matches!(
+        soon(stream.next()).await,
+        Some(Err(EngineError::Ended))
+    ));
+    assert!(soon(stream.next()).await.is_none());
+}
+
+#[tokio::test]
+async fn method_calls_get_their_own_answers() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let calls = {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let timeout = mock_engine::PATIENCE;
+            tokio::join!(
+                client.utility("reset_prefix_cache", vec![false.into()], timeout),
+                client.utility("nope", vec![], timeout)
+            )
+        })
+    };
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let ClientMessage::Utility(call) = engine.receive().await else {
+            panic!("not a call")
+        };
+        let result = match call.method.as_str() {
+            "reset_prefix_cache" => Ok(Value::from(call.args == [Value::from(false)])),
+            _ => Err("no such method".to_owned()),
+        };
+        answers.push(UtilityOutput {
+            call_id: call.call_id,
+            result,
+        });
+    }
+    for answer in answers.into_iter().rev() {
+        engine
+            .send(EngineCoreOutputs {
+                utility_output: Some(answer),
+                ..EngineCoreOutputs::default()
+            })
+            .await;
+    }
+    let (reset, nope) = soon(calls).await.unwrap();
+    assert_eq!(reset.unwrap(), Value::from(true));
+    assert!(
+        matches!(nope, Err(EngineError::Utility { message, .. }) if message == "no such method")
+    );
+}
+
+#[tokio::test]
+async fn a_method_call_without_answer_times_out() {
+    let dir = SocketDir::new().unwrap();
+    let (client, _engine) = connected(&dir).await;
+    let error = soon(client.utility("reset_mm_cache", vec![], Duration::from_millis(30))).await;
+    assert!(matches!(error, Err(EngineError::UtilityTimeout { .. })));
+}
+
+#[tokio::test]
+async fn scheduler_stats_are_those_of_the_last_step() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut stats = client.stats();
+    assert_eq!(*stats.borrow(), SchedulerStats::default());
+    let sent = SchedulerStats {
+        num_running_reqs: 3,
+        num_waiting_reqs: 4,
+        kv_cache_usage: 0.5,
+        ..Default::default()
+    };
+    engine
+        .send(EngineCoreOutputs {
+            scheduler_stats: Some(sent.clone()),
+            ..EngineCoreOutputs::default()
+        })
+        .await;
+    soon(stats.changed()).await.unwrap();
+    assert_eq!(*stats.borrow(), sent);
+}
+
+#[tokio::test]
+async fn a_reported_death_ends_every_stream_and_call_promptly() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut streams: Vec<_> = (0..3)
+        .map(|i| client.submit(text_request(&i.to_string())).unwrap())
+        .collect();
+    let call = {
+        let client = client.clone();
+        tokio::spawn(async move {
+            client
+                .utility("reset_mm_cache", vec![], mock_engine::PATIENCE)
+                .await
+        })
+    };
+    // All four messages have been sent.
+    for _ in 0..4 {
+        engine.receive().await;
+    }
+    engine.answer("0", 1, None).await;
+    engine.send_frames(output::encode_dead()).await;
+    let sent = Instant::now();
+    assert!(
+        soon(streams[0].next()).await.unwrap().is_ok(),
+        "what came before is not lost"
+    );
+    for stream in &mut streams {
+        assert_eq!(dead(soon(stream.next()).await), DeathCause::Reported);
+        assert!(soon(stream.next()).await.is_none());
+    }
+    assert!(sent.elapsed() < PROMPTLY);
+    assert!(matches!(
+        soon(call).await.unwrap(),
+        Err(EngineError::Dead {
+            cause: DeathCause::Reported
+        })
+    ));
+    assert_eq!(soon(client.closed()).await, DeathCause::Reported);
+    assert!(!client.is_alive());
+    assert!(matches!(
+        client.submit(text_request("late")),
+        Err(EngineError::Dead { .. })
+    ));
+    let late = client
+        .utility("reset_mm_cache", vec![], mock_engine::PATIENCE)
+        .await;
+    assert!(late.is_err_and(|error| error.is_dead()));
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_a_death_after_the_last_words() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut stream = client.submit(text_request("a")).unwrap();
+    engine.receive_add().await;
+    engine.answer("a", 1, None).await;
+    assert!(soon(stream.next()).await.unwrap().is_ok());
+    engine.answer("a", 2, None).await;
+    let MockEngine { input, output } = engine;
+    drop(input);
+    let lost = Instant::now();
+    assert!(
+        soon(stream.next()).await.unwrap().is_ok(),
+        "what was sent before is not lost"
+    );
+    assert_eq!(dead(soon(stream.next()).await), DeathCause::Disconnected);
+    assert!(lost.elapsed() < PROMPTLY);
+    drop(output);
+}
+
+#[tokio::test]
+async fn losing_the_output_connection_alone_is_a_death_and_frees_the_sockets() {
+    let dir = SocketDir::new().unwrap();
+    let (client, engine) = connected(&dir).await;
+    let MockEngine { input, output } = engine;
+    drop(output);
+    assert_eq!(soon(client.closed()).await, DeathCause::Disconnected);
+    soon(async {
+        while std::fs::read_dir(dir.path()).unwrap().next().is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    drop(input);
+}
+
+#[tokio::test]
+async fn a_process_that_ended_is_a_death() {
+    let dir = SocketDir::new().unwrap();
+    let (client, _engine) = connected(&dir).await;
+    let mut stream = client.submit(text_request("a")).unwrap();
+    client.mark_dead(DeathCause::Exited("signal: 9".into()));
+    client.mark_dead(DeathCause::Closed);
+    assert_eq!(
+        dead(soon(stream.next()).await),
+        DeathCause::Exited("signal: 9".into())
+    );
+}
+
+#[tokio::test]
+async fn a_message_that_is_not_understood_is_a_death() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut stream = client.submit(text_request("a")).unwrap();
+    engine
+        .send_frames(vec![bytes::Bytes::from_static(b"\x92\x00\xc1")])
+        .await;
+    assert!(matches!(
+        dead(soon(stream.next()).await),
+        DeathCause::Protocol(_)
+    ));
+}
+
+#[tokio::test]
+async fn the_last_client_closes_the_connection() {
+    let dir = SocketDir::new().unwrap();
+    let (client, _engine) = connected(&dir).await;
+    let mut stream = client.submit(text_request("a")).unwrap();
+    let other = client.clone();
+    drop(client);
+    assert!(other.is_alive());
+    drop(other);
+    assert_eq!(dead(soon(stream.next()).await), DeathCause::Closed);
+}
+
+#[tokio::test]
+async fn the_next_start_is_served_on_the_same_addresses() {
+    let endpoints = EngineEndpoints::tcp(ANY_PORT, "127.0.0.1");
+    let pending = EngineClient::bind(endpoints, ClientOptions::default())
+        .await
+        .unwrap();
+    let mut endpoints = pending.endpoints().clone();
+    let (mut client, mut engine) = connect(pending, report(), Order::ReportFirst).await;
+    for start in 0..3 {
+        let mut stream = client.submit(text_request("a")).unwrap();
+        engine.receive_add().await;
+        engine.answer("a", start, Some(FinishReason::Stop)).await;
+        assert_eq!(
+            soon(stream.next()).await.unwrap().unwrap().new_token_ids,
+            [TokenId(start)]
+        );
+        drop(engine);
+        assert_eq!(soon(client.closed()).await, DeathCause::Disconnected);
+
+        let pending = EngineClient::bind(endpoints.clone(), ClientOptions::default())
+            .await
+            .unwrap();
+        assert_eq!(pending.endpoints().input, endpoints.input);
+        endpoints = pending.endpoints().clone();
+        (client, engine) = connect(pending, report(), Order::ReportFirst).await;
+    }
+}

@@ -1,0 +1,50 @@
+//! How long to wait before an engine that died is started again.
+
+use std::time::{Duration, Instant};
+
+const FIRST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(60);
+/// An engine that was ready for so long was fine: the next pause is the first one again.
+const HEALTHY: Duration = Duration::from_secs(60);
+
+/// Pauses that double, up to a minute, until an engine has lived for a minute.
+#[derive(Debug)]
+pub(super) struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    pub(super) fn new() -> Self {
+        Self { next: FIRST }
+    }
+
+    /// The pause after an engine that was ready since `ready`, if it ever was.
+    pub(super) fn pause_after(&mut self, ready: Option<Instant>) -> Duration {
+        if ready.is_some_and(|ready| ready.elapsed() >= HEALTHY) {
+            self.next = FIRST;
+        }
+        let pause = self.next;
+        self.next = (pause * 2).min(LONGEST);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_minute() {
+        let mut backoff = Backoff::new();
+        let pauses: Vec<f64> = (0..9).map(|_| backoff.pause_after(None).as_secs_f64()).collect();
+        assert_eq!(pauses, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]);
+    }
+
+    #[test]
+    fn a_healthy_life_starts_over() {
+        let mut backoff = Backoff::new();
+        backoff.pause_after(None);
+        let long_ago = Instant::now().checked_sub(HEALTHY);
+        assert_eq!(backoff.pause_after(long_ago), FIRST);
+    }
+}

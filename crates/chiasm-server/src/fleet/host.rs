@@ -1,0 +1,92 @@
+//! Where engines come from; here those that somebody else starts.
+
+use chiasm_engine::{EngineEndpoints, SocketDir};
+use chiasm_types::WorkerId;
+use futures_util::future::{BoxFuture, FutureExt, pending};
+
+/// Why an engine could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct HostError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
+
+impl HostError {
+    /// Wraps the reason.
+    pub fn new(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(reason.into())
+    }
+}
+
+/// Starts the engines of one worker, one after the other.
+pub trait EngineHost: Send + Sync + 'static {
+    /// Addresses for the next engine; `sockets` is a folder for Unix sockets that lives as long as the engine.
+    fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints;
+
+    /// Starts an engine that will connect to these addresses, which are bound by now.
+    fn start<'a>(
+        &'a self,
+        worker: WorkerId,
+        endpoints: &'a EngineEndpoints,
+        sockets: &'a SocketDir,
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>>;
+
+    /// What a person reads while it starts.
+    fn describe(&self) -> String;
+}
+
+/// An engine that was started. Dropping it ends it at once.
+pub trait RunningEngine: Send {
+    /// Ends when the engine has ended by itself; says how.
+    fn exited(&mut self) -> BoxFuture<'_, String>;
+
+    /// Ends the engine and everything it started.
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
+}
+
+/// Engines that somebody else starts, one after the other, and points at this handshake address.
+pub struct AttachHost {
+    handshake: String,
+}
+
+impl AttachHost {
+    /// `handshake` is `tcp://host:port`, with a host that the engine can reach.
+    pub fn new(handshake: impl Into<String>) -> Self {
+        Self { handshake: handshake.into() }
+    }
+}
+
+impl EngineHost for AttachHost {
+    fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints {
+        let address = self.handshake.strip_prefix("tcp://").unwrap_or_default();
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        match host {
+            "127.0.0.1" | "localhost" | "[::1]" => EngineEndpoints::local(&self.handshake, sockets),
+            _ => EngineEndpoints::tcp(&self.handshake, host),
+        }
+    }
+
+    fn start<'a>(
+        &'a self,
+        _worker: WorkerId,
+        _endpoints: &'a EngineEndpoints,
+        _sockets: &'a SocketDir,
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>> {
+        async { Ok(Box::new(Attached) as Box<dyn RunningEngine>) }.boxed()
+    }
+
+    fn describe(&self) -> String {
+        format!("waiting for an engine at {}", self.handshake)
+    }
+}
+
+/// An engine of somebody else: its end is seen on its sockets, and not ours to bring about.
+struct Attached;
+
+impl RunningEngine for Attached {
+    fn exited(&mut self) -> BoxFuture<'_, String> {
+        pending().boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}

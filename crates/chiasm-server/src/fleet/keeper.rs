@@ -1,0 +1,218 @@
+//! One worker's keeper: starts its engine, joins it, follows it, replaces it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use chiasm_engine::wire::EngineReady;
+use chiasm_engine::{DeathCause, EngineClient, EngineError, SocketDir};
+use chiasm_kv::{Feed, Subscriber, SubscriberConfig};
+use chiasm_router::Router;
+use chiasm_types::{BlockSize, Dtype, WorkerId};
+use chiasm_vision::PixelFormat;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::backoff::Backoff;
+use super::host::{EngineHost, HostError, RunningEngine};
+use super::{Fleet, FleetOptions, PixelPolicy, Shape, Worker};
+
+/// KV event batches that may wait for the index; the subscriber waits when there are more, and replays if that makes
+/// it lose some.
+const FEED_CAPACITY: usize = 1024;
+
+/// Why an engine's turn ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("shutting down")]
+    Shutdown,
+    #[error("{0}")]
+    NotStarted(#[from] HostError),
+    #[error("{0}")]
+    Failed(#[from] EngineError),
+    #[error("it does not fit: {0}")]
+    Unsuitable(String),
+    #[error("{0}")]
+    Lost(DeathCause),
+    #[error("it was not ready after {0} s (--startup-timeout)")]
+    TooSlow(u64),
+    #[error("{0}")]
+    Exited(String),
+}
+
+/// Keeps worker `id` running until the fleet is shut down.
+pub(super) async fn keep(
+    fleet: Arc<Fleet>,
+    id: WorkerId,
+    host: Box<dyn EngineHost>,
+    options: FleetOptions,
+    mut shutdown: watch::Receiver<bool>,
+) {
+    let mut backoff = Backoff::new();
+    loop {
+        let mut ready = None;
+        let ended = one_engine(&fleet, id, host.as_ref(), &options, &mut shutdown, &mut ready).await;
+        fleet.leave(id);
+        if matches!(ended, Ended::Shutdown) {
+            return;
+        }
+        let pause = backoff.pause_after(ready);
+        fleet.metrics.engine_deaths.inc();
+        tracing::error!("{id}: engine lost: {ended}; starting another in {:.1} s", pause.as_secs_f64());
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = shutdown.wait_for(|&down| down) => return,
+        }
+    }
+}
+
+/// One engine from its start to its end.
+async fn one_engine(
+    fleet: &Arc<Fleet>,
+    id: WorkerId,
+    host: &dyn EngineHost,
+    options: &FleetOptions,
+    shutdown: &mut watch::Receiver<bool>,
+    ready: &mut Option<Instant>,
+) -> Ended {
+    let mut engine = None;
+    let ended = tokio::select! {
+        ended = live(fleet, id, host, options, &mut engine, ready) => ended,
+        _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
+    };
+    // First out of the router, then the end: no request may be sent to an engine that is being stopped.
+    fleet.leave(id);
+    if let Some(engine) = engine {
+        engine.stop().await;
+    }
+    ended
+}
+
+async fn live(
+    fleet: &Arc<Fleet>,
+    id: WorkerId,
+    host: &dyn EngineHost,
+    options: &FleetOptions,
+    engine: &mut Option<Box<dyn RunningEngine>>,
+    ready: &mut Option<Instant>,
+) -> Ended {
+    match try_live(fleet, id, host, options, engine, ready).await {
+        Ok(ended) => ended,
+        Err(ended) => ended,
+    }
+}
+
+async fn try_live(
+    fleet: &Arc<Fleet>,
+    id: WorkerId,
+    host: &dyn EngineHost,
+    options: &FleetOptions,
+    engine: &mut Option<Box<dyn RunningEngine>>,
+    ready: &mut Option<Instant>,
+) -> Result<Ended, Ended> {
+    let started = Instant::now();
+    let sockets = SocketDir::new()?;
+    let pending = EngineClient::bind(host.endpoints(&sockets), options.client.clone()).await?;
+    tracing::info!("{id}: {}", host.describe());
+    let engine = engine.insert(host.start(id, pending.endpoints(), &sockets).await?);
+    let client = tokio::select! {
+        client = pending.ready() => client?,
+        how = engine.exited() => return Err(Ended::Exited(how)),
+        () = tokio::time::sleep(options.startup_timeout) => {
+            return Err(Ended::TooSlow(options.startup_timeout.as_secs()));
+        }
+    };
+    let info = client.info().clone();
+    let shape = shape_of(&info)?;
+    let pixel_format = pixel_format(&info, options.pixels)?;
+    let worker =
+        Worker { id, client: client.clone(), pixel_format, max_model_len: shape.max_model_len };
+    fleet.join(worker, shape, info.num_gpu_blocks).map_err(Ended::Unsuitable)?;
+    let _feed = follow_kv_events(&fleet.router, id, &info);
+    let _stats = follow_stats(fleet.router.clone(), id, &client);
+    *ready = Some(Instant::now());
+    tracing::info!(
+        "{id}: ready after {:.1} s: vLLM {}, {} blocks of {} tokens, context {}",
+        started.elapsed().as_secs_f64(),
+        info.vllm_version,
+        info.num_gpu_blocks,
+        shape.block_size.get(),
+        shape.max_model_len
+    );
+    Ok(tokio::select! {
+        cause = client.closed() => Ended::Lost(cause),
+        how = engine.exited() => {
+            // The process is a faster witness than its sockets: requests in flight learn of it now.
+            client.mark_dead(DeathCause::Exited(how.clone()));
+            Ended::Exited(how)
+        }
+    })
+}
+
+fn shape_of(info: &EngineReady) -> Result<Shape, Ended> {
+    let block_size = BlockSize::new(info.cache_block_size())
+        .ok_or_else(|| Ended::Unsuitable("its block size is 0".to_owned()))?;
+    Ok(Shape {
+        block_size,
+        max_model_len: info.max_model_len,
+        max_batched_tokens: info.max_num_batched_tokens as usize,
+    })
+}
+
+/// The element type of normalised pixels is the model's own, as vLLM's frontend casts them.
+fn pixel_format(info: &EngineReady, policy: PixelPolicy) -> Result<PixelFormat, Ended> {
+    if policy == PixelPolicy::Raw {
+        return Ok(PixelFormat::RawU8);
+    }
+    let name = info.dtype.trim_start_matches("torch.");
+    match Dtype::from_torch_name(name) {
+        Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) => Ok(PixelFormat::Normalized(dtype)),
+        _ => Err(Ended::Unsuitable(format!("its element type '{name}' is not a float that pixels can have"))),
+    }
+}
+
+/// Tasks that end with this value.
+struct Following(Vec<JoinHandle<()>>);
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Feeds the engine's KV events to the router.
+fn follow_kv_events(router: &Arc<Router>, id: WorkerId, info: &EngineReady) -> Option<(Following, Subscriber)> {
+    let config = info.kv_events_config.as_ref();
+    let Some((endpoint, replay)) = config.and_then(|config| config.reachable_at("127.0.0.1")) else {
+        tracing::warn!("{id}: publishes no KV events; the router can't know what it holds");
+        return None;
+    };
+    let topic = config.map(|config| config.topic.clone()).unwrap_or_default();
+    let config = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay) };
+    let (sender, mut feed) = mpsc::channel(FEED_CAPACITY);
+    let subscriber = Subscriber::start(config, sender);
+    let router = router.clone();
+    let task = tokio::spawn(async move {
+        while let Some(item) = feed.recv().await {
+            match item {
+                Feed::Batch { batch, .. } => router.apply(id, &batch),
+                Feed::Reset => {
+                    tracing::warn!("{id}: KV events lost; forgetting its blocks");
+                    router.reset_worker_blocks(id);
+                }
+                _ => {}
+            }
+        }
+    });
+    Some((Following(vec![task]), subscriber))
+}
+
+/// Feeds the engine's own counts to the router.
+fn follow_stats(router: Arc<Router>, id: WorkerId, client: &EngineClient) -> Following {
+    let mut stats = client.stats();
+    Following(vec![tokio::spawn(async move {
+        while stats.changed().await.is_ok() {
+            let now = stats.borrow_and_update().clone();
+            router.set_stats(id, now.num_running_reqs, now.num_waiting_reqs, now.kv_cache_usage);
+        }
+    })])
+}

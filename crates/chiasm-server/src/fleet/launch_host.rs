@@ -1,0 +1,91 @@
+//! vLLM engines that this process launches and ends.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use chiasm_engine::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
+use chiasm_engine::{EngineEndpoints, SocketDir};
+use chiasm_types::WorkerId;
+use futures_util::future::{BoxFuture, FutureExt, ready};
+
+use super::host::{EngineHost, HostError, RunningEngine};
+
+/// How long an engine that is asked to end may take before it is killed.
+const STOP_GRACE: Duration = Duration::from_secs(15);
+
+/// Lines of a dead engine's output that are told with its end.
+const LAST_LINES: usize = 8;
+
+/// Launches the engines of one worker.
+#[derive(Clone, Debug)]
+pub struct LaunchHost {
+    /// The program `vllm`.
+    pub vllm: PathBuf,
+    /// The model's directory.
+    pub model: PathBuf,
+    /// Flags of the user, for vLLM.
+    pub extra_args: Vec<String>,
+    /// The GPUs that the engine may see; `None` for whatever this process sees.
+    pub gpus: Option<Vec<u32>>,
+    /// Capacity of its receiver cache in GiB.
+    pub receiver_cache_gb: f64,
+}
+
+impl LaunchHost {
+    fn spec(&self, name: &str, handshake: &str) -> LaunchSpec {
+        LaunchSpec {
+            receiver_cache_gb: self.receiver_cache_gb,
+            extra_args: self.extra_args.clone(),
+            gpus: self.gpus.clone(),
+            ..LaunchSpec::new(name, &self.vllm, &self.model, handshake)
+        }
+    }
+
+    /// Refuses flags that are Chiasm's to set, before anything is started.
+    pub fn check(&self) -> Result<(), HostError> {
+        self.spec("", "tcp://127.0.0.1:1").arguments().map(drop).map_err(HostError::new)
+    }
+}
+
+impl EngineHost for LaunchHost {
+    fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints {
+        EngineEndpoints::local("tcp://127.0.0.1:0", sockets)
+    }
+
+    fn start<'a>(
+        &'a self,
+        worker: WorkerId,
+        endpoints: &'a EngineEndpoints,
+        sockets: &'a SocketDir,
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>> {
+        let spec = LaunchSpec {
+            kv_events: Some(KvEventEndpoints::ipc(sockets)),
+            ..self.spec(&worker.to_string(), &endpoints.handshake)
+        };
+        let launched = spec.launch().map_err(HostError::new);
+        ready(launched.map(|process| Box::new(Launched(process)) as Box<dyn RunningEngine>)).boxed()
+    }
+
+    fn describe(&self) -> String {
+        format!("starting {} for {}", self.vllm.display(), self.model.display())
+    }
+}
+
+struct Launched(EngineProcess);
+
+impl RunningEngine for Launched {
+    fn exited(&mut self) -> BoxFuture<'_, String> {
+        async {
+            let report = self.0.exited().await;
+            let first = report.last_lines.len().saturating_sub(LAST_LINES);
+            let last_lines: String =
+                report.last_lines[first..].iter().map(|line| format!("\n    {line}")).collect();
+            format!("its process ended ({report}); its last words:{last_lines}")
+        }
+        .boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.0.terminate(STOP_GRACE).map(drop).boxed()
+    }
+}

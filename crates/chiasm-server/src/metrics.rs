@@ -1,0 +1,173 @@
+//! Counters and histograms for Prometheus, at `/metrics`.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::error::ApiError;
+use crate::fleet::Fleet;
+use crate::openai::Usage;
+use crate::pipeline::Attempted;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RequestLabels {
+    endpoint: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct WorkerLabel {
+    worker: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TransferLabel {
+    mode: &'static str,
+}
+
+/// All metrics of one frontend.
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    routed: Family<WorkerLabel, Counter>,
+    prompt_blocks: Counter,
+    overlap_blocks: Counter,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    completion_tokens: Counter,
+    transfers: Family<TransferLabel, Counter>,
+    /// Images decoded and processed.
+    pub(crate) media_decoded: Counter,
+    /// Requests that were moved to another worker because theirs died.
+    pub(crate) retries: Counter,
+    /// Engines that died.
+    pub(crate) engine_deaths: Counter,
+    time_to_first_token: Histogram,
+    in_flight: Gauge,
+    workers: Gauge,
+    worker_blocks: Family<WorkerLabel, Gauge>,
+    worker_running: Family<WorkerLabel, Gauge>,
+    worker_waiting: Family<WorkerLabel, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let metrics = Self {
+            registry: Registry::with_prefix("chiasm"),
+            requests: Family::default(),
+            routed: Family::default(),
+            prompt_blocks: Counter::default(),
+            overlap_blocks: Counter::default(),
+            prompt_tokens: Counter::default(),
+            cached_tokens: Counter::default(),
+            completion_tokens: Counter::default(),
+            transfers: Family::default(),
+            media_decoded: Counter::default(),
+            retries: Counter::default(),
+            engine_deaths: Counter::default(),
+            // 1 ms to 33 s
+            time_to_first_token: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+            in_flight: Gauge::default(),
+            workers: Gauge::default(),
+            worker_blocks: Family::default(),
+            worker_running: Family::default(),
+            worker_waiting: Family::default(),
+        };
+        metrics.registered()
+    }
+}
+
+impl Metrics {
+    fn registered(mut self) -> Self {
+        let r = &mut self.registry;
+        r.register("requests", "Requests answered, by endpoint and status", self.requests.clone());
+        r.register("routed_requests", "Requests sent to each worker", self.routed.clone());
+        r.register("prompt_blocks", "Full blocks of routed prompts", self.prompt_blocks.clone());
+        r.register("overlap_blocks", "Blocks that the chosen worker already held", self.overlap_blocks.clone());
+        r.register("prompt_tokens", "Tokens of expanded prompts", self.prompt_tokens.clone());
+        r.register("cached_tokens", "Prompt tokens that engines found in their caches", self.cached_tokens.clone());
+        r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
+        r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
+        r.register("media_decoded", "Images decoded and processed", self.media_decoded.clone());
+        r.register("retries", "Requests moved to another worker because theirs died", self.retries.clone());
+        r.register("engine_deaths", "Engines that died", self.engine_deaths.clone());
+        r.register_with_unit(
+            "time_to_first_token",
+            "From routing to the engine's first output",
+            Unit::Seconds,
+            self.time_to_first_token.clone(),
+        );
+        r.register("in_flight_requests", "Requests being answered", self.in_flight.clone());
+        r.register("workers", "Workers that can take requests", self.workers.clone());
+        r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
+        r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
+        r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
+        self
+    }
+
+    /// A request was sent to a worker with so many media items.
+    pub(crate) fn routed(&self, attempted: &Attempted, items: usize) {
+        self.routed.get_or_create(&WorkerLabel { worker: attempted.worker.to_string() }).inc();
+        self.prompt_blocks.inc_by(attempted.total_blocks as u64);
+        self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
+        if items > 0 {
+            let mode = attempted.transfer.name();
+            self.transfers.get_or_create(&TransferLabel { mode }).inc_by(items as u64);
+        }
+    }
+
+    /// An engine's first output came so long after routing.
+    pub(crate) fn first_token(&self, after: Duration) {
+        self.time_to_first_token.observe(after.as_secs_f64());
+    }
+
+    /// A request was answered, or refused with an error.
+    pub(crate) fn answered(&self, endpoint: &'static str, outcome: Result<(), &ApiError>) {
+        let status = outcome.map_or_else(|error| error.status.as_u16(), |()| 200);
+        self.requests.get_or_create(&RequestLabels { endpoint, status }).inc();
+    }
+
+    /// Tokens of an answer that ran to its end.
+    pub(crate) fn used(&self, usage: Usage) {
+        self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
+        self.cached_tokens.inc_by(usage.cached_tokens as u64);
+        self.completion_tokens.inc_by(usage.completion_tokens as u64);
+    }
+
+    /// Counts a request as in flight until the guard is dropped.
+    pub(crate) fn in_flight(&self) -> InFlight {
+        self.in_flight.inc();
+        InFlight(self.in_flight.clone())
+    }
+
+    /// Prometheus' text format, with the workers as they are now.
+    pub(crate) fn render(&self, fleet: &Fleet) -> Result<String, std::fmt::Error> {
+        let workers = fleet.router().workers();
+        self.workers.set(workers.len() as i64);
+        for worker in workers {
+            let label = WorkerLabel { worker: worker.id.to_string() };
+            self.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
+            let engine = worker.engine.unwrap_or_default();
+            self.worker_running.get_or_create(&label).set(engine.running as i64);
+            self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// One request in flight.
+pub(crate) struct InFlight(Gauge);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

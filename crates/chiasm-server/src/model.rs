@@ -1,0 +1,72 @@
+//! The served model: everything that is read from its directory, once, at start.
+
+use std::path::{Path, PathBuf};
+
+use chiasm_engine::ClientOptions;
+use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
+use chiasm_vision::{VisionError, VisionModel};
+
+use crate::generation_config::GenerationConfig;
+
+/// Why a model directory can't be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A file can't be read.
+    #[error("can't read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("can't understand {path}: {source}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// Tokenizer or chat template.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// Image processor.
+    #[error(transparent)]
+    Vision(#[from] VisionError),
+}
+
+/// Tokenizer, template, image family and defaults of one model.
+pub struct ServedModel {
+    /// The name in `/v1/models` and in requests.
+    pub name: String,
+    /// Where it was read from.
+    pub dir: PathBuf,
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Conversation to text; `None` for a base model.
+    pub template: Option<ChatTemplate>,
+    /// Image layouts and pixels; `None` for a text model.
+    pub vision: Option<VisionModel>,
+    /// Sampling defaults and end tokens.
+    pub generation: GenerationConfig,
+}
+
+impl ServedModel {
+    /// Reads a model directory. `name` is what clients call it; `template` replaces the model's own chat template.
+    pub fn load(dir: &Path, name: impl Into<String>, template: Option<&Path>) -> Result<Self, ModelError> {
+        Ok(Self {
+            name: name.into(),
+            dir: dir.to_owned(),
+            tokenizer: Tokenizer::from_model_dir(dir)?,
+            template: ChatTemplate::from_model_dir(dir, template)?,
+            vision: VisionModel::from_model_dir(dir)?,
+            generation: GenerationConfig::from_model_dir(dir)?,
+        })
+    }
+
+    /// What clients of this model's engines must know about it.
+    pub fn client_options(&self) -> ClientOptions {
+        ClientOptions { vocab_size: u32::try_from(self.tokenizer.vocab_size()).ok(), ..ClientOptions::default() }
+    }
+}

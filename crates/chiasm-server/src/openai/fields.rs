@@ -1,0 +1,148 @@
+//! A JSON object whose fields are taken one by one, so that whatever nobody took can be refused by name.
+
+use std::fmt::Display;
+use std::ops::RangeBounds;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+
+/// The fields of one JSON object that have not been taken yet, and where the object is in the request.
+pub(crate) struct Fields {
+    path: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// `path` is empty for the request itself, else such as `messages[2]`.
+    pub(crate) fn new(value: Value, path: impl Into<String>) -> Result<Self, ApiError> {
+        let path = path.into();
+        match value {
+            Value::Object(map) => Ok(Self { path, map }),
+            other => {
+                let param = if path.is_empty() { "body" } else { &path };
+                Err(ApiError::invalid(param, format!("expected an object, got {}", kind(&other))))
+            }
+        }
+    }
+
+    /// The field's full name, such as `messages[2].content`.
+    pub(crate) fn name(&self, field: &str) -> String {
+        if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
+    }
+
+    /// Takes a field; absent and `null` are the same, as in OpenAI's API.
+    pub(crate) fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ApiError> {
+        match self.map.shift_remove(field) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => serde_json::from_value(value).map(Some).map_err(|error| {
+                let name = self.name(field);
+                ApiError::invalid(&name, format!("'{name}': {error}"))
+            }),
+        }
+    }
+
+    /// Takes a field that must be there.
+    pub(crate) fn require<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, ApiError> {
+        self.take(field)?.ok_or_else(|| {
+            let name = self.name(field);
+            ApiError { code: "missing_field", ..ApiError::invalid(&name, format!("'{name}' is required")) }
+        })
+    }
+
+    /// Takes a number and checks its range; `range_text` is what an error says of it.
+    pub(crate) fn take_in<T>(
+        &mut self,
+        field: &str,
+        range: impl RangeBounds<T>,
+        range_text: &str,
+    ) -> Result<Option<T>, ApiError>
+    where
+        T: DeserializeOwned + PartialOrd + Display,
+    {
+        let value = self.take(field)?;
+        if let Some(value) = &value
+            && !range.contains(value)
+        {
+            let name = self.name(field);
+            return Err(ApiError::invalid(&name, format!("'{name}' must be {range_text}, got {value}")));
+        }
+        Ok(value)
+    }
+
+    /// Takes a field that Chiasm does not implement: refused unless it has a value that asks for nothing.
+    pub(crate) fn refuse_unless(
+        &mut self,
+        field: &str,
+        asks_for_nothing: impl Fn(&Value) -> bool,
+    ) -> Result<(), ApiError> {
+        match self.map.shift_remove(field) {
+            Some(value) if !value.is_null() && !asks_for_nothing(&value) => {
+                Err(ApiError::unsupported(self.name(field)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops fields that do not change the answer.
+    pub(crate) fn ignore(&mut self, fields: &[&str]) {
+        for field in fields {
+            self.map.shift_remove(*field);
+        }
+    }
+
+    /// Refuses whatever was not taken.
+    pub(crate) fn finish(self) -> Result<(), ApiError> {
+        match self.map.iter().find(|(_, value)| !value.is_null()) {
+            Some((field, _)) => Err(ApiError::unsupported(self.name(field))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The JSON type of a value, for messages.
+pub(crate) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_nobody_took_is_refused_by_its_full_name() {
+        let mut fields = Fields::new(json!({"a": 1, "b": null, "c": 2}), "x[0]").unwrap();
+        assert_eq!(fields.take::<u32>("a").unwrap(), Some(1));
+        assert_eq!(fields.finish().unwrap_err().param.as_deref(), Some("x[0].c"));
+    }
+
+    #[test]
+    fn a_wrong_type_names_the_field() {
+        let mut fields = Fields::new(json!({"n": "two"}), "").unwrap();
+        assert_eq!(fields.take::<u32>("n").unwrap_err().param.as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn ranges_are_checked_and_nan_cannot_be_written_in_json() {
+        let mut fields = Fields::new(json!({"t": 2.5, "u": 1.5}), "").unwrap();
+        assert!(fields.take_in("t", 0.0..=2.0, "from 0 to 2").is_err());
+        assert_eq!(fields.take_in("u", 0.0..=2.0, "from 0 to 2").unwrap(), Some(1.5));
+    }
+
+    #[test]
+    fn a_field_that_asks_for_nothing_is_let_through() {
+        let mut fields = Fields::new(json!({"tools": [], "echo": true}), "").unwrap();
+        fields.refuse_unless("tools", |v| v.as_array().is_some_and(Vec::is_empty)).unwrap();
+        assert!(fields.refuse_unless("echo", |v| v == &json!(false)).is_err());
+    }
+}

@@ -1,0 +1,316 @@
+//! A prepared prompt on a worker: pick it, hand over the pixels, and follow the answer. Another worker is tried when
+//! one dies, as long as the client has not been sent a token.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use chiasm_engine::wire::{EngineCoreRequest, MmFeature};
+use chiasm_engine::{DeathCause, EngineError, OutputStream};
+use chiasm_router::{Reservation, RouteRequest};
+use chiasm_types::WorkerId;
+use futures_util::future::select_all;
+use futures_util::stream::{Stream, unfold};
+
+use super::choice::{Choice, ChoiceDelta, FinishedChoice};
+use super::pixels;
+use super::prepare::Prepared;
+use super::sampling::engine_params;
+use crate::error::ApiError;
+use crate::fleet::Worker;
+use crate::frontend::Frontend;
+
+/// Workers that are tried for one request before it fails.
+const MAX_ATTEMPTS: usize = 3;
+
+/// Where a request went and what it found there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempted {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Leading blocks of the prompt that the worker held when it was picked.
+    pub overlap_blocks: usize,
+    /// Full blocks of the prompt.
+    pub total_blocks: usize,
+    /// How the pixels travelled.
+    pub transfer: Transfer,
+    /// Prompt tokens that the engine found in its cache, by its own count; known with the first output.
+    pub cached_tokens: usize,
+}
+
+/// How the tensors of a request's media items reach the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// There are none.
+    None,
+    /// As frames of the request's message.
+    Inline,
+}
+
+impl Transfer {
+    /// The name in headers, metrics and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Inline => "inline",
+        }
+    }
+}
+
+/// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
+pub struct Generation {
+    frontend: Arc<Frontend>,
+    running: Vec<Running>,
+    reservation: Reservation,
+    attempted: Attempted,
+    /// The first delta, which was awaited before the client was told anything.
+    ahead: Option<ChoiceDelta>,
+    started: Instant,
+    has_output: bool,
+}
+
+struct Running {
+    choice: Choice,
+    /// `None` once the continuation has ended.
+    stream: Option<OutputStream>,
+}
+
+/// Why an attempt ended early.
+enum Failure {
+    /// The worker is gone; another one may do.
+    Died(WorkerId, EngineError),
+    /// The request itself can't be served.
+    Refused(ApiError),
+}
+
+impl Generation {
+    /// Starts the answer and waits for its first output, trying other workers if one dies before that.
+    pub async fn start(frontend: &Arc<Frontend>, prepared: &Prepared) -> Result<Self, ApiError> {
+        let mut dead = Vec::new();
+        loop {
+            match Self::first_delta(frontend, prepared, &dead).await {
+                Ok(generation) => return Ok(generation),
+                Err(failure) => dead.push(retry_without(frontend, failure, &dead)?),
+            }
+        }
+    }
+
+    async fn first_delta(frontend: &Arc<Frontend>, prepared: &Prepared, dead: &[WorkerId]) -> Result<Self, Failure> {
+        let mut generation = Self::attempt(frontend, prepared, dead).await?;
+        generation.ahead = generation.next_delta().await?;
+        Ok(generation)
+    }
+
+    /// Where the request went.
+    pub fn attempted(&self) -> Attempted {
+        self.attempted
+    }
+
+    /// The deltas of all continuations as they come, each marked with its continuation's index.
+    pub fn into_deltas(self) -> impl Stream<Item = Result<ChoiceDelta, ApiError>> + Send {
+        unfold(Some(self), |generation| async {
+            let mut generation = generation?;
+            match generation.next_delta().await {
+                Ok(Some(delta)) => Some((Ok(delta), Some(generation))),
+                Ok(None) => None,
+                Err(failure) => Some((Err(failure.into()), None)),
+            }
+        })
+    }
+
+    async fn attempt(
+        frontend: &Arc<Frontend>,
+        prepared: &Prepared,
+        exclude: &[WorkerId],
+    ) -> Result<Self, Failure> {
+        let started = Instant::now();
+        let route =
+            RouteRequest { keys: &prepared.keys, prompt_tokens: prepared.tokens.len(), exclude };
+        let reservation = frontend.fleet.router().select(&route).map_err(ApiError::from)?;
+        let worker = frontend.fleet.worker(reservation.worker).ok_or_else(|| {
+            Failure::Died(reservation.worker, EngineError::Dead { cause: DeathCause::Closed })
+        })?;
+        let transfer = if prepared.items.is_empty() { Transfer::None } else { Transfer::Inline };
+        let attempted = Attempted {
+            worker: reservation.worker,
+            overlap_blocks: reservation.overlap_blocks,
+            total_blocks: prepared.keys.len(),
+            transfer,
+            cached_tokens: 0,
+        };
+        tracing::info!(
+            "[ROUTING] best: {} with {}/{} blocks overlap",
+            attempted.worker,
+            attempted.overlap_blocks,
+            attempted.total_blocks
+        );
+        frontend.metrics.routed(&attempted, prepared.items.len());
+
+        let features = pixels::features(frontend, &prepared.items, worker.pixel_format).await?;
+        let running = submit(frontend, prepared, &worker, &features)?;
+        Ok(Self {
+            frontend: frontend.clone(),
+            running,
+            reservation,
+            attempted,
+            ahead: None,
+            started,
+            has_output: false,
+        })
+    }
+
+    async fn next_delta(&mut self) -> Result<Option<ChoiceDelta>, Failure> {
+        if let Some(delta) = self.ahead.take() {
+            return Ok(Some(delta));
+        }
+        let died = |error| Failure::Died(self.attempted.worker, error);
+        let Some((index, output)) = next_output(&mut self.running).await else {
+            return Ok(None);
+        };
+        let output = match output {
+            Some(Ok(output)) => output,
+            Some(Err(error)) if error.is_dead() => return Err(died(error)),
+            Some(Err(error)) => return Err(ApiError::from(error).into()),
+            None => return Err(ApiError::from(EngineError::Ended).into()),
+        };
+        if !self.has_output {
+            self.has_output = true;
+            // Of several continuations the first tells what was cached before this request.
+            self.attempted.cached_tokens =
+                output.prefill_stats.as_ref().map_or(0, |stats| stats.num_cached_tokens as usize);
+            self.reservation.first_token();
+            self.frontend.metrics.first_token(self.started.elapsed());
+        }
+        let running = &mut self.running[index];
+        let delta = running.choice.push(output)?;
+        if delta.finish.is_some() {
+            running.stream = None;
+        }
+        Ok(Some(delta))
+    }
+}
+
+/// Runs a prompt to its end. Nothing is sent to the client before that, so a worker may die at any time.
+pub async fn collect(
+    frontend: &Arc<Frontend>,
+    prepared: &Prepared,
+) -> Result<(Vec<FinishedChoice>, Attempted), ApiError> {
+    let mut dead = Vec::new();
+    loop {
+        match collect_once(frontend, prepared, &dead).await {
+            Ok(done) => return Ok(done),
+            Err(failure) => dead.push(retry_without(frontend, failure, &dead)?),
+        }
+    }
+}
+
+async fn collect_once(
+    frontend: &Arc<Frontend>,
+    prepared: &Prepared,
+    dead: &[WorkerId],
+) -> Result<(Vec<FinishedChoice>, Attempted), Failure> {
+    let mut generation = Generation::attempt(frontend, prepared, dead).await?;
+    let mut partial: Vec<ChoiceDelta> = generation.running.iter().map(|_| ChoiceDelta::default()).collect();
+    while let Some(delta) = generation.next_delta().await? {
+        partial[delta.index].append(delta);
+    }
+    let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Result<_, _>>()?;
+    Ok((choices, generation.attempted))
+}
+
+/// After a failed attempt: the worker to do without in the next one, or the error if there is to be none.
+fn retry_without(frontend: &Frontend, failure: Failure, dead: &[WorkerId]) -> Result<WorkerId, ApiError> {
+    match failure {
+        Failure::Died(worker, error) if dead.len() + 1 < MAX_ATTEMPTS => {
+            tracing::warn!(%worker, %error, "engine died before the client was sent a token, trying another");
+            frontend.metrics.retries.inc();
+            Ok(worker)
+        }
+        Failure::Refused(error) if !dead.is_empty() && error.code == "unavailable" => {
+            Err(ApiError::unavailable("the engine failed and no other can take the request"))
+        }
+        failure => Err(failure.into()),
+    }
+}
+
+/// Sends one engine request per continuation.
+fn submit(
+    frontend: &Frontend,
+    prepared: &Prepared,
+    worker: &Worker,
+    features: &[MmFeature],
+) -> Result<Vec<Running>, Failure> {
+    let id = rand::random::<u128>();
+    let arrival_time =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    (0..prepared.sampling.n)
+        .map(|index| {
+            let params = engine_params(
+                &frontend.model,
+                &prepared.sampling,
+                prepared.tokens.len(),
+                worker.max_model_len,
+                index,
+            )?;
+            let request = EngineCoreRequest {
+                request_id: format!("{id:032x}-{index}"),
+                prompt_token_ids: prepared.tokens.clone(),
+                mm_features: features.to_vec(),
+                sampling_params: params,
+                arrival_time,
+                cache_salt: prepared.cache_salt.clone(),
+                priority: prepared.priority,
+                ..EngineCoreRequest::default()
+            };
+            let stream = worker.client.submit(request).map_err(|error| {
+                if error.is_dead() {
+                    Failure::Died(worker.id, error)
+                } else {
+                    Failure::Refused(error.into())
+                }
+            })?;
+            let choice = Choice::new(
+                index as usize,
+                &frontend.model.tokenizer,
+                &prepared.tokens,
+                &prepared.sampling,
+            );
+            Ok(Running { choice, stream: Some(stream) })
+        })
+        .collect()
+}
+
+/// The next output of any continuation that still runs, and its index; `None` when all have ended.
+async fn next_output(
+    running: &mut [Running],
+) -> Option<(usize, Option<Result<chiasm_engine::wire::EngineCoreOutput, EngineError>>)> {
+    let mut live: Vec<_> = running
+        .iter_mut()
+        .enumerate()
+        .filter_map(|(index, running)| Some((index, running.stream.as_mut()?)))
+        .collect();
+    match live.as_mut_slice() {
+        [] => None,
+        [(index, stream)] => Some((*index, stream.next().await)),
+        _ => {
+            let nexts = live.into_iter().map(|(index, stream)| {
+                Box::pin(async move { (index, stream.next().await) })
+            });
+            Some(select_all(nexts).await.0)
+        }
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Died(_, error) => error.into(),
+            Failure::Refused(error) => error,
+        }
+    }
+}

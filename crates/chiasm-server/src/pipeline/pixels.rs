@@ -1,0 +1,86 @@
+//! From encoded images to the features that the engine is sent: decode and process, off the async threads.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use chiasm_engine::wire::{MmFeature, MmField, MmItem, WireTensor};
+use chiasm_types::MmHash;
+use chiasm_vision::{Contents, Field, PixelFormat, RgbView, VisionModel};
+use futures_util::future::try_join_all;
+
+use super::prepare::MediaItem;
+use crate::error::ApiError;
+use crate::frontend::Frontend;
+
+/// Features of all items, in order of appearance. An item that appears several times is processed once, and its
+/// bytes are shared.
+pub(super) async fn features(
+    frontend: &Frontend,
+    items: &[MediaItem],
+    format: PixelFormat,
+) -> Result<Vec<MmFeature>, ApiError> {
+    let mut distinct: HashMap<MmHash, &MediaItem> = HashMap::new();
+    for item in items {
+        distinct.entry(item.hash).or_insert(item);
+    }
+    let processed: HashMap<MmHash, MmItem> =
+        try_join_all(distinct.into_values().map(|item| process(frontend, item, format))).await?.into_iter().collect();
+    Ok(items
+        .iter()
+        .map(|item| {
+            let name = item.hash.to_string();
+            MmFeature {
+                data: processed.get(&item.hash).cloned(),
+                modality: "image".to_owned(),
+                identifier: name.clone(),
+                position: item.placeholder.clone(),
+                mm_hash: Some(name),
+            }
+        })
+        .collect())
+}
+
+async fn process(frontend: &Frontend, item: &MediaItem, format: PixelFormat) -> Result<(MmHash, MmItem), ApiError> {
+    let model = frontend.model.clone();
+    let (image, plan, hash) = (item.image.clone(), item.plan.clone(), item.hash);
+    let made = frontend
+        .cpu
+        .run(move || {
+            let vision = model.vision.as_ref().ok_or_else(|| ApiError::internal("the model takes no images"))?;
+            let decoded = chiasm_media::decode(&image)?;
+            let view = RgbView::new(plan.original, &decoded.pixels)?;
+            mm_item(vision, view, &plan, format)
+        })
+        .await?
+        .map_err(|error| error.at(&item.field))?;
+    frontend.metrics.media_decoded.inc();
+    Ok((hash, made))
+}
+
+/// Processes one image into the engine's named tensors.
+fn mm_item(
+    vision: &VisionModel,
+    image: RgbView<'_>,
+    plan: &chiasm_vision::ImagePlan,
+    format: PixelFormat,
+) -> Result<MmItem, ApiError> {
+    let mut fields = Vec::new();
+    for spec in plan.tensors(format) {
+        let bytes = match spec.contents {
+            Contents::Pixels => {
+                let mut pixels = vec![0; plan.pixel_bytes(format)];
+                vision.process(image, plan, format, &mut pixels)?;
+                Bytes::from(pixels)
+            }
+            Contents::Small(bytes) => Bytes::from(bytes),
+        };
+        let tensor = WireTensor::new(spec.dtype, spec.shape, bytes)
+            .ok_or_else(|| ApiError::internal(format!("'{}' does not fit its shape", spec.name)))?;
+        let field = match spec.field {
+            Field::Flat { rows } => MmField::flat(tensor, rows),
+            Field::Batched { keep_on_cpu } => MmField::batched(tensor, keep_on_cpu),
+        };
+        fields.push((spec.name.to_owned(), field));
+    }
+    Ok(MmItem(fields))
+}

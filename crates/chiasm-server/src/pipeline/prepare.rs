@@ -1,0 +1,224 @@
+//! From a parsed request to an expanded prompt, the identity of its media items and its block keys. Needs no pixel.
+
+use std::collections::HashMap;
+
+use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+use chiasm_media::EncodedImage;
+use chiasm_prompt::{RenderOptions, expand};
+use chiasm_types::{MmHash, Placeholder, TokenId};
+use chiasm_vision::{ImageKwargs, ImagePlan, ImageSize, VisionModel};
+use axum::http::StatusCode;
+use futures_util::future::try_join_all;
+
+use super::request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+use crate::error::ApiError;
+use crate::fleet::Shape;
+use crate::frontend::Frontend;
+
+/// A prompt that is ready to be routed.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// The expanded prompt: each media item stands as its placeholder.
+    pub tokens: Vec<TokenId>,
+    /// The media items in order of appearance.
+    pub items: Vec<MediaItem>,
+    /// Keys of the prompt's full blocks.
+    pub keys: Vec<BlockKey>,
+    /// As requested.
+    pub sampling: Sampling,
+    /// As requested.
+    pub cache_salt: Option<String>,
+    /// As requested.
+    pub priority: i64,
+}
+
+/// One media item of a prompt, its pixels still encoded.
+#[derive(Clone, Debug)]
+pub struct MediaItem {
+    /// Its identity.
+    pub hash: MmHash,
+    /// Its size, grid and tensors.
+    pub plan: ImagePlan,
+    /// Where it stands in the prompt.
+    pub placeholder: Placeholder,
+    /// Its encoded bytes.
+    pub image: EncodedImage,
+    /// The request field it came from.
+    pub field: String,
+}
+
+/// Runs media, prompt, plan and keys for one request.
+pub async fn prepare(
+    frontend: &Frontend,
+    request: GenerateRequest,
+    shape: Shape,
+) -> Result<Prepared, ApiError> {
+    let GenerateRequest { prompt, sampling, cache_salt, priority } = request;
+    let images = match &prompt {
+        Prompt::Chat(chat) => open_all(frontend, &chat.media).await?,
+        Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
+    };
+    let model = frontend.model.clone();
+    // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
+    frontend
+        .cpu
+        .run(move || {
+            let (tokens, items) = match prompt {
+                Prompt::Tokens(tokens) => (tokens, Vec::new()),
+                Prompt::Text(text) => (model.tokenizer.encode(&text, true)?, Vec::new()),
+                Prompt::Chat(chat) => lay_out(&model, &chat, images, shape)?,
+            };
+            check_tokens(&tokens, model.tokenizer.vocab_size())?;
+            let media: Vec<MediaSpan> = items
+                .iter()
+                .map(|item| MediaSpan {
+                    hash: item.hash,
+                    offset: item.placeholder.offset,
+                    length: item.placeholder.length,
+                })
+                .collect();
+            let blocks =
+                PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: cache_salt.as_deref() };
+            let keys = block_keys(&blocks, shape.block_size);
+            Ok(Prepared { tokens, items, keys, sampling, cache_salt, priority })
+        })
+        .await?
+}
+
+/// Bytes of every media item. One URL named several times is opened once.
+async fn open_all(frontend: &Frontend, media: &[MediaRef]) -> Result<Vec<EncodedImage>, ApiError> {
+    if media.is_empty() {
+        return Ok(Vec::new());
+    }
+    if frontend.model.vision.is_none() {
+        return Err(ApiError::invalid(
+            &media[0].field,
+            format!("the model '{}' takes no images", frontend.model.name),
+        ));
+    }
+    let limit = frontend.limits.images_per_request;
+    if media.len() > limit {
+        return Err(ApiError {
+            status: StatusCode::PAYLOAD_TOO_LARGE,
+            ..ApiError::invalid(
+                &media[limit].field,
+                format!("the request has {} images, at most {limit} are allowed (--limit-images)", media.len()),
+            )
+        });
+    }
+    let mut distinct: Vec<&MediaRef> = Vec::new();
+    let mut index_of: HashMap<&str, usize> = HashMap::new();
+    for item in media {
+        index_of.entry(&item.url).or_insert_with(|| {
+            distinct.push(item);
+            distinct.len() - 1
+        });
+    }
+    let opened = try_join_all(distinct.iter().map(|item| async {
+        frontend.door.open(&item.url).await.map_err(|error| ApiError::from(error).at(&item.field))
+    }))
+    .await?;
+    Ok(media.iter().map(|item| opened[index_of[item.url.as_str()]].clone()).collect())
+}
+
+/// Renders and tokenizes a conversation and puts a placeholder where each image goes.
+fn lay_out(
+    model: &crate::model::ServedModel,
+    chat: &Chat,
+    images: Vec<EncodedImage>,
+    shape: Shape,
+) -> Result<(Vec<TokenId>, Vec<MediaItem>), ApiError> {
+    let template = model.template.as_ref().ok_or_else(|| {
+        ApiError::invalid(
+            "messages",
+            format!("the model '{}' has no chat template; use /v1/completions or --chat-template", model.name),
+        )
+    })?;
+    let options = RenderOptions {
+        add_generation_prompt: chat.add_generation_prompt,
+        continue_final_message: chat.continue_final_message,
+        kwargs: chat.template_kwargs.clone(),
+    };
+    let image_text = model.vision.as_ref().map_or("", |vision| vision.prompt_text());
+    let text = template.render(&chat.messages, image_text, &options)?;
+    let tokens = model.tokenizer.encode(&text, false)?;
+    let Some(vision) = &model.vision else {
+        return Ok((tokens, Vec::new()));
+    };
+
+    let kwargs =
+        vision.parse_kwargs(&chat.processor_kwargs).map_err(|error| ApiError::from(error).at("mm_processor_kwargs"))?;
+    let fingerprint = vision.fingerprint(&kwargs);
+    let mut items = Vec::with_capacity(images.len());
+    let mut image_tokens = 0;
+    for (image, source) in images.into_iter().zip(&chat.media) {
+        let size = ImageSize { width: image.width, height: image.height };
+        let plan = vision.plan(size, &kwargs).map_err(|error| ApiError::from(error).at(&source.field))?;
+        // Settings of a request can ask for images of any size: checked before anything of that size is made.
+        image_tokens += plan.tokens;
+        if image_tokens > shape.max_model_len {
+            return Err(too_long(image_tokens, shape.max_model_len).at(&source.field));
+        }
+        check_fits_encoder_cache(vision, size, &plan, shape).map_err(|error| error.at(&source.field))?;
+        let hash = chiasm_media::mm_hash(&image.content, "image", &fingerprint);
+        items.push((hash, plan, image, source.field.clone()));
+    }
+    let runs: Vec<_> = items.iter().map(|(_, plan, ..)| plan.placeholder.clone()).collect();
+    let expanded = expand(&tokens, vision.placeholder_token(), &runs)?;
+    let items = items
+        .into_iter()
+        .zip(expanded.placeholders)
+        .map(|((hash, plan, image, field), placeholder)| MediaItem { hash, plan, placeholder, image, field })
+        .collect();
+    Ok((expanded.tokens, items))
+}
+
+/// An engine waits for ever with an image that its encoder cache can't hold. The cache holds what the model's own
+/// settings can ask for, and at least the tokens of one step (`compute_mm_encoder_budget` in vLLM); a request's
+/// settings may ask for more.
+fn check_fits_encoder_cache(
+    vision: &VisionModel,
+    size: ImageSize,
+    plan: &ImagePlan,
+    shape: Shape,
+) -> Result<(), ApiError> {
+    if plan.tokens <= shape.max_batched_tokens {
+        return Ok(());
+    }
+    let usual = vision.plan(size, &ImageKwargs::default())?;
+    if plan.tokens <= usual.tokens {
+        return Ok(());
+    }
+    Err(ApiError::invalid(
+        "mm_processor_kwargs",
+        format!(
+            "the image would take {} tokens, more than engines can encode at once ({})",
+            plan.tokens, shape.max_batched_tokens
+        ),
+    ))
+}
+
+/// The prompt does not fit the model's context.
+pub(super) fn too_long(tokens: usize, max_model_len: usize) -> ApiError {
+    ApiError {
+        status: StatusCode::BAD_REQUEST,
+        message: format!(
+            "the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer"
+        ),
+        param: None,
+        code: "context_length_exceeded",
+    }
+}
+
+/// An engine fails on a token it does not know, and then for everybody.
+fn check_tokens(tokens: &[TokenId], vocab_size: usize) -> Result<(), ApiError> {
+    if tokens.is_empty() {
+        return Err(ApiError::invalid("prompt", "the prompt is empty"));
+    }
+    match tokens.iter().find(|token| token.0 as usize >= vocab_size) {
+        Some(token) => {
+            Err(ApiError::invalid("prompt", format!("token id {token} is outside the vocabulary of {vocab_size}")))
+        }
+        None => Ok(()),
+    }
+}

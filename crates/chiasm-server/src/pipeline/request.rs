@@ -1,0 +1,118 @@
+//! What a client asks for, whichever endpoint it came by: parsed and in range.
+
+use chiasm_prompt::ChatMessage;
+use chiasm_types::TokenId;
+use serde_json::{Map, Value};
+
+/// One prompt and how to continue it.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How tokens are chosen and when to stop.
+    pub sampling: Sampling,
+    /// Keeps prompts of different owners from sharing cached blocks.
+    pub cache_salt: Option<String>,
+    /// Lower is handled earlier, by engines with a priority scheduler.
+    pub priority: i64,
+}
+
+/// What to continue.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// A conversation, to be rendered by the model's chat template.
+    Chat(Chat),
+    /// Plain text.
+    Text(String),
+    /// Token ids as they are.
+    Tokens(Vec<TokenId>),
+}
+
+/// A conversation with its media items taken out, in order of appearance.
+#[derive(Clone, Debug, Default)]
+pub struct Chat {
+    /// The messages; each image part stands for the next of `media`.
+    pub messages: Vec<ChatMessage>,
+    /// The media items.
+    pub media: Vec<MediaRef>,
+    /// Ends the prompt with the opening of an assistant message.
+    pub add_generation_prompt: bool,
+    /// Leaves the last message open, to be continued.
+    pub continue_final_message: bool,
+    /// Extra variables of the template.
+    pub template_kwargs: Map<String, Value>,
+    /// `mm_processor_kwargs`: changes of the image processor's settings.
+    pub processor_kwargs: Map<String, Value>,
+}
+
+/// Where a media item comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediaRef {
+    /// `data:`, `http(s)://` or `file://`.
+    pub url: String,
+    /// The request field that holds it, such as `messages[0].content[1].image_url`.
+    pub field: String,
+}
+
+/// Sampling as vLLM defines it; `None` leaves the choice to the model's `generation_config.json`, then to vLLM's default.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Number of continuations, 1 or more.
+    pub n: u32,
+    /// At most so many new tokens; `None` fills the context.
+    pub max_tokens: Option<u32>,
+    /// No stop before so many new tokens.
+    pub min_tokens: u32,
+    /// 0 (greedy) to 2.
+    pub temperature: Option<f64>,
+    /// Above 0, to 1.
+    pub top_p: Option<f64>,
+    /// 0 or -1 considers all tokens.
+    pub top_k: Option<i64>,
+    /// 0 to 1.
+    pub min_p: Option<f64>,
+    /// Makes sampling repeatable.
+    pub seed: Option<i64>,
+    /// -2 to 2.
+    pub presence_penalty: Option<f64>,
+    /// -2 to 2.
+    pub frequency_penalty: Option<f64>,
+    /// Above 0; 1 is none.
+    pub repetition_penalty: Option<f64>,
+    /// Ends the text before the first of these.
+    pub stop: Vec<String>,
+    /// Keeps the stop string in the text.
+    pub include_stop: bool,
+    /// Tokens that end the text.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Goes on after the end-of-sequence token.
+    pub ignore_eos: bool,
+    /// Leaves special tokens out of the text.
+    pub skip_special_tokens: bool,
+    /// Log probabilities of each new token and so many alternatives.
+    pub logprobs: Option<u32>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            n: 1,
+            max_tokens: None,
+            min_tokens: 0,
+            temperature: None,
+            top_p: None,
+            top_k: None,
+            min_p: None,
+            seed: None,
+            presence_penalty: None,
+            frequency_penalty: None,
+            repetition_penalty: None,
+            stop: Vec::new(),
+            include_stop: false,
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            skip_special_tokens: true,
+            logprobs: None,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A request's sampling, the model's defaults and the room in the context become what the engine is told.
+
+use chiasm_engine::wire::SamplingParams;
+use chiasm_types::TokenId;
+
+use super::prepare::too_long;
+use super::request::Sampling;
+use crate::error::ApiError;
+use crate::model::ServedModel;
+
+/// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
+const LOWEST_TEMPERATURE: f64 = 0.01;
+
+/// The engine's parameters for continuation `index` of a prompt with `prompt_tokens` tokens.
+pub(super) fn engine_params(
+    model: &ServedModel,
+    sampling: &Sampling,
+    prompt_tokens: usize,
+    max_model_len: usize,
+    index: u32,
+) -> Result<SamplingParams, ApiError> {
+    let defaults = &model.generation;
+    // An engine spins on a prompt that leaves no room for a token.
+    let room = max_model_len.saturating_sub(prompt_tokens);
+    if room == 0 {
+        return Err(too_long(prompt_tokens, max_model_len).at("messages"));
+    }
+    let room = u32::try_from(room).unwrap_or(u32::MAX);
+    let max_tokens = sampling.max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room).max(1);
+    if sampling.min_tokens > max_tokens {
+        return Err(ApiError::invalid(
+            "min_tokens",
+            format!("'min_tokens' must be at most {max_tokens}, got {}", sampling.min_tokens),
+        ));
+    }
+    let vocab_size = model.tokenizer.vocab_size();
+    if let Some(token) = sampling.stop_token_ids.iter().find(|token| token.0 as usize >= vocab_size) {
+        return Err(ApiError::invalid(
+            "stop_token_ids",
+            format!("token id {token} is outside the vocabulary of {vocab_size}"),
+        ));
+    }
+
+    let mut temperature = sampling.temperature.or(defaults.temperature).unwrap_or(1.0);
+    let greedy = temperature == 0.0;
+    if greedy && sampling.n > 1 {
+        return Err(ApiError::invalid("n", format!("'n' must be 1 with greedy sampling, got {}", sampling.n)));
+    }
+    if !greedy {
+        temperature = temperature.max(LOWEST_TEMPERATURE);
+    }
+    let top_k = sampling.top_k.or(defaults.top_k).unwrap_or(0);
+
+    let eos = model.tokenizer.eos_token();
+    let mut stop_token_ids = sampling.stop_token_ids.clone();
+    let mut all_stop_token_ids = stop_token_ids.clone();
+    all_stop_token_ids.extend(eos);
+    for token in defaults.eos_tokens() {
+        all_stop_token_ids.push(token);
+        if !sampling.ignore_eos && Some(token) != eos {
+            stop_token_ids.push(token);
+        }
+    }
+    Ok(SamplingParams {
+        presence_penalty: sampling.presence_penalty.unwrap_or(0.0),
+        frequency_penalty: sampling.frequency_penalty.unwrap_or(0.0),
+        repetition_penalty: sampling.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
+        temperature,
+        top_p: if greedy { 1.0 } else { sampling.top_p.or(defaults.top_p).unwrap_or(1.0) },
+        top_k: if greedy { 0 } else { i32::try_from(top_k).unwrap_or(0) },
+        min_p: if greedy { 0.0 } else { sampling.min_p.or(defaults.min_p).unwrap_or(0.0) },
+        // As vLLM does for parallel sampling, so that the continuations differ and are repeatable. -1 is "no seed".
+        seed: sampling.seed.filter(|&seed| seed != -1).map(|seed| seed.wrapping_add(i64::from(index))),
+        stop_token_ids: distinct(stop_token_ids),
+        ignore_eos: sampling.ignore_eos,
+        max_tokens,
+        min_tokens: sampling.min_tokens,
+        logprobs: sampling.logprobs.and_then(|top| i32::try_from(top).ok()),
+        eos_token_id: eos.filter(|_| !sampling.ignore_eos),
+        all_stop_token_ids: distinct(all_stop_token_ids),
+        ..SamplingParams::default()
+    })
+}
+
+fn distinct(mut tokens: Vec<TokenId>) -> Vec<TokenId> {
+    tokens.sort_unstable();
+    tokens.dedup();
+    tokens
+}

@@ -1,0 +1,147 @@
+//! Paths, and what surrounds every answer: body limits, the bound on requests in flight, headers, metrics.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::answer;
+use crate::error::ApiError;
+use crate::frontend::Frontend;
+use crate::metrics::InFlight;
+use crate::pipeline::Attempted;
+
+/// The whole HTTP interface.
+pub fn router(frontend: Arc<Frontend>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/models", get(models))
+        .route("/health", get(health))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .fallback(async || ApiError::not_found("no such path; see the README for those that exist", "no_such_path"))
+        .method_not_allowed_fallback(async || ApiError {
+            status: StatusCode::METHOD_NOT_ALLOWED,
+            ..ApiError::not_found("this path does not take that method", "method_not_allowed")
+        })
+        .layer(DefaultBodyLimit::max(frontend.limits.body_bytes))
+        .with_state(frontend)
+}
+
+/// What a request holds while it is answered, also while its stream is being read.
+pub(crate) struct Held {
+    _slot: OwnedSemaphorePermit,
+    _in_flight: InFlight,
+}
+
+async fn chat(State(frontend): State<Arc<Frontend>>, body: Result<Bytes, BytesRejection>) -> Response {
+    let answered = async { answer::chat(&frontend, admit(&frontend)?, parse(&frontend, body).await?).await }.await;
+    finish(&frontend, "chat", answered)
+}
+
+async fn completions(State(frontend): State<Arc<Frontend>>, body: Result<Bytes, BytesRejection>) -> Response {
+    let answered =
+        async { answer::completions(&frontend, admit(&frontend)?, parse(&frontend, body).await?).await }.await;
+    finish(&frontend, "completions", answered)
+}
+
+fn finish(frontend: &Frontend, endpoint: &'static str, answered: Result<Response, ApiError>) -> Response {
+    frontend.metrics.answered(endpoint, answered.as_ref().map(drop));
+    answered.unwrap_or_else(|error| {
+        tracing::debug!(endpoint, status = error.status.as_u16(), %error, "request refused");
+        error.into_response()
+    })
+}
+
+/// Takes one of the places for requests in flight.
+fn admit(frontend: &Frontend) -> Result<Held, ApiError> {
+    let slot = frontend.slots.clone().try_acquire_owned().map_err(|_| {
+        ApiError::unavailable(format!(
+            "{} requests are in flight, as many as allowed (--max-requests); try again later",
+            frontend.limits.requests
+        ))
+    })?;
+    Ok(Held { _slot: slot, _in_flight: frontend.metrics.in_flight() })
+}
+
+/// The body as JSON. Big ones carry images and take milliseconds, so they are parsed off the async threads.
+async fn parse(frontend: &Frontend, body: Result<Bytes, BytesRejection>) -> Result<Value, ApiError> {
+    const SMALL: usize = 64 << 10;
+    let body = body.map_err(|rejection| {
+        let status = rejection.status();
+        let message = match status {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                format!("the body has more than {} bytes (--max-body-bytes)", frontend.limits.body_bytes)
+            }
+            _ => "the body could not be read".to_owned(),
+        };
+        ApiError { status, code: "invalid_body", ..ApiError::invalid("body", message) }
+    })?;
+    let parsed = if body.len() <= SMALL {
+        serde_json::from_slice(&body)
+    } else {
+        frontend.cpu.run(move || serde_json::from_slice(&body)).await?
+    };
+    parsed.map_err(|error| ApiError {
+        code: "invalid_json",
+        ..ApiError::invalid("body", format!("the body is not valid JSON: {error}"))
+    })
+}
+
+/// Headers that tell where a request went.
+pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
+    let mut put = |name: &'static str, value: String| {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    put("x-chiasm-worker", attempted.worker.to_string());
+    put("x-chiasm-overlap", format!("{}/{}", attempted.overlap_blocks, attempted.total_blocks));
+    put("x-chiasm-transfer", attempted.transfer.name().to_owned());
+}
+
+async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
+    Json(json!({
+        "object": "list",
+        "data": [{
+            "id": frontend.model.name,
+            "object": "model",
+            "created": frontend.fleet.created(),
+            "owned_by": "chiasm",
+            "max_model_len": frontend.fleet.shape().map(|shape| shape.max_model_len),
+        }],
+    }))
+}
+
+/// The process lives.
+async fn health() -> &'static str {
+    "ok\n"
+}
+
+/// At least one engine can take requests.
+async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
+    let workers = frontend.fleet.ready_workers();
+    if workers == 0 {
+        return ApiError::unavailable("no engine is ready").into_response();
+    }
+    Json(json!({"workers": workers})).into_response()
+}
+
+async fn metrics(State(frontend): State<Arc<Frontend>>) -> Response {
+    match frontend.metrics.render(&frontend.fleet) {
+        Ok(text) => {
+            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+                .into_response()
+        }
+        Err(error) => ApiError::internal(error.to_string()).into_response(),
+    }
+}

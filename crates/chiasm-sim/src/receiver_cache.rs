@@ -1,0 +1,273 @@
+//! The engine's own cache of a media item's tensors, which lets a frontend send an item once.
+
+use std::collections::{BTreeMap, HashMap};
+
+/// Least-recently-used cache by bytes, updated request by request.
+///
+/// vLLM's `LruKeyReplicatedReceiverCache`, whose contents a frontend mirrors by running the same algorithm over the
+/// same requests. Hence what matters is not only what is in it but the order of every touch.
+#[derive(Debug)]
+pub(crate) struct ReceiverCache<T> {
+    capacity: u64,
+    used: u64,
+    entries: HashMap<String, Entry<T>>,
+    /// Keys by age, oldest first.
+    order: BTreeMap<u64, String>,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    value: T,
+    bytes: u64,
+    touched: u64,
+}
+
+/// One item of a request: its key, and what the frontend sent for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Incoming<T> {
+    pub(crate) key: String,
+    /// The item and its size in bytes; `None` when the frontend believes that the cache holds it.
+    pub(crate) data: Option<(T, u64)>,
+}
+
+impl<T: Clone> ReceiverCache<T> {
+    /// An empty cache for `capacity` bytes.
+    pub(crate) fn new(capacity: u64) -> Self {
+        Self {
+            capacity,
+            used: 0,
+            entries: HashMap::new(),
+            order: BTreeMap::new(),
+            clock: 0,
+        }
+    }
+
+    /// Takes one request's items in prompt order and returns the item for each.
+    ///
+    /// # Errors
+    /// The keys that had no data and were not cached, in prompt order. The items that had data are cached all the same.
+    pub(crate) fn update(&mut self, items: Vec<Incoming<T>>) -> Result<Vec<T>, Vec<String>> {
+        for item in &items {
+            self.touch(&item.key);
+        }
+        let (mut values, mut missing) = (Vec::with_capacity(items.len()), Vec::new());
+        for Incoming { key, data } in items {
+            match data {
+                Some((value, bytes)) => {
+                    self.remove(&key);
+                    self.insert_if_fits(key, value.clone(), bytes);
+                    values.push(value);
+                }
+                None => match self.entries.get(&key).map(|entry| entry.value.clone()) {
+                    Some(value) => {
+                        self.touch(&key);
+                        values.push(value);
+                    }
+                    None => missing.push(key),
+                },
+            }
+        }
+        if missing.is_empty() {
+            Ok(values)
+        } else {
+            Err(missing)
+        }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.entries.clear();
+        self.order.clear();
+        self.used = 0;
+    }
+
+    fn touch(&mut self, key: &str) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            self.clock += 1;
+            if let Some(key) = self.order.remove(&entry.touched) {
+                self.order.insert(self.clock, key);
+            }
+            entry.touched = self.clock;
+        }
+    }
+
+    fn remove(&mut self, key: &str) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.order.remove(&entry.touched);
+            self.used -= entry.bytes;
+        }
+    }
+
+    fn insert_if_fits(&mut self, key: String, value: T, bytes: u64) {
+        if bytes > self.capacity {
+            return;
+        }
+        while self.used + bytes > self.capacity {
+            let Some((_, oldest)) = self.order.pop_first() else {
+                break;
+            };
+            if let Some(entry) = self.entries.remove(&oldest) {
+                self.used -= entry.bytes;
+            }
+        }
+        self.clock += 1;
+        self.used += bytes;
+        self.order.insert(self.clock, key.clone());
+        self.entries.insert(
+            key,
+            Entry {
+                value,
+                bytes,
+                touched: self.clock,
+            },
+        );
+    }
+
+    /// Keys and sizes, least recently used first.
+    #[cfg(test)]
+    fn contents(&self) -> Vec<(String, u64)> {
+        self.order
+            .values()
+            .map(|key| (key.clone(), self.entries[key].bytes))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sent(key: &str, bytes: u64) -> Incoming<String> {
+        Incoming {
+            key: key.into(),
+            data: Some((key.to_uppercase(), bytes)),
+        }
+    }
+
+    fn expected(key: &str) -> Incoming<String> {
+        Incoming {
+            key: key.into(),
+            data: None,
+        }
+    }
+
+    fn keys(cache: &ReceiverCache<String>) -> Vec<String> {
+        cache.contents().into_iter().map(|(key, _)| key).collect()
+    }
+
+    #[test]
+    fn a_hit_becomes_the_most_recent() {
+        let mut cache = ReceiverCache::new(30);
+        cache.update(vec![sent("a", 10), sent("b", 10)]).unwrap();
+        assert_eq!(cache.update(vec![expected("a")]), Ok(vec!["A".to_owned()]));
+        cache.update(vec![sent("c", 20)]).unwrap();
+        assert_eq!(keys(&cache), ["a", "c"]);
+    }
+
+    #[test]
+    fn what_a_request_uses_is_touched_before_anything_is_inserted() {
+        let mut cache = ReceiverCache::new(30);
+        cache
+            .update(vec![sent("old", 10), sent("other", 10), sent("third", 10)])
+            .unwrap();
+        // Without the first pass, "new" would evict "old" before it is looked up.
+        assert_eq!(
+            cache.update(vec![sent("new", 10), expected("old")]),
+            Ok(vec!["NEW".to_owned(), "OLD".to_owned()])
+        );
+        assert_eq!(keys(&cache), ["third", "new", "old"]);
+    }
+
+    #[test]
+    fn all_misses_are_named_and_the_other_items_are_kept() {
+        let mut cache = ReceiverCache::new(30);
+        let misses = cache.update(vec![expected("x"), sent("a", 10), expected("y")]);
+        assert_eq!(misses, Err(vec!["x".to_owned(), "y".to_owned()]));
+        assert_eq!(keys(&cache), ["a"]);
+    }
+
+    #[test]
+    fn an_item_that_can_not_fit_is_used_but_not_kept_and_drops_its_predecessor() {
+        let mut cache = ReceiverCache::new(30);
+        cache.update(vec![sent("a", 10), sent("b", 10)]).unwrap();
+        assert_eq!(cache.update(vec![sent("a", 31)]), Ok(vec!["A".to_owned()]));
+        assert_eq!(keys(&cache), ["b"]);
+    }
+
+    /// The algorithm once more, on a list.
+    struct Naive {
+        capacity: u64,
+        /// Oldest first.
+        items: Vec<(String, u64)>,
+    }
+
+    impl Naive {
+        fn position(&self, key: &str) -> Option<usize> {
+            self.items.iter().position(|(at, _)| at == key)
+        }
+
+        fn touch(&mut self, key: &str) {
+            if let Some(at) = self.position(key) {
+                let item = self.items.remove(at);
+                self.items.push(item);
+            }
+        }
+
+        fn update(&mut self, items: &[Incoming<String>]) -> Vec<String> {
+            items.iter().for_each(|item| self.touch(&item.key));
+            let mut missing = Vec::new();
+            for item in items {
+                match &item.data {
+                    Some((_, bytes)) => {
+                        if let Some(at) = self.position(&item.key) {
+                            self.items.remove(at);
+                        }
+                        if *bytes <= self.capacity {
+                            while self.items.iter().map(|(_, bytes)| bytes).sum::<u64>() + bytes
+                                > self.capacity
+                            {
+                                self.items.remove(0);
+                            }
+                            self.items.push((item.key.clone(), *bytes));
+                        }
+                    }
+                    None if self.position(&item.key).is_some() => self.touch(&item.key),
+                    None => missing.push(item.key.clone()),
+                }
+            }
+            missing
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_naive_model(
+            requests in prop::collection::vec(prop::collection::vec((0usize..8, prop::option::of(0u64..40)), 0..5), 0..60)
+        ) {
+            let mut cache = ReceiverCache::new(100);
+            let mut naive = Naive { capacity: 100, items: Vec::new() };
+            for request in requests {
+                let items: Vec<_> = request
+                    .into_iter()
+                    .map(|(key, bytes)| Incoming {
+                        key: format!("k{key}"),
+                        data: bytes.map(|bytes| (format!("k{key}"), bytes)),
+                    })
+                    .collect();
+                let missing = naive.update(&items);
+                match cache.update(items.clone()) {
+                    Ok(values) => {
+                        prop_assert!(missing.is_empty());
+                        let wanted: Vec<String> = items.into_iter().map(|item| item.key).collect();
+                        prop_assert_eq!(values, wanted);
+                    }
+                    Err(misses) => prop_assert_eq!(misses, missing),
+                }
+                prop_assert_eq!(cache.contents(), naive.items.clone());
+                prop_assert_eq!(cache.used, naive.items.iter().map(|(_, bytes)| bytes).sum::<u64>());
+            }
+        }
+    }
+}

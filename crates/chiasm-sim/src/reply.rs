@@ -1,0 +1,115 @@
+//! What a simulated engine answers.
+
+use chiasm_types::TokenId;
+
+use crate::image::SeenImage;
+
+/// Says what the engine saw: `1 image 280x224 (80 tokens); 64 of 109 prompt tokens were cached`.
+pub(crate) fn text(images: &[SeenImage], cached: usize, prompt: usize) -> String {
+    let seen = match images.len() {
+        0 => "no images".to_owned(),
+        count => {
+            let sizes: Vec<String> = images
+                .iter()
+                .map(
+                    |SeenImage {
+                         width,
+                         height,
+                         embeddings,
+                     }| format!("{width}x{height} ({embeddings} tokens)"),
+                )
+                .collect();
+            format!(
+                "{count} image{} {}",
+                if count == 1 { "" } else { "s" },
+                sizes.join(", ")
+            )
+        }
+    };
+    format!("{seen}; {cached} of {prompt} prompt tokens were cached")
+}
+
+/// The tokens of an answer, one after the other: the text, then EOS, then from the start again for requests
+/// that do not stop at EOS.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    tokens: Vec<TokenId>,
+    next: usize,
+}
+
+impl Answer {
+    pub(crate) fn new(mut tokens: Vec<TokenId>, eos: Option<TokenId>) -> Self {
+        tokens.extend(eos);
+        if tokens.is_empty() {
+            tokens.push(TokenId(0));
+        }
+        Self { tokens, next: 0 }
+    }
+
+    /// The next token that is not `suppressed`.
+    pub(crate) fn next(&mut self, suppressed: impl Fn(TokenId) -> bool) -> TokenId {
+        for _ in 0..self.tokens.len() {
+            let token = self.tokens[self.next % self.tokens.len()];
+            self.next += 1;
+            if !suppressed(token) {
+                return token;
+            }
+        }
+        // The whole answer is suppressed: any other token will do.
+        (0..)
+            .map(TokenId)
+            .find(|&token| !suppressed(token))
+            .unwrap_or(TokenId(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(width: u64, height: u64, embeddings: usize) -> SeenImage {
+        SeenImage {
+            width,
+            height,
+            embeddings,
+        }
+    }
+
+    #[test]
+    fn the_text_names_every_image() {
+        assert_eq!(
+            text(&[], 0, 12),
+            "no images; 0 of 12 prompt tokens were cached"
+        );
+        assert_eq!(
+            text(&[image(280, 224, 80)], 64, 109),
+            "1 image 280x224 (80 tokens); 64 of 109 prompt tokens were cached"
+        );
+        assert_eq!(
+            text(&[image(280, 224, 80), image(56, 56, 4)], 0, 99),
+            "2 images 280x224 (80 tokens), 56x56 (4 tokens); 0 of 99 prompt tokens were cached"
+        );
+    }
+
+    fn take(answer: &mut Answer, count: usize, suppressed: &[u32]) -> Vec<u32> {
+        (0..count)
+            .map(|_| answer.next(|token| suppressed.contains(&token.0)).0)
+            .collect()
+    }
+
+    #[test]
+    fn eos_follows_the_text_and_then_it_starts_again() {
+        let mut answer = Answer::new(vec![TokenId(5), TokenId(6)], Some(TokenId(2)));
+        assert_eq!(take(&mut answer, 5, &[]), [5, 6, 2, 5, 6]);
+    }
+
+    #[test]
+    fn suppressed_tokens_are_passed_over() {
+        let mut answer = Answer::new(vec![TokenId(5), TokenId(6)], Some(TokenId(2)));
+        assert_eq!(take(&mut answer, 4, &[2]), [5, 6, 5, 6]);
+        assert_eq!(
+            take(&mut Answer::new(vec![], Some(TokenId(0))), 2, &[0]),
+            [1, 1]
+        );
+    }
+}

@@ -1,0 +1,88 @@
+//! The two directions between the engine and its frontend, kept up across restarts of the frontend.
+
+use bytes::Bytes;
+use chiasm_engine::wire::handshake::identity;
+use tokio::sync::{mpsc, oneshot, watch};
+use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqMessage};
+
+use crate::connection::{Connection, RECONNECT_PAUSE};
+use crate::intake::Intake;
+
+/// Receives from one of the frontend's input sockets for ever, or until something can't be decoded.
+///
+/// `ready` is sent once, at the first connection: a frontend that was restarted gets no new one, from vLLM neither.
+/// `connected` fires then. `losses` counts how often the frontend went away.
+pub(crate) async fn receive(
+    address: String,
+    rank: u16,
+    ready: Bytes,
+    connected: oneshot::Sender<()>,
+    losses: watch::Sender<u64>,
+    intake: Intake,
+) {
+    let mut first = Some((ready, connected));
+    loop {
+        let mut connection = Connection::<DealerSocket>::open(&address, Some(identity(rank))).await;
+        if let Some((ready, connected)) = first.take() {
+            if connection.socket.send(ready.clone().into()).await.is_err() {
+                first = Some((ready, connected));
+                continue;
+            }
+            let _ = connected.send(());
+        }
+        loop {
+            let (socket, lost) = connection.split();
+            let message = tokio::select! {
+                biased;
+                message = socket.recv() => message.ok(),
+                () = lost => None,
+            };
+            let Some(message) = message else { break };
+            if let Err(problem) = intake.take(&message.into_vec()) {
+                tracing::warn!(
+                    problem,
+                    "a message can't be decoded: like vLLM, the engine stops listening"
+                );
+                return;
+            }
+        }
+        tracing::debug!(address, "the frontend is gone, waiting for it");
+        losses.send_modify(|count| *count += 1);
+        drop(connection);
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+/// Sends to one of the frontend's output sockets until the queue ends with an empty message.
+pub(crate) async fn send(
+    address: String,
+    mut queue: mpsc::UnboundedReceiver<Vec<Bytes>>,
+    mut losses: watch::Receiver<u64>,
+) {
+    let mut unsent = None;
+    loop {
+        let mut connection = Connection::<PushSocket>::open(&address, None).await;
+        losses.mark_unchanged();
+        loop {
+            let frames = match unsent.take() {
+                Some(frames) => frames,
+                None => tokio::select! {
+                    frames = queue.recv() => match frames {
+                        Some(frames) => frames,
+                        None => return,
+                    },
+                    Ok(()) = losses.changed() => break,
+                },
+            };
+            let Ok(message) = ZmqMessage::try_from(frames.clone()) else {
+                return;
+            };
+            if connection.socket.send(message).await.is_err() {
+                unsent = Some(frames);
+                break;
+            }
+        }
+        drop(connection);
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}

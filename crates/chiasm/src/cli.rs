@@ -1,0 +1,281 @@
+//! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// One fast front door before many multimodal LLM engines.
+#[derive(Debug, Parser)]
+#[command(version, about, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model: an OpenAI-compatible frontend before several engines
+    Serve(Box<ServeArgs>),
+    /// Show the main job in a minute: a frontend, two simulated engines and a small conversation set
+    Demo(DemoArgs),
+    /// Tell what an image means for a model's prompt: identity, layout, tensors, block keys
+    Inspect(InspectArgs),
+    /// Run one simulated engine on vLLM's wire
+    SimEngine(SimEngineArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Directory with config.json, tokenizer.json and the processor's configuration
+    pub(crate) model: PathBuf,
+    /// The model's name in requests [default: MODEL as given]
+    #[arg(long, env = "CHIASM_SERVED_MODEL_NAME")]
+    pub(crate) served_model_name: Option<String>,
+    /// Address to listen on
+    #[arg(long, env = "CHIASM_HOST", default_value = "127.0.0.1")]
+    pub(crate) host: IpAddr,
+    /// Port to listen on; 0 picks a free one
+    #[arg(long, env = "CHIASM_PORT", default_value_t = 8000)]
+    pub(crate) port: u16,
+    /// Jinja file that replaces the model's chat template
+    #[arg(long, env = "CHIASM_CHAT_TEMPLATE", value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+
+    #[command(flatten, next_help_heading = "Engines")]
+    pub(crate) engines: EngineArgs,
+    #[command(flatten, next_help_heading = "Routing")]
+    pub(crate) routing: RoutingArgs,
+    #[command(flatten, next_help_heading = "Media")]
+    pub(crate) media: MediaArgs,
+    #[command(flatten, next_help_heading = "Limits")]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten, next_help_heading = "Simulated engines")]
+    pub(crate) sim_args: SimArgs,
+
+    /// Flags for every vLLM engine, after `--`
+    #[arg(last = true, value_name = "VLLM_FLAGS")]
+    pub(crate) vllm_args: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Number of vLLM engines to launch
+    #[arg(long, env = "CHIASM_ENGINES", default_value_t = 1, conflicts_with_all = ["sim", "attach"])]
+    pub(crate) engines: u32,
+    /// The vllm command
+    #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
+    pub(crate) vllm: PathBuf,
+    /// Give each engine this many GPUs of its own, by CUDA_VISIBLE_DEVICES [default: leave it to vLLM]
+    #[arg(long, env = "CHIASM_GPUS_PER_ENGINE")]
+    pub(crate) gpus_per_engine: Option<u32>,
+    /// Give all engines the same, first GPUs
+    #[arg(long, requires = "gpus_per_engine")]
+    pub(crate) share_gpu: bool,
+    /// Use this many simulated engines instead
+    #[arg(long, env = "CHIASM_SIM", value_name = "N", conflicts_with = "attach")]
+    pub(crate) sim: Option<u32>,
+    /// Wait on these handshake addresses (tcp://host:port) for engines that somebody else starts
+    #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
+    pub(crate) attach: Vec<String>,
+    /// Gigabytes of each engine's cache of processed images (vLLM's --mm-processor-cache-gb)
+    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", default_value_t = 4.0)]
+    pub(crate) receiver_cache_gb: f64,
+    /// What engines are sent: raw pixels, which they normalise, or normalised floats
+    #[arg(long, env = "CHIASM_PIXELS", value_enum, default_value_t = Pixels::Auto)]
+    pub(crate) pixels: Pixels,
+    /// Refuse engines with a vLLM newer than the tested one
+    #[arg(long, env = "CHIASM_STRICT_VLLM_VERSION")]
+    pub(crate) strict_vllm_version: bool,
+    /// Seconds that an engine may take to become ready
+    #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
+    pub(crate) startup_timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pixels {
+    /// Raw where vLLM normalises by default and its flags do not say otherwise
+    Auto,
+    /// Raw: the engine normalises
+    Raw,
+    /// Normalised, in the model's element type
+    Float,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RoutingArgs {
+    /// How a worker is picked
+    #[arg(long, env = "CHIASM_POLICY", value_enum, default_value_t = PolicyArg::Kv)]
+    pub(crate) policy: PolicyArg,
+    /// Cost of a prompt block that has to be computed
+    #[arg(long, env = "CHIASM_PREFILL_WEIGHT", value_parser = weight)]
+    pub(crate) prefill_weight: Option<f64>,
+    /// Cost of a block that running requests use
+    #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = weight)]
+    pub(crate) load_weight: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyArg {
+    /// The worker whose KV cache saves most work, weighed against its load
+    Kv,
+    /// One after the other
+    RoundRobin,
+    /// Any
+    Random,
+    /// The one with the fewest blocks in use
+    LeastLoaded,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MediaArgs {
+    /// Folder below which file:// URLs may be read [default: none may]
+    #[arg(long, env = "CHIASM_ALLOWED_LOCAL_MEDIA_PATH", value_name = "DIR")]
+    pub(crate) allowed_local_media_path: Option<PathBuf>,
+    /// Fetch images from loopback, private and link-local addresses too
+    #[arg(long, env = "CHIASM_ALLOW_PRIVATE_MEDIA")]
+    pub(crate) allow_private_media: bool,
+    /// Most bytes of one encoded image
+    #[arg(long, env = "CHIASM_MAX_IMAGE_BYTES", default_value_t = 32 << 20)]
+    pub(crate) max_image_bytes: u64,
+    /// Most pixels of one image
+    #[arg(long, env = "CHIASM_MAX_IMAGE_PIXELS", default_value_t = 100_000_000)]
+    pub(crate) max_image_pixels: u64,
+    /// Seconds that fetching one image may take
+    #[arg(long, env = "CHIASM_MEDIA_TIMEOUT", value_parser = seconds, default_value = "10")]
+    pub(crate) media_timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LimitArgs {
+    /// Most images in one request
+    #[arg(long, env = "CHIASM_LIMIT_IMAGES", default_value_t = 64)]
+    pub(crate) limit_images: usize,
+    /// Most bytes of a request body
+    #[arg(long, env = "CHIASM_MAX_BODY_BYTES", default_value_t = 64 << 20)]
+    pub(crate) max_body_bytes: usize,
+    /// Most requests in flight; more get 503
+    #[arg(long, env = "CHIASM_MAX_REQUESTS", default_value_t = 1024)]
+    pub(crate) max_requests: usize,
+    /// Threads for decoding, tokenizing and hashing [default: one per core]
+    #[arg(long, env = "CHIASM_CPU_THREADS")]
+    pub(crate) cpu_threads: Option<usize>,
+    /// Seconds that requests in flight get to finish after SIGTERM
+    #[arg(long, env = "CHIASM_DRAIN_TIMEOUT", value_parser = seconds, default_value = "30")]
+    pub(crate) drain_timeout: Duration,
+}
+
+/// A simulated engine's size and speed.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SimArgs {
+    /// Tokens per block of a simulated engine's KV cache
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) sim_block_size: u32,
+    /// Blocks of its KV cache
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) sim_blocks: u32,
+    /// Longest prompt and answer together
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) sim_max_model_len: usize,
+    /// Prompt tokens that it computes per second
+    #[arg(long, default_value_t = 20_000.0, value_parser = weight)]
+    pub(crate) sim_prefill_rate: f64,
+    /// Steps that it decodes per second
+    #[arg(long, default_value_t = 100.0, value_parser = weight)]
+    pub(crate) sim_decode_rate: f64,
+    /// Milliseconds that it takes to encode an image
+    #[arg(long, default_value_t = 20.0, value_parser = weight)]
+    pub(crate) sim_image_ms: f64,
+    /// Runs all of that so many times faster
+    #[arg(long, default_value_t = 1.0, value_parser = weight)]
+    pub(crate) sim_speedup: f64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Print JSON lines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Leave the server up afterwards
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Port to listen on; 0 picks a free one
+    #[arg(long, default_value_t = 0)]
+    pub(crate) port: u16,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Directory with config.json and the processor's configuration
+    #[arg(long)]
+    pub(crate) model: PathBuf,
+    /// Files or http(s) or data: URLs
+    #[arg(required = true, value_name = "IMAGE|URL")]
+    pub(crate) images: Vec<String>,
+    /// Print JSON lines
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write each tensor there, as .npy
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dump: Option<PathBuf>,
+    /// Tokens per block, for the block keys
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) block_size: u32,
+    /// Dump normalised floats instead of raw pixels
+    #[arg(long)]
+    pub(crate) normalized: bool,
+    /// Image processor settings as in a request's mm_processor_kwargs, as JSON
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    pub(crate) mm_processor_kwargs: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SimEngineArgs {
+    /// The frontend's handshake address, such as tcp://127.0.0.1:29550
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) handshake: String,
+    /// Model directory whose tokenizer its answers use [default: one token per byte]
+    #[arg(long)]
+    pub(crate) model: Option<PathBuf>,
+    /// Data-parallel rank
+    #[arg(long, default_value_t = 0)]
+    pub(crate) rank: u16,
+    /// Address to publish KV events on; port 0 picks a free one
+    #[arg(long, default_value = "tcp://127.0.0.1:0")]
+    pub(crate) kv_events: String,
+    #[command(flatten)]
+    pub(crate) sim: SimArgs,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn weight(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(weight) if weight.is_finite() && weight >= 0.0 => Ok(weight),
+        _ => Err("expected a number, 0 or more".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn vllm_flags_come_after_two_dashes() {
+        let cli = Cli::parse_from(["chiasm", "serve", "m", "--engines", "2", "--", "--dtype", "float32"]);
+        let Command::Serve(args) = cli.command else { panic!("serve") };
+        assert_eq!(args.engines.engines, 2);
+        assert_eq!(args.vllm_args, ["--dtype", "float32"]);
+    }
+}

@@ -1,0 +1,137 @@
+//! `chiasm demo`: a frontend, two simulated engines and ten small conversations over real HTTP, in one process.
+
+mod bundle;
+mod origin;
+mod player;
+mod report;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_media::{MediaConfig, MediaDoor};
+use chiasm_router::{Policy, RouterConfig};
+use chiasm_server::fleet::{EngineHost, Fleet, FleetOptions, PixelPolicy};
+use chiasm_server::model::ServedModel;
+use chiasm_server::{Frontend, Limits};
+
+use crate::cli::{DemoArgs, SimArgs};
+use crate::error::CliError;
+use crate::scenarios;
+use crate::serve::{listen, serve};
+use crate::signals;
+use crate::sim_host::{SimHost, sim_config};
+use bundle::Bundle;
+use origin::Origin;
+use player::Player;
+use report::{Report, Totals};
+
+const ENGINES: usize = 2;
+
+/// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen in the time to
+/// first token.
+const ENGINE: SimArgs = SimArgs {
+    sim_block_size: 16,
+    sim_blocks: 4096,
+    sim_max_model_len: 8192,
+    sim_prefill_rate: 4000.0,
+    sim_decode_rate: 400.0,
+    sim_image_ms: 25.0,
+    sim_speedup: 1.0,
+};
+
+/// Runs the command.
+pub(crate) async fn run(args: DemoArgs) -> Result<(), CliError> {
+    let bundle = Bundle::unpack()?;
+    let model = Arc::new(ServedModel::load(bundle.model_dir(), "chiasm-demo", None)?);
+    let origin = Origin::start().await?;
+    let report = Report::new(args.json);
+
+    report.opening(ENGINES, &model.name);
+    let with_kv = Stand::start(&model, Policy::Kv, args.port).await?;
+    let kv = play(&with_kv, &origin, |scenario, shot| report.request(scenario, shot)).await?;
+
+    let without = Stand::start(&model, Policy::RoundRobin, 0).await?;
+    let round_robin = play(&without, &origin, |_, _| ()).await?;
+    without.stop().await?;
+
+    report.summary(&kv, &round_robin);
+    if args.keep {
+        report.how_to_go_on(with_kv.address, &model.name, bundle.picture());
+        signals::terminated().await;
+    } else {
+        report.how_to_keep();
+    }
+    with_kv.stop().await
+}
+
+/// Plays all scenarios; stops at a request that fails or does not go where it should.
+async fn play(
+    stand: &Stand,
+    origin: &Origin,
+    each: impl Fn(&str, &player::Shot),
+) -> Result<Totals, CliError> {
+    let player = Player::new(stand.address)?;
+    let mut totals = Totals::default();
+    for scenario in scenarios::all() {
+        let mut observed = Vec::new();
+        for (index, turn) in scenario.turns.iter().enumerate() {
+            let shot = player.play(turn, index, &stand.model, &origin.url()).await?;
+            each(scenario.name, &shot);
+            totals.add(&shot);
+            observed.push(shot.observed());
+            if stand.policy == Policy::Kv {
+                turn.expect.check(&observed).map_err(|wrong| {
+                    CliError::Demo(format!("{}, request {}: {wrong}", scenario.name, index + 1))
+                })?;
+            }
+        }
+    }
+    Ok(totals)
+}
+
+/// A frontend with its simulated engines.
+struct Stand {
+    address: SocketAddr,
+    model: String,
+    policy: Policy,
+    fleet: Arc<Fleet>,
+    stop: tokio::sync::oneshot::Sender<()>,
+    server: tokio::task::JoinHandle<Result<(), CliError>>,
+}
+
+impl Stand {
+    async fn start(model: &Arc<ServedModel>, policy: Policy, port: u16) -> Result<Self, CliError> {
+        let config = sim_config(&ENGINE, Some(model));
+        let hosts = (0..ENGINES)
+            .map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>)
+            .collect();
+        let options = FleetOptions {
+            startup_timeout: Duration::from_secs(30),
+            client: model.client_options(),
+            pixels: PixelPolicy::Raw,
+        };
+        let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
+        let address = listener.local_addr().map_err(CliError::Server)?;
+        let fleet = Fleet::start(hosts, RouterConfig { policy, ..RouterConfig::default() }, options)?;
+        // The demo's web server is on this machine, so the door must let loopback addresses in.
+        let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
+        let frontend =
+            Frontend::new(model.clone(), MediaDoor::new(media)?, fleet.clone(), Limits::default());
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        let server =
+            tokio::spawn(serve(listener, Arc::new(frontend), stopped, Duration::from_secs(2)));
+        fleet.wait_ready(ENGINES).await;
+        Ok(Self { address, model: model.name.clone(), policy, fleet, stop, server })
+    }
+
+    async fn stop(self) -> Result<(), CliError> {
+        drop(self.stop);
+        let served = self.server.await.unwrap_or(Ok(()));
+        self.fleet.shutdown().await;
+        served
+    }
+}

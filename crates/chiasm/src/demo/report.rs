@@ -1,0 +1,137 @@
+//! What the demo prints: lines for people, or JSON lines for programs.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::player::Shot;
+
+/// Sums over the requests of one run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Totals {
+    requests: usize,
+    blocks: usize,
+    overlap: usize,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    ttft: Duration,
+}
+
+impl Totals {
+    pub(super) fn add(&mut self, shot: &Shot) {
+        self.requests += 1;
+        self.blocks += shot.total;
+        self.overlap += shot.overlap;
+        self.prompt_tokens += shot.prompt_tokens;
+        self.cached_tokens += shot.cached_tokens;
+        self.ttft += shot.ttft;
+    }
+
+    /// Share of prompt tokens that engines found in their caches.
+    fn hit_rate(&self) -> f64 {
+        self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
+    }
+
+    fn mean_ttft_ms(&self) -> f64 {
+        self.ttft.as_secs_f64() * 1000.0 / self.requests.max(1) as f64
+    }
+}
+
+pub(super) struct Report {
+    json: bool,
+    /// The scenario whose title was printed last.
+    scenario: RefCell<String>,
+}
+
+impl Report {
+    pub(super) fn new(json: bool) -> Self {
+        Self { json, scenario: RefCell::default() }
+    }
+
+    pub(super) fn opening(&self, engines: usize, model: &str) {
+        if !self.json {
+            println!("A frontend with KV-aware routing before {engines} simulated engines, model '{model}'.");
+            println!("Overlap: leading blocks of the prompt that the worker holds. Cached: the engine's own count.");
+        }
+    }
+
+    pub(super) fn request(&self, scenario: &str, shot: &Shot) {
+        let ttft_ms = (shot.ttft.as_secs_f64() * 10_000.0).round() / 10.0;
+        if self.json {
+            let line = json!({
+                "scenario": scenario,
+                "request": shot.request,
+                "worker": shot.worker,
+                "blocks_total": shot.total,
+                "blocks_overlap": shot.overlap,
+                "prompt_tokens": shot.prompt_tokens,
+                "cached_tokens": shot.cached_tokens,
+                "transfer": shot.transfer,
+                "ttft_ms": ttft_ms,
+            });
+            println!("{line}");
+            return;
+        }
+        if *self.scenario.borrow() != scenario {
+            println!("\n{scenario}");
+            scenario.clone_into(&mut self.scenario.borrow_mut());
+        }
+        let pixels = match shot.images {
+            0 => "no pixels".to_owned(),
+            1 => format!("1 image {}", shot.transfer),
+            images => format!("{images} images {}", shot.transfer),
+        };
+        println!(
+            "  {}  {}  {:>2}/{:<2} blocks overlap  {:>3} of {:>3} prompt tokens cached  {:<15}  first token {:>5.1} ms",
+            shot.request,
+            shot.worker,
+            shot.overlap,
+            shot.total,
+            shot.cached_tokens,
+            shot.prompt_tokens,
+            pixels,
+            ttft_ms,
+        );
+        println!("     \"{}\"", shot.text);
+    }
+
+    pub(super) fn summary(&self, kv: &Totals, round_robin: &Totals) {
+        if self.json {
+            return;
+        }
+        println!("\nThe same {} requests under both policies:", kv.requests);
+        for (policy, totals) in [("KV routing", kv), ("round-robin", round_robin)] {
+            println!(
+                "  {policy:<12}  {:>4.1} % of prompt tokens cached, {:>3} of {} blocks overlap, first token after {:.1} ms on average",
+                100.0 * totals.hit_rate(),
+                totals.overlap,
+                totals.blocks,
+                totals.mean_ttft_ms(),
+            );
+        }
+    }
+
+    pub(super) fn how_to_keep(&self) {
+        if !self.json {
+            println!("\nGo on: `chiasm demo --keep` leaves the server up; `chiasm serve --help` is for real engines.");
+        }
+    }
+
+    pub(super) fn how_to_go_on(&self, address: SocketAddr, model: &str, picture: &Path) {
+        let command = format!(
+            "curl -s http://{address}/v1/chat/completions -H 'content-type: application/json' -d @- <<EOF\n\
+             {{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": [\n  \
+             {{\"type\": \"image_url\", \"image_url\": {{\"url\": \"data:image/jpeg;base64,$(base64 -w0 '{}')\"}}}},\n  \
+             {{\"type\": \"text\", \"text\": \"What is in this picture?\"}}]}}]}}\nEOF",
+            picture.display()
+        );
+        if self.json {
+            println!("{}", json!({"url": format!("http://{address}/v1"), "model": model}));
+        } else {
+            println!("\nThe server stays up at http://{address}/v1 until Ctrl-C. Try:\n\n{command}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What makes a command fail.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use chiasm_media::MediaError;
+use chiasm_server::fleet::FleetError;
+use chiasm_server::model::ModelError;
+use chiasm_sim::SimError;
+use chiasm_vision::VisionError;
+
+/// Why a command ends with exit code 1.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    #[error("{0}")]
+    Usage(String),
+    #[error("{path}: {source}")]
+    File { path: PathBuf, source: io::Error },
+    #[error("can't listen on {address}: {source}; is another server there? --port 0 picks a free one")]
+    Listen { address: std::net::SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Vision(#[from] VisionError),
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    #[error(transparent)]
+    Fleet(#[from] FleetError),
+    #[error("the simulated engine failed: {0}")]
+    Sim(Arc<SimError>),
+    #[error("the server failed: {0}")]
+    Server(#[source] io::Error),
+    #[error("a demo request failed: {0}")]
+    Demo(String),
+}
+
+impl CliError {
+    pub(crate) fn file(path: &Path, source: io::Error) -> Self {
+        Self::File { path: path.to_owned(), source }
+    }
+}

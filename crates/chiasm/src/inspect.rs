@@ -1,0 +1,168 @@
+//! `chiasm inspect`: what an image means for a model's prompt.
+
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::Path;
+
+use bytes::Bytes;
+use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+use chiasm_media::{EncodedImage, MediaConfig, MediaDoor};
+use chiasm_types::{BlockSize, Dtype, MmHash, TokenId};
+use chiasm_vision::{Contents, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionModel};
+use serde_json::{Map, Value, json};
+
+use crate::cli::InspectArgs;
+use crate::error::CliError;
+use crate::npy;
+
+/// Runs the command.
+pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
+    let model = VisionModel::from_model_dir(&args.model)?
+        .ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
+    let kwargs: Map<String, Value> = serde_json::from_str(&args.mm_processor_kwargs)
+        .map_err(|error| CliError::Usage(format!("--mm-processor-kwargs: {error}")))?;
+    let kwargs = model.parse_kwargs(&kwargs)?;
+    let format = if args.normalized || !model.engine_normalizes() {
+        PixelFormat::Normalized(Dtype::F32)
+    } else {
+        PixelFormat::RawU8
+    };
+    let block_size = BlockSize::new(args.block_size).ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
+    // The person at the command line may read what they can reach.
+    let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
+    let max_pixels = media.max_pixels;
+    let door = MediaDoor::new(media)?;
+    if let Some(dir) = &args.dump {
+        fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
+    }
+    for (index, source) in args.images.iter().enumerate() {
+        let image = open(&door, source, max_pixels).await?;
+        let size = ImageSize { width: image.width, height: image.height };
+        let plan = model.plan(size, &kwargs)?;
+        let hash = chiasm_media::mm_hash(&image.content, "image", &model.fingerprint(&kwargs));
+        let keys = keys(&plan, hash, block_size);
+        let tensors = plan.tensors(format);
+        let shown = if source.starts_with("data:") { "data: URI" } else { source };
+        if args.json {
+            println!("{}", as_json(shown, &image, &plan, hash, &tensors, &keys));
+        } else {
+            print(shown, &image, &plan, hash, &tensors, &keys, block_size);
+        }
+        if let Some(dir) = &args.dump {
+            dump(dir, index, &model, &image, &plan, format, tensors)?;
+        }
+    }
+    Ok(())
+}
+
+async fn open(door: &MediaDoor, source: &str, max_pixels: u64) -> Result<EncodedImage, CliError> {
+    if source.starts_with("data:") || source.contains("://") {
+        return Ok(door.open(source).await?);
+    }
+    let bytes = fs::read(source).map_err(|error| CliError::file(Path::new(source), error))?;
+    Ok(EncodedImage::from_bytes(Bytes::from(bytes), max_pixels)?)
+}
+
+/// Block keys of a prompt that is this image alone: its placeholder starts at the first token.
+fn keys(plan: &ImagePlan, hash: MmHash, block_size: BlockSize) -> Vec<BlockKey> {
+    let tokens: Vec<TokenId> =
+        plan.placeholder.iter().flat_map(|run| std::iter::repeat_n(run.token, run.count)).collect();
+    let media = [MediaSpan { hash, offset: 0, length: tokens.len() }];
+    block_keys(&PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: None }, block_size)
+}
+
+fn as_json(
+    source: &str,
+    image: &EncodedImage,
+    plan: &ImagePlan,
+    hash: MmHash,
+    tensors: &[TensorSpec],
+    keys: &[BlockKey],
+) -> Value {
+    let tensors: Vec<Value> = tensors
+        .iter()
+        .map(|tensor| json!({"name": tensor.name, "dtype": tensor.dtype.torch_name(), "shape": tensor.shape}))
+        .collect();
+    let layout: Vec<Value> = plan
+        .placeholder
+        .iter()
+        .map(|run| json!({"token": run.token.0, "count": run.count, "embeds": run.embeds}))
+        .collect();
+    json!({
+        "image": source,
+        "mm_hash": hash.to_string(),
+        "format": image.format.to_string(),
+        "width": image.width,
+        "height": image.height,
+        "orientation": image.orientation,
+        "resized": [plan.resized.width, plan.resized.height],
+        "grid_thw": plan.grid,
+        "placeholder_tokens": plan.tokens,
+        "placeholder": layout,
+        "tensors": tensors,
+        "block_keys": keys.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}
+
+fn print(
+    source: &str,
+    image: &EncodedImage,
+    plan: &ImagePlan,
+    hash: MmHash,
+    tensors: &[TensorSpec],
+    keys: &[BlockKey],
+    block_size: BlockSize,
+) {
+    println!("{source}");
+    println!("  mm_hash      {hash}");
+    println!(
+        "  size         {}x{} {} (orientation {}), resized to {}x{}",
+        image.width, image.height, image.format, image.orientation, plan.resized.width, plan.resized.height
+    );
+    println!("  grid         {} x {} x {} patches (time, height, width)", plan.grid[0], plan.grid[1], plan.grid[2]);
+    let layout: Vec<String> = plan
+        .placeholder
+        .iter()
+        .map(|run| format!("{} x token {}{}", run.count, run.token, if run.embeds { "" } else { " (no embedding)" }))
+        .collect();
+    println!("  placeholder  {} tokens: {}", plan.tokens, layout.join(", "));
+    for tensor in tensors {
+        println!("  tensor       {} {} {:?}", tensor.name, tensor.dtype.torch_name(), tensor.shape);
+    }
+    println!("  blocks       {} of {} tokens, when the prompt starts with the image", keys.len(), block_size.get());
+    for key in keys {
+        println!("    {key}");
+    }
+}
+
+fn dump(
+    dir: &Path,
+    index: usize,
+    model: &VisionModel,
+    image: &EncodedImage,
+    plan: &ImagePlan,
+    format: PixelFormat,
+    tensors: Vec<TensorSpec>,
+) -> Result<(), CliError> {
+    let decoded = chiasm_media::decode(image)?;
+    let view = RgbView::new(plan.original, &decoded.pixels)?;
+    for tensor in tensors {
+        let bytes = match tensor.contents {
+            Contents::Small(bytes) => bytes,
+            Contents::Pixels => {
+                let mut pixels = vec![0; plan.pixel_bytes(format)];
+                model.process(view, plan, format, &mut pixels)?;
+                pixels
+            }
+        };
+        let path = dir.join(format!("{index}.{}.npy", tensor.name));
+        let write = || {
+            let mut file = BufWriter::new(File::create(&path)?);
+            npy::write(&mut file, tensor.dtype, &tensor.shape, &bytes)?;
+            file.into_inner()?.sync_all()
+        };
+        write().map_err(|error| CliError::file(&path, error))?;
+        println!("  wrote        {}", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! The `chiasm` binary as a library, so that its tests can play the same conversations as its demo.
+//!
+//! | module | is |
+//! |---|---|
+//! | `cli` | the command line |
+//! | `serve` | engines, a frontend before them, an orderly end |
+//! | `demo` | the main job in a minute, on simulated engines |
+//! | `inspect` | what an image means for a model's prompt |
+//! | `sim_engine` | one simulated engine as a process |
+//! | [`scenarios`] | the conversations of demo and tests, and what they must show |
+#![forbid(unsafe_code)]
+
+mod cli;
+mod demo;
+mod error;
+mod inspect;
+mod npy;
+pub mod scenarios;
+mod serve;
+mod signals;
+mod sim_engine;
+mod sim_host;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use cli::{Cli, Command};
+
+/// Makes ring the cryptography of all TLS in this process. No request of ours needs it, but HTTP clients ask for one.
+pub fn use_ring() {
+    // Fails only when one was chosen before, and that one does too.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    use_ring();
+    // The demo's own lines are its output; what its parts log would only blur them.
+    let default_level = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
+    log_to_stderr(default_level);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: can't start the async runtime: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(async {
+        match cli.command {
+            Command::Serve(args) => serve::run(*args).await,
+            Command::Demo(args) => demo::run(args).await,
+            Command::Inspect(args) => inspect::run(args).await,
+            Command::SimEngine(args) => sim_engine::run(args).await,
+        }
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn log_to_stderr(default_level: &str) {
+    let filter = EnvFilter::try_from_env("CHIASM_LOG").unwrap_or_else(|_| EnvFilter::new(default_level));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
+}

@@ -1,0 +1,184 @@
+//! `chiasm serve`: engines, a frontend before them, and an orderly end.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_engine::ClientOptions;
+use chiasm_media::{MediaConfig, MediaDoor};
+use chiasm_router::{Policy, RouterConfig};
+use chiasm_server::fleet::{
+    AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy,
+};
+use chiasm_server::model::ServedModel;
+use chiasm_server::{Frontend, Limits, routes};
+use tokio::net::TcpListener;
+
+use crate::cli::{MediaArgs, Pixels, PolicyArg, RoutingArgs, ServeArgs};
+use crate::error::CliError;
+use crate::signals;
+use crate::sim_host::{SimHost, sim_config};
+
+/// vLLM's flag against normalising on the device; see [`pixel_policy`].
+const NO_DEVICE_NORMALIZE: &str = "--no-mm-device-do-normalize";
+
+/// Runs until SIGTERM or Ctrl-C.
+pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
+    let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
+    let model = Arc::new(ServedModel::load(&args.model, name, args.chat_template.as_deref())?);
+    let door = MediaDoor::new(media_config(&args.media))?;
+    let hosts = hosts(&args, &model)?;
+    let workers = hosts.len();
+    let options = FleetOptions {
+        startup_timeout: args.engines.startup_timeout,
+        client: client_options(&args, &model),
+        pixels: pixel_policy(&args, &model),
+    };
+    // Bound before any engine is started: a taken port is told at once.
+    let address = SocketAddr::new(args.host, args.port);
+    let listener = listen(address).await?;
+    let fleet = Fleet::start(hosts, router_config(&args.routing), options)?;
+    let frontend =
+        Arc::new(Frontend::new(model.clone(), door, fleet.clone(), limits(&args)));
+
+    let terminated = async {
+        signals::terminated().await;
+        tracing::info!("draining: new connections are refused, requests in flight finish");
+    };
+    let announce = async {
+        if fleet.wait_ready(workers).await {
+            tracing::info!("all {workers} engines are ready");
+        }
+    };
+    if let Ok(address) = listener.local_addr() {
+        tracing::info!("serving '{}' at http://{address}/v1", model.name);
+    }
+    let served = tokio::select! {
+        served = serve(listener, frontend, terminated, args.limits.drain_timeout) => served,
+        served = async { announce.await; std::future::pending().await } => served,
+    };
+    fleet.shutdown().await;
+    served
+}
+
+/// Binds the frontend's address.
+pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError> {
+    TcpListener::bind(address).await.map_err(|source| CliError::Listen { address, source })
+}
+
+/// Serves until `stop`, then lets requests in flight finish, but not for longer than `drain`.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    frontend: Arc<Frontend>,
+    stop: impl Future<Output = ()> + Send + 'static,
+    drain: Duration,
+) -> Result<(), CliError> {
+    let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
+    let graceful = async move {
+        stop.await;
+        drop(stopping);
+    };
+    let serving = axum::serve(listener, routes::router(frontend)).with_graceful_shutdown(graceful);
+    let too_long = async {
+        // Ends with an error when `stopping` is dropped, which is the signal.
+        let _ = stopped.await;
+        tokio::time::sleep(drain).await;
+    };
+    tokio::select! {
+        served = serving => served.map_err(CliError::Server),
+        () = too_long => {
+            tracing::warn!("requests were still in flight after {} s (--drain-timeout)", drain.as_secs());
+            Ok(())
+        }
+    }
+}
+
+fn hosts(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn EngineHost>>, CliError> {
+    let engines = &args.engines;
+    if let Some(count) = engines.sim {
+        let config = sim_config(&args.sim_args, Some(model));
+        return Ok((0..count).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect());
+    }
+    if !engines.attach.is_empty() {
+        return Ok(engines
+            .attach
+            .iter()
+            .map(|address| Box::new(AttachHost::new(address.clone())) as Box<dyn EngineHost>)
+            .collect());
+    }
+    (0..engines.engines)
+        .map(|index| {
+            let gpus = engines.gpus_per_engine.map(|count| {
+                let first = if engines.share_gpu { 0 } else { index * count };
+                (first..first + count).collect()
+            });
+            let host = LaunchHost {
+                vllm: engines.vllm.clone(),
+                model: args.model.clone(),
+                extra_args: args.vllm_args.clone(),
+                gpus,
+                receiver_cache_gb: engines.receiver_cache_gb,
+            };
+            host.check().map_err(|error| CliError::Usage(error.to_string()))?;
+            Ok(Box::new(host) as Box<dyn EngineHost>)
+        })
+        .collect()
+}
+
+/// Raw pixels where the engine normalises. vLLM does so by default for the families that can.
+fn pixel_policy(args: &ServeArgs, model: &ServedModel) -> PixelPolicy {
+    match args.engines.pixels {
+        Pixels::Raw => PixelPolicy::Raw,
+        Pixels::Float => PixelPolicy::Float,
+        Pixels::Auto => {
+            let by_default = model.vision.as_ref().is_some_and(|vision| vision.engine_normalizes());
+            let turned_off = args.vllm_args.iter().any(|arg| arg == NO_DEVICE_NORMALIZE);
+            if by_default && !turned_off { PixelPolicy::Raw } else { PixelPolicy::Float }
+        }
+    }
+}
+
+fn client_options(args: &ServeArgs, model: &ServedModel) -> ClientOptions {
+    ClientOptions {
+        strict_version: args.engines.strict_vllm_version,
+        receiver_cache: args.engines.receiver_cache_gb > 0.0,
+        ..model.client_options()
+    }
+}
+
+fn router_config(args: &RoutingArgs) -> RouterConfig {
+    let defaults = RouterConfig::default();
+    RouterConfig {
+        policy: match args.policy {
+            PolicyArg::Kv => Policy::Kv,
+            PolicyArg::RoundRobin => Policy::RoundRobin,
+            PolicyArg::Random => Policy::Random,
+            PolicyArg::LeastLoaded => Policy::LeastLoaded,
+        },
+        prefill_weight: args.prefill_weight.unwrap_or(defaults.prefill_weight),
+        load_weight: args.load_weight.unwrap_or(defaults.load_weight),
+        ..defaults
+    }
+}
+
+fn media_config(args: &MediaArgs) -> MediaConfig {
+    MediaConfig {
+        max_bytes: args.max_image_bytes,
+        max_pixels: args.max_image_pixels,
+        total_timeout: args.media_timeout,
+        allowed_local_media_path: args.allowed_local_media_path.clone(),
+        allow_private_addresses: args.allow_private_media,
+        ..MediaConfig::default()
+    }
+}
+
+fn limits(args: &ServeArgs) -> Limits {
+    let defaults = Limits::default();
+    Limits {
+        body_bytes: args.limits.max_body_bytes,
+        images_per_request: args.limits.limit_images,
+        requests: args.limits.max_requests,
+        cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
+    }
+}

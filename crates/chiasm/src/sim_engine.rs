@@ -1,0 +1,32 @@
+//! `chiasm sim-engine`: one simulated engine as a process of its own.
+
+use chiasm_server::model::ServedModel;
+use chiasm_sim::{Exit, KvEvents, SimConfig, SimEngine};
+
+use crate::cli::SimEngineArgs;
+use crate::error::CliError;
+use crate::signals;
+use crate::sim_host::sim_config;
+
+/// Runs until SIGTERM or until the engine ends.
+pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
+    let model = match &args.model {
+        Some(dir) => Some(ServedModel::load(dir, dir.display().to_string(), None)?),
+        None => None,
+    };
+    let config = SimConfig {
+        handshake: args.handshake,
+        rank: args.rank,
+        kv_events: Some(KvEvents { endpoint: args.kv_events, ..KvEvents::default() }),
+        ..sim_config(&args.sim, model.as_ref())
+    };
+    let engine = SimEngine::start(config);
+    let exit = tokio::select! {
+        exit = engine.done() => exit,
+        () = signals::terminated() => engine.stop().await,
+    };
+    match exit {
+        Exit::Failed(error) => Err(CliError::Sim(error)),
+        Exit::Killed | Exit::Stopped => Ok(()),
+    }
+}

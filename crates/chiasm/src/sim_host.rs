@@ -1,0 +1,91 @@
+//! Simulated engines inside this process, for `demo` and `serve --sim`.
+
+use std::sync::Arc;
+
+use chiasm_engine::{EngineEndpoints, SocketDir};
+use chiasm_prompt::Tokenizer;
+use chiasm_server::fleet::{EngineHost, HostError, RunningEngine};
+use chiasm_server::model::ServedModel;
+use chiasm_sim::{Exit, Pace, SimConfig, SimEngine};
+use chiasm_types::{BlockSize, WorkerId};
+use futures_util::future::{BoxFuture, FutureExt, ready};
+
+use crate::cli::SimArgs;
+
+/// Starts simulated engines of one kind.
+pub(crate) struct SimHost {
+    config: SimConfig,
+}
+
+impl SimHost {
+    pub(crate) fn new(config: SimConfig) -> Self {
+        Self { config }
+    }
+}
+
+/// A simulated engine's settings for a model; its handshake address is still to be set.
+pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>) -> SimConfig {
+    let mut config = SimConfig::new("");
+    // clap has checked that it is not 0
+    if let Some(block_size) = BlockSize::new(args.sim_block_size) {
+        config.block_size = block_size;
+    }
+    config.num_blocks = args.sim_blocks;
+    config.max_model_len = args.sim_max_model_len;
+    config.pace = Pace {
+        prefill_tokens_per_s: args.sim_prefill_rate,
+        decode_tokens_per_s: args.sim_decode_rate,
+        ms_per_image: args.sim_image_ms,
+        speedup: args.sim_speedup,
+    };
+    if let Some(model) = model {
+        config.eos = model.tokenizer.eos_token();
+        config.vocab_size = model.tokenizer.vocab_size() as u32;
+        config.reply = speaking(model.tokenizer.clone());
+    }
+    config
+}
+
+/// Answers in the model's own tokens.
+fn speaking(tokenizer: Tokenizer) -> chiasm_sim::TextToTokens {
+    Arc::new(move |text| tokenizer.encode(text, false).unwrap_or_default())
+}
+
+impl EngineHost for SimHost {
+    fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints {
+        EngineEndpoints::local("tcp://127.0.0.1:0", sockets)
+    }
+
+    fn start<'a>(
+        &'a self,
+        _worker: WorkerId,
+        endpoints: &'a EngineEndpoints,
+        _sockets: &'a SocketDir,
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>> {
+        let config = SimConfig { handshake: endpoints.handshake.clone(), ..self.config.clone() };
+        let running: Box<dyn RunningEngine> = Box::new(RunningSim(SimEngine::start(config)));
+        ready(Ok(running)).boxed()
+    }
+
+    fn describe(&self) -> String {
+        "starting a simulated engine".to_owned()
+    }
+}
+
+struct RunningSim(SimEngine);
+
+impl RunningEngine for RunningSim {
+    fn exited(&mut self) -> BoxFuture<'_, String> {
+        async {
+            match self.0.done().await {
+                Exit::Failed(error) => format!("the simulated engine failed: {error}"),
+                Exit::Killed | Exit::Stopped => "the simulated engine was ended".to_owned(),
+            }
+        }
+        .boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async move { drop(self.0.stop().await) }.boxed()
+    }
+}

@@ -1,0 +1,244 @@
+//! Two real vLLM engines on CPU with tiny random models. `cargo xtask test` sets up what this needs and runs it.
+//!
+//! One test, because an engine takes a while to start and several at once slow each other down.
+#![cfg(feature = "real-engines")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::{DAWN, DUSK, NIGHT, Picture, SNOW};
+use serde_json::{Value, json};
+use support::{Process, Server, free_port, scenario_run, send_signal, wait_for};
+
+/// Engines start one after the other on a small machine.
+const STARTUP: Duration = Duration::from_secs(240);
+const BLOCK_SIZE: u64 = 32;
+/// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
+const ENGINE_FLAGS: &[&str] = &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
+
+/// What `cargo xtask test` provides.
+struct Environment {
+    vllm: String,
+    python: String,
+    models: PathBuf,
+}
+
+impl Environment {
+    fn read() -> Self {
+        let variable = |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test`"));
+        Self {
+            vllm: variable("CHIASM_TEST_VLLM"),
+            python: variable("CHIASM_TEST_PYTHON"),
+            models: variable("CHIASM_TEST_MODELS").into(),
+        }
+    }
+
+    fn model(&self, name: &str) -> String {
+        self.models.join(name).display().to_string()
+    }
+
+    fn serve(&self, model: &str, engines: &str) -> Server {
+        let model = self.model(model);
+        let mut args = vec![
+            model.as_str(), "--served-model-name", "m", "--engines", engines, "--vllm", &self.vllm,
+            "--receiver-cache-gb", "0.1", "--allow-private-media", "--port", "0", "--",
+        ];
+        args.extend(ENGINE_FLAGS);
+        Server::start(&args)
+    }
+
+    /// Token ids that `vllm serve` gives for each request, and those of the prompt.
+    async fn reference(&self, model: &str, requests: &[Value]) -> Vec<(Value, Value)> {
+        let port = free_port().to_string();
+        let server = Command::new(&self.vllm)
+            .args(["serve", &self.model(model), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port])
+            .args(ENGINE_FLAGS)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map(Process)
+            .expect("vllm serve starts");
+        let (client, url) = (support::client(), format!("http://127.0.0.1:{port}"));
+        wait_for("vllm serve", STARTUP, async || client.get(format!("{url}/health")).send().await.is_ok()).await;
+        let mut answers = Vec::new();
+        for request in requests {
+            let response = client
+                .post(format!("{url}/v1/chat/completions"))
+                .header("content-type", "application/json")
+                .body(request.to_string())
+                .send()
+                .await
+                .expect("vllm serve answers");
+            answers.push(ids(&support::json(response).await));
+        }
+        // Its engine is a process of its own, which ends with it when it is asked to.
+        send_signal(server.0.id(), "TERM");
+        answers
+    }
+}
+
+/// New token ids and prompt token ids of an answer.
+fn ids(answer: &Value) -> (Value, Value) {
+    let new = answer["choices"][0]["token_ids"].clone();
+    assert!(new.as_array().is_some_and(|ids| !ids.is_empty()), "{answer}");
+    (new, answer["prompt_token_ids"].clone())
+}
+
+fn image(picture: Picture) -> Value {
+    let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(picture.jpeg));
+    json!({"type": "image_url", "image_url": {"url": url}})
+}
+
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// Requests that are answered the same by `vllm serve`: greedy, 16 tokens.
+fn comparable_requests() -> Vec<Value> {
+    let ask = |content: Value| {
+        json!({
+            "model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 16, "temperature": 0,
+            "ignore_eos": true, "return_token_ids": true,
+        })
+    };
+    let mut with_system = ask(json!("the quick brown fox"));
+    with_system["messages"] = json!([
+        {"role": "system", "content": "you are a helpful assistant"},
+        {"role": "user", "content": "describe the lazy dog briefly"},
+        {"role": "assistant", "content": "a dog"},
+        {"role": "user", "content": [text("and äöü 日本 🙂?")]},
+    ]);
+    let mut small = ask(json!([image(DUSK), text("describe this image briefly.")]));
+    small["mm_processor_kwargs"] = json!({"max_pixels": 50176, "min_pixels": 3136});
+    let mut penalised = ask(json!("the quick brown fox jumps"));
+    penalised["repetition_penalty"] = json!(1.3);
+    penalised["min_tokens"] = json!(4);
+    vec![
+        ask(json!("the quick brown fox jumps over the lazy dog")),
+        with_system,
+        ask(json!([image(DAWN), text("describe this image briefly.")])),
+        ask(json!([text("describe"), image(SNOW), text("and"), image(NIGHT)])),
+        ask(json!([image(DAWN), image(DAWN), text("the same image")])),
+        small,
+        penalised,
+    ]
+}
+
+async fn answers_are_those_of_vllm_serve(server: &Server, requests: &[Value], reference: &[(Value, Value)]) {
+    for (request, (new, prompt)) in requests.iter().zip(reference) {
+        let answer = server.chat(request).await;
+        let (our_new, our_prompt) = ids(&answer.ok());
+        assert_eq!(our_prompt, *prompt, "prompt tokens of {}", request["messages"]);
+        assert_eq!(our_new, *new, "new tokens of {}", request["messages"]);
+    }
+}
+
+/// Process ids of `root` and all its descendants, from /proc.
+fn descendants(root: u32) -> Vec<u32> {
+    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        // "pid (command) state parent …"; the command may have spaces and parentheses
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        children.entry(parent.unwrap_or(0)).or_default().push(pid);
+    }
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&pid) = found.get(next) {
+        found.extend(children.get(&pid).into_iter().flatten());
+        next += 1;
+    }
+    found
+}
+
+fn is_alive(pid: u32) -> bool {
+    // A zombie is dead: nobody has asked how it ended yet.
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+}
+
+/// The process that computes, below `vllm serve --headless`.
+fn engine_cores(server: &Server) -> Vec<u32> {
+    descendants(server.pid())
+        .into_iter()
+        .filter(|pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.contains("EngineCore"))
+        })
+        .collect()
+}
+
+async fn a_killed_engine_is_replaced(server: &Server) {
+    let cores = engine_cores(server);
+    assert_eq!(cores.len(), 2, "two engines run");
+    let body = json!({
+        "model": "m", "messages": [{"role": "user", "content": "the quick brown fox"}], "max_tokens": 1500,
+        "ignore_eos": true, "temperature": 0,
+    });
+    let running = async || {
+        server.metric("chiasm_worker_running_requests{worker=\"worker_0\"}").await
+            + server.metric("chiasm_worker_running_requests{worker=\"worker_1\"}").await
+    };
+    let (answer, after) = tokio::join!(server.chat(&body), async {
+        wait_for("running request", STARTUP, async || running().await == 1.0).await;
+        let busy = match server.metric("chiasm_worker_running_requests{worker=\"worker_0\"}").await {
+            1.0 => 0,
+            _ => 1,
+        };
+        // Engines are started in the order of their workers.
+        send_signal(cores[busy], "KILL");
+        wait_for("worker to leave", Duration::from_secs(10), async || server.ready_workers().await == 1).await
+    });
+    assert!(after < Duration::from_secs(1), "it took {after:?} to notice");
+    answer.ok();
+    server.wait_ready(2, STARTUP).await;
+    assert_eq!(engine_cores(server).len(), 2, "a new engine runs");
+}
+
+async fn the_openai_package_works(environment: &Environment, server: &Server) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/openai_client.py");
+    let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/images/dawn.jpg");
+    let output = Command::new(&environment.python)
+        .args([script, &format!("{}/v1", server.url), picture])
+        .output()
+        .expect("python runs");
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[tokio::test]
+async fn real_engines_do_what_is_promised() {
+    let environment = Environment::read();
+    let requests = comparable_requests();
+
+    let reference = environment.reference("qwen2vl", &requests).await;
+    let server = environment.serve("qwen2vl", "2");
+    server.wait_ready(2, STARTUP).await;
+    answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+    scenario_run::play_all(&server, "m", BLOCK_SIZE).await;
+    the_openai_package_works(&environment, &server).await;
+    a_killed_engine_is_replaced(&server).await;
+    let family = descendants(server.pid());
+    assert!(family.len() > 4, "engines are children: {family:?}");
+    assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+    let left: Vec<_> = family.into_iter().filter(|&pid| is_alive(pid)).collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+
+    for model in ["qwen25vl", "qwen3vl"] {
+        let reference = environment.reference(model, &requests).await;
+        let server = environment.serve(model, "1");
+        server.wait_ready(1, STARTUP).await;
+        answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+        assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+    }
+}

@@ -1,0 +1,364 @@
+//! The frontend as a process before simulated engines: everything that needs neither Python nor vLLM.
+
+mod support;
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::{DAWN, NIGHT};
+use serde_json::{Value, json};
+use support::{Process, Server, chiasm, demo_model, free_port, scenario_run, wait_for};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A server before `engines` fast simulated engines.
+async fn serve(engines: u64, extra: &[&str]) -> Server {
+    let (model, count) = (demo_model().display().to_string(), engines.to_string());
+    let mut args = vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--allow-private-media"];
+    if !extra.contains(&"--sim-speedup") {
+        args.extend(["--sim-speedup", "1000"]);
+    }
+    args.extend(extra);
+    let server = Server::start(&args);
+    server.wait_ready(engines, SOON).await;
+    server
+}
+
+fn ask(text: &str) -> Value {
+    json!({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 64})
+}
+
+fn image_url(url: &str) -> Value {
+    json!({"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": [
+        {"type": "text", "text": "What is in this picture?"},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]}]})
+}
+
+fn data_uri(bytes: &[u8]) -> String {
+    format!("data:image/jpeg;base64,{}", STANDARD.encode(bytes))
+}
+
+fn with(mut body: Value, fields: Value) -> Value {
+    let fields = fields.as_object().expect("an object").clone();
+    body.as_object_mut().expect("an object").extend(fields);
+    body
+}
+
+#[tokio::test]
+async fn the_ten_scenarios_go_where_they_should() {
+    let server = serve(2, &[]).await;
+    scenario_run::play_all(&server, "m", 16).await;
+    assert!(server.metric("chiasm_overlap_blocks_total").await > 0.0);
+    assert!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await > 0.0);
+}
+
+#[tokio::test]
+async fn the_demo_prints_a_json_line_per_request() {
+    let output = chiasm(&["demo", "--json"]).output().expect("the demo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<Value> = String::from_utf8(output.stdout)
+        .expect("text")
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a JSON line"))
+        .collect();
+    let expected: usize = chiasm::scenarios::all().iter().map(|scenario| scenario.turns.len()).sum();
+    assert_eq!(lines.len(), expected);
+    let fields = [
+        "scenario", "request", "worker", "blocks_total", "blocks_overlap", "prompt_tokens", "cached_tokens",
+        "transfer", "ttft_ms",
+    ];
+    for line in &lines {
+        assert_eq!(line.as_object().expect("an object").keys().collect::<Vec<_>>(), fields);
+        assert!(line["ttft_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{line}");
+    }
+    assert!(lines.iter().any(|line| line["cached_tokens"].as_u64() > Some(0)));
+}
+
+#[tokio::test]
+async fn the_simulated_engine_says_what_it_saw() {
+    let server = serve(1, &[]).await;
+    let answer = server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
+    let text = answer["choices"][0]["message"]["content"].as_str().expect("text");
+    assert!(text.starts_with("1 image 280x224 (80 tokens); 0 of "), "{text}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let again = server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
+    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+    let text = again["choices"][0]["message"]["content"].as_str().expect("text");
+    assert!(text.contains(&format!("; {cached} of ")), "{text} but {cached} cached");
+    assert!(cached >= 80, "{cached}");
+}
+
+#[tokio::test]
+async fn a_stream_says_the_same_as_a_whole_answer() {
+    let server = serve(1, &[]).await;
+    let body = with(ask("Tell a short story."), json!({"logprobs": true, "top_logprobs": 2, "return_token_ids": true, "cache_salt": "a"}));
+    let whole = server.chat(&body).await.ok();
+    // Another salt: nothing is cached, so the simulated engine says the same.
+    let streamed = with(body, json!({"stream": true, "stream_options": {"include_usage": true}, "cache_salt": "b"}));
+    let chunks = server.chat(&streamed).await.chunks();
+
+    let join = |field: fn(&Value) -> &Value| -> String {
+        chunks.iter().filter_map(|chunk| field(chunk).as_str()).collect()
+    };
+    let text = join(|chunk| &chunk["choices"][0]["delta"]["content"]);
+    assert_eq!(text, whole["choices"][0]["message"]["content"].as_str().expect("text"));
+    assert_eq!(join(|chunk| &chunk["choices"][0]["finish_reason"]), "stop");
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    assert_eq!(chunks[0]["prompt_token_ids"], whole["prompt_token_ids"]);
+    let flat = |field: fn(&Value) -> &Value| -> Vec<Value> {
+        chunks.iter().filter_map(|chunk| field(chunk).as_array()).flatten().cloned().collect()
+    };
+    assert_eq!(Value::from(flat(|chunk| &chunk["choices"][0]["token_ids"])), whole["choices"][0]["token_ids"]);
+    assert_eq!(
+        Value::from(flat(|chunk| &chunk["choices"][0]["logprobs"]["content"])),
+        whole["choices"][0]["logprobs"]["content"]
+    );
+    let last = chunks.last().expect("a chunk");
+    assert_eq!(last["choices"], json!([]));
+    assert_eq!(last["usage"], whole["usage"]);
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
+}
+
+#[tokio::test]
+async fn stop_strings_cut_the_text_and_max_tokens_ends_it() {
+    let server = serve(1, &[]).await;
+    let stopped = server.chat(&with(ask("x"), json!({"stop": [" of "]}))).await.ok();
+    let choice = &stopped["choices"][0];
+    assert_eq!(choice["message"]["content"], "no images; 0");
+    assert_eq!((choice["finish_reason"].as_str(), choice["stop_reason"].as_str()), (Some("stop"), Some(" of ")));
+    let kept = with(ask("x"), json!({"stop": " of ", "include_stop_str_in_output": true}));
+    assert_eq!(server.chat(&kept).await.ok()["choices"][0]["message"]["content"], "no images; 0 of ");
+
+    let short = server.chat(&with(ask("x"), json!({"max_tokens": 2}))).await.ok();
+    assert_eq!(short["choices"][0]["finish_reason"], "length");
+    assert_eq!(short["usage"]["completion_tokens"], 2);
+}
+
+#[tokio::test]
+async fn several_choices_and_several_prompts_are_numbered() {
+    let server = serve(2, &[]).await;
+    let three = server.chat(&with(ask("x"), json!({"n": 3, "seed": 1}))).await.ok();
+    let indices: Vec<_> = three["choices"].as_array().expect("a list").iter().map(|c| c["index"].clone()).collect();
+    assert_eq!(indices, [0, 1, 2]);
+
+    let body = json!({"model": "m", "prompt": ["one", "two"], "n": 2, "max_tokens": 3, "logprobs": 1, "return_token_ids": true});
+    let whole = server.post("/v1/completions", &body).await.ok();
+    assert_eq!(whole["choices"].as_array().map(Vec::len), Some(4));
+    assert_eq!(whole["usage"]["completion_tokens"], 12);
+    assert_eq!(whole["choices"][0]["logprobs"]["tokens"].as_array().map(Vec::len), Some(3));
+
+    let chunks = server.post("/v1/completions", &with(body, json!({"stream": true}))).await.chunks();
+    for index in 0..4 {
+        let text: String = chunks
+            .iter()
+            .map(|chunk| &chunk["choices"][0])
+            .filter(|choice| choice["index"] == index)
+            .filter_map(|choice| choice["text"].as_str())
+            .collect();
+        assert_eq!(text, whole["choices"][index]["text"].as_str().expect("text"));
+    }
+    let ids = json!({"model": "m", "prompt": [5, 6, 7], "max_tokens": 1});
+    assert_eq!(server.post("/v1/completions", &ids).await.ok()["usage"]["prompt_tokens"], 3);
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_with_the_fields_name() {
+    let server = serve(1, &["--max-body-bytes", "200000", "--limit-images", "2"]).await;
+    for (body, status, param) in [
+        (with(ask("x"), json!({"tools": [{"type": "function"}]})), 400, "tools"),
+        (with(ask("x"), json!({"response_format": {"type": "json_object"}})), 400, "response_format"),
+        (with(ask("x"), json!({"temperature": 3})), 400, "temperature"),
+        (with(ask("x"), json!({"no_such_field": 1})), 400, "no_such_field"),
+        (with(ask("x"), json!({"model": "other"})), 404, "model"),
+        (with(ask("x"), json!({"max_tokens": 0})), 400, "max_tokens"),
+        (with(ask("x"), json!({"n": 2, "temperature": 0})), 400, "n"),
+        (with(ask("x"), json!({"stop_token_ids": [1_000_000]})), 400, "stop_token_ids"),
+        (with(ask("x"), json!({"mm_processor_kwargs": {"do_dance": true}})), 400, "mm_processor_kwargs"),
+        (with(ask("x"), json!({"messages": []})), 400, "messages"),
+        (with(ask("x"), json!({"min_tokens": 65})), 400, "min_tokens"),
+        (ask("<|image_pad|>"), 400, "messages"),
+        (image_url("file:///etc/passwd"), 403, "messages[0].content[1].image_url"),
+        (image_url("ftp://example.org/a.png"), 400, "messages[0].content[1].image_url"),
+        (image_url("data:image/png;base64,@@@"), 400, "messages[0].content[1].image_url"),
+        (image_url(&data_uri(b"not an image")), 415, "messages[0].content[1].image_url"),
+        (image_url(&data_uri(&DAWN.jpeg[..DAWN.jpeg.len() / 2])), 422, "messages[0].content[1].image_url"),
+        (image_url("http://127.0.0.1:9/none.png"), 502, "messages[0].content[1].image_url"),
+    ] {
+        let answer = server.chat(&body).await;
+        assert_eq!(answer.refused(status), param, "{}", answer.text);
+    }
+    // "y " again and again: far more tokens than the context of 8192
+    let long = server.chat(&ask(&"y ".repeat(20_000))).await;
+    assert_eq!(long.refused(400), "messages");
+    let big = server.chat(&ask(&"y".repeat(300_000))).await;
+    assert_eq!(big.refused(413), "body");
+    let part = json!({"type": "image_url", "image_url": {"url": data_uri(DAWN.jpeg)}});
+    let three = json!({"messages": [{"role": "user", "content": [part, part, part]}]});
+    assert_eq!(server.chat(&three).await.refused(413), "messages[0].content[2].image_url");
+
+    let raw = server.client.post(format!("{}/v1/chat/completions", server.url)).body("{").send().await.expect("an answer");
+    assert_eq!(raw.status().as_u16(), 400);
+    let lost = server.client.get(format!("{}/v1/nothing", server.url)).send().await.expect("an answer");
+    assert_eq!(lost.status().as_u16(), 404);
+    let outside = json!({"model": "m", "prompt": [1_000_000]});
+    assert_eq!(server.post("/v1/completions", &outside).await.refused(400), "prompt");
+
+    // It all left the engine unharmed.
+    server.chat(&ask("x")).await.ok();
+    assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
+}
+
+#[tokio::test]
+async fn private_addresses_are_off_limits_unless_allowed() {
+    let model = demo_model().display().to_string();
+    let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1"]);
+    server.wait_ready(1, SOON).await;
+    let origin = support::origin::Origin::start().await;
+    let answer = server.chat(&image_url(&format!("{}/dawn.jpg", origin.url()))).await;
+    assert_eq!(answer.refused(403), "messages[0].content[1].image_url");
+    assert_eq!(origin.hits.load(std::sync::atomic::Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn files_are_read_only_below_the_allowed_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("dawn.jpg"), DAWN.jpeg).expect("written");
+    let allowed = folder.path().display().to_string();
+    let server = serve(1, &["--allowed-local-media-path", &allowed]).await;
+    server.chat(&image_url(&format!("file://{allowed}/dawn.jpg"))).await.ok();
+    let outside = server.chat(&image_url(&format!("file://{allowed}/../../etc/passwd"))).await;
+    assert_eq!(outside.refused(403), "messages[0].content[1].image_url");
+}
+
+#[tokio::test]
+async fn a_burst_of_one_new_image_goes_to_one_worker() {
+    let server = serve(2, &["--sim-speedup", "4"]).await;
+    let body = image_url(&data_uri(NIGHT.jpeg));
+    let burst = futures_util::future::join_all((0..6).map(|_| server.chat(&body))).await;
+    let mut workers: Vec<String> = burst.iter().map(|answer| { answer.ok(); answer.header("x-chiasm-worker") }).collect();
+    workers.dedup();
+    assert_eq!(workers.len(), 1, "{workers:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_aborts_its_request() {
+    // 5 tokens a second: the answer takes many seconds
+    let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
+    let mut response = server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 500}))).await;
+    response.chunk().await.expect("a first chunk");
+    let running = async || server.metric("chiasm_worker_running_requests").await;
+    wait_for("running request", SOON, async || running().await == 1.0).await;
+    drop(response);
+    wait_for("abort", SOON, async || running().await == 0.0).await;
+    assert_eq!(server.metric("chiasm_in_flight_requests").await, 0.0);
+
+    // The same for an answer that is not streamed.
+    let client = support::client();
+    let url = format!("{}/v1/chat/completions", server.url);
+    let body = with(ask("y"), json!({"ignore_eos": true, "max_tokens": 500})).to_string();
+    let waiting = tokio::spawn(client.post(url).header("content-type", "application/json").body(body).send());
+    wait_for("running request", SOON, async || running().await == 1.0).await;
+    waiting.abort();
+    wait_for("abort", SOON, async || running().await == 0.0).await;
+}
+
+#[tokio::test]
+async fn too_many_requests_at_once_are_refused_and_worth_retrying() {
+    let server = serve(1, &["--max-requests", "1", "--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
+    let mut first = server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true}))).await;
+    first.chunk().await.expect("a first chunk");
+    let second = server.chat(&ask("y")).await;
+    second.refused(503);
+    assert_eq!(second.header("retry-after"), "1");
+}
+
+#[tokio::test]
+async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
+    let (model, ports) = (demo_model().display().to_string(), [free_port(), free_port()]);
+    let addresses = ports.map(|port| format!("tcp://127.0.0.1:{port}"));
+    let engine = |address: &str| {
+        let args = ["sim-engine", "--handshake", address, "--model", &model, "--sim-decode-rate", "10"];
+        Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"))
+    };
+    let mut engines: Vec<Process> = addresses.iter().map(|address| engine(address)).collect();
+    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &addresses.join(",")]);
+    server.wait_ready(2, SOON).await;
+
+    // Which engine does it go to? Then the same prompt goes there again.
+    let prompt = ask("Tell a short story about a careful assistant who looks at pictures and describes them.");
+    let worker = server.chat(&prompt).await.header("x-chiasm-worker");
+    let index: usize = worker.trim_start_matches("worker_").parse().expect("a number");
+
+    let long = with(prompt.clone(), json!({"max_tokens": 400, "ignore_eos": true}));
+    let mut streaming = server.open("/v1/chat/completions", &with(long.clone(), json!({"stream": true}))).await;
+    assert_eq!(streaming.headers()["x-chiasm-worker"], worker.as_str());
+    streaming.chunk().await.expect("a first chunk");
+    let short = with(prompt.clone(), json!({"max_tokens": 20, "ignore_eos": true}));
+    let running = format!("chiasm_worker_running_requests{{worker=\"{worker}\"}}");
+    let (whole, after) = tokio::join!(server.chat(&short), async {
+        wait_for("two running requests", SOON, async || server.metric(&running).await == 2.0).await;
+        engines[index].0.kill().expect("kill -9");
+        wait_for("worker to leave", SOON, async || server.ready_workers().await == 1).await
+    });
+    assert!(after < Duration::from_secs(1), "it took {after:?} to notice");
+
+    // Nothing of the whole answer had been sent, so another worker gave it. The stream had begun, so it ends in an error.
+    whole.ok();
+    assert_ne!(whole.header("x-chiasm-worker"), worker);
+    let rest = streaming.text().await.expect("the rest");
+    assert!(rest.contains("\"error\"") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+
+    engines[index] = engine(&addresses[index]);
+    server.wait_ready(2, SOON).await;
+    server.chat(&prompt).await.ok();
+}
+
+#[tokio::test]
+async fn sigterm_drains() {
+    let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "20"]).await;
+    let url = format!("{}/v1/chat/completions", server.url);
+    let mut response = server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 20}))).await;
+    response.chunk().await.expect("a first chunk");
+    let ended = tokio::spawn(server.terminate(SOON));
+    let rest = response.text().await.expect("the rest");
+    assert!(rest.contains("\"finish_reason\":\"length\"") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    assert!(ended.await.expect("joined"), "exit code 0 in time");
+    assert!(support::client().post(url).send().await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn a_taken_port_is_told_with_a_way_out() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    let model = demo_model().display().to_string();
+    let output = chiasm(&["serve", &model, "--sim", "1", "--port", &port]).output().expect("it runs");
+    assert!(!output.status.success());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("--port 0"), "{stderr}");
+}
+
+#[tokio::test]
+async fn inspect_tells_layout_and_dumps_tensors() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let picture = folder.path().join("dawn.jpg");
+    std::fs::write(&picture, DAWN.jpeg).expect("written");
+    let (model, picture, dump) =
+        (demo_model().display().to_string(), picture.display().to_string(), folder.path().display().to_string());
+    let output = chiasm(&["inspect", "--model", &model, &picture, "--json", "--dump", &dump]).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let facts: Value = serde_json::from_slice(output.stdout.split(|&b| b == b'\n').next().expect("a line")).expect("JSON");
+    assert_eq!(facts["grid_thw"], json!([1, 16, 20]));
+    assert_eq!(facts["placeholder_tokens"], 80);
+    assert_eq!(facts["tensors"][0], json!({"name": "pixel_values", "dtype": "uint8", "shape": [320, 1176]}));
+    assert_eq!(facts["block_keys"].as_array().map(Vec::len), Some(5));
+    let npy = std::fs::read(folder.path().join("0.pixel_values.npy")).expect("dumped");
+    assert_eq!(npy.len() % 64, 0);
+    assert!(npy.len() > 320 * 1176);
+    // The same bytes by data: URI have the same identity.
+    let output = chiasm(&["inspect", "--model", &model, &data_uri(DAWN.jpeg), "--json"]).output().expect("it runs");
+    let again: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(again["mm_hash"], facts["mm_hash"]);
+}

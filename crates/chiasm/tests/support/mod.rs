@@ -1,0 +1,220 @@
+//! A `chiasm` process and an HTTP client, as a user has them.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
+
+pub mod origin;
+pub mod scenario_run;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use reqwest::header::HeaderMap;
+use serde_json::Value;
+
+/// The demo's model directory: no weights, fine for simulated engines.
+pub fn demo_model() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/model")
+}
+
+/// A command line of the binary under test.
+pub fn chiasm(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_chiasm"));
+    command.args(args);
+    command
+}
+
+/// A running `chiasm serve`. Killed when dropped.
+pub struct Server {
+    child: Child,
+    /// `http://127.0.0.1:port`
+    pub url: String,
+    pub client: reqwest::Client,
+}
+
+impl Server {
+    /// Starts `chiasm serve` with these arguments on a free port and waits until it listens.
+    pub fn start(args: &[&str]) -> Self {
+        let mut child = chiasm(&["serve"])
+            .args(args)
+            .args(if args.contains(&"--") { &[][..] } else { &["--port", "0"][..] })
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("chiasm starts");
+        let stderr = child.stderr.take().expect("stderr is piped");
+        let (sender, url) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                eprintln!("  | {line}");
+                if let Some((_, url)) = line.split_once(" at http://") {
+                    let _ = sender.send(format!("http://{}", url.trim_end_matches("/v1")));
+                }
+            }
+        });
+        let url = url.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
+        Self { child, url, client: client() }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until so many workers are ready.
+    pub async fn wait_ready(&self, workers: u64, patience: Duration) {
+        let what = format!("{workers} ready workers");
+        wait_for(&what, patience, async || self.ready_workers().await == workers).await;
+    }
+
+    pub async fn ready_workers(&self) -> u64 {
+        let Ok(response) = self.client.get(format!("{}/ready", self.url)).send().await else { return 0 };
+        let body: Value = json(response).await;
+        body["workers"].as_u64().unwrap_or(0)
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        Answer::of(
+            self.client
+                .post(format!("{}{path}", self.url))
+                .header("content-type", "application/json")
+                .body(body.to_string())
+                .send()
+                .await
+                .expect("the server answers"),
+        )
+        .await
+    }
+
+    pub async fn chat(&self, body: &Value) -> Answer {
+        self.post("/v1/chat/completions", body).await
+    }
+
+    /// Sends a streaming request and gives the response as soon as its head is there.
+    pub async fn open(&self, path: &str, body: &Value) -> reqwest::Response {
+        self.client
+            .post(format!("{}{path}", self.url))
+            .header("content-type", "application/json")
+            .body(body.to_string())
+            .send()
+            .await
+            .expect("the server answers")
+    }
+
+    /// The value of a metric's sample that starts with `name`.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let response = self.client.get(format!("{}/metrics", self.url)).send().await.expect("metrics");
+        let text = response.text().await.expect("text");
+        text.lines()
+            .find(|line| line.starts_with(name) && !line.starts_with('#'))
+            .and_then(|line| line.rsplit(' ').next()?.parse().ok())
+            .unwrap_or(0.0)
+    }
+
+    /// Sends SIGTERM and waits for the end; true if it ended well within `patience`.
+    pub async fn terminate(mut self, patience: Duration) -> bool {
+        send_signal(self.pid(), "TERM");
+        let started = Instant::now();
+        while started.elapsed() < patience {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                return status.success();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        false
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Another process of the test. Killed when dropped.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A whole answer.
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    async fn of(response: reqwest::Response) -> Self {
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        Self { status, headers, text: response.text().await.expect("a body") }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// The body of an answer that must be a success.
+    #[track_caller]
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, 200, "{}", self.text);
+        self.json()
+    }
+
+    /// `error.param` of an answer that must be refused with this status.
+    #[track_caller]
+    pub fn refused(&self, status: u16) -> String {
+        assert_eq!(self.status, status, "{}", self.text);
+        let error = &self.json()["error"];
+        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{}", self.text);
+        error["param"].as_str().unwrap_or_default().to_owned()
+    }
+
+    pub fn header(&self, name: &str) -> String {
+        let value = self.headers.get(name).unwrap_or_else(|| panic!("no {name}"));
+        value.to_str().expect("text").to_owned()
+    }
+
+    /// The chunks of a streamed answer; it must end with `[DONE]`.
+    #[track_caller]
+    pub fn chunks(&self) -> Vec<Value> {
+        let data: Vec<&str> = self.text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
+        let (last, chunks) = data.split_last().expect("at least one event");
+        assert_eq!(*last, "[DONE]");
+        chunks.iter().map(|chunk| serde_json::from_str(chunk).expect("JSON")).collect()
+    }
+}
+
+pub fn client() -> reqwest::Client {
+    chiasm::use_ring();
+    reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().expect("a client")
+}
+
+pub async fn json(response: reqwest::Response) -> Value {
+    serde_json::from_str(&response.text().await.expect("a body")).unwrap_or_default()
+}
+
+/// Polls until the condition holds; fails after `patience`.
+pub async fn wait_for(what: &str, patience: Duration, condition: impl AsyncFn() -> bool) -> Duration {
+    let started = Instant::now();
+    while !condition().await {
+        assert!(started.elapsed() < patience, "no {what} within {patience:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    started.elapsed()
+}
+
+pub fn send_signal(pid: u32, signal: &str) {
+    let status = Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().expect("kill");
+    assert!(status.success(), "kill -{signal} {pid}");
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}

@@ -1,0 +1,39 @@
+//! Plays the ten scenarios on a server and checks what each request expects.
+
+use chiasm::scenarios::{self, Observed};
+
+use super::Server;
+use super::origin::Origin;
+
+/// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the overlap.
+pub async fn play_all(server: &Server, model: &str, block_size: u64) {
+    let origin = Origin::start().await;
+    for scenario in scenarios::all() {
+        let mut observed = Vec::new();
+        for (index, turn) in scenario.turns.iter().enumerate() {
+            let what = format!("{}, request {}", scenario.name, index + 1);
+            let answer = server.chat(&turn.body(model, &origin.url(), 8)).await;
+            let usage = &answer.ok()["usage"];
+            let overlap = answer.header("x-chiasm-overlap");
+            let (overlap, total) = overlap.split_once('/').expect("X/Y");
+            let now = Observed {
+                worker: answer.header("x-chiasm-worker"),
+                overlap: overlap.parse().expect("a number"),
+                total: total.parse().expect("a number"),
+            };
+            eprintln!("{what}: {} {}/{} {usage}", now.worker, now.overlap, now.total);
+
+            let prompt = usage["prompt_tokens"].as_u64().expect("a count");
+            assert_eq!(now.total as u64, prompt / block_size, "{what}: full blocks");
+            // An engine always computes the last token, so it reuses no block that holds it.
+            let reusable = (prompt - 1) / block_size;
+            let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+            assert_eq!(cached, reusable.min(now.overlap as u64) * block_size, "{what}: the engine's own count");
+
+            observed.push(now);
+            if let Err(wrong) = turn.expect.check(&observed) {
+                panic!("{what}: {wrong}");
+            }
+        }
+    }
+}
