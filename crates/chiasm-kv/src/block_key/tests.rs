@@ -1,0 +1,187 @@
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BLOCK: BlockSize = BlockSize::new(4).unwrap();
+
+fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<TokenId> {
+    ids.into_iter().map(TokenId).collect()
+}
+
+fn item(name: u8, offset: usize, length: usize) -> MediaSpan {
+    MediaSpan { hash: MmHash::new([name; 32]), offset, length }
+}
+
+fn keys_of(tokens: &[TokenId], media: &[MediaSpan]) -> Vec<BlockKey> {
+    block_keys(&PromptBlocks { tokens, media, ..Default::default() }, BLOCK)
+}
+
+#[test]
+fn only_full_blocks_have_a_key() {
+    for (length, blocks) in [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2)] {
+        assert_eq!(keys_of(&tokens(0..length), &[]).len(), blocks, "{length} tokens");
+    }
+}
+
+#[test]
+fn a_key_depends_on_everything_before_it() {
+    let keys = keys_of(&tokens([1, 1, 1, 1, 1, 1, 1, 1]), &[]);
+    assert_ne!(keys[0], keys[1]);
+    let other = keys_of(&tokens([2, 1, 1, 1, 1, 1, 1, 1]), &[]);
+    assert_ne!(keys[0], other[0]);
+    assert_ne!(keys[1], other[1]);
+}
+
+#[test]
+fn two_images_of_the_same_layout_share_no_key_from_the_block_they_touch() {
+    let prompt = tokens([9; 16]);
+    let one = keys_of(&prompt, &[item(1, 6, 5)]);
+    let other = keys_of(&prompt, &[item(2, 6, 5)]);
+    assert_eq!(one[0], other[0]);
+    for block in 1..4 {
+        assert_ne!(one[block], other[block], "block {block}");
+    }
+}
+
+#[test]
+fn images_that_differ_in_their_last_bit_share_no_key() {
+    let prompt = tokens([9; 4]);
+    let mut digest = [0; 32];
+    let one = MediaSpan { hash: MmHash::new(digest), offset: 0, length: 4 };
+    digest[31] = 1;
+    let other = MediaSpan { hash: MmHash::new(digest), ..one };
+    assert_ne!(keys_of(&prompt, &[one]), keys_of(&prompt, &[other]));
+}
+
+#[test]
+fn the_same_image_at_another_offset_shares_no_key() {
+    let prompt = tokens([9; 8]);
+    let keys: HashSet<_> = (0..4).map(|offset| keys_of(&prompt, &[item(1, offset, 4)])[1]).collect();
+    assert_eq!(keys.len(), 4);
+}
+
+#[test]
+fn the_blocks_inside_an_image_differ_by_offset_not_only_by_chain() {
+    let mut hasher = BlockHasher::default();
+    let block = tokens([9; 4]);
+    let image = MmHash::new([1; 32]);
+    let keys: HashSet<_> = (-3..3)
+        .map(|offset| {
+            hasher.key(&BlockContent {
+                parent: None,
+                tokens: &block,
+                media: &[(image, offset)],
+                lora: None,
+                salt: None,
+            })
+        })
+        .collect();
+    assert_eq!(keys.len(), 6);
+}
+
+#[test]
+fn items_touch_the_blocks_that_vllm_says() {
+    // Item at 3..5 touches blocks 0 and 1 with offsets 3 and -1, item at 8..12 only block 2 with offset 0.
+    let prompt = tokens([9; 16]);
+    let keys = keys_of(&prompt, &[item(2, 8, 4), item(1, 3, 2)]);
+    let mut hasher = BlockHasher::default();
+    let mut parent = None;
+    let touching: [&[(MmHash, i64)]; 4] =
+        [&[(MmHash::new([1; 32]), 3)], &[(MmHash::new([1; 32]), -1)], &[(MmHash::new([2; 32]), 0)], &[]];
+    for (block, media) in touching.into_iter().enumerate() {
+        let key = hasher.key(&BlockContent { parent, tokens: &prompt[..4], media, lora: None, salt: None });
+        assert_eq!(keys[block], key, "block {block}");
+        parent = Some(key);
+    }
+}
+
+#[test]
+fn lora_and_salt_separate_and_are_not_confused() {
+    let prompt = tokens(0..8);
+    let with = |lora, salt| block_keys(&PromptBlocks { tokens: &prompt, media: &[], lora, salt }, BLOCK);
+    let all = [
+        with(None, None),
+        with(Some("a"), None),
+        with(None, Some("a")),
+        with(Some("a"), Some("a")),
+        with(Some(""), None),
+    ];
+    for block in 0..2 {
+        let distinct: HashSet<_> = all.iter().map(|keys| keys[block]).collect();
+        assert_eq!(distinct.len(), all.len(), "block {block}");
+    }
+    assert_eq!(with(None, Some("")), with(None, None));
+}
+
+#[test]
+fn block_sizes_share_no_key() {
+    let prompt = tokens(0..64);
+    let of = |size| block_keys(&PromptBlocks { tokens: &prompt, ..Default::default() }, BlockSize::new(size).unwrap());
+    let (four, eight): (HashSet<_>, HashSet<_>) = (of(4).into_iter().collect(), of(8).into_iter().collect());
+    assert!(four.is_disjoint(&eight));
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Owned {
+    parent: Option<u128>,
+    tokens: Vec<u32>,
+    media: Vec<(u8, i64)>,
+    lora: Option<String>,
+    salt: Option<String>,
+}
+
+prop_compose! {
+    /// From a small alphabet, so that near misses are frequent.
+    fn content()(
+        parent in proptest::option::of(0..2u128),
+        tokens in proptest::collection::vec(0..2u32, 0..4),
+        media in proptest::collection::vec((0..2u8, -1..2i64), 0..3),
+        lora in proptest::option::of("[ab]{0,2}"),
+        salt in proptest::option::of("[ab]{1,2}"),
+    ) -> Owned {
+        Owned { parent, tokens, media, lora, salt }
+    }
+}
+
+fn key(content: &Owned) -> BlockKey {
+    let media: Vec<_> = content.media.iter().map(|(name, offset)| (MmHash::new([*name; 32]), *offset)).collect();
+    BlockHasher::default().key(&BlockContent {
+        parent: content.parent.map(BlockKey),
+        tokens: &tokens(content.tokens.iter().copied()),
+        media: &media,
+        lora: content.lora.as_deref(),
+        salt: content.salt.as_deref(),
+    })
+}
+
+proptest! {
+    #[test]
+    fn keys_are_equal_exactly_when_the_contents_are(one in content(), other in content()) {
+        prop_assert_eq!(key(&one) == key(&other), one == other);
+    }
+
+    #[test]
+    fn a_longer_prompt_starts_with_the_keys_of_the_shorter(
+        ids in proptest::collection::vec(0..5u32, 0..40),
+        cut in 0..40usize,
+        spans in proptest::collection::vec((0..3u8, 0..4usize, 1..9usize), 0..4),
+    ) {
+        // Lay the items one after the other, with the given gaps.
+        let mut end = 0;
+        let media: Vec<_> = spans
+            .into_iter()
+            .map(|(name, gap, length)| {
+                let span = item(name, end + gap, length);
+                end = span.offset + length;
+                span
+            })
+            .collect();
+        let prompt = tokens(ids);
+        let cut = cut.min(prompt.len());
+        let whole = keys_of(&prompt, &media);
+        let part = keys_of(&prompt[..cut], &media);
+        prop_assert_eq!(&whole[..part.len()], &part[..]);
+    }
+}

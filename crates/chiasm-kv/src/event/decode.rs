@@ -1,0 +1,267 @@
+//! msgpack → events.
+
+use chiasm_types::TokenId;
+use rmp::Marker;
+use rmp::decode;
+use rmpv::ValueRef;
+
+use super::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
+use crate::KvError;
+
+/// The rest of a payload. The functions below each take one value off its front.
+type Input<'i, 'p> = &'i mut &'p [u8];
+type Decoded<T> = Result<T, KvError>;
+
+/// Reads the payload frame of one message.
+///
+/// # Errors
+/// [`KvError::Malformed`] when the bytes are not a batch or a known field has another type. Unknown events, fields and
+/// appended positions are no error.
+pub fn decode(payload: &[u8]) -> Decoded<KvEventBatch> {
+    let input = &mut &payload[..];
+    let positions = array_len(input, "batch")?;
+    if positions < 2 {
+        return Err(malformed("batch"));
+    }
+    let timestamp = float(input, "timestamp")?;
+    let events = list(input, "events", event)?;
+    let data_parallel_rank = match positions {
+        2 => None,
+        _ => optional(input, |input| integer(input, "data_parallel_rank"))?,
+    };
+    for _ in 3..positions {
+        skip(input, "batch")?;
+    }
+    Ok(KvEventBatch { timestamp, events, data_parallel_rank })
+}
+
+fn event(input: Input<'_, '_>) -> Decoded<KvEvent> {
+    match tag(input)? {
+        "BlockStored" => Ok(KvEvent::BlockStored(block_stored(input)?)),
+        "BlockRemoved" => Ok(KvEvent::BlockRemoved(block_removed(input)?)),
+        "AllBlocksCleared" => {
+            skip(input, "AllBlocksCleared")?;
+            Ok(KvEvent::AllBlocksCleared)
+        }
+        unknown => {
+            let unknown = unknown.to_owned();
+            skip(input, "event")?;
+            Ok(KvEvent::Unknown(unknown))
+        }
+    }
+}
+
+/// The `type` of the event at the front of `input`, which stays where it is. msgspec writes it first, but nothing
+/// promises that.
+fn tag(mut input: &[u8]) -> Decoded<&str> {
+    for _ in 0..map_len(&mut input, "event")? {
+        if text(&mut input, "event")? == "type" {
+            return text(&mut input, "type");
+        }
+        skip(&mut input, "event")?;
+    }
+    Err(malformed("type"))
+}
+
+fn block_stored(input: Input<'_, '_>) -> Decoded<BlockStored> {
+    let mut stored = BlockStored::default();
+    let mut seen = Required::<3>::default();
+    for _ in 0..map_len(input, "BlockStored")? {
+        match text(input, "BlockStored")? {
+            "block_hashes" => {
+                seen.mark(0);
+                stored.block_hashes = list(input, "block_hashes", external_hash)?;
+            }
+            "token_ids" => {
+                seen.mark(1);
+                stored.token_ids = list(input, "token_ids", |input| integer(input, "token_ids").map(TokenId))?;
+            }
+            "block_size" => {
+                seen.mark(2);
+                stored.block_size = integer(input, "block_size")?;
+            }
+            "parent_block_hash" => stored.parent_block_hash = optional(input, external_hash)?,
+            "lora_id" => stored.lora_id = optional(input, |input| integer(input, "lora_id"))?,
+            "medium" => stored.medium = optional_string(input, "medium")?,
+            "lora_name" => stored.lora_name = optional_string(input, "lora_name")?,
+            "extra_keys" => {
+                stored.extra_keys =
+                    optional(input, |input| list(input, "extra_keys", |input| optional(input, extra_keys)))?;
+            }
+            "group_idx" => stored.group_idx = optional(input, |input| integer(input, "group_idx"))?,
+            "kv_cache_spec_kind" => stored.kv_cache_spec_kind = optional_string(input, "kv_cache_spec_kind")?,
+            "kv_cache_spec_sliding_window" => {
+                stored.kv_cache_spec_sliding_window =
+                    optional(input, |input| integer(input, "kv_cache_spec_sliding_window"))?;
+            }
+            "locality" => stored.locality = optional_string(input, "locality")?,
+            "ownership" => stored.ownership = optional_string(input, "ownership")?,
+            "session_id" => stored.session_id = optional_string(input, "session_id")?,
+            _ => {
+                skip(input, "BlockStored")?;
+            }
+        }
+    }
+    seen.all_of(["block_hashes", "token_ids", "block_size"])?;
+    Ok(stored)
+}
+
+fn block_removed(input: Input<'_, '_>) -> Decoded<BlockRemoved> {
+    let mut removed = BlockRemoved::default();
+    let mut seen = Required::<1>::default();
+    for _ in 0..map_len(input, "BlockRemoved")? {
+        match text(input, "BlockRemoved")? {
+            "block_hashes" => {
+                seen.mark(0);
+                removed.block_hashes = list(input, "block_hashes", external_hash)?;
+            }
+            "medium" => removed.medium = optional_string(input, "medium")?,
+            "group_idx" => removed.group_idx = optional(input, |input| integer(input, "group_idx"))?,
+            "locality" => removed.locality = optional_string(input, "locality")?,
+            "ownership" => removed.ownership = optional_string(input, "ownership")?,
+            _ => {
+                skip(input, "BlockRemoved")?;
+            }
+        }
+    }
+    seen.all_of(["block_hashes"])?;
+    Ok(removed)
+}
+
+/// Which fields without a default an event had.
+struct Required<const N: usize>([bool; N]);
+
+impl<const N: usize> Default for Required<N> {
+    fn default() -> Self {
+        Self([false; N])
+    }
+}
+
+impl<const N: usize> Required<N> {
+    fn mark(&mut self, field: usize) {
+        self.0[field] = true;
+    }
+
+    fn all_of(&self, names: [&'static str; N]) -> Decoded<()> {
+        match self.0.iter().position(|seen| !seen) {
+            Some(missing) => Err(malformed(names[missing])),
+            None => Ok(()),
+        }
+    }
+}
+
+fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
+    match peek(input) {
+        Some(Marker::Bin8 | Marker::Bin16 | Marker::Bin32) => {
+            let length = decode::read_bin_len(input).map_err(|_| malformed("block_hashes"))? as usize;
+            let (hash, rest) = input.split_at_checked(length).ok_or(malformed("block_hashes"))?;
+            *input = rest;
+            Ok(ExternalHash::Bytes(hash.to_vec()))
+        }
+        _ => integer(input, "block_hashes").map(ExternalHash::U64),
+    }
+}
+
+fn extra_keys(input: Input<'_, '_>) -> Decoded<Vec<ExtraKey>> {
+    match peek(input) {
+        Some(Marker::FixArray(_) | Marker::Array16 | Marker::Array32) => list(input, "extra_keys", extra_key),
+        // Something newer than a list of keys: keep it as a mark that nobody can read.
+        _ => skip(input, "extra_keys").map(|raw| vec![ExtraKey::Other(raw.to_vec())]),
+    }
+}
+
+fn extra_key(input: Input<'_, '_>) -> Decoded<ExtraKey> {
+    let mut rest = *input;
+    let value = rmpv::decode::read_value_ref(&mut rest).map_err(|_| malformed("extra_keys"))?;
+    let raw = &input[..input.len() - rest.len()];
+    *input = rest;
+    Ok(read_extra_key(&value).unwrap_or_else(|| ExtraKey::Other(raw.to_vec())))
+}
+
+fn read_extra_key(value: &ValueRef<'_>) -> Option<ExtraKey> {
+    match value {
+        ValueRef::String(text) => Some(ExtraKey::Text(text.as_str()?.to_owned())),
+        ValueRef::Array(pair) => match &pair[..] {
+            [ValueRef::String(identifier), ValueRef::Integer(offset)] => {
+                Some(ExtraKey::Media { identifier: identifier.as_str()?.to_owned(), offset: offset.as_i64()? })
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn malformed(what: &'static str) -> KvError {
+    KvError::Malformed { what }
+}
+
+fn peek(input: &[u8]) -> Option<Marker> {
+    input.first().map(|byte| Marker::from_u8(*byte))
+}
+
+fn array_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
+    decode::read_array_len(input).map_err(|_| malformed(what))
+}
+
+fn map_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
+    decode::read_map_len(input).map_err(|_| malformed(what))
+}
+
+fn text<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p str> {
+    let (text, rest) = decode::read_str_from_slice(*input).map_err(|_| malformed(what))?;
+    *input = rest;
+    Ok(text)
+}
+
+fn integer<T: TryFrom<i128>>(input: Input<'_, '_>, what: &'static str) -> Decoded<T> {
+    // Hashes exceed i64 and offsets are negative: i128 holds both.
+    let wide: i128 = match peek(input) {
+        Some(Marker::U64) => decode::read_u64(input).map_err(|_| malformed(what))?.into(),
+        _ => decode::read_int::<i64, _>(input).map_err(|_| malformed(what))?.into(),
+    };
+    T::try_from(wide).map_err(|_| malformed(what))
+}
+
+fn float(input: Input<'_, '_>, what: &'static str) -> Decoded<f64> {
+    match peek(input) {
+        Some(Marker::F64) => decode::read_f64(input).map_err(|_| malformed(what)),
+        Some(Marker::F32) => decode::read_f32(input).map(f64::from).map_err(|_| malformed(what)),
+        // A whole number of seconds may come as an integer.
+        _ => integer::<i64>(input, what).map(|whole| whole as f64),
+    }
+}
+
+fn optional<'p, T>(input: Input<'_, 'p>, read: impl FnOnce(Input<'_, 'p>) -> Decoded<T>) -> Decoded<Option<T>> {
+    if peek(input) == Some(Marker::Null) {
+        *input = &input[1..];
+        return Ok(None);
+    }
+    read(input).map(Some)
+}
+
+fn optional_string(input: Input<'_, '_>, what: &'static str) -> Decoded<Option<String>> {
+    optional(input, |input| text(input, what).map(str::to_owned))
+}
+
+fn list<'p, T>(
+    input: Input<'_, 'p>,
+    what: &'static str,
+    mut read: impl FnMut(Input<'_, 'p>) -> Decoded<T>,
+) -> Decoded<Vec<T>> {
+    let length = array_len(input, what)? as usize;
+    // A value takes at least one byte: a length beyond that is a lie that must not reserve memory.
+    let mut list = Vec::with_capacity(length.min(input.len()));
+    for _ in 0..length {
+        list.push(read(input)?);
+    }
+    Ok(list)
+}
+
+/// Passes over one value of any type and gives its bytes.
+fn skip<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p [u8]> {
+    let mut rest = *input;
+    rmpv::decode::read_value_ref(&mut rest).map_err(|_| malformed(what))?;
+    let skipped = &input[..input.len() - rest.len()];
+    *input = rest;
+    Ok(skipped)
+}

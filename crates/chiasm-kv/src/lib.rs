@@ -1,0 +1,44 @@
+//! Who holds what: block keys, the KV events of engines, and the prefix index built from them.
+//!
+//! ```no_run
+//! use chiasm_kv::{Feed, PrefixIndex, Subscriber, SubscriberConfig};
+//! use chiasm_types::{BlockSize, WorkerId};
+//! use tokio::sync::mpsc;
+//!
+//! # async fn follow() {
+//! let (worker, mut index) = (WorkerId(0), PrefixIndex::new());
+//! index.add_worker(worker, BlockSize::new(32).unwrap());
+//!
+//! let config = SubscriberConfig::new("tcp://127.0.0.1:5557", Some("tcp://127.0.0.1:5558".into()));
+//! let (sender, mut feed) = mpsc::channel(64);
+//! let _subscriber = Subscriber::start(config, sender);
+//! while let Some(next) = feed.recv().await {
+//!     match next {
+//!         Feed::Batch { batch, .. } => drop(index.apply(worker, &batch)),
+//!         Feed::Reset => index.clear(worker),
+//!         _ => {}
+//!     }
+//! }
+//! # }
+//! ```
+//!
+//! | module | is about |
+//! |---|---|
+//! | `block_key` | our identity of a block |
+//! | `identifier` | whose media item an engine talks about |
+//! | [`event`] | what engines publish, and its msgpack form in both directions |
+//! | `subscriber` | following an engine's events without gaps |
+//! | `index` | who holds which blocks |
+#![forbid(unsafe_code)]
+
+mod block_key;
+mod error;
+pub mod event;
+mod identifier;
+mod index;
+mod subscriber;
+
+pub use block_key::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+pub use error::KvError;
+pub use index::{PrefixIndex, WorkerIndexStats};
+pub use subscriber::{Feed, Subscriber, SubscriberConfig, SubscriberStats};

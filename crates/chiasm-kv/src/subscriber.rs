@@ -1,0 +1,116 @@
+//! The task that follows one engine's KV events without gaps.
+
+mod connection;
+mod counters;
+mod follow;
+mod replay;
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::event::KvEventBatch;
+use counters::Counters;
+pub use counters::SubscriberStats;
+use follow::Follower;
+
+/// Where an engine publishes and how patient to be.
+#[derive(Clone, Debug)]
+pub struct SubscriberConfig {
+    /// The engine's PUB socket, `tcp://host:port` or `ipc://path`. A `*` as host, as engines are configured with, is
+    /// this machine.
+    pub endpoint: String,
+    /// The engine's replay socket. Without it every lost message means starting over.
+    pub replay_endpoint: Option<String>,
+    /// Prefix of the topics to follow; empty for all.
+    pub topic: String,
+    /// How long one attempt to connect may take.
+    pub connect_timeout: Duration,
+    /// How long to wait between attempts to connect or to replay.
+    pub retry_delay: Duration,
+    /// How long the engine may take to begin a replay. It serves them between its own batches, every 0.1 s when it is
+    /// idle.
+    pub replay_timeout: Duration,
+    /// How many replays in a row may bring nothing before the lost messages are given up.
+    pub replay_attempts: u32,
+    /// After this long without a message, ask for a replay of what might have been lost: a lost last message shows no
+    /// gap. Needs `replay_endpoint`.
+    pub audit_interval: Duration,
+}
+
+impl SubscriberConfig {
+    /// Follows all topics, with patience for an engine on the same machine or network.
+    pub fn new(endpoint: impl Into<String>, replay_endpoint: Option<String>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            replay_endpoint,
+            topic: String::new(),
+            connect_timeout: Duration::from_secs(2),
+            retry_delay: Duration::from_millis(200),
+            replay_timeout: Duration::from_secs(5),
+            replay_attempts: 3,
+            audit_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What a [`Subscriber`] hands over, in order.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Feed {
+    /// The next batch. Between two resets nothing is missing and nothing comes twice.
+    Batch {
+        /// The engine's number for the batch, counted from 0 at its start.
+        seq: u64,
+        /// What happened.
+        batch: KvEventBatch,
+    },
+    /// Messages were lost for good or the engine was restarted: drop everything known about its cache.
+    Reset,
+    /// What the engine kept from before we listened has been handed over, or there is no way to get it. Sent once.
+    CaughtUp,
+}
+
+/// Follows the KV events of one engine until dropped.
+///
+/// The engine numbers its messages and keeps the last ones (10,000 by default) for replay. After connecting, the
+/// subscriber asks for all of them; when a number is skipped, for those from there on. Each replay starts one message
+/// before the missing ones: if that message is not the one that was seen (payloads carry a time), another process
+/// answers. So a restarted engine is noticed even when its numbers fit.
+///
+/// [`Feed::Reset`] is sent, and everything starts over with what the engine still has, when
+/// - the engine was restarted: its numbers go back, or the replay shows another past;
+/// - a lost message is not in the replay (it was too long ago), `replay_attempts` replays bring nothing, or there
+///   is no replay socket;
+/// - a payload can't be read: what it said is lost.
+///
+/// A slow receiver slows the subscriber down; once the queues between are full the engine drops messages, which shows as
+/// a gap and is replayed.
+pub struct Subscriber {
+    task: JoinHandle<()>,
+    counters: Counters,
+}
+
+impl Subscriber {
+    /// Starts the task on the current tokio runtime. It ends when the receiver of `sender` is gone.
+    pub fn start(config: SubscriberConfig, sender: mpsc::Sender<Feed>) -> Self {
+        let counters = Counters::default();
+        let task = tokio::spawn(Follower::new(config, sender, counters.clone()).run());
+        Self { task, counters }
+    }
+
+    /// What has happened so far.
+    pub fn stats(&self) -> SubscriberStats {
+        self.counters.read()
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+//! What a subscriber counts.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counts since a [`Subscriber`](super::Subscriber) was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SubscriberStats {
+    /// Connections made to the engine's PUB socket.
+    pub connections: u64,
+    /// Batches handed over as they were published.
+    pub live_batches: u64,
+    /// Batches handed over from a replay.
+    pub replayed_batches: u64,
+    /// Times a number was skipped.
+    pub gaps: u64,
+    /// Replays asked for, audits included.
+    pub replays: u64,
+    /// Replays that did not come to their end.
+    pub failed_replays: u64,
+    /// Resets sent.
+    pub resets: u64,
+    /// Messages that could not be read.
+    pub malformed: u64,
+}
+
+/// Shared by the task that counts and the handle that reads.
+#[derive(Clone, Default)]
+pub(super) struct Counters(Arc<Atomics>);
+
+#[derive(Default)]
+pub(super) struct Atomics {
+    pub(super) connections: AtomicU64,
+    pub(super) live_batches: AtomicU64,
+    pub(super) replayed_batches: AtomicU64,
+    pub(super) gaps: AtomicU64,
+    pub(super) replays: AtomicU64,
+    pub(super) failed_replays: AtomicU64,
+    pub(super) resets: AtomicU64,
+    pub(super) malformed: AtomicU64,
+}
+
+impl Counters {
+    /// Adds one to the counter that `which` picks.
+    pub(super) fn count(&self, which: impl FnOnce(&Atomics) -> &AtomicU64) {
+        which(&self.0).fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn read(&self) -> SubscriberStats {
+        let Atomics { connections, live_batches, replayed_batches, gaps, replays, failed_replays, resets, malformed } =
+            &*self.0;
+        SubscriberStats {
+            connections: connections.load(Relaxed),
+            live_batches: live_batches.load(Relaxed),
+            replayed_batches: replayed_batches.load(Relaxed),
+            gaps: gaps.load(Relaxed),
+            replays: replays.load(Relaxed),
+            failed_replays: failed_replays.load(Relaxed),
+            resets: resets.load(Relaxed),
+            malformed: malformed.load(Relaxed),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The subscriber's loop: connect, catch up, follow; and what each message means for the position in the stream.
+
+use bytes::Bytes;
+use futures_util::Stream;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
+
+use super::connection::{connectable, disconnected, options};
+use super::counters::Counters;
+use super::replay::{self, Answer, ReplayFailure};
+use super::{Feed, SubscriberConfig};
+use crate::event;
+
+pub(super) struct Follower {
+    config: SubscriberConfig,
+    sender: mpsc::Sender<Feed>,
+    counters: Counters,
+    /// The last message handed over since the last reset.
+    position: Option<Position>,
+    /// The last number that this connection published, replays left out.
+    published: Option<u64>,
+    /// Whether the receiver knows anything that a reset would drop.
+    told: bool,
+    caught_up: bool,
+}
+
+struct Position {
+    seq: u64,
+    /// Tells this engine's message of that number from another's.
+    payload: Bytes,
+}
+
+/// Whether a replay must prove that the engine is the one that was followed before.
+#[derive(Clone, Copy, PartialEq)]
+enum Engine {
+    /// The connection never broke.
+    Same,
+    /// It was made anew.
+    MaybeAnother,
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Live,
+    Replay,
+}
+
+/// Why a step of the follower did not come to its end.
+enum Interrupted {
+    /// The receiver is gone.
+    Closed,
+    /// The replay shows that another process publishes now.
+    AnotherEngine,
+    Replay(ReplayFailure),
+}
+
+/// The receiver is gone.
+struct Closed;
+
+impl From<Closed> for Interrupted {
+    fn from(_: Closed) -> Self {
+        Self::Closed
+    }
+}
+
+impl From<ReplayFailure> for Interrupted {
+    fn from(failure: ReplayFailure) -> Self {
+        Self::Replay(failure)
+    }
+}
+
+impl Follower {
+    pub(super) fn new(mut config: SubscriberConfig, sender: mpsc::Sender<Feed>, counters: Counters) -> Self {
+        config.endpoint = connectable(&config.endpoint);
+        config.replay_endpoint = config.replay_endpoint.as_deref().map(connectable);
+        Self { config, sender, counters, position: None, published: None, told: false, caught_up: false }
+    }
+
+    /// Ends when the receiver is gone.
+    pub(super) async fn run(mut self) {
+        let receiver = self.sender.clone();
+        tokio::select! {
+            () = receiver.closed() => {}
+            Closed = self.follow_forever() => {}
+        }
+    }
+
+    async fn follow_forever(&mut self) -> Closed {
+        let mut engine = Engine::Same;
+        loop {
+            let (socket, monitor) = self.connect().await;
+            if let Err(closed) = self.follow(socket, monitor, engine).await {
+                return closed;
+            }
+            engine = Engine::MaybeAnother;
+        }
+    }
+
+    /// A subscribed socket with its monitor.
+    ///
+    /// A socket is used for one connection only. The zeromq crate would reconnect by itself, but after pauses of up to
+    /// 30 s, and without a moment between the connections to catch up in.
+    async fn connect(&self) -> (SubSocket, impl Stream<Item = SocketEvent> + Unpin + use<>) {
+        loop {
+            let mut socket = SubSocket::with_options(options(self.config.connect_timeout));
+            let monitor = socket.monitor();
+            let connected = async {
+                // Before connecting, so that the subscription is the first thing that the engine hears.
+                socket.subscribe(&self.config.topic).await?;
+                socket.connect(&self.config.endpoint).await
+            };
+            match connected.await {
+                Ok(()) => {
+                    self.counters.count(|counters| &counters.connections);
+                    return (socket, monitor);
+                }
+                Err(error) => {
+                    debug!(endpoint = self.config.endpoint, %error, "kv event endpoint is not there yet")
+                }
+            }
+            sleep(self.config.retry_delay).await;
+        }
+    }
+
+    /// Hands over what one connection publishes until it breaks.
+    async fn follow(
+        &mut self,
+        mut socket: SubSocket,
+        mut monitor: impl Stream<Item = SocketEvent> + Unpin,
+        engine: Engine,
+    ) -> Result<(), Closed> {
+        self.published = None;
+        self.catch_up(engine).await?;
+        if !self.caught_up {
+            self.caught_up = true;
+            self.send(Feed::CaughtUp).await?;
+        }
+        loop {
+            let message = tokio::select! {
+                // What arrived before the connection broke still counts.
+                biased;
+                message = socket.recv() => Some(message),
+                () = disconnected(&mut monitor) => {
+                    info!(endpoint = self.config.endpoint, "kv event connection lost");
+                    return Ok(());
+                }
+                () = sleep(self.config.audit_interval), if self.config.replay_endpoint.is_some() => None,
+            };
+            match message {
+                Some(Ok(message)) => self.take(message).await?,
+                Some(Err(error)) => {
+                    warn!(endpoint = self.config.endpoint, %error, "kv event connection broken");
+                    return Ok(());
+                }
+                None => self.catch_up(Engine::Same).await?,
+            }
+        }
+    }
+
+    /// Takes one published message: `[topic, seq, payload]`.
+    async fn take(&mut self, message: ZmqMessage) -> Result<(), Closed> {
+        let frames = message.into_vec();
+        let seq = frames.get(1).and_then(|seq| <[u8; 8]>::try_from(&seq[..]).ok()).map(u64::from_be_bytes);
+        let (Some(seq), Some(payload)) = (seq, frames.get(2)) else {
+            self.counters.count(|counters| &counters.malformed);
+            warn!(endpoint = self.config.endpoint, frames = frames.len(), "kv event message has other frames");
+            return Ok(());
+        };
+        if self.published.is_some_and(|last| seq <= last) {
+            info!(endpoint = self.config.endpoint, seq, "kv event numbers went back, the engine was restarted");
+            self.reset().await?;
+        }
+        self.published = Some(seq);
+
+        if seq > self.expected() {
+            self.counters.count(|counters| &counters.gaps);
+            debug!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv event numbers skipped");
+            self.catch_up(Engine::Same).await?;
+        }
+        if self.position.as_ref().is_some_and(|position| seq <= position.seq) {
+            // A replay was faster.
+            return Ok(());
+        }
+        self.hand_over(seq, payload.clone(), Source::Live).await
+    }
+
+    /// Hands over what the engine kept and we don't have. Whatever is lost for good after this shows as a gap.
+    async fn catch_up(&mut self, mut engine: Engine) -> Result<(), Closed> {
+        let mut failures = 0;
+        while let Some(endpoint) = self.config.replay_endpoint.clone() {
+            let before = self.expected();
+            match self.replay(&endpoint, engine).await {
+                Ok(()) => return Ok(()),
+                Err(Interrupted::Closed) => return Err(Closed),
+                Err(Interrupted::AnotherEngine) => {
+                    info!(endpoint, "kv event replay shows another past, the engine was restarted");
+                    self.reset().await?;
+                    engine = Engine::Same;
+                }
+                Err(Interrupted::Replay(failure)) => {
+                    self.counters.count(|counters| &counters.failed_replays);
+                    if self.expected() > before {
+                        debug!(endpoint, %failure, "kv event replay goes on where it stopped");
+                        failures = 0;
+                        engine = Engine::Same;
+                        continue;
+                    }
+                    failures += 1;
+                    warn!(endpoint, %failure, failures, "kv event replay failed");
+                    if failures >= self.config.replay_attempts {
+                        break;
+                    }
+                    sleep(self.config.retry_delay).await;
+                }
+            }
+        }
+        if engine == Engine::MaybeAnother {
+            // Nobody can tell.
+            self.reset().await?;
+        }
+        Ok(())
+    }
+
+    async fn replay(&mut self, endpoint: &str, engine: Engine) -> Result<(), Interrupted> {
+        self.counters.count(|counters| &counters.replays);
+        // From the last known message on, to compare it. An engine that no longer has it proves nothing.
+        let known = self.position.as_ref().map(|position| position.seq);
+        let mut proven = engine == Engine::Same || known.is_none();
+        let (connect_timeout, patience) = (self.config.connect_timeout, self.config.replay_timeout);
+        let mut replay = replay::request(endpoint, known.unwrap_or(0), connect_timeout, patience).await?;
+        // An engine that has a message has all that came after it.
+        let mut complete_from = None;
+        loop {
+            let (seq, payload) = match replay.next().await? {
+                Answer::Message { seq, payload } => (seq, payload),
+                Answer::Unreadable => {
+                    self.counters.count(|counters| &counters.malformed);
+                    continue;
+                }
+                Answer::End if proven => return Ok(()),
+                Answer::End => return Err(Interrupted::AnotherEngine),
+            };
+            if known == Some(seq) {
+                proven = self.position.as_ref().is_some_and(|position| position.payload == payload);
+            }
+            if !proven {
+                return Err(Interrupted::AnotherEngine);
+            }
+            let expected = self.expected();
+            if seq > expected && complete_from.is_some_and(|first| first < seq) {
+                return Err(ReplayFailure::Dropped { from: expected, to: seq - 1 }.into());
+            }
+            complete_from = complete_from.or(Some(seq));
+            if seq >= expected {
+                self.hand_over(seq, payload, Source::Replay).await?;
+            }
+        }
+    }
+
+    /// Hands over a message that comes after the position.
+    async fn hand_over(&mut self, seq: u64, payload: Bytes, source: Source) -> Result<(), Closed> {
+        if self.position.is_some() && seq > self.expected() {
+            warn!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv events lost for good");
+            self.reset().await?;
+        }
+        match event::decode(&payload) {
+            Ok(batch) => {
+                self.told = true;
+                self.send(Feed::Batch { seq, batch }).await?;
+                self.counters.count(|counters| match source {
+                    Source::Live => &counters.live_batches,
+                    Source::Replay => &counters.replayed_batches,
+                });
+            }
+            Err(error) => {
+                self.counters.count(|counters| &counters.malformed);
+                warn!(endpoint = self.config.endpoint, seq, %error, "kv events lost for good");
+                self.reset().await?;
+            }
+        }
+        self.position = Some(Position { seq, payload });
+        Ok(())
+    }
+
+    /// The number of the next message. Engines count from 0.
+    fn expected(&self) -> u64 {
+        self.position.as_ref().map_or(0, |position| position.seq.saturating_add(1))
+    }
+
+    async fn reset(&mut self) -> Result<(), Closed> {
+        self.position = None;
+        if self.told {
+            self.told = false;
+            self.counters.count(|counters| &counters.resets);
+            self.send(Feed::Reset).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&self, feed: Feed) -> Result<(), Closed> {
+        self.sender.send(feed).await.map_err(|_| Closed)
+    }
+}

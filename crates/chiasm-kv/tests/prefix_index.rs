@@ -1,0 +1,343 @@
+//! The prefix index against a model that keeps every copy of every block with its whole past.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+use std::collections::HashMap;
+
+use chiasm_kv::event::{self, BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
+use chiasm_kv::{MediaSpan, PrefixIndex, PromptBlocks, block_keys};
+use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+const BLOCK: BlockSize = BlockSize::new(2).unwrap();
+const WORKERS: u32 = 2;
+
+/// A block with everything before it: what its identity should be.
+type Past = Vec<Content>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Content {
+    tokens: Vec<TokenId>,
+    /// Items with a token in the block, and where they start relative to it.
+    media: Vec<(u8, i64)>,
+    lora: Option<String>,
+    salt: Option<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Prompt {
+    tokens: Vec<TokenId>,
+    /// Item, offset, length.
+    media: Vec<(u8, usize, usize)>,
+    lora: Option<String>,
+    salt: Option<String>,
+}
+
+impl Prompt {
+    /// Token by token, unlike the code under test.
+    fn past(&self) -> Past {
+        let size = BLOCK.get();
+        (0..self.tokens.len() / size)
+            .map(|block| {
+                let positions = block * size..(block + 1) * size;
+                Content {
+                    tokens: self.tokens[positions.clone()].to_vec(),
+                    media: self
+                        .media
+                        .iter()
+                        .filter(|(_, offset, length)| {
+                            positions.clone().any(|at| (*offset..offset + length).contains(&at))
+                        })
+                        .map(|(item, offset, _)| (*item, *offset as i64 - positions.start as i64))
+                        .collect(),
+                    lora: self.lora.clone(),
+                    salt: self.salt.clone().filter(|salt| block == 0 && !salt.is_empty()),
+                }
+            })
+            .collect()
+    }
+
+    fn keys(&self) -> Vec<chiasm_kv::BlockKey> {
+        let media: Vec<_> = self
+            .media
+            .iter()
+            .map(|(item, offset, length)| MediaSpan { hash: hash(*item), offset: *offset, length: *length })
+            .collect();
+        let (lora, salt) = (self.lora.as_deref(), self.salt.as_deref());
+        block_keys(&PromptBlocks { tokens: &self.tokens, media: &media, lora, salt }, BLOCK)
+    }
+}
+
+fn hash(item: u8) -> MmHash {
+    MmHash::new([item; 32])
+}
+
+prop_compose! {
+    /// Few tokens and items, so that prompts share prefixes and differ by one thing only.
+    fn prompt()(
+        tokens in vec((0..2u32).prop_map(TokenId), 0..12),
+        media in vec((0..2u8, 0..4usize, 1..6usize), 0..3),
+        lora in option::weighted(0.2, "[ab]"),
+        salt in option::weighted(0.2, "[ab]{0,1}"),
+    ) -> Prompt {
+        let mut end = 0;
+        let media = media
+            .into_iter()
+            .map(|(item, gap, length)| {
+                let offset = end + gap;
+                end = offset + length;
+                (item, offset, length)
+            })
+            .collect();
+        Prompt { tokens, media, lora, salt }
+    }
+}
+
+/// Where a stored block is said to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Here,
+    OtherGroup,
+    OtherMedium,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Blocks of a prompt from one to another, with or without the parent being known.
+    Store {
+        worker: u32,
+        prompt: usize,
+        from: usize,
+        to: usize,
+        place: Place,
+    },
+    /// Hashes by number: live ones and unknown ones, in any order.
+    Remove {
+        worker: u32,
+        hashes: Vec<u64>,
+        place: Place,
+    },
+    Cleared {
+        worker: u32,
+    },
+    /// What a reset of the feed does.
+    Forget {
+        worker: u32,
+    },
+    /// Another engine in its place.
+    Replace {
+        worker: u32,
+    },
+}
+
+fn place() -> impl Strategy<Value = Place> {
+    prop_oneof![8 => Just(Place::Here), 1 => Just(Place::OtherGroup), 1 => Just(Place::OtherMedium)]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let worker = || 0..WORKERS;
+    prop_oneof![
+        12 => (worker(), 0..6usize, 0..3usize, 0..7usize, place())
+            .prop_map(|(worker, prompt, from, to, place)| Step::Store { worker, prompt, from, to, place }),
+        10 => (worker(), vec(0..30u64, 1..4), place())
+            .prop_map(|(worker, hashes, place)| Step::Remove { worker, hashes, place }),
+        1 => worker().prop_map(|worker| Step::Cleared { worker }),
+        1 => worker().prop_map(|worker| Step::Forget { worker }),
+        1 => worker().prop_map(|worker| Step::Replace { worker }),
+    ]
+}
+
+/// The engine's names of blocks: numbers as they come, some of them as bytes.
+#[derive(Default)]
+struct Names(HashMap<Past, u64>);
+
+impl Names {
+    fn of(&mut self, past: &[Content]) -> u64 {
+        let next = self.0.len() as u64;
+        *self.0.entry(past.to_vec()).or_insert(next)
+    }
+}
+
+fn external(name: u64) -> ExternalHash {
+    if name.is_multiple_of(3) {
+        ExternalHash::Bytes(name.to_be_bytes().to_vec())
+    } else {
+        ExternalHash::U64(u64::MAX - name)
+    }
+}
+
+#[derive(Clone, Default)]
+struct Model {
+    /// Every copy, with its past if the events so far tell it.
+    copies: Vec<(u64, Option<Past>)>,
+}
+
+impl Model {
+    fn past_of(&self, name: u64) -> Option<&Past> {
+        self.copies.iter().filter(|(copy, _)| *copy == name).find_map(|(_, past)| past.as_ref())
+    }
+
+    fn store(&mut self, parent: Option<u64>, blocks: &[(u64, Content)]) {
+        let mut past = match parent {
+            None => Some(Past::new()),
+            Some(parent) => self.past_of(parent).cloned(),
+        };
+        for (name, content) in blocks {
+            if let Some(past) = &mut past {
+                past.push(content.clone());
+                // What one copy tells holds for all.
+                self.copies
+                    .iter_mut()
+                    .filter(|(copy, _)| copy == name)
+                    .for_each(|(_, known)| *known = Some(past.clone()));
+            }
+            let known = past.clone().or_else(|| self.past_of(*name).cloned());
+            self.copies.push((*name, known));
+        }
+    }
+
+    fn remove(&mut self, name: u64) {
+        if let Some(at) = self.copies.iter().position(|(copy, _)| *copy == name) {
+            self.copies.remove(at);
+        }
+    }
+
+    fn overlap(&self, past: &[Content]) -> usize {
+        (1..=past.len())
+            .take_while(|length| self.copies.iter().any(|(_, known)| known.as_deref() == Some(&past[..*length])))
+            .count()
+    }
+
+    /// What the engine holds, known or not.
+    fn held(&self, names: &mut Names, past: &[Content]) -> usize {
+        (1..=past.len())
+            .take_while(|length| {
+                let name = names.of(&past[..*length]);
+                self.copies.iter().any(|(copy, _)| *copy == name)
+            })
+            .count()
+    }
+}
+
+fn stored_event(parent: Option<u64>, blocks: &[(u64, Content)], place: Place) -> KvEvent {
+    let extra_keys = blocks.iter().map(|(_, content)| {
+        let lora = content.lora.iter().cloned().map(ExtraKey::Text);
+        let media = content
+            .media
+            .iter()
+            .map(|(item, offset)| ExtraKey::Media { identifier: hash(*item).to_string(), offset: *offset });
+        let salt = content.salt.iter().cloned().map(ExtraKey::Text);
+        let marks: Vec<_> = lora.chain(media).chain(salt).collect();
+        (!marks.is_empty()).then_some(marks)
+    });
+    KvEvent::BlockStored(BlockStored {
+        block_hashes: blocks.iter().map(|(name, _)| external(*name)).collect(),
+        parent_block_hash: parent.map(external),
+        token_ids: blocks.iter().flat_map(|(_, content)| content.tokens.clone()).collect(),
+        block_size: BLOCK.get() as u32,
+        lora_name: blocks.first().and_then(|(_, content)| content.lora.clone()),
+        extra_keys: Some(extra_keys.collect()),
+        medium: Some(if place == Place::OtherMedium { "CPU" } else { "GPU" }.into()),
+        group_idx: Some(if place == Place::OtherGroup { 1 } else { 0 }),
+        ..Default::default()
+    })
+}
+
+/// Through the wire, as everything that the index sees.
+fn batch(event: KvEvent) -> KvEventBatch {
+    let batch = KvEventBatch { timestamp: 1.0, events: vec![event], data_parallel_rank: Some(0) };
+    event::decode(&batch.encode()).unwrap()
+}
+
+/// Runs the steps on the index and on the model, and compares after each.
+fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let pasts: Vec<Past> = prompts.iter().map(Prompt::past).collect();
+    let mut names = Names::default();
+    let mut models = vec![Model::default(); WORKERS as usize];
+    let mut index = PrefixIndex::new();
+    (0..WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
+
+    for step in steps {
+        match step {
+            Step::Store { worker, prompt, from, to, place } => {
+                let past = &pasts[prompt % pasts.len()];
+                let to = to.min(past.len());
+                let from = from.min(to);
+                let parent = (from > 0).then(|| names.of(&past[..from]));
+                let blocks: Vec<_> = (from..to).map(|block| (names.of(&past[..=block]), past[block].clone())).collect();
+                index.apply(WorkerId(worker), &batch(stored_event(parent, &blocks, place)));
+                if place == Place::Here {
+                    models[worker as usize].store(parent, &blocks);
+                }
+            }
+            Step::Remove { worker, hashes, place } => {
+                let removed = BlockRemoved {
+                    block_hashes: hashes.iter().copied().map(external).collect(),
+                    medium: Some(if place == Place::OtherMedium { "STORAGE" } else { "GPU" }.into()),
+                    group_idx: (place == Place::OtherGroup).then_some(2),
+                    ..Default::default()
+                };
+                index.apply(WorkerId(worker), &batch(KvEvent::BlockRemoved(removed)));
+                if place == Place::Here {
+                    hashes.iter().for_each(|name| models[worker as usize].remove(*name));
+                }
+            }
+            Step::Cleared { worker } => {
+                index.apply(WorkerId(worker), &batch(KvEvent::AllBlocksCleared));
+                models[worker as usize].copies.clear();
+            }
+            Step::Forget { worker } => {
+                index.clear(WorkerId(worker));
+                models[worker as usize].copies.clear();
+            }
+            Step::Replace { worker } => {
+                index.add_worker(WorkerId(worker), BLOCK);
+                models[worker as usize].copies.clear();
+            }
+        }
+        for (prompt, past) in prompts.iter().zip(&pasts) {
+            let expected: Vec<_> =
+                models.iter().zip(0..).map(|(model, id)| (WorkerId(id), model.overlap(past))).collect();
+            prop_assert_eq!(index.overlaps(&prompt.keys()), expected, "{:?}", prompt);
+            for model in &models {
+                prop_assert!(model.overlap(past) <= model.held(&mut names, past), "more than the engine holds");
+            }
+        }
+        for (model, id) in models.iter().zip(0..) {
+            let stats = index.stats(WorkerId(id)).unwrap();
+            let distinct = |keyed: bool| {
+                let of_kind = model.copies.iter().filter(|(_, past)| past.is_some() == keyed);
+                of_kind.map(|(name, _)| name).collect::<std::collections::HashSet<_>>().len()
+            };
+            prop_assert_eq!((stats.blocks, stats.unkeyed_blocks), (distinct(true), distinct(false)));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_streams_leave_what_the_model_has(prompts in vec(prompt(), 1..6), steps in vec(step(), 0..40)) {
+        check(&prompts, steps)?;
+    }
+
+    /// Prompts of one layout that differ in one item, one offset, LoRA or salt only.
+    #[test]
+    fn near_misses_never_match(
+        base in prompt(),
+        items in vec((0..3u8, 0..2usize), 4),
+        lora in option::of("[ab]"),
+        salt in option::of("[ab]"),
+        steps in vec(step(), 0..20),
+    ) {
+        let mut prompts = vec![base.clone(), Prompt { lora, ..base.clone() }, Prompt { salt, ..base.clone() }];
+        prompts.extend(items.into_iter().map(|(item, shift)| {
+            let media = base.media.iter().map(|(_, offset, length)| (item, offset + shift, *length)).collect();
+            Prompt { media, ..base.clone() }
+        }));
+        check(&prompts, steps)?;
+    }
+}

@@ -1,0 +1,10 @@
+//! What can go wrong while a worker is picked.
+
+/// Errors of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouteError {
+    /// There is no worker, or the request excludes all of them. Retryable once an engine is ready.
+    #[error("no worker is available; wait for an engine to become ready")]
+    NoWorker,
+}

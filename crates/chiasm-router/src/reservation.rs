@@ -1,0 +1,63 @@
+//! What a request holds of a worker while it runs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use chiasm_types::WorkerId;
+
+use crate::fleet::Hold;
+use crate::router::Shared;
+
+/// A request's place on a worker: load and promised blocks. Dropping it gives both back.
+///
+/// The promised blocks stay for a grace time when [`first_token`](Self::first_token) was called, see
+/// [`RouterConfig::promise_grace`](crate::RouterConfig::promise_grace). Otherwise nobody computed them and they go at once,
+/// so that a retry on another worker finds no trace of the failed try.
+#[must_use = "the request counts as load of the worker only while its reservation lives"]
+pub struct Reservation {
+    /// The worker that gets the request.
+    pub worker: WorkerId,
+    /// Leading blocks of the prompt that the worker holds, as confirmed by its events. Promised ones don't count here.
+    pub overlap_blocks: usize,
+    /// Blocks of the prompt, the last one possibly part full.
+    pub total_blocks: usize,
+    hold: Option<Hold>,
+    computed: bool,
+    shared: Arc<Shared>,
+}
+
+impl Reservation {
+    pub(crate) fn new(shared: Arc<Shared>, hold: Hold, overlap_blocks: usize) -> Self {
+        Self {
+            worker: hold.worker,
+            overlap_blocks,
+            total_blocks: hold.blocks as usize,
+            hold: Some(hold),
+            computed: false,
+            shared,
+        }
+    }
+
+    /// The engine has answered with a token: the whole prompt is computed.
+    pub fn first_token(&mut self) {
+        self.computed = true;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Some(hold) = self.hold.take() {
+            self.shared.release(hold, self.computed);
+        }
+    }
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("worker", &self.worker)
+            .field("overlap_blocks", &self.overlap_blocks)
+            .field("total_blocks", &self.total_blocks)
+            .finish_non_exhaustive()
+    }
+}

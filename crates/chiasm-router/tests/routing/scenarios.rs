@@ -1,0 +1,308 @@
+//! Who gets what: the situations that routing is for.
+
+use std::time::Duration;
+
+use crate::workload::{BLOCK, INFO, Prompt, per_worker, router};
+use chiasm_kv::event::{KvEvent, KvEventBatch};
+use chiasm_router::{Policy, Reservation, RouteError, Router, RouterConfig, WorkerInfo};
+use chiasm_types::{BlockSize, WorkerId};
+
+fn with_policy(policy: Policy) -> impl FnOnce(&mut RouterConfig) {
+    move |config| config.policy = policy
+}
+
+fn promised(router: &Router) -> usize {
+    router.workers().iter().map(|worker| worker.promised_blocks).sum()
+}
+
+#[test]
+fn a_repeat_lands_on_the_worker_that_holds_it_even_under_modest_load() {
+    let router = router(4, |_| ());
+    let prompt = Prompt::image_question(1, 1);
+    router.apply(WorkerId(2), &prompt.stored());
+    let mut running = Vec::new();
+    for _ in 0..10 {
+        let repeat = prompt.select(&router);
+        assert_eq!((repeat.worker, repeat.overlap_blocks, repeat.total_blocks), (WorkerId(2), 12, 13));
+        running.push(repeat);
+    }
+}
+
+#[test]
+fn a_burst_of_questions_about_one_new_image_goes_to_one_worker() {
+    let router = router(4, |_| ());
+    let burst: Vec<Reservation> = (0..10).map(|question| Prompt::image_question(1, question).select(&router)).collect();
+    assert!(burst.iter().all(|reservation| reservation.worker == burst[0].worker));
+    assert!(burst.iter().all(|reservation| reservation.overlap_blocks == 0), "nothing is confirmed yet");
+}
+
+#[test]
+fn images_of_the_same_layout_are_different_prompts() {
+    let router = router(2, |_| ());
+    router.apply(WorkerId(0), &Prompt::image_question(1, 1).stored());
+    // Something else runs there, so that only overlap could draw the request to it.
+    let _running = Prompt::image_question(1, 1).select(&router);
+    let other = Prompt::image_question(2, 1).select(&router);
+    assert_eq!((other.worker, other.overlap_blocks), (WorkerId(1), 0));
+}
+
+#[test]
+fn new_prompts_spread() {
+    let router = router(4, |_| ());
+    let running: Vec<_> = (0..40).map(|image| Prompt::image_question(image, 1).select(&router)).collect();
+    assert_eq!(per_worker(4, &running), [10; 4]);
+}
+
+#[test]
+fn a_long_prompt_weighs_more_than_a_short_one() {
+    let router = router(2, |_| ());
+    let long = Prompt::text(1, 1600).select(&router);
+    let short: Vec<_> = (2..12).map(|text| Prompt::text(text, 160).select(&router)).collect();
+    assert!(short[..9].iter().all(|reservation| reservation.worker != long.worker));
+}
+
+#[test]
+fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
+    for ratio in [1, 4, 16] {
+        let router = router(2, |config| config.prefill_weight = ratio as f64);
+        let prompt = Prompt::text(1, 160);
+        router.apply(WorkerId(0), &prompt.stored());
+        let mut running = Vec::new();
+        // At `ratio` requests more the two cost the same.
+        for _ in 0..ratio {
+            running.push(prompt.select(&router));
+        }
+        assert_eq!(per_worker(2, &running), [ratio, 0]);
+        running.extend((0..2).map(|_| prompt.select(&router)));
+        assert!(running.iter().any(|reservation| reservation.worker == WorkerId(1)), "ratio {ratio}");
+        // Now both have it, one by promise: the rest goes half and half.
+        running.extend((0..100).map(|_| prompt.select(&router)));
+        let counts = per_worker(2, &running);
+        assert!(counts[0].abs_diff(counts[1]) <= ratio + 1, "{counts:?}");
+    }
+}
+
+#[test]
+fn load_is_given_back_when_the_request_ends() {
+    let router = router(1, |_| ());
+    let reservation = Prompt::text(1, 170).select(&router);
+    let busy = router.workers()[0];
+    assert_eq!((busy.requests, busy.blocks_in_use, busy.promised_blocks), (1, 11, 10));
+    drop(reservation);
+    let idle = router.workers()[0];
+    assert_eq!((idle.requests, idle.blocks_in_use, idle.promised_blocks), (0, 0, 0));
+}
+
+#[test]
+fn ties_spread_at_random_and_reproducibly() {
+    let picks = |seed| -> Vec<WorkerId> {
+        let router = router(4, |config| config.seed = Some(seed));
+        (0..400).map(|text| Prompt::text(text, 64).select(&router).worker).collect()
+    };
+    assert_eq!(picks(1), picks(1));
+    assert_ne!(picks(1), picks(2));
+    for worker in (0..4).map(WorkerId) {
+        let times = picks(1).into_iter().filter(|pick| *pick == worker).count();
+        assert!((60..=140).contains(&times), "{worker} was picked {times} times of 400");
+    }
+}
+
+#[test]
+fn excluded_workers_are_never_picked() {
+    for policy in [Policy::Kv, Policy::RoundRobin, Policy::Random, Policy::LeastLoaded] {
+        let router = router(3, with_policy(policy));
+        let prompt = Prompt::text(1, 64);
+        router.apply(WorkerId(0), &prompt.stored());
+        let exclude = [WorkerId(0), WorkerId(2)];
+        for _ in 0..20 {
+            assert_eq!(prompt.select_but(&router, &exclude).unwrap().worker, WorkerId(1), "{policy}");
+        }
+        let all = [WorkerId(0), WorkerId(1), WorkerId(2)];
+        assert_eq!(prompt.select_but(&router, &all).unwrap_err(), RouteError::NoWorker, "{policy}");
+        assert_eq!(router.workers().iter().map(|worker| worker.requests).sum::<usize>(), 0);
+    }
+}
+
+#[test]
+fn without_workers_there_is_nobody_to_pick() {
+    assert_eq!(Prompt::text(1, 64).select_but(&router(0, |_| ()), &[]).unwrap_err(), RouteError::NoWorker);
+}
+
+#[test]
+fn a_failed_try_leaves_nothing_behind() {
+    let router = router(2, |_| ());
+    let prompt = Prompt::image_question(1, 1);
+    let failed = prompt.select(&router);
+    let first = failed.worker;
+    drop(failed);
+    assert_eq!(promised(&router), 0);
+    let retry = prompt.select_but(&router, &[first]).unwrap();
+    assert_ne!(retry.worker, first);
+    // Whoever comes now follows the retry.
+    assert_eq!(prompt.select(&router).worker, retry.worker);
+}
+
+#[test]
+fn after_a_well_ended_request_its_blocks_stay_promised_until_the_events_arrive() {
+    let router = router(4, |config| config.promise_grace = Duration::from_secs(3600));
+    let prompt = Prompt::image_question(1, 1);
+    let mut first = prompt.select(&router);
+    let worker = first.worker;
+    first.first_token();
+    drop(first);
+    assert_eq!(promised(&router), 12);
+    for _ in 0..20 {
+        let next = prompt.select(&router);
+        assert_eq!((next.worker, next.overlap_blocks), (worker, 0), "drawn there, but nothing is confirmed");
+    }
+    router.apply(worker, &prompt.stored());
+    assert_eq!(promised(&router), 0);
+    assert_eq!(prompt.select(&router).overlap_blocks, 12);
+    router.apply(worker, &prompt.removed());
+    assert_eq!(prompt.select(&router).overlap_blocks, 0);
+    assert_eq!(promised(&router), 0, "what was confirmed and evicted is not promised any more");
+}
+
+#[test]
+fn the_grace_ends() {
+    let router = router(1, |config| config.promise_grace = Duration::ZERO);
+    let mut first = Prompt::text(1, 64).select(&router);
+    first.first_token();
+    drop(first);
+    drop(Prompt::text(2, 64).select(&router));
+    assert_eq!(promised(&router), 0);
+}
+
+#[test]
+fn events_take_over_from_promises_while_the_request_runs() {
+    let router = router(2, |_| ());
+    let prompt = Prompt::text(1, 160);
+    let running = prompt.select(&router);
+    assert_eq!(promised(&router), 10);
+    router.apply(running.worker, &Prompt::text(1, 64).stored());
+    assert_eq!(promised(&router), 6);
+    let next = prompt.select(&router);
+    assert_eq!((next.worker, next.overlap_blocks), (running.worker, 4));
+    drop(running);
+    assert_eq!(promised(&router), 6, "the second request makes the same promise");
+    drop(next);
+    assert_eq!(promised(&router), 0);
+}
+
+#[test]
+fn a_dead_worker_takes_its_blocks_and_promises_with_it() {
+    let router = router(2, |_| ());
+    let prompt = Prompt::image_question(1, 1);
+    router.apply(WorkerId(0), &prompt.stored());
+    let before = prompt.select(&router);
+    assert_eq!(before.worker, WorkerId(0));
+
+    router.remove_worker(WorkerId(0));
+    assert_eq!(prompt.select(&router).worker, WorkerId(1));
+    router.apply(WorkerId(0), &prompt.stored());
+
+    router.add_worker(WorkerId(0), INFO);
+    let reborn = router.workers()[0];
+    assert_eq!((reborn.requests, reborn.blocks_in_use, reborn.index.blocks), (0, 0, 0));
+    let after = prompt.select_but(&router, &[WorkerId(1)]).unwrap();
+    assert_eq!(after.overlap_blocks, 0);
+    drop(before);
+    assert_eq!(router.workers()[0].requests, 1, "a request of the former life is not this worker's");
+    drop(after);
+    assert_eq!(router.workers()[0].requests, 0);
+}
+
+#[test]
+fn lost_events_drop_the_blocks_and_keep_the_worker() {
+    let router = router(1, |_| ());
+    let prompt = Prompt::text(1, 64);
+    router.apply(WorkerId(0), &prompt.stored());
+    router.reset_worker_blocks(WorkerId(0));
+    let next = prompt.select(&router);
+    assert_eq!((next.worker, next.overlap_blocks), (WorkerId(0), 0));
+}
+
+#[test]
+fn a_cleared_cache_overlaps_with_nothing() {
+    let router = router(1, |_| ());
+    let prompt = Prompt::text(1, 64);
+    router.apply(WorkerId(0), &prompt.stored());
+    let events = vec![KvEvent::AllBlocksCleared];
+    router.apply(WorkerId(0), &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
+    assert_eq!(prompt.select(&router).overlap_blocks, 0);
+}
+
+#[test]
+fn round_robin_goes_round_past_the_gone_and_the_excluded() {
+    let router = router(4, with_policy(Policy::RoundRobin));
+    let prompt = Prompt::text(1, 64);
+    let turn = |exclude: &[u32]| {
+        let exclude: Vec<_> = exclude.iter().copied().map(WorkerId).collect();
+        prompt.select_but(&router, &exclude).unwrap().worker.0
+    };
+    assert_eq!([turn(&[]), turn(&[]), turn(&[]), turn(&[]), turn(&[])], [0, 1, 2, 3, 0]);
+    assert_eq!([turn(&[1, 2]), turn(&[0]), turn(&[])], [3, 1, 2]);
+    router.remove_worker(WorkerId(3));
+    let turn = || prompt.select(&router).worker.0;
+    assert_eq!([turn(), turn(), turn(), turn()], [0, 1, 2, 0]);
+}
+
+#[test]
+fn every_policy_reports_what_the_picked_worker_holds() {
+    for policy in [Policy::RoundRobin, Policy::Random, Policy::LeastLoaded] {
+        let router = router(2, with_policy(policy));
+        let prompt = Prompt::text(1, 64);
+        router.apply(WorkerId(1), &prompt.stored());
+        for _ in 0..10 {
+            let reservation = prompt.select(&router);
+            assert_eq!(reservation.overlap_blocks, if reservation.worker == WorkerId(1) { 4 } else { 0 }, "{policy}");
+        }
+    }
+}
+
+#[test]
+fn least_loaded_looks_at_blocks_in_use_only() {
+    let router = router(2, with_policy(Policy::LeastLoaded));
+    let prompt = Prompt::text(1, 160);
+    router.apply(WorkerId(0), &prompt.stored());
+    let running: Vec<_> = (0..20).map(|_| prompt.select(&router)).collect();
+    assert_eq!(per_worker(2, &running), [10, 10]);
+}
+
+#[test]
+fn random_picks_everybody() {
+    let router = router(3, with_policy(Policy::Random));
+    let prompt = Prompt::text(1, 160);
+    router.apply(WorkerId(0), &prompt.stored());
+    let running: Vec<_> = (0..300).map(|_| prompt.select(&router)).collect();
+    assert!(per_worker(3, &running).into_iter().all(|times| (70..=130).contains(&times)));
+}
+
+#[test]
+fn workers_with_another_block_size_share_no_blocks_but_can_be_picked() {
+    let router = router(1, |_| ());
+    router.add_worker(WorkerId(1), WorkerInfo { total_blocks: 1000, block_size: BlockSize::new(64).unwrap() });
+    let prompt = Prompt::text(1, 170);
+    router.apply(WorkerId(1), &prompt.stored());
+    let other = prompt.select_but(&router, &[WorkerId(0)]).unwrap();
+    assert_eq!((other.overlap_blocks, other.total_blocks), (0, 3));
+    assert_eq!(BLOCK.get(), 16);
+}
+
+#[test]
+fn a_prompt_shorter_than_a_block_is_routed_by_load() {
+    let router = router(2, |_| ());
+    let running: Vec<_> = (0..10).map(|text| Prompt::text(text, 5).select(&router)).collect();
+    assert_eq!(per_worker(2, &running), [5, 5]);
+    assert_eq!((running[0].overlap_blocks, running[0].total_blocks), (0, 1));
+}
+
+#[test]
+fn what_engines_say_about_themselves_shows_in_the_snapshot() {
+    let router = router(1, |_| ());
+    assert_eq!(router.workers()[0].engine, None);
+    router.set_stats(WorkerId(0), 3, 2, 0.25);
+    router.set_stats(WorkerId(9), 1, 1, 1.0);
+    let engine = router.workers()[0].engine.unwrap();
+    assert_eq!((engine.running, engine.waiting, engine.kv_usage), (3, 2, 0.25));
+}

@@ -1,0 +1,96 @@
+//! Prompts, and the events of an engine that has computed them.
+
+use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
+use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+use chiasm_router::{Reservation, RouteError, RouteRequest, Router, RouterConfig, WorkerInfo};
+use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
+
+pub(crate) const BLOCK: BlockSize = BlockSize::new(16).unwrap();
+
+pub(crate) struct Prompt {
+    tokens: Vec<TokenId>,
+    media: Vec<MediaSpan>,
+    pub(crate) keys: Vec<BlockKey>,
+}
+
+impl Prompt {
+    pub(crate) fn text(text: u32, length: usize) -> Self {
+        Self::new((0..length as u32).map(|i| TokenId(1000 * text + i % 1000)).collect(), Vec::new())
+    }
+
+    /// An image of 160 placeholder tokens and 40 tokens of question: 12 full blocks and a half.
+    pub(crate) fn image_question(image: u8, question: u32) -> Self {
+        let mut tokens = vec![TokenId(7); 160];
+        tokens.extend((0..40).map(|i| TokenId(1000 * question + i)));
+        Self::new(tokens, vec![MediaSpan { hash: MmHash::new([image; 32]), offset: 0, length: 160 }])
+    }
+
+    fn new(tokens: Vec<TokenId>, media: Vec<MediaSpan>) -> Self {
+        let keys = block_keys(&PromptBlocks { tokens: &tokens, media: &media, ..Default::default() }, BLOCK);
+        Self { tokens, media, keys }
+    }
+
+    pub(crate) fn select(&self, router: &Router) -> Reservation {
+        self.select_but(router, &[]).unwrap()
+    }
+
+    pub(crate) fn select_but(&self, router: &Router, exclude: &[WorkerId]) -> Result<Reservation, RouteError> {
+        router.select(&RouteRequest { keys: &self.keys, prompt_tokens: self.tokens.len(), exclude })
+    }
+
+    /// As if the engine had computed the whole prompt. It names blocks by half of our key.
+    pub(crate) fn stored(&self) -> KvEventBatch {
+        let blocks = self.keys.len();
+        let extra_keys = (0..blocks)
+            .map(|block| {
+                let start = (block * BLOCK.get()) as i64;
+                self.media
+                    .iter()
+                    .filter(|span| (span.offset as i64) < start + BLOCK.get() as i64)
+                    .filter(|span| (span.offset + span.length) as i64 > start)
+                    .map(|span| {
+                        let identifier = span.hash.to_string();
+                        vec![ExtraKey::Media { identifier, offset: span.offset as i64 - start }]
+                    })
+                    .next()
+            })
+            .collect();
+        batch(KvEvent::BlockStored(BlockStored {
+            block_hashes: self.hashes(),
+            token_ids: self.tokens[..blocks * BLOCK.get()].to_vec(),
+            block_size: BLOCK.get() as u32,
+            extra_keys: Some(extra_keys),
+            ..Default::default()
+        }))
+    }
+
+    pub(crate) fn removed(&self) -> KvEventBatch {
+        batch(KvEvent::BlockRemoved(BlockRemoved { block_hashes: self.hashes(), ..Default::default() }))
+    }
+
+    fn hashes(&self) -> Vec<ExternalHash> {
+        self.keys.iter().map(|key| ExternalHash::U64(key.get() as u64)).collect()
+    }
+}
+
+fn batch(event: KvEvent) -> KvEventBatch {
+    KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }
+}
+
+pub(crate) const INFO: WorkerInfo = WorkerInfo { total_blocks: 1000, block_size: BLOCK };
+
+/// A router with workers 0, 1, … and a seed, so that a failure comes again.
+pub(crate) fn router(workers: u32, change: impl FnOnce(&mut RouterConfig)) -> Router {
+    let mut config = RouterConfig { seed: Some(42), ..Default::default() };
+    change(&mut config);
+    let router = Router::new(config);
+    (0..workers).for_each(|id| router.add_worker(WorkerId(id), INFO));
+    router
+}
+
+/// How many of the reservations each worker got.
+pub(crate) fn per_worker<'a>(workers: usize, reservations: impl IntoIterator<Item = &'a Reservation>) -> Vec<usize> {
+    let mut counts = vec![0; workers];
+    reservations.into_iter().for_each(|reservation| counts[reservation.worker.0 as usize] += 1);
+    counts
+}
