@@ -1,0 +1,55 @@
+//! From a conversation to token ids, and from token ids back to text.
+//!
+//! | step | item |
+//! |---|---|
+//! | messages → prompt text | [`ChatTemplate`], the model's Jinja template as `transformers` renders it |
+//! | text → token ids | [`Tokenizer`] |
+//! | one marker per image → as many tokens as it takes | [`expand`] |
+//! | answer's tokens → text, never half a character | [`Detokenizer`] |
+//! | text → text up to a stop string | [`StopStrings`] |
+//!
+//! The measure is vLLM 0.32 with `transformers` 5.19: the same request must become the same token ids. Everything here
+//! is synchronous CPU work without I/O after loading.
+//!
+//! ```no_run
+//! use chiasm_prompt::{ChatContent, ChatMessage, ChatTemplate, Detokenizer, RenderOptions, Tokenizer};
+//!
+//! # fn main() -> Result<(), chiasm_prompt::PromptError> {
+//! let dir = std::path::Path::new("models/qwen2-vl");
+//! let tokenizer = Tokenizer::from_model_dir(dir)?;
+//! let Some(template) = ChatTemplate::from_model_dir(dir, None)? else { return Ok(()) };
+//!
+//! let hello = ChatMessage {
+//!     role: "user".into(),
+//!     content: Some(ChatContent::Text("Hello!".into())),
+//!     ..ChatMessage::default()
+//! };
+//! let text = template.render(&[hello], "<|image_pad|>", &RenderOptions::default())?;
+//! let prompt = tokenizer.encode(&text, false)?;
+//!
+//! let mut answer = Detokenizer::new(tokenizer.clone(), &prompt, true);
+//! for token in tokenizer.encode("Hi there.", false)? {
+//!     print!("{}", answer.push(token));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod detokenize;
+mod error;
+mod expand;
+mod message;
+mod model_file;
+mod special_tokens;
+mod stop;
+mod template;
+mod tokenizer;
+
+pub use detokenize::Detokenizer;
+pub use error::PromptError;
+pub use expand::{Expanded, expand};
+pub use message::{ChatContent, ChatMessage, ChatPart};
+pub use stop::{StopStep, StopStrings};
+pub use template::{ChatTemplate, ContentFormat, RenderLimits, RenderOptions};
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,58 @@
+//! A conversation as the chat template's user hands it over: parsed, with images reduced to their places.
+
+use serde_json::Value;
+
+/// One message of a conversation.
+///
+/// ```
+/// use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+///
+/// let message = ChatMessage {
+///     role: "user".into(),
+///     content: Some(ChatContent::Parts(vec![ChatPart::Image, ChatPart::Text("What is this?".into())])),
+///     ..ChatMessage::default()
+/// };
+/// assert_eq!(message.image_count(), 1);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChatMessage {
+    /// `system`, `user`, `assistant`, `tool` or whatever else the template knows.
+    pub role: String,
+    /// What is said. `None` as in an assistant message that only calls tools.
+    pub content: Option<ChatContent>,
+    /// Who says it, where the client tells.
+    pub name: Option<String>,
+    /// Which call a `tool` message answers. Ignored for other roles.
+    pub tool_call_id: Option<String>,
+    /// The calls of an `assistant` message: a list of `{"id", "type": "function", "function": {"name", "arguments"}}`
+    /// with `arguments` as JSON text. Ignored for other roles.
+    pub tool_calls: Option<Value>,
+}
+
+/// What a message says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChatContent {
+    /// The `content` was a string.
+    Text(String),
+    /// The `content` was a list of parts.
+    Parts(Vec<ChatPart>),
+}
+
+/// One part of a message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChatPart {
+    /// Some text.
+    Text(String),
+    /// The place of the next image.
+    Image,
+}
+
+impl ChatMessage {
+    /// Number of images in this message.
+    pub fn image_count(&self) -> usize {
+        match &self.content {
+            Some(ChatContent::Parts(parts)) => parts.iter().filter(|part| **part == ChatPart::Image).count(),
+            _ => 0,
+        }
+    }
+}

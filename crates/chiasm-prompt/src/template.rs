@@ -1,0 +1,276 @@
+//! Chat templates: from a conversation to the prompt's text, as `transformers` 5.19 and vLLM 0.32 render it.
+
+mod content_format;
+mod continuation;
+mod conversation;
+mod developer;
+mod environment;
+mod generation_tag;
+mod python_filters;
+mod python_json;
+mod python_strings;
+mod python_text;
+mod source;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use minijinja::value::Serde;
+use minijinja::{Environment, ErrorKind, Value as JinjaValue};
+use serde_json::{Map, Value};
+
+pub use content_format::ContentFormat;
+
+use crate::special_tokens::SpecialTokens;
+use crate::{ChatMessage, PromptError};
+use environment::{Clock, Raised};
+use source::Source;
+
+const NAME: &str = "chat_template";
+
+/// Names that a request may not set in `chat_template_kwargs`: arguments of `apply_chat_template` in `transformers`.
+const RESERVED: [&str; 13] = [
+    "chat_template",
+    "conversation",
+    "conversations",
+    "max_length",
+    "messages",
+    "padding",
+    "return_assistant_tokens_mask",
+    "return_dict",
+    "return_tensors",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "truncation",
+];
+
+/// Names in `chat_template_kwargs` that are passed over: fields of the request itself set the first two, and the
+/// others are functions of the environment, which a variable must not hide.
+const PASSED_OVER: [&str; 10] = [
+    "add_generation_prompt",
+    "continue_final_message",
+    "cycler",
+    "dict",
+    "joiner",
+    "lipsum",
+    "namespace",
+    "raise_exception",
+    "range",
+    "strftime_now",
+];
+
+/// A model's chat template, compiled. Cheap to clone.
+///
+/// Rendering is CPU work: tens of microseconds for a short conversation, more for a long one. Keep it off async threads.
+///
+/// Known differences from Jinja in Python: `'%s' % x` and a leading `+` are errors, and so are rare filters, functions
+/// and methods (`urlencode`, `cycler`, `ljust`); looping over `none` and comparing values of different types are not;
+/// `loop.last` is never true in a loop over a string's characters; `~` and `join` print containers and very large or
+/// small floats in minijinja's way; integers beyond 64 bits in a request are floats.
+#[derive(Clone)]
+pub struct ChatTemplate {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    environment: Environment<'static>,
+    source: String,
+    special_tokens: Vec<(String, String)>,
+    format: ContentFormat,
+    limits: RenderLimits,
+    clock: Clock,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("format", &self.inner.format).finish_non_exhaustive()
+    }
+}
+
+/// How a conversation is rendered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RenderOptions {
+    /// Whether to end the prompt with the head of the assistant's next message.
+    pub add_generation_prompt: bool,
+    /// Whether to leave the last message open, for the model to go on with it. Excludes `add_generation_prompt`.
+    pub continue_final_message: bool,
+    /// The request's `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
+    pub kwargs: Map<String, Value>,
+}
+
+impl Default for RenderOptions {
+    /// As for a request that says nothing: the assistant is next.
+    fn default() -> Self {
+        Self { add_generation_prompt: true, continue_final_message: false, kwargs: Map::new() }
+    }
+}
+
+/// Bounds that keep one request from occupying the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RenderLimits {
+    /// Steps of the template's byte code, about 20 ns each. The default of 20 million is some 40,000 messages of a
+    /// usual template.
+    pub fuel: u64,
+    /// Bytes of the rendered prompt. The default of 32 MiB is some 8 million tokens.
+    pub bytes: usize,
+}
+
+impl Default for RenderLimits {
+    fn default() -> Self {
+        Self { fuel: 20_000_000, bytes: 32 << 20 }
+    }
+}
+
+impl ChatTemplate {
+    /// The template of the model directory, or the one in the file `override_path`. `None` if the directory has none.
+    ///
+    /// Looked for as vLLM does: in a directory with a processor first in `processor_config.json` and
+    /// `chat_template.json`; then, and in every directory, in `chat_template.jinja` and `tokenizer_config.json` (of
+    /// several named templates the one named `default`).
+    ///
+    /// # Errors
+    /// Files that can't be read or parsed, and templates that don't compile.
+    pub fn from_model_dir(dir: &Path, override_path: Option<&Path>) -> Result<Option<Self>, PromptError> {
+        let source = match override_path {
+            None => source::find(dir)?,
+            Some(path) => Some(source::from_file(path)?.ok_or_else(|| PromptError::Unreadable {
+                path: path.to_owned(),
+                source: io::ErrorKind::NotFound.into(),
+            })?),
+        };
+        let Some(source) = source else { return Ok(None) };
+        let special_tokens = SpecialTokens::from_model_dir(dir)?.named;
+        Self::compile(source, special_tokens, RenderLimits::default(), environment::system_clock()).map(Some)
+    }
+
+    /// The same template with other limits.
+    ///
+    /// # Errors
+    /// None in practice: the template has compiled before.
+    pub fn with_limits(&self, limits: RenderLimits) -> Result<Self, PromptError> {
+        let source = Source { text: self.inner.source.clone(), origin: NAME.to_owned() };
+        Self::compile(source, self.inner.special_tokens.clone(), limits, self.inner.clock.clone())
+    }
+
+    /// The form of content that the template wants.
+    pub fn content_format(&self) -> ContentFormat {
+        self.inner.format
+    }
+
+    /// Renders a conversation.
+    ///
+    /// `image_text` is the text that stands for an image where the template wants its content as one string; it is
+    /// not used otherwise.
+    ///
+    /// The text of messages goes into the prompt as it is. If it holds the text of a special token, the tokenizer will
+    /// make that token of it, as in vLLM; [`expand`](crate::expand) refuses image markers that came in that way.
+    ///
+    /// # Errors
+    /// All are the request's fault ([`PromptError::is_request_fault`]): the template's refusal or failure, limits, and
+    /// options or messages that make no sense.
+    pub fn render(
+        &self,
+        messages: &[ChatMessage],
+        image_text: &str,
+        options: &RenderOptions,
+    ) -> Result<String, PromptError> {
+        if messages.is_empty() {
+            return Err(PromptError::NoMessages);
+        }
+        if options.add_generation_prompt && options.continue_final_message {
+            return Err(PromptError::ContinueAndGenerate);
+        }
+        let dicts = conversation::to_dicts(messages, self.inner.format, image_text)?;
+        let mut dicts = developer::adapt(dicts, &self.inner.source);
+        if !options.continue_final_message {
+            return self.render_dicts(dicts, options);
+        }
+        let open_end = continuation::mark(&mut dicts, &self.inner.source)?;
+        let rendered = self.render_dicts(dicts, options)?;
+        continuation::cut(rendered, &open_end)
+    }
+
+    fn compile(
+        source: Source,
+        special_tokens: Vec<(String, String)>,
+        limits: RenderLimits,
+        clock: Clock,
+    ) -> Result<Self, PromptError> {
+        let prepared = environment::prepare_source(&source.text);
+        let format = content_format::detect(&prepared);
+        let environment = environment::environment(NAME, prepared, limits.fuel, clock.clone())
+            .map_err(|error| PromptError::TemplateSyntax { origin: source.origin, reason: error.to_string() })?;
+        let inner = Inner { environment, source: source.text, special_tokens, format, limits, clock };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    fn render_dicts(&self, messages: Vec<Value>, options: &RenderOptions) -> Result<String, PromptError> {
+        let mut variables: Map<String, Value> =
+            self.inner.special_tokens.iter().map(|(name, text)| (name.clone(), text.as_str().into())).collect();
+        variables.insert("documents".into(), Value::Null);
+        for (name, value) in &options.kwargs {
+            if RESERVED.contains(&name.as_str()) {
+                return Err(PromptError::ReservedKwarg { name: name.clone() });
+            }
+            // vLLM takes null and "auto" for "not set" (`merge_kwargs`, `vllm/renderers/params.py`).
+            let is_set = !value.is_null() && value != "auto";
+            if is_set && !PASSED_OVER.contains(&name.as_str()) {
+                variables.insert(name.clone(), value.clone());
+            }
+        }
+        variables.insert("messages".into(), Value::Array(messages));
+        variables.insert("tools".into(), Value::Null);
+        variables.insert("add_generation_prompt".into(), options.add_generation_prompt.into());
+
+        let mut out = Bounded { text: Vec::new(), limit: self.inner.limits.bytes, overrun: false };
+        let template = self.inner.environment.get_template(NAME).map_err(|error| self.explain(&error))?;
+        match template.render_captured_to(JinjaValue::from(Serde(&variables)), &mut out) {
+            Ok(_) => {}
+            Err(_) if out.overrun => return Err(PromptError::TooLong { limit: self.inner.limits.bytes }),
+            Err(error) => return Err(self.explain(&error)),
+        }
+        String::from_utf8(out.text).map_err(|error| PromptError::TemplateFailed { reason: error.to_string() })
+    }
+
+    /// Errors from within macros and filters come wrapped: the innermost one that says something counts.
+    fn explain(&self, error: &minijinja::Error) -> PromptError {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(current) = cause {
+            if let Some(Raised(message)) = current.downcast_ref() {
+                return PromptError::TemplateRefused { message: message.clone() };
+            }
+            if current.downcast_ref::<minijinja::Error>().is_some_and(|error| error.kind() == ErrorKind::OutOfFuel) {
+                return PromptError::TemplateTooSlow { fuel: self.inner.limits.fuel };
+            }
+            cause = current.source();
+        }
+        PromptError::TemplateFailed { reason: error.to_string() }
+    }
+}
+
+/// Takes up to a number of bytes.
+struct Bounded {
+    text: Vec<u8>,
+    limit: usize,
+    overrun: bool,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.text.len() + bytes.len() > self.limit {
+            self.overrun = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

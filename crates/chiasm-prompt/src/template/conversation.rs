@@ -1,0 +1,136 @@
+//! Messages as the chat template sees them: the dicts that vLLM builds (`vllm/renderers/chat_utils.py`, 0.32.0).
+
+use serde_json::{Map, Value, json};
+
+use super::ContentFormat;
+use crate::{ChatContent, ChatMessage, ChatPart, PromptError};
+
+/// The first words of a line that one client puts at the head of its system message. It differs in every request, so
+/// vLLM drops it for the prefix cache's sake; the tokens must be the same here.
+const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// One JSON object per message, in the order of keys that vLLM gives them.
+pub(super) fn to_dicts(
+    messages: &[ChatMessage],
+    format: ContentFormat,
+    image_text: &str,
+) -> Result<Vec<Value>, PromptError> {
+    messages.iter().enumerate().map(|(index, message)| to_dict(index, message, format, image_text)).collect()
+}
+
+fn to_dict(index: usize, message: &ChatMessage, format: ContentFormat, image_text: &str) -> Result<Value, PromptError> {
+    let parts = parts_of(message);
+    let mut content = match format {
+        ContentFormat::Parts => Value::Array(parts.iter().map(part_dict).collect()),
+        ContentFormat::String => Value::String(joined(index, &parts, image_text)?),
+    };
+    let mut dict = Map::new();
+    let mut extra = None;
+    match message.role.as_str() {
+        "assistant" => extra = tool_calls(index, message)?.map(|calls| ("tool_calls", calls)),
+        "tool" => {
+            extra = message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id)));
+            // Most templates take a tool's answer for a string, whatever they take elsewhere.
+            if format == ContentFormat::Parts && !parts.contains(&ChatPart::Image) {
+                content = Value::String(texts(&parts).join("\n"));
+            }
+        }
+        _ => {}
+    }
+    dict.insert("role".into(), json!(message.role));
+    dict.insert("content".into(), content);
+    dict.extend(extra.map(|(key, value)| (key.to_owned(), value)));
+    dict.extend(message.name.as_ref().map(|name| ("name".to_owned(), json!(name))));
+    if message.role == "developer" {
+        dict.insert("tools".into(), Value::Null);
+    }
+    Ok(Value::Object(dict))
+}
+
+/// The content as a list of parts: a plain string is a list of one, as in vLLM.
+fn parts_of(message: &ChatMessage) -> Vec<ChatPart> {
+    let mut parts = match &message.content {
+        None => Vec::new(),
+        Some(ChatContent::Text(text)) => vec![ChatPart::Text(text.clone())],
+        Some(ChatContent::Parts(parts)) => parts.clone(),
+    };
+    if message.role == "system" {
+        parts.retain_mut(|part| match part {
+            ChatPart::Text(text) if text.starts_with(BILLING_HEADER) => {
+                *text = text.split_once('\n').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+                !text.is_empty()
+            }
+            _ => true,
+        });
+    }
+    parts
+}
+
+fn part_dict(part: &ChatPart) -> Value {
+    match part {
+        ChatPart::Text(text) => json!({"type": "text", "text": text}),
+        ChatPart::Image => json!({"type": "image"}),
+    }
+}
+
+fn texts<'a>(parts: &'a [ChatPart]) -> Vec<&'a str> {
+    let text = |part: &'a ChatPart| match part {
+        ChatPart::Text(text) => Some(text.as_str()),
+        ChatPart::Image => None,
+    };
+    parts.iter().filter_map(text).collect()
+}
+
+/// The texts, one per line, after as many placeholders as the texts do not hold already.
+fn joined(index: usize, parts: &[ChatPart], image_text: &str) -> Result<String, PromptError> {
+    let mut texts = texts(parts);
+    // Empty parts leave no line here, though they stay in the list format.
+    texts.retain(|text| !text.is_empty());
+    let text = texts.join("\n");
+    let images = parts.iter().filter(|part| **part == ChatPart::Image).count();
+    if images == 0 {
+        return Ok(text);
+    }
+    let present = text.matches(image_text).count();
+    let Some(missing) = images.checked_sub(present) else {
+        return Err(PromptError::PlaceholderInText { index, placeholder: image_text.to_owned() });
+    };
+    let mut lines = vec![image_text; missing];
+    if !text.is_empty() {
+        lines.push(&text);
+    }
+    Ok(lines.join("\n"))
+}
+
+/// The calls with their arguments as objects; `None` if there are no calls.
+fn tool_calls(index: usize, message: &ChatMessage) -> Result<Option<Value>, PromptError> {
+    let bad = || PromptError::BadToolCalls { index };
+    let calls = match &message.tool_calls {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Array(calls)) if calls.is_empty() => return Ok(None),
+        Some(Value::Array(calls)) => calls,
+        Some(_) => return Err(bad()),
+    };
+    let mut calls = calls.clone();
+    for call in &mut calls {
+        let is_complete = call["type"] == "function" && call["id"].is_string();
+        let function = call.get_mut("function").and_then(Value::as_object_mut).filter(|_| is_complete);
+        let function =
+            function.filter(|function| function.get("name").is_some_and(Value::is_string)).ok_or_else(bad)?;
+        let text = function.get("arguments").and_then(Value::as_str).ok_or_else(bad)?;
+        // Text that is no JSON object becomes an empty one: it is part of the history, and refusing it would make the
+        // conversation unusable for good.
+        let arguments = serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or(json!({}));
+        function.insert("arguments".into(), arguments);
+        put_first(function, &["arguments", "name"]);
+        call.as_object_mut().into_iter().for_each(|call| put_first(call, &["id", "function", "type"]));
+    }
+    Ok(Some(Value::Array(calls)))
+}
+
+/// Puts the keys in vLLM's order, which is that of its request class: templates that print whole calls show it.
+fn put_first(dict: &mut Map<String, Value>, keys: &[&str]) {
+    let mut ordered: Map<String, Value> = keys.iter().filter_map(|key| dict.shift_remove_entry(*key)).collect();
+    ordered.append(dict);
+    *dict = ordered;
+}

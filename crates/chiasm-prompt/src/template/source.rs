@@ -1,0 +1,120 @@
+//! Where a model directory keeps its chat template, in the order in which vLLM and `transformers` look.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::PromptError;
+use crate::model_file::{read_object, read_text};
+
+/// A template's text and where it is from.
+pub(super) struct Source {
+    pub(super) text: String,
+    pub(super) origin: String,
+}
+
+/// The template of a model directory; `None` if it has none.
+///
+/// vLLM asks the processor first and the tokenizer second (`resolve_chat_template`, `vllm/renderers/hf.py`). A processor
+/// has its own old file, `chat_template.json`, which beats `chat_template.jinja`; a tokenizer does not know that file.
+pub(super) fn find(dir: &Path) -> Result<Option<Source>, PromptError> {
+    let tokenizer_config = read_object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+    let has_processor = tokenizer_config.contains_key("processor_class")
+        || ["processor_config.json", "preprocessor_config.json"].iter().any(|name| dir.join(name).exists());
+    if has_processor
+        && let Some(source) = match from_json(dir.join("processor_config.json"))? {
+            Some(source) => Some(source),
+            None => from_json(dir.join("chat_template.json"))?,
+        }
+    {
+        return Ok(Some(source));
+    }
+    for name in ["chat_template.jinja", "chat_templates/default.jinja"] {
+        if let Some(source) = from_file(&dir.join(name))? {
+            return Ok(Some(source));
+        }
+    }
+    match from_json(dir.join("tokenizer_config.json"))? {
+        Some(source) => Ok(Some(source)),
+        None => from_json(dir.join("chat_template.json")),
+    }
+}
+
+/// A template file.
+pub(super) fn from_file(path: &Path) -> Result<Option<Source>, PromptError> {
+    Ok(read_text(path)?.map(|text| Source { text, origin: path.display().to_string() }))
+}
+
+/// The `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an object from names to templates.
+fn from_json(path: PathBuf) -> Result<Option<Source>, PromptError> {
+    let named: Vec<(String, Value)> = match read_object(&path)?.and_then(|mut config| config.remove("chat_template")) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) => return Ok(Some(Source { text, origin: path.display().to_string() })),
+        Some(Value::Object(named)) => named.into_iter().collect(),
+        Some(Value::Array(list)) => list
+            .iter()
+            .filter_map(|entry| Some((entry.get("name")?.as_str()?.to_owned(), entry.get("template")?.clone())))
+            .collect(),
+        Some(_) => {
+            let reason = "chat_template must be a string, a list or an object".to_owned();
+            return Err(PromptError::BadFile { path, reason });
+        }
+    };
+    let default = named.iter().find(|(name, _)| name == "default").and_then(|(_, template)| template.as_str());
+    match default {
+        Some(text) => Ok(Some(Source { text: text.to_owned(), origin: path.display().to_string() })),
+        None => {
+            let names: Vec<String> = named.into_iter().map(|(name, _)| name).collect();
+            Err(PromptError::NoDefaultTemplate { path, names: names.join(", ") })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(files: &[(&str, &str)]) -> Result<Option<String>, PromptError> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("chat_templates")).unwrap();
+        for (name, text) in files {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        Ok(find(dir.path())?.map(|source| source.text))
+    }
+
+    const CONFIG: (&str, &str) = ("tokenizer_config.json", r#"{"chat_template": "config"}"#);
+    const JINJA: (&str, &str) = ("chat_template.jinja", "jinja");
+    const JSON: (&str, &str) = ("chat_template.json", r#"{"chat_template": "json"}"#);
+    const PROCESSOR: (&str, &str) = ("preprocessor_config.json", "{}");
+
+    #[test]
+    fn a_file_beats_the_config_and_a_processor_has_its_own_file() {
+        assert_eq!(found(&[]).unwrap(), None);
+        assert_eq!(found(&[CONFIG]).unwrap().as_deref(), Some("config"));
+        assert_eq!(found(&[CONFIG, JINJA]).unwrap().as_deref(), Some("jinja"));
+        assert_eq!(found(&[CONFIG, JINJA, JSON]).unwrap().as_deref(), Some("jinja"));
+        assert_eq!(found(&[CONFIG, JINJA, JSON, PROCESSOR]).unwrap().as_deref(), Some("json"));
+        assert_eq!(found(&[JSON]).unwrap().as_deref(), Some("json"));
+        assert_eq!(found(&[CONFIG, ("chat_templates/default.jinja", "named")]).unwrap().as_deref(), Some("named"));
+        let processor = ("processor_config.json", r#"{"chat_template": "processor"}"#);
+        assert_eq!(found(&[JINJA, JSON, processor]).unwrap().as_deref(), Some("processor"));
+    }
+
+    #[test]
+    fn of_named_templates_the_default_counts() {
+        let list =
+            r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+        assert_eq!(found(&[("tokenizer_config.json", list)]).unwrap().as_deref(), Some("d"));
+        let error = found(&[("tokenizer_config.json", r#"{"chat_template": {"rag": "r"}}"#)]).unwrap_err();
+        assert!(matches!(&error, PromptError::NoDefaultTemplate { names, .. } if names == "rag"), "{error}");
+    }
+
+    #[test]
+    fn unusable_files_are_errors_that_name_them() {
+        for text in ["{", "[]", r#"{"chat_template": 3}"#] {
+            let error = found(&[("tokenizer_config.json", text)]).unwrap_err();
+            assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The bytes of a single token, which decoding alone can't tell when they are no whole character.
+
+use chiasm_types::TokenId;
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+/// How a tokenizer writes bytes into its vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ByteForm {
+    /// Each byte is a printable character, as in GPT-2.
+    ByteLevel,
+    /// Text, with `▁` for a space and `<0xE2>` for a byte that has no token, as in Llama 2.
+    ByteFallback,
+    /// Plain text, or something else.
+    Text,
+}
+
+impl ByteForm {
+    /// Told by the tokenizer's decoder.
+    pub(super) fn of(tokenizer: &Tokenizer) -> Self {
+        let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+        let mut kinds = Vec::new();
+        collect_kinds(&decoder.unwrap_or_default(), &mut kinds);
+        if kinds.iter().any(|kind| kind == "ByteLevel") {
+            Self::ByteLevel
+        } else if kinds.iter().any(|kind| kind == "ByteFallback") {
+            Self::ByteFallback
+        } else {
+            Self::Text
+        }
+    }
+
+    pub(super) fn bytes(self, tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
+        let Some(text) = tokenizer.id_to_token(token.0) else { return Vec::new() };
+        if tokenizer.get_added_vocabulary().get_added_tokens_decoder().contains_key(&token.0) {
+            return text.into_bytes();
+        }
+        match self {
+            Self::ByteLevel => byte_level(&text).unwrap_or_else(|| text.into_bytes()),
+            Self::ByteFallback => match fallback_byte(&text) {
+                Some(byte) => vec![byte],
+                None => text.replace('▁', " ").into_bytes(),
+            },
+            Self::Text => tokenizer.decode(&[token.0], false).unwrap_or(text).into_bytes(),
+        }
+    }
+}
+
+fn collect_kinds(decoder: &Value, kinds: &mut Vec<String>) {
+    kinds.extend(decoder["type"].as_str().map(str::to_owned));
+    for inner in decoder["decoders"].as_array().into_iter().flatten() {
+        collect_kinds(inner, kinds);
+    }
+}
+
+/// The reverse of GPT-2's table: printable Latin-1 characters stand for themselves, the other 68 bytes, in order, for
+/// the characters from U+0100 on. `None` if a character is not of the table.
+fn byte_level(text: &str) -> Option<Vec<u8>> {
+    text.chars()
+        .map(|c| match u32::from(c) {
+            code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),
+            code @ 0x100..=0x120 => u8::try_from(code - 0x100).ok(),
+            code @ 0x121..=0x142 => u8::try_from(code - 0x121 + 0x7f).ok(),
+            0x143 => Some(0xad),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The byte of a token such as `<0xE2>`.
+fn fallback_byte(text: &str) -> Option<u8> {
+    let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    let hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if hex { u8::from_str_radix(digits, 16).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_covers_every_byte_once() {
+        let printable = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let mut next = 0x100;
+        for byte in 0..=255u8 {
+            let c = if printable(byte) {
+                char::from(byte)
+            } else {
+                next += 1;
+                char::from_u32(next - 1).unwrap()
+            };
+            assert_eq!(byte_level(&c.to_string()), Some(vec![byte]), "{c}");
+        }
+        assert_eq!(byte_level("€"), None);
+    }
+
+    #[test]
+    fn fallback_tokens_are_one_byte() {
+        assert_eq!(fallback_byte("<0xE2>"), Some(0xe2));
+        assert_eq!(fallback_byte("<0xE2"), None);
+        assert_eq!(fallback_byte("▁the"), None);
+    }
+}
