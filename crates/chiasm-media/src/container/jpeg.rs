@@ -1,0 +1,137 @@
+//! JPEG markers up to the first scan.
+
+use crate::reader::Reader;
+use crate::{ImageFormat, MediaError, exif};
+
+/// What the markers say.
+pub(crate) struct JpegHeader {
+    pub(crate) size: (u32, u32),
+    /// 1 (grey), 3 (colour) or 4 (CMYK or YCCK).
+    pub(crate) components: u8,
+    pub(crate) orientation: u8,
+    /// Where the entropy-coded data of the first scan starts.
+    pub(crate) scan_start: usize,
+    /// Whether the first scan holds the whole image.
+    pub(crate) single_scan: bool,
+    /// Whether the scan is divided by restart markers.
+    pub(crate) restarts: bool,
+}
+
+fn corrupt(reason: &'static str) -> MediaError {
+    MediaError::Corrupt { format: ImageFormat::Jpeg, reason }
+}
+
+fn unsupported(reason: &'static str) -> MediaError {
+    MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason }
+}
+
+/// Walks the markers to the start of the first scan.
+pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
+    let mut reader = Reader::at(bytes, 2);
+    let mut frame = None;
+    let mut exif: Option<Vec<u8>> = None;
+    let mut xmp = None;
+    let (mut progressive, mut restarts) = (false, false);
+    let scan_components = loop {
+        let marker = next_marker(&mut reader)?;
+        match marker {
+            // Start of frame; 0xde is the frame of a hierarchical image.
+            0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf | 0xde => {
+                frame = Some(read_frame(segment(&mut reader)?)?);
+                progressive |= matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce);
+            }
+            0xda => break segment(&mut reader)?.first().copied(),
+            0xc4 => check_huffman_tables(segment(&mut reader)?)?,
+            0xdd => restarts |= segment(&mut reader)?.iter().any(|&byte| byte != 0),
+            0xe0 | 0xee => check_application(segment(&mut reader)?)?,
+            0xe1 => {
+                let content = segment(&mut reader)?;
+                if content.starts_with(b"Exif\0\0") {
+                    match &mut exif {
+                        Some(exif) => exif.extend_from_slice(&content[6..]),
+                        None => exif = Some(content.to_vec()),
+                    }
+                } else if let Some(packet) = content.strip_prefix(b"http://ns.adobe.com/xap/1.0/\0") {
+                    xmp = Some(packet);
+                }
+            }
+            0xcc | 0xdb | 0xdc | 0xdf | 0xe2..=0xed | 0xef | 0xfe => {
+                segment(&mut reader)?;
+            }
+            0xc8 | 0xd0..=0xd9 | 0xf0..=0xfd => {}
+            _ => return Err(corrupt("an unknown marker")),
+        }
+    };
+    let (size, components) = frame.ok_or(corrupt("no frame before the first scan"))?;
+    if size.0 == 0 || size.1 == 0 {
+        return Err(corrupt("no width or height"));
+    }
+    Ok(JpegHeader {
+        size,
+        components,
+        orientation: exif::orientation(exif.as_deref(), xmp),
+        scan_start: reader.position(),
+        single_scan: !progressive && scan_components == Some(components),
+        restarts,
+    })
+}
+
+/// The second byte of the next marker. Stray bytes and padding before it are skipped.
+fn next_marker(reader: &mut Reader<'_>) -> Result<u8, MediaError> {
+    let ended = || corrupt("it ends before the first scan");
+    loop {
+        if reader.byte().ok_or_else(ended)? != 0xff {
+            continue;
+        }
+        let mut second = 0xff;
+        while second == 0xff {
+            second = reader.byte().ok_or_else(ended)?;
+        }
+        if second != 0 {
+            return Ok(second);
+        }
+    }
+}
+
+/// The content of the segment at the reader.
+fn segment<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], MediaError> {
+    let cut_off = || corrupt("a segment is cut off");
+    let length = u16::from_be_bytes(reader.array().ok_or_else(cut_off)?);
+    reader.exactly(usize::from(length.saturating_sub(2))).ok_or_else(cut_off)
+}
+
+fn read_frame(content: &[u8]) -> Result<((u32, u32), u8), MediaError> {
+    let &[precision, h1, h0, w1, w0, components, ..] = content else {
+        return Err(corrupt("the frame header is cut off"));
+    };
+    if precision != 8 {
+        return Err(unsupported("only 8 bits per sample are read"));
+    }
+    if !matches!(components, 1 | 3 | 4) {
+        return Err(unsupported("only 1, 3 or 4 components are read"));
+    }
+    let size = (u16::from_be_bytes([w1, w0]).into(), u16::from_be_bytes([h1, h0]).into());
+    Ok((size, components))
+}
+
+/// libjpeg refuses tables with difference categories that eight-bit samples do not have.
+fn check_huffman_tables(mut content: &[u8]) -> Result<(), MediaError> {
+    while let [class_and_number, counts_and_symbols @ ..] = content {
+        let cut_off = || corrupt("a Huffman table is cut off");
+        let (counts, rest) = counts_and_symbols.split_at_checked(16).ok_or_else(cut_off)?;
+        let count = counts.iter().map(|&count| usize::from(count)).sum();
+        let (symbols, rest) = rest.split_at_checked(count).ok_or_else(cut_off)?;
+        let is_dc = class_and_number >> 4 == 0;
+        if count > 256 || (is_dc && symbols.iter().any(|&symbol| symbol > 15)) {
+            return Err(corrupt("a Huffman table is not valid"));
+        }
+        content = rest;
+    }
+    Ok(())
+}
+
+/// Pillow reads a version behind these names.
+fn check_application(content: &[u8]) -> Result<(), MediaError> {
+    let named = content.starts_with(b"JFIF") || content.starts_with(b"Adobe");
+    if named && content.len() < 7 { Err(corrupt("a segment is cut off")) } else { Ok(()) }
+}

@@ -1,0 +1,97 @@
+//! `data:` URLs with base64 content.
+
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+use crate::MediaError;
+
+/// Strict as vLLM's decoder: padding is needed, white space is not allowed; unused last bits do not matter.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::RequireCanonical)
+        .with_decode_allow_trailing_bits(true),
+);
+
+/// What follows `data:`, in any case; `None` for other URLs.
+pub(crate) fn content(url: &str) -> Option<&str> {
+    let scheme = url.get(..5)?;
+    scheme.eq_ignore_ascii_case("data:").then(|| &url[5..])
+}
+
+/// Decodes `[mediatype][;param]*;base64,DATA`. The media type does not matter, as in vLLM: the format is found from the
+/// bytes.
+pub(crate) fn decode(content: &str, max_bytes: u64) -> Result<Vec<u8>, MediaError> {
+    let invalid = |reason| MediaError::InvalidDataUri { reason };
+    let (description, data) = content.split_once(',').ok_or(invalid("there is no comma"))?;
+    if description.rsplit_once(';').is_none_or(|(_, encoding)| encoding != "base64") {
+        return Err(invalid("only base64 is supported; write data:image/...;base64,..."));
+    }
+    let padding = data.bytes().rev().take(2).filter(|&byte| byte == b'=').count();
+    if (data.len() as u64 / 4 * 3).saturating_sub(padding as u64) > max_bytes {
+        return Err(MediaError::TooManyBytes { limit: max_bytes });
+    }
+    BASE64.decode(data).map_err(|_| invalid("its content is not standard base64 with padding"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode_url(url: &str) -> Result<Vec<u8>, MediaError> {
+        decode(content(url).unwrap(), 1000)
+    }
+
+    #[test]
+    fn media_type_and_parameters_may_be_there_or_not() {
+        for url in [
+            "data:image/png;base64,QUJD",
+            "DATA:image/png;name=a b.png;charset=utf-8;base64,QUJD",
+            "data:;base64,QUJD",
+            "data:text/plain;base64,QUJD",
+        ] {
+            assert_eq!(decode_url(url).unwrap(), b"ABC", "{url}");
+        }
+    }
+
+    #[test]
+    fn anything_but_strict_base64_is_refused() {
+        for url in [
+            "data:image/png;base64",
+            "data:image/png,QUJD",
+            "data:base64,QUJD",
+            "data:image/png;BASE64,QUJD",
+            "data:image/png;base64;charset=x,QUJD",
+            "data:;base64,QQ",
+            "data:;base64,QQ=",
+            "data:;base64,QQ==%0A",
+            "data:;base64,Q Q=",
+            "data:;base64,QQ-_",
+            "data:;base64,QQ==QQ==",
+            "data:;base64,é",
+        ] {
+            assert!(matches!(decode_url(url), Err(MediaError::InvalidDataUri { .. })), "{url}");
+        }
+    }
+
+    #[test]
+    fn unused_bits_are_ignored_like_vllm_does() {
+        assert_eq!(decode_url("data:;base64,QR==").unwrap(), b"A");
+        assert_eq!(decode_url("data:;base64,").unwrap(), b"");
+    }
+
+    #[test]
+    fn the_limit_counts_decoded_bytes() {
+        assert_eq!(decode(";base64,QUJD", 3).unwrap().len(), 3);
+        assert_eq!(decode(";base64,QUI=", 2).unwrap().len(), 2);
+        assert_eq!(decode(";base64,QUJD", 2), Err(MediaError::TooManyBytes { limit: 2 }));
+    }
+
+    #[test]
+    fn other_urls_are_not_data() {
+        assert_eq!(content("http://data:1"), None);
+        assert_eq!(content("dat"), None);
+        assert_eq!(content("dätä:"), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! Bitmap rows to RGB.
+
+mod rle;
+
+use crate::container::bmp::{BmpHeader, Pixels, Rows};
+use crate::decode::buffer;
+use crate::decode::pixel::{Table, grey_table, palette_table, rgb_on_white};
+use crate::{ImageFormat, MediaError};
+
+fn corrupt(reason: &'static str) -> MediaError {
+    MediaError::Corrupt { format: ImageFormat::Bmp, reason }
+}
+
+/// Decodes to RGB rows.
+pub(super) fn decode(bytes: &[u8], header: &BmpHeader<'_>) -> Result<Vec<u8>, MediaError> {
+    let (width, height) = (header.size.0 as usize, header.size.1 as usize);
+    let unpacked;
+    let (rows, bits, stride) = match header.rows {
+        Rows::Plain { stride } => {
+            let stride = usize::try_from(stride).map_err(|_| corrupt("rows out of range"))?;
+            (bytes.get(header.data_start..).unwrap_or_default(), stored_bits(header.pixels), stride)
+        }
+        Rows::Rle8 | Rows::Rle4 => {
+            unpacked = rle::unpack(bytes, header)?;
+            (&unpacked[..], 8, width)
+        }
+    };
+    let row_length = (width * bits).div_ceil(8);
+    if row_length > stride {
+        return Err(corrupt("its rows are too short"));
+    }
+    // Behind the last row there may be less than a whole stride.
+    let needed = (height - 1).checked_mul(stride).and_then(|before| before.checked_add(row_length));
+    if needed.is_none_or(|needed| rows.len() < needed) {
+        return Err(corrupt("the image data ends too early"));
+    }
+    let converter = Converter::new(header)?;
+    let mut rgb = buffer(ImageFormat::Bmp, header.size, 3)?;
+    for index in 0..height {
+        let row = &rows[index * stride..index * stride + row_length];
+        let y = if header.top_down { index } else { height - 1 - index };
+        converter.row(row, bits, &mut rgb[3 * y * width..3 * (y + 1) * width]);
+    }
+    Ok(rgb)
+}
+
+fn stored_bits(pixels: Pixels) -> usize {
+    match pixels {
+        Pixels::BlackWhite => 1,
+        Pixels::Grey => 8,
+        Pixels::Indexed(bits) => bits.into(),
+        Pixels::Bgr555 | Pixels::Bgr565 => 16,
+        Pixels::Bgr => 24,
+        Pixels::Four { .. } => 32,
+    }
+}
+
+enum Converter {
+    Table(Box<Table>),
+    /// How far to shift and how many bits green has; red follows.
+    Two {
+        green_bits: u32,
+    },
+    Three,
+    Four {
+        at: [usize; 3],
+        alpha: Option<usize>,
+    },
+}
+
+impl Converter {
+    fn new(header: &BmpHeader<'_>) -> Result<Self, MediaError> {
+        Ok(match header.pixels {
+            Pixels::BlackWhite => {
+                Self::Table(Box::new(std::array::from_fn(|value| [if value == 0 { 0 } else { 255 }; 3])))
+            }
+            Pixels::Grey => Self::Table(Box::new(grey_table())),
+            Pixels::Indexed(_) => {
+                let table = palette_table(header.palette, header.palette_entry, |bgr| [bgr[2], bgr[1], bgr[0]])
+                    .ok_or(corrupt("the palette has more than 256 entries"))?;
+                Self::Table(Box::new(table))
+            }
+            Pixels::Bgr555 => Self::Two { green_bits: 5 },
+            Pixels::Bgr565 => Self::Two { green_bits: 6 },
+            Pixels::Bgr => Self::Three,
+            Pixels::Four { red, green, blue, alpha } => {
+                Self::Four { at: [red, green, blue].map(usize::from), alpha: alpha.map(usize::from) }
+            }
+        })
+    }
+
+    fn row(&self, stored: &[u8], bits: usize, rgb: &mut [u8]) {
+        let pixels = rgb.chunks_exact_mut(3);
+        match self {
+            Self::Table(table) => {
+                let mask = (1u16 << bits) - 1;
+                for (index, pixel) in pixels.enumerate() {
+                    let bit = index * bits;
+                    let value = u16::from(stored[bit / 8]) >> (8 - bits - bit % 8) & mask;
+                    pixel.copy_from_slice(&table[usize::from(value)]);
+                }
+            }
+            Self::Two { green_bits } => {
+                let green_most = (1 << green_bits) - 1;
+                for (pixel, stored) in pixels.zip(stored.chunks_exact(2)) {
+                    let value = u32::from(stored[0]) | u32::from(stored[1]) << 8;
+                    let widen = |value: u32, most: u32| ((value & most) * 255 / most) as u8;
+                    pixel.copy_from_slice(&[
+                        widen(value >> (5 + green_bits), 31),
+                        widen(value >> 5, green_most),
+                        widen(value, 31),
+                    ]);
+                }
+            }
+            Self::Three => {
+                for (pixel, stored) in pixels.zip(stored.chunks_exact(3)) {
+                    pixel.copy_from_slice(&[stored[2], stored[1], stored[0]]);
+                }
+            }
+            Self::Four { at, alpha } => {
+                for (pixel, stored) in pixels.zip(stored.chunks_exact(4)) {
+                    let rgb = at.map(|at| stored[at]);
+                    pixel.copy_from_slice(&alpha.map_or(rgb, |alpha| rgb_on_white(rgb, stored[alpha])));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The orientation tag, found where Pillow's `ImageOps.exif_transpose` finds it.
+
+/// TIFF tag 274, `Orientation`.
+const ORIENTATION: u16 = 274;
+
+/// The orientation that `exif_transpose` applies, 1 to 8.
+///
+/// `exif` is the image's EXIF block, `xmp` its XMP packet. The packet counts only when a readable block lacks the tag, or
+/// when there is no block. An unreadable block means 1, since vLLM ignores the error that Pillow raises.
+pub(crate) fn orientation(exif: Option<&[u8]>, xmp: Option<&[u8]>) -> u8 {
+    let from_exif = match exif {
+        Some(exif) => match tiff_orientation(exif) {
+            Ok(found) => found,
+            Err(Unreadable) => return 1,
+        },
+        None => None,
+    };
+    match from_exif {
+        Some(value) => value,
+        None => xmp.and_then(xmp_orientation).filter(|value| (1..=8).contains(value)).unwrap_or(1),
+    }
+}
+
+/// Pillow raises for such a block.
+struct Unreadable;
+
+/// The tag in the first directory of the TIFF structure inside an EXIF block; out of range or mistyped values are 1.
+fn tiff_orientation(mut exif: &[u8]) -> Result<Option<u8>, Unreadable> {
+    for _ in 0..2 {
+        exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
+    }
+    if exif.is_empty() {
+        return Ok(None);
+    }
+    let header: &[u8; 8] = exif.first_chunk().ok_or(Unreadable)?;
+    let little = match &header[..4] {
+        b"II*\0" | b"II\0*" => true,
+        b"MM\0*" | b"MM*\0" | b"MM\0+" => false,
+        // BigTIFF in little-endian order needs a longer header than the eight bytes that Pillow reads here.
+        _ => return Err(Unreadable),
+    };
+    let tiff = Tiff { data: exif, little };
+    Ok(tiff.first_directory_orientation(tiff.u32(&header[4..]).unwrap_or(0)))
+}
+
+struct Tiff<'a> {
+    data: &'a [u8],
+    little: bool,
+}
+
+impl Tiff<'_> {
+    fn u16(&self, bytes: &[u8]) -> Option<u16> {
+        let bytes = *bytes.first_chunk()?;
+        Some(if self.little { u16::from_le_bytes(bytes) } else { u16::from_be_bytes(bytes) })
+    }
+
+    fn u32(&self, bytes: &[u8]) -> Option<u32> {
+        let bytes = *bytes.first_chunk()?;
+        Some(if self.little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) })
+    }
+
+    fn u64(&self, bytes: &[u8]) -> Option<u64> {
+        let bytes = *bytes.first_chunk()?;
+        Some(if self.little { u64::from_le_bytes(bytes) } else { u64::from_be_bytes(bytes) })
+    }
+
+    fn slice(&self, offset: u64, length: u64) -> Option<&[u8]> {
+        let start = usize::try_from(offset).ok()?;
+        let end = start.checked_add(usize::try_from(length).ok()?)?;
+        self.data.get(start..end)
+    }
+
+    /// `None` when the directory, as far as it can be read, has no such tag.
+    fn first_directory_orientation(&self, offset: u32) -> Option<u8> {
+        let count = self.u16(self.slice(offset.into(), 2)?)?;
+        let mut outside_data = 0u64;
+        for index in 0..u64::from(count) {
+            let entry = self.slice(u64::from(offset) + 2 + 12 * index, 12)?;
+            let (tag, kind) = (self.u16(entry)?, self.u16(&entry[2..])?);
+            let Some(unit) = unit_size(kind) else {
+                continue;
+            };
+            let size = u64::from(self.u32(&entry[4..])?) * unit;
+            let value = if size > 4 {
+                outside_data += size;
+                if outside_data > self.data.len() as u64 {
+                    continue;
+                }
+                // Pillow stops reading the directory at data that is cut off.
+                self.slice(self.u32(&entry[8..])?.into(), size)?
+            } else {
+                &entry[8..8 + size as usize]
+            };
+            if tag == ORIENTATION && !value.is_empty() {
+                return Some(self.number(kind, value).and_then(orientation_of).unwrap_or(1));
+            }
+        }
+        None
+    }
+
+    /// The first value, for the types that Pillow reads as numbers.
+    fn number(&self, kind: u16, value: &[u8]) -> Option<f64> {
+        Some(match kind {
+            3 => f64::from(self.u16(value)?),
+            4 | 13 => f64::from(self.u32(value)?),
+            5 => f64::from(self.u32(value)?) / f64::from(self.u32(&value[4..])?),
+            6 => f64::from(*value.first()? as i8),
+            8 => f64::from(self.u16(value)? as i16),
+            9 => f64::from(self.u32(value)? as i32),
+            10 => f64::from(self.u32(value)? as i32) / f64::from(self.u32(&value[4..])? as i32),
+            11 => f64::from(f32::from_bits(self.u32(value)?)),
+            12 => f64::from_bits(self.u64(value)?),
+            16 => self.u64(value)? as f64,
+            _ => return None,
+        })
+    }
+}
+
+/// Bytes per value of a TIFF type that Pillow knows.
+fn unit_size(kind: u16) -> Option<u64> {
+    Some(match kind {
+        1 | 2 | 6 | 7 => 1,
+        3 | 8 => 2,
+        4 | 9 | 11 | 13 => 4,
+        5 | 10 | 12 | 16 => 8,
+        _ => return None,
+    })
+}
+
+fn orientation_of(value: f64) -> Option<u8> {
+    (1..=8).find(|&orientation| f64::from(orientation) == value)
+}
+
+/// The digit after the first `tiff:Orientation="` or `tiff:Orientation>`.
+fn xmp_orientation(xmp: &[u8]) -> Option<u8> {
+    const NAME: &[u8] = b"tiff:Orientation";
+    let mut rest = xmp;
+    while let Some(at) = rest.windows(NAME.len()).position(|window| window == NAME) {
+        rest = &rest[at + NAME.len()..];
+        let value = rest.strip_prefix(b"=\"").or_else(|| rest.strip_prefix(b">"));
+        if let Some(&[digit @ b'0'..=b'9', ..]) = value {
+            return Some(digit - b'0');
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An EXIF block with one entry.
+    fn block(little: bool, kind: u16, count: u32, value: [u8; 4], after: &[u8]) -> Vec<u8> {
+        let order =
+            |bytes: &[u8]| -> Vec<u8> { if little { bytes.to_vec() } else { bytes.iter().rev().copied().collect() } };
+        let mut block = b"Exif\0\0".to_vec();
+        block.extend(if little { b"II" } else { b"MM" });
+        for part in [&42u16.to_le_bytes()[..], &8u32.to_le_bytes(), &1u16.to_le_bytes()] {
+            block.extend(order(part));
+        }
+        for part in [&ORIENTATION.to_le_bytes()[..], &kind.to_le_bytes(), &count.to_le_bytes()] {
+            block.extend(order(part));
+        }
+        block.extend(value);
+        block.extend([0; 4]);
+        block.extend(after);
+        block
+    }
+
+    #[test]
+    fn both_byte_orders_are_read() {
+        for value in 1..=8 {
+            assert_eq!(orientation(Some(&block(true, 3, 1, [value, 0, 0, 0], &[])), None), value);
+            assert_eq!(orientation(Some(&block(false, 3, 1, [0, value, 0, 0], &[])), None), value);
+        }
+    }
+
+    #[test]
+    fn values_that_are_no_orientation_do_nothing() {
+        for (kind, value) in [(3, [9, 0, 0, 0]), (3, [0, 0, 0, 0]), (1, [6, 0, 0, 0]), (2, *b"6\0\0\0")] {
+            assert_eq!(orientation(Some(&block(true, kind, 1, value, &[])), Some(XMP)), 1);
+        }
+    }
+
+    #[test]
+    fn a_rational_six_is_six() {
+        let after = [6u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
+        assert_eq!(orientation(Some(&block(true, 5, 1, [26, 0, 0, 0], &after)), None), 6);
+    }
+
+    const XMP: &[u8] = b"<x tiff:Orientation=\"x\" tiff:Orientation=\"8\"/>";
+
+    #[test]
+    fn xmp_counts_only_without_a_tag_and_never_after_an_unreadable_block() {
+        assert_eq!(orientation(None, Some(XMP)), 8);
+        assert_eq!(orientation(None, Some(b"<tiff:Orientation>3</tiff:Orientation>")), 3);
+        assert_eq!(orientation(Some(&block(true, 99, 1, [6, 0, 0, 0], &[])), Some(XMP)), 8);
+        assert_eq!(orientation(Some(&block(true, 3, 1, [6, 0, 0, 0], &[])), Some(XMP)), 6);
+        assert_eq!(orientation(Some(b"Exif\0\0garbage"), Some(XMP)), 1);
+        assert_eq!(orientation(Some(b"Exif\0\0II"), Some(XMP)), 1);
+    }
+}

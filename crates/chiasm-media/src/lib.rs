@@ -1,0 +1,56 @@
+//! Media parts to bytes, identity, size and pixels.
+//!
+//! A chat request names its images by `data:`, `http(s):` or `file:` URL. [`MediaDoor::open`] turns such a URL into an
+//! [`EncodedImage`]: the file's bytes, their [`ContentHash`], and what the header says about size and orientation. That is
+//! all that planning, hashing and routing need. [`decode`] makes pixels of it, and only of images that an engine lacks.
+//!
+//! The pixels are those that vLLM 0.32 feeds to a model's processor, bit for bit: Pillow's decoders, EXIF orientation
+//! applied, transparency flattened onto white, other modes converted as `convert("RGB")` does. PNG, JPEG, WebP, GIF (first
+//! frame) and BMP are read; anything else is [`Fault::Unsupported`]. Where Pillow raises an error, so does this crate;
+//! where vLLM goes on with half an image after such an error, this crate still returns it (see [`decode`]).
+//!
+//! ```
+//! use chiasm_media::{EncodedImage, ImageFormat, decode, mm_hash};
+//!
+//! // A GIF of one black pixel.
+//! let file: &[u8] = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
+//! let image = EncodedImage::from_bytes(file.into(), 1_000_000)?;
+//! assert_eq!((image.format, image.width, image.height), (ImageFormat::Gif, 1, 1));
+//! assert_eq!(decode(&image)?.pixels, [0, 0, 0]);
+//! assert_eq!(mm_hash(&image.content, "image", b"settings").to_string().len(), 64);
+//! # Ok::<(), chiasm_media::MediaError>(())
+//! ```
+//!
+//! | module | is about |
+//! |---|---|
+//! | `door` | one way in for every kind of URL |
+//! | `config` | limits and permissions |
+//! | `data_uri`, `fetch`, `local_file` | the three kinds of URL |
+//! | `policy` | which network addresses may be fetched from |
+//! | `image`, `identity` | what is known without decoding |
+//! | `probe`, `container/*`, `exif` | headers: format, size, orientation |
+//! | `decode`, `decode/*` | pixels |
+//! | `error` | what went wrong and whose fault it is |
+#![forbid(unsafe_code)]
+
+mod config;
+mod container;
+mod data_uri;
+mod decode;
+mod door;
+mod error;
+mod exif;
+mod fetch;
+mod identity;
+mod image;
+mod local_file;
+mod policy;
+mod probe;
+mod reader;
+
+pub use config::MediaConfig;
+pub use decode::decode;
+pub use door::MediaDoor;
+pub use error::{Fault, MediaError};
+pub use identity::{ContentHash, mm_hash};
+pub use image::{EncodedImage, ImageFormat, RgbImage};

@@ -1,0 +1,117 @@
+//! The door from outside: every kind of URL, one identity.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use chiasm_media::{ContentHash, Fault, ImageFormat, MediaConfig, MediaDoor, MediaError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+fn goldens() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "goldens"].iter().collect()
+}
+
+fn file(name: &str) -> Vec<u8> {
+    std::fs::read(goldens().join(name)).unwrap()
+}
+
+fn data_uri(bytes: &[u8]) -> String {
+    format!("data:image/png;base64,{}", BASE64_STANDARD.encode(bytes))
+}
+
+fn door(allowed: Option<&Path>) -> MediaDoor {
+    MediaDoor::new(MediaConfig {
+        allowed_local_media_path: allowed.map(Path::to_owned),
+        allow_private_addresses: true,
+        ..MediaConfig::default()
+    })
+    .unwrap()
+}
+
+#[tokio::test]
+async fn the_same_file_has_one_identity_whichever_way_it_comes() {
+    let bytes = file("png-rgba16-37x23.png");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let http = format!("http://{}/x.png", listener.local_addr().unwrap());
+    let body = bytes.clone();
+    let origin = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all(&[answer.as_bytes(), &body].concat()).await.unwrap();
+    });
+    let local = format!("file://{}/png-rgba16-37x23.png", goldens().display());
+    let door = door(Some(&goldens()));
+    for url in [data_uri(&bytes), http, local] {
+        let image = door.open(&url).await.unwrap();
+        assert_eq!(image.bytes, bytes);
+        assert_eq!(image.content, ContentHash::of(&bytes));
+        assert_eq!((image.format, image.width, image.height, image.orientation), (ImageFormat::Png, 37, 23, 1));
+    }
+    origin.await.unwrap();
+}
+
+#[tokio::test]
+async fn large_data_uris_work_as_small_ones_do() {
+    let mut bytes = file("jpeg-420-37x23.jpg");
+    bytes.resize(3 << 20, 0);
+    let image = door(None).open(&data_uri(&bytes)).await.unwrap();
+    assert_eq!((image.bytes.len(), image.width), (3 << 20, 37));
+}
+
+#[tokio::test]
+async fn local_files_are_off_by_default() {
+    let error = MediaDoor::new(MediaConfig::default()).unwrap().open("file:///etc/hostname").await.unwrap_err();
+    assert_eq!(error, MediaError::LocalFilesDisabled);
+    assert_eq!(error.fault(), Fault::Forbidden);
+}
+
+#[tokio::test]
+async fn what_is_no_media_url_is_refused_without_repeating_it() {
+    let door = door(None);
+    for (url, fault) in [
+        ("", Fault::BadRequest),
+        ("secret", Fault::BadRequest),
+        ("ftp://secret/x", Fault::BadRequest),
+        ("javascript:secret", Fault::BadRequest),
+        ("http://", Fault::BadRequest),
+        ("http://secret secret/", Fault::BadRequest),
+        ("http://u:secret@127.0.0.1/", Fault::BadRequest),
+        ("data:secret", Fault::BadRequest),
+        ("data:image/png,secret", Fault::BadRequest),
+        ("data:image/png;base64,!secret!", Fault::BadRequest),
+        ("data:image/png;base64,c2VjcmV0", Fault::Unsupported),
+    ] {
+        let error = door.open(url).await.unwrap_err();
+        assert_eq!(error.fault(), fault, "{url}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn limits_hold_for_every_kind_of_url() {
+    let door = MediaDoor::new(MediaConfig {
+        max_bytes: 100,
+        allowed_local_media_path: Some(goldens()),
+        ..MediaConfig::default()
+    })
+    .unwrap();
+    let bytes = file("jpeg-420-37x23.jpg");
+    for url in [data_uri(&bytes), format!("file://{}/jpeg-420-37x23.jpg", goldens().display())] {
+        assert_eq!(door.open(&url).await.unwrap_err(), MediaError::TooManyBytes { limit: 100 });
+    }
+    let door = MediaDoor::new(MediaConfig { max_pixels: 10, ..MediaConfig::default() }).unwrap();
+    assert_eq!(door.open(&data_uri(&bytes)).await.unwrap_err().fault(), Fault::TooLarge);
+}
+
+#[tokio::test]
+async fn a_door_to_a_directory_that_is_not_there_does_not_open() {
+    let missing = goldens().join("missing");
+    let config = MediaConfig { allowed_local_media_path: Some(missing), ..MediaConfig::default() };
+    assert!(MediaDoor::new(config).is_err());
+}

@@ -1,0 +1,127 @@
+//! Every fixture against what vLLM's own loader makes of it, bit for bit. `python/media_goldens` makes them.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+use std::path::PathBuf;
+
+use chiasm_media::{EncodedImage, Fault, ImageFormat, MediaError, decode};
+use serde_json::Value;
+
+const MAX_PIXELS: u64 = 178_956_970;
+
+fn directory() -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "goldens"].iter().collect()
+}
+
+fn index() -> Vec<Value> {
+    let text = std::fs::read_to_string(directory().join("index.json")).expect("the fixtures' index is missing");
+    let index: Value = serde_json::from_str(&text).unwrap();
+    index["images"].as_array().unwrap().clone()
+}
+
+fn bytes(entry: &Value) -> Vec<u8> {
+    let name = entry["file"].as_str().unwrap();
+    std::fs::read(directory().join(name)).unwrap_or_else(|error| panic!("fixture {name}: {error}"))
+}
+
+/// Size and hash of the pixels.
+fn outcome(bytes: Vec<u8>) -> Result<(ImageFormat, u32, u32, String), MediaError> {
+    let image = EncodedImage::from_bytes(bytes.into(), MAX_PIXELS)?;
+    let pixels = decode(&image)?;
+    assert_eq!((image.width, image.height), (pixels.width, pixels.height));
+    assert_eq!(pixels.pixels.len(), 3 * pixels.width as usize * pixels.height as usize);
+    let hash = blake3::hash(&pixels.pixels).to_hex().to_string();
+    Ok((image.format, pixels.width, pixels.height, hash))
+}
+
+#[test]
+fn pixels_and_errors_are_those_of_vllm() {
+    let entries = index();
+    let mut wrong = Vec::new();
+    let mut formats = std::collections::BTreeMap::<_, [usize; 2]>::new();
+    for entry in &entries {
+        let name = entry["file"].as_str().unwrap();
+        let got = outcome(bytes(entry));
+        formats.entry(entry["format"].as_str().unwrap_or("none")).or_default()[usize::from(got.is_err())] += 1;
+        let agrees = match (&got, entry["rgb_blake3"].as_str()) {
+            (Ok((_, width, height, hash)), Some(expected)) => {
+                hash == expected && *width == entry["width"] && *height == entry["height"]
+            }
+            (Err(error), None) => matches!(error.fault(), Fault::Corrupt | Fault::Unsupported | Fault::TooLarge),
+            _ => false,
+        };
+        if !agrees {
+            wrong.push(format!("{name}: {got:?} instead of {entry}"));
+        }
+    }
+    println!("[pixels, errors] by format: {formats:?}");
+    assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), entries.len(), wrong.join("\n"));
+}
+
+#[test]
+fn the_fixtures_cover_every_format_and_mode() {
+    let entries = index();
+    for (format, modes) in [
+        ("PNG", &["1", "L", "LA", "I;16", "P", "RGB", "RGBA"][..]),
+        ("JPEG", &["L", "RGB", "CMYK"]),
+        ("WEBP", &["RGB", "RGBA"]),
+        ("GIF", &["L", "P"]),
+        ("BMP", &["1", "L", "P", "RGB", "RGBA"]),
+    ] {
+        for mode in modes {
+            let count = entries
+                .iter()
+                .filter(|entry| entry["format"] == format && entry["mode"] == *mode && entry["error"].is_null())
+                .count();
+            assert!(count >= 5, "{format} {mode}: {count}");
+        }
+    }
+}
+
+#[test]
+fn a_header_that_promises_too_many_pixels_is_refused_before_anything_is_decoded() {
+    for entry in index().iter().filter(|entry| {
+        let name = entry["file"].as_str().unwrap();
+        matches!(name, "png-bomb.png" | "jpeg-bomb.jpg" | "webp-bomb.webp" | "gif-bomb.gif" | "bmp-bomb.bmp")
+    }) {
+        let error = EncodedImage::from_bytes(bytes(entry).into(), 1_000_000).unwrap_err();
+        let is_corrupt_anyway = entry["file"] == "webp-bomb.webp";
+        assert_eq!(error.fault() == Fault::TooLarge, !is_corrupt_anyway, "{entry}: {error}");
+    }
+}
+
+#[test]
+fn the_pixel_limit_is_exact() {
+    let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
+    assert!(EncodedImage::from_bytes(file.clone().into(), 37 * 23).is_ok());
+    let error = EncodedImage::from_bytes(file.into(), 37 * 23 - 1).unwrap_err();
+    assert_eq!(error, MediaError::TooManyPixels { width: 37, height: 23, limit: 37 * 23 - 1 });
+}
+
+#[test]
+fn the_probed_size_is_the_upright_one() {
+    for (name, orientation, size) in
+        [("exif-1.jpg", 1, (21, 13)), ("exif-6.jpg", 6, (13, 21)), ("exif-3.webp", 3, (21, 13))]
+    {
+        let file = std::fs::read(directory().join(name)).unwrap();
+        let image = EncodedImage::from_bytes(file.into(), MAX_PIXELS).unwrap();
+        assert_eq!((image.orientation, (image.width, image.height)), (orientation, size), "{name}");
+    }
+}
+
+#[test]
+fn a_probe_that_was_tampered_with_is_noticed() {
+    let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
+    let mut image = EncodedImage::from_bytes(file.into(), MAX_PIXELS).unwrap();
+    image.width = 1000;
+    assert_eq!(decode(&image).unwrap_err().fault(), Fault::Corrupt);
+}
+
+#[test]
+fn a_jpeg_of_very_many_scans_is_refused() {
+    let file = std::fs::read(directory().join("jpeg-420-37x23-progressive.jpg")).unwrap();
+    let last_scan = file.windows(2).rposition(|pair| pair == [0xff, 0xda]).unwrap();
+    let (head, scan) = file[..file.len() - 2].split_at(last_scan);
+    let bomb = [head, &scan.repeat(10_000), &[0xff, 0xd9]].concat();
+    let image = EncodedImage::from_bytes(bomb.into(), MAX_PIXELS).unwrap();
+    assert_eq!(decode(&image).unwrap_err().fault(), Fault::Unsupported);
+}
