@@ -65,10 +65,7 @@ impl Drop for ClientHandle {
 
 impl EngineClient {
     /// Listens for an engine.
-    pub async fn bind(
-        endpoints: EngineEndpoints,
-        options: ClientOptions,
-    ) -> Result<PendingEngine, EngineError> {
+    pub async fn bind(endpoints: EngineEndpoints, options: ClientOptions) -> Result<PendingEngine, EngineError> {
         PendingEngine::bind(endpoints, options).await
     }
 
@@ -98,36 +95,18 @@ impl EngineClient {
     }
 
     /// Calls a method of the engine, e.g. `reset_mm_cache`. The engine answers between two steps.
-    pub async fn utility(
-        &self,
-        method: &str,
-        args: Vec<Value>,
-        timeout: Duration,
-    ) -> Result<Value, EngineError> {
+    pub async fn utility(&self, method: &str, args: Vec<Value>, timeout: Duration) -> Result<Value, EngineError> {
         let shared = &self.handle.shared;
         let (call_id, answer) = shared.registry().call()?;
-        let call = Utility {
-            client_index: 0,
-            call_id,
-            method: method.to_owned(),
-            args,
-        };
+        let call = Utility { client_index: 0, call_id, method: method.to_owned(), args };
         shared.send(request::encode_utility(&call))?;
         match tokio::time::timeout(timeout, answer).await {
             Ok(Ok(Ok(result))) => Ok(result),
-            Ok(Ok(Err(message))) => Err(EngineError::Utility {
-                method: method.to_owned(),
-                message,
-            }),
-            Ok(Err(_)) => Err(EngineError::Dead {
-                cause: shared.cause(),
-            }),
+            Ok(Ok(Err(message))) => Err(EngineError::Utility { method: method.to_owned(), message }),
+            Ok(Err(_)) => Err(EngineError::Dead { cause: shared.cause() }),
             Err(_) => {
                 shared.registry().hang_up(call_id);
-                Err(EngineError::UtilityTimeout {
-                    method: method.to_owned(),
-                    after: timeout,
-                })
+                Err(EngineError::UtilityTimeout { method: method.to_owned(), after: timeout })
             }
         }
     }

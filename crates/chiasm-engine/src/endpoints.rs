@@ -32,21 +32,13 @@ pub struct EngineEndpoints {
 impl EngineEndpoints {
     /// Handshake by TCP, the rest by Unix sockets in `dir`: for an engine on the same machine.
     pub fn local(handshake: &str, dir: &SocketDir) -> Self {
-        Self {
-            handshake: handshake.to_owned(),
-            input: dir.ipc("in"),
-            output: dir.ipc("out"),
-        }
+        Self { handshake: handshake.to_owned(), input: dir.ipc("in"), output: dir.ipc("out") }
     }
 
     /// Everything by TCP on one host, at ports that the system picks: for an engine that shares no file system.
     pub fn tcp(handshake: &str, host: &str) -> Self {
         let any = format!("tcp://{host}:0");
-        Self {
-            handshake: handshake.to_owned(),
-            input: any.clone(),
-            output: any,
-        }
+        Self { handshake: handshake.to_owned(), input: any.clone(), output: any }
     }
 }
 
@@ -64,28 +56,17 @@ impl SocketDir {
         let parent = std::env::temp_dir();
         // "/chiasm-" and six random characters, then "/" and a name
         let longest = parent.as_os_str().len() + "/chiasm-xxxxxx/".len() + MAX_SOCKET_NAME;
-        if longest <= MAX_SOCKET_PATH {
-            Self::new_in(&parent)
-        } else {
-            Self::new_in(Path::new("/tmp"))
-        }
+        if longest <= MAX_SOCKET_PATH { Self::new_in(&parent) } else { Self::new_in(Path::new("/tmp")) }
     }
 
     /// In a given directory.
     pub fn new_in(parent: &Path) -> Result<Self, EngineError> {
-        let made = tempfile::Builder::new()
-            .prefix("chiasm-")
-            .permissions(Permissions::from_mode(0o700))
-            .tempdir_in(parent);
-        let dir = made.map_err(|source| EngineError::PrivateDir {
-            parent: parent.to_owned(),
-            source,
-        })?;
+        let made =
+            tempfile::Builder::new().prefix("chiasm-").permissions(Permissions::from_mode(0o700)).tempdir_in(parent);
+        let dir = made.map_err(|source| EngineError::PrivateDir { parent: parent.to_owned(), source })?;
         let longest = dir.path().join("x".repeat(MAX_SOCKET_NAME));
         if longest.as_os_str().len() > MAX_SOCKET_PATH {
-            return Err(EngineError::PathTooLong {
-                path: dir.path().to_owned(),
-            });
+            return Err(EngineError::PathTooLong { path: dir.path().to_owned() });
         }
         Ok(Self { dir })
     }
@@ -111,10 +92,7 @@ mod tests {
     fn a_socket_dir_is_private_and_goes_away() {
         let dir = SocketDir::new().unwrap();
         let path = dir.path().to_owned();
-        assert_eq!(
-            std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o700
-        );
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(dir.ipc("in"), format!("ipc://{}/in", path.display()));
         drop(dir);
         assert!(!path.exists());
@@ -125,21 +103,12 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let deep = parent.path().join("d".repeat(90));
         std::fs::create_dir(&deep).unwrap();
-        assert!(matches!(
-            SocketDir::new_in(&deep),
-            Err(EngineError::PathTooLong { .. })
-        ));
+        assert!(matches!(SocketDir::new_in(&deep), Err(EngineError::PathTooLong { .. })));
     }
 
     #[test]
     fn every_socket_path_fits() {
         let dir = SocketDir::new().unwrap();
-        assert!(
-            dir.path()
-                .join("x".repeat(MAX_SOCKET_NAME))
-                .as_os_str()
-                .len()
-                <= MAX_SOCKET_PATH
-        );
+        assert!(dir.path().join("x".repeat(MAX_SOCKET_NAME)).as_os_str().len() <= MAX_SOCKET_PATH);
     }
 }

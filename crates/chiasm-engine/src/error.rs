@@ -138,10 +138,7 @@ pub enum DeathCause {
 
 impl EngineError {
     pub(crate) fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::InvalidRequest {
-            field: field.into(),
-            message: message.into(),
-        }
+        Self::InvalidRequest { field: field.into(), message: message.into() }
     }
 
     /// Whether the engine is gone, so that another one can be tried.

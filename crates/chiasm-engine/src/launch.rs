@@ -53,30 +53,19 @@ pub struct KvEventEndpoints {
 impl KvEventEndpoints {
     /// Unix sockets that only this user can reach. Never in use already, unlike ports.
     pub fn ipc(dir: &SocketDir) -> Self {
-        Self {
-            publish: dir.ipc("kv"),
-            replay: dir.ipc("kv-replay"),
-        }
+        Self { publish: dir.ipc("kv"), replay: dir.ipc("kv-replay") }
     }
 
     /// TCP ports on *all* interfaces: vLLM connects instead of binding when a host is named. The events contain
     /// the prompts' tokens, so keep the ports from strangers.
     pub fn tcp(port: u16, replay_port: u16) -> Self {
-        Self {
-            publish: format!("tcp://*:{port}"),
-            replay: format!("tcp://*:{replay_port}"),
-        }
+        Self { publish: format!("tcp://*:{port}"), replay: format!("tcp://*:{replay_port}") }
     }
 }
 
 impl LaunchSpec {
     /// Without KV events, a receiver cache or flags of the user.
-    pub fn new(
-        name: &str,
-        vllm: impl Into<PathBuf>,
-        model: impl Into<PathBuf>,
-        handshake: &str,
-    ) -> Self {
+    pub fn new(name: &str, vllm: impl Into<PathBuf>, model: impl Into<PathBuf>, handshake: &str) -> Self {
         Self {
             name: name.to_owned(),
             vllm: vllm.into(),

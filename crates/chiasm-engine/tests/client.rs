@@ -1,21 +1,15 @@
 //! The client against a scripted engine.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod mock_engine;
 
 use std::time::{Duration, Instant};
 
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, PrefillStats,
-    SchedulerStats, UtilityOutput, Value, output,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, PrefillStats, SchedulerStats,
+    UtilityOutput, Value, output,
 };
-use chiasm_engine::{
-    ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir,
-};
+use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir};
 use chiasm_types::TokenId;
 use mock_engine::{MockEngine, Order, hello, report, soon, text_request};
 
@@ -26,31 +20,17 @@ const PROMPTLY: Duration = Duration::from_secs(1);
 
 async fn pending(dir: &SocketDir) -> PendingEngine {
     mock_engine::abort_on_panics_of_the_client();
-    EngineClient::bind(
-        EngineEndpoints::local(ANY_PORT, dir),
-        ClientOptions::default(),
-    )
-    .await
-    .unwrap()
+    EngineClient::bind(EngineEndpoints::local(ANY_PORT, dir), ClientOptions::default()).await.unwrap()
 }
 
 async fn connected(dir: &SocketDir) -> (EngineClient, MockEngine) {
     connect(pending(dir).await, report(), Order::ReportFirst).await
 }
 
-async fn connect(
-    pending: PendingEngine,
-    report: EngineReady,
-    order: Order,
-) -> (EngineClient, MockEngine) {
+async fn connect(pending: PendingEngine, report: EngineReady, order: Order) -> (EngineClient, MockEngine) {
     let endpoints = pending.endpoints().clone();
-    let (client, engine) = soon(async {
-        tokio::join!(
-            pending.ready(),
-            MockEngine::start(&endpoints, report, order)
-        )
-    })
-    .await;
+    let (client, engine) =
+        soon(async { tokio::join!(pending.ready(), MockEngine::start(&endpoints, report, order)) }).await;
     (client.unwrap(), engine)
 }
 
@@ -74,18 +54,13 @@ async fn the_handshake_works_in_either_order() {
 #[tokio::test]
 async fn the_handshake_works_over_tcp_with_ports_that_the_system_picks() {
     let endpoints = EngineEndpoints::tcp(ANY_PORT, "127.0.0.1");
-    let pending = EngineClient::bind(endpoints, ClientOptions::default())
-        .await
-        .unwrap();
+    let pending = EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap();
     assert!(!pending.endpoints().input.ends_with(":0"));
     let (client, mut engine) = connect(pending, report(), Order::ReadyFirst).await;
     let mut stream = client.submit(text_request("a")).unwrap();
     engine.receive_add().await;
     engine.answer("a", 5, Some(FinishReason::Stop)).await;
-    assert_eq!(
-        soon(stream.next()).await.unwrap().unwrap().new_token_ids,
-        [TokenId(5)]
-    );
+    assert_eq!(soon(stream.next()).await.unwrap().unwrap().new_token_ids, [TokenId(5)]);
 }
 
 #[tokio::test]
@@ -123,10 +98,7 @@ async fn an_older_version_is_refused() {
     let dir = SocketDir::new().unwrap();
     let pending = pending(&dir).await;
     let endpoints = pending.endpoints().clone();
-    let old = EngineReady {
-        vllm_version: "0.31.0".into(),
-        ..report()
-    };
+    let old = EngineReady { vllm_version: "0.31.0".into(), ..report() };
     let start = MockEngine::start(&endpoints, old, Order::ReportFirst);
     let (client, _engine) = soon(async { tokio::join!(pending.ready(), start) }).await;
     assert!(matches!(client, Err(EngineError::Version { found, .. }) if found == "0.31.0"));
@@ -135,17 +107,9 @@ async fn an_older_version_is_refused() {
 #[tokio::test]
 async fn an_engine_that_never_comes_times_out() {
     let dir = SocketDir::new().unwrap();
-    let options = ClientOptions {
-        ready_timeout: Some(Duration::from_millis(50)),
-        ..ClientOptions::default()
-    };
-    let pending = EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options)
-        .await
-        .unwrap();
-    assert!(matches!(
-        soon(pending.ready()).await,
-        Err(EngineError::ReadyTimeout { .. })
-    ));
+    let options = ClientOptions { ready_timeout: Some(Duration::from_millis(50)), ..ClientOptions::default() };
+    let pending = EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
+    assert!(matches!(soon(pending.ready()).await, Err(EngineError::ReadyTimeout { .. })));
 }
 
 #[tokio::test]
@@ -161,38 +125,20 @@ async fn outputs_reach_their_own_streams_in_order() {
     let output = |id: &str, token, finish_reason| EngineCoreOutput {
         request_id: id.into(),
         new_token_ids: vec![TokenId(token)],
-        prefill_stats: Some(PrefillStats {
-            num_cached_tokens: 7,
-            ..PrefillStats::default()
-        }),
+        prefill_stats: Some(PrefillStats { num_cached_tokens: 7, ..PrefillStats::default() }),
         finish_reason,
         ..EngineCoreOutput::default()
     };
-    let outputs = vec![
-        output("a", 1, None),
-        output("b", 2, Some(FinishReason::Length)),
-        output("unknown", 9, None),
-    ];
-    engine
-        .send(EngineCoreOutputs {
-            outputs,
-            ..EngineCoreOutputs::default()
-        })
-        .await;
+    let outputs = vec![output("a", 1, None), output("b", 2, Some(FinishReason::Length)), output("unknown", 9, None)];
+    engine.send(EngineCoreOutputs { outputs, ..EngineCoreOutputs::default() }).await;
     engine.answer("a", 3, Some(FinishReason::Stop)).await;
 
     let first = soon(a.next()).await.unwrap().unwrap();
     assert_eq!(first.new_token_ids, [TokenId(1)]);
     assert_eq!(first.prefill_stats.unwrap().num_cached_tokens, 7);
-    assert_eq!(
-        soon(a.next()).await.unwrap().unwrap().finish_reason,
-        Some(FinishReason::Stop)
-    );
+    assert_eq!(soon(a.next()).await.unwrap().unwrap().finish_reason, Some(FinishReason::Stop));
     assert!(soon(a.next()).await.is_none());
-    assert_eq!(
-        soon(b.next()).await.unwrap().unwrap().finish_reason,
-        Some(FinishReason::Length)
-    );
+    assert_eq!(soon(b.next()).await.unwrap().unwrap().finish_reason, Some(FinishReason::Length));
     assert!(soon(b.next()).await.is_none());
     assert_eq!(client.open_requests(), 0);
 }
@@ -209,10 +155,7 @@ async fn a_stream_that_nobody_reads_does_not_hold_up_another() {
     engine.answer("busy", 1, Some(FinishReason::Stop)).await;
     assert!(soon(busy.next()).await.unwrap().is_ok());
     for token in 0..5_000 {
-        assert_eq!(
-            soon(idle.next()).await.unwrap().unwrap().new_token_ids,
-            [TokenId(token)]
-        );
+        assert_eq!(soon(idle.next()).await.unwrap().unwrap().new_token_ids, [TokenId(token)]);
     }
 }
 
@@ -223,10 +166,7 @@ async fn a_dropped_stream_aborts_its_request_once() {
     drop(client.submit(text_request("a")).unwrap());
     let mut finished = client.submit(text_request("b")).unwrap();
     engine.receive_add().await;
-    assert_eq!(
-        engine.receive().await,
-        ClientMessage::Abort(vec!["a".into()])
-    );
+    assert_eq!(engine.receive().await, ClientMessage::Abort(vec!["a".into()]));
     engine.receive_add().await;
     // A late output of the aborted request is dropped.
     engine.answer("a", 1, None).await;
@@ -244,9 +184,7 @@ async fn an_id_in_use_is_refused_and_free_afterwards() {
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
     let refused = client.submit(text_request("a"));
-    assert!(
-        matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "request_id")
-    );
+    assert!(matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "request_id"));
     engine.answer("a", 1, Some(FinishReason::Stop)).await;
     assert!(soon(stream.next()).await.unwrap().is_ok());
     assert!(client.submit(text_request("a")).is_ok());
@@ -259,9 +197,7 @@ async fn a_request_that_would_break_the_engine_is_not_sent() {
     let mut request = text_request("a");
     request.prompt_token_ids = vec![TokenId(1); report().max_model_len];
     let refused = client.submit(request);
-    assert!(
-        matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "prompt_token_ids")
-    );
+    assert!(matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "prompt_token_ids"));
     assert_eq!(client.open_requests(), 0);
     let _stream = client.submit(text_request("b")).unwrap();
     assert_eq!(engine.receive_add().await.request_id, "b");
@@ -272,16 +208,8 @@ async fn a_request_that_the_engine_finishes_without_output_ends() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
-    engine
-        .send(EngineCoreOutputs {
-            finished_requests: vec!["a".into()],
-            ..EngineCoreOutputs::default()
-        })
-        .await;
-    assert!(matches!(
-        soon(stream.next()).await,
-        Some(Err(EngineError::Ended))
-    ));
+    engine.send(EngineCoreOutputs { finished_requests: vec!["a".into()], ..EngineCoreOutputs::default() }).await;
+    assert!(matches!(soon(stream.next()).await, Some(Err(EngineError::Ended))));
     assert!(soon(stream.next()).await.is_none());
 }
 
@@ -301,31 +229,19 @@ async fn method_calls_get_their_own_answers() {
     };
     let mut answers = Vec::new();
     for _ in 0..2 {
-        let ClientMessage::Utility(call) = engine.receive().await else {
-            panic!("not a call")
-        };
+        let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
         let result = match call.method.as_str() {
             "reset_prefix_cache" => Ok(Value::from(call.args == [Value::from(false)])),
             _ => Err("no such method".to_owned()),
         };
-        answers.push(UtilityOutput {
-            call_id: call.call_id,
-            result,
-        });
+        answers.push(UtilityOutput { call_id: call.call_id, result });
     }
     for answer in answers.into_iter().rev() {
-        engine
-            .send(EngineCoreOutputs {
-                utility_output: Some(answer),
-                ..EngineCoreOutputs::default()
-            })
-            .await;
+        engine.send(EngineCoreOutputs { utility_output: Some(answer), ..EngineCoreOutputs::default() }).await;
     }
     let (reset, nope) = soon(calls).await.unwrap();
     assert_eq!(reset.unwrap(), Value::from(true));
-    assert!(
-        matches!(nope, Err(EngineError::Utility { message, .. }) if message == "no such method")
-    );
+    assert!(matches!(nope, Err(EngineError::Utility { message, .. }) if message == "no such method"));
 }
 
 #[tokio::test]
@@ -342,18 +258,8 @@ async fn scheduler_stats_are_those_of_the_last_step() {
     let (client, mut engine) = connected(&dir).await;
     let mut stats = client.stats();
     assert_eq!(*stats.borrow(), SchedulerStats::default());
-    let sent = SchedulerStats {
-        num_running_reqs: 3,
-        num_waiting_reqs: 4,
-        kv_cache_usage: 0.5,
-        ..Default::default()
-    };
-    engine
-        .send(EngineCoreOutputs {
-            scheduler_stats: Some(sent.clone()),
-            ..EngineCoreOutputs::default()
-        })
-        .await;
+    let sent = SchedulerStats { num_running_reqs: 3, num_waiting_reqs: 4, kv_cache_usage: 0.5, ..Default::default() };
+    engine.send(EngineCoreOutputs { scheduler_stats: Some(sent.clone()), ..EngineCoreOutputs::default() }).await;
     soon(stats.changed()).await.unwrap();
     assert_eq!(*stats.borrow(), sent);
 }
@@ -362,16 +268,10 @@ async fn scheduler_stats_are_those_of_the_last_step() {
 async fn a_reported_death_ends_every_stream_and_call_promptly() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
-    let mut streams: Vec<_> = (0..3)
-        .map(|i| client.submit(text_request(&i.to_string())).unwrap())
-        .collect();
+    let mut streams: Vec<_> = (0..3).map(|i| client.submit(text_request(&i.to_string())).unwrap()).collect();
     let call = {
         let client = client.clone();
-        tokio::spawn(async move {
-            client
-                .utility("reset_mm_cache", vec![], mock_engine::PATIENCE)
-                .await
-        })
+        tokio::spawn(async move { client.utility("reset_mm_cache", vec![], mock_engine::PATIENCE).await })
     };
     // All four messages have been sent.
     for _ in 0..4 {
@@ -380,30 +280,17 @@ async fn a_reported_death_ends_every_stream_and_call_promptly() {
     engine.answer("0", 1, None).await;
     engine.send_frames(output::encode_dead()).await;
     let sent = Instant::now();
-    assert!(
-        soon(streams[0].next()).await.unwrap().is_ok(),
-        "what came before is not lost"
-    );
+    assert!(soon(streams[0].next()).await.unwrap().is_ok(), "what came before is not lost");
     for stream in &mut streams {
         assert_eq!(dead(soon(stream.next()).await), DeathCause::Reported);
         assert!(soon(stream.next()).await.is_none());
     }
     assert!(sent.elapsed() < PROMPTLY);
-    assert!(matches!(
-        soon(call).await.unwrap(),
-        Err(EngineError::Dead {
-            cause: DeathCause::Reported
-        })
-    ));
+    assert!(matches!(soon(call).await.unwrap(), Err(EngineError::Dead { cause: DeathCause::Reported })));
     assert_eq!(soon(client.closed()).await, DeathCause::Reported);
     assert!(!client.is_alive());
-    assert!(matches!(
-        client.submit(text_request("late")),
-        Err(EngineError::Dead { .. })
-    ));
-    let late = client
-        .utility("reset_mm_cache", vec![], mock_engine::PATIENCE)
-        .await;
+    assert!(matches!(client.submit(text_request("late")), Err(EngineError::Dead { .. })));
+    let late = client.utility("reset_mm_cache", vec![], mock_engine::PATIENCE).await;
     assert!(late.is_err_and(|error| error.is_dead()));
 }
 
@@ -419,10 +306,7 @@ async fn a_lost_connection_is_a_death_after_the_last_words() {
     let MockEngine { input, output } = engine;
     drop(input);
     let lost = Instant::now();
-    assert!(
-        soon(stream.next()).await.unwrap().is_ok(),
-        "what was sent before is not lost"
-    );
+    assert!(soon(stream.next()).await.unwrap().is_ok(), "what was sent before is not lost");
     assert_eq!(dead(soon(stream.next()).await), DeathCause::Disconnected);
     assert!(lost.elapsed() < PROMPTLY);
     drop(output);
@@ -451,10 +335,7 @@ async fn a_process_that_ended_is_a_death() {
     let mut stream = client.submit(text_request("a")).unwrap();
     client.mark_dead(DeathCause::Exited("signal: 9".into()));
     client.mark_dead(DeathCause::Closed);
-    assert_eq!(
-        dead(soon(stream.next()).await),
-        DeathCause::Exited("signal: 9".into())
-    );
+    assert_eq!(dead(soon(stream.next()).await), DeathCause::Exited("signal: 9".into()));
 }
 
 #[tokio::test]
@@ -462,13 +343,8 @@ async fn a_message_that_is_not_understood_is_a_death() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
-    engine
-        .send_frames(vec![bytes::Bytes::from_static(b"\x92\x00\xc1")])
-        .await;
-    assert!(matches!(
-        dead(soon(stream.next()).await),
-        DeathCause::Protocol(_)
-    ));
+    engine.send_frames(vec![bytes::Bytes::from_static(b"\x92\x00\xc1")]).await;
+    assert!(matches!(dead(soon(stream.next()).await), DeathCause::Protocol(_)));
 }
 
 #[tokio::test]
@@ -486,25 +362,18 @@ async fn the_last_client_closes_the_connection() {
 #[tokio::test]
 async fn the_next_start_is_served_on_the_same_addresses() {
     let endpoints = EngineEndpoints::tcp(ANY_PORT, "127.0.0.1");
-    let pending = EngineClient::bind(endpoints, ClientOptions::default())
-        .await
-        .unwrap();
+    let pending = EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap();
     let mut endpoints = pending.endpoints().clone();
     let (mut client, mut engine) = connect(pending, report(), Order::ReportFirst).await;
     for start in 0..3 {
         let mut stream = client.submit(text_request("a")).unwrap();
         engine.receive_add().await;
         engine.answer("a", start, Some(FinishReason::Stop)).await;
-        assert_eq!(
-            soon(stream.next()).await.unwrap().unwrap().new_token_ids,
-            [TokenId(start)]
-        );
+        assert_eq!(soon(stream.next()).await.unwrap().unwrap().new_token_ids, [TokenId(start)]);
         drop(engine);
         assert_eq!(soon(client.closed()).await, DeathCause::Disconnected);
 
-        let pending = EngineClient::bind(endpoints.clone(), ClientOptions::default())
-            .await
-            .unwrap();
+        let pending = EngineClient::bind(endpoints.clone(), ClientOptions::default()).await.unwrap();
         assert_eq!(pending.endpoints().input, endpoints.input);
         endpoints = pending.endpoints().clone();
         (client, engine) = connect(pending, report(), Order::ReportFirst).await;

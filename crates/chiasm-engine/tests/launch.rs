@@ -1,9 +1,5 @@
 //! The launcher with a shell script in the place of vLLM.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -22,15 +18,11 @@ fn spec(behaviour: &str) -> LaunchSpec {
 
 /// Members of a process group that have not ended, by their command lines.
 fn alive(group: u32) -> Vec<String> {
-    let listed = Command::new("ps")
-        .args(["-eo", "pgid=,stat=,args="])
-        .output()
-        .unwrap();
+    let listed = Command::new("ps").args(["-eo", "pgid=,stat=,args="]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     let of_group = |line: &&str| {
         let mut columns = line.split_whitespace();
-        columns.next() == Some(&group.to_string())
-            && !columns.next().unwrap_or("Z").starts_with('Z')
+        columns.next() == Some(&group.to_string()) && !columns.next().unwrap_or("Z").starts_with('Z')
     };
     listed.lines().filter(of_group).map(str::to_owned).collect()
 }
@@ -45,25 +37,15 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
 
 async fn until_it_runs(process: &EngineProcess, members: usize) {
     let group = process.pid();
-    tokio::task::spawn_blocking(move || until("it runs", || alive(group).len() >= members))
-        .await
-        .unwrap();
+    tokio::task::spawn_blocking(move || until("it runs", || alive(group).len() >= members)).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_engine_that_fails_is_reported_with_its_last_lines() {
     let process = spec("fails").launch().unwrap();
-    let report = tokio::time::timeout(PATIENCE, process.exited())
-        .await
-        .unwrap();
+    let report = tokio::time::timeout(PATIENCE, process.exited()).await.unwrap();
     assert_eq!(report.status.unwrap().code(), Some(3));
-    assert!(
-        report
-            .last_lines
-            .contains(&"ERROR no such model".to_owned()),
-        "{:?}",
-        report.last_lines
-    );
+    assert!(report.last_lines.contains(&"ERROR no such model".to_owned()), "{:?}", report.last_lines);
     assert_eq!(report.to_string(), "exit status: 3");
     assert!(process.try_exited().is_some());
 }
@@ -76,26 +58,15 @@ async fn environment_gpus_and_flags_reach_the_engine() {
         extra_args: vec!["--enforce-eager".into()],
         ..spec("tells")
     };
-    let report = tokio::time::timeout(PATIENCE, spec.launch().unwrap().exited())
-        .await
-        .unwrap();
-    assert_eq!(
-        report.last_lines,
-        ["gpus=2,3 extra=yes last=--enforce-eager"]
-    );
+    let report = tokio::time::timeout(PATIENCE, spec.launch().unwrap().exited()).await.unwrap();
+    assert_eq!(report.last_lines, ["gpus=2,3 extra=yes last=--enforce-eager"]);
 }
 
 #[tokio::test]
 async fn a_program_that_is_not_there_is_named() {
-    let spec = LaunchSpec {
-        vllm: "/nowhere/vllm".into(),
-        ..spec("obeys")
-    };
+    let spec = LaunchSpec { vllm: "/nowhere/vllm".into(), ..spec("obeys") };
     let error = spec.launch().unwrap_err();
-    assert!(
-        matches!(&error, EngineError::Spawn { program, .. } if program.ends_with("vllm")),
-        "{error}"
-    );
+    assert!(matches!(&error, EngineError::Spawn { program, .. } if program.ends_with("vllm")), "{error}");
 }
 
 #[tokio::test]
@@ -123,9 +94,7 @@ async fn an_engine_that_resists_is_killed_after_its_grace() {
 async fn what_an_engine_leaves_behind_is_killed_soon() {
     let started = Instant::now();
     let process = spec("leaves_a_child").launch().unwrap();
-    let report = tokio::time::timeout(PATIENCE, process.exited())
-        .await
-        .unwrap();
+    let report = tokio::time::timeout(PATIENCE, process.exited()).await.unwrap();
     assert!(report.status.unwrap().success());
     assert!(started.elapsed() < Duration::from_secs(2));
     assert_eq!(alive(process.pid()), Vec::<String>::new());
@@ -137,9 +106,7 @@ async fn dropping_the_process_kills_its_whole_group() {
     until_it_runs(&process, 2).await;
     let group = process.pid();
     drop(process);
-    tokio::task::spawn_blocking(move || until("it is gone", || alive(group).is_empty()))
-        .await
-        .unwrap();
+    tokio::task::spawn_blocking(move || until("it is gone", || alive(group).is_empty())).await.unwrap();
 }
 
 /// A frontend for the test below: starts an engine, tells its group, and waits to be killed.
@@ -155,19 +122,12 @@ async fn frontend_to_be_killed() {
 #[test]
 fn engines_do_not_outlive_a_frontend_that_is_killed() {
     let mut frontend = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--ignored",
-            "--exact",
-            "frontend_to_be_killed",
-            "--nocapture",
-        ])
+        .args(["--ignored", "--exact", "frontend_to_be_killed", "--nocapture"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let lines = BufReader::new(frontend.stdout.take().unwrap()).lines();
-    let group = lines
-        .map(Result::unwrap)
-        .find_map(|line| line.strip_prefix("group=")?.parse().ok());
+    let group = lines.map(Result::unwrap).find_map(|line| line.strip_prefix("group=")?.parse().ok());
     let group: u32 = group.expect("the frontend starts its engine");
     assert!(!alive(group).is_empty());
     frontend.kill().unwrap();

@@ -2,11 +2,7 @@
 //!
 //! Needs `CHIASM_TEST_VLLM` (the program) and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`). One engine at a
 //! time; a start takes about 20 s.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,12 +11,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use chiasm_engine::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, SamplingParams,
-    Value, WireTensor,
+    EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, SamplingParams, Value, WireTensor,
 };
-use chiasm_engine::{
-    ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, OutputStream, SocketDir,
-};
+use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, OutputStream, SocketDir};
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use zeromq::{Socket, SocketRecv, SubSocket};
 
@@ -31,9 +24,7 @@ const PROMPTLY: Duration = Duration::from_secs(1);
 const IMAGE_TOKEN: u32 = 343;
 
 fn setting(name: &str) -> PathBuf {
-    std::env::var_os(name)
-        .unwrap_or_else(|| panic!("set {name}"))
-        .into()
+    std::env::var_os(name).unwrap_or_else(|| panic!("set {name}")).into()
 }
 
 struct Engine {
@@ -50,9 +41,7 @@ async fn start(handshake: &str) -> Engine {
         ready_timeout: Some(START),
         ..ClientOptions::default()
     };
-    let pending = EngineClient::bind(EngineEndpoints::local(handshake, &dir), options)
-        .await
-        .unwrap();
+    let pending = EngineClient::bind(EngineEndpoints::local(handshake, &dir), options).await.unwrap();
     let mut spec = LaunchSpec::new(
         "engine_0",
         setting("CHIASM_TEST_VLLM"),
@@ -61,15 +50,7 @@ async fn start(handshake: &str) -> Engine {
     );
     spec.receiver_cache_gb = 0.25;
     spec.kv_events = Some(KvEventEndpoints::ipc(&dir));
-    spec.extra_args = [
-        "--enforce-eager",
-        "--block-size",
-        "32",
-        "--max-model-len",
-        "4096",
-    ]
-    .map(String::from)
-    .to_vec();
+    spec.extra_args = ["--enforce-eager", "--block-size", "32", "--max-model-len", "4096"].map(String::from).to_vec();
     spec.env = [
         ("VLLM_TARGET_DEVICE", "cpu"),
         ("VLLM_CPU_KVCACHE_SPACE", "1"),
@@ -84,22 +65,14 @@ async fn start(handshake: &str) -> Engine {
         client = pending.ready() => client.unwrap(),
         report = process.exited() => panic!("the engine ended: {report}\n{}", report.last_lines.join("\n")),
     };
-    Engine {
-        client,
-        process,
-        _dir: dir,
-    }
+    Engine { client, process, _dir: dir }
 }
 
 fn text(id: &str, max_tokens: u32) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
         prompt_token_ids: (40..140).map(TokenId).collect(),
-        sampling_params: SamplingParams {
-            max_tokens,
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
+        sampling_params: SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() },
         arrival_time: 1.0,
         ..EngineCoreRequest::default()
     }
@@ -107,13 +80,8 @@ fn text(id: &str, max_tokens: u32) -> EngineCoreRequest {
 
 /// An image of 320×16×20 patches, raw u8, in the middle of a prompt.
 fn image(id: &str, with_data: bool) -> EngineCoreRequest {
-    let pixels: Vec<u8> = (0..320_usize * 1176)
-        .map(|i| (i.wrapping_mul(2_654_435_761) >> 7) as u8)
-        .collect();
-    let grid: Vec<u8> = [1_i64, 16, 20]
-        .iter()
-        .flat_map(|extent| extent.to_le_bytes())
-        .collect();
+    let pixels: Vec<u8> = (0..320_usize * 1176).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
+    let grid: Vec<u8> = [1_i64, 16, 20].iter().flat_map(|extent| extent.to_le_bytes()).collect();
     let pixels = WireTensor::new(Dtype::U8, vec![320, 1176], pixels.into()).unwrap();
     let grid = WireTensor::new(Dtype::I64, vec![3], grid.into()).unwrap();
     let item = MmItem(vec![
@@ -121,31 +89,21 @@ fn image(id: &str, with_data: bool) -> EngineCoreRequest {
         ("image_grid_thw".into(), MmField::batched(grid, true)),
     ]);
     let mut request = text(id, 4);
-    request.prompt_token_ids = (40..80)
-        .chain([340])
-        .chain([IMAGE_TOKEN; 80])
-        .chain([341, 20, 21])
-        .map(TokenId)
-        .collect();
+    request.prompt_token_ids =
+        (40..80).chain([340]).chain([IMAGE_TOKEN; 80]).chain([341, 20, 21]).map(TokenId).collect();
     request.sampling_params.logprobs = Some(2);
     request.mm_features = vec![MmFeature {
         data: with_data.then_some(item),
         modality: "image".into(),
         identifier: "ab".repeat(32),
-        position: Placeholder {
-            offset: 41,
-            length: 80,
-            is_embed: None,
-        },
+        position: Placeholder { offset: 41, length: 80, is_embed: None },
         mm_hash: Some("ab".repeat(32)),
     }];
     request
 }
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what)
-        .await
-        .expect("it takes too long")
+    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
 }
 
 async fn all(mut stream: OutputStream) -> Vec<EngineCoreOutput> {
@@ -157,10 +115,7 @@ async fn all(mut stream: OutputStream) -> Vec<EngineCoreOutput> {
 }
 
 fn tokens(outputs: &[EngineCoreOutput]) -> Vec<TokenId> {
-    outputs
-        .iter()
-        .flat_map(|output| output.new_token_ids.clone())
-        .collect()
+    outputs.iter().flat_map(|output| output.new_token_ids.clone()).collect()
 }
 
 fn cached(outputs: &[EngineCoreOutput]) -> u64 {
@@ -169,15 +124,11 @@ fn cached(outputs: &[EngineCoreOutput]) -> u64 {
 
 /// The process named `VLLM::EngineCore` in the engine's group.
 fn engine_core(group: u32) -> u32 {
-    let listed = Command::new("ps")
-        .args(["-eo", "pid=,pgid=,args="])
-        .output()
-        .unwrap();
+    let listed = Command::new("ps").args(["-eo", "pid=,pgid=,args="]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     let found = listed.lines().find_map(|line| {
         let mut columns = line.split_whitespace();
-        let (pid, pgid): (u32, u32) =
-            (columns.next()?.parse().ok()?, columns.next()?.parse().ok()?);
+        let (pid, pgid): (u32, u32) = (columns.next()?.parse().ok()?, columns.next()?.parse().ok()?);
         (pgid == group && line.contains("EngineCore")).then_some(pid)
     });
     found.unwrap_or_else(|| panic!("no EngineCore in group {group}:\n{listed}"))
@@ -185,46 +136,25 @@ fn engine_core(group: u32) -> u32 {
 
 /// Members of a process group that have not ended.
 fn alive(group: u32) -> Vec<String> {
-    let listed = Command::new("ps")
-        .args(["-eo", "pgid=,stat=,args="])
-        .output()
-        .unwrap();
+    let listed = Command::new("ps").args(["-eo", "pgid=,stat=,args="]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     let of_group = |line: &&str| {
         let mut columns = line.split_whitespace();
-        columns.next() == Some(&group.to_string())
-            && !columns.next().unwrap_or("Z").starts_with('Z')
+        columns.next() == Some(&group.to_string()) && !columns.next().unwrap_or("Z").starts_with('Z')
     };
     listed.lines().filter(of_group).map(str::to_owned).collect()
 }
 
 fn kill(pid: u32) {
-    assert!(
-        Command::new("kill")
-            .args(["-9", &pid.to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
 }
 
 async fn serves(client: &EngineClient) {
     let info = client.info();
-    assert_eq!(
-        (
-            info.vllm_version.as_str(),
-            info.max_model_len,
-            info.cache_block_size()
-        ),
-        ("0.32.0", 4096, 32)
-    );
+    assert_eq!((info.vllm_version.as_str(), info.max_model_len, info.cache_block_size()), ("0.32.0", 4096, 32));
 
     // KV events are published where the engine says.
-    let events = info
-        .kv_events_config
-        .as_ref()
-        .unwrap()
-        .reachable_at("127.0.0.1");
+    let events = info.kv_events_config.as_ref().unwrap().reachable_at("127.0.0.1");
     let mut subscriber = SubSocket::new();
     subscriber.connect(&events.unwrap().0).await.unwrap();
     subscriber.subscribe("").await.unwrap();
@@ -232,19 +162,13 @@ async fn serves(client: &EngineClient) {
     // Text, and the same again from the prefix cache.
     let first = all(client.submit(text("text-1", 6)).unwrap()).await;
     assert_eq!(tokens(&first).len(), 6);
-    assert_eq!(
-        first.last().unwrap().finish_reason,
-        Some(FinishReason::Length)
-    );
+    assert_eq!(first.last().unwrap().finish_reason, Some(FinishReason::Length));
     assert_eq!(cached(&first), 0);
     let again = all(client.submit(text("text-2", 6)).unwrap()).await;
     assert_eq!((tokens(&again), cached(&again)), (tokens(&first), 96));
 
     let event = soon(subscriber.recv()).await.unwrap().into_vec();
-    assert_eq!(
-        (event.len(), &event[0][..], event[1].len()),
-        (3, &b""[..], 8)
-    );
+    assert_eq!((event.len(), &event[0][..], event[1].len()), (3, &b""[..], 8));
 
     // An image as an aux frame, then from the receiver cache.
     let sent = all(client.submit(image("image-1", true)).unwrap()).await;
@@ -253,26 +177,14 @@ async fn serves(client: &EngineClient) {
     let reset = client.utility("reset_prefix_cache", vec![], PATIENCE).await;
     assert_eq!(reset.unwrap(), Value::from(true));
     let from_cache = all(client.submit(image("image-2", false)).unwrap()).await;
-    assert_eq!(
-        (tokens(&from_cache), cached(&from_cache)),
-        (tokens(&sent), 0)
-    );
+    assert_eq!((tokens(&from_cache), cached(&from_cache)), (tokens(&sent), 0));
 
     // After a reset the engine misses it, and takes it again.
-    assert_eq!(
-        client
-            .utility("reset_mm_cache", vec![], PATIENCE)
-            .await
-            .unwrap(),
-        Value::Nil
-    );
+    assert_eq!(client.utility("reset_mm_cache", vec![], PATIENCE).await.unwrap(), Value::Nil);
     let missed = all(client.submit(image("image-3", false)).unwrap()).await;
     assert_eq!(missed[0].finish_reason, Some(FinishReason::Error));
     assert_eq!(missed[0].mm_cache_miss_hashes, ["ab".repeat(32)]);
-    assert_eq!(
-        tokens(&all(client.submit(image("image-4", true)).unwrap()).await),
-        tokens(&sent)
-    );
+    assert_eq!(tokens(&all(client.submit(image("image-4", true)).unwrap()).await), tokens(&sent));
 
     let unknown = client.utility("nope", vec![], PATIENCE).await;
     assert!(matches!(unknown, Err(EngineError::Utility { .. })));
@@ -282,9 +194,7 @@ async fn serves(client: &EngineClient) {
     assert!(soon(long.next()).await.unwrap().is_ok());
     let mut stats = client.stats();
     drop(long);
-    soon(stats.wait_for(|stats| stats.num_running_reqs == 0))
-        .await
-        .unwrap();
+    soon(stats.wait_for(|stats| stats.num_running_reqs == 0)).await.unwrap();
     assert_eq!(client.open_requests(), 0);
 }
 
@@ -296,24 +206,12 @@ async fn refuses(client: &EngineClient) {
     no_tokens.sampling_params.max_tokens = 0;
     let mut misfit = image("c", true);
     let item = misfit.mm_features[0].data.as_mut().unwrap();
-    let grid: Vec<u8> = [1_i64, 16, 18]
-        .iter()
-        .flat_map(|extent| extent.to_le_bytes())
-        .collect();
-    item.0[1].1 = MmField::batched(
-        WireTensor::new(Dtype::I64, vec![3], Bytes::from(grid)).unwrap(),
-        true,
-    );
+    let grid: Vec<u8> = [1_i64, 16, 18].iter().flat_map(|extent| extent.to_le_bytes()).collect();
+    item.0[1].1 = MmField::batched(WireTensor::new(Dtype::I64, vec![3], Bytes::from(grid)).unwrap(), true);
     for request in [too_long, no_tokens, misfit] {
-        assert!(matches!(
-            client.submit(request),
-            Err(EngineError::InvalidRequest { .. })
-        ));
+        assert!(matches!(client.submit(request), Err(EngineError::InvalidRequest { .. })));
     }
-    assert_eq!(
-        tokens(&all(client.submit(text("d", 2)).unwrap()).await).len(),
-        2
-    );
+    assert_eq!(tokens(&all(client.submit(text("d", 2)).unwrap()).await).len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,24 +223,15 @@ async fn a_real_engine_serves_dies_and_comes_back() {
 
     // kill -9 of the EngineCore under load.
     let group = engine.process.pid();
-    let mut streams: Vec<_> = (0..4)
-        .map(|i| {
-            engine
-                .client
-                .submit(text(&format!("doomed-{i}"), 3000))
-                .unwrap()
-        })
-        .collect();
+    let mut streams: Vec<_> =
+        (0..4).map(|i| engine.client.submit(text(&format!("doomed-{i}"), 3000)).unwrap()).collect();
     for stream in &mut streams {
         assert!(soon(stream.next()).await.unwrap().is_ok());
     }
     let killed = Instant::now();
     kill(engine_core(group));
     let cause = soon(engine.client.closed()).await;
-    println!(
-        "kill -9 of EngineCore: known after {:?}, {cause}",
-        killed.elapsed()
-    );
+    println!("kill -9 of EngineCore: known after {:?}, {cause}", killed.elapsed());
     for stream in &mut streams {
         while let Some(arrival) = soon(stream.next()).await {
             assert!(arrival.is_ok() || arrival.is_err_and(|error| error.is_dead()));
@@ -356,10 +245,7 @@ async fn a_real_engine_serves_dies_and_comes_back() {
 
     // Its next start on the same handshake address, ended by SIGTERM with a request under way.
     let engine = start(&handshake).await;
-    assert_eq!(
-        tokens(&all(engine.client.submit(text("back", 3)).unwrap()).await).len(),
-        3
-    );
+    assert_eq!(tokens(&all(engine.client.submit(text("back", 3)).unwrap()).await).len(), 3);
     let mut under_way = engine.client.submit(text("under-way", 3000)).unwrap();
     assert!(soon(under_way.next()).await.unwrap().is_ok());
     let group = engine.process.pid();
@@ -376,10 +262,7 @@ async fn a_real_engine_serves_dies_and_comes_back() {
     );
     let report = soon(ended).await.unwrap();
     println!("SIGTERM: ended with {report} after {:?}", told.elapsed());
-    assert!(matches!(
-        engine.client.closed().await,
-        DeathCause::Disconnected | DeathCause::Reported
-    ));
+    assert!(matches!(engine.client.closed().await, DeathCause::Disconnected | DeathCause::Reported));
     assert_eq!(alive(group), Vec::<String>::new());
 }
 

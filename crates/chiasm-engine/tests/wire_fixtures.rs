@@ -1,34 +1,23 @@
 //! Frames captured from a real engine decode to what they meant there, and our encoding says the same.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::{Addresses, KvEventsConfig};
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FieldKind,
-    FinishReason, Hello, InitMessage, StopReason, TensorData, Utility, UtilityOutput, Value,
-    handshake, output, request,
+    ClientMessage, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FieldKind, FinishReason, Hello,
+    InitMessage, StopReason, TensorData, Utility, UtilityOutput, Value, handshake, output, request,
 };
 use chiasm_types::{Placeholder, TokenId};
 
 fn frame(path: &str) -> Bytes {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(path);
-    std::fs::read(&path)
-        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-        .into()
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).into()
 }
 
 fn frames(message: &str, count: usize) -> Vec<Bytes> {
-    (0..count)
-        .map(|i| frame(&format!("{message}.f{i}.bin")))
-        .collect()
+    (0..count).map(|i| frame(&format!("{message}.f{i}.bin"))).collect()
 }
 
 fn add(frames: &[Bytes]) -> EngineCoreRequest {
@@ -42,11 +31,7 @@ fn utility(message: &str) -> Utility {
     let frames = frames(&format!("utility/{message}"), 2);
     match request::decode(&frames).unwrap() {
         ClientMessage::Utility(call) => {
-            assert_eq!(
-                request::encode_utility(&call),
-                frames,
-                "{message} is encoded as vLLM does"
-            );
+            assert_eq!(request::encode_utility(&call), frames, "{message} is encoded as vLLM does");
             call
         }
         other => panic!("not a UTILITY: {other:?}"),
@@ -56,9 +41,7 @@ fn utility(message: &str) -> Utility {
 /// Decodes, checks that encoding and decoding again changes nothing, and returns.
 fn outputs(frames: &[Bytes]) -> EngineCoreOutputs {
     let decoded = output::decode(frames).unwrap();
-    let EngineMessage::Outputs(outputs) = decoded.clone() else {
-        panic!("not EngineCoreOutputs")
-    };
+    let EngineMessage::Outputs(outputs) = decoded.clone() else { panic!("not EngineCoreOutputs") };
     assert_eq!(output::decode(&output::encode(&outputs)).unwrap(), decoded);
     outputs
 }
@@ -69,12 +52,7 @@ fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<TokenId> {
 
 /// The prompt of the captures: 40 text tokens, one image of 80, 3 text tokens.
 fn image_prompt() -> Vec<TokenId> {
-    tokens(
-        (40..80)
-            .chain([340])
-            .chain(std::iter::repeat_n(343, 80))
-            .chain([341, 20, 21, 22]),
-    )
+    tokens((40..80).chain([340]).chain(std::iter::repeat_n(343, 80)).chain([341, 20, 21, 22]))
 }
 
 #[test]
@@ -83,11 +61,7 @@ fn hello_and_ready_decode_and_encode_alike() {
         let hello = frame(&format!("{dir}/hello.f1.bin"));
         assert_eq!(Hello::decode(&hello).unwrap(), Hello::hello());
         assert_eq!(Hello::hello().encode(), hello);
-        assert!(
-            Hello::decode(&frame(&format!("{dir}/ready.f1.bin")))
-                .unwrap()
-                .is_ready()
-        );
+        assert!(Hello::decode(&frame(&format!("{dir}/ready.f1.bin"))).unwrap().is_ready());
     }
     assert_eq!(Hello::ready().encode(), frame("handshake/ready.f1.bin"));
 }
@@ -104,10 +78,7 @@ fn identities_are_ranks() {
 #[test]
 fn our_init_is_the_one_that_an_engine_accepted() {
     let captured = frame("handshake/init.f1.bin");
-    let init = InitMessage::new(
-        "ipc:///run/chiasm/engine0.in",
-        "ipc:///run/chiasm/engine0.out",
-    );
+    let init = InitMessage::new("ipc:///run/chiasm/engine0.in", "ipc:///run/chiasm/engine0.out");
     assert_eq!(init.encode(), captured);
     let decoded = InitMessage::decode(&captured).unwrap();
     assert_eq!(decoded, init);
@@ -121,18 +92,8 @@ fn the_engine_reports_what_it_became() {
     assert_eq!(ready.vllm_version, "0.32.0");
     assert_eq!(ready.max_model_len, 8192);
     assert_eq!(ready.num_gpu_blocks, 32768);
-    assert_eq!(
-        (
-            ready.block_size,
-            ready.effective_attention_block_size,
-            ready.cache_block_size()
-        ),
-        (32, Some(32), 32)
-    );
-    assert_eq!(
-        (ready.max_num_seqs, ready.max_num_batched_tokens),
-        (128, 2048)
-    );
+    assert_eq!((ready.block_size, ready.effective_attention_block_size, ready.cache_block_size()), (32, Some(32), 32));
+    assert_eq!((ready.max_num_seqs, ready.max_num_batched_tokens), (128, 2048));
     assert_eq!(ready.dtype, "float32");
     assert_eq!(ready.instance_id, "1795227489202125874");
     let events = KvEventsConfig {
@@ -146,21 +107,8 @@ fn the_engine_reports_what_it_became() {
         topic: String::new(),
     };
     let reachable = events.reachable_at("127.0.0.1");
-    assert_eq!(
-        reachable,
-        Some((
-            "tcp://127.0.0.1:25600".into(),
-            Some("tcp://127.0.0.1:25700".into())
-        ))
-    );
-    assert_eq!(
-        KvEventsConfig {
-            publisher: "null".into(),
-            ..events.clone()
-        }
-        .reachable_at("h"),
-        None
-    );
+    assert_eq!(reachable, Some(("tcp://127.0.0.1:25600".into(), Some("tcp://127.0.0.1:25700".into()))));
+    assert_eq!(KvEventsConfig { publisher: "null".into(), ..events.clone() }.reachable_at("h"), None);
     assert_eq!(ready.kv_events_config, Some(events));
     assert_eq!(EngineReady::decode(&ready.encode()).unwrap(), ready);
 }
@@ -183,42 +131,16 @@ fn an_image_request_decodes_and_encodes_byte_for_byte() {
     assert_eq!(add.sampling_params.max_tokens, 4);
     assert_eq!(add.sampling_params.logprobs, Some(2));
     assert_eq!(add.arrival_time, 1795227549.4213014);
-    let [feature] = &add.mm_features[..] else {
-        panic!("one feature")
-    };
-    assert_eq!(
-        (feature.modality.as_str(), feature.cache_key()),
-        ("image", "a".repeat(64).as_str())
-    );
-    assert_eq!(
-        feature.position,
-        Placeholder {
-            offset: 41,
-            length: 80,
-            is_embed: None
-        }
-    );
+    let [feature] = &add.mm_features[..] else { panic!("one feature") };
+    assert_eq!((feature.modality.as_str(), feature.cache_key()), ("image", "a".repeat(64).as_str()));
+    assert_eq!(feature.position, Placeholder { offset: 41, length: 80, is_embed: None });
 
     let item = feature.data.as_ref().unwrap();
     let pixels = item.get("pixel_values").unwrap();
-    assert_eq!(
-        pixels.kind,
-        FieldKind::Flat {
-            slices: vec![[Some(0), Some(320), None]],
-            dim: 0,
-            keep_on_cpu: false
-        }
-    );
+    assert_eq!(pixels.kind, FieldKind::Flat { slices: vec![[Some(0), Some(320), None]], dim: 0, keep_on_cpu: false });
     let tensor = pixels.tensor().unwrap();
-    assert_eq!(
-        (&*tensor.dtype, &tensor.shape[..]),
-        ("uint8", &[320, 1176][..])
-    );
-    assert_eq!(
-        tensor.bytes().unwrap().as_ptr(),
-        frames[2].as_ptr(),
-        "the aux frame is not copied"
-    );
+    assert_eq!((&*tensor.dtype, &tensor.shape[..]), ("uint8", &[320, 1176][..]));
+    assert_eq!(tensor.bytes().unwrap().as_ptr(), frames[2].as_ptr(), "the aux frame is not copied");
     let grid = item.get("image_grid_thw").unwrap();
     assert_eq!(grid.kind, FieldKind::Batched { keep_on_cpu: true });
     assert_eq!(grid.tensor().unwrap().shape, [3]);
@@ -226,11 +148,7 @@ fn an_image_request_decodes_and_encodes_byte_for_byte() {
 
     let encoded = request::encode(&add);
     assert_eq!(encoded, frames);
-    assert_eq!(
-        encoded[2].as_ptr(),
-        frames[2].as_ptr(),
-        "nor when it is sent"
-    );
+    assert_eq!(encoded[2].as_ptr(), frames[2].as_ptr(), "nor when it is sent");
 }
 
 #[test]
@@ -242,10 +160,7 @@ fn an_is_embed_mask_travels_as_a_bool_tensor() {
     assert_eq!((position.offset, position.length), (40, 82));
     let mask = position.is_embed.as_ref().unwrap();
     assert_eq!(mask.len(), 82);
-    assert_eq!(
-        (mask[0], mask[1], mask[80], mask[81]),
-        (false, true, true, false)
-    );
+    assert_eq!((mask[0], mask[1], mask[80], mask[81]), (false, true, true, false));
     assert_eq!(request::encode(&add), frames);
 }
 
@@ -255,16 +170,7 @@ fn aux_frames_of_two_images_are_counted_from_one() {
     frames.push(frame("add_image_aux_uint8/req-u8.f2.bin"));
     frames.push(frame("add_image_aux_uint8/add_two_images.f3.bin"));
     let add = add(&frames);
-    let pixels = |i: usize| {
-        add.mm_features[i]
-            .data
-            .as_ref()
-            .unwrap()
-            .get("pixel_values")
-            .unwrap()
-            .tensor()
-            .unwrap()
-    };
+    let pixels = |i: usize| add.mm_features[i].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap();
     assert_eq!(pixels(0).bytes().unwrap(), &frames[2]);
     assert_eq!(pixels(1).bytes().unwrap(), &frames[3]);
     assert_eq!(add.mm_features[1].position.offset, 166);
@@ -273,10 +179,7 @@ fn aux_frames_of_two_images_are_counted_from_one() {
 
 #[test]
 fn an_item_of_the_receiver_cache_has_no_data() {
-    for message in [
-        "add_image_cached/add_data_none",
-        "cache_miss/cache_miss_add",
-    ] {
+    for message in ["add_image_cached/add_data_none", "cache_miss/cache_miss_add"] {
         let frames = frames(message, 2);
         let add = add(&frames);
         assert_eq!(add.mm_features[0].data, None);
@@ -288,17 +191,8 @@ fn an_item_of_the_receiver_cache_has_no_data() {
 fn a_tensor_elsewhere_is_a_map() {
     let frames = frames("add_image_shm/add_shm_view", 2);
     let add = add(&frames);
-    let pixels = add.mm_features[0]
-        .data
-        .as_ref()
-        .unwrap()
-        .get("pixel_values")
-        .unwrap()
-        .tensor()
-        .unwrap();
-    let TensorData::OutOfBand(map) = &pixels.data else {
-        panic!("in the message")
-    };
+    let pixels = add.mm_features[0].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap();
+    let TensorData::OutOfBand(map) = &pixels.data else { panic!("in the message") };
     assert_eq!(map["shm"], Value::from("proto-t5-1"));
     assert_eq!(map["nbytes"], Value::from(376_320));
     assert_eq!(pixels.nbytes(), Some(376_320));
@@ -308,27 +202,16 @@ fn a_tensor_elsewhere_is_a_map() {
 #[test]
 fn an_abort_names_requests() {
     let frames = frames("abort/abort_req", 2);
-    assert_eq!(
-        request::decode(&frames).unwrap(),
-        ClientMessage::Abort(vec!["req-long".into()])
-    );
+    assert_eq!(request::decode(&frames).unwrap(), ClientMessage::Abort(vec!["req-long".into()]));
     assert_eq!(request::encode_abort(&["req-long".into()]), frames);
 }
 
 #[test]
 fn method_calls_carry_their_arguments() {
     let call = utility("reset_prefix_cache_req");
-    assert_eq!(
-        (call.call_id, call.method.as_str()),
-        (3, "reset_prefix_cache")
-    );
+    assert_eq!((call.call_id, call.method.as_str()), (3, "reset_prefix_cache"));
     assert_eq!(call.args, [Value::from(false), Value::from(false)]);
-    for message in [
-        "get_supported_tasks",
-        "is_scheduler_paused",
-        "reset_encoder_cache",
-        "reset_mm_cache",
-    ] {
+    for message in ["get_supported_tasks", "is_scheduler_paused", "reset_encoder_cache", "reset_mm_cache"] {
         let call = utility(&format!("{message}_req"));
         assert_eq!((call.method.as_str(), call.args.len()), (message, 0));
     }
@@ -341,33 +224,14 @@ fn method_answers_are_results_or_failures() {
     let answer = |message: &str| {
         let frames = frames(&format!("utility/{message}_resp"), 1);
         let outputs = outputs(&frames);
-        assert_eq!(
-            output::encode(&outputs),
-            frames,
-            "{message} is encoded as vLLM does"
-        );
+        assert_eq!(output::encode(&outputs), frames, "{message} is encoded as vLLM does");
         outputs.utility_output.unwrap()
     };
-    assert_eq!(
-        answer("reset_mm_cache"),
-        UtilityOutput {
-            call_id: 2,
-            result: Ok(Value::Nil)
-        }
-    );
-    assert_eq!(
-        answer("reset_prefix_cache"),
-        UtilityOutput {
-            call_id: 3,
-            result: Ok(true.into())
-        }
-    );
+    assert_eq!(answer("reset_mm_cache"), UtilityOutput { call_id: 2, result: Ok(Value::Nil) });
+    assert_eq!(answer("reset_prefix_cache"), UtilityOutput { call_id: 3, result: Ok(true.into()) });
     assert_eq!(answer("reset_prefix_cache_noargs").result, Ok(true.into()));
     assert_eq!(answer("reset_encoder_cache").result, Ok(Value::Nil));
-    assert_eq!(
-        answer("get_supported_tasks").result,
-        Ok(Value::Array(vec!["generate".into()]))
-    );
+    assert_eq!(answer("get_supported_tasks").result, Ok(Value::Array(vec!["generate".into()])));
     assert_eq!(answer("is_scheduler_paused").result, Ok(false.into()));
     let failure = answer("unknown_method").result.unwrap_err();
     assert!(failure.contains("Call to nope method failed"), "{failure}");
@@ -375,33 +239,14 @@ fn method_answers_are_results_or_failures() {
 
 #[test]
 fn a_stream_of_outputs_reads_from_first_to_last() {
-    let stream: Vec<_> = (0..4)
-        .map(|i| outputs(&frames(&format!("outputs_stream/req-u8-{i}"), 1)))
-        .collect();
-    let ids: Vec<_> = stream
-        .iter()
-        .flat_map(|step| step.outputs[0].new_token_ids.clone())
-        .collect();
+    let stream: Vec<_> = (0..4).map(|i| outputs(&frames(&format!("outputs_stream/req-u8-{i}"), 1))).collect();
+    let ids: Vec<_> = stream.iter().flat_map(|step| step.outputs[0].new_token_ids.clone()).collect();
     assert_eq!(ids, tokens([131, 304, 325, 137]));
 
     let first = &stream[0].outputs[0];
     let prefill = first.prefill_stats.as_ref().unwrap();
-    assert_eq!(
-        (
-            prefill.num_prompt_tokens,
-            prefill.num_cached_tokens,
-            prefill.num_cache_creation_tokens
-        ),
-        (125, 0, 96)
-    );
-    assert_eq!(
-        first
-            .events
-            .iter()
-            .map(|event| event.kind)
-            .collect::<Vec<_>>(),
-        [1, 2]
-    );
+    assert_eq!((prefill.num_prompt_tokens, prefill.num_cached_tokens, prefill.num_cache_creation_tokens), (125, 0, 96));
+    assert_eq!(first.events.iter().map(|event| event.kind).collect::<Vec<_>>(), [1, 2]);
     let logprobs = first.new_logprobs.as_ref().unwrap();
     assert_eq!((logprobs.len(), logprobs.width), (1, 3));
     let position = logprobs.positions().next().unwrap();
@@ -411,58 +256,31 @@ fn a_stream_of_outputs_reads_from_first_to_last() {
     let stats = stream[0].scheduler_stats.as_ref().unwrap();
     assert_eq!((stats.num_running_reqs, stats.num_waiting_reqs), (1, 0));
     assert!(stats.kv_cache_usage > 0.0);
-    assert_eq!(
-        (
-            stats.prefix_cache_stats.requests,
-            stats.prefix_cache_stats.queries
-        ),
-        (1, 125)
-    );
+    assert_eq!((stats.prefix_cache_stats.requests, stats.prefix_cache_stats.queries), (1, 125));
 
-    assert!(
-        stream[1].outputs[0].prefill_stats.is_none()
-            && stream[1].outputs[0].finish_reason.is_none()
-    );
-    assert_eq!(
-        stream[3].outputs[0].finish_reason,
-        Some(FinishReason::Length)
-    );
+    assert!(stream[1].outputs[0].prefill_stats.is_none() && stream[1].outputs[0].finish_reason.is_none());
+    assert_eq!(stream[3].outputs[0].finish_reason, Some(FinishReason::Length));
     assert_eq!(stream[3].weight_version.as_deref(), Some("default"));
 }
 
 #[test]
 fn a_batch_holds_outputs_of_several_requests() {
-    let batch: Vec<_> = (0..7)
-        .map(|i| outputs(&frames(&format!("outputs_batch/b-{i}"), 1)))
-        .collect();
+    let batch: Vec<_> = (0..7).map(|i| outputs(&frames(&format!("outputs_batch/b-{i}"), 1))).collect();
     assert!(batch[0].outputs.is_empty() && batch[0].scheduler_stats.is_some());
     let ends: Vec<_> = batch[1]
         .outputs
         .iter()
-        .map(|output| {
-            (
-                output.request_id.as_str(),
-                output.finish_reason,
-                output.stop_reason.clone(),
-            )
-        })
+        .map(|output| (output.request_id.as_str(), output.finish_reason, output.stop_reason.clone()))
         .collect();
     assert_eq!(
         ends,
         [
             ("s1", None, None),
-            (
-                "s2",
-                Some(FinishReason::Stop),
-                Some(StopReason::Token(TokenId(134)))
-            ),
+            ("s2", Some(FinishReason::Stop), Some(StopReason::Token(TokenId(134)))),
             ("s3", Some(FinishReason::Stop), None),
         ]
     );
-    assert_eq!(
-        batch[6].outputs[0].finish_reason,
-        Some(FinishReason::Length)
-    );
+    assert_eq!(batch[6].outputs[0].finish_reason, Some(FinishReason::Length));
 }
 
 #[test]
@@ -471,33 +289,18 @@ fn large_logprobs_come_as_aux_frames() {
     let outputs = outputs(&frames);
     let new = outputs.outputs[0].new_logprobs.as_ref().unwrap();
     assert_eq!((new.len(), new.width, new.ranks[0]), (1, 101, 1));
-    assert_eq!(
-        (new.token_ids[0], new.token_ids[2]),
-        (TokenId(0x86), TokenId(0x1b))
-    );
+    assert_eq!((new.token_ids[0], new.token_ids[2]), (TokenId(0x86), TokenId(0x1b)));
     let prompt = outputs.outputs[0].prompt_logprobs.as_ref().unwrap();
     assert_eq!((prompt.len(), prompt.width), (3, 31));
     assert_eq!(prompt.ranks, [0x11f, 0x9d, 0x149]);
     let positions: Vec<_> = prompt.positions().collect();
     assert_eq!(positions.len(), 3);
-    assert!(
-        positions
-            .iter()
-            .all(|position| position.token_ids.len() == 31)
-    );
+    assert!(positions.iter().all(|position| position.token_ids.len() == 31));
 
-    assert_eq!(
-        output::encode(&outputs)[1..],
-        frames[1..],
-        "arrays are encoded as vLLM does"
-    );
+    assert_eq!(output::encode(&outputs)[1..], frames[1..], "arrays are encoded as vLLM does");
     let last = self::outputs(&self::frames("outputs_logprobs_aux/lp-2", 3));
     assert_eq!(last.outputs[0].finish_reason, Some(FinishReason::Length));
-    assert!(
-        self::outputs(&self::frames("outputs_logprobs_aux/lp-0", 1))
-            .outputs
-            .is_empty()
-    );
+    assert!(self::outputs(&self::frames("outputs_logprobs_aux/lp-0", 1)).outputs.is_empty());
 }
 
 #[test]
@@ -510,10 +313,7 @@ fn a_cache_miss_names_the_items() {
     assert_eq!(output::encode(&miss), captured);
 
     let several = outputs(&frames("cache_miss/cache_miss_multi", 1));
-    assert_eq!(
-        several.outputs[0].mm_cache_miss_hashes,
-        ["e".repeat(64), "d".repeat(64)]
-    );
+    assert_eq!(several.outputs[0].mm_cache_miss_hashes, ["e".repeat(64), "d".repeat(64)]);
 }
 
 #[test]

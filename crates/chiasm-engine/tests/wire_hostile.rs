@@ -1,19 +1,15 @@
 //! Whatever arrives is decoded or refused, without panic and without memory for more than what arrived; and what
 //! was encoded decodes to the same.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady,
-    FinishReason, Hello, InitMessage, Logprobs, MmFeature, MmField, MmItem, PrefillStats, Problem,
-    SamplingParams, SchedulerStats, StopReason, UtilityOutput, Value, WireTensor, output, request,
+    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FinishReason, Hello,
+    InitMessage, Logprobs, MmFeature, MmField, MmItem, PrefillStats, Problem, SamplingParams, SchedulerStats,
+    StopReason, UtilityOutput, Value, WireTensor, output, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use proptest::prelude::*;
@@ -46,20 +42,11 @@ fn fixtures() -> Vec<Bytes> {
         }
     }
     let mut files = Vec::new();
-    collect(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"),
-        &mut files,
-    );
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"), &mut files);
     files.sort();
-    let frames: Vec<Bytes> = files
-        .iter()
-        .map(|path| std::fs::read(path).unwrap().into())
-        .collect();
+    let frames: Vec<Bytes> = files.iter().map(|path| std::fs::read(path).unwrap().into()).collect();
     // Pixels are no msgpack.
-    frames
-        .into_iter()
-        .filter(|frame| frame.len() < 10_000)
-        .collect()
+    frames.into_iter().filter(|frame| frame.len() < 10_000).collect()
 }
 
 #[test]
@@ -83,16 +70,9 @@ fn lengths_that_reach_past_the_message_are_refused() {
         inside.append(&mut claim);
         decode_all(&[inside.into()]);
     }
-    let tokens = [
-        &[0x99, 0xa1, b'a', 0xdd, 0xff, 0xff, 0xff, 0xff][..],
-        &[1; 100],
-    ]
-    .concat();
+    let tokens = [&[0x99, 0xa1, b'a', 0xdd, 0xff, 0xff, 0xff, 0xff][..], &[1; 100]].concat();
     let error = request::decode(&[Bytes::from_static(b"\0"), tokens.into()]).unwrap_err();
-    assert_eq!(
-        (error.field, error.problem),
-        ("prompt_token_ids", Problem::Truncated)
-    );
+    assert_eq!((error.field, error.problem), ("prompt_token_ids", Problem::Truncated));
 }
 
 #[test]
@@ -100,21 +80,10 @@ fn deep_nesting_does_not_exhaust_the_stack() {
     let deep: Bytes = vec![0x91; 1_000_000].into();
     decode_all(std::slice::from_ref(&deep));
     // As a value that is passed over, and as one that is kept.
-    let skipped = [
-        &[0x9a, 0x00, 0x90, 0xc0, 0x00, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0][..],
-        &deep,
-    ]
-    .concat();
+    let skipped = [&[0x9a, 0x00, 0x90, 0xc0, 0x00, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0][..], &deep].concat();
     assert!(output::decode(&[skipped.into()]).is_err());
-    let kept = [
-        &[0x95, 0x00, 0x90, 0xc0, 0x00, 0x93, 0x01, 0xc0, 0x92, 0xc0][..],
-        &deep,
-    ]
-    .concat();
-    assert_eq!(
-        output::decode(&[kept.into()]).unwrap_err().problem,
-        Problem::TooDeep
-    );
+    let kept = [&[0x95, 0x00, 0x90, 0xc0, 0x00, 0x93, 0x01, 0xc0, 0x92, 0xc0][..], &deep].concat();
+    assert_eq!(output::decode(&[kept.into()]).unwrap_err().problem, Problem::TooDeep);
 }
 
 #[test]
@@ -124,17 +93,9 @@ fn fields_of_a_later_version_are_passed_over() {
     output.extend([0xc0; 16]);
     output[7 + 11] = 0; // num_nans_in_logits
     output.extend([0x81, 0xa1, b'k', 0x92, 1, 2]);
-    let message = [
-        &[0x9a, 0, 0x91][..],
-        &output,
-        &[
-            0xc0, 0, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0x81, 0xa1, b'x', 0xc0,
-        ],
-    ];
+    let message = [&[0x9a, 0, 0x91][..], &output, &[0xc0, 0, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0x81, 0xa1, b'x', 0xc0]];
     let decoded = output::decode(&[message.concat().into()]).unwrap();
-    let EngineMessage::Outputs(outputs) = decoded else {
-        panic!("not outputs")
-    };
+    let EngineMessage::Outputs(outputs) = decoded else { panic!("not outputs") };
     assert_eq!(outputs.outputs[0].request_id, "a");
     assert_eq!(outputs.outputs[0].new_token_ids, [TokenId(7)]);
 }
@@ -142,56 +103,36 @@ fn fields_of_a_later_version_are_passed_over() {
 #[test]
 fn keys_of_a_later_version_are_passed_over() {
     let hello = b"\x83\xa6status\xa5HELLO\xa8new_keys\x92\x01\xc0\xa8headless\xc3";
-    assert_eq!(
-        Hello::decode(&Bytes::from_static(hello)).unwrap(),
-        Hello::hello()
-    );
+    assert_eq!(Hello::decode(&Bytes::from_static(hello)).unwrap(), Hello::hello());
 }
 
 #[test]
 fn a_missing_aux_frame_is_named() {
     let tensor = WireTensor::new(Dtype::U8, vec![300], vec![0; 300].into()).unwrap();
-    let item = MmItem(vec![(
-        "pixel_values".into(),
-        MmField::batched(tensor, false),
-    )]);
+    let item = MmItem(vec![("pixel_values".into(), MmField::batched(tensor, false))]);
     let mut frames = request::encode(&with_item(item));
     assert_eq!(frames.len(), 3);
     frames.pop();
     let error = request::decode(&frames).unwrap_err();
-    assert_eq!(
-        error.problem,
-        Problem::MissingFrame {
-            index: 1,
-            frames: 1
-        }
-    );
+    assert_eq!(error.problem, Problem::MissingFrame { index: 1, frames: 1 });
 }
 
 #[test]
 fn bytes_that_do_not_fit_their_shape_are_refused() {
     let tensor = WireTensor::new(Dtype::U8, vec![300], vec![0; 300].into()).unwrap();
-    let item = MmItem(vec![(
-        "pixel_values".into(),
-        MmField::batched(tensor, false),
-    )]);
+    let item = MmItem(vec![("pixel_values".into(), MmField::batched(tensor, false))]);
     let mut frames = request::encode(&with_item(item));
     frames[2] = frames[2].slice(1..);
-    assert!(matches!(
-        request::decode(&frames).unwrap_err().problem,
-        Problem::TensorSize { bytes: 299, .. }
-    ));
+    assert!(matches!(request::decode(&frames).unwrap_err().problem, Problem::TensorSize { bytes: 299, .. }));
 }
 
 #[test]
 fn what_is_not_implemented_is_refused_by_name() {
     // pooling_params, at position 4
     let pooling = b"\x99\xa1a\x90\xc0\x80\x81\xa1k\x01\x00\xc0\xc0\xc0";
-    let error =
-        request::decode(&[Bytes::from_static(b"\0"), Bytes::from_static(pooling)]).unwrap_err();
+    let error = request::decode(&[Bytes::from_static(b"\0"), Bytes::from_static(pooling)]).unwrap_err();
     assert_eq!(error.field, "pooling_params");
-    let error =
-        request::decode(&[Bytes::from_static(b"\x09"), Bytes::from_static(b"\x90")]).unwrap_err();
+    let error = request::decode(&[Bytes::from_static(b"\x09"), Bytes::from_static(b"\x90")]).unwrap_err();
     assert_eq!(error.field, "type");
 }
 
@@ -200,18 +141,10 @@ fn with_item(item: MmItem) -> EngineCoreRequest {
         data: Some(item),
         modality: "image".into(),
         identifier: "h".into(),
-        position: Placeholder {
-            offset: 1,
-            length: 2,
-            is_embed: None,
-        },
+        position: Placeholder { offset: 1, length: 2, is_embed: None },
         mm_hash: Some("h".into()),
     };
-    EngineCoreRequest {
-        request_id: "a".into(),
-        mm_features: vec![feature],
-        ..EngineCoreRequest::default()
-    }
+    EngineCoreRequest { request_id: "a".into(), mm_features: vec![feature], ..EngineCoreRequest::default() }
 }
 
 fn tokens() -> impl Strategy<Value = Vec<TokenId>> {

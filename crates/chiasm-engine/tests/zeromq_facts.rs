@@ -1,25 +1,19 @@
 //! Behaviour of the `zeromq` crate that the client relies on or works around. A change here wants a look there.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt};
 use zeromq::{
-    DealerSocket, PullSocket, PushSocket, RouterSocket, Socket, SocketEvent, SocketOptions,
-    SocketRecv, SocketSend, ZmqMessage,
+    DealerSocket, PullSocket, PushSocket, RouterSocket, Socket, SocketEvent, SocketOptions, SocketRecv, SocketSend,
+    ZmqMessage,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what)
-        .await
-        .expect("it takes too long")
+    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
 }
 
 async fn engine(address: &str) -> DealerSocket {
@@ -32,12 +26,7 @@ async fn engine(address: &str) -> DealerSocket {
 }
 
 fn to_engine(text: &'static str) -> ZmqMessage {
-    vec![
-        Bytes::from_static(&[0, 0]),
-        Bytes::from_static(text.as_bytes()),
-    ]
-    .try_into()
-    .unwrap()
+    vec![Bytes::from_static(&[0, 0]), Bytes::from_static(text.as_bytes())].try_into().unwrap()
 }
 
 /// A ROUTER hands an identity over to its latest connection, closes the former one, and tells nobody.
@@ -52,10 +41,7 @@ async fn a_second_connection_takes_an_identity_over() {
     soon(router.recv()).await.unwrap();
 
     router.send(to_engine("for the second")).await.unwrap();
-    assert_eq!(
-        soon(second.recv()).await.unwrap().into_vec()[0],
-        "for the second"
-    );
+    assert_eq!(soon(second.recv()).await.unwrap().into_vec()[0], "for the second");
     assert!(first.recv().now_or_never().is_none());
     drop(first);
     router.send(to_engine("still")).await.unwrap();
@@ -65,17 +51,8 @@ async fn a_second_connection_takes_an_identity_over() {
     while let Some(Some(event)) = events.next().now_or_never() {
         seen.push(event);
     }
-    assert_eq!(
-        seen.iter()
-            .filter(|event| matches!(event, SocketEvent::Accepted(..)))
-            .count(),
-        2
-    );
-    assert!(
-        !seen
-            .iter()
-            .any(|event| matches!(event, SocketEvent::Disconnected(_)))
-    );
+    assert_eq!(seen.iter().filter(|event| matches!(event, SocketEvent::Accepted(..))).count(), 2);
+    assert!(!seen.iter().any(|event| matches!(event, SocketEvent::Disconnected(_))));
 }
 
 /// A lost peer is noticed by whoever reads the socket; sending to it fails afterwards.

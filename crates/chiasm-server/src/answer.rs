@@ -12,9 +12,9 @@ use serde_json::Value;
 
 use crate::error::ApiError;
 use crate::frontend::Frontend;
+use crate::meter::{Meter, metered};
 use crate::openai::chat::{self, ChatRequest};
 use crate::openai::completions::{self, CompletionRequest};
-use crate::meter::{Meter, metered};
 use crate::openai::{AnswerHead, Common, Usage};
 use crate::pipeline::{Attempted, ChoiceDelta, Generation, Prepared, collect, prepare};
 use crate::routes::{Held, routing_headers};
@@ -41,9 +41,8 @@ pub(crate) async fn chat(frontend: &Arc<Frontend>, held: Held, body: Value) -> R
 
     let generation = Generation::start(frontend, &prepared).await?;
     let attempted = generation.attempted();
-    let roles: Vec<_> = (0..prepared.sampling.n as usize)
-        .map(|index| Ok(chat::role_chunk(&head, index, shown.as_deref())))
-        .collect();
+    let roles: Vec<_> =
+        (0..prepared.sampling.n as usize).map(|index| Ok(chat::role_chunk(&head, index, shown.as_deref()))).collect();
     let meter = Meter::new(frontend, options, vec![usage(&prepared, 0, attempted)], held);
     let tokenizer = frontend.model.tokenizer.clone();
     let with_ids = shown.is_some();
@@ -72,8 +71,7 @@ pub(crate) async fn completions(frontend: &Arc<Frontend>, held: Held, body: Valu
     let CompletionRequest { common, generate } = CompletionRequest::parse(body)?;
     check_model(frontend, &common)?;
     let shape = frontend.fleet.shape_or_unavailable()?;
-    let prepared =
-        try_join_all(generate.into_iter().map(|request| prepare(frontend, request, shape))).await?;
+    let prepared = try_join_all(generate.into_iter().map(|request| prepare(frontend, request, shape))).await?;
     let head = AnswerHead::new("cmpl", &frontend.model.name);
 
     let Some(options) = common.stream else {
@@ -102,8 +100,7 @@ pub(crate) async fn completions(frontend: &Arc<Frontend>, held: Held, body: Valu
             let index = prompt * prepared[prompt].sampling.n as usize + delta.index;
             let first = !offsets.contains_key(&index);
             let offset = offsets.entry(index).or_default();
-            let prompt_tokens: Option<&[TokenId]> =
-                (with_ids && first).then_some(prepared[prompt].tokens.as_slice());
+            let prompt_tokens: Option<&[TokenId]> = (with_ids && first).then_some(prepared[prompt].tokens.as_slice());
             let mut chunk =
                 completions::delta_chunk(&body_head, &tokenizer, &delta, index, offset, with_ids, prompt_tokens);
             meter.count(prompt, &delta, &mut chunk);
@@ -136,12 +133,10 @@ async fn completions_at_once(
     for (prompt, (finished, attempted)) in prepared.iter().zip(answers) {
         first.get_or_insert(attempted);
         total += usage(prompt, finished.iter().map(|choice| choice.tokens.len()).sum(), attempted);
-        choices
-            .extend(finished.into_iter().map(|choice| (choice, with_ids.then(|| prompt.tokens.clone()))));
+        choices.extend(finished.into_iter().map(|choice| (choice, with_ids.then(|| prompt.tokens.clone()))));
     }
     frontend.metrics.used(total);
-    let mut response =
-        Json(completions::answer(head, &frontend.model.tokenizer, &choices, total)).into_response();
+    let mut response = Json(completions::answer(head, &frontend.model.tokenizer, &choices, total)).into_response();
     if let Some(attempted) = first {
         routing_headers(response.headers_mut(), &attempted);
     }

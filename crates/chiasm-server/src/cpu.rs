@@ -56,7 +56,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panicking_job_is_an_error() {
-        let error = CpuPool::new(1).run(|| panic!("on purpose")).await.map(|()| ()).unwrap_err();
+        let error = CpuPool::new(1).run::<()>(|| panic!("on purpose")).await.unwrap_err();
         assert_eq!(error.status.as_u16(), 500);
     }
 }

@@ -53,12 +53,7 @@ impl ApiError {
 
     /// 500: our fault or the engine's.
     pub fn internal(message: impl Into<String>) -> Self {
-        Self {
-            status: StatusCode::INTERNAL_SERVER_ERROR,
-            message: message.into(),
-            param: None,
-            code: "internal_error",
-        }
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, message: message.into(), param: None, code: "internal_error" }
     }
 
     /// 404: the model or the path is not here.
@@ -147,12 +142,9 @@ impl From<EngineError> for ApiError {
         match error {
             EngineError::InvalidRequest { field, message } => Self::invalid(field, message),
             EngineError::Ended => Self::internal(error.to_string()),
-            error => Self {
-                status: StatusCode::BAD_GATEWAY,
-                message: error.to_string(),
-                param: None,
-                code: "engine_failed",
-            },
+            error => {
+                Self { status: StatusCode::BAD_GATEWAY, message: error.to_string(), param: None, code: "engine_failed" }
+            }
         }
     }
 }

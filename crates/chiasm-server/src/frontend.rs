@@ -1,6 +1,7 @@
 //! What all requests share.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use chiasm_media::MediaDoor;
 use tokio::sync::Semaphore;
@@ -15,6 +16,8 @@ use crate::model::ServedModel;
 pub struct Limits {
     /// Bytes of a request body.
     pub body_bytes: usize,
+    /// Time that a request body may take to arrive.
+    pub body_timeout: Duration,
     /// Images in one request.
     pub images_per_request: usize,
     /// Requests in flight; more are refused with 503.
@@ -27,6 +30,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes: 64 << 20,
+            body_timeout: Duration::from_secs(60),
             images_per_request: 64,
             requests: 1024,
             cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use chiasm_engine::ClientOptions;
 use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
+use chiasm_types::TokenId;
 use chiasm_vision::{VisionError, VisionModel};
 
 use crate::generation_config::GenerationConfig;
@@ -67,6 +68,11 @@ impl ServedModel {
 
     /// What clients of this model's engines must know about it.
     pub fn client_options(&self) -> ClientOptions {
-        ClientOptions { vocab_size: u32::try_from(self.tokenizer.vocab_size()).ok(), ..ClientOptions::default() }
+        ClientOptions { vocab_size: self.last_token().0.checked_add(1), ..ClientOptions::default() }
+    }
+
+    /// The largest token id; there may be unused ones below it.
+    pub fn last_token(&self) -> TokenId {
+        self.tokenizer.max_token_id().unwrap_or(TokenId(0))
     }
 }

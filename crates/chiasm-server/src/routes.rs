@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::{HttpBody, to_bytes};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -33,7 +33,6 @@ pub fn router(frontend: Arc<Frontend>) -> Router {
             status: StatusCode::METHOD_NOT_ALLOWED,
             ..ApiError::not_found("this path does not take that method", "method_not_allowed")
         })
-        .layer(DefaultBodyLimit::max(frontend.limits.body_bytes))
         .with_state(frontend)
 }
 
@@ -43,15 +42,20 @@ pub(crate) struct Held {
     _in_flight: InFlight,
 }
 
-async fn chat(State(frontend): State<Arc<Frontend>>, body: Result<Bytes, BytesRejection>) -> Response {
-    let answered = async { answer::chat(&frontend, admit(&frontend)?, parse(&frontend, body).await?).await }.await;
-    finish(&frontend, "chat", answered)
+async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
+    let answered = async {
+        let held = admit(&frontend)?;
+        answer::chat(&frontend, held, read_json(&frontend, request).await?).await
+    };
+    finish(&frontend, "chat", answered.await)
 }
 
-async fn completions(State(frontend): State<Arc<Frontend>>, body: Result<Bytes, BytesRejection>) -> Response {
-    let answered =
-        async { answer::completions(&frontend, admit(&frontend)?, parse(&frontend, body).await?).await }.await;
-    finish(&frontend, "completions", answered)
+async fn completions(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
+    let answered = async {
+        let held = admit(&frontend)?;
+        answer::completions(&frontend, held, read_json(&frontend, request).await?).await
+    };
+    finish(&frontend, "completions", answered.await)
 }
 
 fn finish(frontend: &Frontend, endpoint: &'static str, answered: Result<Response, ApiError>) -> Response {
@@ -73,18 +77,28 @@ fn admit(frontend: &Frontend) -> Result<Held, ApiError> {
     Ok(Held { _slot: slot, _in_flight: frontend.metrics.in_flight() })
 }
 
-/// The body as JSON. Big ones carry images and take milliseconds, so they are parsed off the async threads.
-async fn parse(frontend: &Frontend, body: Result<Bytes, BytesRejection>) -> Result<Value, ApiError> {
+/// The body as JSON, within the limits of size and time. Big ones carry images and take milliseconds to parse, so that
+/// happens off the async threads.
+async fn read_json(frontend: &Frontend, request: Request) -> Result<Value, ApiError> {
     const SMALL: usize = 64 << 10;
-    let body = body.map_err(|rejection| {
-        let status = rejection.status();
-        let message = match status {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                format!("the body has more than {} bytes (--max-body-bytes)", frontend.limits.body_bytes)
-            }
-            _ => "the body could not be read".to_owned(),
-        };
-        ApiError { status, code: "invalid_body", ..ApiError::invalid("body", message) }
+    let invalid = |status, message| ApiError { status, code: "invalid_body", ..ApiError::invalid("body", message) };
+    let limits = &frontend.limits;
+    let too_large = || {
+        let message = format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes);
+        invalid(StatusCode::PAYLOAD_TOO_LARGE, message)
+    };
+    if request.body().size_hint().lower() > limits.body_bytes as u64 {
+        return Err(too_large());
+    }
+    let read = to_bytes(request.into_body(), limits.body_bytes);
+    let body = tokio::time::timeout(limits.body_timeout, read).await.map_err(|_| {
+        let seconds = limits.body_timeout.as_secs_f64();
+        let message = format!("the body did not arrive within {seconds} s (--body-timeout)");
+        invalid(StatusCode::REQUEST_TIMEOUT, message)
+    })?;
+    let body = body.map_err(|error| match error.into_inner().is::<LengthLimitError>() {
+        true => too_large(),
+        false => invalid(StatusCode::BAD_REQUEST, "the body could not be read".to_owned()),
     })?;
     let parsed = if body.len() <= SMALL {
         serde_json::from_slice(&body)
@@ -138,10 +152,8 @@ async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
 
 async fn metrics(State(frontend): State<Arc<Frontend>>) -> Response {
     match frontend.metrics.render(&frontend.fleet) {
-        Ok(text) => {
-            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-                .into_response()
-        }
+        Ok(text) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+            .into_response(),
         Err(error) => ApiError::internal(error.to_string()).into_response(),
     }
 }

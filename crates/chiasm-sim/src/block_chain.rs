@@ -39,21 +39,9 @@ pub(crate) struct BlockChain {
 
 impl BlockChain {
     /// An empty chain; `media` in the order of the prompt.
-    pub(crate) fn new(
-        block_size: usize,
-        media: Vec<MediaRange>,
-        lora: Option<String>,
-        salt: Option<String>,
-    ) -> Self {
+    pub(crate) fn new(block_size: usize, media: Vec<MediaRange>, lora: Option<String>, salt: Option<String>) -> Self {
         let salt = salt.filter(|salt| !salt.is_empty());
-        Self {
-            block_size,
-            media,
-            lora,
-            salt,
-            hashes: Vec::new(),
-            extra_keys: Vec::new(),
-        }
+        Self { block_size, media, lora, salt, hashes: Vec::new(), extra_keys: Vec::new() }
     }
 
     pub(crate) fn hashes(&self) -> &[BlockHash] {
@@ -70,15 +58,14 @@ impl BlockChain {
 
     /// Hashes the blocks that became full; `tokens` is the whole sequence, longer than at the last call.
     pub(crate) fn extend(&mut self, tokens: &[TokenId]) {
-        while let Some(block) = tokens
-            .get(self.hashes.len() * self.block_size..(self.hashes.len() + 1) * self.block_size)
+        while let Some(block) =
+            tokens.get(self.hashes.len() * self.block_size..(self.hashes.len() + 1) * self.block_size)
         {
             let keys: Vec<Key<'_>> = self.keys_of(self.hashes.len()).collect();
             let hash = hash_block(self.hashes.last().copied(), block, &keys);
             let published: Vec<ExtraKey> = keys.iter().map(Key::published).collect();
             self.hashes.push(hash);
-            self.extra_keys
-                .push((!published.is_empty()).then_some(published));
+            self.extra_keys.push((!published.is_empty()).then_some(published));
         }
     }
 
@@ -86,12 +73,8 @@ impl BlockChain {
         let start = block * self.block_size;
         let end = start + self.block_size;
         let lora = self.lora.as_deref().map(Key::Lora);
-        let touching = self
-            .media
-            .iter()
-            .filter(move |item| item.offset < end && start < item.offset + item.length);
-        let media = touching
-            .map(move |item| Key::Media(&item.identifier, item.offset as i64 - start as i64));
+        let touching = self.media.iter().filter(move |item| item.offset < end && start < item.offset + item.length);
+        let media = touching.map(move |item| Key::Media(&item.identifier, item.offset as i64 - start as i64));
         let salt = self.salt.as_deref().filter(|_| block == 0).map(Key::Salt);
         lora.into_iter().chain(media).chain(salt)
     }
@@ -107,10 +90,7 @@ enum Key<'a> {
 impl Key<'_> {
     fn published(&self) -> ExtraKey {
         match *self {
-            Self::Media(identifier, offset) => ExtraKey::Media {
-                identifier: identifier.to_owned(),
-                offset,
-            },
+            Self::Media(identifier, offset) => ExtraKey::Media { identifier: identifier.to_owned(), offset },
             Self::Lora(text) | Self::Salt(text) => ExtraKey::Text(text.to_owned()),
         }
     }
@@ -148,53 +128,34 @@ mod tests {
     }
 
     fn image(identifier: &str, offset: usize, length: usize) -> MediaRange {
-        MediaRange {
-            identifier: identifier.into(),
-            offset,
-            length,
-        }
+        MediaRange { identifier: identifier.into(), offset, length }
     }
 
     fn chain(media: Vec<MediaRange>, lora: Option<&str>, salt: Option<&str>) -> BlockChain {
-        let mut chain =
-            BlockChain::new(32, media, lora.map(str::to_owned), salt.map(str::to_owned));
+        let mut chain = BlockChain::new(32, media, lora.map(str::to_owned), salt.map(str::to_owned));
         chain.extend(&tokens(100));
         chain
     }
 
     fn media_key(identifier: &str, offset: i64) -> ExtraKey {
-        ExtraKey::Media {
-            identifier: identifier.into(),
-            offset,
-        }
+        ExtraKey::Media { identifier: identifier.into(), offset }
     }
 
     #[test]
     fn extra_keys_are_those_of_the_captured_events() {
         // shared/wire-captures/kv_events/stored_image_0: an image at 41, blocks of 32
         let media = vec![image("abab", 41, 80)];
-        let expected = [
-            None,
-            Some(vec![media_key("abab", 9)]),
-            Some(vec![media_key("abab", -23)]),
-        ];
+        let expected = [None, Some(vec![media_key("abab", 9)]), Some(vec![media_key("abab", -23)])];
         assert_eq!(chain(media, None, None).extra_keys(), expected);
         // stored_salt_2: only the first block has the salt
         let salted = chain(vec![], None, Some("salty"));
-        assert_eq!(
-            salted.extra_keys(),
-            [Some(vec![ExtraKey::Text("salty".into())]), None, None]
-        );
+        assert_eq!(salted.extra_keys(), [Some(vec![ExtraKey::Text("salty".into())]), None, None]);
     }
 
     #[test]
     fn a_block_has_the_keys_of_all_items_that_touch_it() {
         let media = vec![image("a", 0, 33), image("b", 33, 10), image("c", 64, 1)];
-        let both = Some(vec![
-            ExtraKey::Text("lora".into()),
-            media_key("a", -32),
-            media_key("b", 1),
-        ]);
+        let both = Some(vec![ExtraKey::Text("lora".into()), media_key("a", -32), media_key("b", 1)]);
         assert_eq!(chain(media, Some("lora"), None).extra_keys()[1], both);
     }
 

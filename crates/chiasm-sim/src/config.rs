@@ -133,17 +133,13 @@ impl SimConfig {
 
     /// Refuses what an engine would refuse at its start.
     pub(crate) fn check(&self) -> Result<(), SimError> {
-        let usable =
-            (self.num_blocks.saturating_sub(1) as usize).saturating_mul(self.block_size.get());
+        let usable = (self.num_blocks.saturating_sub(1) as usize).saturating_mul(self.block_size.get());
         let problem = if usable < self.max_model_len {
             format!(
                 "num_blocks: {usable} tokens fit the KV cache, fewer than max_model_len {}; raise one or lower the other",
                 self.max_model_len
             )
-        } else if self.max_model_len == 0
-            || self.max_num_seqs == 0
-            || self.max_num_batched_tokens == 0
-        {
+        } else if self.max_model_len == 0 || self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 {
             "max_model_len, max_num_seqs and max_num_batched_tokens must be at least 1".to_owned()
         } else if self.images.merge == 0 || self.images.temporal == 0 {
             "images: merge and temporal must be at least 1".to_owned()

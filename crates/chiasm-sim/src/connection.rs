@@ -35,9 +35,7 @@ impl<S: Socket> Connection<S> {
         loop {
             let mut options = SocketOptions::default();
             options.connect_timeout(ATTEMPT);
-            if let Some(Ok(identity)) =
-                identity.map(|identity| PeerIdentity::try_from(&identity[..]))
-            {
+            if let Some(Ok(identity)) = identity.map(|identity| PeerIdentity::try_from(&identity[..])) {
                 options.peer_identity(identity);
             }
             let mut socket = S::with_options(options);

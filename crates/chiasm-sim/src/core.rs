@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreOutputs, FinishReason, Utility, UtilityOutput,
-};
+use chiasm_engine::wire::{EngineCoreOutput, EngineCoreOutputs, FinishReason, Utility, UtilityOutput};
 use chiasm_kv::event::KvEventBatch;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -93,12 +91,7 @@ impl Core {
             }
             let messages = self.scheduler.update(self.clock.now());
             generated += tokens(&messages);
-            if self
-                .config
-                .faults
-                .die_after_tokens
-                .is_some_and(|limit| generated > limit)
-            {
+            if self.config.faults.die_after_tokens.is_some_and(|limit| generated > limit) {
                 return End::Fault;
             }
             self.publish_kv_events();
@@ -117,9 +110,7 @@ impl Core {
 
     fn handle(&mut self, work: Work, stopping: &mut bool) -> Result<(), Fatal> {
         match work {
-            Work::Add(sequence) if *stopping => {
-                self.send_aborted(sequence.client, vec![sequence.id])
-            }
+            Work::Add(sequence) if *stopping => self.send_aborted(sequence.client, vec![sequence.id]),
             Work::Add(sequence) => self.scheduler.add(*sequence, self.clock.now())?,
             Work::Abort(ids) => self.scheduler.abort(&ids),
             Work::Call(call) => self.call(&call, *stopping),
@@ -139,23 +130,11 @@ impl Core {
             true => Err("Server shutting down".to_owned()),
             false => {
                 let receiver_cache = self.receiver_cache.as_ref();
-                Callee {
-                    scheduler: &mut self.scheduler,
-                    receiver_cache,
-                    now,
-                }
-                .call(&call.method, &call.args)
+                Callee { scheduler: &mut self.scheduler, receiver_cache, now }.call(&call.method, &call.args)
             }
         };
-        let utility_output = Some(UtilityOutput {
-            call_id: call.call_id,
-            result,
-        });
-        let outputs = EngineCoreOutputs {
-            utility_output,
-            timestamp: now,
-            ..EngineCoreOutputs::default()
-        };
+        let utility_output = Some(UtilityOutput { call_id: call.call_id, result });
+        let outputs = EngineCoreOutputs { utility_output, timestamp: now, ..EngineCoreOutputs::default() };
         self.outbox.send(call.client_index, outputs);
     }
 
@@ -178,17 +157,10 @@ impl Core {
     fn publish_kv_events(&mut self) {
         let events = self.scheduler.take_kv_events();
         if let Some(queue) = self.kv_events.as_ref().filter(|_| !events.is_empty()) {
-            let timestamp = SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_secs_f64();
+            let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             let data_parallel_rank = Some(u32::from(self.config.rank));
             // The other end is gone only while everything is being torn down.
-            let _ = queue.send(KvEventBatch {
-                timestamp,
-                events,
-                data_parallel_rank,
-            });
+            let _ = queue.send(KvEventBatch { timestamp, events, data_parallel_rank });
         }
     }
 }
@@ -210,7 +182,5 @@ async fn wait_until(moment: Instant) {
 
 fn tokens(messages: &[ClientOutputs]) -> u64 {
     let outputs = messages.iter().flat_map(|(_, message)| &message.outputs);
-    outputs
-        .map(|output| output.new_token_ids.len() as u64)
-        .sum()
+    outputs.map(|output| output.new_token_ids.len() as u64).sum()
 }

@@ -28,12 +28,7 @@ pub(crate) struct EncoderCache {
 
 impl EncoderCache {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self {
-            capacity,
-            used: 0,
-            clock: 0,
-            entries: HashMap::new(),
-        }
+        Self { capacity, used: 0, clock: 0, entries: HashMap::new() }
     }
 
     /// Looks an item up and keeps it, evicting others if need be.
@@ -51,21 +46,14 @@ impl EncoderCache {
                 self.evict_oldest();
             }
             self.used += embeddings;
-            self.entries
-                .insert(identifier.to_owned(), (embeddings, self.clock));
+            self.entries.insert(identifier.to_owned(), (embeddings, self.clock));
         }
         Encoded::Now
     }
 
     fn evict_oldest(&mut self) {
-        let oldest = self
-            .entries
-            .iter()
-            .min_by_key(|(_, (_, used))| *used)
-            .map(|(identifier, _)| identifier.clone());
-        if let Some((embeddings, _)) =
-            oldest.and_then(|identifier| self.entries.remove(&identifier))
-        {
+        let oldest = self.entries.iter().min_by_key(|(_, (_, used))| *used).map(|(identifier, _)| identifier.clone());
+        if let Some((embeddings, _)) = oldest.and_then(|identifier| self.entries.remove(&identifier)) {
             self.used -= embeddings;
         }
     }

@@ -59,11 +59,7 @@ impl SimEngine {
                 Err(error) => Exit::Failed(Arc::new(error)),
             }));
         });
-        Self {
-            stop,
-            task: task.abort_handle(),
-            exit,
-        }
+        Self { stop, task: task.abort_handle(), exit }
     }
 
     /// Like `kill -9`: all connections close, nothing is said.
@@ -104,11 +100,7 @@ async fn run(config: Arc<SimConfig>, stop: watch::Receiver<bool>) -> Result<(), 
         core = start(&config, work.clone(), &mut tasks, &mut senders) => core?,
         () = stopped(stop.clone()) => return Ok(()),
     };
-    tracing::info!(
-        handshake = config.handshake,
-        rank = config.rank,
-        "simulated engine ready"
-    );
+    tracing::info!(handshake = config.handshake, rank = config.rank, "simulated engine ready");
     tasks.spawn(async move {
         stopped(stop).await;
         let _ = work.send(Work::Stop);
@@ -159,11 +151,7 @@ async fn start(
     let (handshake, init) = Handshake::start(config).await?;
 
     let clock = Clock::start();
-    let receiver_cache = config
-        .receiver_cache_bytes
-        .map(ReceiverCache::new)
-        .map(Mutex::new)
-        .map(Arc::new);
+    let receiver_cache = config.receiver_cache_bytes.map(ReceiverCache::new).map(Mutex::new).map(Arc::new);
     let (outbox, queues) = Outbox::new(config.rank, init.addresses.outputs.len());
     let (losses, lost) = watch::channel(0);
     for (address, queue) in init.addresses.outputs.into_iter().zip(queues) {
@@ -181,14 +169,7 @@ async fn start(
     for address in init.addresses.inputs {
         let (connected, input) = oneshot::channel();
         inputs.push(input);
-        tasks.spawn(sockets::receive(
-            address,
-            config.rank,
-            ready.clone(),
-            connected,
-            losses.clone(),
-            intake.clone(),
-        ));
+        tasks.spawn(sockets::receive(address, config.rank, ready.clone(), connected, losses.clone(), intake.clone()));
     }
     for input in inputs {
         if input.await.is_err() {
@@ -198,12 +179,5 @@ async fn start(
     handshake.finish().await?;
 
     let scheduler = Scheduler::new(config.clone());
-    Ok(Core {
-        config: config.clone(),
-        scheduler,
-        receiver_cache,
-        clock,
-        outbox,
-        kv_events,
-    })
+    Ok(Core { config: config.clone(), scheduler, receiver_cache, clock, outbox, kv_events })
 }

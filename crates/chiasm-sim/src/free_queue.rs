@@ -99,10 +99,7 @@ mod tests {
     fn starts_in_order_and_runs_dry() {
         let mut queue = FreeQueue::new(3);
         assert_eq!(queue.order(), [0, 1, 2]);
-        assert_eq!(
-            [queue.pop_front(), queue.pop_front(), queue.pop_front()],
-            [Some(0), Some(1), Some(2)]
-        );
+        assert_eq!([queue.pop_front(), queue.pop_front(), queue.pop_front()], [Some(0), Some(1), Some(2)]);
         assert_eq!(queue.pop_front(), None);
         queue.prepend(&[2, 1]);
         assert_eq!(queue.order(), [2, 1]);

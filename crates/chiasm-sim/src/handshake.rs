@@ -20,30 +20,22 @@ pub(crate) struct Handshake {
 impl Handshake {
     /// Says HELLO and waits for INIT.
     pub(crate) async fn start(config: &SimConfig) -> Result<(Self, InitMessage), SimError> {
-        let (handshake, init) =
-            match tokio::time::timeout(config.init_timeout, Self::greet(config)).await {
-                Ok(greeted) => greeted?,
-                Err(_) => {
-                    return Err(SimError::NoInit {
-                        handshake: config.handshake.clone(),
-                        seconds: config.init_timeout.as_secs(),
-                    });
-                }
-            };
-        init.addresses
-            .inputs
-            .iter()
-            .chain(&init.addresses.outputs)
-            .try_for_each(|address| check_address(address))?;
+        let (handshake, init) = match tokio::time::timeout(config.init_timeout, Self::greet(config)).await {
+            Ok(greeted) => greeted?,
+            Err(_) => {
+                return Err(SimError::NoInit {
+                    handshake: config.handshake.clone(),
+                    seconds: config.init_timeout.as_secs(),
+                });
+            }
+        };
+        init.addresses.inputs.iter().chain(&init.addresses.outputs).try_for_each(|address| check_address(address))?;
         Ok((handshake, init))
     }
 
     async fn greet(config: &SimConfig) -> Result<(Self, InitMessage), SimError> {
         let connection = Connection::open(&config.handshake, Some(identity(config.rank))).await;
-        let mut handshake = Self {
-            connection,
-            address: config.handshake.clone(),
-        };
+        let mut handshake = Self { connection, address: config.handshake.clone() };
         let init = handshake.hello().await?;
         Ok((handshake, init))
     }
@@ -67,11 +59,7 @@ impl Handshake {
 
     /// Says READY; vLLM closes the socket then, too.
     pub(crate) async fn finish(mut self) -> Result<(), SimError> {
-        let sent = self
-            .connection
-            .socket
-            .send(Hello::ready().encode().into())
-            .await;
+        let sent = self.connection.socket.send(Hello::ready().encode().into()).await;
         sent.map_err(|_| SimError::HandshakeLost(self.address))
     }
 }
@@ -106,12 +94,6 @@ pub(crate) fn ready(config: &SimConfig, kv_events_config: Option<KvEventsConfig>
 /// New at each start, also of several engines in one process.
 fn instance_id() -> String {
     static STARTED: AtomicU64 = AtomicU64::new(0);
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    format!(
-        "sim-{}-{}",
-        since.as_nanos(),
-        STARTED.fetch_add(1, Ordering::Relaxed)
-    )
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!("sim-{}-{}", since.as_nanos(), STARTED.fetch_add(1, Ordering::Relaxed))
 }

@@ -48,65 +48,36 @@ impl Outline {
 ///
 /// # Errors
 /// What a worker would fail at, in words.
-pub(crate) fn inspect(
-    item: &Outline,
-    placeholder: &Placeholder,
-    rules: &ImageRules,
-) -> Result<SeenImage, String> {
-    let (dtype, shape) = item
-        .pixels
-        .as_ref()
-        .ok_or("the item has no tensor pixel_values")?;
+pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenImage, String> {
+    let (dtype, shape) = item.pixels.as_ref().ok_or("the item has no tensor pixel_values")?;
     if !Dtype::from_torch_name(dtype).is_some_and(|dtype| rules.dtypes.contains(&dtype)) {
         return Err(format!("pixel_values are {dtype}"));
     }
     let &[rows, row] = &shape[..] else {
         return Err(format!("pixel_values have shape {shape:?}"));
     };
-    let grid = item
-        .grid
-        .as_deref()
-        .ok_or("the item has no integer tensor image_grid_thw")?;
-    let sides: Vec<u64> = grid
-        .iter()
-        .filter_map(|&side| u64::try_from(side).ok())
-        .collect();
+    let grid = item.grid.as_deref().ok_or("the item has no integer tensor image_grid_thw")?;
+    let sides: Vec<u64> = grid.iter().filter_map(|&side| u64::try_from(side).ok()).collect();
     let &[frames, high, wide] = &sides[..] else {
         return Err(format!("image_grid_thw is {grid:?}"));
     };
-    let patches = frames
-        .checked_mul(high)
-        .and_then(|patches| patches.checked_mul(wide))
-        .unwrap_or(u64::MAX);
+    let patches = frames.checked_mul(high).and_then(|patches| patches.checked_mul(wide)).unwrap_or(u64::MAX);
     if rows as u64 != patches {
-        return Err(format!(
-            "pixel_values have {rows} rows, the grid {frames}x{high}x{wide} has {patches} patches"
-        ));
+        return Err(format!("pixel_values have {rows} rows, the grid {frames}x{high}x{wide} has {patches} patches"));
     }
     let patch = side_of(row / (3 * rules.temporal as usize))
         .filter(|side| side * side * 3 * rules.temporal as usize == row && *side > 0)
-        .ok_or(format!(
-            "pixel_values have {row} values per row, not 3 · {} · patch²",
-            rules.temporal
-        ))?;
+        .ok_or(format!("pixel_values have {row} values per row, not 3 · {} · patch²", rules.temporal))?;
     let merged = u64::from(rules.merge);
     if high % merged != 0 || wide % merged != 0 {
-        return Err(format!(
-            "the grid {frames}x{high}x{wide} can not be merged {merged} by {merged}"
-        ));
+        return Err(format!("the grid {frames}x{high}x{wide} can not be merged {merged} by {merged}"));
     }
     let embeddings = (patches / (merged * merged)) as usize;
     let expected = embedding_tokens(placeholder);
     if rules.strict_placeholders && expected != embeddings {
-        return Err(format!(
-            "the placeholder has {expected} tokens for {embeddings} embeddings"
-        ));
+        return Err(format!("the placeholder has {expected} tokens for {embeddings} embeddings"));
     }
-    Ok(SeenImage {
-        width: wide.saturating_mul(patch as u64),
-        height: high.saturating_mul(patch as u64),
-        embeddings,
-    })
+    Ok(SeenImage { width: wide.saturating_mul(patch as u64), height: high.saturating_mul(patch as u64), embeddings })
 }
 
 fn side_of(area: usize) -> Option<usize> {
@@ -128,10 +99,7 @@ pub(crate) fn cached_bytes(item: &MmItem) -> u64 {
             MmData::List(list) => list.iter().map(size).sum(),
         }
     }
-    item.0
-        .iter()
-        .map(|(_, field)| field.data.as_ref().map_or(NONE, size))
-        .sum()
+    item.0.iter().map(|(_, field)| field.data.as_ref().map_or(NONE, size)).sum()
 }
 
 #[cfg(test)]
@@ -145,12 +113,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn item_with(dtype: Dtype, rows: usize, row: usize, grid: [i64; 3]) -> MmItem {
-        let pixels = WireTensor::new(
-            dtype,
-            vec![rows, row],
-            Bytes::from(vec![7; rows * row * dtype.size()]),
-        )
-        .unwrap();
+        let pixels = WireTensor::new(dtype, vec![rows, row], Bytes::from(vec![7; rows * row * dtype.size()])).unwrap();
         let grid: Vec<u8> = grid.iter().flat_map(|side| side.to_le_bytes()).collect();
         let grid = WireTensor::new(Dtype::I64, vec![3], grid.into()).unwrap();
         MmItem(vec![
@@ -160,53 +123,27 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn placeholder(offset: usize, length: usize) -> Placeholder {
-        Placeholder {
-            offset,
-            length,
-            is_embed: None,
-        }
+        Placeholder { offset, length, is_embed: None }
     }
 
     fn seen(item: &MmItem, length: usize) -> Result<SeenImage, String> {
-        inspect(
-            &Outline::of(item),
-            &placeholder(0, length),
-            &ImageRules::default(),
-        )
+        inspect(&Outline::of(item), &placeholder(0, length), &ImageRules::default())
     }
 
     #[test]
     fn an_image_has_the_size_of_its_grid() {
         let image = seen(&item(16, 20), 80).unwrap();
-        assert_eq!(
-            image,
-            SeenImage {
-                width: 280,
-                height: 224,
-                embeddings: 80
-            }
-        );
+        assert_eq!(image, SeenImage { width: 280, height: 224, embeddings: 80 });
         // Qwen3-VL: patches of 16 pixels
         let image = seen(&item_with(Dtype::F32, 288, 1536, [1, 16, 18]), 72).unwrap();
-        assert_eq!(
-            image,
-            SeenImage {
-                width: 288,
-                height: 256,
-                embeddings: 72
-            }
-        );
+        assert_eq!(image, SeenImage { width: 288, height: 256, embeddings: 72 });
     }
 
     #[test]
     fn what_does_not_belong_together_is_noticed() {
         for (item, length, complaint) in [
             (item_with(Dtype::U8, 319, 1176, [1, 16, 20]), 80, "319 rows"),
-            (
-                item_with(Dtype::U8, 320, 1175, [1, 16, 20]),
-                80,
-                "1175 values per row",
-            ),
+            (item_with(Dtype::U8, 320, 1175, [1, 16, 20]), 80, "1175 values per row"),
             (item_with(Dtype::I64, 320, 1176, [1, 16, 20]), 80, "int64"),
             (item_with(Dtype::U8, 15, 1176, [1, 3, 5]), 3, "merged"),
             (item(16, 20), 79, "79 tokens for 80 embeddings"),
@@ -221,31 +158,15 @@ pub(crate) mod tests {
     fn only_embedding_tokens_count() {
         let mut mask = vec![true; 82];
         (mask[0], mask[81]) = (false, false);
-        let position = Placeholder {
-            offset: 40,
-            length: 82,
-            is_embed: Some(mask),
-        };
-        assert!(
-            inspect(
-                &Outline::of(&item(16, 20)),
-                &position,
-                &ImageRules::default()
-            )
-            .is_ok()
-        );
+        let position = Placeholder { offset: 40, length: 82, is_embed: Some(mask) };
+        assert!(inspect(&Outline::of(&item(16, 20)), &position, &ImageRules::default()).is_ok());
     }
 
     #[test]
     fn the_receiver_cache_counts_tensor_bytes() {
         assert_eq!(cached_bytes(&item(16, 20)), 320 * 1176 + 3 * 8);
-        let small = MmField {
-            data: Some(MmData::List(vec![MmData::Int(1), MmData::Float(1.0)])),
-            ..item(2, 2).0.remove(0).1
-        };
-        assert_eq!(
-            cached_bytes(&MmItem(vec![("small".into(), small)])),
-            28 + 24
-        );
+        let small =
+            MmField { data: Some(MmData::List(vec![MmData::Int(1), MmData::Float(1.0)])), ..item(2, 2).0.remove(0).1 };
+        assert_eq!(cached_bytes(&MmItem(vec![("small".into(), small)])), 28 + 24);
     }
 }

@@ -4,8 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, Utility,
-    request,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, Utility, request,
 };
 use tokio::sync::mpsc;
 
@@ -65,11 +64,7 @@ impl Intake {
         match self.items(&request) {
             Ok(items) => Ok(Some(Sequence::new(request, items, self.block_size))),
             Err(missing) => {
-                tracing::debug!(
-                    request = request.request_id,
-                    ?missing,
-                    "receiver cache miss"
-                );
+                tracing::debug!(request = request.request_id, ?missing, "receiver cache miss");
                 self.refuse(request, missing);
                 Ok(None)
             }
@@ -80,23 +75,14 @@ impl Intake {
     fn items(&self, request: &EngineCoreRequest) -> Result<Vec<Option<Outline>>, Vec<String>> {
         let features = request.mm_features.iter();
         let Some(cache) = &self.receiver_cache else {
-            return Ok(features
-                .map(|feature| feature.data.as_ref().map(Outline::of))
-                .collect());
+            return Ok(features.map(|feature| feature.data.as_ref().map(Outline::of)).collect());
         };
         let incoming = features.map(|feature| Incoming {
             key: feature.cache_key().to_owned(),
-            data: feature
-                .data
-                .as_ref()
-                .map(|item| (Outline::of(item), cached_bytes(item))),
+            data: feature.data.as_ref().map(|item| (Outline::of(item), cached_bytes(item))),
         });
         let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(cache
-            .update(incoming.collect())?
-            .into_iter()
-            .map(Some)
-            .collect())
+        Ok(cache.update(incoming.collect())?.into_iter().map(Some).collect())
     }
 
     /// Tells the frontend to send a request again with the data of these items.

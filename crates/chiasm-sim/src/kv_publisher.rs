@@ -32,10 +32,7 @@ impl KvPublisher {
     ///
     /// # Errors
     /// An address can not be bound.
-    pub(crate) async fn bind(
-        events: &KvEvents,
-        faults: &Faults,
-    ) -> Result<(Self, KvEventsConfig), SimError> {
+    pub(crate) async fn bind(events: &KvEvents, faults: &Faults) -> Result<(Self, KvEventsConfig), SimError> {
         let mut publisher = PubSocket::new();
         let endpoint = bind(&mut publisher, &events.endpoint).await?;
         let (mut replay, mut replay_endpoint) = (None, None);
@@ -92,11 +89,7 @@ impl KvPublisher {
         let (sequence, payload) = (self.next, Bytes::from(batch.encode()));
         self.next += 1;
         if !self.faults.drop_kv_batches.contains(&sequence) {
-            let frames = [
-                self.topic.clone(),
-                sequence_frame(sequence),
-                payload.clone(),
-            ];
+            let frames = [self.topic.clone(), sequence_frame(sequence), payload.clone()];
             // A PUB socket without subscribers drops messages, so there is nothing to do about an error.
             if let Err(error) = self.publisher.send(message(frames)).await {
                 tracing::debug!(%error, sequence, "could not publish KV events");
@@ -117,28 +110,14 @@ impl KvPublisher {
             );
             return;
         };
-        let first = first
-            .iter()
-            .fold(0u64, |value, &byte| value << 8 | u64::from(byte));
+        let first = first.iter().fold(0u64, |value, &byte| value << 8 | u64::from(byte));
         let Some(socket) = &mut self.replay else {
             return;
         };
-        let wanted = self
-            .buffer
-            .iter()
-            .filter(|(sequence, _)| *sequence >= first);
-        let batches = wanted.map(|(sequence, payload)| {
-            (
-                self.topic.clone(),
-                sequence_frame(*sequence),
-                payload.clone(),
-            )
-        });
-        let end = (
-            Bytes::new(),
-            Bytes::from_static(&END_OF_REPLAY),
-            Bytes::new(),
-        );
+        let wanted = self.buffer.iter().filter(|(sequence, _)| *sequence >= first);
+        let batches =
+            wanted.map(|(sequence, payload)| (self.topic.clone(), sequence_frame(*sequence), payload.clone()));
+        let end = (Bytes::new(), Bytes::from_static(&END_OF_REPLAY), Bytes::new());
         for (topic, sequence, payload) in batches.chain([end]) {
             let frames = [identity.clone(), Bytes::new(), topic, sequence, payload];
             if let Err(error) = socket.send(message(frames)).await {
@@ -158,8 +137,7 @@ fn message<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
         return ZmqMessage::from(Bytes::new());
     };
     let mut message = ZmqMessage::from(first.clone());
-    rest.iter()
-        .for_each(|frame| message.push_back(frame.clone()));
+    rest.iter().for_each(|frame| message.push_back(frame.clone()));
     message
 }
 
@@ -169,9 +147,6 @@ async fn bind(socket: &mut impl Socket, endpoint: &str) -> Result<String, SimErr
     match socket.bind(&address).await {
         Ok(Endpoint::Tcp(_, port)) => Ok(format!("tcp://*:{port}")),
         Ok(other) => Ok(other.to_string()),
-        Err(source) => Err(SimError::Bind {
-            endpoint: endpoint.to_owned(),
-            source,
-        }),
+        Err(source) => Err(SimError::Bind { endpoint: endpoint.to_owned(), source }),
     }
 }

@@ -13,18 +13,9 @@ pub(crate) struct Outbox {
 
 impl Outbox {
     /// With the receiving ends of `clients` queues.
-    pub(crate) fn new(
-        rank: u16,
-        clients: usize,
-    ) -> (Self, Vec<mpsc::UnboundedReceiver<Vec<Bytes>>>) {
+    pub(crate) fn new(rank: u16, clients: usize) -> (Self, Vec<mpsc::UnboundedReceiver<Vec<Bytes>>>) {
         let (queues, ends) = (0..clients).map(|_| mpsc::unbounded_channel()).unzip();
-        (
-            Self {
-                rank: u32::from(rank),
-                queues,
-            },
-            ends,
-        )
+        (Self { rank: u32::from(rank), queues }, ends)
     }
 
     /// Queues a message for one client.
@@ -33,10 +24,7 @@ impl Outbox {
         match self.queues.get(client as usize) {
             // The other end is gone only while everything is being torn down.
             Some(queue) => drop(queue.send(output::encode(&outputs))),
-            None => tracing::warn!(
-                client,
-                "a request names an output socket that the frontend does not have"
-            ),
+            None => tracing::warn!(client, "a request names an output socket that the frontend does not have"),
         }
     }
 

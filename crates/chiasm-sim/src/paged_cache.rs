@@ -76,17 +76,12 @@ impl PagedCache {
 
     /// Whether [`PagedCache::grow`] with the same arguments would succeed.
     pub(crate) fn fits(&self, table: &BlockTable, hits: &[BlockId], tokens: usize) -> bool {
-        let idle_hits = hits
-            .iter()
-            .filter(|&&block| self.references[block as usize] == 0)
-            .count();
+        let idle_hits = hits.iter().filter(|&&block| self.references[block as usize] == 0).count();
         self.missing_blocks(table, hits, tokens) + idle_hits <= self.free.len()
     }
 
     fn missing_blocks(&self, table: &BlockTable, hits: &[BlockId], tokens: usize) -> usize {
-        tokens
-            .div_ceil(self.block_size)
-            .saturating_sub(table.blocks.len() + hits.len())
+        tokens.div_ceil(self.block_size).saturating_sub(table.blocks.len() + hits.len())
     }
 
     /// Gives `table` room for `tokens` tokens: takes the `hits` over (only into an empty table), then new blocks,
@@ -118,13 +113,7 @@ impl PagedCache {
     /// Makes the blocks findable that are full once `computed` tokens have been computed.
     ///
     /// `chain` and `tokens` describe the request's whole sequence, at least `computed` long.
-    pub(crate) fn store(
-        &mut self,
-        table: &mut BlockTable,
-        chain: &BlockChain,
-        tokens: &[TokenId],
-        computed: usize,
-    ) {
+    pub(crate) fn store(&mut self, table: &mut BlockTable, chain: &BlockChain, tokens: &[TokenId], computed: usize) {
         let (first, end) = (table.stored, computed / self.block_size);
         if first >= end {
             return;
@@ -137,9 +126,7 @@ impl PagedCache {
         table.stored = end;
         self.events.push(KvEvent::BlockStored(BlockStored {
             block_hashes: hashes.iter().copied().map(external).collect(),
-            parent_block_hash: first
-                .checked_sub(1)
-                .map(|parent| external(chain.hashes()[parent])),
+            parent_block_hash: first.checked_sub(1).map(|parent| external(chain.hashes()[parent])),
             token_ids: tokens[first * self.block_size..end * self.block_size].to_vec(),
             block_size: self.block_size as u32,
             medium: Some(MEDIUM.to_owned()),
@@ -157,11 +144,7 @@ impl PagedCache {
         for block in table.blocks.drain(..).rev() {
             self.references[block as usize] -= 1;
             if self.references[block as usize] == 0 {
-                let queue = if self.hash_of[block as usize].is_some() {
-                    &mut with_hash
-                } else {
-                    &mut without
-                };
+                let queue = if self.hash_of[block as usize].is_some() { &mut with_hash } else { &mut without };
                 queue.push(block);
             }
         }

@@ -34,13 +34,7 @@ pub(crate) struct Incoming<T> {
 impl<T: Clone> ReceiverCache<T> {
     /// An empty cache for `capacity` bytes.
     pub(crate) fn new(capacity: u64) -> Self {
-        Self {
-            capacity,
-            used: 0,
-            entries: HashMap::new(),
-            order: BTreeMap::new(),
-            clock: 0,
-        }
+        Self { capacity, used: 0, entries: HashMap::new(), order: BTreeMap::new(), clock: 0 }
     }
 
     /// Takes one request's items in prompt order and returns the item for each.
@@ -68,11 +62,7 @@ impl<T: Clone> ReceiverCache<T> {
                 },
             }
         }
-        if missing.is_empty() {
-            Ok(values)
-        } else {
-            Err(missing)
-        }
+        if missing.is_empty() { Ok(values) } else { Err(missing) }
     }
 
     /// Forgets everything.
@@ -114,23 +104,13 @@ impl<T: Clone> ReceiverCache<T> {
         self.clock += 1;
         self.used += bytes;
         self.order.insert(self.clock, key.clone());
-        self.entries.insert(
-            key,
-            Entry {
-                value,
-                bytes,
-                touched: self.clock,
-            },
-        );
+        self.entries.insert(key, Entry { value, bytes, touched: self.clock });
     }
 
     /// Keys and sizes, least recently used first.
     #[cfg(test)]
     fn contents(&self) -> Vec<(String, u64)> {
-        self.order
-            .values()
-            .map(|key| (key.clone(), self.entries[key].bytes))
-            .collect()
+        self.order.values().map(|key| (key.clone(), self.entries[key].bytes)).collect()
     }
 }
 
@@ -140,17 +120,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn sent(key: &str, bytes: u64) -> Incoming<String> {
-        Incoming {
-            key: key.into(),
-            data: Some((key.to_uppercase(), bytes)),
-        }
+        Incoming { key: key.into(), data: Some((key.to_uppercase(), bytes)) }
     }
 
     fn expected(key: &str) -> Incoming<String> {
-        Incoming {
-            key: key.into(),
-            data: None,
-        }
+        Incoming { key: key.into(), data: None }
     }
 
     fn keys(cache: &ReceiverCache<String>) -> Vec<String> {
@@ -169,14 +143,9 @@ mod tests {
     #[test]
     fn what_a_request_uses_is_touched_before_anything_is_inserted() {
         let mut cache = ReceiverCache::new(30);
-        cache
-            .update(vec![sent("old", 10), sent("other", 10), sent("third", 10)])
-            .unwrap();
+        cache.update(vec![sent("old", 10), sent("other", 10), sent("third", 10)]).unwrap();
         // Without the first pass, "new" would evict "old" before it is looked up.
-        assert_eq!(
-            cache.update(vec![sent("new", 10), expected("old")]),
-            Ok(vec!["NEW".to_owned(), "OLD".to_owned()])
-        );
+        assert_eq!(cache.update(vec![sent("new", 10), expected("old")]), Ok(vec!["NEW".to_owned(), "OLD".to_owned()]));
         assert_eq!(keys(&cache), ["third", "new", "old"]);
     }
 
@@ -225,9 +194,7 @@ mod tests {
                             self.items.remove(at);
                         }
                         if *bytes <= self.capacity {
-                            while self.items.iter().map(|(_, bytes)| bytes).sum::<u64>() + bytes
-                                > self.capacity
-                            {
+                            while self.items.iter().map(|(_, bytes)| bytes).sum::<u64>() + bytes > self.capacity {
                                 self.items.remove(0);
                             }
                             self.items.push((item.key.clone(), *bytes));

@@ -11,19 +11,9 @@ pub(crate) fn text(images: &[SeenImage], cached: usize, prompt: usize) -> String
         count => {
             let sizes: Vec<String> = images
                 .iter()
-                .map(
-                    |SeenImage {
-                         width,
-                         height,
-                         embeddings,
-                     }| format!("{width}x{height} ({embeddings} tokens)"),
-                )
+                .map(|SeenImage { width, height, embeddings }| format!("{width}x{height} ({embeddings} tokens)"))
                 .collect();
-            format!(
-                "{count} image{} {}",
-                if count == 1 { "" } else { "s" },
-                sizes.join(", ")
-            )
+            format!("{count} image{} {}", if count == 1 { "" } else { "s" }, sizes.join(", "))
         }
     };
     format!("{seen}; {cached} of {prompt} prompt tokens were cached")
@@ -56,10 +46,7 @@ impl Answer {
             }
         }
         // The whole answer is suppressed: any other token will do.
-        (0..)
-            .map(TokenId)
-            .find(|&token| !suppressed(token))
-            .unwrap_or(TokenId(0))
+        (0..).map(TokenId).find(|&token| !suppressed(token)).unwrap_or(TokenId(0))
     }
 }
 
@@ -68,19 +55,12 @@ mod tests {
     use super::*;
 
     fn image(width: u64, height: u64, embeddings: usize) -> SeenImage {
-        SeenImage {
-            width,
-            height,
-            embeddings,
-        }
+        SeenImage { width, height, embeddings }
     }
 
     #[test]
     fn the_text_names_every_image() {
-        assert_eq!(
-            text(&[], 0, 12),
-            "no images; 0 of 12 prompt tokens were cached"
-        );
+        assert_eq!(text(&[], 0, 12), "no images; 0 of 12 prompt tokens were cached");
         assert_eq!(
             text(&[image(280, 224, 80)], 64, 109),
             "1 image 280x224 (80 tokens); 64 of 109 prompt tokens were cached"
@@ -92,9 +72,7 @@ mod tests {
     }
 
     fn take(answer: &mut Answer, count: usize, suppressed: &[u32]) -> Vec<u32> {
-        (0..count)
-            .map(|_| answer.next(|token| suppressed.contains(&token.0)).0)
-            .collect()
+        (0..count).map(|_| answer.next(|token| suppressed.contains(&token.0)).0).collect()
     }
 
     #[test]
@@ -107,9 +85,6 @@ mod tests {
     fn suppressed_tokens_are_passed_over() {
         let mut answer = Answer::new(vec![TokenId(5), TokenId(6)], Some(TokenId(2)));
         assert_eq!(take(&mut answer, 4, &[2]), [5, 6, 5, 6]);
-        assert_eq!(
-            take(&mut Answer::new(vec![], Some(TokenId(0))), 2, &[0]),
-            [1, 1]
-        );
+        assert_eq!(take(&mut Answer::new(vec![], Some(TokenId(0))), 2, &[0]), [1, 1]);
     }
 }

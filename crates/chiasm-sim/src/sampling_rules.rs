@@ -7,18 +7,9 @@ use chiasm_engine::wire::SamplingParams;
 pub(crate) fn broken(params: &SamplingParams) -> Option<&'static str> {
     let within = |value: f64, low: f64, high: f64| (low..=high).contains(&value);
     let rules = [
-        (
-            "presence_penalty",
-            within(params.presence_penalty, -2.0, 2.0),
-        ),
-        (
-            "frequency_penalty",
-            within(params.frequency_penalty, -2.0, 2.0),
-        ),
-        (
-            "repetition_penalty",
-            params.repetition_penalty.is_finite() && params.repetition_penalty > 0.0,
-        ),
+        ("presence_penalty", within(params.presence_penalty, -2.0, 2.0)),
+        ("frequency_penalty", within(params.frequency_penalty, -2.0, 2.0)),
+        ("repetition_penalty", params.repetition_penalty.is_finite() && params.repetition_penalty > 0.0),
         ("temperature", within(params.temperature, 0.0, 2.0)),
         ("top_p", params.top_p > 0.0 && params.top_p <= 1.0),
         ("top_k", params.top_k >= -1),
@@ -26,15 +17,9 @@ pub(crate) fn broken(params: &SamplingParams) -> Option<&'static str> {
         ("max_tokens", params.max_tokens >= 1),
         ("min_tokens", params.min_tokens <= params.max_tokens),
         ("logprobs", params.logprobs.is_none_or(|top| top >= -1)),
-        (
-            "prompt_logprobs",
-            params.prompt_logprobs.is_none_or(|top| top >= -1),
-        ),
+        ("prompt_logprobs", params.prompt_logprobs.is_none_or(|top| top >= -1)),
     ];
-    rules
-        .into_iter()
-        .find(|(_, kept)| !kept)
-        .map(|(field, _)| field)
+    rules.into_iter().find(|(_, kept)| !kept).map(|(field, _)| field)
 }
 
 #[cfg(test)]
@@ -46,48 +31,12 @@ mod tests {
         let fine = SamplingParams::default();
         assert_eq!(broken(&fine), None);
         for (expected, params) in [
-            (
-                "max_tokens",
-                SamplingParams {
-                    max_tokens: 0,
-                    ..fine.clone()
-                },
-            ),
-            (
-                "min_tokens",
-                SamplingParams {
-                    min_tokens: 17,
-                    ..fine.clone()
-                },
-            ),
-            (
-                "temperature",
-                SamplingParams {
-                    temperature: f64::NAN,
-                    ..fine.clone()
-                },
-            ),
-            (
-                "temperature",
-                SamplingParams {
-                    temperature: 2.1,
-                    ..fine.clone()
-                },
-            ),
-            (
-                "top_p",
-                SamplingParams {
-                    top_p: 0.0,
-                    ..fine.clone()
-                },
-            ),
-            (
-                "logprobs",
-                SamplingParams {
-                    logprobs: Some(-2),
-                    ..fine.clone()
-                },
-            ),
+            ("max_tokens", SamplingParams { max_tokens: 0, ..fine.clone() }),
+            ("min_tokens", SamplingParams { min_tokens: 17, ..fine.clone() }),
+            ("temperature", SamplingParams { temperature: f64::NAN, ..fine.clone() }),
+            ("temperature", SamplingParams { temperature: 2.1, ..fine.clone() }),
+            ("top_p", SamplingParams { top_p: 0.0, ..fine.clone() }),
+            ("logprobs", SamplingParams { logprobs: Some(-2), ..fine.clone() }),
         ] {
             assert_eq!(broken(&params), Some(expected));
         }

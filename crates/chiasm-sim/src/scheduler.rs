@@ -92,16 +92,9 @@ impl Scheduler {
     /// Ends every request, as SIGTERM does; their ids by client.
     pub(crate) fn abort_all(&mut self) -> Vec<(u32, Vec<String>)> {
         let mut ended: Vec<(u32, Vec<String>)> = Vec::new();
-        let all: Vec<Sequence> = self
-            .running
-            .drain(..)
-            .chain(self.waiting.drain(..))
-            .collect();
+        let all: Vec<Sequence> = self.running.drain(..).chain(self.waiting.drain(..)).collect();
         for sequence in all {
-            match ended
-                .iter_mut()
-                .find(|(client, _)| *client == sequence.client)
-            {
+            match ended.iter_mut().find(|(client, _)| *client == sequence.client) {
                 Some((_, ids)) => ids.push(sequence.id.clone()),
                 None => ended.push((sequence.client, vec![sequence.id.clone()])),
             }
@@ -122,10 +115,7 @@ impl Scheduler {
     /// A request that the worker dies of.
     pub(crate) fn schedule(&mut self, now: f64) -> Result<StepWork, Fatal> {
         self.ended = false;
-        let mut step = Step {
-            budget: self.config.max_num_batched_tokens,
-            work: StepWork::default(),
-        };
+        let mut step = Step { budget: self.config.max_num_batched_tokens, work: StepWork::default() };
         let preempted = self.schedule_running(&mut step, now);
         if !preempted {
             self.admit_waiting(&mut step, now)?;
@@ -142,11 +132,8 @@ impl Scheduler {
             // One position is kept for the token that is sampled. A prompt of max_model_len tokens that did not
             // fit one step therefore never ends, in vLLM too.
             let positions = (self.config.max_model_len - 1).saturating_sub(sequence.computed);
-            let wanted = (sequence.tokens.len() - sequence.computed)
-                .min(step.budget)
-                .min(positions);
-            let Some(tokens) = encode(&mut self.encoder, sequence, sequence.computed, wanted, step)
-            else {
+            let wanted = (sequence.tokens.len() - sequence.computed).min(step.budget).min(positions);
+            let Some(tokens) = encode(&mut self.encoder, sequence, sequence.computed, wanted, step) else {
                 self.contradicting.push(sequence.id.clone());
                 at += 1;
                 continue;
@@ -159,8 +146,7 @@ impl Scheduler {
             while at < self.running.len() {
                 let sequence = &mut self.running[at];
                 if self.cache.grow(&mut sequence.table, &[], end) {
-                    self.cache
-                        .store(&mut sequence.table, &sequence.chain, &sequence.tokens, end);
+                    self.cache.store(&mut sequence.table, &sequence.chain, &sequence.tokens, end);
                     step.take(sequence, tokens);
                     break;
                 }
@@ -191,17 +177,12 @@ impl Scheduler {
             sequence.look(&self.config).map_err(Fatal)?;
             // The last token is computed even when its block is cached: its logits are needed.
             let hits = match sequence.reads_prefix_cache() {
-                true => self
-                    .cache
-                    .find(sequence.chain.hashes(), sequence.tokens.len() - 1),
+                true => self.cache.find(sequence.chain.hashes(), sequence.tokens.len() - 1),
                 false => Vec::new(),
             };
             let cached = hits.len() * self.config.block_size.get();
             let wanted = (sequence.tokens.len() - cached).min(step.budget);
-            if !self
-                .cache
-                .fits(&sequence.table, &hits, sequence.tokens.len())
-            {
+            if !self.cache.fits(&sequence.table, &hits, sequence.tokens.len()) {
                 break;
             }
             let Some(tokens) = encode(&mut self.encoder, sequence, cached, wanted, step) else {
@@ -214,12 +195,7 @@ impl Scheduler {
             let Some(mut sequence) = self.waiting.pop_front() else {
                 break;
             };
-            self.cache.store(
-                &mut sequence.table,
-                &sequence.chain,
-                &sequence.tokens,
-                cached + tokens,
-            );
+            self.cache.store(&mut sequence.table, &sequence.chain, &sequence.tokens, cached + tokens);
             sequence.note_prefill(cached);
             sequence.record(Moment::Scheduled, now);
             sequence.computed = cached;
@@ -236,11 +212,7 @@ impl Scheduler {
         }
         let stats = &mut self.lookups;
         let (requests, queries, found) = match sequence.preempted {
-            true => (
-                &mut stats.preempted_requests,
-                &mut stats.preempted_queries,
-                &mut stats.preempted_hits,
-            ),
+            true => (&mut stats.preempted_requests, &mut stats.preempted_queries, &mut stats.preempted_hits),
             false => (&mut stats.requests, &mut stats.queries, &mut stats.hits),
         };
         *requests += 1;
@@ -276,20 +248,13 @@ impl Scheduler {
         let sampled = sequence.sample(config);
         let prefill_stats = sequence.take_prefill(config.block_size.get());
         // vLLM gives no part of a prompt's log probabilities before the first token.
-        let asked = sequence
-            .params
-            .prompt_logprobs
-            .filter(|_| prefill_stats.is_some());
+        let asked = sequence.params.prompt_logprobs.filter(|_| prefill_stats.is_some());
         EngineCoreOutput {
             request_id: sequence.id.clone(),
             new_token_ids: vec![sampled.token],
-            new_logprobs: sequence
-                .params
-                .logprobs
-                .map(|top| logprobs::of(&[sampled.token], top, config.vocab_size)),
-            prompt_logprobs: asked.map(|top| {
-                logprobs::of(&sequence.tokens[1..sequence.prompt], top, config.vocab_size)
-            }),
+            new_logprobs: sequence.params.logprobs.map(|top| logprobs::of(&[sampled.token], top, config.vocab_size)),
+            prompt_logprobs: asked
+                .map(|top| logprobs::of(&sequence.tokens[1..sequence.prompt], top, config.vocab_size)),
             finish_reason: sampled.finish,
             stop_reason: sampled.stop_reason,
             events: sequence.take_events(),

@@ -1,9 +1,7 @@
 //! One request inside the engine.
 
 use chiasm_engine::wire::output::EngineCoreEvent;
-use chiasm_engine::wire::{
-    EngineCoreRequest, FinishReason, PrefillStats, SamplingParams, StopReason,
-};
+use chiasm_engine::wire::{EngineCoreRequest, FinishReason, PrefillStats, SamplingParams, StopReason};
 use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
@@ -64,11 +62,7 @@ pub(crate) struct Sampled {
 
 impl Sequence {
     /// `items` are those of the request's features, as the receiver cache completed them.
-    pub(crate) fn new(
-        request: EngineCoreRequest,
-        items: Vec<Option<Outline>>,
-        block_size: usize,
-    ) -> Self {
+    pub(crate) fn new(request: EngineCoreRequest, items: Vec<Option<Outline>>, block_size: usize) -> Self {
         let ranges = request.mm_features.iter().map(|feature| MediaRange {
             identifier: feature.identifier.clone(),
             offset: feature.position.offset,
@@ -78,11 +72,8 @@ impl Sequence {
         let mut chain = BlockChain::new(block_size, ranges.collect(), None, request.cache_salt);
         chain.extend(&request.prompt_token_ids);
         let media = request.mm_features.into_iter().zip(items);
-        let media = media.map(|(feature, item)| Media {
-            identifier: feature.identifier,
-            placeholder: feature.position,
-            item,
-        });
+        let media =
+            media.map(|(feature, item)| Media { identifier: feature.identifier, placeholder: feature.position, item });
         Self {
             id: request.request_id,
             client: request.client_index,
@@ -109,17 +100,11 @@ impl Sequence {
 
     /// Prompt log probabilities need every prompt token computed, so such requests do not read the prefix cache.
     pub(crate) fn reads_prefix_cache(&self) -> bool {
-        !self
-            .params
-            .skip_reading_prefix_cache
-            .unwrap_or(self.params.prompt_logprobs.is_some())
+        !self.params.skip_reading_prefix_cache.unwrap_or(self.params.prompt_logprobs.is_some())
     }
 
     pub(crate) fn record(&mut self, moment: Moment, now: f64) {
-        self.events.push(EngineCoreEvent {
-            kind: moment as u32,
-            timestamp: now,
-        });
+        self.events.push(EngineCoreEvent { kind: moment as u32, timestamp: now });
     }
 
     pub(crate) fn take_events(&mut self) -> Vec<EngineCoreEvent> {
@@ -145,12 +130,8 @@ impl Sequence {
         }
         let mut seen = Vec::with_capacity(self.media.len());
         for media in &mut self.media {
-            let item = media
-                .item
-                .take()
-                .ok_or(format!("{} has no data", media.identifier));
-            let image =
-                item.and_then(|item| image::inspect(&item, &media.placeholder, &config.images));
+            let item = media.item.take().ok_or(format!("{} has no data", media.identifier));
+            let image = item.and_then(|item| image::inspect(&item, &media.placeholder, &config.images));
             seen.push(image.map_err(|problem| format!("request {}: {problem}", self.id))?);
         }
         self.seen = Some(seen);
@@ -181,23 +162,12 @@ impl Sequence {
     /// Generates one token and finds out whether it is the last, checking in the order of vLLM's `check_stop`.
     pub(crate) fn sample(&mut self, config: &SimConfig) -> Sampled {
         let too_early = self.generated() < self.params.min_tokens as usize;
-        let cached = self
-            .prefill
-            .as_ref()
-            .map_or(0, |stats| stats.num_cached_tokens as usize);
+        let cached = self.prefill.as_ref().map_or(0, |stats| stats.num_cached_tokens as usize);
         let answer = self.answer.get_or_insert_with(|| {
-            let text = reply::text(
-                self.seen.as_deref().unwrap_or_default(),
-                cached,
-                self.prompt,
-            );
-            Answer::new(
-                (config.reply)(&text),
-                config.eos.or(self.params.eos_token_id),
-            )
+            let text = reply::text(self.seen.as_deref().unwrap_or_default(), cached, self.prompt);
+            Answer::new((config.reply)(&text), config.eos.or(self.params.eos_token_id))
         });
-        let token =
-            answer.next(|token| too_early && self.params.all_stop_token_ids.contains(&token));
+        let token = answer.next(|token| too_early && self.params.all_stop_token_ids.contains(&token));
         self.tokens.push(token);
         self.chain.extend(&self.tokens);
 
@@ -205,17 +175,11 @@ impl Sequence {
             (Some(FinishReason::Stop), None)
         } else if self.params.stop_token_ids.contains(&token) {
             (Some(FinishReason::Stop), Some(StopReason::Token(token)))
-        } else if self.tokens.len() >= config.max_model_len
-            || self.generated() >= self.params.max_tokens as usize
-        {
+        } else if self.tokens.len() >= config.max_model_len || self.generated() >= self.params.max_tokens as usize {
             (Some(FinishReason::Length), None)
         } else {
             (None, None)
         };
-        Sampled {
-            token,
-            finish,
-            stop_reason,
-        }
+        Sampled { token, finish, stop_reason }
     }
 }

@@ -39,10 +39,7 @@ pub(crate) async fn receive(
             };
             let Some(message) = message else { break };
             if let Err(problem) = intake.take(&message.into_vec()) {
-                tracing::warn!(
-                    problem,
-                    "a message can't be decoded: like vLLM, the engine stops listening"
-                );
+                tracing::warn!(problem, "a message can't be decoded: like vLLM, the engine stops listening");
                 return;
             }
         }

@@ -14,11 +14,7 @@ pub(crate) struct StepOutputs {
 
 impl StepOutputs {
     pub(crate) fn new(rank: u32, now: f64) -> Self {
-        Self {
-            rank,
-            now,
-            clients: Vec::new(),
-        }
+        Self { rank, now, clients: Vec::new() }
     }
 
     pub(crate) fn push(&mut self, client: u32, output: EngineCoreOutput) {

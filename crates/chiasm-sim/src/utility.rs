@@ -20,10 +20,7 @@ impl Callee<'_> {
     pub(crate) fn call(&mut self, method: &str, args: &[Value]) -> Result<Value, String> {
         let parameters = match method {
             "reset_prefix_cache" => 2,
-            "reset_mm_cache"
-            | "reset_encoder_cache"
-            | "get_supported_tasks"
-            | "is_scheduler_paused" => 0,
+            "reset_mm_cache" | "reset_encoder_cache" | "get_supported_tasks" | "is_scheduler_paused" => 0,
             _ => {
                 return Err(format!(
                     "Call to {method} method failed: 'EngineCoreProc' object has no attribute '{method}'"
@@ -37,10 +34,7 @@ impl Callee<'_> {
         Ok(match method {
             "reset_mm_cache" => {
                 if let Some(cache) = self.receiver_cache {
-                    cache
-                        .lock()
-                        .unwrap_or_else(std::sync::PoisonError::into_inner)
-                        .clear();
+                    cache.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clear();
                 }
                 Value::Nil
             }

@@ -155,6 +155,9 @@ pub(crate) struct LimitArgs {
     /// Most bytes of a request body
     #[arg(long, env = "CHIASM_MAX_BODY_BYTES", default_value_t = 64 << 20)]
     pub(crate) max_body_bytes: usize,
+    /// Seconds that a request body may take to arrive
+    #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]
+    pub(crate) body_timeout: Duration,
     /// Most requests in flight; more get 503
     #[arg(long, env = "CHIASM_MAX_REQUESTS", default_value_t = 1024)]
     pub(crate) max_requests: usize,

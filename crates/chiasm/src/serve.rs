@@ -8,9 +8,7 @@ use std::time::Duration;
 use chiasm_engine::ClientOptions;
 use chiasm_media::{MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
-use chiasm_server::fleet::{
-    AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy,
-};
+use chiasm_server::fleet::{AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, routes};
 use tokio::net::TcpListener;
@@ -39,8 +37,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
     let fleet = Fleet::start(hosts, router_config(&args.routing), options)?;
-    let frontend =
-        Arc::new(Frontend::new(model.clone(), door, fleet.clone(), limits(&args)));
+    let frontend = Arc::new(Frontend::new(model.clone(), door, fleet.clone(), limits(&args)));
 
     let terminated = async {
         signals::terminated().await;
@@ -177,6 +174,7 @@ fn limits(args: &ServeArgs) -> Limits {
     let defaults = Limits::default();
     Limits {
         body_bytes: args.limits.max_body_bytes,
+        body_timeout: args.limits.body_timeout,
         images_per_request: args.limits.limit_images,
         requests: args.limits.max_requests,
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),

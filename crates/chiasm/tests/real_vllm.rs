@@ -2,25 +2,28 @@
 //!
 //! One test, because an engine takes a while to start and several at once slow each other down.
 #![cfg(feature = "real-engines")]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
 
 use std::collections::HashMap;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, DUSK, NIGHT, Picture, SNOW};
 use serde_json::{Value, json};
-use support::{Process, Server, free_port, scenario_run, send_signal, wait_for};
+use support::{Server, free_port, scenario_run, send_signal, wait_for};
 
 /// Engines start one after the other on a small machine.
 const STARTUP: Duration = Duration::from_secs(240);
 const BLOCK_SIZE: u64 = 32;
 /// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
-const ENGINE_FLAGS: &[&str] = &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
+const ENGINE_FLAGS: &[&str] =
+    &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
 
 /// What `cargo xtask test` provides.
 struct Environment {
@@ -31,7 +34,8 @@ struct Environment {
 
 impl Environment {
     fn read() -> Self {
-        let variable = |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test`"));
+        let variable =
+            |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test`"));
         Self {
             vllm: variable("CHIASM_TEST_VLLM"),
             python: variable("CHIASM_TEST_PYTHON"),
@@ -46,8 +50,19 @@ impl Environment {
     fn serve(&self, model: &str, engines: &str) -> Server {
         let model = self.model(model);
         let mut args = vec![
-            model.as_str(), "--served-model-name", "m", "--engines", engines, "--vllm", &self.vllm,
-            "--receiver-cache-gb", "0.1", "--allow-private-media", "--port", "0", "--",
+            model.as_str(),
+            "--served-model-name",
+            "m",
+            "--engines",
+            engines,
+            "--vllm",
+            &self.vllm,
+            "--receiver-cache-gb",
+            "0.1",
+            "--allow-private-media",
+            "--port",
+            "0",
+            "--",
         ];
         args.extend(ENGINE_FLAGS);
         Server::start(&args)
@@ -59,10 +74,12 @@ impl Environment {
         let server = Command::new(&self.vllm)
             .args(["serve", &self.model(model), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port])
             .args(ENGINE_FLAGS)
+            .arg("--trust-request-mm-kwargs")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            .process_group(0)
             .spawn()
-            .map(Process)
+            .map(Group)
             .expect("vllm serve starts");
         let (client, url) = (support::client(), format!("http://127.0.0.1:{port}"));
         wait_for("vllm serve", STARTUP, async || client.get(format!("{url}/health")).send().await.is_ok()).await;
@@ -77,9 +94,19 @@ impl Environment {
                 .expect("vllm serve answers");
             answers.push(ids(&support::json(response).await));
         }
-        // Its engine is a process of its own, which ends with it when it is asked to.
-        send_signal(server.0.id(), "TERM");
+        drop(server);
         answers
+    }
+}
+
+/// A process and all that it has started. Killed when dropped.
+struct Group(Child);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let group = format!("-{}", self.0.id());
+        let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
+        let _ = self.0.wait();
     }
 }
 
@@ -164,19 +191,16 @@ fn is_alive(pid: u32) -> bool {
         .is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
 }
 
-/// The process that computes, below `vllm serve --headless`.
-fn engine_cores(server: &Server) -> Vec<u32> {
-    descendants(server.pid())
-        .into_iter()
-        .filter(|pid| {
-            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.contains("EngineCore"))
-        })
-        .collect()
+/// The EngineCore process of a worker's latest engine.
+fn engine_core(server: &Server, worker: &str) -> u32 {
+    let group = server.logged(&format!("{worker}: its process group is ")).parse().expect("a process id");
+    let is_core = |pid: &u32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| command.starts_with(b"VLLM::EngineCore"))
+    };
+    descendants(group).into_iter().find(is_core).unwrap_or_else(|| panic!("{worker} has no EngineCore"))
 }
 
 async fn a_killed_engine_is_replaced(server: &Server) {
-    let cores = engine_cores(server);
-    assert_eq!(cores.len(), 2, "two engines run");
     let body = json!({
         "model": "m", "messages": [{"role": "user", "content": "the quick brown fox"}], "max_tokens": 1500,
         "ignore_eos": true, "temperature": 0,
@@ -188,17 +212,17 @@ async fn a_killed_engine_is_replaced(server: &Server) {
     let (answer, after) = tokio::join!(server.chat(&body), async {
         wait_for("running request", STARTUP, async || running().await == 1.0).await;
         let busy = match server.metric("chiasm_worker_running_requests{worker=\"worker_0\"}").await {
-            1.0 => 0,
-            _ => 1,
+            1.0 => "worker_0",
+            _ => "worker_1",
         };
-        // Engines are started in the order of their workers.
-        send_signal(cores[busy], "KILL");
+        send_signal(engine_core(server, busy), "KILL");
         wait_for("worker to leave", Duration::from_secs(10), async || server.ready_workers().await == 1).await
     });
     assert!(after < Duration::from_secs(1), "it took {after:?} to notice");
     answer.ok();
+    assert_eq!(server.metric("chiasm_retries_total").await, 1.0, "the killed engine's request moved");
     server.wait_ready(2, STARTUP).await;
-    assert_eq!(engine_cores(server).len(), 2, "a new engine runs");
+    assert!(is_alive(engine_core(server, "worker_0")) && is_alive(engine_core(server, "worker_1")));
 }
 
 async fn the_openai_package_works(environment: &Environment, server: &Server) {

@@ -1,4 +1,5 @@
 //! The frontend as a process before simulated engines: everything that needs neither Python nor vLLM.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -67,8 +68,15 @@ async fn the_demo_prints_a_json_line_per_request() {
     let expected: usize = chiasm::scenarios::all().iter().map(|scenario| scenario.turns.len()).sum();
     assert_eq!(lines.len(), expected);
     let fields = [
-        "scenario", "request", "worker", "blocks_total", "blocks_overlap", "prompt_tokens", "cached_tokens",
-        "transfer", "ttft_ms",
+        "scenario",
+        "request",
+        "worker",
+        "blocks_total",
+        "blocks_overlap",
+        "prompt_tokens",
+        "cached_tokens",
+        "transfer",
+        "ttft_ms",
     ];
     for line in &lines {
         assert_eq!(line.as_object().expect("an object").keys().collect::<Vec<_>>(), fields);
@@ -94,15 +102,17 @@ async fn the_simulated_engine_says_what_it_saw() {
 #[tokio::test]
 async fn a_stream_says_the_same_as_a_whole_answer() {
     let server = serve(1, &[]).await;
-    let body = with(ask("Tell a short story."), json!({"logprobs": true, "top_logprobs": 2, "return_token_ids": true, "cache_salt": "a"}));
+    let body = with(
+        ask("Tell a short story."),
+        json!({"logprobs": true, "top_logprobs": 2, "return_token_ids": true, "cache_salt": "a"}),
+    );
     let whole = server.chat(&body).await.ok();
     // Another salt: nothing is cached, so the simulated engine says the same.
     let streamed = with(body, json!({"stream": true, "stream_options": {"include_usage": true}, "cache_salt": "b"}));
     let chunks = server.chat(&streamed).await.chunks();
 
-    let join = |field: fn(&Value) -> &Value| -> String {
-        chunks.iter().filter_map(|chunk| field(chunk).as_str()).collect()
-    };
+    let join =
+        |field: fn(&Value) -> &Value| -> String { chunks.iter().filter_map(|chunk| field(chunk).as_str()).collect() };
     let text = join(|chunk| &chunk["choices"][0]["delta"]["content"]);
     assert_eq!(text, whole["choices"][0]["message"]["content"].as_str().expect("text"));
     assert_eq!(join(|chunk| &chunk["choices"][0]["finish_reason"]), "stop");
@@ -199,7 +209,8 @@ async fn bad_input_is_refused_with_the_fields_name() {
     let three = json!({"messages": [{"role": "user", "content": [part, part, part]}]});
     assert_eq!(server.chat(&three).await.refused(413), "messages[0].content[2].image_url");
 
-    let raw = server.client.post(format!("{}/v1/chat/completions", server.url)).body("{").send().await.expect("an answer");
+    let raw =
+        server.client.post(format!("{}/v1/chat/completions", server.url)).body("{").send().await.expect("an answer");
     assert_eq!(raw.status().as_u16(), 400);
     let lost = server.client.get(format!("{}/v1/nothing", server.url)).send().await.expect("an answer");
     assert_eq!(lost.status().as_u16(), 404);
@@ -238,7 +249,13 @@ async fn a_burst_of_one_new_image_goes_to_one_worker() {
     let server = serve(2, &["--sim-speedup", "4"]).await;
     let body = image_url(&data_uri(NIGHT.jpeg));
     let burst = futures_util::future::join_all((0..6).map(|_| server.chat(&body))).await;
-    let mut workers: Vec<String> = burst.iter().map(|answer| { answer.ok(); answer.header("x-chiasm-worker") }).collect();
+    let mut workers: Vec<String> = burst
+        .iter()
+        .map(|answer| {
+            answer.ok();
+            answer.header("x-chiasm-worker")
+        })
+        .collect();
     workers.dedup();
     assert_eq!(workers.len(), 1, "{workers:?}");
 }
@@ -247,7 +264,9 @@ async fn a_burst_of_one_new_image_goes_to_one_worker() {
 async fn a_client_that_goes_away_aborts_its_request() {
     // 5 tokens a second: the answer takes many seconds
     let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
-    let mut response = server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 500}))).await;
+    let mut response = server
+        .open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 500})))
+        .await;
     response.chunk().await.expect("a first chunk");
     let running = async || server.metric("chiasm_worker_running_requests").await;
     wait_for("running request", SOON, async || running().await == 1.0).await;
@@ -317,10 +336,25 @@ async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
 }
 
 #[tokio::test]
+async fn a_body_that_does_not_arrive_is_given_up() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let server = serve(1, &["--body-timeout", "0.2"]).await;
+    let address = server.url.trim_start_matches("http://");
+    let mut connection = tokio::net::TcpStream::connect(address).await.expect("a connection");
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
+    connection.write_all(head.as_bytes()).await.expect("sent");
+    let mut answer = [0; 12];
+    connection.read_exact(&mut answer).await.expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 408");
+}
+
+#[tokio::test]
 async fn sigterm_drains() {
     let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "20"]).await;
     let url = format!("{}/v1/chat/completions", server.url);
-    let mut response = server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 20}))).await;
+    let mut response = server
+        .open("/v1/chat/completions", &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 20})))
+        .await;
     response.chunk().await.expect("a first chunk");
     let ended = tokio::spawn(server.terminate(SOON));
     let rest = response.text().await.expect("the rest");
@@ -347,9 +381,11 @@ async fn inspect_tells_layout_and_dumps_tensors() {
     std::fs::write(&picture, DAWN.jpeg).expect("written");
     let (model, picture, dump) =
         (demo_model().display().to_string(), picture.display().to_string(), folder.path().display().to_string());
-    let output = chiasm(&["inspect", "--model", &model, &picture, "--json", "--dump", &dump]).output().expect("it runs");
+    let output =
+        chiasm(&["inspect", "--model", &model, &picture, "--json", "--dump", &dump]).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let facts: Value = serde_json::from_slice(output.stdout.split(|&b| b == b'\n').next().expect("a line")).expect("JSON");
+    let facts: Value =
+        serde_json::from_slice(output.stdout.split(|&b| b == b'\n').next().expect("a line")).expect("JSON");
     assert_eq!(facts["grid_thw"], json!([1, 16, 20]));
     assert_eq!(facts["placeholder_tokens"], 80);
     assert_eq!(facts["tensors"][0], json!({"name": "pixel_values", "dtype": "uint8", "shape": [320, 1176]}));

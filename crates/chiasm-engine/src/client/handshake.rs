@@ -31,10 +31,7 @@ pub struct PendingEngine {
 }
 
 impl PendingEngine {
-    pub(super) async fn bind(
-        endpoints: EngineEndpoints,
-        options: ClientOptions,
-    ) -> Result<Self, EngineError> {
+    pub(super) async fn bind(endpoints: EngineEndpoints, options: ClientOptions) -> Result<Self, EngineError> {
         let mut handshake = RouterSocket::new();
         let mut input = RouterSocket::new();
         let mut output = Outputs(PullSocket::new());
@@ -45,15 +42,7 @@ impl PendingEngine {
             input: bind(&mut input, endpoints.input).await?,
             output: bind(&mut output.0, endpoints.output).await?,
         };
-        Ok(Self {
-            handshake,
-            input,
-            input_events,
-            output,
-            output_events,
-            addresses,
-            options,
-        })
+        Ok(Self { handshake, input, input_events, output, output_events, addresses, options })
     }
 
     /// The addresses as bound, with the ports that the system picked.
@@ -82,27 +71,10 @@ impl PendingEngine {
 
         let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
         let (shared, messages) = Shared::new();
-        tokio::spawn(tasks::send_requests(
-            self.input,
-            self.input_events,
-            identity,
-            messages,
-            shared.clone(),
-        ));
-        tokio::spawn(tasks::receive_outputs(
-            self.output,
-            self.output_events,
-            shared.clone(),
-        ));
-        let handle = ClientHandle {
-            shared,
-            ready,
-            options: self.options,
-            addresses: self.addresses,
-        };
-        Ok(EngineClient {
-            handle: Arc::new(handle),
-        })
+        tokio::spawn(tasks::send_requests(self.input, self.input_events, identity, messages, shared.clone()));
+        tokio::spawn(tasks::receive_outputs(self.output, self.output_events, shared.clone()));
+        let handle = ClientHandle { shared, ready, options: self.options, addresses: self.addresses };
+        Ok(EngineClient { handle: Arc::new(handle) })
     }
 
     /// HELLO is answered by INIT. The report on the input socket and READY then come in either order.
@@ -148,10 +120,7 @@ impl PendingEngine {
             }
         };
         let [identity, payload] = &frames[..] else {
-            tracing::warn!(
-                frames = frames.len(),
-                "handshake message with an unexpected number of frames ignored"
-            );
+            tracing::warn!(frames = frames.len(), "handshake message with an unexpected number of frames ignored");
             return None;
         };
         if handshake::rank(identity) != Some(self.options.rank) {
@@ -169,8 +138,7 @@ async fn bind(socket: &mut impl Socket, address: String) -> Result<String, Engin
         match socket.bind(&address).await {
             Ok(bound) => return Ok(bound.to_string()),
             Err(zeromq::ZmqError::Network(error))
-                if error.kind() == std::io::ErrorKind::AddrInUse
-                    && tokio::time::Instant::now() < deadline =>
+                if error.kind() == std::io::ErrorKind::AddrInUse && tokio::time::Instant::now() < deadline =>
             {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -190,10 +158,7 @@ fn check_version(found: &str, strict: bool) -> Result<(), EngineError> {
             );
             Ok(())
         }
-        _ => Err(EngineError::Version {
-            found: found.to_owned(),
-            tested: TESTED,
-        }),
+        _ => Err(EngineError::Version { found: found.to_owned(), tested: TESTED }),
     }
 }
 
@@ -207,13 +172,7 @@ mod tests {
         assert!(check_version("0.33.1", false).is_ok());
         assert!(check_version("main", false).is_ok());
         for (found, strict) in [("0.31.9", false), ("0.33.1", true), ("main", true)] {
-            assert!(
-                matches!(
-                    check_version(found, strict),
-                    Err(EngineError::Version { .. })
-                ),
-                "{found}"
-            );
+            assert!(matches!(check_version(found, strict), Err(EngineError::Version { .. })), "{found}");
         }
     }
 }

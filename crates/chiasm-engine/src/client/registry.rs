@@ -29,24 +29,16 @@ pub(super) struct Registry {
 impl Registry {
     fn alive(&self) -> Result<(), EngineError> {
         match &self.death {
-            Some(cause) => Err(EngineError::Dead {
-                cause: cause.clone(),
-            }),
+            Some(cause) => Err(EngineError::Dead { cause: cause.clone() }),
             None => Ok(()),
         }
     }
 
     /// Opens a stream. The id must not be open.
-    pub(super) fn open(
-        &mut self,
-        request_id: &str,
-    ) -> Result<mpsc::UnboundedReceiver<Arrival>, EngineError> {
+    pub(super) fn open(&mut self, request_id: &str) -> Result<mpsc::UnboundedReceiver<Arrival>, EngineError> {
         self.alive()?;
         match self.streams.entry(request_id.to_owned()) {
-            Entry::Occupied(_) => Err(EngineError::invalid(
-                "request_id",
-                "is in use by a running request",
-            )),
+            Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
             Entry::Vacant(entry) => {
                 let (sender, receiver) = mpsc::unbounded_channel();
                 entry.insert(sender);
@@ -113,9 +105,7 @@ impl Registry {
             return false;
         }
         for (_, stream) in self.streams.drain() {
-            let _ = stream.send(Err(EngineError::Dead {
-                cause: cause.clone(),
-            }));
+            let _ = stream.send(Err(EngineError::Dead { cause: cause.clone() }));
         }
         // Calls notice that their sender is gone and ask for the cause.
         self.calls.clear();

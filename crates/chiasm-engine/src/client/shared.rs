@@ -40,18 +40,14 @@ impl Shared {
 
     /// Queues a message for the engine.
     pub(super) fn send(&self, message: Vec<Bytes>) -> Result<(), EngineError> {
-        self.outbox.send(message).map_err(|_| EngineError::Dead {
-            cause: self.cause(),
-        })
+        self.outbox.send(message).map_err(|_| EngineError::Dead { cause: self.cause() })
     }
 
     /// Aborts a request unless it has ended.
     pub(super) fn abort(&self, request_id: &str) {
         if self.registry().close(request_id) {
             // A dead engine needs no abort.
-            let _ = self
-                .outbox
-                .send(request::encode_abort(&[request_id.to_owned()]));
+            let _ = self.outbox.send(request::encode_abort(&[request_id.to_owned()]));
         }
     }
 
@@ -75,10 +71,7 @@ impl Shared {
 
     /// How the engine went; `Closed` while it lives.
     pub(super) fn cause(&self) -> DeathCause {
-        self.registry()
-            .death()
-            .cloned()
-            .unwrap_or(DeathCause::Closed)
+        self.registry().death().cloned().unwrap_or(DeathCause::Closed)
     }
 
     /// Returns once the engine is gone.
@@ -91,8 +84,6 @@ impl Shared {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("open_requests", &self.registry().open_requests())
-            .finish_non_exhaustive()
+        f.debug_struct("Shared").field("open_requests", &self.registry().open_requests()).finish_non_exhaustive()
     }
 }

@@ -16,16 +16,8 @@ pub struct OutputStream {
 }
 
 impl OutputStream {
-    pub(super) fn new(
-        request_id: String,
-        arrivals: mpsc::UnboundedReceiver<Arrival>,
-        shared: Arc<Shared>,
-    ) -> Self {
-        Self {
-            request_id,
-            arrivals,
-            shared,
-        }
+    pub(super) fn new(request_id: String, arrivals: mpsc::UnboundedReceiver<Arrival>, shared: Arc<Shared>) -> Self {
+        Self { request_id, arrivals, shared }
     }
 
     /// The request's id.

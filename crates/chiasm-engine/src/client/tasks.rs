@@ -110,9 +110,7 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, sha
 /// A message with its receiver in front.
 pub(super) fn addressed(identity: &Bytes, frames: Vec<Bytes>) -> ZmqMessage {
     let mut message = ZmqMessage::from(identity.clone());
-    frames
-        .into_iter()
-        .for_each(|frame| message.push_back(frame));
+    frames.into_iter().for_each(|frame| message.push_back(frame));
     message
 }
 

@@ -9,18 +9,13 @@ use chiasm_types::TokenId;
 use super::ClientOptions;
 use crate::error::EngineError;
 use crate::wire::{
-    EngineCoreRequest, EngineReady, FieldKind, MmData, MmFeature, MmItem, SamplingParams,
-    TensorData, WireTensor,
+    EngineCoreRequest, EngineReady, FieldKind, MmData, MmFeature, MmItem, SamplingParams, TensorData, WireTensor,
 };
 
 type Check = Result<(), EngineError>;
 
 /// Checks everything but the uniqueness of the id.
-pub(super) fn check(
-    request: &EngineCoreRequest,
-    engine: &EngineReady,
-    options: &ClientOptions,
-) -> Check {
+pub(super) fn check(request: &EngineCoreRequest, engine: &EngineReady, options: &ClientOptions) -> Check {
     if request.request_id.is_empty() {
         return refuse("request_id", "must not be empty");
     }
@@ -28,10 +23,7 @@ pub(super) fn check(
         return refuse("arrival_time", "must be finite");
     }
     if request.client_index != 0 {
-        return refuse(
-            "client_index",
-            "must be 0, the engine has one output address",
-        );
+        return refuse("client_index", "must be 0, the engine has one output address");
     }
     prompt(request, engine, options)?;
     sampling(&request.sampling_params, options)?;
@@ -49,10 +41,7 @@ fn prompt(request: &EngineCoreRequest, engine: &EngineReady, options: &ClientOpt
     }
     // At exactly max_model_len the engine produces empty outputs without end.
     if len >= engine.max_model_len {
-        let message = format!(
-            "has {len} tokens, the engine takes fewer than {}",
-            engine.max_model_len
-        );
+        let message = format!("has {len} tokens, the engine takes fewer than {}", engine.max_model_len);
         return refuse("prompt_token_ids", message);
     }
     tokens("prompt_token_ids", &request.prompt_token_ids, options)
@@ -63,10 +52,7 @@ fn tokens(field: &str, tokens: &[TokenId], options: &ClientOptions) -> Check {
         return Ok(());
     };
     match tokens.iter().find(|token| token.0 >= vocab_size) {
-        Some(token) => refuse(
-            field,
-            format!("token {token} is outside the vocabulary of {vocab_size}"),
-        ),
+        Some(token) => refuse(field, format!("token {token} is outside the vocabulary of {vocab_size}")),
         None => Ok(()),
     }
 }
@@ -74,58 +60,22 @@ fn tokens(field: &str, tokens: &[TokenId], options: &ClientOptions) -> Check {
 fn sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
     // Written so that NaN fails.
     let bounds = [
-        (
-            "presence_penalty",
-            (-2.0..=2.0).contains(&params.presence_penalty),
-            "must be in [-2, 2]",
-        ),
-        (
-            "frequency_penalty",
-            (-2.0..=2.0).contains(&params.frequency_penalty),
-            "must be in [-2, 2]",
-        ),
+        ("presence_penalty", (-2.0..=2.0).contains(&params.presence_penalty), "must be in [-2, 2]"),
+        ("frequency_penalty", (-2.0..=2.0).contains(&params.frequency_penalty), "must be in [-2, 2]"),
         (
             "repetition_penalty",
             params.repetition_penalty > 0.0 && params.repetition_penalty.is_finite(),
             "must be more than 0 and finite",
         ),
-        (
-            "temperature",
-            (0.0..=2.0).contains(&params.temperature),
-            "must be in [0, 2]",
-        ),
-        (
-            "top_p",
-            params.top_p > 0.0 && params.top_p <= 1.0,
-            "must be in (0, 1]",
-        ),
+        ("temperature", (0.0..=2.0).contains(&params.temperature), "must be in [0, 2]"),
+        ("top_p", params.top_p > 0.0 && params.top_p <= 1.0, "must be in (0, 1]"),
         ("top_k", params.top_k >= -1, "must be -1 or more"),
-        (
-            "min_p",
-            (0.0..=1.0).contains(&params.min_p),
-            "must be in [0, 1]",
-        ),
+        ("min_p", (0.0..=1.0).contains(&params.min_p), "must be in [0, 1]"),
         ("max_tokens", params.max_tokens >= 1, "must be at least 1"),
-        (
-            "min_tokens",
-            params.min_tokens <= params.max_tokens,
-            "must not exceed max_tokens",
-        ),
-        (
-            "logprobs",
-            params.logprobs.is_none_or(|count| count >= -1),
-            "must be -1 or more",
-        ),
-        (
-            "prompt_logprobs",
-            params.prompt_logprobs.is_none_or(|count| count >= -1),
-            "must be -1 or more",
-        ),
-        (
-            "logit_bias",
-            params.logit_bias.iter().all(|(_, bias)| bias.is_finite()),
-            "must be finite",
-        ),
+        ("min_tokens", params.min_tokens <= params.max_tokens, "must not exceed max_tokens"),
+        ("logprobs", params.logprobs.is_none_or(|count| count >= -1), "must be -1 or more"),
+        ("prompt_logprobs", params.prompt_logprobs.is_none_or(|count| count >= -1), "must be -1 or more"),
+        ("logit_bias", params.logit_bias.iter().all(|(_, bias)| bias.is_finite()), "must be finite"),
     ];
     if let Some((field, _, message)) = bounds.into_iter().find(|(_, holds, _)| !holds) {
         return refuse(format!("sampling_params.{field}"), message);
@@ -154,10 +104,7 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
         }
         match &feature.data {
             None if !options.receiver_cache => {
-                return refuse(
-                    field("data"),
-                    "is missing, and the engine has no receiver cache",
-                );
+                return refuse(field("data"), "is missing, and the engine has no receiver cache");
             }
             None => {}
             Some(item) => {
@@ -178,20 +125,13 @@ fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Resul
         return Err("is empty".to_owned());
     }
     let end = offset.checked_add(length).filter(|&end| end <= prompt_len);
-    let end = end.ok_or_else(|| {
-        format!("{length} tokens from {offset} reach past the prompt of {prompt_len}")
-    })?;
+    let end = end.ok_or_else(|| format!("{length} tokens from {offset} reach past the prompt of {prompt_len}"))?;
     if offset < end_of_last {
-        return Err(format!(
-            "starts at {offset}, before the item in front of it ends at {end_of_last}"
-        ));
+        return Err(format!("starts at {offset}, before the item in front of it ends at {end_of_last}"));
     }
     if let Some(mask) = &position.is_embed {
         if mask.len() != length {
-            return Err(format!(
-                "is_embed has {} entries for {length} tokens",
-                mask.len()
-            ));
+            return Err(format!("is_embed has {} entries for {length} tokens", mask.len()));
         }
         if !mask.contains(&true) {
             return Err("is_embed leaves no token for the item".to_owned());
@@ -211,9 +151,7 @@ fn tensors(item: &MmItem) -> Result<(), (&str, String)> {
                 return Err("has no data".to_owned());
             };
             sizes(data)?;
-            if let (FieldKind::Flat { slices, dim: 0, .. }, MmData::Tensor(tensor)) =
-                (&field.kind, data)
-            {
+            if let (FieldKind::Flat { slices, dim: 0, .. }, MmData::Tensor(tensor)) = (&field.kind, data) {
                 let rows = tensor.shape.first().copied().unwrap_or(0);
                 let end = slices.last().and_then(|slice| slice[1]);
                 if end != Some(rows as i64) {
@@ -232,14 +170,12 @@ fn sizes(data: &MmData) -> Result<(), String> {
     match data {
         MmData::Tensor(tensor) => {
             let WireTensor { dtype, shape, data } = tensor;
-            let nbytes = tensor
-                .nbytes()
-                .ok_or_else(|| format!("has an unknown dtype {dtype:?} or too large a shape"))?;
+            let nbytes =
+                tensor.nbytes().ok_or_else(|| format!("has an unknown dtype {dtype:?} or too large a shape"))?;
             match data {
-                TensorData::Bytes(bytes) if bytes.len() != nbytes => Err(format!(
-                    "has {} bytes, shape {shape:?} of {dtype} needs {nbytes}",
-                    bytes.len()
-                )),
+                TensorData::Bytes(bytes) if bytes.len() != nbytes => {
+                    Err(format!("has {} bytes, shape {shape:?} of {dtype} needs {nbytes}", bytes.len()))
+                }
                 _ => Ok(()),
             }
         }
@@ -249,10 +185,7 @@ fn sizes(data: &MmData) -> Result<(), String> {
 }
 
 /// Names of pixel tensors and of the grids that count their rows, as `[t, h, w]` in patches (Qwen-VL families).
-const GRIDS: [(&str, &str); 2] = [
-    ("pixel_values", "image_grid_thw"),
-    ("pixel_values_videos", "video_grid_thw"),
-];
+const GRIDS: [(&str, &str); 2] = [("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw")];
 
 /// Pixel rows are as many as the grid says; the engine's main loop dies otherwise.
 fn grid(item: &MmItem) -> Result<(), (&str, String)> {
@@ -265,14 +198,10 @@ fn grid(item: &MmItem) -> Result<(), (&str, String)> {
             return Err((grid, "must be three integers in the message".to_owned()));
         };
         let rows = tensor(pixels).and_then(|pixels| pixels.shape.first().copied());
-        let product = extents.iter().try_fold(1_usize, |product, &extent| {
-            product.checked_mul(usize::try_from(extent).ok()?)
-        });
+        let product =
+            extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?));
         if rows.is_none() || rows == Some(0) || rows != product {
-            return Err((
-                pixels,
-                format!("has {} rows, its grid is {extents:?}", rows.unwrap_or(0)),
-            ));
+            return Err((pixels, format!("has {} rows, its grid is {extents:?}", rows.unwrap_or(0))));
         }
     }
     Ok(())

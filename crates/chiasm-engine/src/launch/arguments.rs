@@ -6,31 +6,13 @@ use crate::error::EngineError;
 /// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all that start so.
 const OWNED: [(&str, &str); 11] = [
     ("--headless", "engines are always headless"),
-    (
-        "--data-parallel-*",
-        "each engine is on its own, start more engines instead",
-    ),
-    (
-        "-dp*",
-        "each engine is on its own, start more engines instead",
-    ),
-    (
-        "--mm-processor-cache-gb",
-        "set the receiver cache's size in Chiasm",
-    ),
-    (
-        "--mm-processor-cache-type",
-        "Chiasm fills the engine's cache and knows its type",
-    ),
+    ("--data-parallel-*", "each engine is on its own, start more engines instead"),
+    ("-dp*", "each engine is on its own, start more engines instead"),
+    ("--mm-processor-cache-gb", "set the receiver cache's size in Chiasm"),
+    ("--mm-processor-cache-type", "Chiasm fills the engine's cache and knows its type"),
     ("--enable-prefix-caching", "it is always on"),
-    (
-        "--no-enable-prefix-caching",
-        "routing needs the prefix cache",
-    ),
-    (
-        "--kv-events-config*",
-        "Chiasm subscribes to the events and sets where they are published",
-    ),
+    ("--no-enable-prefix-caching", "routing needs the prefix cache"),
+    ("--kv-events-config*", "Chiasm subscribes to the events and sets where they are published"),
     ("--api-server-count", "a headless engine has no API server"),
     ("-asc", "a headless engine has no API server"),
     ("--model", "name the model in Chiasm"),
@@ -39,27 +21,18 @@ const OWNED: [(&str, &str); 11] = [
 pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     for arg in &spec.extra_args {
         if let Some(instead) = owned(arg) {
-            return Err(EngineError::OwnedFlag {
-                flag: arg.clone(),
-                instead,
-            });
+            return Err(EngineError::OwnedFlag { flag: arg.clone(), instead });
         }
     }
     let (host, port) = host_and_port(&spec.handshake)?;
-    let mut arguments: Vec<String> = vec![
-        "serve".into(),
-        spec.model.to_string_lossy().into_owned(),
-        "--headless".into(),
-    ];
+    let mut arguments: Vec<String> =
+        vec!["serve".into(), spec.model.to_string_lossy().into_owned(), "--headless".into()];
     let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     flag("--data-parallel-address", host.to_owned());
     flag("--data-parallel-rpc-port", port.to_owned());
     flag("--data-parallel-size", "1".to_owned());
     flag("--mm-processor-cache-type", "lru".to_owned());
-    flag(
-        "--mm-processor-cache-gb",
-        spec.receiver_cache_gb.to_string(),
-    );
+    flag("--mm-processor-cache-gb", spec.receiver_cache_gb.to_string());
     if let Some(events) = &spec.kv_events {
         let config = serde_json::json!({
             "enable_kv_cache_events": true,
@@ -78,27 +51,17 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
 ///
 /// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse, abbreviations.
 fn owned(arg: &str) -> Option<&'static str> {
-    let name = arg
-        .split(['=', '.'])
-        .next()
-        .unwrap_or_default()
-        .replace('_', "-");
+    let name = arg.split(['=', '.']).next().unwrap_or_default().replace('_', "-");
     if !name.starts_with('-') || name.len() < 3 {
         return None;
     }
     let matches = |owned: &str| match owned.strip_suffix('*') {
         Some(start) => {
-            name.starts_with(start)
-                || (name.starts_with("--") && name.len() > 3 && start.starts_with(&name))
+            name.starts_with(start) || (name.starts_with("--") && name.len() > 3 && start.starts_with(&name))
         }
-        None => {
-            owned == name || (name.starts_with("--") && name.len() > 3 && owned.starts_with(&name))
-        }
+        None => owned == name || (name.starts_with("--") && name.len() > 3 && owned.starts_with(&name)),
     };
-    OWNED
-        .iter()
-        .find(|(owned, _)| matches(owned))
-        .map(|&(_, instead)| instead)
+    OWNED.iter().find(|(owned, _)| matches(owned)).map(|&(_, instead)| instead)
 }
 
 /// `tcp://host:port`, split.
@@ -107,9 +70,7 @@ fn host_and_port(address: &str) -> Result<(&str, &str), EngineError> {
         .strip_prefix("tcp://")
         .and_then(|rest| rest.rsplit_once(':'))
         .filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
-        .ok_or_else(|| EngineError::HandshakeAddress {
-            address: address.to_owned(),
-        })
+        .ok_or_else(|| EngineError::HandshakeAddress { address: address.to_owned() })
 }
 
 #[cfg(test)]
@@ -168,14 +129,8 @@ mod tests {
             "--api-server-count",
             "--data-par",
         ] {
-            let spec = LaunchSpec {
-                extra_args: vec![flag.into()],
-                ..spec()
-            };
-            assert!(
-                matches!(spec.arguments(), Err(EngineError::OwnedFlag { .. })),
-                "{flag}"
-            );
+            let spec = LaunchSpec { extra_args: vec![flag.into()], ..spec() };
+            assert!(matches!(spec.arguments(), Err(EngineError::OwnedFlag { .. })), "{flag}");
         }
     }
 
@@ -197,33 +152,15 @@ mod tests {
             "auto",
             "--kv-cache-dtype",
         ];
-        let spec = LaunchSpec {
-            extra_args: extra_args.map(String::from).to_vec(),
-            ..spec()
-        };
-        assert!(
-            spec.arguments()
-                .unwrap()
-                .ends_with(&extra_args.map(String::from))
-        );
+        let spec = LaunchSpec { extra_args: extra_args.map(String::from).to_vec(), ..spec() };
+        assert!(spec.arguments().unwrap().ends_with(&extra_args.map(String::from)));
     }
 
     #[test]
     fn a_handshake_that_no_engine_can_reach_is_refused() {
-        for address in [
-            "ipc:///tmp/x",
-            "tcp://127.0.0.1:0",
-            "127.0.0.1:1",
-            "tcp://:1",
-        ] {
-            let spec = LaunchSpec {
-                handshake: address.into(),
-                ..spec()
-            };
-            assert!(
-                matches!(spec.arguments(), Err(EngineError::HandshakeAddress { .. })),
-                "{address}"
-            );
+        for address in ["ipc:///tmp/x", "tcp://127.0.0.1:0", "127.0.0.1:1", "tcp://:1"] {
+            let spec = LaunchSpec { handshake: address.into(), ..spec() };
+            assert!(matches!(spec.arguments(), Err(EngineError::HandshakeAddress { .. })), "{address}");
         }
     }
 }

@@ -33,8 +33,7 @@ impl Group {
             let Some(members) = members(self.0) else {
                 return self.kill();
             };
-            let (janitors, others): (Vec<_>, Vec<_>) =
-                members.into_iter().partition(|&pid| is_janitor(pid));
+            let (janitors, others): (Vec<_>, Vec<_>) = members.into_iter().partition(|&pid| is_janitor(pid));
             if janitors.is_empty() {
                 return self.kill();
             }
@@ -64,10 +63,7 @@ impl Group {
             return false;
         }
         let listed = tokio::task::spawn_blocking(move || members(self.0)).await;
-        listed
-            .ok()
-            .flatten()
-            .is_none_or(|members| !members.is_empty())
+        listed.ok().flatten().is_none_or(|members| !members.is_empty())
     }
 }
 
@@ -84,12 +80,7 @@ fn members(group: Pid) -> Option<Vec<Pid>> {
     let entries = std::fs::read_dir("/proc").ok()?;
     let mut members = Vec::new();
     for entry in entries.flatten() {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-            .and_then(Pid::from_raw)
-        else {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
             continue;
         };
         // A process may end while it is looked at.
@@ -119,8 +110,7 @@ fn state_and_group(stat: &str) -> Option<(&str, i32)> {
 fn is_janitor(pid: Pid) -> bool {
     let path = format!("/proc/{}/cmdline", pid.as_raw_nonzero());
     let tracker = b"multiprocessing.resource_tracker";
-    std::fs::read(path)
-        .is_ok_and(|line| line.windows(tracker.len()).any(|window| window == tracker))
+    std::fs::read(path).is_ok_and(|line| line.windows(tracker.len()).any(|window| window == tracker))
 }
 
 #[cfg(test)]

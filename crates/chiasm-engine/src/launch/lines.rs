@@ -25,12 +25,7 @@ impl LastLines {
     }
 
     pub(super) fn get(&self) -> Vec<String> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .cloned()
-            .collect()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 
@@ -40,11 +35,7 @@ pub(super) async fn pass_on(name: String, stream: impl AsyncRead + Unpin, last: 
     let mut line = Vec::new();
     loop {
         line.clear();
-        match (&mut reader)
-            .take(MAX_LINE)
-            .read_until(b'\n', &mut line)
-            .await
-        {
+        match (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).await {
             Ok(0) => return,
             Ok(_) => {
                 let text = String::from_utf8_lossy(&line);
@@ -92,10 +83,7 @@ mod tests {
 
     #[test]
     fn levels_are_read_behind_the_process() {
-        assert_eq!(
-            level("(EngineCore pid=7) ERROR 11-21 04:00:00 [core.py:1] x"),
-            tracing::Level::ERROR
-        );
+        assert_eq!(level("(EngineCore pid=7) ERROR 11-21 04:00:00 [core.py:1] x"), tracing::Level::ERROR);
         assert_eq!(level("WARNING 11-21 x"), tracing::Level::WARN);
         assert_eq!(level("(no process"), tracing::Level::INFO);
         assert_eq!(level("loading ERROR codes"), tracing::Level::INFO);
@@ -104,9 +92,7 @@ mod tests {
     #[tokio::test]
     async fn the_last_lines_are_kept_whatever_they_are() {
         let last = LastLines::default();
-        let mut text: Vec<u8> = (0..50)
-            .flat_map(|i| format!("line {i}\n").into_bytes())
-            .collect();
+        let mut text: Vec<u8> = (0..50).flat_map(|i| format!("line {i}\n").into_bytes()).collect();
         text.extend([0xff, b'\n']);
         text.extend(vec![b'x'; 20_000]);
         pass_on("engine_0".into(), &text[..], last.clone()).await;

@@ -28,10 +28,7 @@ mod tests {
     #[test]
     fn ports_differ_and_can_be_bound() {
         let ports = free_ports::<8>().unwrap();
-        let held: Vec<_> = ports
-            .iter()
-            .map(|&port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap())
-            .collect();
+        let held: Vec<_> = ports.iter().map(|&port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap()).collect();
         assert_eq!(held.len(), 8);
     }
 }

@@ -74,14 +74,9 @@ impl EngineProcess {
             let list: Vec<_> = gpus.iter().map(u32::to_string).collect();
             command.env("CUDA_VISIBLE_DEVICES", list.join(","));
         }
-        let failed = |source| EngineError::Spawn {
-            program: spec.vllm.clone(),
-            source,
-        };
+        let failed = |source| EngineError::Spawn { program: spec.vllm.clone(), source };
         let mut child = command.spawn().map_err(failed)?;
-        let pid = child
-            .id()
-            .and_then(|pid| Some((pid, Pid::from_raw(pid.try_into().ok()?)?)));
+        let pid = child.id().and_then(|pid| Some((pid, Pid::from_raw(pid.try_into().ok()?)?)));
         // A child that has just been started has a process id.
         let Some((number, group)) = pid.map(|(number, pid)| (number, Group(pid))) else {
             return Err(failed(std::io::ErrorKind::NotFound.into()));
@@ -103,16 +98,9 @@ impl EngineProcess {
                 watchdog.dismiss().await;
             }
             let _ = tokio::time::timeout(LAST_WORDS, readers.join_all()).await;
-            sender.send_replace(Some(ExitReport {
-                status,
-                last_lines: last.get(),
-            }));
+            sender.send_replace(Some(ExitReport { status, last_lines: last.get() }));
         });
-        Ok(Self {
-            name: spec.name.clone(),
-            group,
-            exit,
-        })
+        Ok(Self { name: spec.name.clone(), group, exit })
     }
 
     /// Its process id, which is also that of its group.
@@ -125,13 +113,7 @@ impl EngineProcess {
         let mut exit = self.exit.clone();
         let report = exit.wait_for(Option::is_some).await;
         // The sender ends without a report only with the runtime itself.
-        report
-            .ok()
-            .and_then(|report| report.clone())
-            .unwrap_or(ExitReport {
-                status: None,
-                last_lines: Vec::new(),
-            })
+        report.ok().and_then(|report| report.clone()).unwrap_or(ExitReport { status: None, last_lines: Vec::new() })
     }
 
     /// How it ended, if it has.
@@ -148,11 +130,7 @@ impl EngineProcess {
         if let Ok(report) = tokio::time::timeout(grace, self.exited()).await {
             return report;
         }
-        tracing::warn!(
-            engine = self.name,
-            ?grace,
-            "engine did not end in time and is killed"
-        );
+        tracing::warn!(engine = self.name, ?grace, "engine did not end in time and is killed");
         self.unless_gone(Group::kill_but_janitor);
         self.exited().await
     }

@@ -88,11 +88,7 @@ impl<T: Wire> Wire for Option<T> {
         }
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        if from.nil()? {
-            Ok(None)
-        } else {
-            T::read(from).map(Some)
-        }
+        if from.nil()? { Ok(None) } else { T::read(from).map(Some) }
     }
 }
 
@@ -103,11 +99,7 @@ impl<T: Wire> Wire for Vec<T> {
         self.iter().for_each(|item| item.write(to));
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        if from.nil()? {
-            Ok(Self::new())
-        } else {
-            from.list(T::read)
-        }
+        if from.nil()? { Ok(Self::new()) } else { from.list(T::read) }
     }
 }
 
@@ -135,11 +127,7 @@ impl<K: Wire, V: Wire> Wire for Vec<(K, V)> {
 
 /// Writes a list that Python spells `None` when it is empty.
 pub(crate) fn write_list_or_nil<T: Wire>(list: &Vec<T>, to: &mut Writer) {
-    if list.is_empty() {
-        to.nil()
-    } else {
-        list.write(to)
-    }
+    if list.is_empty() { to.nil() } else { list.write(to) }
 }
 
 /// Implements [`Wire`] for a struct that travels as a map from field names to values.
@@ -203,10 +191,7 @@ impl Fields {
     }
 
     /// The next field, or its default when an older sender stopped before it.
-    pub(crate) fn next<T: Wire + Default>(
-        &mut self,
-        from: &mut Reader<'_>,
-    ) -> Result<T, WireError> {
+    pub(crate) fn next<T: Wire + Default>(&mut self, from: &mut Reader<'_>) -> Result<T, WireError> {
         if self.left == 0 {
             return Ok(T::default());
         }
@@ -224,11 +209,7 @@ impl Fields {
     }
 
     /// Passes over the next field, which must be nil because its meaning is not implemented.
-    pub(crate) fn must_be_nil(
-        &mut self,
-        from: &mut Reader<'_>,
-        field: &'static str,
-    ) -> Result<(), WireError> {
+    pub(crate) fn must_be_nil(&mut self, from: &mut Reader<'_>, field: &'static str) -> Result<(), WireError> {
         if self.left > 0 {
             self.left -= 1;
             if !from.nil()? {
@@ -240,10 +221,7 @@ impl Fields {
 
     /// Passes over what follows the first `read` fields, which were read by hand.
     pub(crate) fn close_after(self, read: usize, from: &mut Reader<'_>) -> Result<(), WireError> {
-        Self {
-            left: self.left.saturating_sub(read),
-        }
-        .close(from)
+        Self { left: self.left.saturating_sub(read) }.close(from)
     }
 
     /// Passes over fields that this crate does not know.

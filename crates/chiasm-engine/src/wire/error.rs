@@ -71,10 +71,7 @@ pub enum Problem {
 impl Problem {
     /// Says in which field the problem is.
     pub(crate) fn at(self, field: &'static str) -> WireError {
-        WireError {
-            field,
-            problem: self,
-        }
+        WireError { field, problem: self }
     }
 }
 
@@ -85,12 +82,6 @@ pub(crate) trait Named<T> {
 
 impl<T> Named<T> for Result<T, WireError> {
     fn named(self, field: &'static str) -> Self {
-        self.map_err(|error| {
-            if error.field.is_empty() {
-                WireError { field, ..error }
-            } else {
-                error
-            }
-        })
+        self.map_err(|error| if error.field.is_empty() { WireError { field, ..error } } else { error })
     }
 }

@@ -80,23 +80,13 @@ pub enum FieldKind {
 impl MmField {
     /// A tensor whose first dimension, `rows` long, is concatenated over the items.
     pub fn flat(tensor: WireTensor, rows: usize) -> Self {
-        let kind = FieldKind::Flat {
-            slices: vec![[Some(0), Some(rows as i64), None]],
-            dim: 0,
-            keep_on_cpu: false,
-        };
-        Self {
-            data: Some(MmData::Tensor(tensor)),
-            kind,
-        }
+        let kind = FieldKind::Flat { slices: vec![[Some(0), Some(rows as i64), None]], dim: 0, keep_on_cpu: false };
+        Self { data: Some(MmData::Tensor(tensor)), kind }
     }
 
     /// A tensor that gets a new first dimension over the items.
     pub fn batched(tensor: WireTensor, keep_on_cpu: bool) -> Self {
-        Self {
-            data: Some(MmData::Tensor(tensor)),
-            kind: FieldKind::Batched { keep_on_cpu },
-        }
+        Self { data: Some(MmData::Tensor(tensor)), kind: FieldKind::Batched { keep_on_cpu } }
     }
 
     /// The tensor, if the field is exactly one.
@@ -111,10 +101,7 @@ impl MmField {
 impl MmItem {
     /// The field with this name.
     pub fn get(&self, name: &str) -> Option<&MmField> {
-        self.0
-            .iter()
-            .find(|(field, _)| field == name)
-            .map(|(_, field)| field)
+        self.0.iter().find(|(field, _)| field == name).map(|(_, field)| field)
     }
 }
 
@@ -171,47 +158,23 @@ impl Wire for MmFeature {
                 data: super::TensorData::Bytes(bytes),
             }
         });
-        PositionMap {
-            offset: self.position.offset,
-            length: self.position.length,
-            is_embed,
-        }
-        .write(to);
+        PositionMap { offset: self.position.offset, length: self.position.length, is_embed }.write(to);
         to.str("mm_hash");
         self.mm_hash.write(to);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        let FeatureMap {
-            data,
-            modality,
-            identifier,
-            mm_position,
-            mm_hash,
-        } = FeatureMap::read(from)?;
+        let FeatureMap { data, modality, identifier, mm_position, mm_hash } = FeatureMap::read(from)?;
         let is_embed = match mm_position.is_embed {
             None => None,
             Some(mask) => {
                 let unsupported = || Problem::Unsupported(mask.dtype.to_string()).at("is_embed");
-                let bytes = mask
-                    .bytes()
-                    .filter(|_| mask.dtype == "bool")
-                    .ok_or_else(unsupported)?;
+                let bytes = mask.bytes().filter(|_| mask.dtype == "bool").ok_or_else(unsupported)?;
                 Some(bytes.iter().map(|&byte| byte != 0).collect())
             }
         };
-        let position = Placeholder {
-            offset: mm_position.offset,
-            length: mm_position.length,
-            is_embed,
-        };
-        Ok(Self {
-            data,
-            modality,
-            identifier,
-            position,
-            mm_hash,
-        })
+        let position = Placeholder { offset: mm_position.offset, length: mm_position.length, is_embed };
+        Ok(Self { data, modality, identifier, position, mm_hash })
     }
 }
 
@@ -237,21 +200,12 @@ impl Wire for MmField {
         let (mut data, mut kind) = (None, None);
         for _ in 0..from.map()? {
             match from.str()? {
-                "data" => {
-                    data = if from.nil()? {
-                        None
-                    } else {
-                        Some(read_data(from, MAX_NESTING)?)
-                    }
-                }
+                "data" => data = if from.nil()? { None } else { Some(read_data(from, MAX_NESTING)?) },
                 "field" => kind = Some(FieldKind::read(from).named("field")?),
                 _ => from.skip()?,
             }
         }
-        Ok(Self {
-            data,
-            kind: kind.ok_or(Problem::Missing.at("field"))?,
-        })
+        Ok(Self { data, kind: kind.ok_or(Problem::Missing.at("field"))? })
     }
 }
 
@@ -281,8 +235,7 @@ fn read_data(from: &mut Reader<'_>, nesting: usize) -> Result<MmData, WireError>
             if from.peek_is_tensor()? {
                 WireTensor::read(from).map(MmData::Tensor)
             } else {
-                from.list(|from| read_data(from, nesting - 1))
-                    .map(MmData::List)
+                from.list(|from| read_data(from, nesting - 1)).map(MmData::List)
             }
         }
         Marker::F32 | Marker::F64 => from.float().map(MmData::Float),
@@ -294,11 +247,7 @@ impl Wire for FieldKind {
     fn write(&self, to: &mut Writer) {
         to.array(2);
         match self {
-            Self::Flat {
-                slices,
-                dim,
-                keep_on_cpu,
-            } => {
+            Self::Flat { slices, dim, keep_on_cpu } => {
                 to.str("flat");
                 to.map(3);
                 to.str("keep_on_cpu");
@@ -318,10 +267,7 @@ impl Wire for FieldKind {
                 to.str("keep_on_cpu");
                 keep_on_cpu.write(to);
             }
-            Self::Shared {
-                batch_size,
-                keep_on_cpu,
-            } => {
+            Self::Shared { batch_size, keep_on_cpu } => {
                 to.str("shared");
                 to.map(2);
                 to.str("keep_on_cpu");
@@ -335,24 +281,14 @@ impl Wire for FieldKind {
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let fields = Fields::open(from, 2)?;
         let kind = from.str()?;
-        let FieldMap {
-            keep_on_cpu,
-            slices,
-            dim,
-            batch_size,
-        } = FieldMap::read(from)?;
+        let FieldMap { keep_on_cpu, slices, dim, batch_size } = FieldMap::read(from)?;
         fields.close_after(2, from)?;
         match kind {
-            "flat" => Ok(Self::Flat {
-                slices: slices.into_iter().map(|Slice(bounds)| bounds).collect(),
-                dim,
-                keep_on_cpu,
-            }),
+            "flat" => {
+                Ok(Self::Flat { slices: slices.into_iter().map(|Slice(bounds)| bounds).collect(), dim, keep_on_cpu })
+            }
             "batched" => Ok(Self::Batched { keep_on_cpu }),
-            "shared" => Ok(Self::Shared {
-                batch_size,
-                keep_on_cpu,
-            }),
+            "shared" => Ok(Self::Shared { batch_size, keep_on_cpu }),
             other => Err(Problem::Unsupported(other.to_owned()).at("field")),
         }
     }
@@ -379,11 +315,7 @@ impl Wire for Slice {
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let fields = Fields::open(from, 3)?;
-        let bounds = [
-            Option::read(from)?,
-            Option::read(from)?,
-            Option::read(from)?,
-        ];
+        let bounds = [Option::read(from)?, Option::read(from)?, Option::read(from)?];
         fields.close_after(3, from)?;
         Ok(Self(bounds))
     }

@@ -40,24 +40,14 @@ wire_map!(Hello { status = "status", local = "local", headless = "headless" });
 
 impl Hello {
     /// The first message of a headless engine.
-    #[expect(
-        clippy::self_named_constructors,
-        reason = "the message and its status have one name in vLLM"
-    )]
+    #[expect(clippy::self_named_constructors, reason = "the message and its status have one name in vLLM")]
     pub fn hello() -> Self {
-        Self {
-            status: "HELLO".to_owned(),
-            local: false,
-            headless: true,
-        }
+        Self { status: "HELLO".to_owned(), local: false, headless: true }
     }
 
     /// The last message of the handshake.
     pub fn ready() -> Self {
-        Self {
-            status: "READY".to_owned(),
-            ..Self::hello()
-        }
+        Self { status: "READY".to_owned(), ..Self::hello() }
     }
 
     /// Whether this is HELLO.
@@ -118,15 +108,9 @@ wire_map!(Addresses {
 impl InitMessage {
     /// For one frontend with one input and one output socket.
     pub fn new(input: &str, output: &str) -> Self {
-        let addresses = Addresses {
-            inputs: vec![input.to_owned()],
-            outputs: vec![output.to_owned()],
-            ..Addresses::default()
-        };
-        Self {
-            addresses,
-            parallel_config: Vec::new(),
-        }
+        let addresses =
+            Addresses { inputs: vec![input.to_owned()], outputs: vec![output.to_owned()], ..Addresses::default() };
+        Self { addresses, parallel_config: Vec::new() }
     }
 
     /// As one frame.
@@ -226,8 +210,7 @@ wire_map!(EngineReady {
 impl EngineReady {
     /// Tokens per block of the prefix cache and of KV events.
     pub fn cache_block_size(&self) -> u32 {
-        self.effective_attention_block_size
-            .unwrap_or(self.block_size)
+        self.effective_attention_block_size.unwrap_or(self.block_size)
     }
 
     /// As one frame.
@@ -290,17 +273,11 @@ impl KvEventsConfig {
         if !self.enable_kv_cache_events || self.publisher != "zmq" {
             return None;
         }
-        let reachable = |endpoint: &str| match endpoint
-            .strip_prefix("tcp://")
-            .and_then(|rest| rest.rsplit_once(':'))
-        {
+        let reachable = |endpoint: &str| match endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')) {
             Some(("*" | "0.0.0.0" | "[::]", port)) => format!("tcp://{host}:{port}"),
             _ => endpoint.to_owned(),
         };
-        Some((
-            reachable(&self.endpoint),
-            self.replay_endpoint.as_deref().map(reachable),
-        ))
+        Some((reachable(&self.endpoint), self.replay_endpoint.as_deref().map(reachable)))
     }
 }
 

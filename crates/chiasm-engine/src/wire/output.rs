@@ -18,10 +18,7 @@ pub const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
 
 /// What an engine says to a frontend.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one exists at a time, and almost all are outputs"
-)]
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, and almost all are outputs")]
 pub enum EngineMessage {
     /// What one step brought.
     Outputs(EngineCoreOutputs),
@@ -186,10 +183,7 @@ impl Wire for EngineCoreOutput {
         to.array(OUTPUT_FIELDS);
         self.request_id.write(to);
         self.new_token_ids.write(to);
-        for (logprobs, arrays) in [
-            (&self.new_logprobs, Arrays::Numpy),
-            (&self.prompt_logprobs, Arrays::Torch),
-        ] {
+        for (logprobs, arrays) in [(&self.new_logprobs, Arrays::Numpy), (&self.prompt_logprobs, Arrays::Torch)] {
             match logprobs {
                 Some(logprobs) => logprobs.write(arrays, to),
                 None => to.nil(),
@@ -211,12 +205,8 @@ impl Wire for EngineCoreOutput {
         let mut fields = Fields::open(from, 2)?;
         let request_id = fields.next(from).named("request_id")?;
         let new_token_ids = fields.next(from).named("new_token_ids")?;
-        let new_logprobs = fields
-            .next::<Option<AnyLogprobs>>(from)
-            .named("new_logprobs")?;
-        let prompt_logprobs = fields
-            .next::<Option<AnyLogprobs>>(from)
-            .named("new_prompt_logprobs_tensors")?;
+        let new_logprobs = fields.next::<Option<AnyLogprobs>>(from).named("new_logprobs")?;
+        let prompt_logprobs = fields.next::<Option<AnyLogprobs>>(from).named("new_prompt_logprobs_tensors")?;
         fields.skip(from)?; // pooling_output
         let finish_reason = fields.next(from).named("finish_reason")?;
         let stop_reason = fields.next(from).named("stop_reason")?;
@@ -289,9 +279,7 @@ impl Wire for StopReason {
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         match from.peek()? {
-            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
-                String::read(from).map(Self::Text)
-            }
+            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => String::read(from).map(Self::Text),
             _ => TokenId::read(from).map(Self::Token),
         }
     }
@@ -332,9 +320,6 @@ impl Wire for UtilityOutput {
             }
         }
         fields.close_after(read, from)?;
-        Ok(Self {
-            call_id,
-            result: failure.map_or(Ok(result), Err),
-        })
+        Ok(Self { call_id, result: failure.map_or(Ok(result), Err) })
     }
 }

@@ -107,16 +107,9 @@ pub fn decode(frames: &[Bytes]) -> Result<ClientMessage, WireError> {
     let (kind, frames) = frames.split_first().ok_or(Problem::Missing.at("type"))?;
     let mut from = Reader::new(frames)?;
     match &kind[..] {
-        ADD => EngineCoreRequest::read(&mut from)
-            .map(Box::new)
-            .map(ClientMessage::Add)
-            .named("EngineCoreRequest"),
-        ABORT => Vec::read(&mut from)
-            .map(ClientMessage::Abort)
-            .named("abort"),
-        UTILITY => read_utility(&mut from)
-            .map(ClientMessage::Utility)
-            .named("utility"),
+        ADD => EngineCoreRequest::read(&mut from).map(Box::new).map(ClientMessage::Add).named("EngineCoreRequest"),
+        ABORT => Vec::read(&mut from).map(ClientMessage::Abort).named("abort"),
+        UTILITY => read_utility(&mut from).map(ClientMessage::Utility).named("utility"),
         other => Err(Problem::Unsupported(format!("message type {other:02x?}")).at("type")),
     }
 }
@@ -177,9 +170,7 @@ impl Wire for EngineCoreRequest {
         let request_id = fields.next(from).named("request_id")?;
         let prompt_token_ids = fields.next(from).named("prompt_token_ids")?;
         let mm_features = fields.next(from).named("mm_features")?;
-        let sampling_params = fields
-            .next::<Option<SamplingParams>>(from)
-            .named("sampling_params")?;
+        let sampling_params = fields.next::<Option<SamplingParams>>(from).named("sampling_params")?;
         fields.must_be_nil(from, "pooling_params")?;
         let arrival_time = fields.next(from).named("arrival_time")?;
         fields.must_be_nil(from, "lora_request")?;

@@ -39,11 +39,7 @@ impl WireTensor {
     /// A tensor of a type that Chiasm hands over. `None` when `data` is not `shape` elements of `dtype`.
     pub fn new(dtype: Dtype, shape: Vec<usize>, data: Bytes) -> Option<Self> {
         let fits = bytes_of(&shape, dtype.size()) == Some(data.len());
-        fits.then(|| Self {
-            dtype: Cow::Borrowed(dtype.torch_name()),
-            shape,
-            data: TensorData::Bytes(data),
-        })
+        fits.then(|| Self { dtype: Cow::Borrowed(dtype.torch_name()), shape, data: TensorData::Bytes(data) })
     }
 
     /// The element type, if it is one that Chiasm hands over.
@@ -74,14 +70,12 @@ impl WireTensor {
         let bytes = self.bytes()?;
         Some(match &*self.dtype {
             "bool" | "uint8" | "|u1" | "|b1" => bytes.iter().map(|&byte| i64::from(byte)).collect(),
-            "int32" | "<i4" => bytes
-                .chunks_exact(4)
-                .map(|b| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])))
-                .collect(),
-            "uint32" | "<u4" => bytes
-                .chunks_exact(4)
-                .map(|b| i64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]])))
-                .collect(),
+            "int32" | "<i4" => {
+                bytes.chunks_exact(4).map(|b| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+            }
+            "uint32" | "<u4" => {
+                bytes.chunks_exact(4).map(|b| i64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+            }
             "int64" | "<i8" => bytes
                 .chunks_exact(8)
                 .map(|b| i64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
@@ -94,15 +88,10 @@ impl WireTensor {
     pub fn floats(&self) -> Option<Vec<f32>> {
         let bytes = self.bytes()?;
         Some(match &*self.dtype {
-            "float32" | "<f4" => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
+            "float32" | "<f4" => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
             "float64" | "<f8" => bytes
                 .chunks_exact(8)
-                .map(|b| {
-                    f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32
-                })
+                .map(|b| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]) as f32)
                 .collect(),
             _ => return None,
         })
@@ -111,9 +100,7 @@ impl WireTensor {
 
 /// Bytes of `shape` elements; `None` past `usize`.
 fn bytes_of(shape: &[usize], element: usize) -> Option<usize> {
-    shape
-        .iter()
-        .try_fold(element, |product, &dim| product.checked_mul(dim))
+    shape.iter().try_fold(element, |product, &dim| product.checked_mul(dim))
 }
 
 /// Bytes per element of a torch name or a numpy type string.
@@ -128,9 +115,7 @@ fn element_size(dtype: &str) -> Option<usize> {
         "uint64" | "float64" => Some(8),
         // numpy: byte order, kind, bytes per element
         _ => match dtype.as_bytes() {
-            [b'<' | b'|', b'b' | b'i' | b'u' | b'f', size @ b'1'..=b'8'] => {
-                Some(usize::from(size - b'0'))
-            }
+            [b'<' | b'|', b'b' | b'i' | b'u' | b'f', size @ b'1'..=b'8'] => Some(usize::from(size - b'0')),
             _ => None,
         },
     }
@@ -159,9 +144,7 @@ impl Wire for WireTensor {
         };
         let shape = Vec::read(from).named("shape")?;
         let data = match from.peek()? {
-            Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => {
-                TensorData::OutOfBand(from.value().named("data")?)
-            }
+            Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => TensorData::OutOfBand(from.value().named("data")?),
             Marker::FixPos(_) | Marker::U8 | Marker::U16 | Marker::U32 | Marker::U64 => {
                 let index = u64::read(from).named("data")?;
                 TensorData::Bytes(from.aux(index).named("data")?)
@@ -178,11 +161,7 @@ impl Wire for WireTensor {
             && tensor.nbytes() != Some(bytes.len())
         {
             let Self { dtype, shape, .. } = &tensor;
-            let problem = Problem::TensorSize {
-                dtype: dtype.to_string(),
-                shape: shape.clone(),
-                bytes: bytes.len(),
-            };
+            let problem = Problem::TensorSize { dtype: dtype.to_string(), shape: shape.clone(), bytes: bytes.len() };
             return Err(problem.at("tensor"));
         }
         Ok(tensor)

@@ -6,11 +6,7 @@
 use std::fmt;
 
 /// The version of vLLM whose wire this crate was measured against.
-pub const TESTED: Version = Version {
-    major: 0,
-    minor: 32,
-    patch: 0,
-};
+pub const TESTED: Version = Version { major: 0, minor: 32, patch: 0 };
 
 /// Tensors below this many bytes travel inside the msgpack (`VLLM_MSGPACK_ZERO_COPY_THRESHOLD`'s default).
 pub const INLINE_LIMIT: usize = 256;
@@ -61,18 +57,12 @@ impl Version {
         let major = numbers.next()?.parse().ok()?;
         let minor = leading_number(numbers.next()?)?;
         let patch = numbers.next().and_then(leading_number).unwrap_or(0);
-        Some(Self {
-            major,
-            minor,
-            patch,
-        })
+        Some(Self { major, minor, patch })
     }
 }
 
 fn leading_number(text: &str) -> Option<u32> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     text[..digits].parse().ok()
 }
 
@@ -98,13 +88,7 @@ mod tests {
 
     #[test]
     fn release_numbers_are_read_from_the_front() {
-        let version = |major, minor, patch| {
-            Some(Version {
-                major,
-                minor,
-                patch,
-            })
-        };
+        let version = |major, minor, patch| Some(Version { major, minor, patch });
         assert_eq!(Version::parse("0.32.0"), version(0, 32, 0));
         assert_eq!(Version::parse("v0.33"), version(0, 33, 0));
         assert_eq!(Version::parse("0.33.1rc2.dev5+gabc"), version(0, 33, 1));

@@ -64,11 +64,7 @@ impl Writer {
     /// A tensor's bytes: inline when small, else the index of a new aux frame that shares `data`'s memory.
     pub(crate) fn tensor_data(&mut self, data: &Bytes) {
         if data.len() < version::INLINE_LIMIT {
-            infallible(encode::write_ext_meta(
-                &mut self.packed,
-                data.len() as u32,
-                version::RAW_VIEW,
-            ));
+            infallible(encode::write_ext_meta(&mut self.packed, data.len() as u32, version::RAW_VIEW));
             self.packed.extend_from_slice(data);
         } else {
             self.aux.push(data.clone());

@@ -6,8 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_engine::EngineEndpoints;
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady,
-    FinishReason, Hello, InitMessage, SamplingParams, handshake, output, request,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, Hello,
+    InitMessage, SamplingParams, handshake, output, request,
 };
 use chiasm_types::TokenId;
 use zeromq::{DealerSocket, PushSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage};
@@ -17,9 +17,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// What must become true becomes true, or the test fails.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what)
-        .await
-        .expect("it takes too long")
+    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
 }
 
 /// A panic in one of the client's tasks would go unnoticed, as nobody waits for them. Makes it end the test run.
@@ -29,10 +27,7 @@ pub(crate) fn abort_on_panics_of_the_client() {
         let print = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             print(panic);
-            if panic
-                .location()
-                .is_some_and(|location| location.file().contains("src/client"))
-            {
+            if panic.location().is_some_and(|location| location.file().contains("src/client")) {
                 std::process::abort();
             }
         }));
@@ -83,11 +78,7 @@ pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSock
 
 impl MockEngine {
     /// Goes through the whole handshake.
-    pub(crate) async fn start(
-        endpoints: &EngineEndpoints,
-        report: EngineReady,
-        order: Order,
-    ) -> Self {
+    pub(crate) async fn start(endpoints: &EngineEndpoints, report: EngineReady, order: Order) -> Self {
         let (mut handshake, init) = hello(endpoints, 0).await;
         let mut output = PushSocket::new();
         output.connect(&init.addresses.outputs[0]).await.unwrap();
@@ -132,23 +123,14 @@ impl MockEngine {
     }
 
     /// One output for one request.
-    pub(crate) async fn answer(
-        &mut self,
-        request_id: &str,
-        token: u32,
-        finish_reason: Option<FinishReason>,
-    ) {
+    pub(crate) async fn answer(&mut self, request_id: &str, token: u32, finish_reason: Option<FinishReason>) {
         let output = EngineCoreOutput {
             request_id: request_id.into(),
             new_token_ids: vec![TokenId(token)],
             finish_reason,
             ..EngineCoreOutput::default()
         };
-        self.send(EngineCoreOutputs {
-            outputs: vec![output],
-            ..EngineCoreOutputs::default()
-        })
-        .await;
+        self.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
     }
 }
 
@@ -157,11 +139,7 @@ pub(crate) fn text_request(request_id: &str) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: request_id.into(),
         prompt_token_ids: (10..20).map(TokenId).collect(),
-        sampling_params: SamplingParams {
-            max_tokens: 4,
-            temperature: 0.0,
-            ..SamplingParams::default()
-        },
+        sampling_params: SamplingParams { max_tokens: 4, temperature: 0.0, ..SamplingParams::default() },
         arrival_time: 1.0,
         ..EngineCoreRequest::default()
     }

@@ -51,13 +51,11 @@ pub(super) async fn keep(
     loop {
         let mut ready = None;
         let ended = one_engine(&fleet, id, host.as_ref(), &options, &mut shutdown, &mut ready).await;
-        fleet.leave(id);
         if matches!(ended, Ended::Shutdown) {
             return;
         }
         let pause = backoff.pause_after(ready);
-        fleet.metrics.engine_deaths.inc();
-        tracing::error!("{id}: engine lost: {ended}; starting another in {:.1} s", pause.as_secs_f64());
+        tracing::info!("{id}: starting another engine in {:.1} s", pause.as_secs_f64());
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = shutdown.wait_for(|&down| down) => return,
@@ -81,6 +79,10 @@ async fn one_engine(
     };
     // First out of the router, then the end: no request may be sent to an engine that is being stopped.
     fleet.leave(id);
+    if !matches!(ended, Ended::Shutdown) {
+        fleet.metrics.engine_deaths.inc();
+        tracing::error!("{id}: engine lost: {ended}");
+    }
     if let Some(engine) = engine {
         engine.stop().await;
     }
@@ -124,8 +126,7 @@ async fn try_live(
     let info = client.info().clone();
     let shape = shape_of(&info)?;
     let pixel_format = pixel_format(&info, options.pixels)?;
-    let worker =
-        Worker { id, client: client.clone(), pixel_format, max_model_len: shape.max_model_len };
+    let worker = Worker { id, client: client.clone(), pixel_format, max_model_len: shape.max_model_len };
     fleet.join(worker, shape, info.num_gpu_blocks).map_err(Ended::Unsuitable)?;
     let _feed = follow_kv_events(&fleet.router, id, &info);
     let _stats = follow_stats(fleet.router.clone(), id, &client);
@@ -149,8 +150,8 @@ async fn try_live(
 }
 
 fn shape_of(info: &EngineReady) -> Result<Shape, Ended> {
-    let block_size = BlockSize::new(info.cache_block_size())
-        .ok_or_else(|| Ended::Unsuitable("its block size is 0".to_owned()))?;
+    let block_size =
+        BlockSize::new(info.cache_block_size()).ok_or_else(|| Ended::Unsuitable("its block size is 0".to_owned()))?;
     Ok(Shape {
         block_size,
         max_model_len: info.max_model_len,

@@ -62,8 +62,11 @@ impl EngineHost for LaunchHost {
             kv_events: Some(KvEventEndpoints::ipc(sockets)),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
-        let launched = spec.launch().map_err(HostError::new);
-        ready(launched.map(|process| Box::new(Launched(process)) as Box<dyn RunningEngine>)).boxed()
+        let launched = spec.launch().map_err(HostError::new).map(|process| {
+            tracing::info!("{worker}: its process group is {}", process.pid());
+            Box::new(Launched(process)) as Box<dyn RunningEngine>
+        });
+        ready(launched).boxed()
     }
 
     fn describe(&self) -> String {
@@ -78,8 +81,7 @@ impl RunningEngine for Launched {
         async {
             let report = self.0.exited().await;
             let first = report.last_lines.len().saturating_sub(LAST_LINES);
-            let last_lines: String =
-                report.last_lines[first..].iter().map(|line| format!("\n    {line}")).collect();
+            let last_lines: String = report.last_lines[first..].iter().map(|line| format!("\n    {line}")).collect();
             format!("its process ended ({report}); its last words:{last_lines}")
         }
         .boxed()

@@ -86,10 +86,7 @@ fn parse_part(part: Value, path: String, media: &mut Vec<MediaRef>) -> Result<Ch
             let name = fields.name("type");
             return Err(ApiError {
                 code: "unsupported_part",
-                ..ApiError::invalid(
-                    &name,
-                    format!("parts of type '{kind}' are not supported; use text or image_url"),
-                )
+                ..ApiError::invalid(&name, format!("parts of type '{kind}' are not supported; use text or image_url"))
             });
         }
     };

@@ -127,7 +127,10 @@ fn take_stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         Some(OneOrMany::Many(stops)) => stops,
     };
     if stops.len() > MAX_STOPS {
-        return Err(ApiError::invalid("stop", format!("'stop' has {} strings, at most {MAX_STOPS} are allowed", stops.len())));
+        return Err(ApiError::invalid(
+            "stop",
+            format!("'stop' has {} strings, at most {MAX_STOPS} are allowed", stops.len()),
+        ));
     }
     for (i, stop) in stops.iter().enumerate() {
         if stop.is_empty() || stop.len() > MAX_STOP_BYTES {

@@ -45,8 +45,6 @@ pub enum Finish {
     StopString(String),
     /// `max_tokens` or the context is full.
     Length,
-    /// The engine was told to end the request, by somebody else than this frontend.
-    Abort,
     /// The engine's repetition detection.
     Repetition,
 }
@@ -57,7 +55,6 @@ impl Finish {
         match self {
             Self::Eos | Self::StopToken(_) | Self::StopString(_) => "stop",
             Self::Length => "length",
-            Self::Abort => "abort",
             Self::Repetition => "repetition",
         }
     }
@@ -115,8 +112,7 @@ impl Choice {
         let mut finish = finish_of(&output)?;
         let mut delta = ChoiceDelta { index: self.index, ..ChoiceDelta::default() };
         // The token that ended the text is no part of it, unless asked for.
-        let silent_tail =
-            usize::from(!self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))));
+        let silent_tail = usize::from(!self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))));
         let spoken = output.new_token_ids.len().saturating_sub(silent_tail);
         for (i, &token) in output.new_token_ids.iter().enumerate() {
             self.seen_tokens += 1;
@@ -192,9 +188,8 @@ fn finish_of(output: &EngineCoreOutput) -> Result<Option<Finish>, ApiError> {
             None => Finish::Eos,
         }),
         Some(FinishReason::Length) => Some(Finish::Length),
-        Some(FinishReason::Abort) => Some(Finish::Abort),
         Some(FinishReason::Repetition) => Some(Finish::Repetition),
-        Some(FinishReason::Error | FinishReason::Other(_)) => {
+        Some(FinishReason::Abort | FinishReason::Error | FinishReason::Other(_)) => {
             return Err(ApiError::internal("the engine could not process the request; its log says why"));
         }
     })

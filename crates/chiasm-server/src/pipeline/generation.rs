@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use chiasm_engine::wire::{EngineCoreRequest, MmFeature};
+use chiasm_engine::wire::{EngineCoreRequest, FinishReason, MmFeature};
 use chiasm_engine::{DeathCause, EngineError, OutputStream};
 use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::WorkerId;
@@ -117,18 +117,14 @@ impl Generation {
         })
     }
 
-    async fn attempt(
-        frontend: &Arc<Frontend>,
-        prepared: &Prepared,
-        exclude: &[WorkerId],
-    ) -> Result<Self, Failure> {
+    async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, exclude: &[WorkerId]) -> Result<Self, Failure> {
         let started = Instant::now();
-        let route =
-            RouteRequest { keys: &prepared.keys, prompt_tokens: prepared.tokens.len(), exclude };
+        let route = RouteRequest { keys: &prepared.keys, prompt_tokens: prepared.tokens.len(), exclude };
         let reservation = frontend.fleet.router().select(&route).map_err(ApiError::from)?;
-        let worker = frontend.fleet.worker(reservation.worker).ok_or_else(|| {
-            Failure::Died(reservation.worker, EngineError::Dead { cause: DeathCause::Closed })
-        })?;
+        let worker = frontend
+            .fleet
+            .worker(reservation.worker)
+            .ok_or_else(|| Failure::Died(reservation.worker, EngineError::Dead { cause: DeathCause::Closed }))?;
         let transfer = if prepared.items.is_empty() { Transfer::None } else { Transfer::Inline };
         let attempted = Attempted {
             worker: reservation.worker,
@@ -167,6 +163,10 @@ impl Generation {
             return Ok(None);
         };
         let output = match output {
+            // We let go of requests that we abort, so this one was ended by an engine that is shutting down.
+            Some(Ok(output)) if output.finish_reason == Some(FinishReason::Abort) => {
+                return Err(died(EngineError::Dead { cause: DeathCause::Exited("it is shutting down".to_owned()) }));
+            }
             Some(Ok(output)) => output,
             Some(Err(error)) if error.is_dead() => return Err(died(error)),
             Some(Err(error)) => return Err(ApiError::from(error).into()),
@@ -240,17 +240,11 @@ fn submit(
     features: &[MmFeature],
 ) -> Result<Vec<Running>, Failure> {
     let id = rand::random::<u128>();
-    let arrival_time =
-        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    let arrival_time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     (0..prepared.sampling.n)
         .map(|index| {
-            let params = engine_params(
-                &frontend.model,
-                &prepared.sampling,
-                prepared.tokens.len(),
-                worker.max_model_len,
-                index,
-            )?;
+            let params =
+                engine_params(&frontend.model, &prepared.sampling, prepared.tokens.len(), worker.max_model_len, index)?;
             let request = EngineCoreRequest {
                 request_id: format!("{id:032x}-{index}"),
                 prompt_token_ids: prepared.tokens.clone(),
@@ -262,18 +256,9 @@ fn submit(
                 ..EngineCoreRequest::default()
             };
             let stream = worker.client.submit(request).map_err(|error| {
-                if error.is_dead() {
-                    Failure::Died(worker.id, error)
-                } else {
-                    Failure::Refused(error.into())
-                }
+                if error.is_dead() { Failure::Died(worker.id, error) } else { Failure::Refused(error.into()) }
             })?;
-            let choice = Choice::new(
-                index as usize,
-                &frontend.model.tokenizer,
-                &prepared.tokens,
-                &prepared.sampling,
-            );
+            let choice = Choice::new(index as usize, &frontend.model.tokenizer, &prepared.tokens, &prepared.sampling);
             Ok(Running { choice, stream: Some(stream) })
         })
         .collect()
@@ -283,18 +268,13 @@ fn submit(
 async fn next_output(
     running: &mut [Running],
 ) -> Option<(usize, Option<Result<chiasm_engine::wire::EngineCoreOutput, EngineError>>)> {
-    let mut live: Vec<_> = running
-        .iter_mut()
-        .enumerate()
-        .filter_map(|(index, running)| Some((index, running.stream.as_mut()?)))
-        .collect();
+    let mut live: Vec<_> =
+        running.iter_mut().enumerate().filter_map(|(index, running)| Some((index, running.stream.as_mut()?))).collect();
     match live.as_mut_slice() {
         [] => None,
         [(index, stream)] => Some((*index, stream.next().await)),
         _ => {
-            let nexts = live.into_iter().map(|(index, stream)| {
-                Box::pin(async move { (index, stream.next().await) })
-            });
+            let nexts = live.into_iter().map(|(index, stream)| Box::pin(async move { (index, stream.next().await) }));
             Some(select_all(nexts).await.0)
         }
     }

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
+use axum::http::StatusCode;
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::EncodedImage;
 use chiasm_prompt::{RenderOptions, expand};
 use chiasm_types::{MmHash, Placeholder, TokenId};
 use chiasm_vision::{ImageKwargs, ImagePlan, ImageSize, VisionModel};
-use axum::http::StatusCode;
 use futures_util::future::try_join_all;
 
 use super::request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};
@@ -48,11 +48,7 @@ pub struct MediaItem {
 }
 
 /// Runs media, prompt, plan and keys for one request.
-pub async fn prepare(
-    frontend: &Frontend,
-    request: GenerateRequest,
-    shape: Shape,
-) -> Result<Prepared, ApiError> {
+pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape) -> Result<Prepared, ApiError> {
     let GenerateRequest { prompt, sampling, cache_salt, priority } = request;
     let images = match &prompt {
         Prompt::Chat(chat) => open_all(frontend, &chat.media).await?,
@@ -68,7 +64,7 @@ pub async fn prepare(
                 Prompt::Text(text) => (model.tokenizer.encode(&text, true)?, Vec::new()),
                 Prompt::Chat(chat) => lay_out(&model, &chat, images, shape)?,
             };
-            check_tokens(&tokens, model.tokenizer.vocab_size())?;
+            check_tokens(&tokens, model.last_token())?;
             let media: Vec<MediaSpan> = items
                 .iter()
                 .map(|item| MediaSpan {
@@ -77,8 +73,7 @@ pub async fn prepare(
                     length: item.placeholder.length,
                 })
                 .collect();
-            let blocks =
-                PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: cache_salt.as_deref() };
+            let blocks = PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: cache_salt.as_deref() };
             let keys = block_keys(&blocks, shape.block_size);
             Ok(Prepared { tokens, items, keys, sampling, cache_salt, priority })
         })
@@ -91,10 +86,7 @@ async fn open_all(frontend: &Frontend, media: &[MediaRef]) -> Result<Vec<Encoded
         return Ok(Vec::new());
     }
     if frontend.model.vision.is_none() {
-        return Err(ApiError::invalid(
-            &media[0].field,
-            format!("the model '{}' takes no images", frontend.model.name),
-        ));
+        return Err(ApiError::invalid(&media[0].field, format!("the model '{}' takes no images", frontend.model.name)));
     }
     let limit = frontend.limits.images_per_request;
     if media.len() > limit {
@@ -211,14 +203,12 @@ pub(super) fn too_long(tokens: usize, max_model_len: usize) -> ApiError {
 }
 
 /// An engine fails on a token it does not know, and then for everybody.
-fn check_tokens(tokens: &[TokenId], vocab_size: usize) -> Result<(), ApiError> {
+fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), ApiError> {
     if tokens.is_empty() {
         return Err(ApiError::invalid("prompt", "the prompt is empty"));
     }
-    match tokens.iter().find(|token| token.0 as usize >= vocab_size) {
-        Some(token) => {
-            Err(ApiError::invalid("prompt", format!("token id {token} is outside the vocabulary of {vocab_size}")))
-        }
+    match tokens.iter().find(|&&token| token > last) {
+        Some(token) => Err(ApiError::invalid("prompt", format!("token id {token} is outside the vocabulary"))),
         None => Ok(()),
     }
 }

@@ -33,12 +33,8 @@ pub(super) fn engine_params(
             format!("'min_tokens' must be at most {max_tokens}, got {}", sampling.min_tokens),
         ));
     }
-    let vocab_size = model.tokenizer.vocab_size();
-    if let Some(token) = sampling.stop_token_ids.iter().find(|token| token.0 as usize >= vocab_size) {
-        return Err(ApiError::invalid(
-            "stop_token_ids",
-            format!("token id {token} is outside the vocabulary of {vocab_size}"),
-        ));
+    if let Some(token) = sampling.stop_token_ids.iter().find(|&&token| token > model.last_token()) {
+        return Err(ApiError::invalid("stop_token_ids", format!("token id {token} is outside the vocabulary")));
     }
 
     let mut temperature = sampling.temperature.or(defaults.temperature).unwrap_or(1.0);

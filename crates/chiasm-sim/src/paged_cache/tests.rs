@@ -19,11 +19,7 @@ impl Prompt {
     fn new(tokens: Vec<TokenId>) -> Self {
         let mut chain = BlockChain::new(BLOCK, Vec::<MediaRange>::new(), None, None);
         chain.extend(&tokens);
-        Self {
-            tokens,
-            chain,
-            table: BlockTable::default(),
-        }
+        Self { tokens, chain, table: BlockTable::default() }
     }
 
     /// Returns the number of tokens found in the cache, `None` if there was no room.
@@ -46,12 +42,8 @@ fn summary(events: &[KvEvent]) -> Vec<String> {
     let mut summary = Vec::new();
     for event in events {
         match event {
-            KvEvent::BlockStored(stored) => {
-                summary.extend(stored.block_hashes.iter().map(|hash| name("+", hash)))
-            }
-            KvEvent::BlockRemoved(removed) => {
-                summary.extend(removed.block_hashes.iter().map(|hash| name("-", hash)))
-            }
+            KvEvent::BlockStored(stored) => summary.extend(stored.block_hashes.iter().map(|hash| name("+", hash))),
+            KvEvent::BlockRemoved(removed) => summary.extend(removed.block_hashes.iter().map(|hash| name("-", hash))),
             KvEvent::AllBlocksCleared => summary.push("!".into()),
             other => panic!("unexpected {other:?}"),
         }
@@ -60,10 +52,7 @@ fn summary(events: &[KvEvent]) -> Vec<String> {
 }
 
 fn names(sign: &str, hashes: &[BlockHash]) -> Vec<String> {
-    hashes
-        .iter()
-        .map(|hash| format!("{sign}{:x}", hash.external()))
-        .collect()
+    hashes.iter().map(|hash| format!("{sign}{:x}", hash.external())).collect()
 }
 
 #[test]
@@ -82,11 +71,7 @@ fn a_repeat_hits_all_but_the_last_token() {
     let mut cache = PagedCache::new(20, BLOCK);
     for (length, expected) in [(9, 8), (8, 4), (4, 0), (3, 0)] {
         Prompt::new(tokens(length, length as usize)).compute(&mut cache);
-        assert_eq!(
-            Prompt::new(tokens(length, length as usize)).compute(&mut cache),
-            Some(expected),
-            "{length}"
-        );
+        assert_eq!(Prompt::new(tokens(length, length as usize)).compute(&mut cache), Some(expected), "{length}");
     }
 }
 
@@ -99,28 +84,13 @@ fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
     let mut second = Prompt::new(tokens(0, 14));
     assert_eq!(second.compute(&mut cache), Some(4));
     let events = cache.take_events();
-    let [KvEvent::BlockStored(stored)] = &events[..] else {
-        panic!("{events:?}")
-    };
-    assert_eq!(
-        stored.block_hashes,
-        second.chain.hashes()[1..3]
-            .iter()
-            .copied()
-            .map(external)
-            .collect::<Vec<_>>()
-    );
-    assert_eq!(
-        stored.parent_block_hash,
-        Some(external(second.chain.hashes()[0]))
-    );
+    let [KvEvent::BlockStored(stored)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(stored.block_hashes, second.chain.hashes()[1..3].iter().copied().map(external).collect::<Vec<_>>());
+    assert_eq!(stored.parent_block_hash, Some(external(second.chain.hashes()[0])));
     assert_eq!(stored.token_ids, tokens(4, 8));
     assert_eq!(stored.block_size, 4);
     assert_eq!(stored.extra_keys, Some(vec![None, None]));
-    assert_eq!(
-        (stored.medium.as_deref(), stored.group_idx),
-        (Some("GPU"), Some(0))
-    );
+    assert_eq!((stored.medium.as_deref(), stored.group_idx), (Some("GPU"), Some(0)));
     assert_eq!(stored.kv_cache_spec_kind.as_deref(), Some("full_attention"));
 }
 
@@ -141,12 +111,7 @@ fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
     let mut three = Prompt::new(tokens(100, 15));
     assert_eq!(three.compute(&mut cache), Some(0));
     let events = summary(&cache.take_events());
-    let removed = [
-        names("-", &hashes[1..]),
-        names("-", &hashes[1..]),
-        names("-", &hashes[..1]),
-    ]
-    .concat();
+    let removed = [names("-", &hashes[1..]), names("-", &hashes[1..]), names("-", &hashes[..1])].concat();
     assert_eq!(events[..3], removed);
     assert_eq!(events.len(), 3 + 3);
 }
@@ -166,12 +131,7 @@ fn blocks_without_a_hash_are_reused_first_then_the_oldest_tail_first() {
     // 7 usable blocks: 2 unhashed (the partial one and one never used), then old's 2, then new's 3, tails first.
     let mut third = Prompt::new(tokens(200, 20));
     third.compute(&mut cache);
-    let expected: Vec<_> = [
-        old.chain.hashes()[1],
-        old.chain.hashes()[0],
-        new.chain.hashes()[2],
-    ]
-    .to_vec();
+    let expected: Vec<_> = [old.chain.hashes()[1], old.chain.hashes()[0], new.chain.hashes()[2]].to_vec();
     assert_eq!(summary(&cache.take_events())[..3], names("-", &expected));
 }
 
@@ -199,26 +159,14 @@ fn it_can_be_emptied_only_when_nothing_runs() {
     assert!(cache.reset());
     assert_eq!(summary(&cache.take_events()), ["!"]);
     assert_eq!(Prompt::new(tokens(0, 12)).compute(&mut cache), Some(0));
-    assert_eq!(
-        summary(&cache.take_events()).len(),
-        3,
-        "nothing is removed that was cleared before"
-    );
+    assert_eq!(summary(&cache.take_events()).len(), 3, "nothing is removed that was cleared before");
 }
 
 #[derive(Clone, Debug)]
 enum Operation {
-    Start {
-        family: u32,
-        length: usize,
-    },
-    Grow {
-        which: prop::sample::Index,
-        more: usize,
-    },
-    Finish {
-        which: prop::sample::Index,
-    },
+    Start { family: u32, length: usize },
+    Grow { which: prop::sample::Index, more: usize },
+    Finish { which: prop::sample::Index },
     Reset,
 }
 

@@ -96,12 +96,7 @@ fn the_cache_does_what_vllms_does() {
                 let fits = cache.fits(&request.table, &hits, request.tokens.len())
                     && cache.grow(&mut request.table, &hits, request.computed);
                 if fits {
-                    let Live {
-                        tokens,
-                        chain,
-                        table,
-                        computed,
-                    } = &mut request;
+                    let Live { tokens, chain, table, computed } = &mut request;
                     cache.store(table, chain, tokens, *computed);
                     live.insert(id, request);
                 }
@@ -125,24 +120,9 @@ fn the_cache_does_what_vllms_does() {
             "reset" => cache.reset().into(),
             other => panic!("{other}"),
         };
-        let events: Vec<Value> = cache
-            .take_events()
-            .iter()
-            .map(|event| names.event(event))
-            .collect();
-        assert_eq!(
-            result, operation["result"],
-            "result of operation {at}: {operation}"
-        );
-        assert_eq!(
-            Value::from(events),
-            operation["events"],
-            "events of operation {at}: {operation}"
-        );
-        assert_eq!(
-            cache.usage(),
-            operation["usage"].as_f64().unwrap(),
-            "usage after operation {at}"
-        );
+        let events: Vec<Value> = cache.take_events().iter().map(|event| names.event(event)).collect();
+        assert_eq!(result, operation["result"], "result of operation {at}: {operation}");
+        assert_eq!(Value::from(events), operation["events"], "events of operation {at}: {operation}");
+        assert_eq!(cache.usage(), operation["usage"].as_f64().unwrap(), "usage after operation {at}");
     }
 }

@@ -24,29 +24,18 @@ fn request(id: &str, family: u32, length: u32, max_tokens: u32) -> EngineCoreReq
     EngineCoreRequest {
         request_id: id.into(),
         prompt_token_ids: (0..length).map(|at| TokenId(family * 1000 + at)).collect(),
-        sampling_params: SamplingParams {
-            max_tokens,
-            ..SamplingParams::default()
-        },
+        sampling_params: SamplingParams { max_tokens, ..SamplingParams::default() },
         ..EngineCoreRequest::default()
     }
 }
 
-fn with_image(
-    mut request: EngineCoreRequest,
-    identifier: &str,
-    offset: usize,
-) -> EngineCoreRequest {
+fn with_image(mut request: EngineCoreRequest, identifier: &str, offset: usize) -> EngineCoreRequest {
     request.mm_features.push(MmFeature {
         // 4 × 4 patches: 4 embeddings
         data: Some(item(4, 4)),
         modality: "image".into(),
         identifier: identifier.into(),
-        position: Placeholder {
-            offset,
-            length: 4,
-            is_embed: None,
-        },
+        position: Placeholder { offset, length: 4, is_embed: None },
         mm_hash: None,
     });
     request
@@ -59,39 +48,24 @@ impl Scheduler {
 
     fn try_start(&mut self, request: EngineCoreRequest) -> Result<(), Fatal> {
         let features = request.mm_features.iter();
-        let items = features
-            .map(|feature| feature.data.as_ref().map(Outline::of))
-            .collect();
-        self.add(
-            Sequence::new(request, items, self.config.block_size.get()),
-            1.0,
-        )
+        let items = features.map(|feature| feature.data.as_ref().map(Outline::of)).collect();
+        self.add(Sequence::new(request, items, self.config.block_size.get()), 1.0)
     }
 
     /// One step: its work and its outputs.
     fn step(&mut self) -> (StepWork, Vec<EngineCoreOutput>) {
         let work = self.schedule(1.0).unwrap();
-        let outputs = self
-            .update(1.0)
-            .into_iter()
-            .flat_map(|(_, message)| message.outputs)
-            .collect();
+        let outputs = self.update(1.0).into_iter().flat_map(|(_, message)| message.outputs).collect();
         (work, outputs)
     }
 
     fn running(&self) -> Vec<&str> {
-        self.running
-            .iter()
-            .map(|sequence| &sequence.id[..])
-            .collect()
+        self.running.iter().map(|sequence| &sequence.id[..]).collect()
     }
 }
 
 fn ids(outputs: &[EngineCoreOutput]) -> Vec<&str> {
-    outputs
-        .iter()
-        .map(|output| &output.request_id[..])
-        .collect()
+    outputs.iter().map(|output| &output.request_id[..]).collect()
 }
 
 fn cached(output: &EngineCoreOutput) -> u64 {
@@ -102,23 +76,10 @@ fn cached(output: &EngineCoreOutput) -> u64 {
 fn prefill_and_decode_share_steps() {
     let mut scheduler = scheduler(|_| {});
     scheduler.start(request("a", 1, 10, 3));
-    assert_eq!(
-        scheduler.step().0,
-        StepWork {
-            prefill_tokens: 10,
-            ..StepWork::default()
-        }
-    );
+    assert_eq!(scheduler.step().0, StepWork { prefill_tokens: 10, ..StepWork::default() });
     scheduler.start(request("b", 2, 6, 3));
     let (work, outputs) = scheduler.step();
-    assert_eq!(
-        work,
-        StepWork {
-            prefill_tokens: 6,
-            decodes: 1,
-            images: 0
-        }
-    );
+    assert_eq!(work, StepWork { prefill_tokens: 6, decodes: 1, images: 0 });
     assert_eq!(ids(&outputs), ["a", "b"]);
 }
 
@@ -156,11 +117,7 @@ fn an_image_is_encoded_once_and_not_at_all_when_its_tokens_are_cached() {
     scheduler.reset_encoder_cache();
     // Both blocks that the image touches are in the prefix cache.
     scheduler.start(with_image(request("c", 2, 15, 1), "x", 5));
-    assert_eq!(
-        images(&mut scheduler),
-        1,
-        "b has 11 tokens: its third block is not full, but its first two are"
-    );
+    assert_eq!(images(&mut scheduler), 1, "b has 11 tokens: its third block is not full, but its first two are");
     scheduler.reset_encoder_cache();
     scheduler.start(with_image(request("d", 2, 15, 1), "x", 5));
     assert_eq!(images(&mut scheduler), 0);
@@ -203,17 +160,10 @@ fn the_last_one_is_preempted_and_goes_on_where_it_was() {
     while scheduler.has_unfinished() {
         for output in scheduler.step().1 {
             *tokens.entry(output.request_id.clone()).or_default() += output.new_token_ids.len();
-            if output
-                .events
-                .iter()
-                .any(|event| event.kind == Moment::Preempted as u32)
-            {
+            if output.events.iter().any(|event| event.kind == Moment::Preempted as u32) {
                 preemptions += 1;
                 assert_eq!(output.request_id, "b");
-                assert_eq!(
-                    output.prefill_stats, None,
-                    "only the first prefill is reported"
-                );
+                assert_eq!(output.prefill_stats, None, "only the first prefill is reported");
             }
         }
     }
@@ -238,22 +188,13 @@ fn ended_requests_cause_one_more_step() {
 fn each_client_gets_its_own_message_and_the_first_the_stats() {
     let mut scheduler = scheduler(|_| {});
     for (id, client) in [("a", 1), ("b", 0), ("c", 1)] {
-        scheduler.start(EngineCoreRequest {
-            client_index: client,
-            ..request(id, client, 6, 3)
-        });
+        scheduler.start(EngineCoreRequest { client_index: client, ..request(id, client, 6, 3) });
     }
     scheduler.schedule(1.0).unwrap();
     let messages = scheduler.update(1.0);
     let summary: Vec<_> = messages
         .iter()
-        .map(|(client, message)| {
-            (
-                *client,
-                ids(&message.outputs),
-                message.scheduler_stats.is_some(),
-            )
-        })
+        .map(|(client, message)| (*client, ids(&message.outputs), message.scheduler_stats.is_some()))
         .collect();
     assert_eq!(summary, [(1, vec!["a", "c"], true), (0, vec!["b"], false)]);
 }
@@ -263,13 +204,7 @@ fn lookups_are_counted_once_per_admission() {
     let mut scheduler = scheduler(|_| {});
     let stats = |scheduler: &mut Scheduler| {
         scheduler.schedule(1.0).unwrap();
-        let stats = scheduler
-            .update(1.0)
-            .remove(0)
-            .1
-            .scheduler_stats
-            .unwrap()
-            .prefix_cache_stats;
+        let stats = scheduler.update(1.0).remove(0).1.scheduler_stats.unwrap().prefix_cache_stats;
         (stats.requests, stats.queries, stats.hits)
     };
     scheduler.start(request("a", 1, 10, 3));

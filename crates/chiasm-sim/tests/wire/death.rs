@@ -9,10 +9,7 @@ use crate::frontend::{Frontend, feature, image, image_request, soon, text_reques
 
 fn endless(id: &str) -> EngineCoreRequest {
     let mut request = text_request(id, tokens(1, 40));
-    (
-        request.sampling_params.max_tokens,
-        request.sampling_params.eos_token_id,
-    ) = (100_000, None);
+    (request.sampling_params.max_tokens, request.sampling_params.eos_token_id) = (100_000, None);
     request
 }
 
@@ -38,10 +35,7 @@ async fn what_kills_vllm_kills_the_simulator() {
         ..image_request("placeholder", "aa", None)
     };
     for (requests, reason) in [
-        (
-            vec![endless("twice"), endless("twice")],
-            "duplicate request id twice",
-        ),
+        (vec![endless("twice"), endless("twice")], "duplicate request id twice"),
         (vec![long], "1025 prompt tokens"),
         (vec![wrong_rows], "320 rows"),
         (vec![short], "79 tokens for 80 embeddings"),
@@ -59,19 +53,11 @@ async fn what_kills_vllm_kills_the_simulator() {
 
 #[tokio::test]
 async fn without_a_receiver_cache_an_item_without_data_is_deadly() {
-    let (mut frontend, engine) =
-        Frontend::engine(|config| config.receiver_cache_bytes = None).await;
-    frontend
-        .ask(&image_request("1", "aa", Some(image(16, 20))))
-        .await;
+    let (mut frontend, engine) = Frontend::engine(|config| config.receiver_cache_bytes = None).await;
+    frontend.ask(&image_request("1", "aa", Some(image(16, 20)))).await;
     frontend.add(&image_request("2", "aa", None)).await;
     frontend.death().await;
-    assert!(
-        failure(&engine)
-            .await
-            .to_string()
-            .contains("aa has no data")
-    );
+    assert!(failure(&engine).await.to_string().contains("aa has no data"));
 }
 
 #[tokio::test]
@@ -97,8 +83,7 @@ async fn what_can_not_be_decoded_makes_it_deaf() {
 
 #[tokio::test]
 async fn a_prompt_as_long_as_the_model_spins_until_it_is_aborted() {
-    let (mut frontend, _engine) =
-        Frontend::engine(|config| config.max_num_batched_tokens = 256).await;
+    let (mut frontend, _engine) = Frontend::engine(|config| config.max_num_batched_tokens = 256).await;
     frontend.add(&text_request("full", tokens(1, 1024))).await;
     for _ in 0..20 {
         let message = frontend.outputs().await;
@@ -106,21 +91,8 @@ async fn a_prompt_as_long_as_the_model_spins_until_it_is_aborted() {
         assert_eq!(message.scheduler_stats.unwrap().num_running_reqs, 1);
     }
     frontend.abort(&["full"]).await;
-    while frontend
-        .outputs()
-        .await
-        .scheduler_stats
-        .unwrap()
-        .num_running_reqs
-        > 0
-    {}
-    assert_eq!(
-        frontend
-            .ask(&text_request("next", tokens(2, 40)))
-            .await
-            .finish,
-        Some(FinishReason::Stop)
-    );
+    while frontend.outputs().await.scheduler_stats.unwrap().num_running_reqs > 0 {}
+    assert_eq!(frontend.ask(&text_request("next", tokens(2, 40))).await.finish, Some(FinishReason::Stop));
 }
 
 #[tokio::test]
@@ -133,15 +105,8 @@ async fn kill_closes_the_connections_without_a_word() {
     assert!(matches!(soon("the end", engine.done()).await, Exit::Killed));
     // Whatever is still under way are tokens: neither an end nor ENGINE_CORE_DEAD.
     while let Some(message) = frontend.leftover().await {
-        let EngineMessage::Outputs(message) = message else {
-            panic!("{message:?}")
-        };
-        assert!(
-            message
-                .outputs
-                .iter()
-                .all(|output| output.finish_reason.is_none())
-        );
+        let EngineMessage::Outputs(message) = message else { panic!("{message:?}") };
+        assert!(message.outputs.iter().all(|output| output.finish_reason.is_none()));
     }
 }
 
@@ -165,20 +130,13 @@ async fn stop_aborts_what_is_running_and_then_disconnects() {
     assert!(matches!(engine.stop().await, Exit::Stopped));
     let answers = frontend.answers(2).await;
     assert_eq!(answers["running"].finish, Some(FinishReason::Abort));
-    assert_eq!(
-        (answers["waiting"].finish, answers["waiting"].tokens.len()),
-        (Some(FinishReason::Abort), 0)
-    );
+    assert_eq!((answers["waiting"].finish, answers["waiting"].tokens.len()), (Some(FinishReason::Abort), 0));
     frontend.disconnect().await;
 }
 
 #[tokio::test]
 async fn it_fails_when_told_to() {
-    for (tokens, death) in [
-        (0, Death::Announced),
-        (3, Death::Announced),
-        (3, Death::Silent),
-    ] {
+    for (tokens, death) in [(0, Death::Announced), (3, Death::Announced), (3, Death::Silent)] {
         let (mut frontend, engine) = Frontend::engine(|config| {
             config.faults.die_after_tokens = Some(tokens);
             config.faults.death = death;
@@ -187,14 +145,7 @@ async fn it_fails_when_told_to() {
         frontend.add(&endless("a")).await;
         let mut received = Vec::<TokenId>::new();
         while (received.len() as u64) < tokens {
-            received.extend(
-                frontend
-                    .outputs()
-                    .await
-                    .outputs
-                    .iter()
-                    .flat_map(|output| &output.new_token_ids),
-            );
+            received.extend(frontend.outputs().await.outputs.iter().flat_map(|output| &output.new_token_ids));
         }
         assert!(matches!(&*failure(&engine).await, SimError::Fault));
         match death {

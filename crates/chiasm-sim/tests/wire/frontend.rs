@@ -6,9 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::identity;
 use chiasm_engine::wire::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady,
-    FinishReason, Hello, InitMessage, MmFeature, MmField, MmItem, SamplingParams, Utility,
-    UtilityOutput, Value, WireTensor, output, request,
+    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FinishReason, Hello,
+    InitMessage, MmFeature, MmField, MmItem, SamplingParams, Utility, UtilityOutput, Value, WireTensor, output,
+    request,
 };
 use chiasm_sim::{Pace, SimConfig, SimEngine};
 use chiasm_types::{Dtype, Placeholder, TokenId};
@@ -23,9 +23,7 @@ pub(crate) const EOS: TokenId = TokenId(256);
 
 /// Fails the test instead of hanging.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
-        .await
-        .unwrap_or_else(|_| panic!("waited too long for {what}"))
+    tokio::time::timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("waited too long for {what}"))
 }
 
 pub(crate) struct Frontend {
@@ -47,23 +45,13 @@ impl Frontend {
 
     /// Binds handshake, input and output sockets.
     pub(crate) async fn bind_to([handshake_at, input_at, output_at]: [&str; 3]) -> Self {
-        let (mut handshake, mut input, mut output) =
-            (RouterSocket::new(), RouterSocket::new(), PullSocket::new());
+        let (mut handshake, mut input, mut output) = (RouterSocket::new(), RouterSocket::new(), PullSocket::new());
         let input_events = input.monitor().boxed();
         let handshake_address = handshake.bind(handshake_at).await.unwrap().to_string();
         let input_address = input.bind(input_at).await.unwrap().to_string();
         let output_address = output.bind(output_at).await.unwrap().to_string();
         let init = InitMessage::new(&input_address, &output_address);
-        Self {
-            handshake,
-            input,
-            output,
-            input_events,
-            init,
-            handshake_address,
-            rank: 0,
-            calls: 0,
-        }
+        Self { handshake, input, output, input_events, init, handshake_address, rank: 0, calls: 0 }
     }
 
     pub(crate) fn config(&self) -> SimConfig {
@@ -76,10 +64,7 @@ impl Frontend {
     }
 
     async fn handshake_message(&mut self) -> Hello {
-        let frames = soon("the handshake", self.handshake.recv())
-            .await
-            .unwrap()
-            .into_vec();
+        let frames = soon("the handshake", self.handshake.recv()).await.unwrap().into_vec();
         assert_eq!(frames[0][..], identity(self.rank));
         assert_eq!(frames.len(), 2);
         Hello::decode(&frames[1]).unwrap()
@@ -88,11 +73,7 @@ impl Frontend {
     /// Closes all sockets and waits until their addresses are free: a dropped `ipc://` listener removes its file later,
     /// which may then be that of the next one.
     pub(crate) async fn close(self) {
-        for errors in [
-            self.handshake.close().await,
-            self.input.close().await,
-            self.output.close().await,
-        ] {
+        for errors in [self.handshake.close().await, self.input.close().await, self.output.close().await] {
             assert!(errors.is_empty(), "{errors:?}");
         }
     }
@@ -102,14 +83,8 @@ impl Frontend {
         self.rank = rank;
         assert_eq!(self.handshake_message().await, Hello::hello());
         let init = self.init.encode();
-        self.handshake
-            .send(self.addressed(vec![init]))
-            .await
-            .unwrap();
-        let ready = soon("the ready response", self.input.recv())
-            .await
-            .unwrap()
-            .into_vec();
+        self.handshake.send(self.addressed(vec![init])).await.unwrap();
+        let ready = soon("the ready response", self.input.recv()).await.unwrap().into_vec();
         assert_eq!(ready[0][..], identity(rank));
         assert_eq!(self.handshake_message().await, Hello::ready());
         EngineReady::decode(&ready[1]).unwrap()
@@ -127,9 +102,7 @@ impl Frontend {
 
     fn addressed(&self, frames: Vec<Bytes>) -> ZmqMessage {
         let mut message = ZmqMessage::from(Bytes::copy_from_slice(&identity(self.rank)));
-        frames
-            .into_iter()
-            .for_each(|frame| message.push_back(frame));
+        frames.into_iter().for_each(|frame| message.push_back(frame));
         message
     }
 
@@ -151,19 +124,9 @@ impl Frontend {
     pub(crate) async fn call(&mut self, method: &str, args: Vec<Value>) -> Result<Value, String> {
         self.calls += 1;
         let call_id = self.calls;
-        self.send(request::encode_utility(&Utility {
-            client_index: 0,
-            call_id,
-            method: method.into(),
-            args,
-        }))
-        .await;
+        self.send(request::encode_utility(&Utility { client_index: 0, call_id, method: method.into(), args })).await;
         loop {
-            if let Some(UtilityOutput {
-                call_id: answered,
-                result,
-            }) = self.outputs().await.utility_output
-            {
+            if let Some(UtilityOutput { call_id: answered, result }) = self.outputs().await.utility_output {
                 assert_eq!(answered, call_id);
                 return result;
             }
@@ -171,10 +134,7 @@ impl Frontend {
     }
 
     pub(crate) async fn message(&mut self) -> EngineMessage {
-        let frames = soon("a message", self.output.recv())
-            .await
-            .unwrap()
-            .into_vec();
+        let frames = soon("a message", self.output.recv()).await.unwrap().into_vec();
         output::decode(&frames).unwrap()
     }
 
@@ -199,10 +159,7 @@ impl Frontend {
 
     /// What the engine sent before it ended; `None` when there is nothing more.
     pub(crate) async fn leftover(&mut self) -> Option<EngineMessage> {
-        let frames = tokio::time::timeout(Duration::from_millis(100), self.output.recv())
-            .await
-            .ok()?
-            .unwrap();
+        let frames = tokio::time::timeout(Duration::from_millis(100), self.output.recv()).await.ok()?.unwrap();
         Some(output::decode(&frames.into_vec()).unwrap())
     }
 
@@ -234,17 +191,9 @@ impl Frontend {
     /// All outputs until `count` requests have ended, by request.
     pub(crate) async fn answers(&mut self, count: usize) -> BTreeMap<String, Answer> {
         let mut answers: BTreeMap<String, Answer> = BTreeMap::new();
-        while answers
-            .values()
-            .filter(|answer| answer.finish.is_some())
-            .count()
-            < count
-        {
+        while answers.values().filter(|answer| answer.finish.is_some()).count() < count {
             for output in self.outputs().await.outputs {
-                answers
-                    .entry(output.request_id.clone())
-                    .or_default()
-                    .add(output);
+                answers.entry(output.request_id.clone()).or_default().add(output);
             }
         }
         answers
@@ -275,29 +224,17 @@ impl Answer {
 
     /// The tokens that are bytes of text.
     pub(crate) fn text(&self) -> String {
-        String::from_utf8(
-            self.tokens
-                .iter()
-                .filter_map(|token| u8::try_from(token.0).ok())
-                .collect(),
-        )
-        .unwrap()
+        String::from_utf8(self.tokens.iter().filter_map(|token| u8::try_from(token.0).ok()).collect()).unwrap()
     }
 
     pub(crate) fn cached(&self) -> u64 {
-        self.outputs[0]
-            .prefill_stats
-            .as_ref()
-            .unwrap()
-            .num_cached_tokens
+        self.outputs[0].prefill_stats.as_ref().unwrap().num_cached_tokens
     }
 }
 
 /// Tokens that no other `family` shares.
 pub(crate) fn tokens(family: u32, count: usize) -> Vec<TokenId> {
-    (0..count as u32)
-        .map(|at| TokenId(1000 * family + at))
-        .collect()
+    (0..count as u32).map(|at| TokenId(1000 * family + at)).collect()
 }
 
 pub(crate) fn greedy(max_tokens: u32) -> SamplingParams {
@@ -324,16 +261,8 @@ pub(crate) fn text_request(id: &str, prompt: Vec<TokenId>) -> EngineCoreRequest 
 /// A Qwen2-VL image of `high × wide` patches.
 pub(crate) fn image(high: usize, wide: usize) -> MmItem {
     let rows = high * wide;
-    let pixels = WireTensor::new(
-        Dtype::U8,
-        vec![rows, 1176],
-        Bytes::from(vec![7; rows * 1176]),
-    )
-    .unwrap();
-    let grid: Vec<u8> = [1, high as i64, wide as i64]
-        .iter()
-        .flat_map(|side| side.to_le_bytes())
-        .collect();
+    let pixels = WireTensor::new(Dtype::U8, vec![rows, 1176], Bytes::from(vec![7; rows * 1176])).unwrap();
+    let grid: Vec<u8> = [1, high as i64, wide as i64].iter().flat_map(|side| side.to_le_bytes()).collect();
     let grid = WireTensor::new(Dtype::I64, vec![3], grid.into()).unwrap();
     MmItem(vec![
         ("pixel_values".into(), MmField::flat(pixels, rows)),
@@ -347,11 +276,7 @@ pub(crate) fn feature(hash: &str, data: Option<MmItem>, offset: usize, length: u
         data,
         modality: "image".into(),
         identifier: hash.into(),
-        position: Placeholder {
-            offset,
-            length,
-            is_embed: None,
-        },
+        position: Placeholder { offset, length, is_embed: None },
         mm_hash: Some(hash.into()),
     }
 }
@@ -359,8 +284,5 @@ pub(crate) fn feature(hash: &str, data: Option<MmItem>, offset: usize, length: u
 /// 20 tokens, an image of 224 x 280 pixels in 80 tokens, 9 tokens.
 pub(crate) fn image_request(id: &str, hash: &str, data: Option<MmItem>) -> EngineCoreRequest {
     let prompt = [tokens(1, 20), vec![TokenId(999); 80], tokens(2, 9)].concat();
-    EngineCoreRequest {
-        mm_features: vec![feature(hash, data, 20, 80)],
-        ..text_request(id, prompt)
-    }
+    EngineCoreRequest { mm_features: vec![feature(hash, data, 20, 80)], ..text_request(id, prompt) }
 }

@@ -1,9 +1,5 @@
 //! A simulated engine against a scripted frontend, over real sockets.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod death;
 mod frontend;

@@ -9,9 +9,7 @@ const PLAIN: &str = "no images; 0 of 40 prompt tokens were cached";
 
 fn with(id: &str, change: impl FnOnce(&mut SamplingParams)) -> EngineCoreRequest {
     // Each request has its own prompt, so that none finds anything in the cache.
-    let family = id
-        .bytes()
-        .fold(1, |hash, byte| (hash * 31 + u32::from(byte)) % 1000);
+    let family = id.bytes().fold(1, |hash, byte| (hash * 31 + u32::from(byte)) % 1000);
     let mut request = text_request(id, tokens(family, 40));
     change(&mut request.sampling_params);
     request
@@ -24,33 +22,12 @@ async fn an_answer_is_text_and_then_eos() {
     assert_eq!(answer.text(), PLAIN);
     assert_eq!(answer.tokens.last(), Some(&EOS));
     let last = answer.outputs.last().unwrap();
-    assert_eq!(
-        (last.finish_reason, &last.stop_reason),
-        (Some(FinishReason::Stop), &None)
-    );
+    assert_eq!((last.finish_reason, &last.stop_reason), (Some(FinishReason::Stop), &None));
     let stats = answer.outputs[0].prefill_stats.as_ref().unwrap();
-    assert_eq!(
-        (
-            stats.num_prompt_tokens,
-            stats.num_computed_tokens,
-            stats.num_cached_tokens
-        ),
-        (40, 40, 0)
-    );
+    assert_eq!((stats.num_prompt_tokens, stats.num_computed_tokens, stats.num_cached_tokens), (40, 40, 0));
     assert_eq!(stats.num_cache_creation_tokens, 32);
-    assert_eq!(
-        answer.outputs[0]
-            .events
-            .iter()
-            .map(|event| event.kind)
-            .collect::<Vec<_>>(),
-        [1, 2]
-    );
-    assert!(
-        answer.outputs[1..]
-            .iter()
-            .all(|output| output.prefill_stats.is_none() && output.events.is_empty())
-    );
+    assert_eq!(answer.outputs[0].events.iter().map(|event| event.kind).collect::<Vec<_>>(), [1, 2]);
+    assert!(answer.outputs[1..].iter().all(|output| output.prefill_stats.is_none() && output.events.is_empty()));
 }
 
 #[tokio::test]
@@ -60,8 +37,7 @@ async fn generated_tokens_are_found_again_too() {
     // The next turn: prompt, answer without EOS, new question.
     let mut next = with("a", |_| {});
     next.request_id = "b".into();
-    next.prompt_token_ids
-        .extend(&first.tokens[..first.tokens.len() - 1]);
+    next.prompt_token_ids.extend(&first.tokens[..first.tokens.len() - 1]);
     let computed = next.prompt_token_ids.len();
     next.prompt_token_ids.extend(tokens(900, 50));
     let second = frontend.ask(&next).await;
@@ -93,44 +69,16 @@ async fn generation_stops_as_asked() {
         frontend.add(request).await;
     }
     let answers = frontend.answers(requests.len()).await;
-    let ending = |id: &str| {
-        (
-            answers[id].text(),
-            answers[id].finish,
-            answers[id].outputs.last().unwrap().stop_reason.clone(),
-        )
-    };
+    let ending =
+        |id: &str| (answers[id].text(), answers[id].finish, answers[id].outputs.last().unwrap().stop_reason.clone());
 
-    assert_eq!(
-        ending("length"),
-        ("no im".into(), Some(FinishReason::Length), None)
-    );
-    assert_eq!(
-        ending("token"),
-        (
-            "no ".into(),
-            Some(FinishReason::Stop),
-            Some(StopReason::Token(blank))
-        )
-    );
-    assert_eq!(
-        ending("ignores"),
-        (format!("{PLAIN}no i"), Some(FinishReason::Length), None)
-    );
+    assert_eq!(ending("length"), ("no im".into(), Some(FinishReason::Length), None));
+    assert_eq!(ending("token"), ("no ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank))));
+    assert_eq!(ending("ignores"), (format!("{PLAIN}no i"), Some(FinishReason::Length), None));
     // EOS was suppressed once, so the text starts again and is finished.
-    assert_eq!(
-        ending("at least"),
-        (format!("{PLAIN}{PLAIN}"), Some(FinishReason::Stop), None)
-    );
+    assert_eq!(ending("at least"), (format!("{PLAIN}{PLAIN}"), Some(FinishReason::Stop), None));
     // The first blank came too early.
-    assert_eq!(
-        ending("not yet"),
-        (
-            "noimages; ".into(),
-            Some(FinishReason::Stop),
-            Some(StopReason::Token(blank))
-        )
-    );
+    assert_eq!(ending("not yet"), ("noimages; ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank))));
 }
 
 #[tokio::test]
@@ -142,9 +90,7 @@ async fn requests_that_run_together_share_messages() {
     })
     .await;
     for id in ["a", "b", "c"] {
-        frontend
-            .add(&with(id, |params| params.max_tokens = 20))
-            .await;
+        frontend.add(&with(id, |params| params.max_tokens = 20)).await;
     }
     let mut largest = 0;
     let mut finished = 0;
@@ -152,15 +98,8 @@ async fn requests_that_run_together_share_messages() {
         let message = frontend.outputs().await;
         let stats = message.scheduler_stats.expect("stats in every step");
         largest = largest.max(message.outputs.len());
-        finished += message
-            .outputs
-            .iter()
-            .filter(|output| output.finish_reason.is_some())
-            .count();
-        assert_eq!(
-            stats.num_running_reqs + stats.num_waiting_reqs,
-            3 - finished as u64
-        );
+        finished += message.outputs.iter().filter(|output| output.finish_reason.is_some()).count();
+        assert_eq!(stats.num_running_reqs + stats.num_waiting_reqs, 3 - finished as u64);
         assert_eq!(message.weight_version.as_deref(), Some("default"));
     }
     assert_eq!(largest, 3);
@@ -177,18 +116,12 @@ async fn an_aborted_request_says_nothing_more() {
         config.pace.decode_tokens_per_s = 200.0;
     })
     .await;
-    frontend
-        .add(&with("a", |params| {
-            (params.max_tokens, params.eos_token_id) = (100_000, None)
-        }))
-        .await;
+    frontend.add(&with("a", |params| (params.max_tokens, params.eos_token_id) = (100_000, None))).await;
     assert_eq!(frontend.outputs().await.outputs.len(), 1);
     frontend.abort(&["a", "never heard of"]).await;
     while !frontend.outputs().await.outputs.is_empty() {}
     // The id is free again.
-    let answer = frontend
-        .ask(&with("a", |params| params.max_tokens = 3))
-        .await;
+    let answer = frontend.ask(&with("a", |params| params.max_tokens = 3)).await;
     assert_eq!(answer.finish, Some(FinishReason::Length));
     assert_eq!(answer.cached(), 32);
 }
@@ -220,27 +153,12 @@ async fn methods_answer_as_in_the_captures() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
     for (method, args, expected) in [
         ("reset_mm_cache", vec![], Ok(Value::Nil)),
-        (
-            "reset_prefix_cache",
-            vec![Value::from(false), Value::from(false)],
-            Ok(Value::from(true)),
-        ),
+        ("reset_prefix_cache", vec![Value::from(false), Value::from(false)], Ok(Value::from(true))),
         ("reset_prefix_cache", vec![], Ok(Value::from(true))),
         ("reset_encoder_cache", vec![], Ok(Value::Nil)),
-        (
-            "get_supported_tasks",
-            vec![],
-            Ok(Value::Array(vec![Value::from("generate")])),
-        ),
+        ("get_supported_tasks", vec![], Ok(Value::Array(vec![Value::from("generate")]))),
         ("is_scheduler_paused", vec![], Ok(Value::from(false))),
-        (
-            "nope",
-            vec![],
-            Err(
-                "Call to nope method failed: 'EngineCoreProc' object has no attribute 'nope'"
-                    .to_owned(),
-            ),
-        ),
+        ("nope", vec![], Err("Call to nope method failed: 'EngineCoreProc' object has no attribute 'nope'".to_owned())),
     ] {
         assert_eq!(frontend.call(method, args).await, expected, "{method}");
     }
@@ -257,31 +175,17 @@ async fn the_prefix_cache_can_be_emptied_also_under_running_requests() {
     request.sampling_params.eos_token_id = None;
     frontend.add(&request).await;
     let mut received = frontend.outputs().await.outputs.len();
-    assert_eq!(
-        frontend.call("reset_prefix_cache", vec![]).await,
-        Ok(Value::from(false)),
-        "blocks are in use"
-    );
-    assert_eq!(
-        frontend
-            .call("reset_prefix_cache", vec![Value::from(true)])
-            .await,
-        Ok(Value::from(true))
-    );
+    assert_eq!(frontend.call("reset_prefix_cache", vec![]).await, Ok(Value::from(false)), "blocks are in use");
+    assert_eq!(frontend.call("reset_prefix_cache", vec![Value::from(true)]).await, Ok(Value::from(true)));
     // It starts over and goes on where it was.
     loop {
         let outputs = frontend.outputs().await.outputs;
         received += outputs.len();
-        if outputs
-            .iter()
-            .any(|output| output.finish_reason == Some(FinishReason::Length))
-        {
+        if outputs.iter().any(|output| output.finish_reason == Some(FinishReason::Length)) {
             break;
         }
     }
     assert!(received <= 60, "some came while the calls were answered");
-    let answer = frontend
-        .ask(&with("a", |params| params.max_tokens = 1))
-        .await;
+    let answer = frontend.ask(&with("a", |params| params.max_tokens = 1)).await;
     assert_eq!(answer.cached(), 32);
 }

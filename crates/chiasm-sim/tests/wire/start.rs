@@ -9,24 +9,15 @@ use crate::frontend::{Frontend, soon, text_request, tokens};
 #[tokio::test]
 async fn the_handshake_is_that_of_a_headless_engine() {
     let mut frontend = Frontend::bind().await;
-    let _engine = SimEngine::start(SimConfig {
-        rank: 3,
-        num_blocks: 100,
-        ..frontend.config()
-    });
+    let _engine = SimEngine::start(SimConfig { rank: 3, num_blocks: 100, ..frontend.config() });
     let ready = frontend.accept(3).await;
-    assert_eq!(
-        (ready.block_size, ready.num_gpu_blocks, ready.max_model_len),
-        (32, 100, 1024)
-    );
+    assert_eq!((ready.block_size, ready.num_gpu_blocks, ready.max_model_len), (32, 100, 1024));
     assert_eq!(ready.kv_cache_size_tokens, Some(3200));
     assert_eq!(ready.effective_attention_block_size, Some(32));
     assert_eq!(ready.vllm_version, "0.32.0");
     let kv = ready.kv_events_config.unwrap();
     for endpoint in [&kv.endpoint, kv.replay_endpoint.as_ref().unwrap()] {
-        let port = endpoint
-            .strip_prefix("tcp://*:")
-            .expect("a wildcard host, as vLLM reports it");
+        let port = endpoint.strip_prefix("tcp://*:").expect("a wildcard host, as vLLM reports it");
         assert!(port.parse::<u16>().unwrap() > 0);
     }
 }
@@ -36,10 +27,7 @@ async fn every_start_has_its_own_instance_id() {
     let mut ids = Vec::new();
     for _ in 0..2 {
         let mut frontend = Frontend::bind().await;
-        let _engine = SimEngine::start(SimConfig {
-            kv_events: None,
-            ..frontend.config()
-        });
+        let _engine = SimEngine::start(SimConfig { kv_events: None, ..frontend.config() });
         let ready = frontend.accept(0).await;
         assert_eq!(ready.kv_events_config, None);
         ids.push(ready.instance_id);
@@ -50,16 +38,11 @@ async fn every_start_has_its_own_instance_id() {
 #[tokio::test]
 async fn the_engine_may_start_before_its_frontend() {
     // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = format!("tcp://127.0.0.1:{port}");
     let engine = SimEngine::start(SimConfig::new(&address));
     tokio::task::yield_now().await;
-    let mut frontend =
-        Frontend::bind_to([&address, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"]).await;
+    let mut frontend = Frontend::bind_to([&address, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"]).await;
     frontend.accept(0).await;
     assert!(matches!(engine.stop().await, Exit::Stopped));
 }
@@ -67,14 +50,8 @@ async fn the_engine_may_start_before_its_frontend() {
 #[tokio::test]
 async fn an_engine_without_a_frontend_can_be_stopped() {
     let engine = SimEngine::start(SimConfig::new("tcp://127.0.0.1:1"));
-    assert!(matches!(
-        soon("the end", engine.stop()).await,
-        Exit::Stopped
-    ));
-    assert!(
-        matches!(engine.stop().await, Exit::Stopped),
-        "once more does no harm"
-    );
+    assert!(matches!(soon("the end", engine.stop()).await, Exit::Stopped));
+    assert!(matches!(engine.stop().await, Exit::Stopped), "once more does no harm");
 }
 
 #[tokio::test]
@@ -112,13 +89,7 @@ async fn a_restarted_frontend_gets_its_streams_back_without_a_handshake() {
         }
     })
     .await;
-    while frontend
-        .outputs()
-        .await
-        .outputs
-        .iter()
-        .any(|output| output.request_id == "long")
-    {}
+    while frontend.outputs().await.outputs.iter().any(|output| output.request_id == "long") {}
     std::fs::remove_dir_all(&directory).unwrap();
 }
 
@@ -131,29 +102,14 @@ async fn what_can_not_work_ends_the_engine_with_a_reason() {
             other => panic!("{other:?}"),
         }
     };
-    let config = SimConfig {
-        num_blocks: 10,
-        ..frontend.config()
-    };
+    let config = SimConfig { num_blocks: 10, ..frontend.config() };
     assert!(matches!(&*failure(config).await, SimError::Config(_)));
-    let config = SimConfig {
-        handshake: "localhost".into(),
-        ..frontend.config()
-    };
+    let config = SimConfig { handshake: "localhost".into(), ..frontend.config() };
     assert!(matches!(&*failure(config).await, SimError::Config(_)));
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("tcp://{}", taken.local_addr().unwrap());
-    let config = SimConfig {
-        kv_events: Some(KvEvents {
-            endpoint,
-            ..KvEvents::default()
-        }),
-        ..frontend.config()
-    };
+    let config = SimConfig { kv_events: Some(KvEvents { endpoint, ..KvEvents::default() }), ..frontend.config() };
     assert!(matches!(&*failure(config).await, SimError::Bind { .. }));
-    let config = SimConfig {
-        init_timeout: Duration::from_millis(50),
-        ..frontend.config()
-    };
+    let config = SimConfig { init_timeout: Duration::from_millis(50), ..frontend.config() };
     assert!(matches!(&*failure(config).await, SimError::NoInit { .. }));
 }

@@ -29,8 +29,7 @@ pub(super) struct Bundle {
 
 impl Bundle {
     pub(super) fn unpack() -> Result<Self, CliError> {
-        let dir = TempDir::with_prefix("chiasm-demo-")
-            .map_err(|error| CliError::file(&std::env::temp_dir(), error))?;
+        let dir = TempDir::with_prefix("chiasm-demo-").map_err(|error| CliError::file(&std::env::temp_dir(), error))?;
         let picture = dir.path().join(DAWN.name);
         for (name, bytes) in MODEL.iter().copied().chain([(DAWN.name, DAWN.jpeg)]) {
             let path = dir.path().join(name);

@@ -66,11 +66,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), CliError> {
 }
 
 /// Plays all scenarios; stops at a request that fails or does not go where it should.
-async fn play(
-    stand: &Stand,
-    origin: &Origin,
-    each: impl Fn(&str, &player::Shot),
-) -> Result<Totals, CliError> {
+async fn play(stand: &Stand, origin: &Origin, each: impl Fn(&str, &player::Shot)) -> Result<Totals, CliError> {
     let player = Player::new(stand.address)?;
     let mut totals = Totals::default();
     for scenario in scenarios::all() {
@@ -81,9 +77,9 @@ async fn play(
             totals.add(&shot);
             observed.push(shot.observed());
             if stand.policy == Policy::Kv {
-                turn.expect.check(&observed).map_err(|wrong| {
-                    CliError::Demo(format!("{}, request {}: {wrong}", scenario.name, index + 1))
-                })?;
+                turn.expect
+                    .check(&observed)
+                    .map_err(|wrong| CliError::Demo(format!("{}, request {}: {wrong}", scenario.name, index + 1)))?;
             }
         }
     }
@@ -103,9 +99,7 @@ struct Stand {
 impl Stand {
     async fn start(model: &Arc<ServedModel>, policy: Policy, port: u16) -> Result<Self, CliError> {
         let config = sim_config(&ENGINE, Some(model));
-        let hosts = (0..ENGINES)
-            .map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>)
-            .collect();
+        let hosts = (0..ENGINES).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect();
         let options = FleetOptions {
             startup_timeout: Duration::from_secs(30),
             client: model.client_options(),
@@ -116,14 +110,12 @@ impl Stand {
         let fleet = Fleet::start(hosts, RouterConfig { policy, ..RouterConfig::default() }, options)?;
         // The demo's web server is on this machine, so the door must let loopback addresses in.
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
-        let frontend =
-            Frontend::new(model.clone(), MediaDoor::new(media)?, fleet.clone(), Limits::default());
+        let frontend = Frontend::new(model.clone(), MediaDoor::new(media)?, fleet.clone(), Limits::default());
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let stopped = async {
             let _ = stopped.await;
         };
-        let server =
-            tokio::spawn(serve(listener, Arc::new(frontend), stopped, Duration::from_secs(2)));
+        let server = tokio::spawn(serve(listener, Arc::new(frontend), stopped, Duration::from_secs(2)));
         fleet.wait_ready(ENGINES).await;
         Ok(Self { address, model: model.name.clone(), policy, fleet, stop, server })
     }

@@ -40,21 +40,11 @@ impl Shot {
 
 impl Player {
     pub(super) fn new(address: SocketAddr) -> Result<Self, CliError> {
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .timeout(Duration::from_secs(30))
-            .build()
-            .map_err(failed)?;
+        let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build().map_err(failed)?;
         Ok(Self { client, url: format!("http://{address}/v1/chat/completions") })
     }
 
-    pub(super) async fn play(
-        &self,
-        turn: &Turn,
-        index: usize,
-        model: &str,
-        origin: &str,
-    ) -> Result<Shot, CliError> {
+    pub(super) async fn play(&self, turn: &Turn, index: usize, model: &str, origin: &str) -> Result<Shot, CliError> {
         let mut body = turn.body(model, origin, MAX_TOKENS);
         body["stream"] = true.into();
         body["stream_options"] = serde_json::json!({"include_usage": true});

@@ -7,7 +7,7 @@ pub mod scenario_run;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use reqwest::header::HeaderMap;
@@ -31,6 +31,7 @@ pub struct Server {
     /// `http://127.0.0.1:port`
     pub url: String,
     pub client: reqwest::Client,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
@@ -44,16 +45,26 @@ impl Server {
             .expect("chiasm starts");
         let stderr = child.stderr.take().expect("stderr is piped");
         let (sender, url) = mpsc::channel();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let lines = log.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 eprintln!("  | {line}");
+                lines.lock().expect("not poisoned").push(line.clone());
                 if let Some((_, url)) = line.split_once(" at http://") {
                     let _ = sender.send(format!("http://{}", url.trim_end_matches("/v1")));
                 }
             }
         });
         let url = url.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
-        Self { child, url, client: client() }
+        Self { child, url, client: client(), log }
+    }
+
+    /// The rest of the last line of its log that has this text in it.
+    pub fn logged(&self, text: &str) -> String {
+        let log = self.log.lock().expect("not poisoned");
+        let found = log.iter().rev().find_map(|line| Some(line.split_once(text)?.1.to_owned()));
+        found.unwrap_or_else(|| panic!("nothing was logged with '{text}'"))
     }
 
     pub fn pid(&self) -> u32 {

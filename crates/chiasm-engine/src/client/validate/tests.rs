@@ -6,17 +6,11 @@ use super::*;
 use crate::wire::MmField;
 
 fn engine() -> EngineReady {
-    EngineReady {
-        max_model_len: 100,
-        ..EngineReady::default()
-    }
+    EngineReady { max_model_len: 100, ..EngineReady::default() }
 }
 
 fn options() -> ClientOptions {
-    ClientOptions {
-        vocab_size: Some(1000),
-        ..ClientOptions::default()
-    }
+    ClientOptions { vocab_size: Some(1000), ..ClientOptions::default() }
 }
 
 fn text() -> EngineCoreRequest {
@@ -33,23 +27,14 @@ fn tensor(dtype: Dtype, shape: &[usize]) -> WireTensor {
 }
 
 fn grid_of(extents: [i64; 3]) -> WireTensor {
-    let bytes: Vec<u8> = extents
-        .iter()
-        .flat_map(|extent| extent.to_le_bytes())
-        .collect();
+    let bytes: Vec<u8> = extents.iter().flat_map(|extent| extent.to_le_bytes()).collect();
     WireTensor::new(Dtype::I64, vec![3], bytes.into()).unwrap()
 }
 
 fn item(rows: usize, grid: [i64; 3]) -> MmItem {
     MmItem(vec![
-        (
-            "pixel_values".into(),
-            MmField::flat(tensor(Dtype::U8, &[rows, 12]), rows),
-        ),
-        (
-            "image_grid_thw".into(),
-            MmField::batched(grid_of(grid), true),
-        ),
+        ("pixel_values".into(), MmField::flat(tensor(Dtype::U8, &[rows, 12]), rows)),
+        ("image_grid_thw".into(), MmField::batched(grid_of(grid), true)),
     ])
 }
 
@@ -58,11 +43,7 @@ fn feature(offset: usize, length: usize) -> MmFeature {
         data: Some(item(16, [1, 4, 4])),
         modality: "image".into(),
         identifier: "h".into(),
-        position: Placeholder {
-            offset,
-            length,
-            is_embed: None,
-        },
+        position: Placeholder { offset, length, is_embed: None },
         mm_hash: None,
     }
 }
@@ -102,11 +83,7 @@ fn prompts_are_shorter_than_the_model_and_within_its_vocabulary() {
     };
     assert_eq!(tokens(99, 999), None);
     for (count, token) in [(0, 0), (100, 0), (101, 0), (10, 1000)] {
-        assert_eq!(
-            tokens(count, token).as_deref(),
-            Some("prompt_token_ids"),
-            "{count} × {token}"
-        );
+        assert_eq!(tokens(count, token).as_deref(), Some("prompt_token_ids"), "{count} × {token}");
     }
 }
 
@@ -119,18 +96,9 @@ fn without_a_known_vocabulary_any_token_passes() {
 
 #[test]
 fn the_rest_of_the_envelope_is_checked() {
-    assert_eq!(
-        with(|request| request.request_id.clear()).as_deref(),
-        Some("request_id")
-    );
-    assert_eq!(
-        with(|request| request.arrival_time = f64::NAN).as_deref(),
-        Some("arrival_time")
-    );
-    assert_eq!(
-        with(|request| request.client_index = 1).as_deref(),
-        Some("client_index")
-    );
+    assert_eq!(with(|request| request.request_id.clear()).as_deref(), Some("request_id"));
+    assert_eq!(with(|request| request.arrival_time = f64::NAN).as_deref(), Some("arrival_time"));
+    assert_eq!(with(|request| request.client_index = 1).as_deref(), Some("client_index"));
 }
 
 #[test]
@@ -138,9 +106,7 @@ fn sampling_parameters_that_vllm_fails_to_decode_are_refused() {
     type Change = fn(&mut SamplingParams);
     let changes: [(&str, Change); 26] = [
         ("max_tokens", |params| params.max_tokens = 0),
-        ("min_tokens", |params| {
-            params.min_tokens = params.max_tokens + 1
-        }),
+        ("min_tokens", |params| params.min_tokens = params.max_tokens + 1),
         ("temperature", |params| params.temperature = -0.1),
         ("temperature", |params| params.temperature = 2.1),
         ("temperature", |params| params.temperature = f64::NAN),
@@ -152,49 +118,22 @@ fn sampling_parameters_that_vllm_fails_to_decode_are_refused() {
         ("min_p", |params| params.min_p = -0.1),
         ("min_p", |params| params.min_p = 1.1),
         ("presence_penalty", |params| params.presence_penalty = 2.1),
-        ("presence_penalty", |params| {
-            params.presence_penalty = f64::NAN
-        }),
-        ("frequency_penalty", |params| {
-            params.frequency_penalty = -2.1
-        }),
-        ("repetition_penalty", |params| {
-            params.repetition_penalty = 0.0
-        }),
-        ("repetition_penalty", |params| {
-            params.repetition_penalty = f64::INFINITY
-        }),
+        ("presence_penalty", |params| params.presence_penalty = f64::NAN),
+        ("frequency_penalty", |params| params.frequency_penalty = -2.1),
+        ("repetition_penalty", |params| params.repetition_penalty = 0.0),
+        ("repetition_penalty", |params| params.repetition_penalty = f64::INFINITY),
         ("logprobs", |params| params.logprobs = Some(-2)),
-        ("prompt_logprobs", |params| {
-            params.prompt_logprobs = Some(-2)
-        }),
-        ("stop_token_ids", |params| {
-            params.stop_token_ids = vec![TokenId(1000)]
-        }),
-        ("_all_stop_token_ids", |params| {
-            params.all_stop_token_ids = vec![TokenId(1000)]
-        }),
-        ("_eos_token_id", |params| {
-            params.eos_token_id = Some(TokenId(1000))
-        }),
-        ("allowed_token_ids", |params| {
-            params.allowed_token_ids = vec![TokenId(1000)]
-        }),
-        ("logit_bias", |params| {
-            params.logit_bias = vec![(TokenId(1000), 1.0)]
-        }),
-        ("logit_bias", |params| {
-            params.logit_bias = vec![(TokenId(1), f64::NAN)]
-        }),
-        ("max_tokens", |params| {
-            (params.max_tokens, params.min_tokens) = (0, 0)
-        }),
+        ("prompt_logprobs", |params| params.prompt_logprobs = Some(-2)),
+        ("stop_token_ids", |params| params.stop_token_ids = vec![TokenId(1000)]),
+        ("_all_stop_token_ids", |params| params.all_stop_token_ids = vec![TokenId(1000)]),
+        ("_eos_token_id", |params| params.eos_token_id = Some(TokenId(1000))),
+        ("allowed_token_ids", |params| params.allowed_token_ids = vec![TokenId(1000)]),
+        ("logit_bias", |params| params.logit_bias = vec![(TokenId(1000), 1.0)]),
+        ("logit_bias", |params| params.logit_bias = vec![(TokenId(1), f64::NAN)]),
+        ("max_tokens", |params| (params.max_tokens, params.min_tokens) = (0, 0)),
     ];
     for (field, change) in changes {
-        assert_eq!(
-            with_params(change),
-            Some(format!("sampling_params.{field}"))
-        );
+        assert_eq!(with_params(change), Some(format!("sampling_params.{field}")));
     }
 }
 
@@ -218,27 +157,13 @@ fn the_ends_of_the_ranges_pass() {
 #[test]
 fn placeholders_lie_in_the_prompt_one_after_the_other() {
     let position = |index: usize, offset, length| {
-        with(|request| {
-            request.mm_features[index].position = Placeholder {
-                offset,
-                length,
-                is_embed: None,
-            }
-        })
+        with(|request| request.mm_features[index].position = Placeholder { offset, length, is_embed: None })
     };
     assert_eq!(position(1, 46, 4), None);
     for (offset, length) in [(47, 4), (6, 4), (7, 0), (usize::MAX, 2), (50, 1)] {
-        assert_eq!(
-            position(1, offset, length).as_deref(),
-            Some("mm_features[1].mm_position"),
-            "{offset}"
-        );
+        assert_eq!(position(1, offset, length).as_deref(), Some("mm_features[1].mm_position"), "{offset}");
     }
-    assert_eq!(
-        position(0, 8, 2).as_deref(),
-        Some("mm_features[1].mm_position"),
-        "out of order"
-    );
+    assert_eq!(position(0, 8, 2).as_deref(), Some("mm_features[1].mm_position"), "out of order");
 }
 
 #[test]
@@ -256,56 +181,25 @@ fn an_is_embed_mask_covers_the_placeholder() {
 #[test]
 fn data_may_be_missing_only_with_a_receiver_cache() {
     let mut request = text();
-    request.mm_features = vec![MmFeature {
-        data: None,
-        ..feature(0, 4)
-    }];
+    request.mm_features = vec![MmFeature { data: None, ..feature(0, 4) }];
     assert_eq!(refused(&request).as_deref(), Some("mm_features[0].data"));
-    assert_eq!(
-        refused_with(
-            &request,
-            &ClientOptions {
-                receiver_cache: true,
-                ..options()
-            }
-        ),
-        None
-    );
+    assert_eq!(refused_with(&request, &ClientOptions { receiver_cache: true, ..options() }), None);
 }
 
 #[test]
 fn pixel_rows_are_those_of_the_grid() {
     let data = |item| with(|request| request.mm_features[1].data = Some(item));
     assert_eq!(data(item(24, [2, 3, 4])), None);
-    for (rows, grid) in [
-        (16, [1, 4, 5]),
-        (15, [1, 4, 4]),
-        (0, [0, 4, 4]),
-        (16, [-1, -4, 4]),
-        (16, [i64::MAX, 4, 4]),
-    ] {
-        assert_eq!(
-            data(item(rows, grid)).as_deref(),
-            Some("mm_features[1].pixel_values"),
-            "{rows} {grid:?}"
-        );
+    for (rows, grid) in [(16, [1, 4, 5]), (15, [1, 4, 4]), (0, [0, 4, 4]), (16, [-1, -4, 4]), (16, [i64::MAX, 4, 4])] {
+        assert_eq!(data(item(rows, grid)).as_deref(), Some("mm_features[1].pixel_values"), "{rows} {grid:?}");
     }
     let mut no_pixels = item(16, [1, 4, 4]);
     no_pixels.0.remove(0);
-    assert_eq!(
-        data(no_pixels).as_deref(),
-        Some("mm_features[1].pixel_values")
-    );
+    assert_eq!(data(no_pixels).as_deref(), Some("mm_features[1].pixel_values"));
     let mut flat_grid = item(16, [1, 4, 4]);
     flat_grid.0[1].1 = MmField::batched(tensor(Dtype::I64, &[2]), true);
-    assert_eq!(
-        data(flat_grid).as_deref(),
-        Some("mm_features[1].image_grid_thw")
-    );
-    assert_eq!(
-        data(MmItem::default()).as_deref(),
-        Some("mm_features[1].data")
-    );
+    assert_eq!(data(flat_grid).as_deref(), Some("mm_features[1].image_grid_thw"));
+    assert_eq!(data(MmItem::default()).as_deref(), Some("mm_features[1].data"));
 }
 
 #[test]
@@ -347,11 +241,7 @@ fn tensors_have_the_bytes_of_their_shape() {
     );
     assert_eq!(
         pixels(|field| {
-            field.kind = FieldKind::Flat {
-                slices: vec![[Some(0), Some(15), None]],
-                dim: 0,
-                keep_on_cpu: false,
-            };
+            field.kind = FieldKind::Flat { slices: vec![[Some(0), Some(15), None]], dim: 0, keep_on_cpu: false };
         })
         .as_deref(),
         field
