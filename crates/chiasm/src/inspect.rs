@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::BufWriter;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
@@ -40,16 +40,23 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         let size = ImageSize { width: image.width, height: image.height };
         let plan = model.plan(size, &kwargs)?;
         let hash = chiasm_media::mm_hash(&image.content, "image", &model.fingerprint(&kwargs));
-        let keys = keys(&plan, hash, block_size);
-        let tensors = plan.tensors(format);
-        let shown = if source.starts_with("data:") { "data: URI" } else { source };
+        let facts = Facts {
+            source: if source.starts_with("data:") { "data: URI" } else { source },
+            hash,
+            keys: keys(&plan, hash, block_size),
+            tensors: plan.tensors(format),
+            image,
+            plan,
+        };
         if args.json {
-            println!("{}", as_json(shown, &image, &plan, hash, &tensors, &keys));
+            println!("{}", facts.to_json());
         } else {
-            print(shown, &image, &plan, hash, &tensors, &keys, block_size);
+            facts.print(block_size);
         }
         if let Some(dir) = &args.dump {
-            dump(dir, index, &model, &image, &plan, format, tensors)?;
+            for path in facts.dump(dir, index, &model, format)? {
+                eprintln!("wrote {}", path.display());
+            }
         }
     }
     Ok(())
@@ -71,98 +78,100 @@ fn keys(plan: &ImagePlan, hash: MmHash, block_size: BlockSize) -> Vec<BlockKey> 
     block_keys(&PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: None }, block_size)
 }
 
-fn as_json(
-    source: &str,
-    image: &EncodedImage,
-    plan: &ImagePlan,
+/// All that is known of one image.
+struct Facts<'a> {
+    source: &'a str,
+    image: EncodedImage,
+    plan: ImagePlan,
     hash: MmHash,
-    tensors: &[TensorSpec],
-    keys: &[BlockKey],
-) -> Value {
-    let tensors: Vec<Value> = tensors
-        .iter()
-        .map(|tensor| json!({"name": tensor.name, "dtype": tensor.dtype.torch_name(), "shape": tensor.shape}))
-        .collect();
-    let layout: Vec<Value> = plan
-        .placeholder
-        .iter()
-        .map(|run| json!({"token": run.token.0, "count": run.count, "embeds": run.embeds}))
-        .collect();
-    json!({
-        "image": source,
-        "mm_hash": hash.to_string(),
-        "format": image.format.to_string(),
-        "width": image.width,
-        "height": image.height,
-        "orientation": image.orientation,
-        "resized": [plan.resized.width, plan.resized.height],
-        "grid_thw": plan.grid,
-        "placeholder_tokens": plan.tokens,
-        "placeholder": layout,
-        "tensors": tensors,
-        "block_keys": keys.iter().map(ToString::to_string).collect::<Vec<_>>(),
-    })
-}
-
-fn print(
-    source: &str,
-    image: &EncodedImage,
-    plan: &ImagePlan,
-    hash: MmHash,
-    tensors: &[TensorSpec],
-    keys: &[BlockKey],
-    block_size: BlockSize,
-) {
-    println!("{source}");
-    println!("  mm_hash      {hash}");
-    println!(
-        "  size         {}x{} {} (orientation {}), resized to {}x{}",
-        image.width, image.height, image.format, image.orientation, plan.resized.width, plan.resized.height
-    );
-    println!("  grid         {} x {} x {} patches (time, height, width)", plan.grid[0], plan.grid[1], plan.grid[2]);
-    let layout: Vec<String> = plan
-        .placeholder
-        .iter()
-        .map(|run| format!("{} x token {}{}", run.count, run.token, if run.embeds { "" } else { " (no embedding)" }))
-        .collect();
-    println!("  placeholder  {} tokens: {}", plan.tokens, layout.join(", "));
-    for tensor in tensors {
-        println!("  tensor       {} {} {:?}", tensor.name, tensor.dtype.torch_name(), tensor.shape);
-    }
-    println!("  blocks       {} of {} tokens, when the prompt starts with the image", keys.len(), block_size.get());
-    for key in keys {
-        println!("    {key}");
-    }
-}
-
-fn dump(
-    dir: &Path,
-    index: usize,
-    model: &VisionModel,
-    image: &EncodedImage,
-    plan: &ImagePlan,
-    format: PixelFormat,
     tensors: Vec<TensorSpec>,
-) -> Result<(), CliError> {
-    let decoded = chiasm_media::decode(image)?;
-    let view = RgbView::new(plan.original, &decoded.pixels)?;
-    for tensor in tensors {
-        let bytes = match tensor.contents {
-            Contents::Small(bytes) => bytes,
-            Contents::Pixels => {
-                let mut pixels = vec![0; plan.pixel_bytes(format)];
-                model.process(view, plan, format, &mut pixels)?;
-                pixels
-            }
-        };
-        let path = dir.join(format!("{index}.{}.npy", tensor.name));
-        let write = || {
-            let mut file = BufWriter::new(File::create(&path)?);
-            npy::write(&mut file, tensor.dtype, &tensor.shape, &bytes)?;
-            file.into_inner()?.sync_all()
-        };
-        write().map_err(|error| CliError::file(&path, error))?;
-        println!("  wrote        {}", path.display());
+    keys: Vec<BlockKey>,
+}
+
+impl Facts<'_> {
+    fn to_json(&self) -> Value {
+        let Self { source, image, plan, hash, tensors, keys } = self;
+        let tensors: Vec<Value> = tensors
+            .iter()
+            .map(|tensor| json!({"name": tensor.name, "dtype": tensor.dtype.torch_name(), "shape": tensor.shape}))
+            .collect();
+        let layout: Vec<Value> = plan
+            .placeholder
+            .iter()
+            .map(|run| json!({"token": run.token.0, "count": run.count, "embeds": run.embeds}))
+            .collect();
+        json!({
+            "image": source,
+            "mm_hash": hash.to_string(),
+            "format": image.format.to_string(),
+            "width": image.width,
+            "height": image.height,
+            "orientation": image.orientation,
+            "resized": [plan.resized.width, plan.resized.height],
+            "grid_thw": plan.grid,
+            "placeholder_tokens": plan.tokens,
+            "placeholder": layout,
+            "tensors": tensors,
+            "block_keys": keys.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        })
     }
-    Ok(())
+
+    fn print(&self, block_size: BlockSize) {
+        let Self { source, image, plan, hash, tensors, keys } = self;
+        println!("{source}");
+        println!("  mm_hash      {hash}");
+        println!(
+            "  size         {}x{} {} (orientation {}), resized to {}x{}",
+            image.width, image.height, image.format, image.orientation, plan.resized.width, plan.resized.height
+        );
+        println!("  grid         {} x {} x {} patches (time, height, width)", plan.grid[0], plan.grid[1], plan.grid[2]);
+        let layout: Vec<String> = plan
+            .placeholder
+            .iter()
+            .map(|run| {
+                format!("{} x token {}{}", run.count, run.token, if run.embeds { "" } else { " (no embedding)" })
+            })
+            .collect();
+        println!("  placeholder  {} tokens: {}", plan.tokens, layout.join(", "));
+        for tensor in tensors {
+            println!("  tensor       {} {} {:?}", tensor.name, tensor.dtype.torch_name(), tensor.shape);
+        }
+        println!("  blocks       {} of {} tokens, when the prompt starts with the image", keys.len(), block_size.get());
+        for key in keys {
+            println!("    {key}");
+        }
+    }
+
+    /// Decodes and processes the image and writes each tensor to a file; returns the files.
+    fn dump(
+        &self,
+        dir: &Path,
+        index: usize,
+        model: &VisionModel,
+        format: PixelFormat,
+    ) -> Result<Vec<PathBuf>, CliError> {
+        let mut written = Vec::new();
+        let plan = &self.plan;
+        let decoded = chiasm_media::decode(&self.image)?;
+        let view = RgbView::new(plan.original, &decoded.pixels)?;
+        for tensor in &self.tensors {
+            let bytes = match &tensor.contents {
+                Contents::Small(bytes) => bytes.clone(),
+                Contents::Pixels => {
+                    let mut pixels = vec![0; plan.pixel_bytes(format)];
+                    model.process(view, plan, format, &mut pixels)?;
+                    pixels
+                }
+            };
+            let path = dir.join(format!("{index}.{}.npy", tensor.name));
+            let write = || {
+                let mut file = BufWriter::new(File::create(&path)?);
+                npy::write(&mut file, tensor.dtype, &tensor.shape, &bytes)?;
+                file.into_inner()?.sync_all()
+            };
+            write().map_err(|error| CliError::file(&path, error))?;
+            written.push(path);
+        }
+        Ok(written)
+    }
 }

@@ -40,8 +40,9 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     use_ring();
     // The demo's own lines are its output; what its parts log would only blur them.
-    let default_level = if matches!(cli.command, Command::Serve(_)) { "info" } else { "warn" };
-    log_to_stderr(default_level);
+    // Engines say a lot while they start; their last lines are told when they fail.
+    let filter = if matches!(cli.command, Command::Serve(_)) { "info,vllm=warn" } else { "warn" };
+    log_to_stderr(filter);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -66,8 +67,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn log_to_stderr(default_level: &str) {
-    let filter = EnvFilter::try_from_env("CHIASM_LOG").unwrap_or_else(|_| EnvFilter::new(default_level));
+fn log_to_stderr(default_filter: &str) {
+    let filter = EnvFilter::try_from_env("CHIASM_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)

@@ -94,7 +94,7 @@ pub(crate) async fn serve(
 fn hosts(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn EngineHost>>, CliError> {
     let engines = &args.engines;
     if let Some(count) = engines.sim {
-        let config = sim_config(&args.sim_args, Some(model));
+        let config = sim_config(&args.sim_args, Some(model), Some(pixel_policy(args, model)));
         return Ok((0..count).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect());
     }
     if !engines.attach.is_empty() {

@@ -18,7 +18,7 @@ pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
         handshake: args.handshake,
         rank: args.rank,
         kv_events: Some(KvEvents { endpoint: args.kv_events, ..KvEvents::default() }),
-        ..sim_config(&args.sim, model.as_ref())
+        ..sim_config(&args.sim, model.as_ref(), None)
     };
     let engine = SimEngine::start(config);
     let exit = tokio::select! {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use chiasm_engine::{EngineEndpoints, SocketDir};
 use chiasm_prompt::Tokenizer;
-use chiasm_server::fleet::{EngineHost, HostError, RunningEngine};
+use chiasm_server::fleet::{EngineHost, HostError, PixelPolicy, RunningEngine};
 use chiasm_server::model::ServedModel;
 use chiasm_sim::{Exit, Pace, SimConfig, SimEngine};
-use chiasm_types::{BlockSize, WorkerId};
+use chiasm_types::{BlockSize, Dtype, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use crate::cli::SimArgs;
@@ -24,8 +24,15 @@ impl SimHost {
 }
 
 /// A simulated engine's settings for a model; its handshake address is still to be set.
-pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>) -> SimConfig {
+///
+/// Told which pixels it will be sent, it takes no others: what would be normalised twice, silently, must not pass.
+pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, pixels: Option<PixelPolicy>) -> SimConfig {
     let mut config = SimConfig::new("");
+    match pixels {
+        Some(PixelPolicy::Raw) => config.images.dtypes = vec![Dtype::U8],
+        Some(PixelPolicy::Float) => config.images.dtypes = vec![Dtype::F16, Dtype::BF16, Dtype::F32],
+        None => {}
+    }
     // clap has checked that it is not 0
     if let Some(block_size) = BlockSize::new(args.sim_block_size) {
         config.block_size = block_size;

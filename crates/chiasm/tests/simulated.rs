@@ -50,7 +50,8 @@ fn with(mut body: Value, fields: Value) -> Value {
 
 #[tokio::test]
 async fn the_ten_scenarios_go_where_they_should() {
-    let server = serve(2, &[]).await;
+    // At a real engine's pace: what it stored is known here before its answer has ended.
+    let server = serve(2, &["--sim-speedup", "1"]).await;
     scenario_run::play_all(&server, "m", 16).await;
     assert!(server.metric("chiasm_overlap_blocks_total").await > 0.0);
     assert!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await > 0.0);
@@ -397,4 +398,13 @@ async fn inspect_tells_layout_and_dumps_tensors() {
     let output = chiasm(&["inspect", "--model", &model, &data_uri(DAWN.jpeg), "--json"]).output().expect("it runs");
     let again: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(again["mm_hash"], facts["mm_hash"]);
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_normalise_is_sent_floats() {
+    // A simulated engine takes only what it was told to expect, and dies of anything else.
+    for pixels in ["raw", "float"] {
+        let server = serve(1, &["--pixels", pixels]).await;
+        server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
+    }
 }

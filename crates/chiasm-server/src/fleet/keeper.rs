@@ -1,5 +1,6 @@
 //! One worker's keeper: starts its engine, joins it, follows it, replaces it.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -74,7 +75,7 @@ async fn one_engine(
 ) -> Ended {
     let mut engine = None;
     let ended = tokio::select! {
-        ended = live(fleet, id, host, options, &mut engine, ready) => ended,
+        Err(ended) = live(fleet, id, host, options, &mut engine, ready) => ended,
         _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
     };
     // First out of the router, then the end: no request may be sent to an engine that is being stopped.
@@ -89,6 +90,7 @@ async fn one_engine(
     ended
 }
 
+/// Follows one engine to its end, which is all that it can return.
 async fn live(
     fleet: &Arc<Fleet>,
     id: WorkerId,
@@ -96,21 +98,7 @@ async fn live(
     options: &FleetOptions,
     engine: &mut Option<Box<dyn RunningEngine>>,
     ready: &mut Option<Instant>,
-) -> Ended {
-    match try_live(fleet, id, host, options, engine, ready).await {
-        Ok(ended) => ended,
-        Err(ended) => ended,
-    }
-}
-
-async fn try_live(
-    fleet: &Arc<Fleet>,
-    id: WorkerId,
-    host: &dyn EngineHost,
-    options: &FleetOptions,
-    engine: &mut Option<Box<dyn RunningEngine>>,
-    ready: &mut Option<Instant>,
-) -> Result<Ended, Ended> {
+) -> Result<Infallible, Ended> {
     let started = Instant::now();
     let sockets = SocketDir::new()?;
     let pending = EngineClient::bind(host.endpoints(&sockets), options.client.clone()).await?;
@@ -139,7 +127,7 @@ async fn try_live(
         shape.block_size.get(),
         shape.max_model_len
     );
-    Ok(tokio::select! {
+    Err(tokio::select! {
         cause = client.closed() => Ended::Lost(cause),
         how = engine.exited() => {
             // The process is a faster witness than its sockets: requests in flight learn of it now.

@@ -98,7 +98,7 @@ struct Stand {
 
 impl Stand {
     async fn start(model: &Arc<ServedModel>, policy: Policy, port: u16) -> Result<Self, CliError> {
-        let config = sim_config(&ENGINE, Some(model));
+        let config = sim_config(&ENGINE, Some(model), Some(PixelPolicy::Raw));
         let hosts = (0..ENGINES).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect();
         let options = FleetOptions {
             startup_timeout: Duration::from_secs(30),

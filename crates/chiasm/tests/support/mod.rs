@@ -84,16 +84,7 @@ impl Server {
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
-        Answer::of(
-            self.client
-                .post(format!("{}{path}", self.url))
-                .header("content-type", "application/json")
-                .body(body.to_string())
-                .send()
-                .await
-                .expect("the server answers"),
-        )
-        .await
+        Answer::of(self.open(path, body).await).await
     }
 
     pub async fn chat(&self, body: &Value) -> Answer {
