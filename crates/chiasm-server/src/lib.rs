@@ -3,6 +3,7 @@
 //! | module | is |
 //! |---|---|
 //! | [`routes`] | paths, limits, headers |
+//! | `body` | reading request bodies |
 //! | `answer` | the completion endpoints |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
 //! | [`pipeline`] | the way of a request: media, prompt, plan, keys, router, engine |
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod body;
 pub mod cpu;
 pub mod error;
 pub mod fleet;

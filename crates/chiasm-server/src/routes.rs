@@ -4,16 +4,15 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::body::{HttpBody, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http_body_util::LengthLimitError;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::answer;
+use crate::body::read_json;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::metrics::InFlight;
@@ -45,7 +44,7 @@ pub(crate) struct Held {
 async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
     let answered = async {
         let held = admit(&frontend)?;
-        answer::chat(&frontend, held, read_json(&frontend, request).await?).await
+        answer::chat(&frontend, held, read_json(&frontend, request.into_body()).await?).await
     };
     finish(&frontend, "chat", answered.await)
 }
@@ -53,7 +52,7 @@ async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Respon
 async fn completions(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
     let answered = async {
         let held = admit(&frontend)?;
-        answer::completions(&frontend, held, read_json(&frontend, request).await?).await
+        answer::completions(&frontend, held, read_json(&frontend, request.into_body()).await?).await
     };
     finish(&frontend, "completions", answered.await)
 }
@@ -75,40 +74,6 @@ fn admit(frontend: &Frontend) -> Result<Held, ApiError> {
         ))
     })?;
     Ok(Held { _slot: slot, _in_flight: frontend.metrics.in_flight() })
-}
-
-/// The body as JSON, within the limits of size and time. Big ones carry images and take milliseconds to parse, so that
-/// happens off the async threads.
-async fn read_json(frontend: &Frontend, request: Request) -> Result<Value, ApiError> {
-    const SMALL: usize = 64 << 10;
-    let invalid = |status, message| ApiError { status, code: "invalid_body", ..ApiError::invalid("body", message) };
-    let limits = &frontend.limits;
-    let too_large = || {
-        let message = format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes);
-        invalid(StatusCode::PAYLOAD_TOO_LARGE, message)
-    };
-    if request.body().size_hint().lower() > limits.body_bytes as u64 {
-        return Err(too_large());
-    }
-    let read = to_bytes(request.into_body(), limits.body_bytes);
-    let body = tokio::time::timeout(limits.body_timeout, read).await.map_err(|_| {
-        let seconds = limits.body_timeout.as_secs_f64();
-        let message = format!("the body did not arrive within {seconds} s (--body-timeout)");
-        invalid(StatusCode::REQUEST_TIMEOUT, message)
-    })?;
-    let body = body.map_err(|error| match error.into_inner().is::<LengthLimitError>() {
-        true => too_large(),
-        false => invalid(StatusCode::BAD_REQUEST, "the body could not be read".to_owned()),
-    })?;
-    let parsed = if body.len() <= SMALL {
-        serde_json::from_slice(&body)
-    } else {
-        frontend.cpu.run(move || serde_json::from_slice(&body)).await?
-    };
-    parsed.map_err(|error| ApiError {
-        code: "invalid_json",
-        ..ApiError::invalid("body", format!("the body is not valid JSON: {error}"))
-    })
 }
 
 /// Headers that tell where a request went.

@@ -73,6 +73,9 @@ pub(crate) struct EngineArgs {
     /// Give all engines the same, first GPUs
     #[arg(long, requires = "gpus_per_engine")]
     pub(crate) share_gpu: bool,
+    /// Handshake port of the first launched engine; the next ones follow it [default: free ones]
+    #[arg(long, env = "CHIASM_ENGINE_PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) engine_port: Option<u16>,
     /// Use this many simulated engines instead
     #[arg(long, env = "CHIASM_SIM", value_name = "N", conflicts_with = "attach")]
     pub(crate) sim: Option<u32>,

@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::cli::InspectArgs;
 use crate::error::CliError;
 use crate::npy;
+use crate::stdout::line;
 
 /// Runs the command.
 pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
@@ -49,7 +50,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
             plan,
         };
         if args.json {
-            println!("{}", facts.to_json());
+            line!("{}", facts.to_json());
         } else {
             facts.print(block_size);
         }
@@ -118,13 +119,18 @@ impl Facts<'_> {
 
     fn print(&self, block_size: BlockSize) {
         let Self { source, image, plan, hash, tensors, keys } = self;
-        println!("{source}");
-        println!("  mm_hash      {hash}");
-        println!(
+        line!("{source}");
+        line!("  mm_hash      {hash}");
+        line!(
             "  size         {}x{} {} (orientation {}), resized to {}x{}",
-            image.width, image.height, image.format, image.orientation, plan.resized.width, plan.resized.height
+            image.width,
+            image.height,
+            image.format,
+            image.orientation,
+            plan.resized.width,
+            plan.resized.height
         );
-        println!("  grid         {} x {} x {} patches (time, height, width)", plan.grid[0], plan.grid[1], plan.grid[2]);
+        line!("  grid         {} x {} x {} patches (time, height, width)", plan.grid[0], plan.grid[1], plan.grid[2]);
         let layout: Vec<String> = plan
             .placeholder
             .iter()
@@ -132,13 +138,13 @@ impl Facts<'_> {
                 format!("{} x token {}{}", run.count, run.token, if run.embeds { "" } else { " (no embedding)" })
             })
             .collect();
-        println!("  placeholder  {} tokens: {}", plan.tokens, layout.join(", "));
+        line!("  placeholder  {} tokens: {}", plan.tokens, layout.join(", "));
         for tensor in tensors {
-            println!("  tensor       {} {} {:?}", tensor.name, tensor.dtype.torch_name(), tensor.shape);
+            line!("  tensor       {} {} {:?}", tensor.name, tensor.dtype.torch_name(), tensor.shape);
         }
-        println!("  blocks       {} of {} tokens, when the prompt starts with the image", keys.len(), block_size.get());
+        line!("  blocks       {} of {} tokens, when the prompt starts with the image", keys.len(), block_size.get());
         for key in keys {
-            println!("    {key}");
+            line!("    {key}");
         }
     }
 

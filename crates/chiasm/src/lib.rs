@@ -20,6 +20,7 @@ mod serve;
 mod signals;
 mod sim_engine;
 mod sim_host;
+mod stdout;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -110,12 +110,18 @@ fn hosts(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn EngineHost
                 let first = if engines.share_gpu { 0 } else { index * count };
                 (first..first + count).collect()
             });
+            let handshake_port = match engines.engine_port {
+                None => 0,
+                Some(first) => u16::try_from(u32::from(first) + index)
+                    .map_err(|_| CliError::Usage(format!("--engine-port {first} leaves no port for engine {index}")))?,
+            };
             let host = LaunchHost {
                 vllm: engines.vllm.clone(),
                 model: args.model.clone(),
                 extra_args: args.vllm_args.clone(),
                 gpus,
                 receiver_cache_gb: engines.receiver_cache_gb,
+                handshake_port,
             };
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
             Ok(Box::new(host) as Box<dyn EngineHost>)

@@ -408,3 +408,29 @@ async fn an_engine_that_does_not_normalise_is_sent_floats() {
         server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
     }
 }
+
+#[tokio::test]
+async fn a_text_model_is_served_and_takes_no_images() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        std::fs::copy(demo_model().join(file), folder.path().join(file)).expect("copied");
+    }
+    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "qwen2", "vocab_size": 1000}"#)
+        .expect("written");
+    let model = folder.path().display().to_string();
+    let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
+    server.wait_ready(1, SOON).await;
+    server.chat(&ask("x")).await.ok();
+    let refused = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+    assert_eq!(refused.refused(400), "messages[0].content[1].image_url");
+}
+
+#[tokio::test]
+async fn a_folder_without_a_model_is_told_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().display().to_string();
+    let output = chiasm(&["serve", &path, "--sim", "1", "--port", "0"]).output().expect("it runs");
+    assert!(!output.status.success());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("tokenizer.json"), "{stderr}");
+}

@@ -29,6 +29,8 @@ pub struct LaunchHost {
     pub gpus: Option<Vec<u32>>,
     /// Capacity of its receiver cache in GiB.
     pub receiver_cache_gb: f64,
+    /// The loopback port where it says hello; 0 for a free one at each start.
+    pub handshake_port: u16,
 }
 
 impl LaunchHost {
@@ -49,7 +51,7 @@ impl LaunchHost {
 
 impl EngineHost for LaunchHost {
     fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints {
-        EngineEndpoints::local("tcp://127.0.0.1:0", sockets)
+        EngineEndpoints::local(&format!("tcp://127.0.0.1:{}", self.handshake_port), sockets)
     }
 
     fn start<'a>(

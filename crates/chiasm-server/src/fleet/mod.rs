@@ -200,6 +200,10 @@ impl Fleet {
         let mut state = self.state();
         self.router.remove_worker(id);
         state.workers.remove(&id);
+        if state.workers.is_empty() {
+            // Nobody is left to agree with: the next engine may differ.
+            state.shape = None;
+        }
         self.ready.send_replace(state.workers.len());
     }
 

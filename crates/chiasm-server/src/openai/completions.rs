@@ -17,6 +17,9 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Most prompts in one body.
 const MAX_PROMPTS: usize = 128;
 
+/// Most choices in one answer: prompts times `n`.
+const MAX_CHOICES: usize = 512;
+
 /// A parsed body: one request per prompt.
 pub(crate) struct CompletionRequest {
     pub(crate) common: Common,
@@ -40,6 +43,17 @@ impl CompletionRequest {
             Some(fields.take_in("max_tokens", 1.., "at least 1")?.unwrap_or(DEFAULT_MAX_TOKENS));
         common.sampling.logprobs = fields.take_in("logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?;
         let prompts = parse_prompts(fields.require("prompt")?)?;
+        let choices = prompts.len() * common.sampling.n as usize;
+        if choices > MAX_CHOICES {
+            return Err(ApiError::invalid(
+                "n",
+                format!(
+                    "{} prompts with 'n' {} make {choices} choices, at most {MAX_CHOICES} are allowed",
+                    prompts.len(),
+                    common.sampling.n
+                ),
+            ));
+        }
         fields.refuse_unless("suffix", |v| v == "")?;
         fields.refuse_unless("add_special_tokens", |v| v == true)?;
         fields.finish()?;
@@ -152,6 +166,14 @@ mod tests {
         assert_eq!(prompts(json!([[1], [2, 3]])), 2);
         assert_eq!(prompts(json!([])), 0);
         assert_eq!(prompts(json!({"a": 1})), 0);
+    }
+
+    #[test]
+    fn prompts_times_n_is_bounded() {
+        let body = |prompts: usize| json!({"prompt": vec!["a"; prompts], "n": 128});
+        assert!(CompletionRequest::parse(body(4)).is_ok());
+        let error = CompletionRequest::parse(body(5)).err().unwrap();
+        assert_eq!(error.param.as_deref(), Some("n"));
     }
 
     #[test]

@@ -29,7 +29,6 @@ pub(super) struct Shot {
     pub(super) prompt_tokens: u64,
     pub(super) cached_tokens: u64,
     pub(super) ttft: Duration,
-    pub(super) text: String,
 }
 
 impl Shot {
@@ -81,7 +80,6 @@ impl Player {
             prompt_tokens: 0,
             cached_tokens: 0,
             ttft: Duration::ZERO,
-            text: String::new(),
         };
         let mut buffered = Vec::new();
         while let Some(bytes) = response.chunk().await.map_err(failed)? {
@@ -104,13 +102,9 @@ impl Shot {
         if let Some(message) = chunk["error"]["message"].as_str() {
             return Err(CliError::Demo(message.to_owned()));
         }
-        if let Some(text) = chunk["choices"][0]["delta"]["content"].as_str()
-            && !text.is_empty()
-        {
-            if self.text.is_empty() {
-                self.ttft = started.elapsed();
-            }
-            self.text.push_str(text);
+        let text = chunk["choices"][0]["delta"]["content"].as_str();
+        if self.ttft.is_zero() && text.is_some_and(|text| !text.is_empty()) {
+            self.ttft = started.elapsed();
         }
         if let Some(usage) = chunk.get("usage") {
             self.prompt_tokens = usage["prompt_tokens"].as_u64().unwrap_or_default();

@@ -1,6 +1,5 @@
 //! What the demo prints: lines for people, or JSON lines for programs.
 
-use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::player::Shot;
+use crate::stdout::line;
 
 /// Sums over the requests of one run.
 #[derive(Clone, Debug, Default)]
@@ -42,19 +42,17 @@ impl Totals {
 
 pub(super) struct Report {
     json: bool,
-    /// The scenario whose title was printed last.
-    scenario: RefCell<String>,
 }
 
 impl Report {
     pub(super) fn new(json: bool) -> Self {
-        Self { json, scenario: RefCell::default() }
+        Self { json }
     }
 
     pub(super) fn opening(&self, engines: usize, model: &str) {
         if !self.json {
-            println!("A frontend with KV-aware routing before {engines} simulated engines, model '{model}'.");
-            println!("Overlap: leading blocks of the prompt that the worker holds. Cached: the engine's own count.");
+            line!("A frontend with KV-aware routing before {engines} simulated engines, model '{model}'.");
+            line!("Overlap: leading blocks of the prompt that the worker holds. Cached: the engine's own count.\n");
         }
     }
 
@@ -72,39 +70,32 @@ impl Report {
                 "transfer": shot.transfer,
                 "ttft_ms": ttft_ms,
             });
-            println!("{line}");
+            line!("{line}");
             return;
-        }
-        if *self.scenario.borrow() != scenario {
-            println!("\n{scenario}");
-            scenario.clone_into(&mut self.scenario.borrow_mut());
         }
         let pixels = match shot.images {
             0 => "no pixels".to_owned(),
             1 => format!("1 image {}", shot.transfer),
             images => format!("{images} images {}", shot.transfer),
         };
-        println!(
-            "  {}  {}  {:>2}/{:<2} blocks overlap  {:>3} of {:>3} prompt tokens cached  {:<15}  first token {:>5.1} ms",
+        line!(
+            "{scenario:<35} {}  {}  {:>2}/{:<2} blocks overlap, {:>3} of {:>3} prompt tokens cached, {pixels}, first token {ttft_ms:.1} ms",
             shot.request,
             shot.worker,
             shot.overlap,
             shot.total,
             shot.cached_tokens,
             shot.prompt_tokens,
-            pixels,
-            ttft_ms,
         );
-        println!("     \"{}\"", shot.text);
     }
 
     pub(super) fn summary(&self, kv: &Totals, round_robin: &Totals) {
         if self.json {
             return;
         }
-        println!("\nThe same {} requests under both policies:", kv.requests);
+        line!("\nThe same {} requests under both policies:", kv.requests);
         for (policy, totals) in [("KV routing", kv), ("round-robin", round_robin)] {
-            println!(
+            line!(
                 "  {policy:<12}  {:>4.1} % of prompt tokens cached, {:>3} of {} blocks overlap, first token after {:.1} ms on average",
                 100.0 * totals.hit_rate(),
                 totals.overlap,
@@ -116,7 +107,7 @@ impl Report {
 
     pub(super) fn how_to_keep(&self) {
         if !self.json {
-            println!("\nGo on: `chiasm demo --keep` leaves the server up; `chiasm serve --help` is for real engines.");
+            line!("\nGo on: `chiasm demo --keep` leaves the server up; `chiasm serve --help` is for real engines.");
         }
     }
 
@@ -124,14 +115,14 @@ impl Report {
         let command = format!(
             "curl -s http://{address}/v1/chat/completions -H 'content-type: application/json' -d @- <<EOF\n\
              {{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": [\n  \
-             {{\"type\": \"image_url\", \"image_url\": {{\"url\": \"data:image/jpeg;base64,$(base64 -w0 '{}')\"}}}},\n  \
+             {{\"type\": \"image_url\", \"image_url\": {{\"url\": \"data:image/jpeg;base64,$(base64 < '{}' | tr -d '\\n')\"}}}},\n  \
              {{\"type\": \"text\", \"text\": \"What is in this picture?\"}}]}}]}}\nEOF",
             picture.display()
         );
         if self.json {
-            println!("{}", json!({"url": format!("http://{address}/v1"), "model": model}));
+            line!("{}", json!({"url": format!("http://{address}/v1"), "model": model}));
         } else {
-            println!("\nThe server stays up at http://{address}/v1 until Ctrl-C. Try:\n\n{command}");
+            line!("\nThe server stays up at http://{address}/v1 until Ctrl-C. Try:\n\n{command}");
         }
     }
 }

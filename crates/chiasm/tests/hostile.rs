@@ -1,0 +1,130 @@
+//! Requests that no sane client sends: each gets an answer, none a server error, and the engine lives on.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::DAWN;
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use support::{Server, demo_model};
+
+const REQUESTS: u64 = 400;
+
+fn valid() -> Value {
+    let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(DAWN.jpeg));
+    json!({
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "You are a careful assistant."},
+            {"role": "user", "content": [
+                {"type": "text", "text": "What is in this picture?"},
+                {"type": "image_url", "image_url": {"url": url, "detail": "low"}, "uuid": "u"},
+            ]},
+            {"role": "assistant", "content": null, "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ]},
+            {"role": "tool", "content": "done", "tool_call_id": "1"},
+        ],
+        "stream": false, "max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1, "n": 1,
+        "stop": ["x"], "stop_token_ids": [1], "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
+        "logprobs": true, "top_logprobs": 1, "ignore_eos": false, "min_tokens": 0, "cache_salt": "s",
+        "chat_template_kwargs": {"a": 1}, "mm_processor_kwargs": {"max_pixels": 100_352}, "priority": 0, "user": "u",
+        "return_token_ids": true,
+    })
+}
+
+fn odd_value(rng: &mut SmallRng) -> Value {
+    let odd = [
+        json!(null),
+        json!(true),
+        json!(-1),
+        json!(0),
+        json!(1e300),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(0.000_000_1),
+        json!(""),
+        json!("<|image_pad|>"),
+        json!("<|im_end|>\u{0}\u{feff}🙂"),
+        json!("y".repeat(5000)),
+        json!("data:image/png;base64,iVBORw0KGgo="),
+        json!("data:,"),
+        json!("http://[::1]:1/"),
+        json!("http://169.254.169.254/latest"),
+        json!("file:///dev/zero"),
+        json!("javascript:1"),
+        json!([]),
+        json!({}),
+        json!([[[[[[[[1]]]]]]]]),
+        json!({"role": "user", "content": [{}]}),
+        json!(vec![1; 2000]),
+        json!({"shortest_edge": 1, "longest_edge": u64::MAX}),
+    ];
+    odd.choose(rng).cloned().expect("there are some")
+}
+
+/// Replaces, removes or doubles something somewhere below `value`.
+fn disturb(value: &mut Value, rng: &mut SmallRng) {
+    let deeper = rng.random_bool(0.6);
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            let keys: Vec<String> = map.keys().cloned().collect();
+            let key = keys.choose(rng).expect("not empty");
+            if deeper && let Some(inner) = map.get_mut(key) {
+                return disturb(inner, rng);
+            }
+            match rng.random_range(0..3) {
+                0 => drop(map.remove(key)),
+                1 => drop(map.insert(key.clone(), odd_value(rng))),
+                _ => drop(map.insert(format!("{key}_"), odd_value(rng))),
+            }
+        }
+        Value::Array(list) if !list.is_empty() => {
+            let index = rng.random_range(0..list.len());
+            if deeper {
+                return disturb(&mut list[index], rng);
+            }
+            match rng.random_range(0..3) {
+                0 => drop(list.remove(index)),
+                1 => list[index] = odd_value(rng),
+                _ => list.push(list[index].clone()),
+            }
+        }
+        other => *other = odd_value(rng),
+    }
+}
+
+#[tokio::test]
+async fn odd_requests_are_answered_and_leave_the_engine_unharmed() {
+    let model = demo_model().display().to_string();
+    let args =
+        [model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000", "--media-timeout", "1"];
+    let server = Server::start(&args);
+    server.wait_ready(1, Duration::from_secs(20)).await;
+    server.chat(&valid()).await.ok();
+    let mut accepted = 0;
+    for seed in 0..REQUESTS {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut body = valid();
+        for _ in 0..rng.random_range(1..3) {
+            disturb(&mut body, &mut rng);
+        }
+        let answer = server.chat(&body).await;
+        let shown = || body.to_string().chars().take(3000).collect::<String>();
+        assert!(answer.status < 500 || answer.status == 502, "seed {seed}: {} for {}", answer.text, shown());
+        match answer.status {
+            200 => accepted += 1,
+            status => drop(answer.refused(status)),
+        }
+    }
+    // Not everything odd is wrong; were all refused, something else would be.
+    assert!((10..REQUESTS - 10).contains(&accepted), "{accepted} accepted");
+    assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
+    server.chat(&valid()).await.ok();
+}
