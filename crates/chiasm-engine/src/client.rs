@@ -7,7 +7,7 @@ mod stream;
 mod tasks;
 mod validate;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -18,6 +18,7 @@ pub use self::stream::OutputStream;
 use self::shared::Shared;
 use crate::endpoints::EngineEndpoints;
 use crate::error::{DeathCause, EngineError};
+use crate::mirror::ReceiverMirror;
 use crate::wire::{EngineCoreRequest, EngineReady, SchedulerStats, Utility, Value, request};
 
 /// What a client has to know about its engine beyond what that reports.
@@ -29,8 +30,9 @@ pub struct ClientOptions {
     pub strict_version: bool,
     /// Size of the model's vocabulary (embedding rows), to refuse token ids outside.
     pub vocab_size: Option<u32>,
-    /// Whether the engine was started with a receiver cache, so that media items may come without data.
-    pub receiver_cache: bool,
+    /// Capacity of the engine's receiver cache in bytes, exactly as it was started with; `None` when it has none or that
+    /// is not known. Then every media item is sent with its data. Assuming a cache where there is none kills the engine.
+    pub receiver_cache_bytes: Option<u64>,
     /// How long the engine may take to become ready.
     pub ready_timeout: Option<Duration>,
 }
@@ -55,6 +57,7 @@ struct ClientHandle {
     ready: EngineReady,
     options: ClientOptions,
     addresses: EngineEndpoints,
+    mirror: Mutex<Option<ReceiverMirror>>,
 }
 
 impl Drop for ClientHandle {
@@ -84,14 +87,46 @@ impl EngineClient {
     /// Its id must not be in use, and should not be used again: outputs of an aborted request may still be under
     /// way when another with its id starts. Nothing is sent when the request would break the engine; the error
     /// then names the field.
-    pub fn submit(&self, request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
+    ///
+    /// Media items that the engine holds are sent without their data, and may be given without. Others that are given
+    /// without make [`EngineError::NeedsData`]: nothing was sent, try again with their data.
+    pub fn submit(&self, mut request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
         validate::check(&request, &self.handle.ready, &self.handle.options)?;
         let shared = &self.handle.shared;
+        // Held until the request is queued: the engine must see requests in the order in which the mirror does.
+        let mut mirror = self.mirror();
+        if let Some(mirror) = mirror.as_mut() {
+            let keys = mirror.missing(&request.mm_features);
+            if !keys.is_empty() {
+                return Err(EngineError::NeedsData { keys });
+            }
+        }
         let arrivals = shared.registry().open(&request.request_id)?;
+        if let Some(mirror) = mirror.as_mut() {
+            mirror.apply(&mut request.mm_features);
+        }
+        let with_data = request.mm_features.iter().filter(|feature| feature.data.is_some()).count();
         let message = request::encode(&request);
-        let stream = OutputStream::new(request.request_id, arrivals, shared.clone());
+        let stream = OutputStream::new(request.request_id, arrivals, shared.clone(), with_data);
         shared.send(message)?;
         Ok(stream)
+    }
+
+    /// Whether the engine's receiver cache holds a media item, so that it can be sent without its data.
+    pub fn holds(&self, mm_hash: &str) -> bool {
+        self.mirror().as_ref().is_some_and(|mirror| mirror.holds(mm_hash))
+    }
+
+    /// Takes note that the engine does not hold these media items after all.
+    pub fn forget_media<'a>(&self, mm_hashes: impl IntoIterator<Item = &'a str>) {
+        if let Some(mirror) = self.mirror().as_mut() {
+            mm_hashes.into_iter().for_each(|mm_hash| mirror.forget(mm_hash));
+        }
+    }
+
+    /// The mirror is never left half-changed, so a panic elsewhere does not make it unusable.
+    fn mirror(&self) -> MutexGuard<'_, Option<ReceiverMirror>> {
+        self.handle.mirror.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls a method of the engine, e.g. `reset_mm_cache`. The engine answers between two steps.

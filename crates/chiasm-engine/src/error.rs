@@ -19,6 +19,12 @@ pub enum EngineError {
         /// What is wrong with it.
         message: String,
     },
+    /// Media items came without data that the engine does not hold. Nothing was sent: try again with their data.
+    #[error("{} media items need their data", keys.len())]
+    NeedsData {
+        /// Their `mm_hash`es.
+        keys: Vec<String>,
+    },
     /// The engine is gone. What has not answered yet can be sent to another one.
     #[error("the engine is gone: {cause}")]
     Dead {

@@ -40,6 +40,7 @@
 //! |---|---|
 //! | [`wire`] | the messages, encoded and decoded in both directions; no sockets |
 //! | [`EngineClient`] | handshake, requests, streams, aborts, method calls, death |
+//! | [`ReceiverMirror`] | what the engine's receiver cache holds |
 //! | [`EngineEndpoints`], [`SocketDir`] | where the sockets are |
 //! | [`launch`] | headless vLLM as a child process |
 //! | [`EngineError`], [`DeathCause`] | what can go wrong |
@@ -49,8 +50,10 @@ mod client;
 mod endpoints;
 mod error;
 pub mod launch;
+mod mirror;
 pub mod wire;
 
 pub use client::{ClientOptions, EngineClient, OutputStream, PendingEngine};
 pub use endpoints::{EngineEndpoints, SocketDir};
 pub use error::{DeathCause, EngineError};
+pub use mirror::ReceiverMirror;

@@ -37,7 +37,7 @@ async fn start(handshake: &str) -> Engine {
     let dir = SocketDir::new().unwrap();
     let options = ClientOptions {
         vocab_size: Some(345),
-        receiver_cache: true,
+        receiver_cache_bytes: Some(1 << 28),
         ready_timeout: Some(START),
         ..ClientOptions::default()
     };
@@ -184,6 +184,7 @@ async fn serves(client: &EngineClient) {
     let missed = all(client.submit(image("image-3", false)).unwrap()).await;
     assert_eq!(missed[0].finish_reason, Some(FinishReason::Error));
     assert_eq!(missed[0].mm_cache_miss_hashes, ["ab".repeat(32)]);
+    client.forget_media(missed[0].mm_cache_miss_hashes.iter().map(String::as_str));
     assert_eq!(tokens(&all(client.submit(image("image-4", true)).unwrap()).await), tokens(&sent));
 
     let unknown = client.utility("nope", vec![], PATIENCE).await;

@@ -13,7 +13,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::error::ApiError;
 use crate::fleet::Fleet;
 use crate::openai::Usage;
-use crate::pipeline::Attempted;
+use crate::pipeline::{Attempted, Transfer};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -44,6 +44,8 @@ pub struct Metrics {
     transfers: Family<TransferLabel, Counter>,
     /// Images decoded and processed.
     pub(crate) media_decoded: Counter,
+    /// Media items that engines did not hold although they were believed to.
+    pub(crate) mm_cache_misses: Counter,
     /// Requests that were moved to another worker because theirs died.
     pub(crate) retries: Counter,
     /// Engines that died.
@@ -69,6 +71,7 @@ impl Default for Metrics {
             completion_tokens: Counter::default(),
             transfers: Family::default(),
             media_decoded: Counter::default(),
+            mm_cache_misses: Counter::default(),
             retries: Counter::default(),
             engine_deaths: Counter::default(),
             // 1 ms to 33 s
@@ -95,6 +98,7 @@ impl Metrics {
         r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
         r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
         r.register("media_decoded", "Images decoded and processed", self.media_decoded.clone());
+        r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.mm_cache_misses.clone());
         r.register("retries", "Requests moved to another worker because theirs died", self.retries.clone());
         r.register("engine_deaths", "Engines that died", self.engine_deaths.clone());
         r.register_with_unit(
@@ -111,14 +115,17 @@ impl Metrics {
         self
     }
 
-    /// A request was sent to a worker with so many media items.
-    pub(crate) fn routed(&self, attempted: &Attempted, items: usize) {
+    /// A request was sent to a worker.
+    pub(crate) fn routed(&self, attempted: &Attempted) {
         self.routed.get_or_create(&WorkerLabel { worker: attempted.worker.to_string() }).inc();
         self.prompt_blocks.inc_by(attempted.total_blocks as u64);
         self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
+    }
+
+    /// So many media items reached an engine in this way.
+    pub(crate) fn transferred(&self, how: Transfer, items: usize) {
         if items > 0 {
-            let mode = attempted.transfer.name();
-            self.transfers.get_or_create(&TransferLabel { mode }).inc_by(items as u64);
+            self.transfers.get_or_create(&TransferLabel { mode: how.name() }).inc_by(items as u64);
         }
     }
 

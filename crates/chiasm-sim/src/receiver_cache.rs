@@ -117,6 +117,9 @@ impl<T: Clone> ReceiverCache<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use chiasm_engine::ReceiverMirror;
+    use chiasm_engine::wire::{MmFeature, MmField, MmItem, WireTensor};
+    use chiasm_types::{Dtype, Placeholder};
     use proptest::prelude::*;
 
     fn sent(key: &str, bytes: u64) -> Incoming<String> {
@@ -234,6 +237,60 @@ mod tests {
                 }
                 prop_assert_eq!(cache.contents(), naive.items.clone());
                 prop_assert_eq!(cache.used, naive.items.iter().map(|(_, bytes)| bytes).sum::<u64>());
+            }
+        }
+    }
+
+    /// An image of so many bytes, under a key of its own.
+    fn feature(key: u8, bytes: usize, with_data: bool) -> MmFeature {
+        let tensor = WireTensor::new(Dtype::U8, vec![bytes], vec![0; bytes].into()).unwrap();
+        let name = format!("{key:064x}");
+        MmFeature {
+            data: with_data.then(|| MmItem(vec![("pixel_values".to_owned(), MmField::flat(tensor, bytes))])),
+            modality: "image".to_owned(),
+            identifier: name.clone(),
+            position: Placeholder { offset: 0, length: 1, is_embed: None },
+            mm_hash: Some(name),
+        }
+    }
+
+    proptest! {
+        /// A frontend that follows its mirror never misses, sends nothing that the engine holds, and stays in step.
+        #[test]
+        fn a_frontends_mirror_knows_what_the_engine_holds(
+            requests in prop::collection::vec(prop::collection::vec((0_u8..8, any::<bool>()), 1..5), 1..60)
+        ) {
+            let (mut mirror, mut cache) = (ReceiverMirror::new(100), ReceiverCache::new(100));
+            for items in requests {
+                // Sizes differ by key, and one fits no cache of 100 bytes.
+                let size = |key: u8| 10 + 15 * usize::from(key);
+                // A frontend makes data for what the mirror lacks, and sometimes for more.
+                let mut features: Vec<MmFeature> = items
+                    .iter()
+                    .map(|&(key, eager)| feature(key, size(key), eager || !mirror.holds(&format!("{key:064x}"))))
+                    .collect();
+                let needed = mirror.missing(&features);
+                for (feature, (key, _)) in features.iter_mut().zip(&items) {
+                    if needed.iter().any(|name| name == feature.cache_key()) {
+                        *feature = self::feature(*key, size(*key), true);
+                    }
+                }
+                prop_assert_eq!(mirror.missing(&features), Vec::<String>::new());
+                mirror.apply(&mut features);
+                let incoming = features
+                    .iter()
+                    .zip(&items)
+                    .map(|(feature, (key, _))| Incoming {
+                        key: feature.cache_key().to_owned(),
+                        data: feature.data.as_ref().map(|_| (*key, size(*key) as u64)),
+                    })
+                    .collect();
+                prop_assert_eq!(cache.update(incoming), Ok(items.iter().map(|&(key, _)| key).collect()));
+                for key in 0..8 {
+                    let name = format!("{key:064x}");
+                    let held = cache.contents().iter().any(|(cached, _)| *cached == name);
+                    prop_assert_eq!(mirror.holds(&name), held);
+                }
             }
         }
     }

@@ -82,9 +82,10 @@ pub(crate) struct EngineArgs {
     /// Wait on these handshake addresses (tcp://host:port) for engines that somebody else starts
     #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
     pub(crate) attach: Vec<String>,
-    /// Gigabytes of each engine's cache of processed images (vLLM's --mm-processor-cache-gb)
-    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", default_value_t = 4.0)]
-    pub(crate) receiver_cache_gb: f64,
+    /// GiB of each engine's cache of processed images (vLLM's --mm-processor-cache-gb), 0 for none. For engines to attach
+    /// it must be what they were started with [default: 4; for --attach unknown, so that every image is sent]
+    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = weight)]
+    pub(crate) receiver_cache_gb: Option<f64>,
     /// What engines are sent: raw pixels, which they normalise, or normalised floats
     #[arg(long, env = "CHIASM_PIXELS", value_enum, default_value_t = Pixels::Auto)]
     pub(crate) pixels: Pixels,
@@ -247,6 +248,9 @@ pub(crate) struct SimEngineArgs {
     /// Data-parallel rank
     #[arg(long, default_value_t = 0)]
     pub(crate) rank: u16,
+    /// GiB of its cache of processed images, 0 for none
+    #[arg(long, default_value_t = 4.0, value_parser = weight)]
+    pub(crate) receiver_cache_gb: f64,
     /// Address to publish KV events on; port 0 picks a free one
     #[arg(long, default_value = "tcp://127.0.0.1:0")]
     pub(crate) kv_events: String,

@@ -11,12 +11,16 @@ use chiasm_router::{Policy, RouterConfig};
 use chiasm_server::fleet::{AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, routes};
+use chiasm_sim::SimConfig;
 use tokio::net::TcpListener;
 
 use crate::cli::{MediaArgs, Pixels, PolicyArg, RoutingArgs, ServeArgs};
 use crate::error::CliError;
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
+
+/// vLLM's own default.
+const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
 
 /// vLLM's flag against normalising on the device; see [`pixel_policy`].
 const NO_DEVICE_NORMALIZE: &str = "--no-mm-device-do-normalize";
@@ -94,7 +98,10 @@ pub(crate) async fn serve(
 fn hosts(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn EngineHost>>, CliError> {
     let engines = &args.engines;
     if let Some(count) = engines.sim {
-        let config = sim_config(&args.sim_args, Some(model), Some(pixel_policy(args, model)));
+        let config = SimConfig {
+            receiver_cache_bytes: receiver_cache_bytes(args),
+            ..sim_config(&args.sim_args, Some(model), Some(pixel_policy(args, model)))
+        };
         return Ok((0..count).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect());
     }
     if !engines.attach.is_empty() {
@@ -120,7 +127,7 @@ fn hosts(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn EngineHost
                 model: args.model.clone(),
                 extra_args: args.vllm_args.clone(),
                 gpus,
-                receiver_cache_gb: engines.receiver_cache_gb,
+                receiver_cache_gb: receiver_cache_gb(args),
                 handshake_port,
             };
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
@@ -142,10 +149,29 @@ fn pixel_policy(args: &ServeArgs, model: &ServedModel) -> PixelPolicy {
     }
 }
 
+fn receiver_cache_gb(args: &ServeArgs) -> f64 {
+    args.engines.receiver_cache_gb.unwrap_or(DEFAULT_RECEIVER_CACHE_GB)
+}
+
+/// What the engines' receiver caches hold, where that is known. An attached engine does not tell, and one without a cache
+/// dies of an item without data.
+fn receiver_cache_bytes(args: &ServeArgs) -> Option<u64> {
+    if !args.engines.attach.is_empty() && args.engines.receiver_cache_gb.is_none() {
+        return None;
+    }
+    cache_bytes(receiver_cache_gb(args))
+}
+
+/// GiB to bytes as vLLM computes them; `None` for no cache. A fraction of a byte makes no difference to it either.
+pub(crate) fn cache_bytes(gib: f64) -> Option<u64> {
+    let bytes = gib * (1_u64 << 30) as f64;
+    (bytes >= 1.0).then_some(bytes as u64)
+}
+
 fn client_options(args: &ServeArgs, model: &ServedModel) -> ClientOptions {
     ClientOptions {
         strict_version: args.engines.strict_vllm_version,
-        receiver_cache: args.engines.receiver_cache_gb > 0.0,
+        receiver_cache_bytes: receiver_cache_bytes(args),
         ..model.client_options()
     }
 }

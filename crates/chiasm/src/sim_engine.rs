@@ -5,6 +5,7 @@ use chiasm_sim::{Exit, KvEvents, SimConfig, SimEngine};
 
 use crate::cli::SimEngineArgs;
 use crate::error::CliError;
+use crate::serve::cache_bytes;
 use crate::signals;
 use crate::sim_host::sim_config;
 
@@ -17,6 +18,7 @@ pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
     let config = SimConfig {
         handshake: args.handshake,
         rank: args.rank,
+        receiver_cache_bytes: cache_bytes(args.receiver_cache_gb),
         kv_events: Some(KvEvents { endpoint: args.kv_events, ..KvEvents::default() }),
         ..sim_config(&args.sim, model.as_ref(), None)
     };

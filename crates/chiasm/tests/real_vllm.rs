@@ -21,6 +21,8 @@ use support::{Server, free_port, scenario_run, send_signal, wait_for};
 /// Engines start one after the other on a small machine.
 const STARTUP: Duration = Duration::from_secs(240);
 const BLOCK_SIZE: u64 = 32;
+/// Holds some five of the pictures, so that engines evict.
+const RECEIVER_CACHE_GB: &str = "0.002";
 /// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
 const ENGINE_FLAGS: &[&str] =
     &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
@@ -58,7 +60,7 @@ impl Environment {
             "--vllm",
             &self.vllm,
             "--receiver-cache-gb",
-            "0.1",
+            RECEIVER_CACHE_GB,
             "--allow-private-media",
             "--port",
             "0",
@@ -250,6 +252,10 @@ async fn real_engines_do_what_is_promised() {
     server.wait_ready(2, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
     scenario_run::play_all(&server, "m", BLOCK_SIZE).await;
+    // Now with images from the engines' receiver caches, which by now have evicted some.
+    answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+    assert!(server.metric("chiasm_mm_transfer_total{mode=\"cached\"}").await >= 10.0);
+    assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "the mirrors are exact");
     the_openai_package_works(&environment, &server).await;
     a_killed_engine_is_replaced(&server).await;
     let family = descendants(server.pid());

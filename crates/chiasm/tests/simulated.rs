@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use chiasm::scenarios::{DAWN, NIGHT};
+use chiasm::scenarios::{DAWN, NIGHT, SNOW, STORM};
 use serde_json::{Value, json};
 use support::{Process, Server, chiasm, demo_model, free_port, scenario_run, wait_for};
 
@@ -55,6 +55,7 @@ async fn the_ten_scenarios_go_where_they_should() {
     scenario_run::play_all(&server, "m", 16).await;
     assert!(server.metric("chiasm_overlap_blocks_total").await > 0.0);
     assert!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await > 0.0);
+    assert!(server.metric("chiasm_mm_transfer_total{mode=\"cached\"}").await > 0.0);
 }
 
 #[tokio::test]
@@ -433,4 +434,79 @@ async fn a_folder_without_a_model_is_told_at_once() {
     assert!(!output.status.success());
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("tokenizer.json"), "{stderr}");
+}
+
+#[tokio::test]
+async fn an_image_that_the_engine_holds_is_neither_decoded_nor_sent() {
+    let server = serve(1, &[]).await;
+    let counts = async || {
+        let transfer = |mode: &str| format!("chiasm_mm_transfer_total{{mode=\"{mode}\"}}");
+        (
+            server.metric("chiasm_media_decoded_total").await,
+            server.metric(&transfer("inline")).await,
+            server.metric(&transfer("cached")).await,
+        )
+    };
+    let first = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+    assert_eq!((first.header("x-chiasm-transfer").as_str(), counts().await), ("inline", (1.0, 1.0, 0.0)));
+    let again = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+    assert_eq!((again.header("x-chiasm-transfer").as_str(), counts().await), ("cached", (1.0, 1.0, 1.0)));
+    // Three continuations of a new one: it travels once.
+    server.chat(&with(image_url(&data_uri(NIGHT.jpeg)), json!({"n": 3}))).await.ok();
+    assert_eq!(counts().await, (2.0, 2.0, 3.0));
+    // Other settings make other tensors.
+    let smaller = with(image_url(&data_uri(DAWN.jpeg)), json!({"mm_processor_kwargs": {"max_pixels": 20_000}}));
+    assert_eq!(server.chat(&smaller).await.header("x-chiasm-transfer"), "inline");
+}
+
+#[tokio::test]
+async fn a_small_receiver_cache_evicts_and_nothing_is_missed() {
+    // 0.001 GiB holds two of these images (376,344 bytes each), so most requests evict.
+    let server = serve(1, &["--receiver-cache-gb", "0.001"]).await;
+    let pictures = [DAWN, NIGHT, STORM, SNOW];
+    for round in 0..6 {
+        let requests = (0..pictures.len()).map(|i| {
+            let urls = [pictures[i], pictures[(i * 3 + round) % pictures.len()]].map(|p| data_uri(p.jpeg));
+            let parts = urls.map(|url| json!({"type": "image_url", "image_url": {"url": url}}));
+            json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": parts}]})
+        });
+        let bodies: Vec<Value> = requests.collect();
+        let answers = futures_util::future::join_all(bodies.iter().map(|body| server.chat(body))).await;
+        answers.iter().for_each(|answer| drop(answer.ok()));
+    }
+    assert!(server.metric("chiasm_mm_transfer_total{mode=\"cached\"}").await > 0.0);
+    assert!(
+        server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await > 8.0,
+        "evictions make images travel again"
+    );
+    assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
+    assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
+}
+
+#[tokio::test]
+async fn an_attached_engine_without_a_cache_is_sent_every_image() {
+    let (model, address) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+    let args = ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0"];
+    let _engine = Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"));
+    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &address]);
+    server.wait_ready(1, SOON).await;
+    for _ in 0..2 {
+        let answer = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+        answer.ok();
+        assert_eq!(answer.header("x-chiasm-transfer"), "inline");
+    }
+}
+
+#[tokio::test]
+async fn an_engine_with_a_smaller_cache_than_it_was_said_to_have_is_sent_again_what_it_misses() {
+    let (model, address) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+    let args = ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0.0004"];
+    let _engine = Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"));
+    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &address, "--receiver-cache-gb", "1"]);
+    server.wait_ready(1, SOON).await;
+    for picture in [DAWN, NIGHT, DAWN, NIGHT] {
+        server.chat(&image_url(&data_uri(picture.jpeg))).await.ok();
+    }
+    assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 2.0);
+    assert_eq!(server.metric("chiasm_retries_total").await, 0.0);
 }

@@ -1,6 +1,6 @@
 //! Waits on bound sockets until an engine has introduced itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use super::tasks::{self, Events, Outputs, addressed};
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
 use crate::error::EngineError;
+use crate::mirror::ReceiverMirror;
 use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
 use crate::wire::version::{self, Support, TESTED};
 
@@ -73,7 +74,8 @@ impl PendingEngine {
         let (shared, messages) = Shared::new();
         tokio::spawn(tasks::send_requests(self.input, self.input_events, identity, messages, shared.clone()));
         tokio::spawn(tasks::receive_outputs(self.output, self.output_events, shared.clone()));
-        let handle = ClientHandle { shared, ready, options: self.options, addresses: self.addresses };
+        let mirror = Mutex::new(self.options.receiver_cache_bytes.map(ReceiverMirror::new));
+        let handle = ClientHandle { shared, ready, options: self.options, addresses: self.addresses, mirror };
         Ok(EngineClient { handle: Arc::new(handle) })
     }
 

@@ -13,11 +13,22 @@ pub struct OutputStream {
     request_id: String,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     shared: Arc<Shared>,
+    items_with_data: usize,
 }
 
 impl OutputStream {
-    pub(super) fn new(request_id: String, arrivals: mpsc::UnboundedReceiver<Arrival>, shared: Arc<Shared>) -> Self {
-        Self { request_id, arrivals, shared }
+    pub(super) fn new(
+        request_id: String,
+        arrivals: mpsc::UnboundedReceiver<Arrival>,
+        shared: Arc<Shared>,
+        items_with_data: usize,
+    ) -> Self {
+        Self { request_id, arrivals, shared, items_with_data }
+    }
+
+    /// Media items of the request that travelled with their data; the others were in the engine's receiver cache.
+    pub fn items_with_data(&self) -> usize {
+        self.items_with_data
     }
 
     /// The request's id.

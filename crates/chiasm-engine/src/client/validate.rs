@@ -103,7 +103,7 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
             return refuse(field("identifier"), "must not be empty");
         }
         match &feature.data {
-            None if !options.receiver_cache => {
+            None if options.receiver_cache_bytes.is_none() => {
                 return refuse(field("data"), "is missing, and the engine has no receiver cache");
             }
             None => {}

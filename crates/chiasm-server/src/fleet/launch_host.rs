@@ -1,6 +1,7 @@
 //! vLLM engines that this process launches and ends.
 
-use std::path::PathBuf;
+use std::env;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chiasm_engine::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
@@ -43,10 +44,24 @@ impl LaunchHost {
         }
     }
 
-    /// Refuses flags that are Chiasm's to set, before anything is started.
+    /// Refuses flags that are Chiasm's to set and a program that is not there, before anything is started.
     pub fn check(&self) -> Result<(), HostError> {
+        if !is_program(&self.vllm) {
+            let vllm = self.vllm.display();
+            return Err(HostError::new(format!(
+                "there is no program {vllm}; give it with --vllm PATH, or use --sim N"
+            )));
+        }
         self.spec("", "tcp://127.0.0.1:1").arguments().map(drop).map_err(HostError::new)
     }
+}
+
+/// Whether a program is there: at its path, or for a bare name in a folder of the PATH.
+fn is_program(program: &Path) -> bool {
+    if program.components().count() > 1 {
+        return program.is_file();
+    }
+    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }
 
 impl EngineHost for LaunchHost {
@@ -91,5 +106,16 @@ impl RunningEngine for Launched {
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.0.terminate(STOP_GRACE).map(drop).boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_by_path_and_by_name() {
+        assert!(is_program(Path::new("/bin/sh")) && is_program(Path::new("sh")));
+        assert!(!is_program(Path::new("/bin/no-such-program")) && !is_program(Path::new("no-such-program")));
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use chiasm_engine::wire::{EngineCoreRequest, FinishReason, MmFeature};
+use chiasm_engine::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature};
 use chiasm_engine::{DeathCause, EngineError, OutputStream};
 use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::WorkerId;
@@ -12,8 +12,8 @@ use futures_util::future::select_all;
 use futures_util::stream::{Stream, unfold};
 
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
-use super::pixels;
-use super::prepare::Prepared;
+use super::pixels::Tensors;
+use super::prepare::{MediaItem, Prepared};
 use super::sampling::engine_params;
 use crate::error::ApiError;
 use crate::fleet::Worker;
@@ -21,6 +21,8 @@ use crate::frontend::Frontend;
 
 /// Workers that are tried for one request before it fails.
 const MAX_ATTEMPTS: usize = 3;
+/// Times that one request is sent again because an engine lacked media items. More would mean a fault of ours.
+const MAX_MISSES: usize = 2;
 
 /// Where a request went and what it found there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,9 @@ pub struct Attempted {
 pub enum Transfer {
     /// There are none.
     None,
-    /// As frames of the request's message.
+    /// Not at all: the engine's receiver cache holds every item.
+    Cached,
+    /// As frames of the request's message, for one item at least.
     Inline,
 }
 
@@ -51,6 +55,7 @@ impl Transfer {
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
+            Self::Cached => "cached",
             Self::Inline => "inline",
         }
     }
@@ -59,6 +64,9 @@ impl Transfer {
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
 pub struct Generation {
     frontend: Arc<Frontend>,
+    worker: Arc<Worker>,
+    /// Names of the request's media items.
+    items: Vec<String>,
     running: Vec<Running>,
     reservation: Reservation,
     attempted: Attempted,
@@ -72,24 +80,62 @@ struct Running {
     choice: Choice,
     /// `None` once the continuation has ended.
     stream: Option<OutputStream>,
+    /// Media items that travelled with their data.
+    items_with_data: usize,
 }
 
 /// Why an attempt ended early.
 enum Failure {
     /// The worker is gone; another one may do.
     Died(WorkerId, EngineError),
+    /// The engine does not hold media items that it was believed to hold. They are forgotten: the next attempt sends
+    /// their data.
+    Missed(usize),
+    /// The engine has to be sent the data of these media items too. Nothing was sent.
+    NeedsData(Vec<String>),
     /// The request itself can't be served.
     Refused(ApiError),
+}
+
+/// What has been tried for a request.
+#[derive(Default)]
+struct Attempts {
+    dead: Vec<WorkerId>,
+    misses: usize,
+}
+
+impl Attempts {
+    /// After a failed attempt: whether there is to be another one, else the error to tell.
+    fn again(&mut self, frontend: &Frontend, failure: Failure) -> Result<(), ApiError> {
+        match failure {
+            Failure::Died(worker, error) if self.dead.len() + 1 < MAX_ATTEMPTS => {
+                tracing::warn!(%worker, %error, "engine died before the client was sent a token, trying another");
+                frontend.metrics.retries.inc();
+                self.dead.push(worker);
+                Ok(())
+            }
+            Failure::Missed(items) if self.misses < MAX_MISSES => {
+                tracing::warn!(items, "engine lacks media items that it was believed to hold, sending them again");
+                frontend.metrics.mm_cache_misses.inc_by(items as u64);
+                self.misses += 1;
+                Ok(())
+            }
+            Failure::Refused(error) if !self.dead.is_empty() && error.code == "unavailable" => {
+                Err(ApiError::unavailable("the engine failed and no other can take the request"))
+            }
+            failure => Err(failure.into()),
+        }
+    }
 }
 
 impl Generation {
     /// Starts the answer and waits for its first output, trying other workers if one dies before that.
     pub async fn start(frontend: &Arc<Frontend>, prepared: &Prepared) -> Result<Self, ApiError> {
-        let mut dead = Vec::new();
+        let mut attempts = Attempts::default();
         loop {
-            match Self::first_delta(frontend, prepared, &dead).await {
+            match Self::first_delta(frontend, prepared, &attempts.dead).await {
                 Ok(generation) => return Ok(generation),
-                Err(failure) => dead.push(retry_without(frontend, failure, &dead)?),
+                Err(failure) => attempts.again(frontend, failure)?,
             }
         }
     }
@@ -125,12 +171,11 @@ impl Generation {
             .fleet
             .worker(reservation.worker)
             .ok_or_else(|| Failure::Died(reservation.worker, EngineError::Dead { cause: DeathCause::Closed }))?;
-        let transfer = if prepared.items.is_empty() { Transfer::None } else { Transfer::Inline };
-        let attempted = Attempted {
+        let mut attempted = Attempted {
             worker: reservation.worker,
             overlap_blocks: reservation.overlap_blocks,
             total_blocks: prepared.keys.len(),
-            transfer,
+            transfer: Transfer::None,
             cached_tokens: 0,
         };
         tracing::info!(
@@ -139,12 +184,30 @@ impl Generation {
             attempted.overlap_blocks,
             attempted.total_blocks
         );
-        frontend.metrics.routed(&attempted, prepared.items.len());
+        frontend.metrics.routed(&attempted);
 
-        let features = pixels::features(frontend, &prepared.items, worker.pixel_format).await?;
-        let running = submit(frontend, prepared, &worker, &features)?;
+        let mut tensors = Tensors::new(frontend, &prepared.items, worker.pixel_format);
+        tensors.make(|item| !worker.client.holds(&item.name())).await?;
+        let running = loop {
+            match submit(frontend, prepared, &worker, &tensors.features()) {
+                // What the engine held a moment ago has just been evicted.
+                Err(Failure::NeedsData(names)) => tensors.make(|item| names.contains(&item.name())).await?,
+                submitted => break submitted?,
+            }
+        };
+        let items = prepared.items.len();
+        if items > 0 {
+            let inline = running.iter().any(|running| running.items_with_data > 0);
+            attempted.transfer = if inline { Transfer::Inline } else { Transfer::Cached };
+            for running in &running {
+                frontend.metrics.transferred(Transfer::Inline, running.items_with_data);
+                frontend.metrics.transferred(Transfer::Cached, items - running.items_with_data);
+            }
+        }
         Ok(Self {
             frontend: frontend.clone(),
+            items: prepared.items.iter().map(MediaItem::name).collect(),
+            worker,
             running,
             reservation,
             attempted,
@@ -167,6 +230,9 @@ impl Generation {
             Some(Ok(output)) if output.finish_reason == Some(FinishReason::Abort) => {
                 return Err(died(EngineError::Dead { cause: DeathCause::Exited("it is shutting down".to_owned()) }));
             }
+            Some(Ok(output)) if output.finish_reason == Some(FinishReason::Error) => {
+                return Err(self.failed(index, &output));
+            }
             Some(Ok(output)) => output,
             Some(Err(error)) if error.is_dead() => return Err(died(error)),
             Some(Err(error)) => return Err(ApiError::from(error).into()),
@@ -187,6 +253,18 @@ impl Generation {
         }
         Ok(Some(delta))
     }
+
+    /// After an engine's error: it is not believed to hold the request's media items any more. If it was sent less than
+    /// all their tensors, that may have been the reason.
+    fn failed(&self, index: usize, output: &EngineCoreOutput) -> Failure {
+        let missed = &output.mm_cache_miss_hashes;
+        let lacking = if missed.is_empty() { &self.items } else { missed };
+        self.worker.client.forget_media(lacking.iter().map(String::as_str));
+        if self.running[index].items_with_data < self.items.len() {
+            return Failure::Missed(lacking.len());
+        }
+        ApiError::internal("the engine could not process the request; its log says why").into()
+    }
 }
 
 /// Runs a prompt to its end. Nothing is sent to the client before that, so a worker may die at any time.
@@ -194,11 +272,11 @@ pub async fn collect(
     frontend: &Arc<Frontend>,
     prepared: &Prepared,
 ) -> Result<(Vec<FinishedChoice>, Attempted), ApiError> {
-    let mut dead = Vec::new();
+    let mut attempts = Attempts::default();
     loop {
-        match collect_once(frontend, prepared, &dead).await {
+        match collect_once(frontend, prepared, &attempts.dead).await {
             Ok(done) => return Ok(done),
-            Err(failure) => dead.push(retry_without(frontend, failure, &dead)?),
+            Err(failure) => attempts.again(frontend, failure)?,
         }
     }
 }
@@ -215,21 +293,6 @@ async fn collect_once(
     }
     let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Result<_, _>>()?;
     Ok((choices, generation.attempted))
-}
-
-/// After a failed attempt: the worker to do without in the next one, or the error if there is to be none.
-fn retry_without(frontend: &Frontend, failure: Failure, dead: &[WorkerId]) -> Result<WorkerId, ApiError> {
-    match failure {
-        Failure::Died(worker, error) if dead.len() + 1 < MAX_ATTEMPTS => {
-            tracing::warn!(%worker, %error, "engine died before the client was sent a token, trying another");
-            frontend.metrics.retries.inc();
-            Ok(worker)
-        }
-        Failure::Refused(error) if !dead.is_empty() && error.code == "unavailable" => {
-            Err(ApiError::unavailable("the engine failed and no other can take the request"))
-        }
-        failure => Err(failure.into()),
-    }
 }
 
 /// Sends one engine request per continuation.
@@ -255,19 +318,19 @@ fn submit(
                 priority: prepared.priority,
                 ..EngineCoreRequest::default()
             };
-            let stream = worker.client.submit(request).map_err(|error| {
-                if error.is_dead() { Failure::Died(worker.id, error) } else { Failure::Refused(error.into()) }
+            let stream = worker.client.submit(request).map_err(|error| match error {
+                EngineError::NeedsData { keys } => Failure::NeedsData(keys),
+                error if error.is_dead() => Failure::Died(worker.id, error),
+                error => Failure::Refused(error.into()),
             })?;
             let choice = Choice::new(index as usize, &frontend.model.tokenizer, &prepared.tokens, &prepared.sampling);
-            Ok(Running { choice, stream: Some(stream) })
+            Ok(Running { choice, items_with_data: stream.items_with_data(), stream: Some(stream) })
         })
         .collect()
 }
 
 /// The next output of any continuation that still runs, and its index; `None` when all have ended.
-async fn next_output(
-    running: &mut [Running],
-) -> Option<(usize, Option<Result<chiasm_engine::wire::EngineCoreOutput, EngineError>>)> {
+async fn next_output(running: &mut [Running]) -> Option<(usize, Option<Result<EngineCoreOutput, EngineError>>)> {
     let mut live: Vec<_> =
         running.iter_mut().enumerate().filter_map(|(index, running)| Some((index, running.stream.as_mut()?))).collect();
     match live.as_mut_slice() {
@@ -290,6 +353,8 @@ impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Died(_, error) => error.into(),
+            Failure::Missed(_) => Self::internal("the engine keeps losing the request's images"),
+            Failure::NeedsData(keys) => EngineError::NeedsData { keys }.into(),
             Failure::Refused(error) => error,
         }
     }

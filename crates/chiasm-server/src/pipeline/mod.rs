@@ -12,6 +12,6 @@ mod request;
 mod sampling;
 
 pub use choice::{ChoiceDelta, Finish, FinishedChoice, TokenLogprob};
-pub use generation::{Attempted, Generation, collect};
+pub use generation::{Attempted, Generation, Transfer, collect};
 pub use prepare::{MediaItem, Prepared, prepare};
 pub use request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};

@@ -1,4 +1,5 @@
-//! From encoded images to the features that the engine is sent: decode and process, off the async threads.
+//! From encoded images to the features that the engine is sent: decode and process, off the async threads, and only what
+//! the engine lacks.
 
 use std::collections::HashMap;
 
@@ -12,32 +13,43 @@ use super::prepare::MediaItem;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 
-/// Features of all items, in order of appearance. An item that appears several times is processed once, and its
-/// bytes are shared.
-pub(super) async fn features(
-    frontend: &Frontend,
-    items: &[MediaItem],
+/// The media items of a request, and the tensors of those that have been processed so far.
+pub(super) struct Tensors<'a> {
+    frontend: &'a Frontend,
+    items: &'a [MediaItem],
     format: PixelFormat,
-) -> Result<Vec<MmFeature>, ApiError> {
-    let mut distinct: HashMap<MmHash, &MediaItem> = HashMap::new();
-    for item in items {
-        distinct.entry(item.hash).or_insert(item);
+    made: HashMap<MmHash, MmItem>,
+}
+
+impl<'a> Tensors<'a> {
+    pub(super) fn new(frontend: &'a Frontend, items: &'a [MediaItem], format: PixelFormat) -> Self {
+        Self { frontend, items, format, made: HashMap::new() }
     }
-    let processed: HashMap<MmHash, MmItem> =
-        try_join_all(distinct.into_values().map(|item| process(frontend, item, format))).await?.into_iter().collect();
-    Ok(items
-        .iter()
-        .map(|item| {
-            let name = item.hash.to_string();
-            MmFeature {
-                data: processed.get(&item.hash).cloned(),
+
+    /// Decodes and processes the items that are wanted, each once however often it appears.
+    pub(super) async fn make(&mut self, wanted: impl Fn(&MediaItem) -> bool) -> Result<(), ApiError> {
+        let mut distinct: HashMap<MmHash, &MediaItem> = HashMap::new();
+        for item in self.items.iter().filter(|item| !self.made.contains_key(&item.hash) && wanted(item)) {
+            distinct.entry(item.hash).or_insert(item);
+        }
+        let processing = distinct.into_values().map(|item| process(self.frontend, item, self.format));
+        self.made.extend(try_join_all(processing).await?);
+        Ok(())
+    }
+
+    /// Features of all items, in order of appearance; with data where it has been made. Places of one item share it.
+    pub(super) fn features(&self) -> Vec<MmFeature> {
+        self.items
+            .iter()
+            .map(|item| MmFeature {
+                data: self.made.get(&item.hash).cloned(),
                 modality: "image".to_owned(),
-                identifier: name.clone(),
+                identifier: item.name(),
                 position: item.placeholder.clone(),
-                mm_hash: Some(name),
-            }
-        })
-        .collect())
+                mm_hash: Some(item.name()),
+            })
+            .collect()
+    }
 }
 
 async fn process(frontend: &Frontend, item: &MediaItem, format: PixelFormat) -> Result<(MmHash, MmItem), ApiError> {

@@ -47,6 +47,13 @@ pub struct MediaItem {
     pub field: String,
 }
 
+impl MediaItem {
+    /// Its identity as engines see it: `mm_hash` and `identifier`.
+    pub fn name(&self) -> String {
+        self.hash.to_string()
+    }
+}
+
 /// Runs media, prompt, plan and keys for one request.
 pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape) -> Result<Prepared, ApiError> {
     let GenerateRequest { prompt, sampling, cache_salt, priority } = request;

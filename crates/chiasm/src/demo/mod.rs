@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use chiasm_engine::ClientOptions;
 use chiasm_media::{MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_server::fleet::{EngineHost, Fleet, FleetOptions, PixelPolicy};
@@ -102,7 +103,7 @@ impl Stand {
         let hosts = (0..ENGINES).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect();
         let options = FleetOptions {
             startup_timeout: Duration::from_secs(30),
-            client: model.client_options(),
+            client: ClientOptions { receiver_cache_bytes: config.receiver_cache_bytes, ..model.client_options() },
             pixels: PixelPolicy::Raw,
         };
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;

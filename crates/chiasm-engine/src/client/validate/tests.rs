@@ -183,7 +183,7 @@ fn data_may_be_missing_only_with_a_receiver_cache() {
     let mut request = text();
     request.mm_features = vec![MmFeature { data: None, ..feature(0, 4) }];
     assert_eq!(refused(&request).as_deref(), Some("mm_features[0].data"));
-    assert_eq!(refused_with(&request, &ClientOptions { receiver_cache: true, ..options() }), None);
+    assert_eq!(refused_with(&request, &ClientOptions { receiver_cache_bytes: Some(1 << 20), ..options() }), None);
 }
 
 #[test]
