@@ -67,6 +67,14 @@ pub enum VisionError {
         /// Completes the sentence "key in file …".
         problem: String,
     },
+    /// The environment variable `CHIASM_KERNELS` names no [`crate::Implementation`] that this CPU can run.
+    #[error("{} is {name:?}, but this CPU can run only {}", crate::kernels::VARIABLE, available.join(", "))]
+    UnknownKernels {
+        /// As found.
+        name: String,
+        /// What it may be.
+        available: Vec<&'static str>,
+    },
     /// A key of `mm_processor_kwargs` that is not implemented.
     #[error("mm_processor_kwargs.{key} is not supported, only {}", known.join(", "))]
     UnknownKwarg {
@@ -151,7 +159,7 @@ pub enum VisionError {
 pub enum Fault {
     /// The client's: its image or its `mm_processor_kwargs`. The same request fails again.
     Request,
-    /// The operator's: the model directory. Nothing can be served.
+    /// The operator's: the model directory or the environment. Nothing can be served.
     Model,
     /// Chiasm's own: a contract between crates is broken.
     Program,
@@ -166,7 +174,8 @@ impl VisionError {
             | Self::NoImageProcessor { .. }
             | Self::UnknownFamily { .. }
             | Self::UnknownImageProcessor { .. }
-            | Self::Setting { .. } => Fault::Model,
+            | Self::Setting { .. }
+            | Self::UnknownKernels { .. } => Fault::Model,
             Self::UnknownKwarg { .. }
             | Self::InvalidKwarg { .. }
             | Self::EmptyImage { .. }

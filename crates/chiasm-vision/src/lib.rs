@@ -27,8 +27,11 @@
 //! | `model`, `model_dir` | [`VisionModel`]; what it reads from a model directory |
 //! | `family`, `families/` | the table of known families; one folder per family: settings and arithmetic |
 //! | `image`, `plan`, `tensor` | what goes in, what is planned, what comes out |
-//! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each |
-#![forbid(unsafe_code)]
+//! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each, and faster ones of the same bits |
+//!
+//! The fastest [`Implementation`] of the loops that the CPU runs is found at run time. For debugging, the environment
+//! variable `CHIASM_KERNELS` forces another: `scalar`, `avx2` or `avx512`.
+#![deny(unsafe_code)]
 
 mod error;
 mod families;
@@ -43,6 +46,7 @@ mod tensor;
 pub use error::{Fault, VisionError};
 pub use family::ImageKwargs;
 pub use image::{ImageSize, RgbView};
+pub use kernels::Implementation;
 pub use model::VisionModel;
 pub use plan::ImagePlan;
 pub use tensor::{Contents, Field, PixelFormat, TensorSpec};

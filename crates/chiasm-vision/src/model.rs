@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use serde_json::{Map, Value};
 
 use crate::family::{self, Family, FamilyEntry};
-use crate::kernels::kernels;
+use crate::kernels::{self, Elements, Implementation};
 use crate::model_dir::ModelDir;
 use crate::{ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError};
 
@@ -16,6 +16,7 @@ use crate::{ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError
 pub struct VisionModel {
     entry: &'static FamilyEntry,
     family: Box<dyn Family>,
+    kernels: Implementation,
 }
 
 impl VisionModel {
@@ -24,13 +25,28 @@ impl VisionModel {
     ///
     /// # Errors
     /// All of [`crate::Fault::Model`]: an unreadable file, a family or processor that is not supported, a setting
-    /// that cannot be honoured exactly.
+    /// that cannot be honoured exactly, or `CHIASM_KERNELS` naming no available [`Implementation`].
     pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, VisionError> {
         let Some(dir) = ModelDir::read(dir)? else {
             return Ok(None);
         };
         let entry = family::find(&dir)?;
-        Ok(Some(Self { entry, family: (entry.build)(&dir)? }))
+        let kernels = Implementation::chosen().map_err(|name| VisionError::UnknownKernels {
+            name: name.into(),
+            available: Implementation::available().map(Implementation::name).collect(),
+        })?;
+        Ok(Some(Self { entry, family: (entry.build)(&dir)?, kernels }))
+    }
+
+    /// The same model on another implementation of the pixel loops: the bits stay, the time changes.
+    #[must_use]
+    pub fn with_implementation(self, kernels: Implementation) -> Self {
+        Self { kernels, ..self }
+    }
+
+    /// The implementation of the pixel loops that [`VisionModel::process`] runs.
+    pub fn implementation(&self) -> Implementation {
+        self.kernels
     }
 
     /// The `model_type` that names the family, for instance `qwen2_vl`.
@@ -105,23 +121,17 @@ impl VisionModel {
         if out.len() != expected {
             return Err(VisionError::OutputLength { expected, found: out.len() });
         }
-        let kernels = kernels();
-        let pixels = kernels.resize(image, plan.resized);
         let normalization = self.family.normalization();
+        let mut write = |elements| kernels::write(self.kernels, image, &plan.patches, elements, out);
         match format {
-            PixelFormat::RawU8 => (kernels.patchify)(&pixels, &plan.patches, out),
+            PixelFormat::RawU8 => write(Elements::Raw),
             PixelFormat::Normalized(Dtype::F16) => {
-                let table = normalization.table(|value| f16::from_f32(value).to_le_bytes());
-                (kernels.patchify_2)(&pixels, &plan.patches, &table, out);
+                write(Elements::Two(&normalization.table(|value| f16::from_f32(value).to_le_bytes())));
             }
             PixelFormat::Normalized(Dtype::BF16) => {
-                let table = normalization.table(|value| bf16::from_f32(value).to_le_bytes());
-                (kernels.patchify_2)(&pixels, &plan.patches, &table, out);
+                write(Elements::Two(&normalization.table(|value| bf16::from_f32(value).to_le_bytes())));
             }
-            PixelFormat::Normalized(Dtype::F32) => {
-                let table = normalization.table(f32::to_le_bytes);
-                (kernels.patchify_4)(&pixels, &plan.patches, &table, out);
-            }
+            PixelFormat::Normalized(Dtype::F32) => write(Elements::Four(&normalization.table(f32::to_le_bytes))),
             PixelFormat::Normalized(dtype) => return Err(VisionError::NotAFloat(dtype)),
         }
         Ok(())

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use chiasm_types::Dtype;
-use chiasm_vision::{Contents, Fault, ImageKwargs, ImageSize, PixelFormat, RgbView, VisionError, VisionModel};
+use chiasm_vision::{
+    Contents, Fault, ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionError, VisionModel,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -84,21 +86,21 @@ fn model_directories_load_exactly_when_transformers_loads_them() {
 fn plans_and_pixels_equal_those_of_transformers() {
     let Index { models, cases } = index();
     assert!(cases.len() >= 440, "only {} cases", cases.len());
-    let models: BTreeMap<_, _> = models
-        .into_iter()
-        .filter(|(_, golden)| golden.error.is_none())
-        .map(|(name, _)| (name.clone(), load(&name).unwrap_or_else(|error| panic!("{name}: {error}"))))
-        .collect();
-    let mut differences = Vec::new();
-    for case in &cases {
-        if let Err(difference) = check(&models[&case.model], case) {
-            let FixtureImage { kind, width, height, seed } = &case.image;
-            let (model, kwargs) = (&case.model, &case.kwargs);
-            differences.push(format!("{model} {kind} {width}x{height} #{seed} {kwargs:?}: {difference}"));
+    let loads: Vec<_> = models.iter().filter(|(_, golden)| golden.error.is_none()).map(|(name, _)| name).collect();
+    for kernels in Implementation::available() {
+        let load = |name| load(name).unwrap_or_else(|error| panic!("{name}: {error}")).with_implementation(kernels);
+        let models: BTreeMap<_, _> = loads.iter().map(|name| (name.as_str(), load(name))).collect();
+        let mut differences = Vec::new();
+        for case in &cases {
+            if let Err(difference) = check(&models[case.model.as_str()], case) {
+                let FixtureImage { kind, width, height, seed } = &case.image;
+                let (model, kwargs) = (&case.model, &case.kwargs);
+                differences.push(format!("{model} {kind} {width}x{height} #{seed} {kwargs:?}: {difference}"));
+            }
         }
+        let (count, name) = (differences.len(), kernels.name());
+        assert!(differences.is_empty(), "{name}: {count} of {} differ:\n{}", cases.len(), differences.join("\n"));
     }
-    let count = differences.len();
-    assert!(differences.is_empty(), "{count} of {} differ:\n{}", cases.len(), differences.join("\n"));
 }
 
 fn check(model: &VisionModel, case: &Case) -> Result<(), String> {

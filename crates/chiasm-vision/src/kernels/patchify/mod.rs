@@ -1,5 +1,11 @@
 //! From an image to rows of patches: the order of `pixel_values`.
 
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod avx512;
 pub(super) mod scalar;
 
 /// An image cut into square patches, which are grouped in squares of `merge` by `merge`.
@@ -29,6 +35,21 @@ impl PatchGrid {
     /// Elements per patch.
     pub(crate) const fn row_len(&self) -> usize {
         3 * self.temporal * self.patch * self.patch
+    }
+
+    /// The part of one row of groups: the smallest that is a grid itself.
+    pub(crate) const fn band(&self) -> Self {
+        Self { height: self.merge, ..*self }
+    }
+
+    /// Pixels per column of the image.
+    pub(crate) const fn image_height(&self) -> usize {
+        self.height * self.patch
+    }
+
+    /// Pixels per row of the image.
+    pub(crate) const fn image_width(&self) -> usize {
+        self.width * self.patch
     }
 
     /// Bytes per row of the image.

@@ -1,39 +1,40 @@
 //! The reference for both passes of the resize.
 
-use super::Weights;
+use super::{Weights, Window};
 
-/// Filters along rows: `width` RGB pixels per row of `pixels` become `weights.len()` per row of `out`.
+/// Filters along rows: each row of `pixels`, `width` RGB pixels, becomes a row of `weights.len()` pixels until `out`
+/// is full. `pixels` may hold more rows.
 pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &mut [u8]) {
     let rows = pixels.chunks_exact(3 * width);
     for (row, out) in rows.zip(out.chunks_exact_mut(3 * weights.len())) {
-        for ((range, weights_here), out) in weights.iter().zip(out.chunks_exact_mut(3)) {
-            let mut sums = [weights.half(); 3];
-            let pixels = row[3 * range.start..3 * range.end].chunks_exact(3);
-            for (pixel, &weight) in pixels.zip(weights_here) {
+        for (window, out) in weights.iter().zip(out.chunks_exact_mut(3)) {
+            let mut sums = [window.rounding.half(); 3];
+            let pixels = row[3 * window.range.start..3 * window.range.end].chunks_exact(3);
+            for (pixel, &weight) in pixels.zip(window.weights) {
                 for (sum, &channel) in sums.iter_mut().zip(pixel) {
                     *sum += i32::from(weight) * i32::from(channel);
                 }
             }
             for (out, sum) in out.iter_mut().zip(sums) {
-                *out = weights.to_pixel(sum);
+                *out = window.rounding.to_pixel(sum);
             }
         }
     }
 }
 
-/// Filters along columns: the rows of `pixels`, `row` bytes each, become `weights.len()` rows of `out`.
-pub(crate) fn vertical(pixels: &[u8], row: usize, weights: &Weights, out: &mut [u8]) {
-    let mut sums = vec![0_i32; row];
-    for ((range, weights_here), out) in weights.iter().zip(out.chunks_exact_mut(row)) {
-        sums.fill(weights.half());
-        let rows = pixels[row * range.start..row * range.end].chunks_exact(row);
-        for (input, &weight) in rows.zip(weights_here) {
-            for (sum, &channel) in sums.iter_mut().zip(input) {
+/// Filters along columns, for one output row: `rows` are the window's input rows, as long as `out` each.
+pub(crate) fn vertical(rows: &[u8], window: &Window<'_>, out: &mut [u8]) {
+    const BLOCK: usize = 1024;
+    let row = out.len();
+    for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+        let mut sums = [window.rounding.half(); BLOCK];
+        for (input, &weight) in rows.chunks_exact(row).zip(window.weights) {
+            for (sum, &channel) in sums.iter_mut().zip(&input[block * BLOCK..][..out.len()]) {
                 *sum += i32::from(weight) * i32::from(channel);
             }
         }
-        for (out, &sum) in out.iter_mut().zip(&sums) {
-            *out = weights.to_pixel(sum);
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = window.rounding.to_pixel(sum);
         }
     }
 }

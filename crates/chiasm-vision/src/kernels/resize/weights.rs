@@ -5,14 +5,55 @@ use std::ops::Range;
 /// For each output index, which inputs contribute and with what fixed-point weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Weights {
-    /// Weights stored per output; those beyond its range are 0.
-    taps: usize,
-    /// Contributing inputs of each output, at most `taps`.
+    /// Weights stored per output, a multiple of [`BLOCK`]; those beyond its range are 0.
+    stride: usize,
+    /// Contributing inputs of each output, at least one and at most `stride`.
     ranges: Vec<Range<usize>>,
-    /// `taps` per output.
+    /// `stride` per output.
     values: Vec<i16>,
+    /// Number of inputs.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there is no vector code"))]
+    input: usize,
+    rounding: Rounding,
+}
+
+/// Weights per output come in multiples of this, so that vector code needs no tail.
+pub(super) const BLOCK: usize = 4;
+
+/// One output's part of [`Weights`].
+#[derive(Clone, Debug)]
+pub(crate) struct Window<'a> {
+    /// Its inputs.
+    pub(crate) range: Range<usize>,
+    /// Their weights, then zeros up to a multiple of [`BLOCK`].
+    pub(super) weights: &'a [i16],
+    pub(super) rounding: Rounding,
+}
+
+/// From a sum of products to a pixel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rounding {
     /// A weight of `1 << precision` is 1.0. From 0 to 22, so that no weight leaves 16 bits.
-    precision: u32,
+    pub(super) precision: u32,
+}
+
+impl Rounding {
+    /// Where the sum starts: one half in fixed point, so that the shift rounds.
+    pub(super) const fn half(self) -> i32 {
+        if self.precision == 0 { 0 } else { 1 << (self.precision - 1) }
+    }
+
+    /// From a sum of products to the pixel.
+    pub(super) const fn to_pixel(self, sum: i32) -> u8 {
+        let pixel = sum >> self.precision;
+        if pixel < 0 {
+            0
+        } else if pixel > 255 {
+            255
+        } else {
+            pixel as u8
+        }
+    }
 }
 
 impl Weights {
@@ -52,38 +93,57 @@ impl Weights {
 
         let precision = precision(largest);
         let one = f64::from(1 << precision);
-        let values = exact.iter().map(|weight| (weight * one + 0.5_f64.copysign(*weight)) as i16);
-        Self { taps, ranges, values: values.collect(), precision }
+        let stride = ranges.iter().map(Range::len).max().unwrap_or(0).next_multiple_of(BLOCK);
+        let mut values = vec![0; output * stride];
+        for (values, exact) in values.chunks_exact_mut(stride).zip(exact.chunks_exact(taps)) {
+            for (value, weight) in values.iter_mut().zip(exact) {
+                *value = (weight * one + 0.5_f64.copysign(*weight)) as i16;
+            }
+        }
+        Self { stride, ranges, values, input, rounding: Rounding { precision } }
     }
 
     /// Number of outputs.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// For each output in order: its range of inputs, and as many weights.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Range<usize>, &[i16])> {
-        self.ranges
+    /// One output's inputs and weights.
+    pub(crate) fn window(&self, output: usize) -> Window<'_> {
+        let weights = &self.values[output * self.stride..][..self.stride];
+        Window { range: self.ranges[output].clone(), weights, rounding: self.rounding }
+    }
+
+    /// For each output in order: its window.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Window<'_>> {
+        (0..self.len()).map(|output| self.window(output))
+    }
+
+    /// The inputs that these outputs, at least one, need together.
+    pub(crate) fn inputs(&self, outputs: Range<usize>) -> Range<usize> {
+        self.ranges[outputs]
             .iter()
-            .zip(self.values.chunks_exact(self.taps))
-            .map(|(range, weights)| (range.clone(), &weights[..range.len()]))
+            .cloned()
+            .reduce(|all, one| all.start.min(one.start)..all.end.max(one.end))
+            .unwrap_or(0..0)
+    }
+}
+
+/// What vector code relies on.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there is no vector code"))]
+impl Weights {
+    /// Number of inputs: every range lies below it.
+    pub(super) const fn input(&self) -> usize {
+        self.input
     }
 
-    /// Where the sum starts: one half in fixed point, so that the shift rounds.
-    pub(super) const fn half(&self) -> i32 {
-        if self.precision == 0 { 0 } else { 1 << (self.precision - 1) }
+    /// Weights stored per output.
+    pub(super) const fn stride(&self) -> usize {
+        self.stride
     }
 
-    /// From a sum of products to the pixel.
-    pub(super) const fn to_pixel(&self, sum: i32) -> u8 {
-        let pixel = sum >> self.precision;
-        if pixel < 0 {
-            0
-        } else if pixel > 255 {
-            255
-        } else {
-            pixel as u8
-        }
+    pub(super) const fn rounding(&self) -> Rounding {
+        self.rounding
     }
 }
 
@@ -113,9 +173,9 @@ mod tests {
     #[test]
     fn the_same_length_gets_the_identity() {
         let weights = Weights::bicubic(9, 9);
-        for (index, (range, values)) in weights.iter().enumerate() {
-            for (input, &value) in range.zip(values) {
-                assert_eq!(value, if input == index { 1 << weights.precision } else { 0 });
+        for (index, window) in weights.iter().enumerate() {
+            for (input, &value) in window.range.zip(window.weights) {
+                assert_eq!(value, if input == index { 1 << window.rounding.precision } else { 0 });
             }
         }
     }
@@ -126,9 +186,10 @@ mod tests {
         fn weights_sum_to_one_and_stay_in_bounds(input in 1..3000_usize, output in 1..1500_usize) {
             let weights = Weights::bicubic(input, output);
             prop_assert_eq!(weights.len(), output);
-            let one = 1_i64 << weights.precision;
-            for (range, values) in weights.iter() {
+            let one = 1_i64 << weights.rounding.precision;
+            for Window { range, weights: values, .. } in weights.iter() {
                 prop_assert!(!range.is_empty() && range.end <= input);
+                prop_assert!(values.len() % BLOCK == 0 && values[range.len()..].iter().all(|&value| value == 0));
                 let sum: i64 = values.iter().map(|&value| i64::from(value)).sum();
                 prop_assert!((sum - one).abs() <= values.len() as i64);
                 let reach: i64 = values.iter().map(|&value| i64::from(value).abs()).sum();

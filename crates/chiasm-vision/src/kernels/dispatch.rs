@@ -1,0 +1,183 @@
+//! Which implementation of the loops runs: decided once, here.
+
+use std::fmt;
+use std::sync::LazyLock;
+
+use super::ChannelTable;
+use super::patchify::{self, PatchGrid};
+use super::resize::{self, Weights, Window};
+
+/// Environment variable that names an [`Implementation`], for debugging.
+pub(crate) const VARIABLE: &str = "CHIASM_KERNELS";
+
+/// One implementation of the pixel loops that this CPU can run. All of them write the same bits.
+///
+/// A [`crate::VisionModel`] runs the fastest one, unless the environment variable `CHIASM_KERNELS`, read once per
+/// process, or [`crate::VisionModel::with_implementation`] says otherwise.
+///
+/// | name | needs |
+/// |---|---|
+/// | `scalar` | nothing |
+/// | `avx2` | x86-64 with AVX2 |
+/// | `avx512` | x86-64 with AVX-512 F, BW, VBMI and VNNI: Intel since Ice Lake, AMD since Zen 4 |
+#[derive(Clone, Copy)]
+pub struct Implementation(&'static Table);
+
+/// One implementation of every loop. All of them take packed RGB.
+///
+/// The functions may need CPU features; [`supported`] alone hands out tables, and only those whose features it found.
+struct Table {
+    name: &'static str,
+    horizontal: unsafe fn(&[u8], usize, &Weights, &mut [u8]),
+    vertical: unsafe fn(&[u8], &Window<'_>, &mut [u8]),
+    patchify: unsafe fn(&[u8], &PatchGrid, &mut [u8]),
+    patchify_2: unsafe fn(&[u8], &PatchGrid, &ChannelTable<2>, &mut [u8]),
+    patchify_4: unsafe fn(&[u8], &PatchGrid, &ChannelTable<4>, &mut [u8]),
+}
+
+static SCALAR: Table = Table {
+    name: "scalar",
+    horizontal: resize::scalar::horizontal,
+    vertical: resize::scalar::vertical,
+    patchify: patchify::scalar::copy,
+    patchify_2: patchify::scalar::map,
+    patchify_4: patchify::scalar::map,
+};
+
+#[cfg(target_arch = "x86_64")]
+static AVX2: Table = Table {
+    name: "avx2",
+    horizontal: resize::avx2::horizontal,
+    vertical: resize::avx2::vertical,
+    patchify: patchify::avx2::copy,
+    // Without instructions for tables of 256 bytes, vectors gain nothing here (measured).
+    patchify_2: patchify::scalar::map,
+    patchify_4: patchify::scalar::map,
+};
+
+#[cfg(target_arch = "x86_64")]
+static AVX512: Table = Table {
+    name: "avx512",
+    horizontal: resize::avx512::horizontal,
+    vertical: resize::avx512::vertical,
+    patchify: patchify::avx2::copy,
+    patchify_2: patchify::avx512::map_2,
+    patchify_4: patchify::avx512::map_4,
+};
+
+/// From the slowest to the fastest.
+fn supported() -> Vec<Implementation> {
+    #[allow(unused_mut, reason = "on other architectures nothing is added")]
+    let mut supported = vec![Implementation(&SCALAR)];
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::is_x86_feature_detected as has;
+        if has!("avx2") {
+            supported.push(Implementation(&AVX2));
+            if has!("avx512f") && has!("avx512bw") && has!("avx512vbmi") && has!("avx512vnni") {
+                supported.push(Implementation(&AVX512));
+            }
+        }
+    }
+    supported
+}
+
+static SUPPORTED: LazyLock<Vec<Implementation>> = LazyLock::new(supported);
+
+/// What [`VARIABLE`] asks for, read once per process.
+static CHOSEN: LazyLock<Result<Implementation, String>> =
+    LazyLock::new(|| choose(std::env::var_os(VARIABLE).as_deref().unwrap_or_default().to_string_lossy().as_ref()));
+
+/// The implementation of this name, the fastest for no name; the name if there is no such implementation.
+fn choose(name: &str) -> Result<Implementation, String> {
+    let mut available = Implementation::available();
+    if name.is_empty() {
+        return Ok(available.last().unwrap_or(Implementation(&SCALAR)));
+    }
+    available.find(|implementation| implementation.name() == name).ok_or_else(|| name.to_owned())
+}
+
+impl Implementation {
+    /// Those that this CPU can run, from the slowest to the fastest; never none.
+    pub fn available() -> impl Iterator<Item = Self> {
+        SUPPORTED.iter().copied()
+    }
+
+    /// Its name, for instance `avx2`.
+    pub fn name(self) -> &'static str {
+        self.0.name
+    }
+
+    /// What runs if nothing else is asked for; the name in [`VARIABLE`] if this CPU has no such implementation.
+    pub(crate) fn chosen() -> Result<Self, &'static str> {
+        CHOSEN.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Rows of `pixels`, `width` pixels each, to rows of `weights.len()` pixels until `out` is full.
+    pub(super) fn horizontal(self, pixels: &[u8], width: usize, weights: &Weights, out: &mut [u8]) {
+        // SAFETY: a table is only handed out where the CPU has its features.
+        unsafe { (self.0.horizontal)(pixels, width, weights, out) }
+    }
+
+    /// The window's input rows to one row, all as long as `out`.
+    pub(super) fn vertical(self, rows: &[u8], window: &Window<'_>, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { (self.0.vertical)(rows, window, out) }
+    }
+
+    /// An image to rows of patches.
+    pub(super) fn patchify(self, pixels: &[u8], grid: &PatchGrid, elements: Elements<'_>, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe {
+            match elements {
+                Elements::Raw => (self.0.patchify)(pixels, grid, out),
+                Elements::Two(table) => (self.0.patchify_2)(pixels, grid, table, out),
+                Elements::Four(table) => (self.0.patchify_4)(pixels, grid, table, out),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Implementation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Implementation({})", self.0.name)
+    }
+}
+
+/// What becomes of an 8-bit channel.
+#[derive(Clone, Copy)]
+pub(crate) enum Elements<'a> {
+    /// It stays.
+    Raw,
+    /// An element of 2 bytes, from the table.
+    Two(&'a ChannelTable<2>),
+    /// An element of 4 bytes, from the table.
+    Four(&'a ChannelTable<4>),
+}
+
+impl Elements<'_> {
+    /// Bytes per element.
+    pub(super) const fn size(self) -> usize {
+        match self {
+            Self::Raw => 1,
+            Self::Two(_) => 2,
+            Self::Four(_) => 4,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_chooses_its_implementation_and_none_the_fastest() {
+        for implementation in Implementation::available() {
+            assert_eq!(choose(implementation.name()).unwrap().name(), implementation.name());
+        }
+        assert_eq!(choose("").unwrap().name(), Implementation::available().last().unwrap().name());
+        for unknown in ["neon2", "Scalar", " avx2"] {
+            assert_eq!(choose(unknown).unwrap_err(), unknown);
+        }
+    }
+}
