@@ -109,9 +109,10 @@ async fn dropping_the_process_kills_its_whole_group() {
     tokio::task::spawn_blocking(move || until("it is gone", || alive(group).is_empty())).await.unwrap();
 }
 
-/// A frontend for the test below: starts an engine, tells its group, and waits to be killed.
-#[tokio::test]
-#[ignore = "is started by another test, as a process of its own"]
+/// Set in the process that the test below starts from itself to play the frontend.
+const FRONTEND: &str = "CHIASM_TEST_PLAYS_FRONTEND";
+
+/// Starts an engine, tells its group, and waits to be killed.
 async fn frontend_to_be_killed() {
     let process = spec("obeys").launch().unwrap();
     until_it_runs(&process, 2).await;
@@ -119,10 +120,14 @@ async fn frontend_to_be_killed() {
     std::future::pending::<()>().await;
 }
 
-#[test]
-fn engines_do_not_outlive_a_frontend_that_is_killed() {
+#[tokio::test]
+async fn engines_do_not_outlive_a_frontend_that_is_killed() {
+    if std::env::var_os(FRONTEND).is_some() {
+        return frontend_to_be_killed().await;
+    }
     let mut frontend = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "frontend_to_be_killed", "--nocapture"])
+        .args(["--exact", "engines_do_not_outlive_a_frontend_that_is_killed", "--nocapture"])
+        .env(FRONTEND, "1")
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
