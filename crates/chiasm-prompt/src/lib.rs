@@ -48,7 +48,7 @@ mod tokenizer;
 
 pub use detokenize::Detokenizer;
 pub use error::PromptError;
-pub use expand::{Expanded, expand};
+pub use expand::{Expanded, Markers, expand};
 pub use message::{ChatContent, ChatMessage, ChatPart};
 pub use stop::{StopStep, StopStrings};
 pub use template::{ChatTemplate, ContentFormat, RenderLimits, RenderOptions};

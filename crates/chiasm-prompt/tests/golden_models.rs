@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use chiasm_prompt::{
-    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, RenderOptions, StopStrings,
+    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, Markers, RenderOptions, StopStrings,
     Tokenizer, expand,
 };
 use chiasm_types::{Placeholder, TokenId, TokenRun};
@@ -119,6 +119,7 @@ fn images_take_the_same_places() {
         for case in list(&json, "chats").iter().filter(|case| case.get("expanded").is_some()) {
             count += 1;
             let marker = TokenId(marker.unwrap() as u32);
+            let markers = Markers { marker: &[marker], joins: &[] };
             let places = list(case, "placeholders").iter().map(tokens).collect::<Vec<_>>();
             let places: Vec<_> = places.iter().map(|place| (place[0].0 as usize, place[1].0 as usize)).collect();
             let runs = |&(_, count): &(usize, usize)| vec![TokenRun { token: marker, count, embeds: true }];
@@ -126,10 +127,10 @@ fn images_take_the_same_places() {
             let prompt = tokens(&case["tokens"]);
             if prompt.iter().filter(|token| **token == marker).count() > items.len() {
                 // vLLM lets a marker in the text take the image's place. We refuse it.
-                assert!(expand(&prompt, marker, &items).unwrap_err().is_request_fault());
+                assert!(expand(&prompt, markers, &items).unwrap_err().is_request_fault());
                 continue;
             }
-            let expanded = expand(&prompt, marker, &items).unwrap();
+            let expanded = expand(&prompt, markers, &items).unwrap();
             let runs = list(case, "expanded").iter().map(tokens);
             let theirs: Vec<_> = runs.flat_map(|run| std::iter::repeat_n(run[0], run[1].0 as usize)).collect();
             assert_eq!(expanded.tokens, theirs, "{dir:?} {case}");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use chiasm_engine::ClientOptions;
 use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
 use chiasm_types::TokenId;
-use chiasm_vision::{VisionError, VisionModel};
+use chiasm_vision::{VisionError, VisionModel, Vocabulary};
 
 use crate::generation_config::GenerationConfig;
 
@@ -56,12 +56,14 @@ pub struct ServedModel {
 impl ServedModel {
     /// Reads a model directory. `name` is what clients call it; `template` replaces the model's own chat template.
     pub fn load(dir: &Path, name: impl Into<String>, template: Option<&Path>) -> Result<Self, ModelError> {
+        let tokenizer = Tokenizer::from_model_dir(dir)?;
+        let vision = VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?;
         Ok(Self {
             name: name.into(),
             dir: dir.to_owned(),
-            tokenizer: Tokenizer::from_model_dir(dir)?,
+            tokenizer,
             template: ChatTemplate::from_model_dir(dir, template)?,
-            vision: VisionModel::from_model_dir(dir)?,
+            vision,
             generation: GenerationConfig::from_model_dir(dir)?,
         })
     }
@@ -74,5 +76,19 @@ impl ServedModel {
     /// The largest token id; there may be unused ones below it.
     pub fn last_token(&self) -> TokenId {
         self.tokenizer.max_token_id().unwrap_or(TokenId(0))
+    }
+}
+
+/// A model's tokenizer, for its image family to ask.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenizerVocabulary<'a>(pub &'a Tokenizer);
+
+impl Vocabulary for TokenizerVocabulary<'_> {
+    fn id(&self, token: &str) -> Option<TokenId> {
+        self.0.token_to_id(token)
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+        self.0.encode(text, false).map_err(|error| error.to_string())
     }
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use chiasm_types::Dtype;
-use chiasm_vision::{ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionModel};
+use chiasm_vision::{ImageKwargs, ImageSize, Implementation, NoVocabulary, PixelFormat, RgbView, VisionModel};
 
 const ROUNDS: usize = 21;
 const SIZES: [(u32, u32); 4] = [(512, 512), (1024, 1024), (1920, 1080), (3840, 2160)];
@@ -45,7 +45,7 @@ fn measure(family: &str, size: ImageSize) -> Result<(), Box<dyn Error>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models").join(family);
     let mut models = Vec::new();
     for kernels in Implementation::available() {
-        let model = VisionModel::from_model_dir(&dir)?.ok_or("the model takes no images")?;
+        let model = VisionModel::from_model_dir(&dir, &NoVocabulary)?.ok_or("the model takes no images")?;
         models.push(model.with_implementation(kernels));
     }
     let resized = models[0].plan(size, &ImageKwargs::default())?.resized;

@@ -1,4 +1,6 @@
-//! The table of image families, by the exact names that model directories use.
+//! The table of image families, by the exact names that model directories use, and what a family is.
+
+use std::sync::Arc;
 
 use chiasm_types::TokenId;
 use serde_json::{Map, Value};
@@ -6,79 +8,126 @@ use serde_json::{Map, Value};
 use crate::families::qwen_vl;
 use crate::kernels::Normalization;
 use crate::model_dir::ModelDir;
-use crate::{ImagePlan, ImageSize, VisionError};
+use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
+
+/// One model's settings, and the arithmetic of its layout. The pixel loops lie in `kernels`.
+pub(crate) trait Family: Send + Sync + std::fmt::Debug {
+    /// The same model with a request's `mm_processor_kwargs` in place of its own settings.
+    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError>;
+
+    /// The layout of an image of this size.
+    fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError>;
+
+    /// Appends everything but the image and the family's name that changes the tensors.
+    fn fingerprint(&self, out: &mut Vec<u8>);
+
+    /// What happens to each channel's value if the pixels are not handed over raw.
+    fn normalization(&self) -> &Normalization;
+
+    /// How an image is written in a prompt.
+    fn prompt(&self) -> &ImagePrompt;
+}
+
+/// How an image is written in a prompt, before its placeholder takes the place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImagePrompt {
+    /// What stands for one image in a chat template whose message content is a string
+    /// (vLLM's `get_placeholder_str` of the model class).
+    pub text: &'static str,
+    /// The tokens that the placeholder replaces: once per image in the tokenized prompt, at least one token.
+    pub marker: Vec<TokenId>,
+    /// A text that is replaced by another in the rendered prompt before it is tokenized: for families whose `text` is
+    /// no token of its own, and would be tokenized together with what stands around it.
+    pub rewrite: Option<(&'static str, &'static str)>,
+    /// Pairs of tokens that are joined into one wherever they stand side by side once all placeholders are in the
+    /// prompt, pair by pair in this order.
+    pub joins: Vec<([TokenId; 2], TokenId)>,
+}
+
+impl ImagePrompt {
+    /// A prompt in which one token stands for an image and is written `text`.
+    pub(crate) fn token(text: &'static str, marker: TokenId) -> Self {
+        Self { text, marker: vec![marker], rewrite: None, joins: Vec::new() }
+    }
+}
 
 /// Settings of one request that override the model directory's: its `mm_processor_kwargs`, parsed by
 /// [`crate::VisionModel::parse_kwargs`]. The default overrides nothing.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ImageKwargs {
-    pub(crate) min_pixels: Option<u64>,
-    pub(crate) max_pixels: Option<u64>,
-}
-
-/// What a family does: the arithmetic of its layout. The pixel loops lie in `kernels`.
-pub(crate) trait Family: Send + Sync + std::fmt::Debug {
-    fn parse_kwargs(&self, kwargs: &Map<String, Value>) -> Result<ImageKwargs, VisionError>;
-    fn plan(&self, size: ImageSize, kwargs: &ImageKwargs) -> Result<ImagePlan, VisionError>;
-    /// Appends everything but the image and the family's name that changes the tensors.
-    fn fingerprint(&self, kwargs: &ImageKwargs, out: &mut Vec<u8>);
-    fn placeholder_token(&self) -> TokenId;
-    fn normalization(&self) -> &Normalization;
-}
+#[derive(Clone, Debug, Default)]
+pub struct ImageKwargs(pub(crate) Option<Arc<dyn Family>>);
 
 /// One row of the table.
 #[derive(Debug)]
 pub(crate) struct FamilyEntry {
     /// `model_type` of config.json, which names the family.
     pub(crate) model_type: &'static str,
+    /// Which models of this type: several families share `llava`.
+    pub(crate) vision: VisionTower,
     /// Values of `image_processor_type` that mean this family's processor; so does none.
     pub(crate) image_processors: &'static [&'static str],
-    /// What stands for one image in a template whose message content is a string
-    /// (vLLM's `get_placeholder_str` of the model class).
-    pub(crate) prompt_text: &'static str,
     /// Whether vLLM normalises on the device by default (`supports_mm_device_do_normalize` of the model class).
     pub(crate) engine_normalizes: bool,
-    pub(crate) build: fn(&ModelDir) -> Result<Box<dyn Family>, VisionError>,
+    pub(crate) build: fn(&ModelDir, &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError>,
 }
 
-/// `Qwen2VLImageProcessor` (torchvision) serves all three. `transformers` reads the two other names as it:
+/// Which `model_type` of `vision_config` a row of the table takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VisionTower {
+    Any,
+    /// Only this one.
+    Only(&'static str),
+    /// Any but this one.
+    Not(&'static str),
+}
+
+impl VisionTower {
+    fn takes(self, model_type: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(name) => model_type == name,
+            Self::Not(name) => model_type != name,
+        }
+    }
+}
+
+/// `Qwen2VLImageProcessor` (torchvision) serves them all. `transformers` reads the two other names as it:
 /// `…Fast` was its name up to 4.x, and for `…Pil` it prefers the torchvision class where torchvision is installed,
 /// which vLLM requires.
 const QWEN_VL_PROCESSORS: &[&str] = &["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"];
-const QWEN_VL_PROMPT: &str = "<|vision_start|><|image_pad|><|vision_end|>";
 
-pub(crate) static FAMILIES: [FamilyEntry; 3] = [
+/// The table. A new family gets a row here and a file in `families/`.
+pub(crate) static FAMILIES: &[FamilyEntry] = &[
     FamilyEntry {
         model_type: "qwen2_vl",
+        vision: VisionTower::Any,
         image_processors: QWEN_VL_PROCESSORS,
-        prompt_text: QWEN_VL_PROMPT,
         engine_normalizes: true,
-        build: |dir| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::Two),
+        build: |dir, _| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::Two),
     },
     FamilyEntry {
         model_type: "qwen2_5_vl",
+        vision: VisionTower::Any,
         image_processors: QWEN_VL_PROCESSORS,
-        prompt_text: QWEN_VL_PROMPT,
         engine_normalizes: true,
-        build: |dir| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::TwoFive),
+        build: |dir, _| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::TwoFive),
     },
     FamilyEntry {
         model_type: "qwen3_vl",
+        vision: VisionTower::Any,
         image_processors: QWEN_VL_PROCESSORS,
-        prompt_text: QWEN_VL_PROMPT,
         engine_normalizes: true,
-        build: |dir| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::Three),
+        build: |dir, _| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::Three),
     },
 ];
 
 /// The row for a model directory.
 pub(crate) fn find(dir: &ModelDir) -> Result<&'static FamilyEntry, VisionError> {
     let model_type = dir.config.text("model_type")?.unwrap_or_default();
-    let entry =
-        FAMILIES.iter().find(|entry| entry.model_type == model_type).ok_or_else(|| VisionError::UnknownFamily {
-            model_type: model_type.into(),
-            known: FAMILIES.iter().map(|entry| entry.model_type).collect(),
-        })?;
+    let tower = dir.vision.text("model_type")?.unwrap_or_default();
+    let entry = FAMILIES
+        .iter()
+        .find(|entry| entry.model_type == model_type && entry.vision.takes(tower))
+        .ok_or_else(|| VisionError::UnknownFamily { model_type: model_type.into(), known: known() })?;
     match dir.image_processor.text("image_processor_type")? {
         Some(found) if !entry.image_processors.contains(&found) => Err(VisionError::UnknownImageProcessor {
             found: found.into(),
@@ -87,4 +136,11 @@ pub(crate) fn find(dir: &ModelDir) -> Result<&'static FamilyEntry, VisionError> 
         }),
         _ => Ok(entry),
     }
+}
+
+/// The names in the table, each once.
+fn known() -> Vec<&'static str> {
+    let mut names: Vec<_> = FAMILIES.iter().map(|entry| entry.model_type).collect();
+    names.dedup();
+    names
 }

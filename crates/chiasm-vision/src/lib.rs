@@ -8,9 +8,10 @@
 //!   that the model's processor in `transformers` 5.19 would have produced on a CPU.
 //!
 //! ```no_run
-//! use chiasm_vision::{ImageKwargs, ImageSize, PixelFormat, RgbView, VisionModel};
+//! use chiasm_vision::{ImageKwargs, ImageSize, NoVocabulary, PixelFormat, RgbView, VisionModel};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let model = VisionModel::from_model_dir("Qwen2-VL-2B-Instruct".as_ref())?.ok_or("a text-only model")?;
+//! let dir = "Qwen2-VL-2B-Instruct".as_ref();
+//! let model = VisionModel::from_model_dir(dir, &NoVocabulary)?.ok_or("a text-only model")?;
 //! let size = ImageSize { width: 280, height: 224 };
 //! let plan = model.plan(size, &ImageKwargs::default())?;
 //! assert_eq!((plan.grid, plan.tokens), ([1, 16, 20], 80));
@@ -25,7 +26,9 @@
 //! | module | holds |
 //! |---|---|
 //! | `model`, `model_dir` | [`VisionModel`]; what it reads from a model directory |
-//! | `family`, `families/` | the table of known families; one folder per family: settings and arithmetic |
+//! | `family`, `families/` | the table of known families; one module per family: settings and arithmetic |
+//! | `settings` | settings that the image processors of all families share |
+//! | `vocabulary` | what a family asks the tokenizer |
 //! | `image`, `plan`, `tensor` | what goes in, what is planned, what comes out |
 //! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each, and faster ones of the same bits |
 //!
@@ -41,12 +44,15 @@ mod kernels;
 mod model;
 mod model_dir;
 mod plan;
+mod settings;
 mod tensor;
+mod vocabulary;
 
 pub use error::{Fault, VisionError};
-pub use family::ImageKwargs;
+pub use family::{ImageKwargs, ImagePrompt};
 pub use image::{ImageSize, RgbView};
 pub use kernels::Implementation;
 pub use model::VisionModel;
 pub use plan::ImagePlan;
 pub use tensor::{Contents, Field, PixelFormat, TensorSpec};
+pub use vocabulary::{NoVocabulary, Vocabulary};

@@ -1,32 +1,35 @@
 //! The crate's front door: one model's images, from size to tensor.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use chiasm_types::{Dtype, TokenId};
+use chiasm_types::Dtype;
 use half::{bf16, f16};
 use serde_json::{Map, Value};
 
 use crate::family::{self, Family, FamilyEntry};
 use crate::kernels::{self, Elements, Implementation};
 use crate::model_dir::ModelDir;
-use crate::{ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError};
+use crate::plan::PixelTensor;
+use crate::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary};
 
 /// One model's image family and settings. Immutable; share it in an `Arc`.
 #[derive(Debug)]
 pub struct VisionModel {
     entry: &'static FamilyEntry,
-    family: Box<dyn Family>,
+    family: Arc<dyn Family>,
     kernels: Implementation,
 }
 
 impl VisionModel {
     /// Reads `config.json` and the image processor's settings (`processor_config.json`, else
-    /// `preprocessor_config.json`). `Ok(None)` for a text-only model: one without a `vision_config`.
+    /// `preprocessor_config.json`). `Ok(None)` for a text-only model: one without a `vision_config`. `vocabulary` is the
+    /// model's tokenizer, for families whose placeholders have tokens that config.json does not name.
     ///
     /// # Errors
     /// All of [`crate::Fault::Model`]: an unreadable file, a family or processor that is not supported, a setting
     /// that cannot be honoured exactly, or `CHIASM_KERNELS` naming no available [`Implementation`].
-    pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, VisionError> {
+    pub fn from_model_dir(dir: &Path, vocabulary: &dyn Vocabulary) -> Result<Option<Self>, VisionError> {
         let Some(dir) = ModelDir::read(dir)? else {
             return Ok(None);
         };
@@ -35,7 +38,7 @@ impl VisionModel {
             name: name.into(),
             available: Implementation::available().map(Implementation::name).collect(),
         })?;
-        Ok(Some(Self { entry, family: (entry.build)(&dir)?, kernels }))
+        Ok(Some(Self { entry, family: (entry.build)(&dir, vocabulary)?, kernels }))
     }
 
     /// The same model on another implementation of the pixel loops: the bits stay, the time changes.
@@ -54,14 +57,9 @@ impl VisionModel {
         self.entry.model_type
     }
 
-    /// The one token that stands for an image in the rendered prompt, and of which its placeholder consists.
-    pub fn placeholder_token(&self) -> TokenId {
-        self.family.placeholder_token()
-    }
-
-    /// What stands for one image in a chat template whose message content is a string.
-    pub fn prompt_text(&self) -> &'static str {
-        self.entry.prompt_text
+    /// How an image is written in a prompt.
+    pub fn prompt(&self) -> &ImagePrompt {
+        self.family.prompt()
     }
 
     /// Whether vLLM normalises this family's pixels in the engine unless told not to. It then wants
@@ -70,16 +68,16 @@ impl VisionModel {
         self.entry.engine_normalizes
     }
 
-    /// Parses a request's `mm_processor_kwargs`.
-    ///
-    /// Qwen-VL: `min_pixels`, `max_pixels`, `size.shortest_edge` and `size.longest_edge` (areas in pixels, despite the
-    /// names). `min_pixels` and `max_pixels` win over `size`; what remains open is the model's, except that Qwen2-VL
-    /// and Qwen2.5-VL refuse a `size` that leaves an edge open, as vLLM 0.32 does.
+    /// Parses a request's `mm_processor_kwargs`, which replace the model's own settings. `docs/images.md` lists what each
+    /// family takes.
     ///
     /// # Errors
     /// [`VisionError::UnknownKwarg`] names a key that is not implemented, [`VisionError::InvalidKwarg`] a bad value.
     pub fn parse_kwargs(&self, kwargs: &Map<String, Value>) -> Result<ImageKwargs, VisionError> {
-        self.family.parse_kwargs(kwargs)
+        if kwargs.is_empty() {
+            return Ok(ImageKwargs::default());
+        }
+        Ok(ImageKwargs(Some(self.family.with_kwargs(kwargs)?)))
     }
 
     /// The layout of an image of this size: arithmetic only, in constant time and memory.
@@ -90,7 +88,11 @@ impl VisionModel {
     /// # Errors
     /// All of [`crate::Fault::Request`]: empty, too stretched, too large.
     pub fn plan(&self, size: ImageSize, kwargs: &ImageKwargs) -> Result<ImagePlan, VisionError> {
-        self.family.plan(size, kwargs)
+        self.with(kwargs).plan(size)
+    }
+
+    fn with<'a>(&'a self, kwargs: &'a ImageKwargs) -> &'a dyn Family {
+        kwargs.0.as_ref().unwrap_or(&self.family).as_ref()
     }
 
     /// Canonical bytes of everything but the image that changes its tensors: the family and the settings in effect.
@@ -98,7 +100,7 @@ impl VisionModel {
     pub fn fingerprint(&self, kwargs: &ImageKwargs) -> Vec<u8> {
         let mut bytes = self.entry.model_type.as_bytes().to_vec();
         bytes.push(0);
-        self.family.fingerprint(kwargs, &mut bytes);
+        self.with(kwargs).fingerprint(&mut bytes);
         bytes
     }
 
@@ -122,7 +124,8 @@ impl VisionModel {
             return Err(VisionError::OutputLength { expected, found: out.len() });
         }
         let normalization = self.family.normalization();
-        let mut write = |elements| kernels::write(self.kernels, image, &plan.patches, elements, out);
+        let PixelTensor { resampler, layers, .. } = &plan.pixels;
+        let mut write = |elements| kernels::write(self.kernels, image, *resampler, layers, elements, out);
         match format {
             PixelFormat::RawU8 => write(Elements::Raw),
             PixelFormat::Normalized(Dtype::F16) => {

@@ -50,6 +50,11 @@ pub enum Field {
         /// The engine leaves it in host memory.
         keep_on_cpu: bool,
     },
+    /// The same for all items: one stands for all.
+    Shared {
+        /// The engine leaves it in host memory.
+        keep_on_cpu: bool,
+    },
 }
 
 /// Where a tensor's bytes come from.

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::{EncodedImage, MediaConfig, MediaDoor};
+use chiasm_prompt::Tokenizer;
+use chiasm_server::model::{ModelError, TokenizerVocabulary};
 use chiasm_types::{BlockSize, Dtype, MmHash, TokenId};
-use chiasm_vision::{Contents, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionModel};
+use chiasm_vision::{Contents, ImagePlan, ImageSize, NoVocabulary, PixelFormat, RgbView, TensorSpec, VisionModel};
 use serde_json::{Map, Value, json};
 
 use crate::cli::InspectArgs;
@@ -18,8 +20,8 @@ use crate::stdout::line;
 
 /// Runs the command.
 pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
-    let model = VisionModel::from_model_dir(&args.model)?
-        .ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
+    let model =
+        read_model(&args.model)?.ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
     let kwargs: Map<String, Value> = serde_json::from_str(&args.mm_processor_kwargs)
         .map_err(|error| CliError::Usage(format!("--mm-processor-kwargs: {error}")))?;
     let kwargs = model.parse_kwargs(&kwargs)?;
@@ -61,6 +63,15 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         }
     }
     Ok(())
+}
+
+/// The image family of a model directory. One without a tokenizer is enough for families that need none.
+fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
+    if !dir.join("tokenizer.json").exists() {
+        return Ok(VisionModel::from_model_dir(dir, &NoVocabulary)?);
+    }
+    let tokenizer = Tokenizer::from_model_dir(dir).map_err(ModelError::from)?;
+    Ok(VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?)
 }
 
 async fn open(door: &MediaDoor, source: &str, max_pixels: u64) -> Result<EncodedImage, CliError> {
@@ -130,7 +141,12 @@ impl Facts<'_> {
             plan.resized.width,
             plan.resized.height
         );
-        line!("  grid         {} x {} x {} patches (time, height, width)", plan.grid[0], plan.grid[1], plan.grid[2]);
+        line!(
+            "  grid         {} x {} x {} patches or tiles (time, height, width)",
+            plan.grid[0],
+            plan.grid[1],
+            plan.grid[2]
+        );
         let layout: Vec<String> = plan
             .placeholder
             .iter()

@@ -89,6 +89,11 @@ impl MmField {
         Self { data: Some(MmData::Tensor(tensor)), kind: FieldKind::Batched { keep_on_cpu } }
     }
 
+    /// A tensor that is the same for all items: the engine takes the first item's.
+    pub fn shared(tensor: WireTensor, keep_on_cpu: bool) -> Self {
+        Self { data: Some(MmData::Tensor(tensor)), kind: FieldKind::Shared { batch_size: 1, keep_on_cpu } }
+    }
+
     /// The tensor, if the field is exactly one.
     pub fn tensor(&self) -> Option<&WireTensor> {
         match &self.data {

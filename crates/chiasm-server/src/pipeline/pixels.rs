@@ -91,6 +91,7 @@ fn mm_item(
         let field = match spec.field {
             Field::Flat { rows } => MmField::flat(tensor, rows),
             Field::Batched { keep_on_cpu } => MmField::batched(tensor, keep_on_cpu),
+            Field::Shared { keep_on_cpu } => MmField::shared(tensor, keep_on_cpu),
         };
         fields.push((spec.name.to_owned(), field));
     }

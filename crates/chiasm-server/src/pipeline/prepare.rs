@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use axum::http::StatusCode;
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::EncodedImage;
-use chiasm_prompt::{RenderOptions, expand};
+use chiasm_prompt::{Markers, RenderOptions, expand};
 use chiasm_types::{MmHash, Placeholder, TokenId};
-use chiasm_vision::{ImageKwargs, ImagePlan, ImageSize, VisionModel};
+use chiasm_vision::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, VisionModel};
 use futures_util::future::try_join_all;
 
 use super::request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};
@@ -138,8 +138,11 @@ fn lay_out(
         continue_final_message: chat.continue_final_message,
         kwargs: chat.template_kwargs.clone(),
     };
-    let image_text = model.vision.as_ref().map_or("", |vision| vision.prompt_text());
-    let text = template.render(&chat.messages, image_text, &options)?;
+    let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
+    let mut text = template.render(&chat.messages, image_prompt.map_or("", |prompt| prompt.text), &options)?;
+    if let Some((from, to)) = image_prompt.and_then(|prompt| prompt.rewrite) {
+        text = text.replace(from, to);
+    }
     let tokens = model.tokenizer.encode(&text, false)?;
     let Some(vision) = &model.vision else {
         return Ok((tokens, Vec::new()));
@@ -163,7 +166,8 @@ fn lay_out(
         items.push((hash, plan, image, source.field.clone()));
     }
     let runs: Vec<_> = items.iter().map(|(_, plan, ..)| plan.placeholder.clone()).collect();
-    let expanded = expand(&tokens, vision.placeholder_token(), &runs)?;
+    let ImagePrompt { marker, joins, .. } = vision.prompt();
+    let expanded = expand(&tokens, Markers { marker, joins }, &runs)?;
     let items = items
         .into_iter()
         .zip(expanded.placeholders)

@@ -1,19 +1,30 @@
-//! From an image to its tensor in bands: the lines of one row of groups are resized, then cut into patches while
-//! they are still in the CPU's cache. No image-sized buffer lies in between.
+//! From an image to its tensor in bands: a few lines are resized, then written in their layout while they are still in
+//! the CPU's cache. No image-sized buffer lies in between.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::resize::Weights;
-use super::{Elements, Implementation, PatchGrid};
-use crate::{ImageSize, RgbView};
+use super::dispatch::Resize;
+use super::layer::{Layer, Layout};
+use super::resize::{Filter, Weights};
+use super::{Elements, Implementation};
+use crate::RgbView;
+
+/// How an image is resized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Resampler {
+    /// As PyTorch does.
+    Torch(Filter),
+    /// As Pillow does.
+    Pillow(Filter),
+}
 
 /// What a thread keeps between images, so that it neither asks for memory nor clears it each time.
 #[derive(Default)]
 struct Scratch {
     /// Lines of the image after the horizontal pass, as long as later bands need them.
     narrowed: Vec<u8>,
-    /// One band after both passes.
+    /// One band of the canvas.
     band: Vec<u8>,
 }
 
@@ -24,77 +35,146 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Resizes the image to the grid's size, antialiased and bicubic, and writes its patches to `out`, which is
-/// `grid.rows() * grid.row_len()` elements long. A side that keeps its length is not filtered.
+/// Writes the layers one after the other to `out`, which is as long as all of them. A side that keeps its length is
+/// not filtered.
 pub(crate) fn write(
     kernels: Implementation,
     image: RgbView<'_>,
-    grid: &PatchGrid,
+    resampler: Resampler,
+    layers: &[Layer],
     elements: Elements<'_>,
     out: &mut [u8],
 ) {
-    let ImageSize { width, height } = image.size();
-    let weights = |from: u32, to| (from as usize != to).then(|| Weights::bicubic(from as usize, to));
-    let horizontal = weights(width, grid.image_width());
-    let vertical = weights(height, grid.image_height());
-    if horizontal.is_none() && vertical.is_none() {
-        return kernels.patchify(image.pixels(), grid, elements, out);
-    }
-    SCRATCH.with_borrow_mut(|scratch| {
-        let resize = Resize { kernels, image, horizontal, vertical };
-        resize.write(scratch, grid, elements, out);
-        if scratch.narrowed.len() + scratch.band.len() > KEPT {
-            *scratch = Scratch::default();
+    let mut rest = out;
+    for layer in layers {
+        let (out, others) = rest.split_at_mut(elements.size() * layer.layout.elements());
+        rest = others;
+        let part = Part { kernels, image, layer, elements, parts: 0..layer.layout.parts() };
+        match resampler {
+            Resampler::Torch(filter) => part.write::<i16>(filter, out),
+            Resampler::Pillow(filter) => part.write::<i32>(filter, out),
         }
-    });
+    }
 }
 
-struct Resize<'a> {
+/// Some parts of a layer.
+struct Part<'a> {
     kernels: Implementation,
     image: RgbView<'a>,
-    /// `None` where a side keeps its length.
-    horizontal: Option<Weights>,
-    vertical: Option<Weights>,
+    layer: &'a Layer,
+    elements: Elements<'a>,
+    parts: Range<usize>,
 }
 
-impl Resize<'_> {
-    fn write(&self, scratch: &mut Scratch, grid: &PatchGrid, elements: Elements<'_>, out: &mut [u8]) {
-        let Scratch { narrowed, band } = scratch;
-        let part = grid.band();
-        let row = 3 * grid.image_width();
-        let lines_per_band = part.image_height();
-        // Lines of the image that `narrowed` holds.
-        let mut held = 0..0;
-        let parts = out.chunks_exact_mut(elements.size() * part.rows() * part.row_len());
-        for (index, out) in parts.enumerate() {
-            let lines = index * lines_per_band..(index + 1) * lines_per_band;
-            let needed = self.vertical.as_ref().map_or(lines.clone(), |weights| weights.inputs(lines.clone()));
-            let (source, first) = match &self.horizontal {
-                Some(weights) => {
-                    self.narrow(weights, needed.clone(), &mut held, narrowed);
-                    (narrowed.as_slice(), held.start)
-                }
-                None => (self.image.pixels(), 0),
-            };
-            let Some(weights) = &self.vertical else {
-                self.kernels.patchify(&source[..row * lines.len()], &part, elements, out);
-                continue;
-            };
-            let band = at_least(band, row * lines.len());
-            for (line, out) in lines.zip(band.chunks_exact_mut(row)) {
-                let window = weights.window(line);
-                let inputs = &source[row * (window.range.start - first)..row * (window.range.end - first)];
-                self.kernels.vertical(inputs, &window, out);
+impl Part<'_> {
+    fn write<T: Resize>(&self, filter: Filter, out: &mut [u8]) {
+        let layer = self.layer;
+        let weights = |from, to, kept: Range<usize>| {
+            (from != to && !kept.is_empty()).then(|| Weights::<T>::new(filter, from, to, kept))
+        };
+        let passes = Passes {
+            horizontal: weights(layer.source.width, layer.width, layer.columns()),
+            vertical: weights(layer.source.height, layer.height, layer.rows()),
+        };
+        SCRATCH.with_borrow_mut(|scratch| {
+            self.write_bands(&passes, scratch, out);
+            if scratch.narrowed.len() + scratch.band.len() > KEPT {
+                *scratch = Scratch::default();
             }
-            self.kernels.patchify(band, &part, elements, out);
+        });
+    }
+
+    fn write_bands<T: Resize>(&self, passes: &Passes<T>, scratch: &mut Scratch, out: &mut [u8]) {
+        let Scratch { narrowed, band } = scratch;
+        let layout = self.layer.layout;
+        let (part_height, band_height) = (layout.part_height(), layout.band_height());
+        // Lines of the source that `narrowed` holds.
+        let mut held = 0..0;
+        let outs = out.chunks_exact_mut(self.elements.size() * layout.part_elements());
+        for (part, out) in self.parts.clone().zip(outs) {
+            let end = (part + 1) * part_height;
+            for start in (part * part_height..end).step_by(band_height) {
+                let lines = start..(start + band_height).min(end);
+                let pixels = self.band(passes, lines.clone(), narrowed, &mut held, band);
+                match layout {
+                    Layout::Patches(grid) => self.kernels.patchify(pixels, &grid.band(), self.elements, out),
+                    Layout::Tiles(grid) => self.kernels.tiles(pixels, start, &grid, self.elements, out),
+                }
+            }
         }
     }
 
-    /// Makes `narrowed` hold the `needed` lines, from the first on. What it holds of them already is moved, not made
-    /// again.
-    fn narrow(&self, weights: &Weights, needed: Range<usize>, held: &mut Range<usize>, narrowed: &mut Vec<u8>) {
-        let width = self.image.size().width as usize;
-        let row = 3 * weights.len();
+    /// These lines of the canvas.
+    fn band<'b, T: Resize>(
+        &'b self,
+        passes: &Passes<T>,
+        lines: Range<usize>,
+        narrowed: &'b mut Vec<u8>,
+        held: &mut Range<usize>,
+        band: &'b mut Vec<u8>,
+    ) -> &'b [u8] {
+        let (layer, width) = (self.layer, 3 * self.layer.layout.width());
+        let (columns, rows) = (layer.columns(), layer.rows());
+        // Where the columns and rows that can be seen begin on the canvas.
+        let left = 3 * layer.left.max(0).unsigned_abs();
+        let top = layer.top.max(0).unsigned_abs();
+        // The lines that are covered, counted from the first row that can be seen.
+        let covered = lines.start.max(top)..lines.end.min(top + rows.len());
+        let covered_rows = covered.start.saturating_sub(top)..covered.end.saturating_sub(top);
+        let row = 3 * columns.len();
+        let full = row == width && covered == lines;
+        let (source, first) = if covered_rows.is_empty() || row == 0 {
+            (&[][..], 0)
+        } else {
+            let needed = match &passes.vertical {
+                Some(weights) => weights.inputs(covered_rows.clone()),
+                None => covered_rows.start + rows.start..covered_rows.end + rows.start,
+            };
+            self.source(passes, columns, needed, narrowed, held)
+        };
+        if full && passes.vertical.is_none() {
+            let start = row * (covered_rows.start + rows.start - first);
+            return &source[start..start + row * lines.len()];
+        }
+        let band = at_least(band, width * lines.len());
+        for (y, out) in lines.zip(band.chunks_exact_mut(width)) {
+            if !covered.contains(&y) || row == 0 {
+                fill(out, layer.fill);
+                continue;
+            }
+            fill(&mut out[..left], layer.fill);
+            fill(&mut out[left + row..], layer.fill);
+            let out = &mut out[left..left + row];
+            match &passes.vertical {
+                Some(weights) => {
+                    let window = weights.window(y - top);
+                    let inputs = &source[row * (window.range.start - first)..row * (window.range.end - first)];
+                    self.kernels.vertical(inputs, &window, out);
+                }
+                None => out.copy_from_slice(&source[row * (y - top + rows.start - first)..][..row]),
+            }
+        }
+        band
+    }
+
+    /// Lines of the source in the width of the columns that can be seen, at least the `needed` ones, and the number of
+    /// the first.
+    fn source<'b, T: Resize>(
+        &'b self,
+        passes: &Passes<T>,
+        columns: Range<usize>,
+        needed: Range<usize>,
+        narrowed: &'b mut Vec<u8>,
+        held: &mut Range<usize>,
+    ) -> (&'b [u8], usize) {
+        let source = self.layer.source;
+        let image_row = 3 * self.image.size().width as usize;
+        let origin = source.top * image_row + 3 * source.left;
+        if passes.horizontal.is_none() && 3 * columns.len() == image_row {
+            return (&self.image.pixels()[origin..], 0);
+        }
+        // What `narrowed` holds of the needed lines is moved, not made again.
+        let row = 3 * columns.len();
         let made = if held.contains(&needed.start) { held.end.min(needed.end) } else { needed.start };
         let kept = row * (made - needed.start);
         let lines = at_least(narrowed, row * needed.len().max(held.len()));
@@ -102,10 +182,25 @@ impl Resize<'_> {
             let from = row * (needed.start - held.start);
             lines.copy_within(from..from + kept, 0);
         }
-        let pixels = &self.image.pixels()[3 * width * made..];
-        self.kernels.horizontal(pixels, width, weights, &mut lines[kept..row * needed.len()]);
+        let new = &mut lines[kept..row * needed.len()];
+        let pixels = &self.image.pixels()[(origin + image_row * made).min(self.image.pixels().len())..];
+        match &passes.horizontal {
+            Some(weights) => self.kernels.horizontal(pixels, image_row, weights, new),
+            None => {
+                for (line, new) in pixels.chunks(image_row).zip(new.chunks_exact_mut(row)) {
+                    new.copy_from_slice(&line[3 * columns.start..3 * columns.end]);
+                }
+            }
+        }
         *held = needed;
+        (lines, held.start)
     }
+}
+
+/// The two passes of a resize, for the columns and rows that can be seen. `None` for a side that keeps its length.
+struct Passes<T> {
+    horizontal: Option<Weights<T>>,
+    vertical: Option<Weights<T>>,
 }
 
 /// The first `length` bytes, of which there may have been fewer.
@@ -114,4 +209,10 @@ fn at_least(bytes: &mut Vec<u8>, length: usize) -> &mut [u8] {
         bytes.resize(length, 0);
     }
     &mut bytes[..length]
+}
+
+fn fill(pixels: &mut [u8], colour: [u8; 3]) {
+    for pixel in pixels.chunks_exact_mut(3) {
+        pixel.copy_from_slice(&colour);
+    }
 }

@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 
 use super::ChannelTable;
 use super::patchify::{self, PatchGrid};
-use super::resize::{self, Weights, Window};
+use super::resize::{self, FixedPoint, Weights, Window};
+use super::tiles::{self, TileGrid};
 
 /// Environment variable that names an [`Implementation`], for debugging.
 pub(crate) const VARIABLE: &str = "CHIASM_KERNELS";
@@ -28,20 +29,30 @@ pub struct Implementation(&'static Table);
 /// The functions may need CPU features; [`supported`] alone hands out tables, and only those whose features it found.
 struct Table {
     name: &'static str,
-    horizontal: unsafe fn(&[u8], usize, &Weights, &mut [u8]),
-    vertical: unsafe fn(&[u8], &Window<'_>, &mut [u8]),
+    horizontal: unsafe fn(&[u8], usize, &Weights<i16>, &mut [u8]),
+    vertical: unsafe fn(&[u8], &Window<'_, i16>, &mut [u8]),
+    horizontal_fine: unsafe fn(&[u8], usize, &Weights<i32>, &mut [u8]),
+    vertical_fine: unsafe fn(&[u8], &Window<'_, i32>, &mut [u8]),
     patchify: unsafe fn(&[u8], &PatchGrid, &mut [u8]),
     patchify_2: unsafe fn(&[u8], &PatchGrid, &ChannelTable<2>, &mut [u8]),
     patchify_4: unsafe fn(&[u8], &PatchGrid, &ChannelTable<4>, &mut [u8]),
+    tiles: unsafe fn(&[u8], usize, &TileGrid, &mut [u8]),
+    tiles_2: unsafe fn(&[u8], usize, &TileGrid, &ChannelTable<2>, &mut [u8]),
+    tiles_4: unsafe fn(&[u8], usize, &TileGrid, &ChannelTable<4>, &mut [u8]),
 }
 
 static SCALAR: Table = Table {
     name: "scalar",
     horizontal: resize::scalar::horizontal,
     vertical: resize::scalar::vertical,
+    horizontal_fine: resize::scalar::horizontal,
+    vertical_fine: resize::scalar::vertical,
     patchify: patchify::scalar::copy,
     patchify_2: patchify::scalar::map,
     patchify_4: patchify::scalar::map,
+    tiles: tiles::scalar::copy,
+    tiles_2: tiles::scalar::map,
+    tiles_4: tiles::scalar::map,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -49,10 +60,15 @@ static AVX2: Table = Table {
     name: "avx2",
     horizontal: resize::avx2::horizontal,
     vertical: resize::avx2::vertical,
+    horizontal_fine: resize::scalar::horizontal,
+    vertical_fine: resize::scalar::vertical,
     patchify: patchify::avx2::copy,
     // Without instructions for tables of 256 bytes, vectors gain nothing here (measured).
     patchify_2: patchify::scalar::map,
     patchify_4: patchify::scalar::map,
+    tiles: tiles::scalar::copy,
+    tiles_2: tiles::scalar::map,
+    tiles_4: tiles::scalar::map,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -60,9 +76,14 @@ static AVX512: Table = Table {
     name: "avx512",
     horizontal: resize::avx512::horizontal,
     vertical: resize::avx512::vertical,
+    horizontal_fine: resize::scalar::horizontal,
+    vertical_fine: resize::scalar::vertical,
     patchify: patchify::avx2::copy,
     patchify_2: patchify::avx512::map_2,
     patchify_4: patchify::avx512::map_4,
+    tiles: tiles::scalar::copy,
+    tiles_2: tiles::scalar::map,
+    tiles_4: tiles::scalar::map,
 };
 
 /// From the slowest to the fastest.
@@ -113,21 +134,19 @@ impl Implementation {
         CHOSEN.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Rows of `pixels`, `width` pixels each, to rows of `weights.len()` pixels until `out` is full.
-    pub(super) fn horizontal(self, pixels: &[u8], width: usize, weights: &Weights, out: &mut [u8]) {
-        // SAFETY: a table is only handed out where the CPU has its features.
-        unsafe { (self.0.horizontal)(pixels, width, weights, out) }
+    /// See [`resize::scalar::horizontal`].
+    pub(super) fn horizontal<T: Resize>(self, pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
+        T::horizontal(self, pixels, row, weights, out);
     }
 
-    /// The window's input rows to one row, all as long as `out`.
-    pub(super) fn vertical(self, rows: &[u8], window: &Window<'_>, out: &mut [u8]) {
-        // SAFETY: as above.
-        unsafe { (self.0.vertical)(rows, window, out) }
+    /// See [`resize::scalar::vertical`].
+    pub(super) fn vertical<T: Resize>(self, rows: &[u8], window: &Window<'_, T>, out: &mut [u8]) {
+        T::vertical(self, rows, window, out);
     }
 
     /// An image to rows of patches.
     pub(super) fn patchify(self, pixels: &[u8], grid: &PatchGrid, elements: Elements<'_>, out: &mut [u8]) {
-        // SAFETY: as above.
+        // SAFETY: a table is only handed out where the CPU has its features.
         unsafe {
             match elements {
                 Elements::Raw => (self.0.patchify)(pixels, grid, out),
@@ -136,11 +155,53 @@ impl Implementation {
             }
         }
     }
+
+    /// Rows of an image from row `y` on to their places in the tiles. See [`tiles::scalar::copy`].
+    pub(super) fn tiles(self, lines: &[u8], y: usize, grid: &TileGrid, elements: Elements<'_>, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe {
+            match elements {
+                Elements::Raw => (self.0.tiles)(lines, y, grid, out),
+                Elements::Two(table) => (self.0.tiles_2)(lines, y, grid, table, out),
+                Elements::Four(table) => (self.0.tiles_4)(lines, y, grid, table, out),
+            }
+        }
+    }
 }
 
 impl fmt::Debug for Implementation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Implementation({})", self.0.name)
+    }
+}
+
+/// A precision of weights for which there are resizing loops.
+pub(super) trait Resize: FixedPoint {
+    fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]);
+    fn vertical(kernels: Implementation, rows: &[u8], window: &Window<'_, Self>, out: &mut [u8]);
+}
+
+impl Resize for i16 {
+    fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]) {
+        // SAFETY: a table is only handed out where the CPU has its features.
+        unsafe { (kernels.0.horizontal)(pixels, row, weights, out) }
+    }
+
+    fn vertical(kernels: Implementation, rows: &[u8], window: &Window<'_, Self>, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { (kernels.0.vertical)(rows, window, out) }
+    }
+}
+
+impl Resize for i32 {
+    fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { (kernels.0.horizontal_fine)(pixels, row, weights, out) }
+    }
+
+    fn vertical(kernels: Implementation, rows: &[u8], window: &Window<'_, Self>, out: &mut [u8]) {
+        // SAFETY: as above.
+        unsafe { (kernels.0.vertical_fine)(rows, window, out) }
     }
 }
 

@@ -6,21 +6,27 @@
 //! | module | holds |
 //! |---|---|
 //! | `dispatch` | [`Implementation`]: what this CPU runs, and the calls through it |
+//! | `layer` | what is written: a part of the image, resized, laid onto a canvas, in a layout |
 //! | `bands` | the whole way from an image to its tensor, a few lines at a time |
-//! | `resize/`, `patchify/`, `normalize/` | one operation each |
+//! | `resize/`, `patchify/`, `tiles/`, `normalize/` | one operation each |
 
 mod bands;
 #[allow(unsafe_code, reason = "calls of functions that need CPU features")]
 mod dispatch;
+mod layer;
 mod normalize;
 mod patchify;
 mod resize;
+mod tiles;
 
-pub(crate) use bands::write;
+pub(crate) use bands::{Resampler, write};
 pub use dispatch::Implementation;
 pub(crate) use dispatch::{Elements, VARIABLE};
-pub(crate) use normalize::{ChannelTable, Normalization};
+pub(crate) use layer::{Layer, Layout, Region};
+pub(crate) use normalize::{ChannelTable, MeanStd, Normalization};
 pub(crate) use patchify::PatchGrid;
+pub(crate) use resize::Filter;
+pub(crate) use tiles::TileGrid;
 
 #[cfg(test)]
 mod tests;

@@ -2,8 +2,12 @@
 
 use proptest::prelude::*;
 
+use super::dispatch::Resize;
 use super::resize::{self, Weights};
-use super::{ChannelTable, Elements, Implementation, PatchGrid, patchify, write};
+use super::{
+    ChannelTable, Elements, Filter, Implementation, Layer, Layout, PatchGrid, Region, Resampler, TileGrid, patchify,
+    tiles, write,
+};
 use crate::{ImageSize, RgbView};
 
 /// Bytes without order; with `extreme`, only those that drive sums to their limits.
@@ -32,32 +36,143 @@ fn grids() -> impl Strategy<Value = PatchGrid> {
     })
 }
 
+fn tile_grids() -> impl Strategy<Value = TileGrid> {
+    let side = || prop_oneof![1..80_usize, 1..300_usize];
+    (1..4_usize, 1..4_usize, side(), side()).prop_map(|(columns, rows, width, height)| TileGrid {
+        columns,
+        rows,
+        width,
+        height,
+    })
+}
+
+fn layouts() -> impl Strategy<Value = Layout> {
+    prop_oneof![grids().prop_map(Layout::Patches), tile_grids().prop_map(Layout::Tiles)]
+}
+
+fn filters() -> impl Strategy<Value = Filter> {
+    prop_oneof![Just(Filter::Bilinear), Just(Filter::Bicubic), Just(Filter::Lanczos)]
+}
+
+/// A layer, and the size of the image that it is of: any part of it, resized to anything, anywhere on the canvas.
+fn layers() -> impl Strategy<Value = (ImageSize, Layer)> {
+    let side = || prop_oneof![Just(None), (1..300_usize).prop_map(Some)];
+    let margins = prop_oneof![Just([0; 4]), prop::array::uniform4(0..20_usize)];
+    let shift = || prop_oneof![Just(0), -60..60_isize];
+    (layouts(), side(), side(), margins, side(), side(), shift(), shift(), any::<[u8; 3]>()).prop_map(
+        |(layout, width, height, margins, source_width, source_height, left, top, fill)| {
+            let (width, height) = (width.unwrap_or(layout.width()), height.unwrap_or(layout.height()));
+            let source = Region {
+                left: margins[0],
+                top: margins[1],
+                width: source_width.unwrap_or(width),
+                height: source_height.unwrap_or(height),
+            };
+            let size = ImageSize {
+                width: (source.left + source.width + margins[2]) as u32,
+                height: (source.top + source.height + margins[3]) as u32,
+            };
+            (size, Layer { source, width, height, left, top, fill, layout })
+        },
+    )
+}
+
 /// The way from an image to its tensor by the references, one image-sized step after the other.
-fn reference(image: RgbView<'_>, grid: &PatchGrid, elements: Elements<'_>) -> Vec<u8> {
-    let ImageSize { width, height } = image.size();
-    let (width, height) = (width as usize, height as usize);
-    let mut pixels = image.pixels().to_vec();
-    if grid.image_width() != width {
-        let mut out = vec![0; 3 * grid.image_width() * height];
-        resize::scalar::horizontal(&pixels, width, &Weights::bicubic(width, grid.image_width()), &mut out);
+fn reference<T: Resize>(image: RgbView<'_>, filter: Filter, layer: &Layer, elements: Elements<'_>) -> Vec<u8> {
+    let Layer { source, width, height, left, top, fill, layout } = *layer;
+    let row = 3 * image.size().width as usize;
+    let mut pixels: Vec<u8> = (source.top..source.top + source.height)
+        .flat_map(|y| &image.pixels()[y * row + 3 * source.left..][..3 * source.width])
+        .copied()
+        .collect();
+    if width != source.width {
+        let weights = Weights::<T>::new(filter, source.width, width, 0..width);
+        let mut out = vec![0; 3 * width * source.height];
+        resize::scalar::horizontal(&pixels, 3 * source.width, &weights, &mut out);
         pixels = out;
     }
-    if grid.image_height() != height {
-        let row = 3 * grid.image_width();
-        let weights = Weights::bicubic(height, grid.image_height());
-        let mut out = vec![0; row * grid.image_height()];
-        for (window, out) in weights.iter().zip(out.chunks_exact_mut(row)) {
-            resize::scalar::vertical(&pixels[row * window.range.start..row * window.range.end], &window, out);
+    if height != source.height {
+        let weights = Weights::<T>::new(filter, source.height, height, 0..height);
+        let mut out = vec![0; 3 * width * height];
+        for (window, out) in weights.iter().zip(out.chunks_exact_mut(3 * width)) {
+            resize::scalar::vertical(
+                &pixels[3 * width * window.range.start..3 * width * window.range.end],
+                &window,
+                out,
+            );
         }
         pixels = out;
     }
-    let mut out = vec![0; grid.rows() * grid.row_len() * elements.size()];
-    match elements {
-        Elements::Raw => patchify::scalar::copy(&pixels, grid, &mut out),
-        Elements::Two(table) => patchify::scalar::map(&pixels, grid, table, &mut out),
-        Elements::Four(table) => patchify::scalar::map(&pixels, grid, table, &mut out),
+    let mut canvas = Vec::new();
+    for y in 0..layout.height() as isize {
+        for x in 0..layout.width() as isize {
+            let (x, y) = (x - left, y - top);
+            let inside = (0..width as isize).contains(&x) && (0..height as isize).contains(&y);
+            let at = 3 * (y * width as isize + x);
+            canvas.extend(if inside { &pixels[at as usize..at as usize + 3] } else { &fill });
+        }
+    }
+    let mut out = vec![0; layout.elements() * elements.size()];
+    match layout {
+        Layout::Patches(grid) => match elements {
+            Elements::Raw => patchify::scalar::copy(&canvas, &grid, &mut out),
+            Elements::Two(table) => patchify::scalar::map(&canvas, &grid, table, &mut out),
+            Elements::Four(table) => patchify::scalar::map(&canvas, &grid, table, &mut out),
+        },
+        Layout::Tiles(grid) => {
+            let lines = canvas.chunks_exact(3 * grid.image_width() * grid.height);
+            let outs = out.chunks_exact_mut(elements.size() * grid.columns * grid.tile_len());
+            for (row, (lines, out)) in lines.zip(outs).enumerate() {
+                let y = row * grid.height;
+                match elements {
+                    Elements::Raw => tiles::scalar::copy(lines, y, &grid, out),
+                    Elements::Two(table) => tiles::scalar::map(lines, y, &grid, table, out),
+                    Elements::Four(table) => tiles::scalar::map(lines, y, &grid, table, out),
+                }
+            }
+        }
     }
     out
+}
+
+fn check_horizontal<T: Resize>(
+    filter: Filter,
+    [width, margin, new_width, rows, more_rows]: [usize; 5],
+    seed: u64,
+    extreme: bool,
+) -> Result<(), TestCaseError> {
+    let from = seed as usize % new_width;
+    let weights = Weights::<T>::new(filter, width, new_width, from..new_width);
+    let row = 3 * (width + margin);
+    // Nothing may be read behind the last row's pixels.
+    let pixels = bytes(row * (rows + more_rows) - 3 * margin, seed, extreme);
+    let mut expected = vec![0; 3 * weights.len() * rows];
+    resize::scalar::horizontal(&pixels, row, &weights, &mut expected);
+    for kernels in Implementation::available() {
+        let mut out = vec![0xA5; expected.len()];
+        kernels.horizontal(&pixels, row, &weights, &mut out);
+        prop_assert!(out == expected, "{kernels:?}");
+    }
+    Ok(())
+}
+
+fn check_vertical<T: Resize>(
+    filter: Filter,
+    [height, new_height, row, line]: [usize; 4],
+    seed: u64,
+    extreme: bool,
+) -> Result<(), TestCaseError> {
+    let weights = Weights::<T>::new(filter, height, new_height, 0..new_height);
+    let window = weights.window(line % new_height);
+    let rows = bytes(row * window.range.len(), seed, extreme);
+    let mut expected = vec![0; row];
+    resize::scalar::vertical(&rows, &window, &mut expected);
+    for kernels in Implementation::available() {
+        let mut out = vec![0xA5; row];
+        kernels.vertical(&rows, &window, &mut out);
+        prop_assert!(out == expected, "{kernels:?}");
+    }
+    Ok(())
 }
 
 #[test]
@@ -71,20 +186,15 @@ proptest! {
     #[test]
     fn horizontal_passes_are_equal(
         (width, new_width) in prop_oneof![(1..40_usize, 1..40_usize), (1..700_usize, 1..300_usize)],
+        margin in 0..5_usize,
         rows in 1..12_usize,
         more_rows in 0..3_usize,
+        filter in filters(),
         seed: u64,
         extreme: bool,
     ) {
-        let weights = Weights::bicubic(width, new_width);
-        let pixels = bytes(3 * width * (rows + more_rows), seed, extreme);
-        let mut expected = vec![0; 3 * new_width * rows];
-        resize::scalar::horizontal(&pixels, width, &weights, &mut expected);
-        for kernels in Implementation::available() {
-            let mut out = vec![0xA5; expected.len()];
-            kernels.horizontal(&pixels, width, &weights, &mut out);
-            prop_assert!(out == expected, "{kernels:?}");
-        }
+        check_horizontal::<i16>(filter, [width, margin, new_width, rows, more_rows], seed, extreme)?;
+        check_horizontal::<i32>(filter, [width, margin, new_width, rows, more_rows], seed, extreme)?;
     }
 
     #[test]
@@ -92,19 +202,12 @@ proptest! {
         (height, new_height) in prop_oneof![(1..40_usize, 1..40_usize), (1..700_usize, 1..300_usize)],
         row in 1..300_usize,
         line in 0..300_usize,
+        filter in filters(),
         seed: u64,
         extreme: bool,
     ) {
-        let weights = Weights::bicubic(height, new_height);
-        let window = weights.window(line % new_height);
-        let rows = bytes(row * window.range.len(), seed, extreme);
-        let mut expected = vec![0; row];
-        resize::scalar::vertical(&rows, &window, &mut expected);
-        for kernels in Implementation::available() {
-            let mut out = vec![0xA5; row];
-            kernels.vertical(&rows, &window, &mut out);
-            prop_assert!(out == expected, "{kernels:?}");
-        }
+        check_vertical::<i16>(filter, [height, new_height, row, line], seed, extreme)?;
+        check_vertical::<i32>(filter, [height, new_height, row, line], seed, extreme)?;
     }
 
     #[test]
@@ -112,8 +215,9 @@ proptest! {
         let pixels = bytes(3 * grid.image_width() * grid.image_height(), seed, false);
         let (two, four) = (table(seed), table(!seed));
         let size = ImageSize { width: grid.image_width() as u32, height: grid.image_height() as u32 };
+        let layer = Layer::whole(grid.image_width(), grid.image_height(), Layout::Patches(grid));
         for elements in [Elements::Raw, Elements::Two(&two), Elements::Four(&four)] {
-            let expected = reference(RgbView::new(size, &pixels).unwrap(), &grid, elements);
+            let expected = reference::<i16>(RgbView::new(size, &pixels).unwrap(), Filter::Bicubic, &layer, elements);
             for kernels in Implementation::available() {
                 let mut out = vec![0xA5; expected.len()];
                 kernels.patchify(&pixels, &grid, elements, &mut out);
@@ -123,26 +227,50 @@ proptest! {
     }
 
     #[test]
+    fn tiles_are_equal(grid in tile_grids(), first in 0..300_usize, count in 1..40_usize, seed: u64) {
+        let first = first % grid.height;
+        let lines = count.min(grid.height - first);
+        let pixels = bytes(3 * grid.image_width() * lines, seed, false);
+        let (two, four) = (table(seed), table(!seed));
+        for elements in [Elements::Raw, Elements::Two(&two), Elements::Four(&four)] {
+            let mut expected = vec![0xA5; elements.size() * grid.columns * grid.tile_len()];
+            let untouched = expected.clone();
+            match elements {
+                Elements::Raw => tiles::scalar::copy(&pixels, first, &grid, &mut expected),
+                Elements::Two(table) => tiles::scalar::map(&pixels, first, &grid, table, &mut expected),
+                Elements::Four(table) => tiles::scalar::map(&pixels, first, &grid, table, &mut expected),
+            }
+            for kernels in Implementation::available() {
+                let mut out = untouched.clone();
+                kernels.tiles(&pixels, first, &grid, elements, &mut out);
+                prop_assert!(out == expected, "{kernels:?}, {} bytes", elements.size());
+            }
+        }
+    }
+
+    #[test]
     fn bands_make_what_whole_images_make(
-        grid in grids(),
-        width in prop_oneof![Just(None), (1..400_u32).prop_map(Some)],
-        height in prop_oneof![Just(None), (1..400_u32).prop_map(Some)],
+        (size, layer) in layers(),
+        filter in filters(),
         seed: u64,
         extreme: bool,
     ) {
-        let size = ImageSize {
-            width: width.unwrap_or(grid.image_width() as u32),
-            height: height.unwrap_or(grid.image_height() as u32),
-        };
         let pixels = bytes(3 * size.area() as usize, seed, extreme);
         let image = RgbView::new(size, &pixels).unwrap();
         let two = table(seed);
         for elements in [Elements::Raw, Elements::Two(&two)] {
-            let expected = reference(image, &grid, elements);
-            for kernels in Implementation::available() {
-                let mut out = vec![0xA5; expected.len()];
-                write(kernels, image, &grid, elements, &mut out);
-                prop_assert!(out == expected, "{kernels:?}, {} bytes", elements.size());
+            for resampler in [Resampler::Torch(filter), Resampler::Pillow(filter)] {
+                let expected = match resampler {
+                    Resampler::Torch(filter) => reference::<i16>(image, filter, &layer, elements),
+                    Resampler::Pillow(filter) => reference::<i32>(image, filter, &layer, elements),
+                };
+                for kernels in Implementation::available() {
+                    // Two layers, to see that each writes its own part.
+                    let mut out = vec![0xA5; 2 * expected.len()];
+                    write(kernels, image, resampler, &[layer; 2], elements, &mut out);
+                    let (first, second) = out.split_at(expected.len());
+                    prop_assert!(first == expected && second == expected, "{kernels:?} {resampler:?}");
+                }
             }
         }
     }

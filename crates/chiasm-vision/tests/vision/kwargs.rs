@@ -1,6 +1,6 @@
 //! A request's `mm_processor_kwargs` must mean what they mean to vLLM: `python/goldens/make_vision_kwargs_goldens.py`.
 
-use chiasm_vision::{Fault, ImageKwargs, ImageSize, VisionError, VisionModel};
+use chiasm_vision::{Fault, ImageKwargs, ImageSize, NoVocabulary, VisionError, VisionModel};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ struct Row {
 }
 
 fn load(name: &str) -> VisionModel {
-    VisionModel::from_model_dir(&golden::path("models").join(name)).unwrap().unwrap()
+    VisionModel::from_model_dir(&golden::path("models").join(name), &NoVocabulary).unwrap().unwrap()
 }
 
 fn parse(model: &VisionModel, kwargs: Value) -> Result<ImageKwargs, VisionError> {

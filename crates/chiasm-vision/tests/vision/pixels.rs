@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use chiasm_types::Dtype;
 use chiasm_vision::{
-    Contents, Fault, ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionError, VisionModel,
+    Contents, Fault, ImageKwargs, ImageSize, Implementation, NoVocabulary, PixelFormat, RgbView, VisionError,
+    VisionModel,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -65,7 +66,8 @@ fn index() -> Index {
 
 fn load(name: &str) -> Result<VisionModel, VisionError> {
     let dir = golden::path("models").join(name);
-    VisionModel::from_model_dir(&dir).map(|model| model.expect("every model of the goldens takes images"))
+    VisionModel::from_model_dir(&dir, &NoVocabulary)
+        .map(|model| model.expect("every model of the goldens takes images"))
 }
 
 #[test]
@@ -124,7 +126,7 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
     };
     assert_eq!(
         (placeholder.token, placeholder.count, placeholder.embeds),
-        (model.placeholder_token(), golden.tokens, true)
+        (model.prompt().marker[0], golden.tokens, true)
     );
 
     let pixels = case.image.pixels();

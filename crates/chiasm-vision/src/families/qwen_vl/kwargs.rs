@@ -6,12 +6,18 @@
 use serde_json::{Map, Value};
 
 use crate::VisionError;
-use crate::family::ImageKwargs;
 
 const KNOWN: &[&str] = &["min_pixels", "max_pixels", "size.shortest_edge", "size.longest_edge"];
 
+/// What a request asks for; what it leaves open is the model's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kwargs {
+    pub(super) min_pixels: Option<u64>,
+    pub(super) max_pixels: Option<u64>,
+}
+
 /// `completes_size`: whether a `size` may leave an edge open, which then is the model's.
-pub(super) fn parse(kwargs: &Map<String, Value>, completes_size: bool) -> Result<ImageKwargs, VisionError> {
+pub(super) fn parse(kwargs: &Map<String, Value>, completes_size: bool) -> Result<Kwargs, VisionError> {
     let (mut min_pixels, mut max_pixels) = (None, None);
     let (mut shortest, mut longest) = (None, None);
     let mut has_size = false;
@@ -46,7 +52,7 @@ pub(super) fn parse(kwargs: &Map<String, Value>, completes_size: bool) -> Result
             problem: "must have both shortest_edge and longest_edge for this model".into(),
         });
     }
-    Ok(ImageKwargs { min_pixels, max_pixels })
+    Ok(Kwargs { min_pixels, max_pixels })
 }
 
 fn pixels(key: &'static str, value: &Value) -> Result<u64, VisionError> {

@@ -7,14 +7,21 @@ mod kwargs;
 mod settings;
 mod smart_resize;
 
+use std::sync::Arc;
+
 use chiasm_types::{TokenId, TokenRun};
 use serde_json::{Map, Value};
 
-use crate::family::{Family, ImageKwargs};
-use crate::kernels::{Normalization, PatchGrid};
+use crate::family::{Family, ImagePrompt};
+use crate::kernels::{Filter, Layer, Layout, Normalization, PatchGrid, Resampler};
 use crate::model_dir::ModelDir;
-use crate::{ImagePlan, ImageSize, VisionError};
+use crate::plan::PixelTensor;
+use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError};
+use kwargs::Kwargs;
 use settings::Settings;
+
+/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `qwen2_vl.py` and `qwen3_vl.py`).
+const PROMPT_TEXT: &str = "<|vision_start|><|image_pad|><|vision_end|>";
 
 /// `image_token_id` of the three config classes, for a config.json without it.
 const IMAGE_TOKEN: u64 = 151_655;
@@ -43,15 +50,16 @@ impl Generation {
 }
 
 /// One Qwen-VL model.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct QwenVl {
     generation: Generation,
     settings: Settings,
     image_token: TokenId,
+    prompt: ImagePrompt,
 }
 
 impl QwenVl {
-    pub(crate) fn read(dir: &ModelDir, generation: Generation) -> Result<Box<dyn Family>, VisionError> {
+    pub(crate) fn read(dir: &ModelDir, generation: Generation) -> Result<Arc<dyn Family>, VisionError> {
         let settings = Settings::read(&dir.image_processor)?;
         // The engine builds its vision tower from config.json: patches of another shape would kill it.
         for (key, in_config, default, used) in [
@@ -69,24 +77,25 @@ impl QwenVl {
         let image_token = dir.config.positive("image_token_id")?.unwrap_or(IMAGE_TOKEN);
         let image_token =
             u32::try_from(image_token).map_err(|_| dir.config.problem("image_token_id", "must be below 2^32"))?;
-        Ok(Box::new(Self { generation, settings, image_token: TokenId(image_token) }))
-    }
-
-    fn bounds(&self, kwargs: &ImageKwargs) -> (u64, u64) {
-        (kwargs.min_pixels.unwrap_or(self.settings.min_pixels), kwargs.max_pixels.unwrap_or(self.settings.max_pixels))
+        let image_token = TokenId(image_token);
+        let prompt = ImagePrompt::token(PROMPT_TEXT, image_token);
+        Ok(Arc::new(Self { generation, settings, image_token, prompt }))
     }
 }
 
 impl Family for QwenVl {
-    fn parse_kwargs(&self, kwargs: &Map<String, Value>) -> Result<ImageKwargs, VisionError> {
-        kwargs::parse(kwargs, self.generation.completes_size())
+    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
+        let Kwargs { min_pixels, max_pixels } = kwargs::parse(kwargs, self.generation.completes_size())?;
+        let mut changed = self.clone();
+        changed.settings.min_pixels = min_pixels.unwrap_or(changed.settings.min_pixels);
+        changed.settings.max_pixels = max_pixels.unwrap_or(changed.settings.max_pixels);
+        Ok(Arc::new(changed))
     }
 
-    fn plan(&self, size: ImageSize, kwargs: &ImageKwargs) -> Result<ImagePlan, VisionError> {
-        let Settings { patch, merge, temporal, .. } = self.settings;
+    fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
+        let Settings { patch, merge, temporal, min_pixels, max_pixels, .. } = self.settings;
         let factor = patch * merge;
         let resized = if self.settings.do_resize {
-            let (min_pixels, max_pixels) = self.bounds(kwargs);
             smart_resize::smart_resize(size, factor, min_pixels, max_pixels)?
         } else {
             smart_resize::keep(size, factor)?
@@ -98,41 +107,41 @@ impl Family for QwenVl {
             merge: merge as usize,
             temporal: temporal as usize,
         };
-        let elements = (patches.rows() as u64).checked_mul(patches.row_len() as u64);
-        if elements.is_none_or(|elements| elements > isize::MAX as u64 / 4) {
-            let (width, height) = (resized.width.into(), resized.height.into());
-            return Err(VisionError::TooLarge { size, width, height });
-        }
-        let tokens = patches.rows() / (merge * merge) as usize;
-        Ok(ImagePlan {
-            original: size,
-            resized,
-            grid: [1, resized.height / patch, resized.width / patch],
-            tokens,
-            placeholder: vec![TokenRun { token: self.image_token, count: tokens, embeds: true }],
-            patches,
-        })
+        let grid = [1, resized.height / patch, resized.width / patch];
+        let rows = patches.rows();
+        let tokens = rows / (merge * merge) as usize;
+        let placeholder = vec![TokenRun { token: self.image_token, count: tokens, embeds: true }];
+        let pixels = PixelTensor {
+            name: "pixel_values",
+            shape: vec![rows, patches.row_len()],
+            field: Field::Flat { rows },
+            resampler: Resampler::Torch(Filter::Bicubic),
+            layers: vec![Layer::whole(size.width as usize, size.height as usize, Layout::Patches(patches))],
+        };
+        let extents = grid.map(i64::from);
+        let grid_thw = TensorSpec::integers("image_grid_thw", vec![3], Field::Batched { keep_on_cpu: true }, &extents);
+        ImagePlan::new(size, resized, grid, placeholder, pixels, vec![grid_thw])
     }
 
-    fn fingerprint(&self, kwargs: &ImageKwargs, out: &mut Vec<u8>) {
+    fn fingerprint(&self, out: &mut Vec<u8>) {
         let settings = &self.settings;
         for number in [settings.patch, settings.merge, settings.temporal] {
             out.extend(number.to_le_bytes());
         }
         out.push(settings.do_resize.into());
         // Without resizing, the bounds change nothing.
-        let bounds = if settings.do_resize { self.bounds(kwargs) } else { (0, 0) };
+        let bounds = if settings.do_resize { (settings.min_pixels, settings.max_pixels) } else { (0, 0) };
         out.extend(bounds.0.to_le_bytes());
         out.extend(bounds.1.to_le_bytes());
         settings.normalization.fingerprint(out);
     }
 
-    fn placeholder_token(&self) -> TokenId {
-        self.image_token
-    }
-
     fn normalization(&self) -> &Normalization {
         &self.settings.normalization
+    }
+
+    fn prompt(&self) -> &ImagePrompt {
+        &self.prompt
     }
 }
 

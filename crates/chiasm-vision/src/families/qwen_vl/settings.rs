@@ -3,19 +3,13 @@
 //! A missing key means the default of the class. A null means it too for the bounds; elsewhere it is taken at its word
 //! (`BaseImageProcessor.__init__` sets it before the defaults are asked for): off for a switch, refused for a number.
 
-use serde_json::Value;
-
 use crate::VisionError;
-use crate::kernels::Normalization;
+use crate::kernels::{Filter, Normalization};
 use crate::model_dir::Section;
+use crate::settings::{self, CLIP};
 
 const MIN_PIXELS: u64 = 56 * 56;
 const MAX_PIXELS: u64 = 28 * 28 * 1280;
-/// `OPENAI_CLIP_MEAN` and `OPENAI_CLIP_STD` of `transformers`.
-const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
-const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
-/// `PILImageResampling.BICUBIC`
-const BICUBIC: u64 = 3;
 /// Far above any model's; keeps products within bounds.
 const LARGEST_PATCH: u64 = 1024;
 
@@ -43,8 +37,8 @@ impl Settings {
         };
         let (min_pixels, max_pixels) = read_size(file)?;
         let do_resize = file.flag("do_resize", true)?;
-        if do_resize && file.get("resample").is_some_and(|filter| *filter != BICUBIC) {
-            return Err(file.problem("resample", format!("must be {BICUBIC} (bicubic)")));
+        if do_resize && settings::resample(file, Filter::Bicubic)? != Filter::Bicubic {
+            return Err(file.problem("resample", "must be 3 (bicubic)"));
         }
         Ok(Self {
             patch: side("patch_size", 14)?,
@@ -53,7 +47,7 @@ impl Settings {
             do_resize,
             min_pixels,
             max_pixels,
-            normalization: read_normalization(file)?,
+            normalization: settings::normalization(file, CLIP)?,
         })
     }
 }
@@ -82,46 +76,4 @@ fn read_size(file: &Section) -> Result<(u64, u64), VisionError> {
             .ok_or_else(|| file.problem("size", format!("lacks the key {key:?}, but must have both edges"))),
     };
     Ok((edge(legacy[0], "shortest_edge")?, edge(legacy[1], "longest_edge")?))
-}
-
-fn read_normalization(file: &Section) -> Result<Normalization, VisionError> {
-    let rescale = match file.flag("do_rescale", true)? {
-        true => Some(read_rescale_factor(file)?),
-        false => None,
-    };
-    let normalize = match file.flag("do_normalize", true)? {
-        true => Some((read_channels(file, "image_mean", CLIP_MEAN)?, read_channels(file, "image_std", CLIP_STD)?)),
-        false => None,
-    };
-    if normalize.is_some_and(|(_, std)| std.iter().any(|std| *std as f32 == 0.0)) {
-        return Err(file.problem("image_std", "must not be 0"));
-    }
-    Ok(Normalization::new(rescale, normalize))
-}
-
-fn read_rescale_factor(file: &Section) -> Result<f64, VisionError> {
-    file.get("rescale_factor").map_or(Ok(1.0 / 255.0), |value| {
-        value
-            .as_f64()
-            .filter(|factor| factor.is_normal())
-            .ok_or_else(|| file.problem("rescale_factor", "must be a number other than 0"))
-    })
-}
-
-/// One number per channel, or one for all.
-fn read_channels(file: &Section, key: &'static str, default: [f64; 3]) -> Result<[f64; 3], VisionError> {
-    let Some(value) = file.get(key) else {
-        return Ok(default);
-    };
-    let channels = match value {
-        Value::Array(values) => match values.as_slice() {
-            [red, green, blue] => [red.as_f64(), green.as_f64(), blue.as_f64()],
-            _ => [None; 3],
-        },
-        value => [value.as_f64(); 3],
-    };
-    match channels {
-        [Some(red), Some(green), Some(blue)] => Ok([red, green, blue]),
-        _ => Err(file.problem(key, "must be a number or a list of 3 numbers")),
-    }
 }

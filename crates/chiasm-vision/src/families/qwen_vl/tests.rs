@@ -6,14 +6,14 @@ use chiasm_types::Dtype;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::{ImageKwargs, ImageSize, PixelFormat, RgbView, VisionError, VisionModel};
+use crate::{ImageKwargs, ImageSize, NoVocabulary, PixelFormat, RgbView, VisionError, VisionModel};
 
 /// A model directory with these settings of the image processor and this config.json.
 fn load_with(config: &Value, settings: &Value) -> Result<Option<VisionModel>, VisionError> {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "config.json", config);
     write(dir.path(), "processor_config.json", &json!({ "image_processor": settings }));
-    VisionModel::from_model_dir(dir.path())
+    VisionModel::from_model_dir(dir.path(), &NoVocabulary)
 }
 
 fn write(dir: &Path, file: &str, contents: &Value) {
@@ -27,6 +27,12 @@ fn load(settings: Value) -> Result<VisionModel, VisionError> {
         "temporal_patch_size": settings.get("temporal_patch_size").unwrap_or(&json!(2)),
     });
     load_with(&json!({"model_type": "qwen2_vl", "vision_config": vision}), &settings).map(|model| model.unwrap())
+}
+
+fn bounds(model: &VisionModel, min_pixels: Option<u64>, max_pixels: Option<u64>) -> ImageKwargs {
+    let kwargs = [("min_pixels", min_pixels), ("max_pixels", max_pixels)];
+    let kwargs = kwargs.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.into()))).collect();
+    model.parse_kwargs(&kwargs).unwrap()
 }
 
 fn size(width: u32, height: u32) -> ImageSize {
@@ -86,7 +92,7 @@ fn settings_that_cannot_be_honoured_are_refused_by_name() {
 #[test]
 fn files_that_are_not_json_objects_are_refused_by_path() {
     let dir = tempfile::tempdir().unwrap();
-    let load = || VisionModel::from_model_dir(dir.path()).unwrap_err().to_string();
+    let load = || VisionModel::from_model_dir(dir.path(), &NoVocabulary).unwrap_err().to_string();
     assert!(load().contains("config.json"));
     write(dir.path(), "config.json", &json!([]));
     assert!(load().contains("config.json is not a JSON object"));
@@ -100,8 +106,8 @@ fn files_that_are_not_json_objects_are_refused_by_path() {
 fn facts_of_the_family() {
     let model = load(json!({})).unwrap();
     assert_eq!(model.family(), "qwen2_vl");
-    assert_eq!(model.placeholder_token().0, 151_655);
-    assert_eq!(model.prompt_text(), "<|vision_start|><|image_pad|><|vision_end|>");
+    assert_eq!(model.prompt().marker[0].0, 151_655);
+    assert_eq!(model.prompt().text, "<|vision_start|><|image_pad|><|vision_end|>");
     assert!(model.engine_normalizes());
 }
 
@@ -118,10 +124,10 @@ fn extreme_sizes_and_bounds_are_errors() {
     assert!(matches!(plan(1, u32::MAX, &none), Err(VisionError::AspectRatio { .. })));
     assert!(matches!(plan(u32::MAX, u32::MAX, &none), Err(VisionError::TooLarge { .. })));
     for min_pixels in [1 << 32, 1 << 53, u64::MAX] {
-        let kwargs = ImageKwargs { min_pixels: Some(min_pixels), max_pixels: Some(u64::MAX) };
+        let kwargs = bounds(&model, Some(min_pixels), Some(u64::MAX));
         assert!(matches!(plan(100, 100, &kwargs), Err(VisionError::TooLarge { .. })));
     }
-    let kwargs = ImageKwargs { min_pixels: Some(1), max_pixels: Some(u64::MAX) };
+    let kwargs = bounds(&model, Some(1), Some(u64::MAX));
     assert_eq!(plan(100, 100, &kwargs).unwrap().resized, size(112, 112));
     assert!(matches!(plan(60_000, 60_000, &kwargs), Err(VisionError::TooLarge { .. })));
 }
@@ -129,7 +135,7 @@ fn extreme_sizes_and_bounds_are_errors() {
 #[test]
 fn process_refuses_what_does_not_belong_together() {
     let model = load(json!({})).unwrap();
-    let plan = model.plan(size(28, 28), &ImageKwargs { min_pixels: Some(1), max_pixels: None }).unwrap();
+    let plan = model.plan(size(28, 28), &bounds(&model, Some(1), None)).unwrap();
     let pixels = vec![0; 3 * 28 * 28];
     let image = RgbView::new(size(28, 28), &pixels).unwrap();
     let mut out = vec![0; plan.pixel_bytes(PixelFormat::RawU8)];
@@ -170,7 +176,7 @@ proptest! {
         let model = load(json!({
             "patch_size": patch, "merge_size": merge, "temporal_patch_size": temporal, "do_resize": do_resize,
         })).unwrap();
-        let kwargs = ImageKwargs { min_pixels, max_pixels };
+        let kwargs = bounds(&model, min_pixels, max_pixels);
         let Ok(plan) = model.plan(size(width, height), &kwargs) else { return Ok(()) };
         let [frames, rows, columns] = plan.grid;
         prop_assert_eq!(frames, 1);
@@ -197,7 +203,7 @@ proptest! {
             "patch_size": patch, "merge_size": merge, "temporal_patch_size": temporal,
             "do_rescale": false, "do_normalize": false,
         })).unwrap();
-        let kwargs = ImageKwargs { min_pixels: Some(min_pixels), max_pixels: Some(max_pixels) };
+        let kwargs = bounds(&model, Some(min_pixels), Some(max_pixels));
         let plan = model.plan(size(width, height), &kwargs).unwrap();
         let pixels = vec![value; 3 * (width * height) as usize];
         let image = RgbView::new(size(width, height), &pixels).unwrap();

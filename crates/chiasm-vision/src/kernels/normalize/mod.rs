@@ -2,31 +2,54 @@
 
 pub(super) mod scalar;
 
+use half::bf16;
 use scalar::Channel;
 
 /// For each channel and each 8-bit value, the bytes of the output element.
 pub(crate) type ChannelTable<const N: usize> = [[[u8; N]; 256]; 3];
 
-/// What happens to a channel's value, in the f32 operations of `transformers`' torchvision backend
-/// (`rescale_and_normalize`).
+/// What happens to a channel's value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Normalization {
     channels: [Channel; 3],
 }
 
+/// Mean and standard deviation of each channel.
+pub(crate) type MeanStd = ([f64; 3], [f64; 3]);
+
 impl Normalization {
-    /// `rescale`: the rescale factor if rescaling is on; `normalize`: mean and standard deviation if normalising is.
-    pub(crate) fn new(rescale: Option<f64>, normalize: Option<([f64; 3], [f64; 3])>) -> Self {
-        let channel = |index: usize| match (rescale, normalize) {
-            (None, None) => Channel::Same,
-            (Some(factor), None) => Channel::Scale(factor as f32),
-            (None, Some((mean, std))) => Channel::Standardize { mean: mean[index] as f32, std: std[index] as f32 },
+    /// The f32 operations of `transformers`' torchvision backend (`rescale_and_normalize`). `rescale`: the rescale
+    /// factor if rescaling is on; `normalize`: mean and standard deviation if normalising is.
+    pub(crate) fn new(rescale: Option<f64>, normalize: Option<MeanStd>) -> Self {
+        match (rescale, normalize) {
+            (None, None) => Self::of(|_| Channel::Same),
+            (Some(factor), None) => Self::of(|_| Channel::Scale(factor as f32)),
+            (None, Some((mean, std))) => {
+                Self::of(|index| Channel::Standardize { mean: mean[index] as f32, std: std[index] as f32 })
+            }
             // Fused: mean and deviation are scaled up instead of the pixels down.
             (Some(factor), Some((mean, std))) => {
                 let scale = (1.0 / factor) as f32;
-                Channel::Standardize { mean: mean[index] as f32 * scale, std: std[index] as f32 * scale }
+                Self::of(|index| Channel::Standardize {
+                    mean: mean[index] as f32 * scale,
+                    std: std[index] as f32 * scale,
+                })
             }
-        };
+        }
+    }
+
+    /// torchvision's `ToTensor` and `Normalize`, in f32.
+    pub(crate) fn unit((mean, std): MeanStd) -> Self {
+        Self::of(|index| Channel::Unit { mean: mean[index] as f32, std: std[index] as f32 })
+    }
+
+    /// Rescaling and normalising in bfloat16, an operation after the other (`Llama4ImageProcessor`).
+    pub(crate) fn brain(factor: f64, (mean, std): MeanStd) -> Self {
+        let round = |number: f64| bf16::from_f32(number as f32);
+        Self::of(|index| Channel::Brain { factor: factor as f32, mean: round(mean[index]), std: round(std[index]) })
+    }
+
+    fn of(channel: impl Fn(usize) -> Channel) -> Self {
         Self { channels: [channel(0), channel(1), channel(2)] }
     }
 
@@ -39,9 +62,11 @@ impl Normalization {
     pub(crate) fn fingerprint(&self, out: &mut Vec<u8>) {
         for channel in self.channels {
             let (kind, numbers) = match channel {
-                Channel::Same => (0, [0.0; 2]),
-                Channel::Scale(factor) => (1, [factor, 0.0]),
-                Channel::Standardize { mean, std } => (2, [mean, std]),
+                Channel::Same => (0, [0.0; 3]),
+                Channel::Scale(factor) => (1, [factor, 0.0, 0.0]),
+                Channel::Standardize { mean, std } => (2, [mean, std, 0.0]),
+                Channel::Unit { mean, std } => (3, [mean, std, 0.0]),
+                Channel::Brain { factor, mean, std } => (4, [factor, mean.to_f32(), std.to_f32()]),
             };
             out.push(kind);
             out.extend(numbers.into_iter().flat_map(f32::to_le_bytes));

@@ -14,9 +14,9 @@ const BYTES: usize = 32;
 
 /// See [`scalar::horizontal`]. One row lies in each half of a vector, so that both share the weights.
 #[target_feature(enable = "avx2")]
-pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &mut [u8]) {
-    assert_eq!(width, weights.input());
-    let (row, out_row) = (3 * width, 3 * weights.len());
+pub(crate) fn horizontal(pixels: &[u8], row: usize, weights: &Weights<i16>, out: &mut [u8]) {
+    assert!(row >= 3 * weights.input());
+    let out_row = 3 * weights.len();
     // Loads reach beyond a row's end; where that is beyond the image, the reference takes over.
     let reach = 3 * weights.stride() + SPARE;
     let rows = (out.len() / out_row).min(pixels.len().saturating_sub(reach) / row);
@@ -58,7 +58,7 @@ pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &m
             }
         }
     }
-    scalar::horizontal(&pixels[rows * row..], width, weights, rest);
+    scalar::horizontal(&pixels[rows * row..], row, weights, rest);
 }
 
 /// One pixel's sums of both lines: red, green, blue, and one that means nothing.
@@ -67,7 +67,7 @@ pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &m
 /// From each line's start, `3 * (window.range.start + window.weights.len()) + SPARE` bytes can be read.
 #[target_feature(enable = "avx2")]
 #[inline]
-unsafe fn dot(lines: [*const u8; 2], window: &Window<'_>, half: __m256i) -> __m256i {
+unsafe fn dot(lines: [*const u8; 2], window: &Window<'_, i16>, half: __m256i) -> __m256i {
     let first_taps =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
     let last_taps =
@@ -89,7 +89,7 @@ unsafe fn dot(lines: [*const u8; 2], window: &Window<'_>, half: __m256i) -> __m2
 
 /// See [`scalar::vertical`]. Bytes of two rows are interleaved, so that one multiply-add takes both.
 #[target_feature(enable = "avx2")]
-pub(crate) fn vertical(rows: &[u8], window: &Window<'_>, out: &mut [u8]) {
+pub(crate) fn vertical(rows: &[u8], window: &Window<'_, i16>, out: &mut [u8]) {
     let (row, taps) = (out.len(), window.range.len());
     if row < BYTES {
         return scalar::vertical(rows, window, out);

@@ -16,9 +16,9 @@ const BYTES: usize = 64;
 
 /// See [`scalar::horizontal`]. One row lies in each quarter of a vector, so that all share the weights.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
-pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &mut [u8]) {
-    assert_eq!(width, weights.input());
-    let (row, out_row) = (3 * width, 3 * weights.len());
+pub(crate) fn horizontal(pixels: &[u8], row: usize, weights: &Weights<i16>, out: &mut [u8]) {
+    assert!(row >= 3 * weights.input());
+    let out_row = 3 * weights.len();
     // Loads reach beyond a row's end; where that is beyond the image, the reference takes over.
     let reach = 3 * weights.stride() + SPARE;
     let rows = (out.len() / out_row).min(pixels.len().saturating_sub(reach) / row);
@@ -65,7 +65,7 @@ pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &m
             }
         }
     }
-    scalar::horizontal(&pixels[rows * row..], width, weights, rest);
+    scalar::horizontal(&pixels[rows * row..], row, weights, rest);
 }
 
 /// One pixel's sums of all lines: red, green, blue, and one that means nothing.
@@ -74,7 +74,7 @@ pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &m
 /// From each line's start, `3 * (window.range.start + window.weights.len()) + SPARE` bytes can be read.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
 #[inline]
-unsafe fn dot(lines: [*const u8; LINES], window: &Window<'_>, half: __m512i) -> __m512i {
+unsafe fn dot(lines: [*const u8; LINES], window: &Window<'_, i16>, half: __m512i) -> __m512i {
     let first_taps = _mm512_broadcast_i32x4(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
     let last_taps = _mm512_broadcast_i32x4(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
     let mut sum = half;
@@ -96,7 +96,7 @@ unsafe fn dot(lines: [*const u8; LINES], window: &Window<'_>, half: __m512i) -> 
 
 /// See [`scalar::vertical`]. Bytes of two rows are interleaved, so that one multiply-add takes both.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vnni")]
-pub(crate) fn vertical(rows: &[u8], window: &Window<'_>, out: &mut [u8]) {
+pub(crate) fn vertical(rows: &[u8], window: &Window<'_, i16>, out: &mut [u8]) {
     let (row, taps) = (out.len(), window.range.len());
     if row < BYTES {
         return avx2::vertical(rows, window, out);

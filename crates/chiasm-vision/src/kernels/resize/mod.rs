@@ -1,9 +1,10 @@
-//! Antialiased bicubic resize of 8-bit pixels, in the bits of PyTorch on a CPU.
+//! Antialiased resize of 8-bit pixels, in the bits of PyTorch or of Pillow on a CPU.
 //!
-//! PyTorch filters rows first, then columns, and rounds to 8 bits in between. Each output pixel is a sum of products
-//! with 16-bit fixed-point weights, plus one half, shifted and clamped. Its AVX2 and its portable kernel agree in
-//! every bit (measured on torch 2.13 over thousands of sizes), so there is one reference. All sums are exact in 32
-//! bits, so that their order is free: that is what the vector versions live on.
+//! Both filter rows first, then columns, and round to 8 bits in between. Each output pixel is a sum of products with
+//! fixed-point weights, plus one half, shifted and clamped. PyTorch's weights have 16 bits (`i16`), Pillow's 22 behind
+//! the point (`i32`). PyTorch's AVX2 and its portable kernel agree in every bit (measured on torch 2.13 over thousands
+//! of sizes), so there is one reference. All sums are exact in 32 bits, so that their order is free: that is what the
+//! vector versions live on.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
@@ -11,7 +12,9 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
 pub(super) mod avx512;
+mod filters;
 pub(super) mod scalar;
 mod weights;
 
-pub(super) use weights::{Weights, Window};
+pub(crate) use weights::Filter;
+pub(super) use weights::{FixedPoint, Weights, Window};

@@ -1,18 +1,18 @@
 //! The reference for both passes of the resize.
 
-use super::{Weights, Window};
+use super::{FixedPoint, Weights, Window};
 
-/// Filters along rows: each row of `pixels`, `width` RGB pixels, becomes a row of `weights.len()` pixels until `out`
-/// is full. `pixels` may hold more rows.
-pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &mut [u8]) {
-    let rows = pixels.chunks_exact(3 * width);
+/// Filters along rows: every `row` bytes of `pixels` begin `weights.input()` RGB pixels, which become `weights.len()`
+/// pixels, until `out` is full. `pixels` may hold more rows; the last one may be cut after its pixels.
+pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
+    let rows = pixels.chunks(row);
     for (row, out) in rows.zip(out.chunks_exact_mut(3 * weights.len())) {
         for (window, out) in weights.iter().zip(out.chunks_exact_mut(3)) {
             let mut sums = [window.rounding.half(); 3];
             let pixels = row[3 * window.range.start..3 * window.range.end].chunks_exact(3);
             for (pixel, &weight) in pixels.zip(window.weights) {
                 for (sum, &channel) in sums.iter_mut().zip(pixel) {
-                    *sum += i32::from(weight) * i32::from(channel);
+                    *sum += weight.into() * i32::from(channel);
                 }
             }
             for (out, sum) in out.iter_mut().zip(sums) {
@@ -23,14 +23,14 @@ pub(crate) fn horizontal(pixels: &[u8], width: usize, weights: &Weights, out: &m
 }
 
 /// Filters along columns, for one output row: `rows` are the window's input rows, as long as `out` each.
-pub(crate) fn vertical(rows: &[u8], window: &Window<'_>, out: &mut [u8]) {
+pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], window: &Window<'_, T>, out: &mut [u8]) {
     const BLOCK: usize = 1024;
     let row = out.len();
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let mut sums = [window.rounding.half(); BLOCK];
         for (input, &weight) in rows.chunks_exact(row).zip(window.weights) {
             for (sum, &channel) in sums.iter_mut().zip(&input[block * BLOCK..][..out.len()]) {
-                *sum += i32::from(weight) * i32::from(channel);
+                *sum += weight.into() * i32::from(channel);
             }
         }
         for (out, sum) in out.iter_mut().zip(sums) {

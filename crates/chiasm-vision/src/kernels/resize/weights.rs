@@ -1,16 +1,81 @@
-//! Filter weights of one dimension (`HelperInterpBase` in PyTorch's `UpSampleKernel.cpp`, after Pillow's resampler).
+//! Filter weights of one dimension: real numbers as both PyTorch and Pillow compute them, then fixed point of either.
 
 use std::ops::Range;
 
+use super::filters;
+
+/// A resampling filter: how much an input counts by its distance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Filter {
+    /// A triangle.
+    Bilinear,
+    /// Keys' cubic convolution with a = -1/2.
+    Bicubic,
+    /// A windowed sinc of three lobes.
+    Lanczos,
+}
+
+impl Filter {
+    /// Distance beyond which nothing counts, at scale 1; downscaling widens it.
+    const fn support(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+}
+
+/// A library's way to make fixed-point weights. Both libraries filter rows first, then columns, and round to 8 bits in
+/// between.
+pub(crate) trait FixedPoint: Copy + Default + Into<i32> + std::fmt::Debug + Send + Sync + 'static {
+    /// The filter in the library's order of operations.
+    fn filter(filter: Filter, x: f64) -> f64;
+    /// Fractional bits, from the largest weight.
+    fn precision(largest: f64) -> u32;
+    /// A weight that was scaled and rounded, cut to its integer part.
+    fn cut(weight: f64) -> Self;
+}
+
+/// PyTorch (`HelperInterpBase` in `UpSampleKernel.cpp`): weights of 16 bits, as fine as the largest one allows.
+impl FixedPoint for i16 {
+    fn filter(filter: Filter, x: f64) -> f64 {
+        filters::torch(filter, x)
+    }
+
+    fn precision(largest: f64) -> u32 {
+        (0..22).find(|bits| (0.5 + largest * f64::from(2 << bits)) as i32 >= 1 << 15).unwrap_or(22)
+    }
+
+    fn cut(weight: f64) -> Self {
+        weight as Self
+    }
+}
+
+/// Pillow (`Resample.c`): weights of 22 fractional bits.
+impl FixedPoint for i32 {
+    fn filter(filter: Filter, x: f64) -> f64 {
+        filters::pillow(filter, x)
+    }
+
+    fn precision(_largest: f64) -> u32 {
+        22
+    }
+
+    fn cut(weight: f64) -> Self {
+        weight as Self
+    }
+}
+
 /// For each output index, which inputs contribute and with what fixed-point weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Weights {
+pub(crate) struct Weights<T> {
     /// Weights stored per output, a multiple of [`BLOCK`]; those beyond its range are 0.
     stride: usize,
     /// Contributing inputs of each output, at least one and at most `stride`.
     ranges: Vec<Range<usize>>,
     /// `stride` per output.
-    values: Vec<i16>,
+    values: Vec<T>,
     /// Number of inputs.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there is no vector code"))]
     input: usize,
@@ -22,18 +87,18 @@ pub(super) const BLOCK: usize = 4;
 
 /// One output's part of [`Weights`].
 #[derive(Clone, Debug)]
-pub(crate) struct Window<'a> {
+pub(crate) struct Window<'a, T> {
     /// Its inputs.
     pub(crate) range: Range<usize>,
     /// Their weights, then zeros up to a multiple of [`BLOCK`].
-    pub(super) weights: &'a [i16],
+    pub(super) weights: &'a [T],
     pub(super) rounding: Rounding,
 }
 
 /// From a sum of products to a pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rounding {
-    /// A weight of `1 << precision` is 1.0. From 0 to 22, so that no weight leaves 16 bits.
+    /// A weight of `1 << precision` is 1.0. From 0 to 22, so that no sum leaves 32 bits.
     pub(super) precision: u32,
 }
 
@@ -56,19 +121,20 @@ impl Rounding {
     }
 }
 
-impl Weights {
-    /// Weights for scaling `input` pixels to `output` pixels, both at least 1.
-    pub(crate) fn bicubic(input: usize, output: usize) -> Self {
+impl<T: FixedPoint> Weights<T> {
+    /// Weights for scaling `input` pixels to `output` pixels, both at least 1, of which only those in `kept`, at least
+    /// one, are wanted.
+    pub(crate) fn new(filter: Filter, input: usize, output: usize, kept: Range<usize>) -> Self {
         let scale = input as f64 / output as f64;
         let widening = scale.max(1.0);
-        // The cubic filter is 4 wide at scale 1; downscaling widens it.
-        let support = 2.0 * widening;
+        let support = filter.support() * widening;
         let taps = support.ceil() as usize * 2 + 1;
         let shrink = 1.0 / widening;
 
         let mut ranges = Vec::with_capacity(output);
         let mut exact = vec![0.0; output * taps];
         let mut largest = 0.0_f64;
+        // The precision depends on the weights of all outputs, also of those that are not wanted.
         for (index, weights) in exact.chunks_exact_mut(taps).enumerate() {
             let center = scale * (index as f64 + 0.5);
             // Casts cut towards zero and negative numbers to zero, which is the clamping that is wanted.
@@ -79,7 +145,7 @@ impl Weights {
             let weights = &mut weights[..length];
             let mut total = 0.0;
             for (tap, weight) in weights.iter_mut().enumerate() {
-                *weight = cubic(((tap + start) as f64 - center + 0.5) * shrink);
+                *weight = T::filter(filter, ((tap + start) as f64 - center + 0.5) * shrink);
                 total += *weight;
             }
             if total != 0.0 {
@@ -91,13 +157,15 @@ impl Weights {
             ranges.push(start..start + length);
         }
 
-        let precision = precision(largest);
+        let precision = T::precision(largest);
         let one = f64::from(1 << precision);
+        let ranges = ranges[kept.clone()].to_vec();
         let stride = ranges.iter().map(Range::len).max().unwrap_or(0).next_multiple_of(BLOCK);
-        let mut values = vec![0; output * stride];
-        for (values, exact) in values.chunks_exact_mut(stride).zip(exact.chunks_exact(taps)) {
+        let mut values = vec![T::default(); ranges.len() * stride];
+        let exact = exact.chunks_exact(taps).skip(kept.start);
+        for (values, exact) in values.chunks_exact_mut(stride).zip(exact) {
             for (value, weight) in values.iter_mut().zip(exact) {
-                *value = (weight * one + 0.5_f64.copysign(*weight)) as i16;
+                *value = T::cut(weight * one + 0.5_f64.copysign(*weight));
             }
         }
         Self { stride, ranges, values, input, rounding: Rounding { precision } }
@@ -109,13 +177,13 @@ impl Weights {
     }
 
     /// One output's inputs and weights.
-    pub(crate) fn window(&self, output: usize) -> Window<'_> {
+    pub(crate) fn window(&self, output: usize) -> Window<'_, T> {
         let weights = &self.values[output * self.stride..][..self.stride];
         Window { range: self.ranges[output].clone(), weights, rounding: self.rounding }
     }
 
     /// For each output in order: its window.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Window<'_>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Window<'_, T>> {
         (0..self.len()).map(|output| self.window(output))
     }
 
@@ -131,7 +199,7 @@ impl Weights {
 
 /// What vector code relies on.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there is no vector code"))]
-impl Weights {
+impl<T> Weights<T> {
     /// Number of inputs: every range lies below it.
     pub(super) const fn input(&self) -> usize {
         self.input
@@ -147,24 +215,6 @@ impl Weights {
     }
 }
 
-/// The most fractional bits with which the largest weight still fits into 16 bits, sign included.
-fn precision(largest: f64) -> u32 {
-    (0..22).find(|bits| (0.5 + largest * f64::from(2 << bits)) as i32 >= 1 << 15).unwrap_or(22)
-}
-
-/// Keys' cubic convolution with a = -1/2, written in PyTorch's order of operations.
-fn cubic(x: f64) -> f64 {
-    const A: f64 = -0.5;
-    let x = x.abs();
-    if x < 1.0 {
-        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
-    } else if x < 2.0 {
-        ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A
-    } else {
-        0.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,7 +222,7 @@ mod tests {
 
     #[test]
     fn the_same_length_gets_the_identity() {
-        let weights = Weights::bicubic(9, 9);
+        let weights = Weights::<i16>::new(Filter::Bicubic, 9, 9, 0..9);
         for (index, window) in weights.iter().enumerate() {
             for (input, &value) in window.range.zip(window.weights) {
                 assert_eq!(value, if input == index { 1 << window.rounding.precision } else { 0 });
@@ -180,20 +230,46 @@ mod tests {
         }
     }
 
+    fn filters() -> impl Strategy<Value = Filter> {
+        prop_oneof![Just(Filter::Bilinear), Just(Filter::Bicubic), Just(Filter::Lanczos)]
+    }
+
+    /// The sums of the kernels are i32: no pixels may make them overflow.
+    fn check<T: FixedPoint>(weights: &Weights<T>, output: usize) -> Result<(), TestCaseError> {
+        prop_assert_eq!(weights.len(), output);
+        let one = 1_i64 << weights.rounding.precision;
+        for Window { range, weights: values, .. } in weights.iter() {
+            let values: Vec<i64> = values.iter().map(|&value| i64::from(value.into())).collect();
+            prop_assert!(!range.is_empty() && range.end <= weights.input);
+            prop_assert!(values.len() % BLOCK == 0 && values[range.len()..].iter().all(|&value| value == 0));
+            let sum: i64 = values.iter().sum();
+            prop_assert!((sum - one).abs() <= values.len() as i64);
+            let reach: i64 = values.iter().map(|value| value.abs()).sum();
+            prop_assert!(reach * 255 + one < i64::from(i32::MAX));
+        }
+        Ok(())
+    }
+
     proptest! {
-        /// The sums of the kernels are i32: no pixels may make them overflow.
         #[test]
-        fn weights_sum_to_one_and_stay_in_bounds(input in 1..3000_usize, output in 1..1500_usize) {
-            let weights = Weights::bicubic(input, output);
-            prop_assert_eq!(weights.len(), output);
-            let one = 1_i64 << weights.rounding.precision;
-            for Window { range, weights: values, .. } in weights.iter() {
-                prop_assert!(!range.is_empty() && range.end <= input);
-                prop_assert!(values.len() % BLOCK == 0 && values[range.len()..].iter().all(|&value| value == 0));
-                let sum: i64 = values.iter().map(|&value| i64::from(value)).sum();
-                prop_assert!((sum - one).abs() <= values.len() as i64);
-                let reach: i64 = values.iter().map(|&value| i64::from(value).abs()).sum();
-                prop_assert!(reach * 255 + one < i64::from(i32::MAX));
+        fn weights_sum_to_one_and_stay_in_bounds(filter in filters(), input in 1..3000_usize, output in 1..1500_usize) {
+            check(&Weights::<i16>::new(filter, input, output, 0..output), output)?;
+            check(&Weights::<i32>::new(filter, input, output, 0..output), output)?;
+        }
+
+        #[test]
+        fn a_part_of_the_outputs_has_the_weights_that_it_has_in_the_whole(
+            filter in filters(), input in 1..300_usize, output in 1..150_usize, from in 0..150_usize, count in 1..150_usize,
+        ) {
+            let from = from % output;
+            let kept = from..(from + count).min(output);
+            let whole = Weights::<i16>::new(filter, input, output, 0..output);
+            let part = Weights::<i16>::new(filter, input, output, kept.clone());
+            prop_assert_eq!(part.len(), kept.len());
+            for (part, whole) in part.iter().zip(whole.iter().skip(from)) {
+                prop_assert_eq!(&part.range, &whole.range);
+                prop_assert_eq!(part.rounding, whole.rounding);
+                prop_assert_eq!(&part.weights[..part.range.len()], &whole.weights[..part.range.len()]);
             }
         }
     }

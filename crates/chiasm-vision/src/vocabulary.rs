@@ -1,0 +1,30 @@
+//! What a family has to ask the model's tokenizer.
+
+use chiasm_types::TokenId;
+
+/// The tokens of a model. Families ask for the tokens around an image once, when the model is loaded.
+pub trait Vocabulary {
+    /// The one token that is written so, special tokens included; `None` if there is none.
+    fn id(&self, token: &str) -> Option<TokenId>;
+
+    /// The tokens of a text, without those that a tokenizer puts around a whole prompt. Written special tokens are
+    /// recognised.
+    ///
+    /// # Errors
+    /// `Err` with the tokenizer's words if it cannot tokenize the text.
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String>;
+}
+
+/// A vocabulary without any token, for families that name all of theirs in config.json (Qwen-VL, LLaVA).
+#[derive(Clone, Copy, Debug)]
+pub struct NoVocabulary;
+
+impl Vocabulary for NoVocabulary {
+    fn id(&self, _token: &str) -> Option<TokenId> {
+        None
+    }
+
+    fn encode(&self, _text: &str) -> Result<Vec<TokenId>, String> {
+        Err("there is no tokenizer".into())
+    }
+}
