@@ -76,7 +76,11 @@ pub enum VisionError {
         available: Vec<&'static str>,
     },
     /// A key of `mm_processor_kwargs` that is not implemented.
-    #[error("mm_processor_kwargs.{key} is not supported, only {}", known.join(", "))]
+    #[error(
+        "mm_processor_kwargs.{key} is not supported, {}{}",
+        if known.is_empty() { "this model takes none" } else { "only " },
+        known.join(", ")
+    )]
     UnknownKwarg {
         /// The key, with its parent if nested: `size.height`.
         key: String,
@@ -114,6 +118,39 @@ pub enum VisionError {
         width: f64,
         /// Height after resizing, possibly infinite.
         height: f64,
+    },
+    /// The image would not have the one size that the model's vision tower takes.
+    #[error("an image of {size} pixels would become {found}, but the model takes {expected}: change size or crop_size")]
+    TowerSize {
+        /// Its size.
+        size: ImageSize,
+        /// Size after resizing and cropping.
+        found: ImageSize,
+        /// Size that the vision tower takes.
+        expected: ImageSize,
+    },
+    /// The settings allow two arrangements of tiles for this image, and which one the model's processor takes depends on
+    /// the order of a Python set.
+    #[error("an image of {size} pixels can be tiled in two ways that are equally good: lower min_dynamic_patch")]
+    AmbiguousTiles {
+        /// Its size.
+        size: ImageSize,
+    },
+    /// The tokenizer lacks a token that the family puts around images.
+    #[error("the tokenizer has no token {token:?}, which {model_type} models need")]
+    MissingToken {
+        /// The token's text.
+        token: &'static str,
+        /// The family.
+        model_type: &'static str,
+    },
+    /// The tokenizer fails on a text that the family puts around images.
+    #[error("the tokenizer cannot encode {text:?}: {problem}")]
+    Tokenizer {
+        /// The text.
+        text: String,
+        /// Its words.
+        problem: String,
     },
     /// The model directory turns resizing off, and this image does not consist of whole patches.
     #[error("an image of {size} pixels is not a multiple of {factor} in both sides, and do_resize is off")]
@@ -175,12 +212,16 @@ impl VisionError {
             | Self::UnknownFamily { .. }
             | Self::UnknownImageProcessor { .. }
             | Self::Setting { .. }
+            | Self::MissingToken { .. }
+            | Self::Tokenizer { .. }
             | Self::UnknownKernels { .. } => Fault::Model,
             Self::UnknownKwarg { .. }
             | Self::InvalidKwarg { .. }
             | Self::EmptyImage { .. }
             | Self::AspectRatio { .. }
             | Self::TooLarge { .. }
+            | Self::TowerSize { .. }
+            | Self::AmbiguousTiles { .. }
             | Self::Indivisible { .. } => Fault::Request,
             Self::PixelCount { .. } | Self::OtherImage { .. } | Self::OutputLength { .. } | Self::NotAFloat(_) => {
                 Fault::Program

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use chiasm_types::TokenId;
 use serde_json::{Map, Value};
 
-use crate::families::qwen_vl;
+use crate::families::qwen_vl::{self, QwenVl};
+use crate::families::{gemma3, internvl, internvl_chat, llama4, llava, llava_next, pixtral};
 use crate::kernels::Normalization;
 use crate::model_dir::ModelDir;
 use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
@@ -63,12 +64,16 @@ pub(crate) struct FamilyEntry {
     pub(crate) model_type: &'static str,
     /// Which models of this type: several families share `llava`.
     pub(crate) vision: VisionTower,
-    /// Values of `image_processor_type` that mean this family's processor; so does none.
+    /// Values of `image_processor_type` that mean this family's processor; so does none. Empty if there is no file for
+    /// it.
     pub(crate) image_processors: &'static [&'static str],
     /// Whether vLLM normalises on the device by default (`supports_mm_device_do_normalize` of the model class).
     pub(crate) engine_normalizes: bool,
-    pub(crate) build: fn(&ModelDir, &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError>,
+    pub(crate) build: Build,
 }
+
+/// Makes a family of a model directory.
+type Build = fn(&ModelDir, &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError>;
 
 /// Which `model_type` of `vision_config` a row of the table takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,30 +100,100 @@ impl VisionTower {
 /// which vLLM requires.
 const QWEN_VL_PROCESSORS: &[&str] = &["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"];
 
+const CLIP_PROCESSORS: &[&str] = &[
+    "CLIPImageProcessor",
+    "CLIPImageProcessorFast",
+    "CLIPImageProcessorPil",
+    "LlavaImageProcessor",
+    "LlavaImageProcessorFast",
+    "LlavaImageProcessorPil",
+    "SiglipImageProcessor",
+    "SiglipImageProcessorFast",
+    "SiglipImageProcessorPil",
+];
+const LLAVA_NEXT_PROCESSORS: &[&str] =
+    &["LlavaNextImageProcessor", "LlavaNextImageProcessorFast", "LlavaNextImageProcessorPil"];
+const PIXTRAL_PROCESSORS: &[&str] = &["PixtralImageProcessor", "PixtralImageProcessorFast", "PixtralImageProcessorPil"];
+const GEMMA3_PROCESSORS: &[&str] = &["Gemma3ImageProcessor", "Gemma3ImageProcessorFast", "Gemma3ImageProcessorPil"];
+const LLAMA4_PROCESSORS: &[&str] = &["Llama4ImageProcessor", "Llama4ImageProcessorFast"];
+const GOT_OCR2_PROCESSORS: &[&str] =
+    &["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"];
+
 /// The table. A new family gets a row here and a file in `families/`.
 pub(crate) static FAMILIES: &[FamilyEntry] = &[
+    qwen_vl("qwen2_vl", |dir, _| QwenVl::read(dir, qwen_vl::Generation::Two)),
+    qwen_vl("qwen2_5_vl", |dir, _| QwenVl::read(dir, qwen_vl::Generation::TwoFive)),
+    qwen_vl("qwen3_vl", |dir, _| QwenVl::read(dir, qwen_vl::Generation::Three)),
+    qwen_vl("qwen3_vl_moe", |dir, _| QwenVl::read(dir, qwen_vl::Generation::Three)),
+    qwen_vl("qwen3_5", |dir, _| QwenVl::read(dir, qwen_vl::Generation::ThreeFive)),
+    qwen_vl("qwen3_5_moe", |dir, _| QwenVl::read(dir, qwen_vl::Generation::ThreeFive)),
     FamilyEntry {
-        model_type: "qwen2_vl",
-        vision: VisionTower::Any,
-        image_processors: QWEN_VL_PROCESSORS,
-        engine_normalizes: true,
-        build: |dir, _| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::Two),
+        model_type: "llava",
+        vision: VisionTower::Not("pixtral"),
+        image_processors: CLIP_PROCESSORS,
+        engine_normalizes: false,
+        build: |dir, _| llava::Llava::read(dir),
     },
     FamilyEntry {
-        model_type: "qwen2_5_vl",
-        vision: VisionTower::Any,
-        image_processors: QWEN_VL_PROCESSORS,
-        engine_normalizes: true,
-        build: |dir, _| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::TwoFive),
+        model_type: "llava",
+        vision: VisionTower::Only("pixtral"),
+        image_processors: PIXTRAL_PROCESSORS,
+        engine_normalizes: false,
+        build: |dir, vocabulary| pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Pixtral),
     },
     FamilyEntry {
-        model_type: "qwen3_vl",
+        model_type: "llava_next",
         vision: VisionTower::Any,
-        image_processors: QWEN_VL_PROCESSORS,
+        image_processors: LLAVA_NEXT_PROCESSORS,
+        engine_normalizes: false,
+        build: |dir, _| llava_next::LlavaNext::read(dir),
+    },
+    FamilyEntry {
+        model_type: "llama4",
+        vision: VisionTower::Any,
+        image_processors: LLAMA4_PROCESSORS,
+        engine_normalizes: false,
+        build: llama4::Llama4::read,
+    },
+    FamilyEntry {
+        model_type: "gemma3",
+        vision: VisionTower::Any,
+        image_processors: GEMMA3_PROCESSORS,
+        engine_normalizes: false,
+        build: gemma3::Gemma3::read,
+    },
+    FamilyEntry {
+        model_type: "internvl",
+        vision: VisionTower::Any,
+        image_processors: GOT_OCR2_PROCESSORS,
+        engine_normalizes: false,
+        build: internvl::InternVl::read,
+    },
+    FamilyEntry {
+        model_type: "internvl_chat",
+        vision: VisionTower::Any,
+        image_processors: &[],
+        engine_normalizes: false,
+        build: internvl_chat::InternVlChat::read,
+    },
+    FamilyEntry {
+        model_type: "mistral3",
+        vision: VisionTower::Only("pixtral"),
+        image_processors: PIXTRAL_PROCESSORS,
         engine_normalizes: true,
-        build: |dir, _| qwen_vl::QwenVl::read(dir, qwen_vl::Generation::Three),
+        build: |dir, vocabulary| pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Mistral3),
     },
 ];
+
+const fn qwen_vl(model_type: &'static str, build: Build) -> FamilyEntry {
+    FamilyEntry {
+        model_type,
+        vision: VisionTower::Any,
+        image_processors: QWEN_VL_PROCESSORS,
+        engine_normalizes: true,
+        build,
+    }
+}
 
 /// The row for a model directory.
 pub(crate) fn find(dir: &ModelDir) -> Result<&'static FamilyEntry, VisionError> {
@@ -128,7 +203,10 @@ pub(crate) fn find(dir: &ModelDir) -> Result<&'static FamilyEntry, VisionError> 
         .iter()
         .find(|entry| entry.model_type == model_type && entry.vision.takes(tower))
         .ok_or_else(|| VisionError::UnknownFamily { model_type: model_type.into(), known: known() })?;
-    match dir.image_processor.text("image_processor_type")? {
+    if entry.image_processors.is_empty() {
+        return Ok(entry);
+    }
+    match dir.image_processor()?.text("image_processor_type")? {
         Some(found) if !entry.image_processors.contains(&found) => Err(VisionError::UnknownImageProcessor {
             found: found.into(),
             model_type: entry.model_type,

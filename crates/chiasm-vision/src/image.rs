@@ -14,6 +14,11 @@ pub struct ImageSize {
 }
 
 impl ImageSize {
+    /// As wide as high.
+    pub const fn square(side: u32) -> Self {
+        Self { width: side, height: side }
+    }
+
     /// `width * height`.
     pub const fn area(self) -> u64 {
         self.width as u64 * self.height as u64

@@ -6,6 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use chiasm_types::TokenId;
 use serde_json::{Map, Value};
 
 use crate::VisionError;
@@ -78,12 +79,14 @@ impl Section {
 /// The parts of a model directory that say how images are handled.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelDir {
+    dir: PathBuf,
     /// `config.json`
     pub(crate) config: Section,
     /// `vision_config` of it
     pub(crate) vision: Section,
-    /// Settings of the image processor
-    pub(crate) image_processor: Section,
+    /// `processor_config.json`, empty if there is none
+    pub(crate) processor: Section,
+    image_processor: Option<Section>,
 }
 
 impl ModelDir {
@@ -95,16 +98,27 @@ impl ModelDir {
         let Some(vision) = config.section("vision_config")? else {
             return Ok(None);
         };
-        let nested = match read_object(&dir.join("processor_config.json"))? {
-            Some(processor) => processor.section("image_processor")?,
-            None => None,
+        let path = dir.join("processor_config.json");
+        let processor = read_object(&path)?.unwrap_or_else(|| Section { path, values: Map::new() });
+        let image_processor = match processor.section("image_processor")? {
+            Some(nested) => Some(nested),
+            None => read_object(&dir.join("preprocessor_config.json"))?,
         };
-        let image_processor = match nested {
-            Some(nested) => nested,
-            None => read_object(&dir.join("preprocessor_config.json"))?
-                .ok_or_else(|| VisionError::NoImageProcessor { dir: dir.into() })?,
+        Ok(Some(Self { dir: dir.into(), config, vision, processor, image_processor }))
+    }
+
+    /// Settings of the image processor.
+    pub(crate) fn image_processor(&self) -> Result<&Section, VisionError> {
+        self.image_processor.as_ref().ok_or_else(|| VisionError::NoImageProcessor { dir: self.dir.clone() })
+    }
+
+    /// A token id in config.json, under the first of these names that is there.
+    pub(crate) fn token(&self, names: &[&'static str], default: u32) -> Result<TokenId, VisionError> {
+        let Some(&name) = names.iter().find(|name| self.config.get(name).is_some()) else {
+            return Ok(TokenId(default));
         };
-        Ok(Some(Self { config, vision, image_processor }))
+        let id = self.config.get(name).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+        id.map(TokenId).ok_or_else(|| self.config.problem(name, "must be a token id: an integer below 2^32"))
     }
 }
 

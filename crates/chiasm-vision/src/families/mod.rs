@@ -1,3 +1,12 @@
-//! One folder per image family: its settings and the arithmetic of its layout.
+//! One module per image family: its settings and the arithmetic of its layout.
 
+pub(crate) mod gemma3;
+pub(crate) mod internvl;
+pub(crate) mod internvl_chat;
+pub(crate) mod llama4;
+pub(crate) mod llava;
+pub(crate) mod llava_next;
+pub(crate) mod pixtral;
 pub(crate) mod qwen_vl;
+mod tiled;
+mod tower;

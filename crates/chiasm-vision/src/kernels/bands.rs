@@ -15,8 +15,22 @@ use crate::RgbView;
 pub(crate) enum Resampler {
     /// As PyTorch does.
     Torch(Filter),
-    /// As Pillow does.
+    /// As Pillow 13 does.
     Pillow(Filter),
+}
+
+impl Resampler {
+    /// Which pass comes first, where both are needed. Pillow 13 starts with the columns if they shrink by more than
+    /// twice as many pixels as the rows do. (Found by comparing both orders with it, for 7,000 random sizes.)
+    pub(super) fn starts_with_columns(self, layer: &Layer) -> bool {
+        match self {
+            Self::Torch(_) => false,
+            Self::Pillow(_) => {
+                let shrinks = |from: usize, to| from.saturating_sub(to);
+                shrinks(layer.source.height, layer.height) > 2 * shrinks(layer.source.width, layer.width)
+            }
+        }
+    }
 }
 
 /// What a thread keeps between images, so that it neither asks for memory nor clears it each time.
@@ -26,6 +40,8 @@ struct Scratch {
     narrowed: Vec<u8>,
     /// One band of the canvas.
     band: Vec<u8>,
+    /// The lines of one band after the vertical pass, where that comes first.
+    flattened: Vec<u8>,
 }
 
 /// A thread gives back scratch beyond this many bytes. Bands of images of usual sizes need a tenth of it.
@@ -49,7 +65,8 @@ pub(crate) fn write(
     for layer in layers {
         let (out, others) = rest.split_at_mut(elements.size() * layer.layout.elements());
         rest = others;
-        let part = Part { kernels, image, layer, elements, parts: 0..layer.layout.parts() };
+        let columns_first = resampler.starts_with_columns(layer);
+        let part = Part { kernels, image, layer, columns_first, elements, parts: 0..layer.layout.parts() };
         match resampler {
             Resampler::Torch(filter) => part.write::<i16>(filter, out),
             Resampler::Pillow(filter) => part.write::<i32>(filter, out),
@@ -62,6 +79,7 @@ struct Part<'a> {
     kernels: Implementation,
     image: RgbView<'a>,
     layer: &'a Layer,
+    columns_first: bool,
     elements: Elements<'a>,
     parts: Range<usize>,
 }
@@ -78,14 +96,14 @@ impl Part<'_> {
         };
         SCRATCH.with_borrow_mut(|scratch| {
             self.write_bands(&passes, scratch, out);
-            if scratch.narrowed.len() + scratch.band.len() > KEPT {
+            if scratch.narrowed.len() + scratch.band.len() + scratch.flattened.len() > KEPT {
                 *scratch = Scratch::default();
             }
         });
     }
 
     fn write_bands<T: Resize>(&self, passes: &Passes<T>, scratch: &mut Scratch, out: &mut [u8]) {
-        let Scratch { narrowed, band } = scratch;
+        let Scratch { narrowed, band, flattened } = scratch;
         let layout = self.layer.layout;
         let (part_height, band_height) = (layout.part_height(), layout.band_height());
         // Lines of the source that `narrowed` holds.
@@ -95,13 +113,59 @@ impl Part<'_> {
             let end = (part + 1) * part_height;
             for start in (part * part_height..end).step_by(band_height) {
                 let lines = start..(start + band_height).min(end);
-                let pixels = self.band(passes, lines.clone(), narrowed, &mut held, band);
+                let pixels = match (&passes.horizontal, &passes.vertical) {
+                    (Some(horizontal), Some(vertical)) if self.columns_first => {
+                        self.band_columns_first(horizontal, vertical, lines, narrowed, flattened, band)
+                    }
+                    _ => self.band(passes, lines, narrowed, &mut held, band),
+                };
                 match layout {
                     Layout::Patches(grid) => self.kernels.patchify(pixels, &grid.band(), self.elements, out),
                     Layout::Tiles(grid) => self.kernels.tiles(pixels, start, &grid, self.elements, out),
                 }
             }
         }
+    }
+
+    /// These lines of the canvas, the vertical pass first.
+    fn band_columns_first<'b, T: Resize>(
+        &self,
+        horizontal: &Weights<T>,
+        vertical: &Weights<T>,
+        lines: Range<usize>,
+        copied: &mut Vec<u8>,
+        flattened: &mut Vec<u8>,
+        band: &'b mut Vec<u8>,
+    ) -> &'b [u8] {
+        let (layer, source) = (self.layer, self.layer.source);
+        let (width, row, source_row) = (3 * layer.layout.width(), 3 * layer.columns().len(), 3 * source.width);
+        let left = 3 * layer.left.max(0).unsigned_abs();
+        let top = layer.top.max(0).unsigned_abs();
+        let covered = lines.start.max(top)..lines.end.min(top + layer.rows().len());
+        let image_row = 3 * self.image.size().width as usize;
+        let origin = source.top * image_row + 3 * source.left;
+        let first = lines.start;
+        let band = at_least(band, width * lines.len());
+        for out in band.chunks_exact_mut(width) {
+            fill(out, layer.fill);
+        }
+        for y in covered {
+            let window = vertical.window(y - top);
+            let inputs = &self.image.pixels()[origin + image_row * window.range.start..];
+            let flattened = at_least(flattened, source_row);
+            if source_row == image_row {
+                self.kernels.vertical(&inputs[..image_row * window.range.len()], &window, flattened);
+            } else {
+                let copied = at_least(copied, source_row * window.range.len());
+                for (line, copy) in inputs.chunks(image_row).zip(copied.chunks_exact_mut(source_row)) {
+                    copy.copy_from_slice(&line[..source_row]);
+                }
+                self.kernels.vertical(copied, &window, flattened);
+            }
+            let out = &mut band[width * (y - first) + left..][..row];
+            self.kernels.horizontal(flattened, source_row, horizontal, out);
+        }
+        band
     }
 
     /// These lines of the canvas.

@@ -93,6 +93,14 @@ impl Layout {
         }
     }
 
+    /// Tiles, of which patches are none.
+    pub(crate) const fn tiles(&self) -> usize {
+        match self {
+            Self::Patches(_) => 0,
+            Self::Tiles(grid) => grid.len(),
+        }
+    }
+
     /// Elements that are written, `None` if no memory holds so many.
     pub(crate) fn checked_elements(&self) -> Option<usize> {
         let frames = match self {

@@ -1,5 +1,7 @@
 //! Every implementation against the scalar one; the whole way in bands against the whole way image by image.
 
+use std::ops::Range;
+
 use proptest::prelude::*;
 
 use super::dispatch::Resize;
@@ -78,31 +80,44 @@ fn layers() -> impl Strategy<Value = (ImageSize, Layer)> {
 }
 
 /// The way from an image to its tensor by the references, one image-sized step after the other.
-fn reference<T: Resize>(image: RgbView<'_>, filter: Filter, layer: &Layer, elements: Elements<'_>) -> Vec<u8> {
+fn reference<T: Resize>(
+    image: RgbView<'_>,
+    filter: Filter,
+    columns_first: bool,
+    layer: &Layer,
+    elements: Elements<'_>,
+) -> Vec<u8> {
     let Layer { source, width, height, left, top, fill, layout } = *layer;
     let row = 3 * image.size().width as usize;
-    let mut pixels: Vec<u8> = (source.top..source.top + source.height)
+    let pixels: Vec<u8> = (source.top..source.top + source.height)
         .flat_map(|y| &image.pixels()[y * row + 3 * source.left..][..3 * source.width])
         .copied()
         .collect();
-    if width != source.width {
+    let horizontal = |pixels: Vec<u8>, height: usize| {
+        if width == source.width {
+            return pixels;
+        }
         let weights = Weights::<T>::new(filter, source.width, width, 0..width);
-        let mut out = vec![0; 3 * width * source.height];
+        let mut out = vec![0; 3 * width * height];
         resize::scalar::horizontal(&pixels, 3 * source.width, &weights, &mut out);
-        pixels = out;
-    }
-    if height != source.height {
+        out
+    };
+    let vertical = |pixels: Vec<u8>, width: usize| {
+        if height == source.height {
+            return pixels;
+        }
         let weights = Weights::<T>::new(filter, source.height, height, 0..height);
         let mut out = vec![0; 3 * width * height];
         for (window, out) in weights.iter().zip(out.chunks_exact_mut(3 * width)) {
-            resize::scalar::vertical(
-                &pixels[3 * width * window.range.start..3 * width * window.range.end],
-                &window,
-                out,
-            );
+            let Range { start, end } = window.range;
+            resize::scalar::vertical(&pixels[3 * width * start..3 * width * end], &window, out);
         }
-        pixels = out;
-    }
+        out
+    };
+    let pixels = match columns_first {
+        true => horizontal(vertical(pixels, source.width), height),
+        false => vertical(horizontal(pixels, source.height), width),
+    };
     let mut canvas = Vec::new();
     for y in 0..layout.height() as isize {
         for x in 0..layout.width() as isize {
@@ -217,7 +232,7 @@ proptest! {
         let size = ImageSize { width: grid.image_width() as u32, height: grid.image_height() as u32 };
         let layer = Layer::whole(grid.image_width(), grid.image_height(), Layout::Patches(grid));
         for elements in [Elements::Raw, Elements::Two(&two), Elements::Four(&four)] {
-            let expected = reference::<i16>(RgbView::new(size, &pixels).unwrap(), Filter::Bicubic, &layer, elements);
+            let expected = reference::<i16>(RgbView::new(size, &pixels).unwrap(), Filter::Bicubic, false, &layer, elements);
             for kernels in Implementation::available() {
                 let mut out = vec![0xA5; expected.len()];
                 kernels.patchify(&pixels, &grid, elements, &mut out);
@@ -261,8 +276,11 @@ proptest! {
         for elements in [Elements::Raw, Elements::Two(&two)] {
             for resampler in [Resampler::Torch(filter), Resampler::Pillow(filter)] {
                 let expected = match resampler {
-                    Resampler::Torch(filter) => reference::<i16>(image, filter, &layer, elements),
-                    Resampler::Pillow(filter) => reference::<i32>(image, filter, &layer, elements),
+                    Resampler::Torch(filter) => reference::<i16>(image, filter, false, &layer, elements),
+                    Resampler::Pillow(filter) => {
+                        let columns_first = resampler.starts_with_columns(&layer);
+                        reference::<i32>(image, filter, columns_first, &layer, elements)
+                    }
                 };
                 for kernels in Implementation::available() {
                     // Two layers, to see that each writes its own part.

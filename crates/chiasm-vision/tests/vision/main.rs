@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test crate, all of it")]
 
+mod families;
+mod family_plans;
 mod fixture_image;
 mod golden;
 mod kwargs;

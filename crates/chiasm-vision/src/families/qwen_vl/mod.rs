@@ -24,7 +24,7 @@ use settings::Settings;
 const PROMPT_TEXT: &str = "<|vision_start|><|image_pad|><|vision_end|>";
 
 /// `image_token_id` of the three config classes, for a config.json without it.
-const IMAGE_TOKEN: u64 = 151_655;
+const IMAGE_TOKEN: u32 = 151_655;
 
 /// What differs between the members of the family beyond their settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ pub(crate) enum Generation {
     Two,
     TwoFive,
     Three,
+    ThreeFive,
 }
 
 impl Generation {
@@ -39,13 +40,13 @@ impl Generation {
     const fn vision_patch_size(self) -> u64 {
         match self {
             Self::Two | Self::TwoFive => 14,
-            Self::Three => 16,
+            Self::Three | Self::ThreeFive => 16,
         }
     }
 
     /// vLLM completes a half-given `size` for Qwen3-VL only (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
     const fn completes_size(self) -> bool {
-        matches!(self, Self::Three)
+        matches!(self, Self::Three | Self::ThreeFive)
     }
 }
 
@@ -60,7 +61,8 @@ pub(crate) struct QwenVl {
 
 impl QwenVl {
     pub(crate) fn read(dir: &ModelDir, generation: Generation) -> Result<Arc<dyn Family>, VisionError> {
-        let settings = Settings::read(&dir.image_processor)?;
+        let file = dir.image_processor()?;
+        let settings = Settings::read(file)?;
         // The engine builds its vision tower from config.json: patches of another shape would kill it.
         for (key, in_config, default, used) in [
             ("patch_size", "patch_size", generation.vision_patch_size(), settings.patch),
@@ -69,15 +71,12 @@ impl QwenVl {
         ] {
             let expected = dir.vision.positive(in_config)?.unwrap_or(default);
             if u64::from(used) != expected {
-                return Err(dir
-                    .image_processor
-                    .problem(key, format!("is {used}, but vision_config.{in_config} in config.json is {expected}")));
+                return Err(
+                    file.problem(key, format!("is {used}, but vision_config.{in_config} in config.json is {expected}"))
+                );
             }
         }
-        let image_token = dir.config.positive("image_token_id")?.unwrap_or(IMAGE_TOKEN);
-        let image_token =
-            u32::try_from(image_token).map_err(|_| dir.config.problem("image_token_id", "must be below 2^32"))?;
-        let image_token = TokenId(image_token);
+        let image_token = dir.token(&["image_token_id"], IMAGE_TOKEN)?;
         let prompt = ImagePrompt::token(PROMPT_TEXT, image_token);
         Ok(Arc::new(Self { generation, settings, image_token, prompt }))
     }

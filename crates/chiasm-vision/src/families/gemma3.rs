@@ -1,0 +1,250 @@
+//! Gemma 3: `Gemma3ImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it.
+//!
+//! The image is squeezed into one square of a fixed number of tokens. With pan and scan, which a request may ask for,
+//! crops of long images follow as squares of their own, and words stand between them in the prompt.
+
+use std::sync::Arc;
+
+use chiasm_types::{TokenId, TokenRun};
+use serde_json::{Map, Value};
+
+use crate::family::{Family, ImagePrompt};
+use crate::kernels::{Filter, Layer, Layout, Normalization, Region, Resampler, TileGrid};
+use crate::model_dir::{ModelDir, Section};
+use crate::plan::PixelTensor;
+use crate::settings::{self, STANDARD};
+use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+
+/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `gemma3_mm.py`).
+const PROMPT_TEXT: &str = "<start_of_image>";
+/// More crops than any model is trained for; keeps plans short.
+const MOST_CROPS: u64 = 64;
+
+/// More tokens per square than any model makes; keeps products within bounds.
+const MOST_TOKENS: u64 = 1 << 20;
+
+/// One Gemma 3 model.
+#[derive(Clone, Debug)]
+pub(crate) struct Gemma3 {
+    size: ImageSize,
+    filter: Filter,
+    normalization: Normalization,
+    pan_and_scan: Option<PanAndScan>,
+    words: Words,
+    prompt: ImagePrompt,
+}
+
+/// The tokens of an image's placeholder, beside its embeddings.
+#[derive(Clone, Debug)]
+struct Words {
+    image: TokenId,
+    /// Embeddings per square.
+    count: usize,
+    /// Before the only square, up to its start.
+    before: Vec<TokenId>,
+    /// Before the first of several squares.
+    original: Vec<TokenId>,
+    /// Between the first and the second.
+    crops: Vec<TokenId>,
+    /// Between the others.
+    next: Vec<TokenId>,
+    /// After the last.
+    after: Vec<TokenId>,
+}
+
+/// When and how an image is cut into crops.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct PanAndScan {
+    min_crop_size: u32,
+    max_num_crops: u32,
+    min_ratio_to_activate: f64,
+}
+
+impl PanAndScan {
+    /// A request's settings with the defaults of `Gemma3ProcessorKwargs`, which hide those of the model directory.
+    fn read(kwargs: &Map<String, Value>) -> Result<Option<Self>, VisionError> {
+        const ON: &str = "do_pan_and_scan";
+        const CROPS: &str = "pan_and_scan_max_num_crops";
+        const SIZE: &str = "pan_and_scan_min_crop_size";
+        const RATIO: &str = "pan_and_scan_min_ratio_to_activate";
+        const KNOWN: &[&str] = &[ON, SIZE, CROPS, RATIO];
+        let mut on = false;
+        let mut settings = Self { min_crop_size: 256, max_num_crops: 4, min_ratio_to_activate: 1.2 };
+        for (name, value) in kwargs {
+            let Some(&key) = KNOWN.iter().find(|known| *known == name) else {
+                return Err(VisionError::UnknownKwarg { key: name.clone(), known: KNOWN });
+            };
+            let invalid = |problem: &str| VisionError::InvalidKwarg { key, problem: problem.into() };
+            let number = |most| value.as_u64().filter(|number| (1..=most).contains(number)).map(|number| number as u32);
+            match key {
+                ON => on = value.as_bool().ok_or_else(|| invalid("must be true or false"))?,
+                SIZE => settings.min_crop_size = number(1 << 24).ok_or_else(|| invalid("must be from 1 to 2^24"))?,
+                CROPS => settings.max_num_crops = number(MOST_CROPS).ok_or_else(|| invalid("must be from 1 to 64"))?,
+                _ => {
+                    let ratio = value.as_f64().filter(|ratio| ratio.is_finite());
+                    settings.min_ratio_to_activate = ratio.ok_or_else(|| invalid("must be a number"))?;
+                }
+            }
+        }
+        Ok(on.then_some(settings))
+    }
+
+    /// The crops of an image, none if it is not long enough (`pan_and_scan_batched`).
+    fn crops(self, size: ImageSize) -> Vec<Region> {
+        let (long, short) = (size.width.max(size.height), size.width.min(size.height));
+        let ratio = f64::from(long) / f64::from(short);
+        if ratio < self.min_ratio_to_activate {
+            return Vec::new();
+        }
+        let count = ((ratio + 0.5).floor() as u32).min(long / self.min_crop_size);
+        let count = count.max(2).min(self.max_num_crops);
+        let length = long.div_ceil(count);
+        if length.min(short) < self.min_crop_size {
+            return Vec::new();
+        }
+        let crops = (0..count).map(|index| {
+            let start = index * length;
+            (start as usize, long.saturating_sub(start).min(length) as usize)
+        });
+        let short = short as usize;
+        crops
+            .map(|(start, length)| {
+                if size.width >= size.height {
+                    Region { left: start, top: 0, width: length, height: short }
+                } else {
+                    Region { left: 0, top: start, width: short, height: length }
+                }
+            })
+            .collect()
+    }
+}
+
+impl Gemma3 {
+    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+        let file = dir.image_processor()?;
+        let size = settings::exact_size(file, "size", ImageSize::square(224))?;
+        check_size(dir, file, size)?;
+        let id = |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type: "gemma3" });
+        let lines = [id("\n")?, id("\n\n")?, id("\n\n\n")?, id("\n\n\n\n")?];
+        let prompt = ImagePrompt {
+            text: PROMPT_TEXT,
+            marker: vec![id("<start_of_image>")?],
+            rewrite: None,
+            // The tokenizer would have made one token of these (`_apply_token_matches` in vLLM's `gemma3_mm.py`).
+            joins: vec![
+                ([lines[0], lines[1]], lines[2]),
+                ([lines[1], lines[0]], lines[2]),
+                ([lines[1], lines[1]], lines[3]),
+            ],
+        };
+        Ok(Arc::new(Self {
+            size,
+            filter: settings::resample(file, Filter::Bilinear)?,
+            normalization: settings::normalization(file, STANDARD)?,
+            pan_and_scan: None,
+            words: words(dir, vocabulary, id("<image_soft_token>")?)?,
+            prompt,
+        }))
+    }
+
+    fn placeholder(&self, squares: usize) -> Vec<TokenRun> {
+        let words = &self.words;
+        let mut runs = Vec::new();
+        for square in 0..squares {
+            let before = match (square, squares) {
+                (0, 1) => &words.before,
+                (0, _) => &words.original,
+                (1, _) => &words.crops,
+                _ => &words.next,
+            };
+            runs.extend(before.iter().map(|&token| TokenRun { token, count: 1, embeds: false }));
+            runs.push(TokenRun { token: words.image, count: words.count, embeds: true });
+        }
+        runs.extend(words.after.iter().map(|&token| TokenRun { token, count: 1, embeds: false }));
+        runs
+    }
+}
+
+/// The tower takes one size.
+fn check_size(dir: &ModelDir, file: &Section, size: ImageSize) -> Result<(), VisionError> {
+    let side = dir.vision.positive("image_size")?.unwrap_or(224);
+    if u64::from(size.width) != side || u64::from(size.height) != side {
+        return Err(file.problem("size", format!("must be that of the vision tower, {side}")));
+    }
+    if !file.flag("do_resize", true)? {
+        return Err(file.problem("do_resize", "must be true"));
+    }
+    Ok(())
+}
+
+/// `Gemma3ProcessingInfo.get_image_repl` in vLLM's `gemma3_mm.py`. Special tokens split a text, so that its parts are
+/// tokenized for themselves.
+fn words(dir: &ModelDir, vocabulary: &dyn Vocabulary, image: TokenId) -> Result<Words, VisionError> {
+    const START: &str = "\n\n<start_of_image>";
+    const END: &str = "<end_of_image>\n\n";
+    let encode = |text: String| match vocabulary.encode(&text) {
+        Ok(tokens) => Ok(tokens),
+        Err(problem) => Err(VisionError::Tokenizer { text, problem }),
+    };
+    let count = dir.processor.positive("image_seq_length")?.unwrap_or(256);
+    let expected = dir.config.positive("mm_tokens_per_image")?.unwrap_or(256);
+    if count != expected || count > MOST_TOKENS {
+        let problem = format!("is {count}, but mm_tokens_per_image in config.json is {expected}");
+        return Err(dir.processor.problem("image_seq_length", problem));
+    }
+    Ok(Words {
+        image,
+        count: count as usize,
+        before: encode(START.into())?,
+        original: encode(format!("Here is the original image {START}"))?,
+        crops: encode(format!("{END} and here are some crops to help you see better {START}"))?,
+        next: encode(format!("{END} {START}"))?,
+        after: encode(END.into())?,
+    })
+}
+
+impl Family for Gemma3 {
+    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
+        Ok(Arc::new(Self { pan_and_scan: PanAndScan::read(kwargs)?, ..self.clone() }))
+    }
+
+    fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
+        if size.area() == 0 {
+            return Err(VisionError::EmptyImage { size });
+        }
+        let (width, height) = (self.size.width as usize, self.size.height as usize);
+        let whole =
+            Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(TileGrid::single(width, height)));
+        let crops = self.pan_and_scan.map(|settings| settings.crops(size)).unwrap_or_default();
+        if crops.iter().any(|crop| crop.width == 0 || crop.height == 0) {
+            return Err(VisionError::EmptyImage { size });
+        }
+        let layers: Vec<_> =
+            std::iter::once(whole).chain(crops.into_iter().map(|source| Layer { source, ..whole })).collect();
+        let squares = layers.len();
+        let pixels = PixelTensor {
+            name: "pixel_values",
+            shape: vec![squares, 3, height, width],
+            field: Field::Flat { rows: squares },
+            resampler: Resampler::Torch(self.filter),
+            layers,
+        };
+        let field = Field::Batched { keep_on_cpu: true };
+        let num_patches = TensorSpec::integers("num_patches", vec![], field, &[squares as i64]);
+        let grid = [1, 1, squares as u32];
+        ImagePlan::new(size, self.size, grid, self.placeholder(squares), pixels, vec![num_patches])
+    }
+
+    fn fingerprint(&self, out: &mut Vec<u8>) {
+        out.extend(format!("{:?}", (self.size, self.filter, self.pan_and_scan, self.words.count)).into_bytes());
+        self.normalization.fingerprint(out);
+    }
+
+    fn normalization(&self) -> &Normalization {
+        &self.normalization
+    }
+
+    fn prompt(&self) -> &ImagePrompt {
+        &self.prompt
+    }
+}

@@ -1,0 +1,151 @@
+//! InternVL in the form of `transformers` (`model_type` internvl): `GotOcr2ImageProcessor` of `transformers` 5.19, as
+//! vLLM 0.32 calls it for `InternVLForConditionalGeneration`.
+//!
+//! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::tiled::{self, ImageTokens, MOST_TILES};
+use crate::family::{Family, ImagePrompt};
+use crate::kernels::{Filter, Normalization, Resampler};
+use crate::model_dir::{ModelDir, Section};
+use crate::plan::PixelTensor;
+use crate::settings::{self, CLIP};
+use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+
+/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `interns1.py`).
+const PROMPT_TEXT: &str = "<IMG_CONTEXT>";
+/// Settings that a request may replace.
+const KWARGS: &[&str] = &["crop_to_patches", "min_patches", "max_patches"];
+
+/// One InternVL model.
+#[derive(Clone, Debug)]
+pub(crate) struct InternVl {
+    file: Section,
+    settings: Settings,
+    tokens: ImageTokens,
+    prompt: ImagePrompt,
+    /// Embeddings per tile.
+    tile_tokens: usize,
+}
+
+/// Settings of one model's image processor.
+#[derive(Clone, Debug, PartialEq)]
+struct Settings {
+    tile: ImageSize,
+    crop: bool,
+    min_tiles: u32,
+    max_tiles: u32,
+    filter: Filter,
+    normalization: Normalization,
+}
+
+impl Settings {
+    fn read(file: &Section, crop: bool) -> Result<Self, VisionError> {
+        let tiles = |key, default| match file.nullable_positive(key)?.unwrap_or(default) {
+            tiles @ 1..=MOST_TILES => Ok(tiles as u32),
+            _ => Err(file.problem(key, format!("must be at most {MOST_TILES}"))),
+        };
+        if !file.flag("do_resize", true)? {
+            return Err(file.problem("do_resize", "must be true"));
+        }
+        Ok(Self {
+            tile: settings::exact_size(file, "size", ImageSize::square(384))?,
+            crop,
+            min_tiles: tiles("min_patches", 1)?,
+            max_tiles: tiles("max_patches", 12)?,
+            filter: settings::resample(file, Filter::Bicubic)?,
+            normalization: settings::normalization(file, CLIP)?,
+        })
+    }
+}
+
+impl InternVl {
+    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+        let file = dir.image_processor()?.clone();
+        // The processor of text and images (`InternVLProcessorKwargs`) asks for tiles whatever the file says.
+        let settings = Settings::read(&file, true)?;
+        let tokens = ImageTokens::read(vocabulary, "internvl")?;
+        let prompt = ImagePrompt::token(PROMPT_TEXT, tokens.context);
+        let tile_tokens = tile_tokens(dir, settings.tile)?;
+        Ok(Arc::new(Self { file, settings, tokens, prompt, tile_tokens }))
+    }
+}
+
+/// Embeddings per tile: what the processor writes, which must be what the engine makes of its tiles.
+fn tile_tokens(dir: &ModelDir, tile: ImageSize) -> Result<usize, VisionError> {
+    let expected = settings::exact_size(&dir.vision, "image_size", ImageSize::square(448))?;
+    let patch = settings::exact_size(&dir.vision, "patch_size", ImageSize::square(14))?;
+    if tile != expected {
+        return Err(dir.image_processor()?.problem("size", format!("must be that of the vision tower, {expected}")));
+    }
+    let ratio = tiled::downsample_ratio(&dir.config)?;
+    let side = |length: u32, patch: u32| (f64::from(length / patch) * ratio) as u64;
+    let expected = side(tile.width, patch.width) * side(tile.height, patch.height);
+    let found = dir.processor.positive("image_seq_length")?.unwrap_or(256);
+    if found != expected {
+        let problem = format!("is {found}, but the model makes {expected} embeddings of a tile");
+        return Err(dir.processor.problem("image_seq_length", problem));
+    }
+    Ok(found as usize)
+}
+
+impl Family for InternVl {
+    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
+        let file = settings::overridden(&self.file, kwargs, KWARGS)?;
+        let crop = match kwargs.get("crop_to_patches") {
+            Some(_) => file.flag("crop_to_patches", true).map_err(settings::as_kwarg)?,
+            None => self.settings.crop,
+        };
+        let settings = Settings::read(&file, crop).map_err(settings::as_kwarg)?;
+        Ok(Arc::new(Self { file, settings, ..self.clone() }))
+    }
+
+    fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
+        if size.area() == 0 {
+            return Err(VisionError::EmptyImage { size });
+        }
+        let Settings { tile, crop, min_tiles, max_tiles, filter, .. } = self.settings;
+        let arrangement = match crop {
+            true => tiled::closest(&tiled::arrangements(min_tiles, max_tiles), size, tile),
+            false => (1, 1),
+        };
+        let (resized, layers) = tiled::layers(size, arrangement, tile, true);
+        let tiles = layers.iter().map(|layer| layer.layout.tiles()).sum::<usize>();
+        let pixels = PixelTensor {
+            name: "pixel_values",
+            shape: vec![tiles, 3, tile.height as usize, tile.width as usize],
+            field: Field::Flat { rows: tiles },
+            resampler: Resampler::Torch(filter),
+            layers,
+        };
+        let small = vec![
+            TensorSpec::integers("image_num_patches", vec![], Field::Batched { keep_on_cpu: true }, &[tiles as i64]),
+            TensorSpec::integers(
+                "image_token_id",
+                vec![],
+                Field::Shared { keep_on_cpu: true },
+                &[i64::from(self.tokens.context.0)],
+            ),
+        ];
+        let placeholder = self.tokens.placeholder(tiles * self.tile_tokens);
+        ImagePlan::new(size, resized, [1, arrangement.1, arrangement.0], placeholder, pixels, small)
+    }
+
+    fn fingerprint(&self, out: &mut Vec<u8>) {
+        let Settings { tile, crop, min_tiles, max_tiles, filter, ref normalization } = self.settings;
+        let tiles = if crop { (min_tiles, max_tiles) } else { (1, 1) };
+        out.extend(format!("{tile:?}{crop}{tiles:?}{filter:?}{}", self.tile_tokens).into_bytes());
+        normalization.fingerprint(out);
+    }
+
+    fn normalization(&self) -> &Normalization {
+        &self.settings.normalization
+    }
+
+    fn prompt(&self) -> &ImagePrompt {
+        &self.prompt
+    }
+}

@@ -1,0 +1,157 @@
+//! InternVL 2.5 and 3 as OpenGVLab publishes them (`model_type` internvl_chat): vLLM 0.32's own processor
+//! (`vllm/transformers_utils/processors/internvl.py`), which resizes with Pillow.
+//!
+//! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows. All settings are in
+//! config.json.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::tiled::{self, Arrangement, ImageTokens, MOST_TILES};
+use crate::family::{Family, ImagePrompt};
+use crate::kernels::{Filter, Normalization, Resampler};
+use crate::model_dir::{ModelDir, Section};
+use crate::plan::PixelTensor;
+use crate::settings;
+use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+
+/// `IMAGENET_MEAN` and `IMAGENET_STD` of the processor.
+const IMAGENET: ([f64; 3], [f64; 3]) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `internvl.py`). It is no token of its own.
+const PROMPT_TEXT: &str = "<image>";
+/// What is tokenized in its place: the placeholder of an image of one token.
+const PROMPT_TOKENS: &str = "<img><IMG_CONTEXT></img>";
+/// Settings that a request may replace.
+const KWARGS: &[&str] = &["min_dynamic_patch", "max_dynamic_patch", "dynamic_image_size", "use_thumbnail"];
+/// Far above any model's; keeps products within bounds.
+const LARGEST_SIDE: u64 = 1 << 14;
+
+/// One InternVL model.
+#[derive(Clone, Debug)]
+pub(crate) struct InternVlChat {
+    config: Section,
+    settings: Settings,
+    normalization: Normalization,
+    tokens: ImageTokens,
+    prompt: ImagePrompt,
+    tile: ImageSize,
+    /// Embeddings per tile.
+    tile_tokens: usize,
+}
+
+/// What config.json says of tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settings {
+    min_tiles: u32,
+    max_tiles: u32,
+    thumbnail: bool,
+}
+
+impl Settings {
+    fn read(config: &Section) -> Result<Self, VisionError> {
+        // The class of the configuration is the model's own code, with these defaults.
+        let tiles = |key, default: u64| match config.get(key).map_or(Some(default), Value::as_u64) {
+            Some(tiles @ 0..=MOST_TILES) => Ok(tiles as u32),
+            _ => Err(config.problem(key, format!("must be an integer from 0 to {MOST_TILES}"))),
+        };
+        let (min_tiles, max_tiles) = (tiles("min_dynamic_patch", 1)?, tiles("max_dynamic_patch", 6)?);
+        let dynamic = config.flag("dynamic_image_size", false)?;
+        let (min_tiles, max_tiles) = if dynamic { (min_tiles, max_tiles) } else { (1, 1) };
+        Ok(Self { min_tiles, max_tiles, thumbnail: config.flag("use_thumbnail", false)? })
+    }
+
+    /// The processor sorts the arrangements by their number of tiles only; the order among as many is that of a Python
+    /// set. Where that order decides, there is no answer here.
+    fn arrangement(self, size: ImageSize, tile: ImageSize) -> Result<Arrangement, VisionError> {
+        let mut arrangements = tiled::arrangements(self.min_tiles, self.max_tiles);
+        let chosen = tiled::closest(&arrangements, size, tile);
+        arrangements.reverse();
+        arrangements.sort_by_key(|(columns, rows)| columns * rows);
+        match tiled::closest(&arrangements, size, tile) == chosen {
+            true => Ok(chosen),
+            false => Err(VisionError::AmbiguousTiles { size }),
+        }
+    }
+}
+
+impl InternVlChat {
+    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+        let side = |key, default| match dir.vision.positive(key)?.unwrap_or(default) {
+            side @ 1..=LARGEST_SIDE => Ok(side),
+            _ => Err(dir.vision.problem(key, format!("must be at most {LARGEST_SIDE}"))),
+        };
+        let (side, patch) = (side("image_size", 448)?, side("patch_size", 14)?);
+        let ratio = tiled::downsample_ratio(&dir.config)?;
+        let patches = side / patch;
+        // int(patches² · ratio²) in Python.
+        let tile_tokens = ((patches * patches) as f64 * (ratio * ratio)) as usize;
+        if tile_tokens == 0 {
+            return Err(dir.vision.problem("patch_size", "leaves no embedding of an image"));
+        }
+        let tokens = ImageTokens::read(vocabulary, "internvl_chat")?;
+        let prompt = ImagePrompt {
+            text: PROMPT_TEXT,
+            marker: vec![tokens.start, tokens.context, tokens.end],
+            rewrite: Some((PROMPT_TEXT, PROMPT_TOKENS)),
+            joins: Vec::new(),
+        };
+        Ok(Arc::new(Self {
+            config: dir.config.clone(),
+            settings: Settings::read(&dir.config)?,
+            normalization: Normalization::unit(IMAGENET),
+            tokens,
+            prompt,
+            tile: ImageSize::square(side as u32),
+            tile_tokens,
+        }))
+    }
+}
+
+impl Family for InternVlChat {
+    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
+        let config = settings::overridden(&self.config, kwargs, KWARGS)?;
+        let settings = Settings::read(&config).map_err(settings::as_kwarg)?;
+        Ok(Arc::new(Self { config, settings, ..self.clone() }))
+    }
+
+    fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
+        if size.area() == 0 {
+            return Err(VisionError::EmptyImage { size });
+        }
+        let arrangement = self.settings.arrangement(size, self.tile)?;
+        let (resized, layers) = tiled::layers(size, arrangement, self.tile, self.settings.thumbnail);
+        let tiles = layers.iter().map(|layer| layer.layout.tiles()).sum::<usize>();
+        let pixels = PixelTensor {
+            name: "pixel_values_flat",
+            shape: vec![tiles, 3, self.tile.height as usize, self.tile.width as usize],
+            field: Field::Flat { rows: tiles },
+            resampler: Resampler::Pillow(Filter::Bicubic),
+            layers,
+        };
+        let small = vec![
+            TensorSpec::integers("image_num_patches", vec![], Field::Batched { keep_on_cpu: true }, &[tiles as i64]),
+            TensorSpec::integers(
+                "image_token_id",
+                vec![],
+                Field::Shared { keep_on_cpu: true },
+                &[i64::from(self.tokens.context.0)],
+            ),
+        ];
+        let placeholder = self.tokens.placeholder(tiles * self.tile_tokens);
+        ImagePlan::new(size, resized, [1, arrangement.1, arrangement.0], placeholder, pixels, small)
+    }
+
+    fn fingerprint(&self, out: &mut Vec<u8>) {
+        out.extend(format!("{:?}{:?}{}", self.settings, self.tile, self.tile_tokens).into_bytes());
+        self.normalization.fingerprint(out);
+    }
+
+    fn normalization(&self) -> &Normalization {
+        &self.normalization
+    }
+
+    fn prompt(&self) -> &ImagePrompt {
+        &self.prompt
+    }
+}

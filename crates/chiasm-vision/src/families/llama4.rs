@@ -1,0 +1,293 @@
+//! Llama 4: `Llama4ImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it.
+//!
+//! The image is fitted into a canvas of tiles, padded and cut; the whole image in one tile follows if there are several.
+//! Pixels are normalised in bfloat16.
+
+use std::sync::Arc;
+
+use chiasm_types::{TokenId, TokenRun};
+use serde_json::{Map, Value};
+
+use crate::family::{Family, ImagePrompt};
+use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
+use crate::model_dir::{ModelDir, Section};
+use crate::plan::PixelTensor;
+use crate::settings::{self, STANDARD};
+use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+
+/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `mllama4.py`).
+const PROMPT_TEXT: &str = "<|image|>";
+/// Settings that a request may replace. Others, the engine would not follow.
+const KWARGS: &[&str] = &["resize_to_max_canvas"];
+/// More tiles than any model is trained for; keeps lists of canvases short.
+const MOST_TILES: u64 = 256;
+/// Far above any model's; keeps products within bounds.
+const LARGEST_SIDE: u64 = 1 << 14;
+
+/// One Llama 4 model.
+#[derive(Clone, Debug)]
+pub(crate) struct Llama4 {
+    file: Section,
+    settings: Settings,
+    /// Canvases to choose from, in tiles from left to right and top to bottom, in the order in which they are tried.
+    canvases: Vec<(u32, u32)>,
+    /// Embeddings per tile.
+    tile_tokens: usize,
+    tokens: Tokens,
+    prompt: ImagePrompt,
+}
+
+/// Settings of one model's image processor.
+#[derive(Clone, Debug, PartialEq)]
+struct Settings {
+    /// Side of a tile.
+    side: u32,
+    most_tiles: u32,
+    to_max_canvas: bool,
+    filter: Filter,
+    normalization: Normalization,
+}
+
+/// The tokens around and in an image.
+#[derive(Clone, Copy, Debug)]
+struct Tokens {
+    start: TokenId,
+    patch: TokenId,
+    tile_break: TokenId,
+    row_break: TokenId,
+    image: TokenId,
+    end: TokenId,
+}
+
+impl Settings {
+    fn read(file: &Section) -> Result<Self, VisionError> {
+        let size = settings::exact_size(file, "size", ImageSize::square(336))?;
+        if size.width != size.height {
+            return Err(file.problem("size", "must be square"));
+        }
+        let most_tiles = match file.nullable_positive("max_patches")?.unwrap_or(16) {
+            tiles @ 1..=MOST_TILES => tiles as u32,
+            _ => return Err(file.problem("max_patches", format!("must be at most {MOST_TILES}"))),
+        };
+        if !file.flag("do_resize", true)? {
+            return Err(file.problem("do_resize", "must be true"));
+        }
+        let normalization = match settings::rescale_and_normalize(file, STANDARD)? {
+            (Some(factor), Some(mean_std)) => Normalization::brain(factor, mean_std),
+            (Some(_), None) => return Err(file.problem("do_normalize", "must be true")),
+            (None, _) => return Err(file.problem("do_rescale", "must be true")),
+        };
+        Ok(Self {
+            side: size.width,
+            most_tiles,
+            to_max_canvas: file.flag("resize_to_max_canvas", false)?,
+            filter: settings::resample(file, Filter::Bilinear)?,
+            normalization,
+        })
+    }
+}
+
+impl Llama4 {
+    pub(crate) fn read(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError> {
+        let file = dir.image_processor()?.clone();
+        let settings = Settings::read(&file)?;
+        let tower = |key, default| match dir.vision.positive(key)?.unwrap_or(default) {
+            side @ 1..=LARGEST_SIDE => Ok(side),
+            _ => Err(dir.vision.problem(key, format!("must be at most {LARGEST_SIDE}"))),
+        };
+        let (side, patch) = (tower("image_size", 448)?, tower("patch_size", 14)?);
+        if u64::from(settings.side) != side {
+            return Err(file.problem("size", format!("must be that of the vision tower, {side}")));
+        }
+        let ratio = dir.vision.get("pixel_shuffle_ratio").map_or(Some(0.5), Value::as_f64);
+        let ratio = ratio
+            .filter(|ratio| (0.0..=1.0).contains(ratio) && *ratio > 0.0)
+            .ok_or_else(|| dir.vision.problem("pixel_shuffle_ratio", "must be a number above 0 and at most 1"))?;
+        // `get_patch_per_chunk` in vLLM's `mllama4.py`; Python's round() takes halves to even.
+        let shuffled = (1.0 / (ratio * ratio)).round_ties_even() as u64;
+        let tile_tokens = (side / patch) * (side / patch) / shuffled.max(1);
+        if tile_tokens == 0 || !side.is_multiple_of(patch) {
+            return Err(dir.vision.problem("patch_size", "must divide image_size and leave an embedding of a tile"));
+        }
+        let id = |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type: "llama4" });
+        let tokens = Tokens {
+            start: id("<|image_start|>")?,
+            patch: id("<|patch|>")?,
+            tile_break: id("<|tile_x_separator|>")?,
+            row_break: id("<|tile_y_separator|>")?,
+            image: id("<|image|>")?,
+            end: id("<|image_end|>")?,
+        };
+        Ok(Arc::new(Self {
+            canvases: canvases(settings.most_tiles),
+            tile_tokens: tile_tokens as usize,
+            prompt: ImagePrompt::token(PROMPT_TEXT, tokens.image),
+            file,
+            settings,
+            tokens,
+        }))
+    }
+
+    /// Columns and rows of the canvas into which the image fits best (`get_best_fit`; all scales are f32 there).
+    fn best_canvas(&self, size: ImageSize) -> (u32, u32) {
+        let scale = |tiles: u32, length: u32| (tiles * self.settings.side) as f32 / length as f32;
+        let scales = self.canvases.iter().map(|&(columns, rows)| {
+            let (width, height) = (scale(columns, size.width), scale(rows, size.height));
+            if height > width { width } else { height }
+        });
+        let scales: Vec<f32> = scales.collect();
+        let up = scales.iter().copied().filter(|&scale| scale >= 1.0);
+        let up = if self.settings.to_max_canvas { up.reduce(f32::max) } else { up.reduce(f32::min) };
+        let chosen = up.or_else(|| scales.iter().copied().reduce(f32::max));
+        let fitting = self.canvases.iter().zip(&scales).filter(|(_, scale)| Some(**scale) == chosen);
+        let smallest = fitting.map(|(canvas, _)| *canvas).min_by_key(|(columns, rows)| columns * rows);
+        smallest.unwrap_or((1, 1))
+    }
+
+    /// What stands for an image in so many tiles (`_prompt_split_image`).
+    fn placeholder(&self, columns: u32, rows: u32) -> Vec<TokenRun> {
+        let tokens = self.tokens;
+        let one = |token| TokenRun { token, count: 1, embeds: false };
+        let tile = TokenRun { token: tokens.patch, count: self.tile_tokens, embeds: true };
+        let mut runs = vec![one(tokens.start)];
+        if columns * rows > 1 {
+            for _ in 0..rows {
+                for column in 1..=columns {
+                    runs.push(tile);
+                    runs.push(one(if column < columns { tokens.tile_break } else { tokens.row_break }));
+                }
+            }
+        }
+        runs.extend([one(tokens.image), tile, one(tokens.end)]);
+        runs
+    }
+}
+
+/// All canvases of at most so many tiles, those of one shape together, larger first (`find_supported_resolutions`).
+fn canvases(most_tiles: u32) -> Vec<(u32, u32)> {
+    let mut shapes: Vec<(f64, Vec<(u32, u32)>)> = Vec::new();
+    for tiles in (1..=most_tiles).rev() {
+        for rows in (1..=tiles).filter(|&rows| tiles.is_multiple_of(rows)) {
+            let columns = tiles / rows;
+            let shape = f64::from(rows) / f64::from(columns);
+            match shapes.iter_mut().find(|(known, _)| *known == shape) {
+                Some((_, canvases)) => canvases.push((columns, rows)),
+                None => shapes.push((shape, vec![(columns, rows)])),
+            }
+        }
+    }
+    shapes.into_iter().flat_map(|(_, canvases)| canvases).collect()
+}
+
+impl Family for Llama4 {
+    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
+        let file = settings::overridden(&self.file, kwargs, KWARGS)?;
+        let settings = Settings::read(&file).map_err(settings::as_kwarg)?;
+        Ok(Arc::new(Self { file, settings, ..self.clone() }))
+    }
+
+    fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
+        if size.area() == 0 {
+            return Err(VisionError::EmptyImage { size });
+        }
+        let side = self.settings.side;
+        let (columns, rows) = self.best_canvas(size);
+        let canvas = ImageSize { width: columns * side, height: rows * side };
+        let resized = fitted(size, canvas, (!self.settings.to_max_canvas).then_some(side));
+        let (width, height) = (size.width as usize, size.height as usize);
+        let tile = TileGrid::single(side as usize, side as usize);
+        let tiles = TileGrid { columns: columns as usize, rows: rows as usize, ..tile };
+        let mut layers = vec![Layer {
+            width: resized.width as usize,
+            height: resized.height as usize,
+            ..Layer::whole(width, height, Layout::Tiles(tiles))
+        }];
+        if tiles.len() > 1 {
+            layers.push(Layer::whole(width, height, Layout::Tiles(tile)));
+        }
+        let count: usize = layers.iter().map(|layer| layer.layout.tiles()).sum();
+        let pixels = PixelTensor {
+            name: "pixel_values",
+            shape: vec![count, 3, side as usize, side as usize],
+            field: Field::Flat { rows: count },
+            resampler: Resampler::Torch(self.settings.filter),
+            layers,
+        };
+        let field = Field::Batched { keep_on_cpu: true };
+        let small = vec![
+            TensorSpec::integers("patches_per_image", vec![], field, &[count as i64]),
+            TensorSpec::integers("aspect_ratios", vec![2], field, &[rows.into(), columns.into()]),
+        ];
+        ImagePlan::new(size, resized, [1, rows, columns], self.placeholder(columns, rows), pixels, small)
+    }
+
+    fn fingerprint(&self, out: &mut Vec<u8>) {
+        let Settings { side, most_tiles, to_max_canvas, filter, ref normalization } = self.settings;
+        out.extend(format!("{:?}", (side, most_tiles, to_max_canvas, filter, self.tile_tokens)).into_bytes());
+        normalization.fingerprint(out);
+    }
+
+    fn normalization(&self) -> &Normalization {
+        &self.settings.normalization
+    }
+
+    fn prompt(&self) -> &ImagePrompt {
+        &self.prompt
+    }
+}
+
+/// The largest size of the image's shape on the canvas, but, if there is a `side`, no larger than the image in a side
+/// beyond that (`Llama4ImageProcessor._preprocess` and `get_max_res_without_distortion`).
+///
+/// A side that is the canvas's is a torch tensor there, one that is the image's a Python number: arithmetic on the first
+/// is in f32, on the second in f64.
+fn fitted(size: ImageSize, canvas: ImageSize, side: Option<u32>) -> ImageSize {
+    let target = |length: u32, canvas: u32| match side {
+        Some(side) if length.max(side) <= canvas => (length.max(side), false),
+        _ => (canvas, true),
+    };
+    let (width, width_is_tensor) = target(size.width, canvas.width);
+    let (height, height_is_tensor) = target(size.height, canvas.height);
+    let scale_width = Scale::new(width, size.width, width_is_tensor);
+    let scale_height = Scale::new(height, size.height, height_is_tensor);
+    let (width, height) = if scale_width.is_less_than(scale_height) {
+        (width, scale_width.of(size.height).min(height))
+    } else {
+        (scale_height.of(size.width).min(width), height)
+    };
+    ImageSize { width: width.max(1), height: height.max(1) }
+}
+
+/// A quotient in the precision in which Python has it.
+#[derive(Clone, Copy)]
+enum Scale {
+    Tensor(f32),
+    Number(f64),
+}
+
+impl Scale {
+    fn new(target: u32, length: u32, is_tensor: bool) -> Self {
+        match is_tensor {
+            true => Self::Tensor(target as f32 / length as f32),
+            false => Self::Number(f64::from(target) / f64::from(length)),
+        }
+    }
+
+    /// A number that is compared with a tensor is rounded to its type.
+    fn is_less_than(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Number(one), Self::Number(other)) => one < other,
+            (Self::Tensor(one), Self::Tensor(other)) => one < other,
+            (Self::Tensor(one), Self::Number(other)) => one < other as f32,
+            (Self::Number(one), Self::Tensor(other)) => (one as f32) < other,
+        }
+    }
+
+    /// `floor(length * scale)`
+    fn of(self, length: u32) -> u32 {
+        match self {
+            Self::Tensor(scale) => (length as f32 * scale).floor() as u32,
+            Self::Number(scale) => (f64::from(length) * scale).floor() as u32,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+"""One module per image family: its model directories, the sizes tried with each, and the plans of its arithmetic."""
