@@ -47,11 +47,11 @@ impl MediaDoor {
     /// # Errors
     /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the future ends the fetch.
     pub async fn open(&self, url: &str) -> Result<EncodedImage, MediaError> {
-        let max_pixels = self.inner.config.max_pixels;
+        let limits = self.inner.config.image_limits();
         if let Some(content) = data_uri::content(url) {
             let max_bytes = self.inner.config.max_bytes;
             let image =
-                move |content: &str| EncodedImage::from_bytes(data_uri::decode(content, max_bytes)?.into(), max_pixels);
+                move |content: &str| EncodedImage::from_bytes(data_uri::decode(content, max_bytes)?.into(), limits);
             if content.len() <= IN_PLACE {
                 return image(content);
             }
@@ -69,9 +69,9 @@ impl MediaDoor {
             _ => return Err(MediaError::UnsupportedScheme),
         };
         if bytes.len() <= IN_PLACE {
-            return EncodedImage::from_bytes(bytes, max_pixels);
+            return EncodedImage::from_bytes(bytes, limits);
         }
-        blocking(move || EncodedImage::from_bytes(bytes, max_pixels)).await
+        blocking(move || EncodedImage::from_bytes(bytes, limits)).await
     }
 }
 

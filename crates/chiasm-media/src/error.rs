@@ -78,6 +78,28 @@ pub enum MediaError {
         /// The limit for their product.
         limit: u64,
     },
+    /// More pixels per row, or more rows, than allowed, as the header says.
+    #[error("the image of {width}x{height} pixels has a side of more than {limit}")]
+    TooLongSide {
+        /// Pixels per row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// The limit for each of them.
+        limit: u32,
+    },
+    /// More stretched than allowed, as the header says.
+    #[error(
+        "the image of {width}x{height} pixels is too stretched: its sides may differ by a factor of {limit} at most"
+    )]
+    TooStretched {
+        /// Pixels per row.
+        width: u32,
+        /// Rows.
+        height: u32,
+        /// The limit for the longer side divided by the shorter.
+        limit: u32,
+    },
     /// Bytes that are no image of a supported format.
     #[error("the media is not a PNG, JPEG, WebP, GIF or BMP image{}", found.map_or(String::new(), |name| format!(" but {name}")))]
     UnsupportedFormat {
@@ -141,7 +163,10 @@ impl MediaError {
             | Self::LocalFileUnreadable
             | Self::AddressForbidden => Fault::Forbidden,
             Self::LocalFileNotFound | Self::OriginStatus { status: 404 | 410 } => Fault::NotFound,
-            Self::TooManyBytes { .. } | Self::TooManyPixels { .. } => Fault::TooLarge,
+            Self::TooManyBytes { .. }
+            | Self::TooManyPixels { .. }
+            | Self::TooLongSide { .. }
+            | Self::TooStretched { .. } => Fault::TooLarge,
             Self::UnsupportedFormat { .. } | Self::UnsupportedVariant { .. } => Fault::Unsupported,
             Self::Corrupt { .. } => Fault::Corrupt,
             Self::OriginStatus { status: 408 | 504 } | Self::OriginTimeout => Fault::OriginTimeout,

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::container::Header;
-use crate::{ContentHash, MediaError, probe};
+use crate::{ContentHash, ImageLimits, MediaError, probe};
 
 /// The formats that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,14 +64,12 @@ impl EncodedImage {
     /// Reads the header and hashes the bytes: linear in their number, no pixel is decoded.
     ///
     /// # Errors
-    /// [`MediaError::UnsupportedFormat`], [`MediaError::Corrupt`], [`MediaError::UnsupportedVariant`], or
-    /// [`MediaError::TooManyPixels`] when width times height exceeds `max_pixels`.
-    pub fn from_bytes(bytes: Bytes, max_pixels: u64) -> Result<Self, MediaError> {
+    /// [`MediaError::UnsupportedFormat`], [`MediaError::Corrupt`], [`MediaError::UnsupportedVariant`], or one of
+    /// [`ImageLimits::check`].
+    pub fn from_bytes(bytes: Bytes, limits: impl Into<ImageLimits>) -> Result<Self, MediaError> {
         let header = probe::probe(&bytes)?;
         let (stored_width, stored_height) = header.stored_size();
-        if u64::from(stored_width) * u64::from(stored_height) > max_pixels {
-            return Err(MediaError::TooManyPixels { width: stored_width, height: stored_height, limit: max_pixels });
-        }
+        limits.into().check(stored_width, stored_height)?;
         let format = header.format();
         let (orientation, width, height) = oriented(&header);
         Ok(Self { content: ContentHash::of(&bytes), bytes, format, width, height, orientation })
@@ -107,6 +105,23 @@ pub struct RgbImage {
     pub height: u32,
     /// Packed RGB, row-major: `3 * width * height` bytes.
     pub pixels: Vec<u8>,
+}
+
+/// Decoded pixels in memory that will hold those of another image later.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RgbPixels<'a> {
+    /// Pixels per row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Packed RGB, row-major: `3 * width * height` bytes.
+    pub pixels: &'a [u8],
+}
+
+impl fmt::Debug for RgbPixels<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RgbPixels({}x{})", self.width, self.height)
+    }
 }
 
 impl fmt::Debug for RgbImage {

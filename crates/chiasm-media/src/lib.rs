@@ -1,8 +1,9 @@
 //! Media parts to bytes, identity, size and pixels.
 //!
 //! A chat request names its images by `data:`, `http(s):` or `file:` URL. [`MediaDoor::open`] turns such a URL into an
-//! [`EncodedImage`]: the file's bytes, their [`ContentHash`], and what the header says about size and orientation. That is
-//! all that planning, hashing and routing need. [`decode`] makes pixels of it, and only of images that an engine lacks.
+//! [`EncodedImage`]: the file's bytes, their [`ContentHash`], and what the header says about size and orientation. That
+//! is all that planning, hashing and routing need. [`with_pixels`] and [`decode`] make pixels of it, and only of images
+//! that an engine lacks.
 //!
 //! The pixels are those that vLLM 0.32 feeds to a model's processor, bit for bit: Pillow's decoders, EXIF orientation
 //! applied, transparency flattened onto white, other modes converted as `convert("RGB")` does. PNG, JPEG, WebP, GIF (first
@@ -28,7 +29,9 @@
 //! | `data_uri`, `fetch`, `local_file` | the three kinds of URL |
 //! | `policy` | which network addresses may be fetched from |
 //! | `image`, `identity` | what is known without decoding |
+//! | `limits` | how large an image may be, by its header |
 //! | `probe`, `container/*`, `exif` | headers: format, size, orientation |
+//! | `other_format` | names of what is not read |
 //! | `decode`, `decode/*` | pixels |
 //! | `error` | what went wrong and whose fault it is |
 #![forbid(unsafe_code)]
@@ -43,14 +46,17 @@ mod exif;
 mod fetch;
 mod identity;
 mod image;
+mod limits;
 mod local_file;
+mod other_format;
 mod policy;
 mod probe;
 mod reader;
 
 pub use config::MediaConfig;
-pub use decode::decode;
+pub use decode::{DecodeMemory, caught_panics, decode, decode_into, with_pixels};
 pub use door::MediaDoor;
 pub use error::{Fault, MediaError};
 pub use identity::{ContentHash, mm_hash};
-pub use image::{EncodedImage, ImageFormat, RgbImage};
+pub use image::{EncodedImage, ImageFormat, RgbImage, RgbPixels};
+pub use limits::ImageLimits;

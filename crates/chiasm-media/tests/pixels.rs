@@ -3,7 +3,10 @@
 
 use std::path::PathBuf;
 
-use chiasm_media::{EncodedImage, Fault, ImageFormat, MediaError, decode};
+use chiasm_media::{
+    DecodeMemory, EncodedImage, Fault, ImageFormat, ImageLimits, MediaError, caught_panics, decode, decode_into,
+    with_pixels,
+};
 use serde_json::Value;
 
 const MAX_PIXELS: u64 = 178_956_970;
@@ -98,6 +101,39 @@ fn the_pixel_limit_is_exact() {
 }
 
 #[test]
+fn the_limit_of_a_side_is_exact() {
+    let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
+    let limits = |max_side| ImageLimits { max_side, ..ImageLimits::default() };
+    assert!(EncodedImage::from_bytes(file.clone().into(), limits(37)).is_ok());
+    let error = EncodedImage::from_bytes(file.into(), limits(36)).unwrap_err();
+    assert_eq!(error, MediaError::TooLongSide { width: 37, height: 23, limit: 36 });
+}
+
+/// Every fixture after every other in the same memory: no pixel of an earlier image may be left.
+#[test]
+fn used_memory_gives_the_pixels_of_fresh_memory() {
+    let mut memory = DecodeMemory::new();
+    let mut compared = 0;
+    for entry in &index() {
+        let Ok(image) = EncodedImage::from_bytes(bytes(entry).into(), 1 << 20) else {
+            continue;
+        };
+        let fresh = decode(&image).map(|image| image.pixels);
+        let used = decode_into(&image, &mut memory).map(|image| image.pixels.to_vec());
+        assert!(fresh == used, "{entry}");
+        let kept = with_pixels(&image, |pixels| {
+            // The thread's memory is in use; another image inside gets its own.
+            let inner = with_pixels(&image, |inner| inner.pixels == pixels.pixels);
+            assert_eq!(inner, Ok(true));
+            pixels.pixels.to_vec()
+        });
+        assert!(fresh == kept, "{entry}");
+        compared += usize::from(fresh.is_ok());
+    }
+    assert!(compared > 300, "{compared}");
+}
+
+#[test]
 fn the_probed_size_is_the_upright_one() {
     for (name, orientation, size) in
         [("exif-1.jpg", 1, (21, 13)), ("exif-6.jpg", 6, (13, 21)), ("exif-3.webp", 3, (21, 13))]
@@ -124,4 +160,16 @@ fn a_jpeg_of_very_many_scans_is_refused() {
     let bomb = [head, &scan.repeat(10_000), &[0xff, 0xd9]].concat();
     let image = EncodedImage::from_bytes(bomb.into(), MAX_PIXELS).unwrap();
     assert_eq!(decode(&image).unwrap_err().fault(), Fault::Unsupported);
+}
+
+#[test]
+fn four_components_of_which_the_first_is_coarse_are_refused_without_a_panic() {
+    let mut file = std::fs::read(directory().join("jpeg-cmyk-16x16.jpg")).unwrap();
+    let frame = file.windows(2).position(|pair| matches!(pair, [0xff, 0xc0..=0xc2])).expect("a frame");
+    // Marker, length, depth, height, width, count; then number and sampling of each component.
+    file[frame + 14] = 0x31;
+    let image = EncodedImage::from_bytes(file.into(), MAX_PIXELS).unwrap();
+    let caught = caught_panics();
+    assert_eq!(decode(&image).unwrap_err().fault(), Fault::Unsupported);
+    assert_eq!(caught_panics(), caught);
 }

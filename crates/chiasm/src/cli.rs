@@ -144,8 +144,14 @@ pub(crate) struct MediaArgs {
     #[arg(long, env = "CHIASM_MAX_IMAGE_BYTES", default_value_t = 32 << 20)]
     pub(crate) max_image_bytes: u64,
     /// Most pixels of one image
-    #[arg(long, env = "CHIASM_MAX_IMAGE_PIXELS", default_value_t = 100_000_000)]
+    #[arg(long, env = "CHIASM_MAX_IMAGE_PIXELS", default_value_t = 178_956_970)]
     pub(crate) max_image_pixels: u64,
+    /// Most pixels along a side of one image
+    #[arg(long, env = "CHIASM_MAX_IMAGE_SIDE", default_value_t = 65_535)]
+    pub(crate) max_image_side: u32,
+    /// How many times longer than the other the longer side of one image may be
+    #[arg(long, env = "CHIASM_MAX_IMAGE_ASPECT_RATIO", default_value_t = 1000)]
+    pub(crate) max_image_aspect_ratio: u32,
     /// Seconds that fetching one image may take
     #[arg(long, env = "CHIASM_MEDIA_TIMEOUT", value_parser = seconds, default_value = "10")]
     pub(crate) media_timeout: Duration,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
-use chiasm_media::{EncodedImage, MediaConfig, MediaDoor};
+use chiasm_media::{EncodedImage, ImageLimits, MediaConfig, MediaDoor};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
 use chiasm_types::{BlockSize, Dtype, MmHash, TokenId};
@@ -33,13 +33,13 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     let block_size = BlockSize::new(args.block_size).ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
     // The person at the command line may read what they can reach.
     let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
-    let max_pixels = media.max_pixels;
+    let limits = media.image_limits();
     let door = MediaDoor::new(media)?;
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
     }
     for (index, source) in args.images.iter().enumerate() {
-        let image = open(&door, source, max_pixels).await?;
+        let image = open(&door, source, limits).await?;
         let size = ImageSize { width: image.width, height: image.height };
         let plan = model.plan(size, &kwargs)?;
         let hash = chiasm_media::mm_hash(&image.content, "image", &model.fingerprint(&kwargs));
@@ -74,12 +74,12 @@ fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
     Ok(VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?)
 }
 
-async fn open(door: &MediaDoor, source: &str, max_pixels: u64) -> Result<EncodedImage, CliError> {
+async fn open(door: &MediaDoor, source: &str, limits: ImageLimits) -> Result<EncodedImage, CliError> {
     if source.starts_with("data:") || source.contains("://") {
         return Ok(door.open(source).await?);
     }
     let bytes = fs::read(source).map_err(|error| CliError::file(Path::new(source), error))?;
-    Ok(EncodedImage::from_bytes(Bytes::from(bytes), max_pixels)?)
+    Ok(EncodedImage::from_bytes(Bytes::from(bytes), limits)?)
 }
 
 /// Block keys of a prompt that is this image alone: its placeholder starts at the first token.

@@ -195,6 +195,8 @@ fn media_config(args: &MediaArgs) -> MediaConfig {
     MediaConfig {
         max_bytes: args.max_image_bytes,
         max_pixels: args.max_image_pixels,
+        max_side: args.max_image_side,
+        max_aspect_ratio: args.max_image_aspect_ratio,
         total_timeout: args.media_timeout,
         allowed_local_media_path: args.allowed_local_media_path.clone(),
         allow_private_addresses: args.allow_private_media,

@@ -3,7 +3,7 @@
 mod rle;
 
 use crate::container::bmp::{BmpHeader, Pixels, Rows};
-use crate::decode::buffer;
+use crate::decode::memory::{Reused, Scratch, rgb_bytes};
 use crate::decode::pixel::{Table, grey_table, palette_table, rgb_on_white};
 use crate::{ImageFormat, MediaError};
 
@@ -12,17 +12,22 @@ fn corrupt(reason: &'static str) -> MediaError {
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(bytes: &[u8], header: &BmpHeader<'_>) -> Result<Vec<u8>, MediaError> {
+pub(super) fn decode(
+    bytes: &[u8],
+    header: &BmpHeader<'_>,
+    scratch: &mut Scratch,
+    rgb: &mut Reused,
+) -> Result<(), MediaError> {
     let (width, height) = (header.size.0 as usize, header.size.1 as usize);
-    let unpacked;
+    let samples = scratch.samples.cleared();
     let (rows, bits, stride) = match header.rows {
         Rows::Plain { stride } => {
             let stride = usize::try_from(stride).map_err(|_| corrupt("rows out of range"))?;
             (bytes.get(header.data_start..).unwrap_or_default(), stored_bits(header.pixels), stride)
         }
         Rows::Rle8 | Rows::Rle4 => {
-            unpacked = rle::unpack(bytes, header)?;
-            (&unpacked[..], 8, width)
+            rle::unpack(bytes, header, samples)?;
+            (&samples[..], 8, width)
         }
     };
     let row_length = (width * bits).div_ceil(8);
@@ -35,13 +40,13 @@ pub(super) fn decode(bytes: &[u8], header: &BmpHeader<'_>) -> Result<Vec<u8>, Me
         return Err(corrupt("the image data ends too early"));
     }
     let converter = Converter::new(header)?;
-    let mut rgb = buffer(ImageFormat::Bmp, header.size, 3)?;
+    let rgb = rgb.take(ImageFormat::Bmp, rgb_bytes(ImageFormat::Bmp, header.size)?)?;
     for index in 0..height {
         let row = &rows[index * stride..index * stride + row_length];
         let y = if header.top_down { index } else { height - 1 - index };
         converter.row(row, bits, &mut rgb[3 * y * width..3 * (y + 1) * width]);
     }
-    Ok(rgb)
+    Ok(())
 }
 
 fn stored_bits(pixels: Pixels) -> usize {
@@ -113,8 +118,8 @@ impl Converter {
                 }
             }
             Self::Three => {
-                for (pixel, stored) in pixels.zip(stored.chunks_exact(3)) {
-                    pixel.copy_from_slice(&[stored[2], stored[1], stored[0]]);
+                for (pixel, &[blue, green, red]) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(stored.as_chunks().0) {
+                    *pixel = [red, green, blue];
                 }
             }
             Self::Four { at, alpha } => {

@@ -3,8 +3,8 @@
 mod lzw;
 
 use crate::container::gif::GifHeader;
-use crate::decode::buffer;
-use crate::decode::pixel::{grey_table, palette_table};
+use crate::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
+use crate::decode::pixel::{RGB, Rgb, Table, grey_table, palette_table};
 use crate::{ImageFormat, MediaError};
 
 fn corrupt(reason: &'static str) -> MediaError {
@@ -12,34 +12,41 @@ fn corrupt(reason: &'static str) -> MediaError {
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(header: &GifHeader<'_>) -> Result<Vec<u8>, MediaError> {
-    let indices = screen(header)?;
+pub(super) fn decode(header: &GifHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
+    let (frame, width) = (header.frame, header.size.0 as usize);
+    let (frame_width, frame_height) = (frame.width as usize, frame.height as usize);
+    let table = colours(header)?;
+    let count = bytes_of(ImageFormat::Gif, (frame.width, frame.height), 1)?;
+    let indices = scratch.samples.take(ImageFormat::Gif, count.saturating_add(lzw::SLACK))?;
+    lzw::unpack(header.data, header.code_bits, indices)?;
+    let rgb = rgb.take(ImageFormat::Gif, rgb_bytes(ImageFormat::Gif, header.size)?)?;
+    if (frame.width, frame.height) != header.size {
+        // Outside the frame every pixel has the transparent index, or 0.
+        let around = table[usize::from(header.transparent.unwrap_or(0))];
+        rgb.as_chunks_mut().0.fill(around);
+    }
+    let rows = indices.chunks_exact(frame_width).zip(row_order(frame_height, header.interlaced));
+    for (row, y) in rows {
+        let start = (frame.y as usize + y) * width + frame.x as usize;
+        let (pixels, _) = rgb[RGB * start..RGB * (start + frame_width)].as_chunks_mut::<RGB>();
+        for (pixel, &index) in pixels.iter_mut().zip(row) {
+            *pixel = table[usize::from(index)];
+        }
+    }
+    Ok(())
+}
+
+/// The colour of every index.
+fn colours(header: &GifHeader<'_>) -> Result<Table, MediaError> {
+    let read = |rgb: &[u8]| -> Rgb { [rgb[0], rgb[1], rgb[2]] };
     let mut table = match header.palette {
-        Some(colours) => palette_table(colours, 3, |rgb| [rgb[0], rgb[1], rgb[2]])
-            .ok_or(corrupt("the palette has more than 256 entries"))?,
+        Some(colours) => palette_table(colours, RGB, read).ok_or(corrupt("the palette has more than 256 entries"))?,
         None => grey_table(),
     };
     if let Some(index) = header.transparent {
-        table[usize::from(index)] = [255; 3];
+        table[usize::from(index)] = [255; RGB];
     }
-    let mut rgb = buffer(ImageFormat::Gif, header.size, 3)?;
-    for (pixel, &index) in rgb.chunks_exact_mut(3).zip(&indices) {
-        pixel.copy_from_slice(&table[usize::from(index)]);
-    }
-    Ok(rgb)
-}
-
-/// The palette index of every pixel of the screen. Outside the frame it is the transparent one, or 0.
-fn screen(header: &GifHeader<'_>) -> Result<Vec<u8>, MediaError> {
-    let (frame, width) = (header.frame, header.size.0 as usize);
-    let mut screen = buffer(ImageFormat::Gif, header.size, 1)?;
-    screen.fill(header.transparent.unwrap_or(0));
-    let mut indices = lzw::Indices::new(header.data, header.code_bits)?;
-    for y in row_order(frame.height as usize, header.interlaced) {
-        let start = (frame.y as usize + y) * width + frame.x as usize;
-        indices.fill(&mut screen[start..start + frame.width as usize])?;
-    }
-    Ok(screen)
+    Ok(table)
 }
 
 /// The order in which rows are stored.

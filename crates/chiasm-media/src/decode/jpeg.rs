@@ -3,61 +3,104 @@
 use libjpeg_turbo_rs::{DecodeLimits, DecodeWarning, Decoder, JpegError, PixelFormat};
 
 use crate::container::jpeg::JpegHeader;
-use crate::decode::pixel::cmyk_to_rgb;
+use crate::decode::memory::{Reused, Scratch, accustom_allocator, bytes_of, rgb_bytes};
+use crate::decode::pixel::{RGB, cmyk_to_rgb};
 use crate::{ImageFormat, MediaError};
 
 /// More than any encoder writes. Every scan may touch all of a large image's coefficients for a few bytes of file.
 const MAX_SCANS: usize = 500;
+/// Bytes of a pixel with four components.
+const CMYK: usize = 4;
 
 fn corrupt(reason: &'static str) -> MediaError {
     MediaError::Corrupt { format: ImageFormat::Jpeg, reason }
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(bytes: &[u8], header: &JpegHeader) -> Result<Vec<u8>, MediaError> {
+pub(super) fn decode(
+    bytes: &[u8],
+    header: &JpegHeader,
+    scratch: &mut Scratch,
+    rgb: &mut Reused,
+) -> Result<(), MediaError> {
     let (width, height) = header.size;
     let max_pixels = u64::from(width) * u64::from(height);
     let limits = DecodeLimits { max_pixels, max_scans: MAX_SCANS, ..DecodeLimits::default() };
-    let format = match header.components {
-        1 => PixelFormat::Grayscale,
-        4 => PixelFormat::Cmyk,
-        _ => PixelFormat::Rgb,
-    };
+    // The decoder's planes and coefficients are its own.
+    accustom_allocator();
     let mut decoder = Decoder::new_with_limits(bytes, limits).map_err(error)?;
-    decoder.set_output_format(format);
-    // Keeps what precedes a marker that comes too early, as libjpeg does.
-    decoder.set_lenient(true);
-    // libjpeg's default; it shows in progressive files whose last scans are missing.
-    decoder.set_block_smoothing(true);
-    let image = decoder.decode_image().map_err(error)?;
-    let expected = (width as usize, height as usize, format);
-    if (image.width, image.height, image.pixel_format) != expected {
+    let frame = decoder.header();
+    if (frame.width.into(), frame.height.into(), frame.components.len()) != (width, height, header.components.into()) {
         return Err(corrupt("its frames differ"));
     }
-    let ended = bytes[header.scan_start..].windows(2).any(|pair| pair == [0xff, 0xd9]);
+    let finest = frame.components.first().map_or((1, 1), |first| (first.horizontal_sampling, first.vertical_sampling));
+    let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
+    let sampled_evenly = frame.components.iter().all(|component| {
+        divides(finest.0, component.horizontal_sampling) && divides(finest.1, component.vertical_sampling)
+    });
+    if usize::from(header.components) == CMYK && !sampled_evenly {
+        // The decoder takes the first of four components for the finest, and panics where it is not.
+        let reason = "its kind of subsampling";
+        return Err(MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason });
+    }
+    // libjpeg's default; it shows in progressive files whose last scans are missing.
+    decoder.set_block_smoothing(true);
+    let rgb = rgb.take(ImageFormat::Jpeg, rgb_bytes(ImageFormat::Jpeg, header.size)?)?;
+    if usize::from(header.components) != CMYK {
+        return decode_as(&mut decoder, PixelFormat::Rgb, bytes, header, rgb);
+    }
+    let stored = scratch.samples.take(ImageFormat::Jpeg, bytes_of(ImageFormat::Jpeg, header.size, CMYK)?)?;
+    decode_as(&mut decoder, PixelFormat::Cmyk, bytes, header, stored)?;
+    for (pixel, stored) in rgb.chunks_exact_mut(RGB).zip(stored.chunks_exact(CMYK)) {
+        // Pillow takes every four-component file for one with inverted values.
+        pixel.copy_from_slice(&cmyk_to_rgb([!stored[0], !stored[1], !stored[2], !stored[3]]));
+    }
+    Ok(())
+}
+
+/// Fills `pixels`, all of them.
+fn decode_as(
+    decoder: &mut Decoder<'_>,
+    format: PixelFormat,
+    bytes: &[u8],
+    header: &JpegHeader,
+    pixels: &mut [u8],
+) -> Result<(), MediaError> {
+    const END: [u8; 2] = [0xff, 0xd9];
+    let scans = &bytes[header.scan_start..];
+    // Files without anything behind the end marker, which are most, need no search.
+    let ended = scans.ends_with(&END) || scans.windows(END.len()).any(|pair| pair == END);
     if !ended && !header.single_scan {
         return Err(corrupt("the image data ends too early"));
     }
+    // libjpeg fills up what is missing before the end marker; without that marker Pillow gives up.
+    let filled_up = ended && header.single_scan && !header.restarts;
+    decoder.set_output_format(format);
+    // Files without a fault take a shorter way. Some others are read again, now keeping what precedes a marker that
+    // comes too early, as libjpeg does.
+    decoder.set_lenient(false);
+    let image = match decoder.decode_image_into(pixels) {
+        Err(_) if filled_up => {
+            decoder.set_lenient(true);
+            decoder.decode_image_into(pixels)
+        }
+        image => image,
+    };
+    let image = image.map_err(error)?;
+    let got = (image.width, image.height, image.pixel_format, image.bytes_written);
+    if got != (header.size.0 as usize, header.size.1 as usize, format, pixels.len()) {
+        return Err(corrupt("its frames differ"));
+    }
     for warning in &image.warnings {
         match warning {
-            // libjpeg fills up what is missing before the end marker; without that marker Pillow gives up.
-            DecodeWarning::TruncatedData { .. } if ended && header.single_scan && !header.restarts => {}
+            DecodeWarning::TruncatedData { .. } if filled_up => {}
             DecodeWarning::TruncatedData { .. } => return Err(corrupt("the image data ends too early")),
             DecodeWarning::ExtraneousData { .. } if header.single_scan => {}
             // libjpeg goes on here as well, but to other pixels.
             _ => return Err(corrupt("the image data is broken")),
         }
     }
-    Ok(match format {
-        PixelFormat::Grayscale => image.data.iter().flat_map(|&value| [value; 3]).collect(),
-        // Pillow takes every four-component file for one with inverted values.
-        PixelFormat::Cmyk => image
-            .data
-            .chunks_exact(4)
-            .flat_map(|pixel| cmyk_to_rgb([!pixel[0], !pixel[1], !pixel[2], !pixel[3]]))
-            .collect(),
-        _ => image.data,
-    })
+    Ok(())
 }
 
 fn error(error: JpegError) -> MediaError {

@@ -1,11 +1,13 @@
 //! PNG image data: inflate, undo the row filters, convert each row to RGB.
 
-use flate2::{Decompress, FlushDecompress, Status};
+mod filter;
+mod rows;
 
-use crate::container::png::{ImageData, Layout, PngHeader, Transparency};
-use crate::decode::pixel::{Table, grey_table, on_white, palette_table, rgb_on_white};
-use crate::decode::{buffer, room};
+use crate::container::png::{Layout, PngHeader, Transparency};
+use crate::decode::memory::{Reused, Scratch, rgb_bytes};
+use crate::decode::pixel::{RGB, Table, grey_table, on_white, palette_table, rgb_on_white, row_on_white};
 use crate::{ImageFormat, MediaError};
+use rows::{FilteredRows, one_piece};
 
 /// First column, first row, column step and row step of the seven passes of an interlaced image.
 const PASSES: [(usize, usize, usize, usize); 7] =
@@ -16,157 +18,38 @@ fn corrupt(reason: &'static str) -> MediaError {
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(header: &PngHeader<'_>) -> Result<Vec<u8>, MediaError> {
+pub(super) fn decode(header: &PngHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
     let (width, height) = (header.size.0 as usize, header.size.1 as usize);
     let converter = Converter::new(header)?;
-    let bits = header.layout.bits();
-    let mut rows = FilteredRows::new(header.data.clone(), bits);
+    let stream = one_piece(header.data.clone(), &mut scratch.file)?;
+    let mut rows = FilteredRows::new(stream, header.layout.bits(), &mut scratch.samples);
+    let rgb = rgb.take(ImageFormat::Png, rgb_bytes(ImageFormat::Png, header.size)?)?;
     if !header.interlaced {
-        // Row by row, so that a header that promises much costs nothing before the data comes.
-        let mut rgb = room(ImageFormat::Png, header.size, 3)?;
-        rows.start_pass(width);
-        for y in 0..height {
-            let row = rows.next()?;
-            rgb.resize(3 * (y + 1) * width, 0);
-            converter.row(row, &mut rgb[3 * y * width..]);
+        rows.start_pass(width, height)?;
+        rows.inflate_at_once()?;
+        for line in rgb.chunks_exact_mut(RGB * width) {
+            converter.row(rows.next()?, line);
         }
-        return Ok(rgb);
+        return Ok(());
     }
-    let mut rgb = buffer(ImageFormat::Png, header.size, 3)?;
     let mut line = Vec::new();
     for (first_column, first_row, column_step, row_step) in PASSES {
         let columns = width.saturating_sub(first_column).div_ceil(column_step);
         if columns == 0 {
             continue;
         }
-        rows.start_pass(columns);
-        line.resize(3 * columns, 0);
+        rows.start_pass(columns, height.saturating_sub(first_row).div_ceil(row_step))?;
+        line.resize(RGB * columns, 0);
         for y in (first_row..height).step_by(row_step) {
             converter.row(rows.next()?, &mut line);
-            let row = &mut rgb[3 * y * width..3 * (y + 1) * width];
-            let pixels = row[3 * first_column..].chunks_mut(3 * column_step);
-            for (pixel, converted) in pixels.zip(line.chunks_exact(3)) {
-                pixel[..3].copy_from_slice(converted);
+            let row = &mut rgb[RGB * y * width..RGB * (y + 1) * width];
+            let pixels = row[RGB * first_column..].chunks_mut(RGB * column_step);
+            for (pixel, converted) in pixels.zip(line.chunks_exact(RGB)) {
+                pixel[..RGB].copy_from_slice(converted);
             }
         }
-    }
-    Ok(rgb)
-}
-
-/// Inflates row after row and undoes the filters.
-struct FilteredRows<'a> {
-    data: ImageData<'a>,
-    input: &'a [u8],
-    inflater: Decompress,
-    ended: bool,
-    bits: usize,
-    /// The filter type, then the row.
-    current: Vec<u8>,
-    previous: Vec<u8>,
-}
-
-impl<'a> FilteredRows<'a> {
-    fn new(data: ImageData<'a>, bits: usize) -> Self {
-        Self {
-            data,
-            input: &[],
-            inflater: Decompress::new(true),
-            ended: false,
-            bits,
-            current: Vec::new(),
-            previous: Vec::new(),
-        }
-    }
-
-    /// The rows that follow have `columns` pixels, and the first has none above it.
-    fn start_pass(&mut self, columns: usize) {
-        let length = 1 + (columns * self.bits).div_ceil(8);
-        for row in [&mut self.current, &mut self.previous] {
-            row.clear();
-            row.resize(length, 0);
-        }
-    }
-
-    /// The samples of the next row. A stream that ends with a row leaves all further samples 0, as in Pillow.
-    fn next(&mut self) -> Result<&[u8], MediaError> {
-        if self.ended {
-            self.current.fill(0);
-            return Ok(&self.current[1..]);
-        }
-        std::mem::swap(&mut self.current, &mut self.previous);
-        self.inflate()?;
-        let step = self.bits.div_ceil(8);
-        let (filter, row) = self.current.split_first_mut().ok_or(corrupt("empty rows"))?;
-        unfilter(*filter, step, row, &self.previous[1..])?;
-        Ok(row)
-    }
-
-    /// Fills `current`. The stream's own checksum and what follows the last row do not matter.
-    fn inflate(&mut self) -> Result<(), MediaError> {
-        let mut filled = 0;
-        while filled < self.current.len() {
-            if self.input.is_empty() {
-                self.input = self.data.next().ok_or(corrupt("the image data ends too early"))?;
-            }
-            let (read, written) = (self.inflater.total_in(), self.inflater.total_out());
-            let status = self
-                .inflater
-                .decompress(self.input, &mut self.current[filled..], FlushDecompress::None)
-                .map_err(|_| corrupt("the compressed image data is broken"))?;
-            self.input = &self.input[(self.inflater.total_in() - read) as usize..];
-            filled += (self.inflater.total_out() - written) as usize;
-            self.ended = status == Status::StreamEnd;
-            if self.ended && filled < self.current.len() {
-                return Err(corrupt("the image data ends too early"));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Undoes a row's filter; `step` is the distance in bytes to the pixel at the left, at least 1.
-fn unfilter(filter: u8, step: usize, row: &mut [u8], above: &[u8]) -> Result<(), MediaError> {
-    match filter {
-        0 => {}
-        1 => {
-            for i in step..row.len() {
-                row[i] = row[i].wrapping_add(row[i - step]);
-            }
-        }
-        2 => {
-            for (value, above) in row.iter_mut().zip(above) {
-                *value = value.wrapping_add(*above);
-            }
-        }
-        3 => {
-            for i in 0..row.len() {
-                let left = if i < step { 0 } else { row[i - step] };
-                let mean = (u16::from(left) + u16::from(above[i])) / 2;
-                row[i] = row[i].wrapping_add(mean as u8);
-            }
-        }
-        4 => {
-            for i in 0..row.len() {
-                let (left, corner) = if i < step { (0, 0) } else { (row[i - step], above[i - step]) };
-                row[i] = row[i].wrapping_add(paeth(left, above[i], corner));
-            }
-        }
-        _ => return Err(corrupt("an unknown row filter")),
     }
     Ok(())
-}
-
-/// Whichever of the three neighbours is nearest to `left + above - corner`.
-fn paeth(left: u8, above: u8, corner: u8) -> u8 {
-    let (a, b, c) = (i16::from(left), i16::from(above), i16::from(corner));
-    let (from_a, from_b, from_c) = ((b - c).abs(), (a - c).abs(), (a + b - 2 * c).abs());
-    if from_a <= from_b && from_a <= from_c {
-        left
-    } else if from_b <= from_c {
-        above
-    } else {
-        corner
-    }
 }
 
 /// Turns a row of samples into RGB.
@@ -255,6 +138,7 @@ impl Converter {
                     pixel.fill(on_white(stored[0], stored[*sample]));
                 }
             }
+            Self::Rgba { sample: 1 } => row_on_white(samples, rgb),
             Self::Rgba { sample } => {
                 for (pixel, stored) in pixels.zip(samples.chunks_exact(4 * sample)) {
                     let rgb = [stored[0], stored[*sample], stored[2 * sample]];

@@ -1,12 +1,10 @@
-//! WebP pixels of the first frame by image-webp, laid on the canvas.
+//! WebP pixels of the first frame by libwebp, as in Pillow, laid on the canvas.
 
-use std::io::Cursor;
-
-use image_webp::{DecodingError, UpsamplingMethod, WebPDecodeOptions, WebPDecoder};
+use webpx::{Decoder, DecoderConfig, Limits};
 
 use crate::container::webp::{Frame, Image, WebPHeader};
-use crate::decode::buffer;
-use crate::decode::pixel::{Rgb, rgb_on_white};
+use crate::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
+use crate::decode::pixel::{RGB, RGBA, row_on_white};
 use crate::{ImageFormat, MediaError};
 
 fn corrupt(reason: &'static str) -> MediaError {
@@ -14,55 +12,62 @@ fn corrupt(reason: &'static str) -> MediaError {
 }
 
 /// Decodes to RGB rows.
-pub(super) fn decode(header: &WebPHeader<'_>) -> Result<Vec<u8>, MediaError> {
+pub(super) fn decode(header: &WebPHeader<'_>, scratch: &mut Scratch, rgb: &mut Reused) -> Result<(), MediaError> {
     let frame = &header.frame;
-    let (pixels, with_alpha) = decode_frame(frame)?;
-    let colour = |stored: &[u8]| -> Rgb {
-        let rgb = [stored[0], stored[1], stored[2]];
-        if with_alpha && header.has_alpha { rgb_on_white(rgb, stored[3]) } else { rgb }
-    };
-    let stored_size = if with_alpha { 4 } else { 3 };
-    let (width, frame_width) = (header.size.0 as usize, frame.width as usize);
-    let mut rgb = buffer(ImageFormat::WebP, header.size, 3)?;
-    // Around the frame the canvas is transparent black, or black in an image without transparency.
-    if header.has_alpha {
-        rgb.fill(255);
-    }
-    for (row, stored) in pixels.chunks_exact(stored_size * frame_width).enumerate() {
-        let start = 3 * ((frame.y as usize + row) * width + frame.x as usize);
-        let line = &mut rgb[start..start + 3 * frame_width];
-        for (pixel, stored) in line.chunks_exact_mut(3).zip(stored.chunks_exact(stored_size)) {
-            pixel.copy_from_slice(&colour(stored));
-        }
-    }
-    Ok(rgb)
-}
-
-/// The frame's pixels, and whether they are RGBA rather than RGB.
-fn decode_frame(frame: &Frame<'_>) -> Result<(Vec<u8>, bool), MediaError> {
-    let file = still_file(frame);
-    let mut options = WebPDecodeOptions::default();
-    // What libwebp calls fancy upsampling, its default.
-    options.lossy_upsampling = UpsamplingMethod::Bilinear;
-    let mut decoder = WebPDecoder::new_with_options(Cursor::new(file), options).map_err(error)?;
-    if decoder.dimensions() != (frame.width, frame.height) {
+    let file = scratch.file.cleared();
+    write_still_file(frame, file);
+    let decoder = Decoder::new(file).map_err(|_| corrupt("the image data is broken"))?;
+    let info = decoder.info();
+    if (info.width, info.height) != (frame.width, frame.height) {
         return Err(corrupt("a frame does not agree with its image"));
     }
-    let with_alpha = decoder.has_alpha();
-    let mut pixels = buffer(ImageFormat::WebP, (frame.width, frame.height), if with_alpha { 4 } else { 3 })?;
-    decoder.read_image(&mut pixels).map_err(error)?;
-    Ok((pixels, with_alpha))
+    let with_alpha = header.has_alpha && info.has_alpha;
+    let rgb = rgb.take(ImageFormat::WebP, rgb_bytes(ImageFormat::WebP, header.size)?)?;
+    if (frame.width, frame.height) == header.size && !with_alpha {
+        return pixels(decoder, frame, RGB, rgb);
+    }
+    // Around the frame the canvas is transparent black, or black in an image without transparency.
+    rgb.fill(if header.has_alpha { 255 } else { 0 });
+    let step = if with_alpha { RGBA } else { RGB };
+    let stored =
+        scratch.samples.take(ImageFormat::WebP, bytes_of(ImageFormat::WebP, (frame.width, frame.height), step)?)?;
+    pixels(decoder, frame, step, stored)?;
+    let (width, frame_width) = (header.size.0 as usize, frame.width as usize);
+    for (row, stored) in stored.chunks_exact(step * frame_width).enumerate() {
+        let start = (frame.y as usize + row) * width + frame.x as usize;
+        let line = &mut rgb[RGB * start..RGB * (start + frame_width)];
+        if with_alpha {
+            row_on_white(stored, line);
+        } else {
+            line.copy_from_slice(stored);
+        }
+    }
+    Ok(())
 }
 
-/// A WebP file with this frame as its only image.
-fn still_file(frame: &Frame<'_>) -> Vec<u8> {
-    let mut chunks = Vec::new();
+/// Fills `out` with the frame's pixels, of three or four bytes.
+fn pixels(decoder: Decoder<'_>, frame: &Frame<'_>, step: usize, out: &mut [u8]) -> Result<(), MediaError> {
+    // Ours have been applied.
+    let decoder = decoder.config(DecoderConfig::new().limits(Limits::none()));
+    let stride = step as u32 * frame.width;
+    let decoded =
+        if step == RGBA { decoder.decode_rgba_into(out, stride) } else { decoder.decode_rgb_into(out, stride) };
+    match decoded {
+        Ok(size) if size == (frame.width, frame.height) => Ok(()),
+        _ => Err(corrupt("the image data is broken")),
+    }
+}
+
+/// Appends a WebP file with this frame as its only image.
+fn write_still_file(frame: &Frame<'_>, file: &mut Vec<u8>) {
+    // The size is filled in at the end.
+    file.extend_from_slice(b"RIFF\0\0\0\0WEBP");
     let mut chunk = |kind: &[u8; 4], content: &[u8]| {
-        chunks.extend_from_slice(kind);
-        chunks.extend_from_slice(&(content.len() as u32).to_le_bytes());
-        chunks.extend_from_slice(content);
+        file.extend_from_slice(kind);
+        file.extend_from_slice(&(content.len() as u32).to_le_bytes());
+        file.extend_from_slice(content);
         if content.len() % 2 == 1 {
-            chunks.push(0);
+            file.push(0);
         }
     };
     match (frame.image, frame.alpha) {
@@ -78,21 +83,6 @@ fn still_file(frame: &Frame<'_>) -> Vec<u8> {
             chunk(b"VP8 ", content);
         }
     }
-    let mut file = b"RIFF".to_vec();
-    file.extend_from_slice(&(chunks.len() as u32 + 4).to_le_bytes());
-    file.extend_from_slice(b"WEBP");
-    file.append(&mut chunks);
-    file
-}
-
-fn error(error: DecodingError) -> MediaError {
-    match error {
-        DecodingError::MemoryLimitExceeded | DecodingError::ImageTooLarge => {
-            MediaError::UnsupportedVariant { format: ImageFormat::WebP, reason: "it needs more memory than allowed" }
-        }
-        DecodingError::UnsupportedFeature(_) => {
-            MediaError::UnsupportedVariant { format: ImageFormat::WebP, reason: "an unknown feature" }
-        }
-        _ => corrupt("the image data is broken"),
-    }
+    let length = file.len() as u32 - 8;
+    file[4..8].copy_from_slice(&length.to_le_bytes());
 }

@@ -59,9 +59,9 @@ async fn process(frontend: &Frontend, item: &MediaItem, format: PixelFormat) -> 
         .cpu
         .run(move || {
             let vision = model.vision.as_ref().ok_or_else(|| ApiError::internal("the model takes no images"))?;
-            let decoded = chiasm_media::decode(&image)?;
-            let view = RgbView::new(plan.original, &decoded.pixels)?;
-            mm_item(vision, view, &plan, format)
+            chiasm_media::with_pixels(&image, |decoded| {
+                mm_item(vision, RgbView::new(plan.original, decoded.pixels)?, &plan, format)
+            })?
         })
         .await?
         .map_err(|error| error.at(&item.field))?;

@@ -5,9 +5,9 @@ use crate::MediaError;
 use crate::container::bmp::{BmpHeader, Pixels, Rows};
 use crate::reader::Reader;
 
-/// One byte per pixel, in stored row order. An image that ends early is an error; one that runs over its rows is not, as
-/// in Pillow.
-pub(super) fn unpack(bytes: &[u8], header: &BmpHeader<'_>) -> Result<Vec<u8>, MediaError> {
+/// Appends one byte per pixel, in stored row order, to the empty `pixels`. An image that ends early is an error; one
+/// that runs over its rows is not, as in Pillow.
+pub(super) fn unpack(bytes: &[u8], header: &BmpHeader<'_>, pixels: &mut Vec<u8>) -> Result<(), MediaError> {
     if !matches!(header.pixels, Pixels::BlackWhite | Pixels::Grey | Pixels::Indexed(_)) {
         return Err(corrupt("run lengths for pixels without a palette"));
     }
@@ -15,8 +15,7 @@ pub(super) fn unpack(bytes: &[u8], header: &BmpHeader<'_>) -> Result<Vec<u8>, Me
     let width = header.size.0 as usize;
     let total = width * header.size.1 as usize;
     let mut reader = Reader::at(bytes, header.data_start);
-    // Grown as the data comes: a small file must not claim much memory.
-    let mut pixels: Vec<u8> = Vec::new();
+    // `pixels` grows as the data comes: a small file must not claim much memory.
     let mut x = 0;
     while pixels.len() < total {
         let (Some(count), Some(value)) = (reader.byte(), reader.byte()) else {
@@ -66,5 +65,5 @@ pub(super) fn unpack(bytes: &[u8], header: &BmpHeader<'_>) -> Result<Vec<u8>, Me
     if pixels.len() < total {
         return Err(corrupt("the image data ends too early"));
     }
-    Ok(pixels)
+    Ok(())
 }

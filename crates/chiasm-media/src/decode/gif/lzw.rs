@@ -1,4 +1,7 @@
 //! GIF's variant of LZW, with Pillow's leniency.
+//!
+//! What a code stands for always stands in the output already: a code is defined as the string of the one before and
+//! the next index, and these were just written. So the table holds places in the output, and a string is one copy.
 
 use super::corrupt;
 use crate::MediaError;
@@ -6,105 +9,96 @@ use crate::MediaError;
 /// Codes have at most twelve bits.
 const TABLE: usize = 1 << 12;
 
-/// The palette indices of a frame, in stored order.
-pub(super) struct Indices<'a> {
-    bits: Bits<'a>,
-    /// The first code that is no index: it clears the table.
-    clear: usize,
-    width: u32,
-    /// The next code to define.
-    next: usize,
-    /// For each defined code the code of all but its last index, and that index.
-    prefix: Box<[u16; TABLE]>,
-    suffix: Box<[u8; TABLE]>,
-    /// The code before this one, and the first index it stands for; `None` after a clear.
-    last: Option<(usize, u8)>,
-    /// Indices of the current code that are still to come, in reverse.
-    pending: Vec<u8>,
+/// Bytes that are written at once, and so how many must follow the last index in the output.
+pub(super) const SLACK: usize = 16;
+
+/// A string of indices in the output.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    start: u32,
+    length: u32,
 }
 
-impl<'a> Indices<'a> {
-    /// Reads sub-blocks at the start of `data`; `code_bits` is the minimum code size in front of them.
-    pub(super) fn new(data: &'a [u8], code_bits: u8) -> Result<Self, MediaError> {
-        if code_bits > 11 {
-            return Err(corrupt("the code size is out of range"));
-        }
-        let clear = 1 << code_bits;
-        Ok(Self {
-            bits: Bits { data, block: &[], buffer: 0, count: 0 },
-            clear,
-            width: u32::from(code_bits) + 1,
-            next: clear + 2,
-            prefix: Box::new([0; TABLE]),
-            suffix: Box::new([0; TABLE]),
-            last: None,
-            pending: Vec::new(),
-        })
+/// Fills `indices` up to [`SLACK`] bytes before its end from the sub-blocks at the start of `data`. `code_bits` is the
+/// minimum code size in front of them.
+pub(super) fn unpack(data: &[u8], code_bits: u8, indices: &mut [u8]) -> Result<(), MediaError> {
+    if code_bits > 11 {
+        return Err(corrupt("the code size is out of range"));
     }
-
-    /// Reads the next `row.len()` indices.
-    pub(super) fn fill(&mut self, row: &mut [u8]) -> Result<(), MediaError> {
-        let mut filled = 0;
-        while filled < row.len() {
-            match self.pending.pop() {
-                Some(index) => {
-                    row[filled] = index;
-                    filled += 1;
-                }
-                None => self.decode_code()?,
-            }
-        }
-        Ok(())
-    }
-
-    fn decode_code(&mut self) -> Result<(), MediaError> {
-        let code = self.bits.read(self.width)?;
-        if code == self.clear {
+    let undefined = || corrupt("a code that is not defined");
+    let count = indices.len().saturating_sub(SLACK);
+    let mut bits = Bits { data, block: &[], buffer: 0, count: 0 };
+    // The first code that is no index: it clears the table.
+    let clear = 1 << code_bits;
+    let first_width = u32::from(code_bits) + 1;
+    let (mut width, mut next) = (first_width, clear + 2);
+    let mut table = [Place::default(); TABLE];
+    // What the code before this one wrote; nothing after a clear.
+    let mut last: Option<Place> = None;
+    let mut filled = 0;
+    while filled < count {
+        let code = bits.read(width)?;
+        if code == clear {
             // Right after a clear another one changes nothing, nor does the first of all.
-            self.width = self.clear.trailing_zeros() + 1;
-            self.next = self.clear + 2;
-            self.last = None;
-            return Ok(());
+            (width, next, last) = (first_width, clear + 2, None);
+            continue;
         }
-        if code == self.clear + 1 {
+        if code == clear + 1 {
             return Err(corrupt("the image data ends too early"));
         }
-        let Some((last, last_first)) = self.last else {
-            if code > self.clear {
-                return Err(corrupt("a code that is not defined"));
+        let start = filled as u32;
+        let Some(before) = last else {
+            if code > clear {
+                return Err(undefined());
             }
-            self.pending.push(code as u8);
-            self.last = Some((code, code as u8));
-            return Ok(());
+            indices[filled] = code as u8;
+            filled += 1;
+            last = Some(Place { start, length: 1 });
+            continue;
         };
-        let mut walk = code;
-        if code > self.next {
-            return Err(corrupt("a code that is not defined"));
-        }
-        if code == self.next {
+        let length = if code < clear {
+            indices[filled] = code as u8;
+            1
+        } else if code < next {
+            let place = table[code];
+            repeat(indices, filled, place, count);
+            place.length
+        } else if code == next {
             // The code that is defined right now: the last one and its own first index again.
-            self.pending.push(last_first);
-            walk = last;
-        }
-        while walk >= self.clear {
-            if walk >= TABLE || self.pending.len() >= TABLE {
-                return Err(corrupt("a code that is not defined"));
+            repeat(indices, filled, before, count);
+            let end = filled + before.length as usize;
+            if end < count {
+                indices[end] = indices[before.start as usize];
             }
-            self.pending.push(self.suffix[walk]);
-            walk = usize::from(self.prefix[walk]);
-        }
-        let first = walk as u8;
-        self.pending.push(first);
-        if self.next < TABLE {
-            self.prefix[self.next] = last as u16;
-            self.suffix[self.next] = first;
-            if self.next == (1 << self.width) - 1 && self.width < 12 {
-                self.width += 1;
+            before.length + 1
+        } else {
+            return Err(undefined());
+        };
+        if next < TABLE {
+            table[next] = Place { start: before.start, length: before.length + 1 };
+            if next == (1 << width) - 1 && width < 12 {
+                width += 1;
             }
-            self.next += 1;
+            next += 1;
         }
-        self.last = Some((code, first));
-        Ok(())
+        last = Some(Place { start, length });
+        filled += length as usize;
+    }
+    Ok(())
+}
+
+/// Copies a string to `filled`, as far as the first `count` indices go.
+#[inline(always)]
+fn repeat(indices: &mut [u8], filled: usize, place: Place, count: usize) {
+    let (start, length) = (place.start as usize, place.length as usize);
+    if length <= SLACK {
+        // Most strings are short, and a copy of fixed length is quick. What it writes too much is written over later.
+        let mut string = [0; SLACK];
+        string.copy_from_slice(&indices[start..start + SLACK]);
+        indices[filled..filled + SLACK].copy_from_slice(&string);
+    } else {
+        let length = length.min(count - filled);
+        indices.copy_within(start..start + length, filled);
     }
 }
 
@@ -112,26 +106,39 @@ impl<'a> Indices<'a> {
 struct Bits<'a> {
     data: &'a [u8],
     block: &'a [u8],
-    buffer: u32,
+    buffer: u64,
     count: u32,
 }
 
 impl Bits<'_> {
+    #[inline(always)]
     fn read(&mut self, width: u32) -> Result<usize, MediaError> {
-        while self.count < width {
-            while self.block.is_empty() {
-                // Pillow reads on behind an empty block, and needs each block as a whole.
-                let (&length, rest) = self.data.split_first().ok_or(corrupt("the image data ends too early"))?;
-                (self.block, self.data) =
-                    rest.split_at_checked(length.into()).ok_or(corrupt("the image data ends too early"))?;
-            }
-            self.buffer |= u32::from(self.block[0]) << self.count;
-            self.count += 8;
-            self.block = &self.block[1..];
+        if self.count < width {
+            self.refill(width)?;
         }
         let code = self.buffer & ((1 << width) - 1);
         self.buffer >>= width;
         self.count -= width;
         Ok(code as usize)
+    }
+
+    /// Takes what the current block has, and the next block only if that is not enough.
+    fn refill(&mut self, width: u32) -> Result<(), MediaError> {
+        loop {
+            while self.count <= 56
+                && let [byte, rest @ ..] = self.block
+            {
+                self.buffer |= u64::from(*byte) << self.count;
+                self.count += 8;
+                self.block = rest;
+            }
+            if self.count >= width {
+                return Ok(());
+            }
+            // Pillow reads on behind an empty block, and needs each block as a whole.
+            let (&length, rest) = self.data.split_first().ok_or(corrupt("the image data ends too early"))?;
+            (self.block, self.data) =
+                rest.split_at_checked(length.into()).ok_or(corrupt("the image data ends too early"))?;
+        }
     }
 }

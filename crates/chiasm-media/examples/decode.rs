@@ -1,0 +1,263 @@
+//! Times decoding beside other decoders, alternately, and checks that their pixels agree:
+//! `cargo run --release -p chiasm-media --example decode [-- file …]`.
+//!
+//! Prints a Markdown table: medians of the rounds in one thread, and ratios. Only the ratios mean something on a shared
+//! machine. `fresh` is [`decode`], `reused` is [`with_pixels`], `inflate` the share of it that inflating a PNG alone
+//! takes, `peer` another crate up to the same pixels, `copy` one copy of as many bytes. Without files the example makes
+//! pictures that have detail at every scale, as photographs have.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::io::Cursor;
+use std::time::Instant;
+
+use chiasm_media::{EncodedImage, ImageFormat, RgbPixels, decode, with_pixels};
+use flate2::{Decompress, FlushDecompress};
+use libjpeg_turbo_rs as jpeg;
+
+const ROUNDS: usize = 21;
+const SIZES: [(&str, usize, usize); 2] = [("1080p", 1920, 1080), ("4K", 3840, 2160)];
+
+type Failure = Box<dyn Error>;
+/// Does its work once; hands back the pixels where it makes any.
+type Work<'a> = Box<dyn FnMut() -> Result<Vec<u8>, Failure> + 'a>;
+
+fn main() -> Result<(), Failure> {
+    println!("| image | KB | fresh ms | reused ms | inflate | peer | fresh / reused | peer / reused | reused / copy |");
+    println!("|{}", "---|".repeat(9));
+    let paths: Vec<_> = std::env::args().skip(1).collect();
+    for path in &paths {
+        measure(path, std::fs::read(path)?)?;
+    }
+    if paths.is_empty() {
+        for (name, width, height) in SIZES {
+            pictures(name, width, height)?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
+    let size = bytes.len() >> 10;
+    let image = EncodedImage::from_bytes(bytes.into(), u64::MAX)?;
+    let expected = decode(&image)?.pixels;
+    let mut target = expected.clone();
+    let mut works: Vec<(&str, Work<'_>)> = vec![
+        ("fresh", Box::new(|| Ok(decode(&image)?.pixels))),
+        ("reused", Box::new(|| Ok(with_pixels(&image, |pixels| nothing(black_box(pixels)))?))),
+        (
+            "copy",
+            Box::new(|| {
+                black_box(&mut target).copy_from_slice(black_box(&expected));
+                Ok(Vec::new())
+            }),
+        ),
+    ];
+    works.extend(inflate(&image).map(|work| ("inflate", work)));
+    works.extend(peer(&image));
+    let mut times = vec![Vec::with_capacity(ROUNDS); works.len()];
+    for _ in 0..ROUNDS {
+        for ((who, work), times) in works.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            let pixels = work()?;
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            if !pixels.is_empty() && pixels != expected {
+                return Err(format!("{name}: {who} makes other pixels").into());
+            }
+        }
+    }
+    let median = |wanted: &dyn Fn(&str) -> bool| {
+        let at = works.iter().position(|(who, _)| wanted(who))?;
+        let mut times = times[at].clone();
+        times.sort_by(f64::total_cmp);
+        Some(times[times.len() / 2])
+    };
+    let of = |who: &'static str| median(&|name| name == who);
+    let (Some(fresh), Some(reused), Some(copy)) = (of("fresh"), of("reused"), of("copy")) else {
+        return Err("nothing was timed".into());
+    };
+    let inflate = of("inflate").map_or("–".to_owned(), |time| format!("{:.0} %", 100.0 * time / reused));
+    let peer = median(&|name| !["fresh", "reused", "copy", "inflate"].contains(&name));
+    let (peer_name, peer_ratio) = match peer.zip(works.last()) {
+        Some((time, (name, _))) => (*name, format!("{:.2}", time / reused)),
+        None => ("–", "–".to_owned()),
+    };
+    println!(
+        "| {name} | {size} | {fresh:.2} | {reused:.2} | {inflate} | {peer_name} | {:.2} | {peer_ratio} | {:.1} |",
+        fresh / reused,
+        reused / copy
+    );
+    Ok(())
+}
+
+fn nothing(_: RgbPixels<'_>) -> Vec<u8> {
+    Vec::new()
+}
+
+/// Inflating alone, for PNG.
+fn inflate(image: &EncodedImage) -> Option<Work<'_>> {
+    if image.format != ImageFormat::Png {
+        return None;
+    }
+    let stream = zlib_stream(&image.bytes);
+    // One filter byte per row, and at most 16 bits in each of four channels.
+    let mut rows = vec![0; image.height as usize * (1 + 8 * image.width as usize)];
+    Some(Box::new(move || {
+        Decompress::new(true).decompress(&stream, &mut rows, FlushDecompress::Finish)?;
+        black_box(&rows);
+        Ok(Vec::new())
+    }))
+}
+
+/// The contents of all image data chunks.
+fn zlib_stream(png: &[u8]) -> Vec<u8> {
+    let (mut rest, mut stream) = (&png[8..], Vec::new());
+    while let [l3, l2, l1, l0, kind @ ..] = rest
+        && let Some(after) = kind.get(4 + u32::from_be_bytes([*l3, *l2, *l1, *l0]) as usize..)
+    {
+        if let Some(content) = kind[..kind.len() - after.len()].strip_prefix(b"IDAT") {
+            stream.extend_from_slice(content);
+        }
+        rest = after.get(4..).unwrap_or_default();
+    }
+    stream
+}
+
+/// Another decoder, up to the same pixels; none where it would stop before them.
+fn peer(image: &EncodedImage) -> Option<(&'static str, Work<'_>)> {
+    let bytes = &image.bytes[..];
+    let length = 3 * image.width as usize * image.height as usize;
+    match image.format {
+        ImageFormat::Png => {
+            let reader = png::Decoder::new(Cursor::new(bytes)).read_info().ok()?;
+            if reader.output_color_type() != (png::ColorType::Rgb, png::BitDepth::Eight) {
+                return None;
+            }
+            Some((
+                "png",
+                Box::new(move || {
+                    let mut pixels = vec![0; length];
+                    png::Decoder::new(Cursor::new(bytes)).read_info()?.next_frame(&mut pixels)?;
+                    Ok(pixels)
+                }),
+            ))
+        }
+        ImageFormat::WebP => {
+            if image_webp::WebPDecoder::new(Cursor::new(bytes)).ok()?.has_alpha() {
+                return None;
+            }
+            Some((
+                "image-webp",
+                Box::new(move || {
+                    let mut pixels = vec![0; length];
+                    image_webp::WebPDecoder::new(Cursor::new(bytes))?.read_image(&mut pixels)?;
+                    Ok(pixels)
+                }),
+            ))
+        }
+        ImageFormat::Gif => Some((
+            "gif, indices only",
+            Box::new(move || {
+                let mut reader = gif::DecodeOptions::new().read_info(bytes)?;
+                black_box(reader.read_next_frame()?);
+                Ok(Vec::new())
+            }),
+        )),
+        _ => None,
+    }
+}
+
+/// Makes a picture in every format and measures each.
+fn pictures(name: &str, width: usize, height: usize) -> Result<(), Failure> {
+    let rgb = picture(width, height);
+    let (w, h) = (width as u32, height as u32);
+    for progressive in [false, true] {
+        let encoder = jpeg::Encoder::new(&rgb, width, height, jpeg::PixelFormat::Rgb)
+            .quality(90)
+            .subsampling(jpeg::Subsampling::S420)
+            .progressive(progressive);
+        let kind = if progressive { "progressive" } else { "baseline" };
+        measure(&format!("{name} JPEG q90 4:2:0 {kind}"), encoder.encode()?)?;
+    }
+    measure(&format!("{name} PNG RGB"), png_file(w, h, png::ColorType::Rgb, &rgb)?)?;
+    let glass = |pixel: &[u8]| [pixel[0], pixel[1], pixel[2], pixel[1].saturating_mul(2)];
+    let rgba: Vec<u8> = rgb.chunks_exact(3).flat_map(glass).collect();
+    measure(&format!("{name} PNG RGBA"), png_file(w, h, png::ColorType::Rgba, &rgba)?)?;
+    let mut lossless = Vec::new();
+    image_webp::WebPEncoder::new(&mut lossless).encode(&rgb, w, h, image_webp::ColorType::Rgb8)?;
+    measure(&format!("{name} WebP lossless"), lossless)?;
+    let lossy = |layout: webpx::Encoder<'_>| layout.quality(90.0).encode(webpx::Unstoppable);
+    measure(
+        &format!("{name} WebP q90"),
+        lossy(webpx::Encoder::new_rgb(&rgb, w, h)).map_err(|error| error.to_string())?,
+    )?;
+    measure(&format!("{name} GIF"), gif_file(width as u16, height as u16, &rgb)?)?;
+    measure(&format!("{name} BMP"), bmp_file(w, h, &rgb))
+}
+
+fn png_file(width: u32, height: u32, colour: png::ColorType, samples: &[u8]) -> Result<Vec<u8>, Failure> {
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(colour);
+    encoder.write_header()?.write_image_data(samples)?;
+    Ok(file)
+}
+
+/// The green channel under a palette.
+fn gif_file(width: u16, height: u16, rgb: &[u8]) -> Result<Vec<u8>, Failure> {
+    let palette: Vec<u8> = (0..=255u8).flat_map(|index| [index, index.wrapping_mul(7), 255 - index]).collect();
+    let indices: Vec<u8> = rgb.chunks_exact(3).map(|pixel| pixel[1]).collect();
+    let mut file = Vec::new();
+    let frame = gif::Frame { width, height, buffer: indices.into(), ..gif::Frame::default() };
+    gif::Encoder::new(&mut file, width, height, &palette)?.write_frame(&frame)?;
+    Ok(file)
+}
+
+/// 24 bits per pixel; the width is a multiple of four, so that rows need no padding.
+fn bmp_file(width: u32, height: u32, bgr: &[u8]) -> Vec<u8> {
+    let mut file = b"BM".to_vec();
+    for field in [54 + bgr.len() as u32, 0, 54, 40, width, height, 24 << 16 | 1, 0, 0, 0, 0, 0, 0] {
+        file.extend_from_slice(&field.to_le_bytes());
+    }
+    file.extend_from_slice(bgr);
+    file
+}
+
+/// Packed RGB: noise at every scale, less of it the finer.
+fn picture(width: usize, height: usize) -> Vec<u8> {
+    let mut pixels = Vec::with_capacity(3 * width * height);
+    for y in 0..height {
+        for x in 0..width {
+            let light = octaves(x, y, 0, 9);
+            pixels.extend((1..=3).map(|channel| {
+                let grain = 4.0 * lattice(x, y, 7 + channel);
+                (128.0 + 1.3 * light + 0.5 * octaves(x, y, channel, 4) + grain) as u8
+            }));
+        }
+    }
+    pixels
+}
+
+fn octaves(x: usize, y: usize, seed: usize, count: i32) -> f32 {
+    (0..count)
+        .map(|octave| smooth(x, y, 512 >> octave, 16 * seed + octave as usize) * 56.0 / 1.65f32.powi(octave))
+        .sum()
+}
+
+/// -1 to 1, bilinear between the points of a lattice `step` apart.
+fn smooth(x: usize, y: usize, step: usize, seed: usize) -> f32 {
+    let (column, row) = (x / step, y / step);
+    let (right, down) = ((x % step) as f32 / step as f32, (y % step) as f32 / step as f32);
+    let between = |row| lattice(column, row, seed) * (1.0 - right) + lattice(column + 1, row, seed) * right;
+    between(row) * (1.0 - down) + between(row + 1) * down
+}
+
+/// -1 to 1, as if by chance.
+fn lattice(column: usize, row: usize, seed: usize) -> f32 {
+    let mut hash = [column, row, seed].into_iter().fold(0u32, |hash, value| {
+        let mixed = (hash ^ value as u32).wrapping_mul(0x9E37_79B9);
+        (mixed ^ mixed >> 15).wrapping_mul(0x85EB_CA6B)
+    });
+    hash ^= hash >> 13;
+    hash as f32 / (1u32 << 31) as f32 - 1.0
+}

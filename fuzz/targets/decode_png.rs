@@ -1,0 +1,6 @@
+//! Png files from header to pixels.
+#![no_main]
+
+use chiasm_media::ImageFormat;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| chiasm_fuzz::decode(ImageFormat::Png, data));

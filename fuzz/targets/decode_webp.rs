@@ -1,0 +1,6 @@
+//! WebP files from header to pixels.
+#![no_main]
+
+use chiasm_media::ImageFormat;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| chiasm_fuzz::decode(ImageFormat::WebP, data));

@@ -1,0 +1,6 @@
+//! Headers of all formats.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    chiasm_fuzz::probe(data);
+});
