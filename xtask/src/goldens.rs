@@ -13,9 +13,10 @@ use crate::models;
 use crate::vllm_env::{Setup, VllmEnv};
 
 /// Each is run from the repository's root and writes its files where the tests read them.
-const SCRIPTS: [Script; 4] = [
+const SCRIPTS: [Script; 5] = [
     Script::new("python/goldens/make_vision_goldens.py", Arguments::None),
-    Script::new("python/goldens/make_vision_kwargs_goldens.py", Arguments::Models),
+    Script::new("python/goldens/make_vision_kwargs_goldens.py", Arguments::Models(&["qwen2vl", "qwen25vl", "qwen3vl"])),
+    Script::new("python/goldens/make_family_goldens.py", Arguments::None),
     Script::new("python/media_goldens/make_media_goldens.py", Arguments::None),
     Script::new("python/prompt_goldens/make_prompt_goldens.py", Arguments::None),
 ];
@@ -35,8 +36,8 @@ impl Script {
 #[derive(Clone, Copy)]
 enum Arguments {
     None,
-    /// The directory of each tiny model.
-    Models,
+    /// The directories of these tiny models.
+    Models(&'static [&'static str]),
 }
 
 /// Path in the repository → hash of the file's bytes.
@@ -55,8 +56,8 @@ pub(crate) fn remake(setup: &Setup, env: &VllmEnv) -> Result<(), Error> {
         let mut python = env.python_command();
         // -B: a __pycache__ beside a script would be one more thing to ignore.
         python.args(["-B", path]);
-        if let Arguments::Models = arguments {
-            python.args(models::MODELS.map(|model| models.join(model)));
+        if let Arguments::Models(names) = arguments {
+            python.args(names.iter().map(|name| models.join(name)));
         }
         python.current_dir(root).stdin(Stdio::null());
         child::run(&mut python, path, &setup.output, &setup.cancel)?;

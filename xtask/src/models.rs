@@ -1,23 +1,38 @@
 //! Tiny random models for the real engines, made by the environment's own transformers.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
 use crate::vllm_env::{self, Setup, VllmEnv};
 
+const FOLDER: &str = "python/models";
 const SCRIPT: &str = "python/models/make_tiny_models.py";
 /// One directory each.
-pub(crate) const MODELS: [&str; 3] = ["qwen2vl", "qwen25vl", "qwen3vl"];
+pub(crate) const MODELS: [&str; 13] = [
+    "qwen2vl",
+    "qwen25vl",
+    "qwen3vl",
+    "qwen3vl_moe",
+    "qwen35",
+    "llava",
+    "llava_next",
+    "gemma3",
+    "llama4",
+    "pixtral",
+    "mistral3",
+    "internvl",
+    "internvl_chat",
+];
 
 /// Makes the models, or finds them made; returns the directory that holds them by name.
 pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     let script = setup.workspace.file(SCRIPT)?;
     // transformers decides what the files look like, so its version is an input as much as the script.
     let mut inputs = vllm_env::inputs(&setup.workspace)?;
-    inputs.push(fs::read(&script).map_err(Error::io("read", &script))?);
+    sources(&setup.workspace.root.join(FOLDER), &mut inputs)?;
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let dir = KeyedDir::new(&setup.workspace.cache, "models", &inputs);
     dir.ensure(
@@ -27,9 +42,26 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
         |path, held| {
             setup.output.say(&format!("making {}", path.display()))?;
             let mut python = env.python_command();
-            python.arg(&script).arg(path).stdin(held.as_input()?);
+            // -B: a __pycache__ beside a script would be one more thing to ignore.
+            python.arg("-B").arg(&script).arg(path).stdin(held.as_input()?);
             child::run(&mut python, SCRIPT, &setup.output, &setup.cancel)
         },
     )?;
     Ok(dir.path().to_owned())
+}
+
+/// Adds name and contents of every Python file in a folder and the folders in it, in the order of their names.
+fn sources(folder: &Path, inputs: &mut Vec<Vec<u8>>) -> Result<(), Error> {
+    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = read().map_err(Error::io("list", folder))?;
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            sources(&path, inputs)?;
+        } else if path.extension().is_some_and(|extension| extension == "py") {
+            inputs.push(path.file_name().unwrap_or_default().as_encoded_bytes().to_vec());
+            inputs.push(fs::read(&path).map_err(Error::io("read", &path))?);
+        }
+    }
+    Ok(())
 }

@@ -59,7 +59,7 @@ pub struct MediaSpan {
 pub struct PromptBlocks<'a> {
     /// The expanded prompt.
     pub tokens: &'a [TokenId],
-    /// The media items. Placeholders don't overlap; their order does not matter.
+    /// The media items; their order does not matter. Placeholders share no token that embeds.
     pub media: &'a [MediaSpan],
     /// Name of the LoRA adapter. Two adapters of one name are one to us.
     pub lora: Option<&'a str>,

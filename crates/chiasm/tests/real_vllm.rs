@@ -1,6 +1,7 @@
-//! Two real vLLM engines on CPU with tiny random models. `cargo xtask test` sets up what this needs and runs it.
+//! Real vLLM engines on CPU with tiny random models. `cargo xtask test` sets up what this needs and runs it.
 //!
-//! One test, because an engine takes a while to start and several at once slow each other down.
+//! Few tests, one at a time, because an engine takes a while to start and several at once slow each other down.
+//! `CHIASM_TEST_FAMILIES=llava,gemma3` runs these image families only.
 #![cfg(feature = "real-engines")]
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -49,7 +50,7 @@ impl Environment {
         self.models.join(name).display().to_string()
     }
 
-    fn serve(&self, model: &str, engines: &str) -> Server {
+    fn serve(&self, model: &str, engines: &str, flags: &[&str]) -> Server {
         let model = self.model(model);
         let mut args = vec![
             model.as_str(),
@@ -67,16 +68,18 @@ impl Environment {
             "--",
         ];
         args.extend(ENGINE_FLAGS);
+        args.extend(flags);
         Server::start(&args)
     }
 
     /// Token ids that `vllm serve` gives for each request, and those of the prompt.
-    async fn reference(&self, model: &str, requests: &[Value]) -> Vec<(Value, Value)> {
+    async fn reference(&self, model: &str, requests: &[Value], flags: &[&str]) -> Vec<(Value, Value)> {
         let port = free_port().to_string();
         let server = Command::new(&self.vllm)
             .args(["serve", &self.model(model), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port])
             .args(ENGINE_FLAGS)
             .arg("--trust-request-mm-kwargs")
+            .args(flags)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .process_group(0)
@@ -242,13 +245,17 @@ async fn the_openai_package_works(environment: &Environment, server: &Server) {
     );
 }
 
+/// Held by a test that runs engines.
+static ENGINES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 #[tokio::test]
 async fn real_engines_do_what_is_promised() {
+    let _alone = ENGINES.lock().await;
     let environment = Environment::read();
     let requests = comparable_requests();
 
-    let reference = environment.reference("qwen2vl", &requests).await;
-    let server = environment.serve("qwen2vl", "2");
+    let reference = environment.reference("qwen2vl", &requests, &[]).await;
+    let server = environment.serve("qwen2vl", "2", &[]);
     server.wait_ready(2, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
     scenario_run::play_all(&server, "m", BLOCK_SIZE).await;
@@ -265,10 +272,65 @@ async fn real_engines_do_what_is_promised() {
     assert!(left.is_empty(), "left behind: {left:?}");
 
     for model in ["qwen25vl", "qwen3vl"] {
-        let reference = environment.reference(model, &requests).await;
-        let server = environment.serve(model, "1");
-        server.wait_ready(1, STARTUP).await;
-        answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-        assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+        one_engine_answers_as_vllm_serve(&environment, model, &requests, &[]).await;
     }
+}
+
+async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str, requests: &[Value], flags: &[&str]) {
+    let reference = environment.reference(model, requests, flags).await;
+    let server = environment.serve(model, "1", flags);
+    server.wait_ready(1, STARTUP).await;
+    answers_are_those_of_vllm_serve(&server, requests, &reference).await;
+    assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+}
+
+/// The other image families, one engine each: the same prompt tokens and the same new tokens as `vllm serve`.
+#[tokio::test]
+async fn every_image_family_answers_as_vllm_serve_does() {
+    // One after the other with the test above: engines slow each other down.
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    let chosen = std::env::var("CHIASM_TEST_FAMILIES").ok();
+    for (model, kwargs, flags) in [
+        ("llava", json!({}), &[][..]),
+        ("llava_next", json!({}), &[]),
+        ("gemma3", json!({"do_pan_and_scan": true, "pan_and_scan_min_crop_size": 32}), &[]),
+        ("llama4", json!({"resize_to_max_canvas": true}), &[]),
+        ("pixtral", json!({}), &[]),
+        ("mistral3", json!({"size": {"longest_edge": 84}}), &[]),
+        ("internvl", json!({"max_patches": 3}), &[]),
+        // Beside a text model that also takes videos, vLLM fails every request with kwargs.
+        ("internvl_chat", json!({}), &["--trust-remote-code"]),
+        ("qwen3vl_moe", json!({"max_pixels": 50176}), &[]),
+        // Its linear attention runs in bfloat16 only.
+        ("qwen35", json!({"max_pixels": 50176}), &["--dtype", "bfloat16"]),
+    ] {
+        if chosen.as_ref().is_some_and(|chosen| !chosen.split(',').any(|name| name == model)) {
+            continue;
+        }
+        one_engine_answers_as_vllm_serve(&environment, model, &family_requests(&kwargs), flags).await;
+    }
+}
+
+/// Requests that every image family takes, the last with `mm_processor_kwargs` if there are any.
+fn family_requests(kwargs: &Value) -> Vec<Value> {
+    let ask = |content: Value| {
+        json!({
+            "model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 12, "temperature": 0,
+            "ignore_eos": true, "return_token_ids": true,
+        })
+    };
+    let mut requests = vec![
+        ask(json!("the quick brown fox jumps over the lazy dog")),
+        ask(json!([image(DAWN), text("describe this image briefly.")])),
+        ask(json!([text("describe"), image(SNOW), text("and"), image(NIGHT)])),
+        ask(json!([image(DAWN), image(DAWN), text("the same image")])),
+        ask(json!([text("what is in"), image(DUSK)])),
+    ];
+    if kwargs.as_object().is_some_and(|kwargs| !kwargs.is_empty()) {
+        let mut changed = ask(json!([image(DUSK), text("describe this image briefly.")]));
+        changed["mm_processor_kwargs"] = kwargs.clone();
+        requests.push(changed);
+    }
+    requests
 }

@@ -117,7 +117,8 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
     Ok(())
 }
 
-/// Where the placeholder ends.
+/// Where the placeholder's last embedding ends. Placeholders may share tokens that no item embeds: vLLM sends such for
+/// Gemma 3, whose line breaks around images become one token.
 fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Result<usize, String> {
     let position = &feature.position;
     let (offset, length) = (position.offset, position.length);
@@ -126,18 +127,21 @@ fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Resul
     }
     let end = offset.checked_add(length).filter(|&end| end <= prompt_len);
     let end = end.ok_or_else(|| format!("{length} tokens from {offset} reach past the prompt of {prompt_len}"))?;
-    if offset < end_of_last {
-        return Err(format!("starts at {offset}, before the item in front of it ends at {end_of_last}"));
-    }
+    let (mut first_embedding, mut end_of_embeddings) = (offset, end);
     if let Some(mask) = &position.is_embed {
         if mask.len() != length {
             return Err(format!("is_embed has {} entries for {length} tokens", mask.len()));
         }
-        if !mask.contains(&true) {
+        let embeds = |embeds: &bool| *embeds;
+        let (Some(first), Some(last)) = (mask.iter().position(embeds), mask.iter().rposition(embeds)) else {
             return Err("is_embed leaves no token for the item".to_owned());
-        }
+        };
+        (first_embedding, end_of_embeddings) = (offset + first, offset + last + 1);
     }
-    Ok(end)
+    if first_embedding < end_of_last {
+        return Err(format!("starts at {offset}, before the item in front of it ends at {end_of_last}"));
+    }
+    Ok(end_of_embeddings)
 }
 
 /// The name of the first tensor that is not as it should be, and why.

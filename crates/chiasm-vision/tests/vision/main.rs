@@ -6,5 +6,6 @@ mod families;
 mod family_plans;
 mod fixture_image;
 mod golden;
+mod hostile;
 mod kwargs;
 mod pixels;

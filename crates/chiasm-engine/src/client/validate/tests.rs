@@ -167,6 +167,20 @@ fn placeholders_lie_in_the_prompt_one_after_the_other() {
 }
 
 #[test]
+fn placeholders_share_tokens_that_embed_nothing_and_no_others() {
+    let mut request = text();
+    request.mm_features = vec![feature(5, 4), feature(8, 4)];
+    assert_eq!(refused(&request).as_deref(), Some("mm_features[1].mm_position"));
+    // Gemma 3: a line break ends one item and begins the next.
+    for feature in &mut request.mm_features {
+        feature.position.is_embed = Some(vec![false, true, true, false]);
+    }
+    assert_eq!(refused(&request), None);
+    request.mm_features[1].position.offset = 6;
+    assert_eq!(refused(&request).as_deref(), Some("mm_features[1].mm_position"));
+}
+
+#[test]
 fn an_is_embed_mask_covers_the_placeholder() {
     let mask = |mask: &[bool]| {
         let mask = mask.to_vec();
