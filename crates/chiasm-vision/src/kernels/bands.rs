@@ -150,17 +150,17 @@ impl Part<'_> {
             fill(out, layer.fill);
         }
         for y in covered {
-            let window = vertical.window(y - top);
-            let inputs = &self.image.pixels()[origin + image_row * window.range.start..];
+            let range = vertical.window(y - top).range;
+            let inputs = &self.image.pixels()[origin + image_row * range.start..];
             let flattened = at_least(flattened, source_row);
             if source_row == image_row {
-                self.kernels.vertical(&inputs[..image_row * window.range.len()], &window, flattened);
+                self.kernels.vertical(&inputs[..image_row * range.len()], vertical, y - top, flattened);
             } else {
-                let copied = at_least(copied, source_row * window.range.len());
+                let copied = at_least(copied, source_row * range.len());
                 for (line, copy) in inputs.chunks(image_row).zip(copied.chunks_exact_mut(source_row)) {
                     copy.copy_from_slice(&line[..source_row]);
                 }
-                self.kernels.vertical(copied, &window, flattened);
+                self.kernels.vertical(copied, vertical, y - top, flattened);
             }
             let out = &mut band[width * (y - first) + left..][..row];
             self.kernels.horizontal(flattened, source_row, horizontal, out);
@@ -211,9 +211,9 @@ impl Part<'_> {
             let out = &mut out[left..left + row];
             match &passes.vertical {
                 Some(weights) => {
-                    let window = weights.window(y - top);
-                    let inputs = &source[row * (window.range.start - first)..row * (window.range.end - first)];
-                    self.kernels.vertical(inputs, &window, out);
+                    let range = weights.window(y - top).range;
+                    let inputs = &source[row * (range.start - first)..row * (range.end - first)];
+                    self.kernels.vertical(inputs, weights, y - top, out);
                 }
                 None => out.copy_from_slice(&source[row * (y - top + rows.start - first)..][..row]),
             }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use super::ChannelTable;
 use super::patchify::{self, PatchGrid};
-use super::resize::{self, FixedPoint, Weights, Window};
+use super::resize::{self, FixedPoint, Weights};
 use super::tiles::{self, TileGrid};
 
 /// Environment variable that names an [`Implementation`], for debugging.
@@ -30,9 +30,9 @@ pub struct Implementation(&'static Table);
 struct Table {
     name: &'static str,
     horizontal: unsafe fn(&[u8], usize, &Weights<i16>, &mut [u8]),
-    vertical: unsafe fn(&[u8], &Window<'_, i16>, &mut [u8]),
+    vertical: unsafe fn(&[u8], &Weights<i16>, usize, &mut [u8]),
     horizontal_fine: unsafe fn(&[u8], usize, &Weights<i32>, &mut [u8]),
-    vertical_fine: unsafe fn(&[u8], &Window<'_, i32>, &mut [u8]),
+    vertical_fine: unsafe fn(&[u8], &Weights<i32>, usize, &mut [u8]),
     patchify: unsafe fn(&[u8], &PatchGrid, &mut [u8]),
     patchify_2: unsafe fn(&[u8], &PatchGrid, &ChannelTable<2>, &mut [u8]),
     patchify_4: unsafe fn(&[u8], &PatchGrid, &ChannelTable<4>, &mut [u8]),
@@ -60,8 +60,8 @@ static AVX2: Table = Table {
     name: "avx2",
     horizontal: resize::avx2::horizontal,
     vertical: resize::avx2::vertical,
-    horizontal_fine: resize::scalar::horizontal,
-    vertical_fine: resize::scalar::vertical,
+    horizontal_fine: resize::avx2::horizontal,
+    vertical_fine: resize::avx2::vertical,
     patchify: patchify::avx2::copy,
     // Without instructions for tables of 256 bytes, vectors gain nothing here (measured).
     patchify_2: patchify::scalar::map,
@@ -76,8 +76,8 @@ static AVX512: Table = Table {
     name: "avx512",
     horizontal: resize::avx512::horizontal,
     vertical: resize::avx512::vertical,
-    horizontal_fine: resize::scalar::horizontal,
-    vertical_fine: resize::scalar::vertical,
+    horizontal_fine: resize::avx512::horizontal,
+    vertical_fine: resize::avx512::vertical,
     patchify: patchify::avx2::copy,
     patchify_2: patchify::avx512::map_2,
     patchify_4: patchify::avx512::map_4,
@@ -140,8 +140,8 @@ impl Implementation {
     }
 
     /// See [`resize::scalar::vertical`].
-    pub(super) fn vertical<T: Resize>(self, rows: &[u8], window: &Window<'_, T>, out: &mut [u8]) {
-        T::vertical(self, rows, window, out);
+    pub(super) fn vertical<T: Resize>(self, rows: &[u8], weights: &Weights<T>, output: usize, out: &mut [u8]) {
+        T::vertical(self, rows, weights, output, out);
     }
 
     /// An image to rows of patches.
@@ -178,7 +178,7 @@ impl fmt::Debug for Implementation {
 /// A precision of weights for which there are resizing loops.
 pub(super) trait Resize: FixedPoint {
     fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]);
-    fn vertical(kernels: Implementation, rows: &[u8], window: &Window<'_, Self>, out: &mut [u8]);
+    fn vertical(kernels: Implementation, rows: &[u8], weights: &Weights<Self>, output: usize, out: &mut [u8]);
 }
 
 impl Resize for i16 {
@@ -187,9 +187,9 @@ impl Resize for i16 {
         unsafe { (kernels.0.horizontal)(pixels, row, weights, out) }
     }
 
-    fn vertical(kernels: Implementation, rows: &[u8], window: &Window<'_, Self>, out: &mut [u8]) {
+    fn vertical(kernels: Implementation, rows: &[u8], weights: &Weights<Self>, output: usize, out: &mut [u8]) {
         // SAFETY: as above.
-        unsafe { (kernels.0.vertical)(rows, window, out) }
+        unsafe { (kernels.0.vertical)(rows, weights, output, out) }
     }
 }
 
@@ -199,9 +199,9 @@ impl Resize for i32 {
         unsafe { (kernels.0.horizontal_fine)(pixels, row, weights, out) }
     }
 
-    fn vertical(kernels: Implementation, rows: &[u8], window: &Window<'_, Self>, out: &mut [u8]) {
+    fn vertical(kernels: Implementation, rows: &[u8], weights: &Weights<Self>, output: usize, out: &mut [u8]) {
         // SAFETY: as above.
-        unsafe { (kernels.0.vertical_fine)(rows, window, out) }
+        unsafe { (kernels.0.vertical_fine)(rows, weights, output, out) }
     }
 }
 

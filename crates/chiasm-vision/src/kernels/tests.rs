@@ -108,9 +108,9 @@ fn reference<T: Resize>(
         }
         let weights = Weights::<T>::new(filter, source.height, height, 0..height);
         let mut out = vec![0; 3 * width * height];
-        for (window, out) in weights.iter().zip(out.chunks_exact_mut(3 * width)) {
-            let Range { start, end } = window.range;
-            resize::scalar::vertical(&pixels[3 * width * start..3 * width * end], &window, out);
+        for (output, out) in out.chunks_exact_mut(3 * width).enumerate() {
+            let Range { start, end } = weights.window(output).range;
+            resize::scalar::vertical(&pixels[3 * width * start..3 * width * end], &weights, output, out);
         }
         out
     };
@@ -178,13 +178,13 @@ fn check_vertical<T: Resize>(
     extreme: bool,
 ) -> Result<(), TestCaseError> {
     let weights = Weights::<T>::new(filter, height, new_height, 0..new_height);
-    let window = weights.window(line % new_height);
-    let rows = bytes(row * window.range.len(), seed, extreme);
+    let output = line % new_height;
+    let rows = bytes(row * weights.window(output).range.len(), seed, extreme);
     let mut expected = vec![0; row];
-    resize::scalar::vertical(&rows, &window, &mut expected);
+    resize::scalar::vertical(&rows, &weights, output, &mut expected);
     for kernels in Implementation::available() {
         let mut out = vec![0xA5; row];
-        kernels.vertical(&rows, &window, &mut out);
+        kernels.vertical(&rows, &weights, output, &mut out);
         prop_assert!(out == expected, "{kernels:?}");
     }
     Ok(())

@@ -1,9 +1,13 @@
-//! Both passes of the resize with AVX2: two taps per multiply-add.
+//! Both passes of the resize with AVX2: two taps per multiply-add, of 16-bit numbers.
+//!
+//! Weights that do not fit into 16 bits come in two halves (see [`super::halves`]). Each half has sums of its own, which
+//! are put together at the end: exact, as all sums are modulo 2^32.
 
 use std::arch::x86_64::*;
 
+use super::halves::{Half, Halves, LOWER};
 use super::weights::BLOCK;
-use super::{Weights, Window, scalar};
+use super::{FixedPoint, Weights, scalar};
 
 /// Output pixels per step of the horizontal pass.
 const PIXELS: usize = 4;
@@ -11,10 +15,12 @@ const PIXELS: usize = 4;
 const SPARE: usize = 16 - 3 * BLOCK;
 /// Bytes per step of the vertical pass.
 const BYTES: usize = 32;
+/// Halves of a weight at most.
+const MOST: usize = 2;
 
 /// See [`scalar::horizontal`]. One row lies in each half of a vector, so that both share the weights.
 #[target_feature(enable = "avx2")]
-pub(crate) fn horizontal(pixels: &[u8], row: usize, weights: &Weights<i16>, out: &mut [u8]) {
+pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
     assert!(row >= 3 * weights.input());
     let out_row = 3 * weights.len();
     // Loads reach beyond a row's end; where that is beyond the image, the reference takes over.
@@ -26,6 +32,7 @@ pub(crate) fn horizontal(pixels: &[u8], row: usize, weights: &Weights<i16>, out:
     let dense = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
     let half = _mm256_set1_epi32(weights.rounding().half());
     let shift = _mm_cvtsi32_si128(weights.rounding().precision as i32);
+    let halves = weights.halves();
 
     let (pixels_start, out_start) = (pixels.as_ptr(), vectors.as_mut_ptr());
     for y in (0..rows).step_by(2) {
@@ -37,18 +44,18 @@ pub(crate) fn horizontal(pixels: &[u8], row: usize, weights: &Weights<i16>, out:
             let (a, b, c, d) = unsafe {
                 let lines = lines.map(|line| pixels_start.add(line * row));
                 (
-                    dot(lines, &weights.window(x), half),
-                    dot(lines, &weights.window(x + 1), half),
-                    dot(lines, &weights.window(x + 2), half),
-                    dot(lines, &weights.window(x + 3), half),
+                    dot(lines, weights, halves, x),
+                    dot(lines, weights, halves, x + 1),
+                    dot(lines, weights, halves, x + 2),
+                    dot(lines, weights, halves, x + 3),
                 )
             };
-            let low = _mm256_packs_epi32(_mm256_sra_epi32(a, shift), _mm256_sra_epi32(b, shift));
-            let high = _mm256_packs_epi32(_mm256_sra_epi32(c, shift), _mm256_sra_epi32(d, shift));
+            let round = |sum| _mm256_sra_epi32(_mm256_add_epi32(sum, half), shift);
+            let (low, high) = (_mm256_packs_epi32(round(a), round(b)), _mm256_packs_epi32(round(c), round(d)));
             let bytes = _mm256_packus_epi16(low, high);
             let bytes = _mm256_shuffle_epi8(bytes, dense);
-            let halves = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
-            for (line, bytes) in lines.into_iter().zip(halves) {
+            let quarters = [_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes)];
+            for (line, bytes) in lines.into_iter().zip(quarters) {
                 // SAFETY: 12 bytes from pixel x of a line: x + PIXELS <= weights.len(), and line < rows.
                 unsafe {
                     let at = out_start.add(line * out_row + 3 * x);
@@ -64,63 +71,77 @@ pub(crate) fn horizontal(pixels: &[u8], row: usize, weights: &Weights<i16>, out:
 /// One pixel's sums of both lines: red, green, blue, and one that means nothing.
 ///
 /// # Safety
-/// From each line's start, `3 * (window.range.start + window.weights.len()) + SPARE` bytes can be read.
+/// From each line's start, `3 * (input + stride) + SPARE` bytes can be read, in the terms of `weights`.
 #[target_feature(enable = "avx2")]
 #[inline]
-unsafe fn dot(lines: [*const u8; 2], window: &Window<'_, i16>, half: __m256i) -> __m256i {
+unsafe fn dot<T: FixedPoint>(lines: [*const u8; 2], weights: &Weights<T>, halves: &Halves, output: usize) -> __m256i {
     let first_taps =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
     let last_taps =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
-    let mut sum = half;
-    for (block, weights) in window.weights.chunks_exact(BLOCK).enumerate() {
-        let at = 3 * (window.range.start + block * BLOCK);
-        // SAFETY: at + 16 is at most what the caller allows.
+    let mut sums = [_mm256_setzero_si256(); MOST];
+    let mut at = 3 * weights.range(output).start;
+    for halves in halves.of(weights, output).chunks_exact(T::HALVES) {
+        // SAFETY: the range's start and the stride are at most what the caller allows.
         let input = unsafe {
             let high = _mm_loadu_si128(lines[1].add(at).cast());
             _mm256_set_m128i(high, _mm_loadu_si128(lines[0].add(at).cast()))
         };
+        at += 3 * BLOCK;
         let (first, last) = (_mm256_shuffle_epi8(input, first_taps), _mm256_shuffle_epi8(input, last_taps));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(first, pair(weights[0], weights[1])));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(last, pair(weights[2], weights[3])));
+        for half in 0..T::HALVES {
+            let [first_pair, last_pair] = pairs(&halves[half]);
+            let dots = _mm256_add_epi32(_mm256_madd_epi16(first, first_pair), _mm256_madd_epi16(last, last_pair));
+            sums[half] = _mm256_add_epi32(sums[half], dots);
+        }
     }
-    sum
+    whole::<T>(sums)
 }
 
 /// See [`scalar::vertical`]. Bytes of two rows are interleaved, so that one multiply-add takes both.
 #[target_feature(enable = "avx2")]
-pub(crate) fn vertical(rows: &[u8], window: &Window<'_, i16>, out: &mut [u8]) {
-    let (row, taps) = (out.len(), window.range.len());
+pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output: usize, out: &mut [u8]) {
+    let (row, taps) = (out.len(), weights.range(output).len());
     if row < BYTES {
-        return scalar::vertical(rows, window, out);
+        return scalar::vertical(rows, weights, output, out);
     }
-    assert!(rows.len() >= taps * row && window.weights.len() >= taps);
-    let half = _mm256_set1_epi32(window.rounding.half());
-    let shift = _mm_cvtsi32_si128(window.rounding.precision as i32);
+    assert!(rows.len() >= taps * row);
+    let half = _mm256_set1_epi32(weights.rounding().half());
+    let shift = _mm_cvtsi32_si128(weights.rounding().precision as i32);
     let zero = _mm256_setzero_si256();
+    let halves = weights.halves().of(weights, output);
     for x in (0..row).step_by(BYTES) {
         let x = x.min(row - BYTES);
-        let mut sums = [half; 4];
-        for (pairs, weights) in window.weights[..taps.next_multiple_of(2)].chunks_exact(2).enumerate() {
-            // Beyond the last row the weight is 0: any row will do.
-            let taps = [2 * pairs, (2 * pairs + 1).min(taps - 1)];
-            // SAFETY: a tap is below window.range.len(), and x + BYTES <= row.
-            let [first, second] =
-                taps.map(|tap| unsafe { _mm256_loadu_si256(rows.as_ptr().add(tap * row + x).cast()) });
-            let weights = pair(weights[0], weights[1]);
-            let low = _mm256_unpacklo_epi8(first, second);
-            let high = _mm256_unpackhi_epi8(first, second);
-            let inputs = [
-                _mm256_unpacklo_epi8(low, zero),
-                _mm256_unpackhi_epi8(low, zero),
-                _mm256_unpacklo_epi8(high, zero),
-                _mm256_unpackhi_epi8(high, zero),
-            ];
-            for (sum, input) in sums.iter_mut().zip(inputs) {
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(input, weights));
+        let mut sums = [[zero; MOST]; 4];
+        for (block, halves) in halves.chunks_exact(T::HALVES).take(taps.div_ceil(BLOCK)).enumerate() {
+            // Beyond the last row the weights are 0: any row will do.
+            let inputs: [__m256i; BLOCK] = std::array::from_fn(|tap| {
+                let tap = (BLOCK * block + tap).min(taps - 1);
+                // SAFETY: tap < taps, and x + BYTES <= row.
+                unsafe { _mm256_loadu_si256(rows.as_ptr().add(tap * row + x).cast()) }
+            });
+            for pair in 0..BLOCK / 2 {
+                // A short window's second pair weighs nothing.
+                if BLOCK * block + 2 * pair >= taps {
+                    break;
+                }
+                let low = _mm256_unpacklo_epi8(inputs[2 * pair], inputs[2 * pair + 1]);
+                let high = _mm256_unpackhi_epi8(inputs[2 * pair], inputs[2 * pair + 1]);
+                let inputs = [
+                    _mm256_unpacklo_epi8(low, zero),
+                    _mm256_unpackhi_epi8(low, zero),
+                    _mm256_unpacklo_epi8(high, zero),
+                    _mm256_unpackhi_epi8(high, zero),
+                ];
+                for (index, half) in halves.iter().enumerate() {
+                    let weights = pairs(half)[pair];
+                    for (sums, input) in sums.iter_mut().zip(inputs) {
+                        sums[index] = _mm256_add_epi32(sums[index], _mm256_madd_epi16(input, weights));
+                    }
+                }
             }
         }
-        let [a, b, c, d] = sums.map(|sum| _mm256_sra_epi32(sum, shift));
+        let [a, b, c, d] = sums.map(|sums| _mm256_sra_epi32(_mm256_add_epi32(half, whole::<T>(sums)), shift));
         // Packing works within 16 bytes as unpacking did: the order is restored.
         let bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
         // SAFETY: x + BYTES <= row = out.len().
@@ -128,8 +149,19 @@ pub(crate) fn vertical(rows: &[u8], window: &Window<'_, i16>, out: &mut [u8]) {
     }
 }
 
-/// Two weights, side by side, everywhere.
+/// The sums with weights from the sums with their halves.
 #[target_feature(enable = "avx2")]
-fn pair(first: i16, second: i16) -> __m256i {
-    _mm256_set1_epi32(i32::from(first) & 0xFFFF | i32::from(second) << 16)
+#[inline]
+fn whole<T: FixedPoint>(sums: [__m256i; MOST]) -> __m256i {
+    let [lower, upper] = sums;
+    if T::HALVES == 1 { lower } else { _mm256_add_epi32(lower, _mm256_slli_epi32::<{ LOWER as i32 }>(upper)) }
+}
+
+/// The first two of a block, side by side, everywhere; then the last two.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn pairs(half: &Half) -> [__m256i; 2] {
+    // SAFETY: 8 bytes of an array of that length.
+    let block = _mm256_set1_epi64x(unsafe { half.as_ptr().cast::<i64>().read_unaligned() });
+    [_mm256_shuffle_epi32::<0b0000_0000>(block), _mm256_shuffle_epi32::<0b0101_0101>(block)]
 }

@@ -12,9 +12,14 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
 pub(super) mod avx512;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for AVX-512"))]
+mod bytes;
 mod filters;
+mod halves;
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for AVX-512"))]
+mod lanes;
 pub(super) mod scalar;
 mod weights;
 
 pub(crate) use weights::Filter;
-pub(super) use weights::{FixedPoint, Weights, Window};
+pub(super) use weights::{FixedPoint, Weights};

@@ -1,6 +1,6 @@
 //! The reference for both passes of the resize.
 
-use super::{FixedPoint, Weights, Window};
+use super::{FixedPoint, Weights};
 
 /// Filters along rows: every `row` bytes of `pixels` begin `weights.input()` RGB pixels, which become `weights.len()`
 /// pixels, until `out` is full. `pixels` may hold more rows; the last one may be cut after its pixels.
@@ -22,9 +22,10 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
     }
 }
 
-/// Filters along columns, for one output row: `rows` are the window's input rows, as long as `out` each.
-pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], window: &Window<'_, T>, out: &mut [u8]) {
+/// Filters along columns, for one output row: `rows` are its window's input rows, as long as `out` each.
+pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output: usize, out: &mut [u8]) {
     const BLOCK: usize = 1024;
+    let window = weights.window(output);
     let row = out.len();
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let mut sums = [window.rounding.half(); BLOCK];

@@ -1,8 +1,12 @@
 //! Filter weights of one dimension: real numbers as both PyTorch and Pillow compute them, then fixed point of either.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
+use super::bytes::Bytes;
 use super::filters;
+use super::halves::Halves;
+use super::lanes::Lanes;
 
 /// A resampling filter: how much an input counts by its distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +33,10 @@ impl Filter {
 /// A library's way to make fixed-point weights. Both libraries filter rows first, then columns, and round to 8 bits in
 /// between.
 pub(crate) trait FixedPoint: Copy + Default + Into<i32> + std::fmt::Debug + Send + Sync + 'static {
+    /// Bytes of a weight that count: the others only repeat its sign.
+    const BYTES: usize;
+    /// 16-bit numbers in which it fits.
+    const HALVES: usize;
     /// The filter in the library's order of operations.
     fn filter(filter: Filter, x: f64) -> f64;
     /// Fractional bits, from the largest weight.
@@ -39,6 +47,9 @@ pub(crate) trait FixedPoint: Copy + Default + Into<i32> + std::fmt::Debug + Send
 
 /// PyTorch (`HelperInterpBase` in `UpSampleKernel.cpp`): weights of 16 bits, as fine as the largest one allows.
 impl FixedPoint for i16 {
+    const BYTES: usize = 2;
+    const HALVES: usize = 1;
+
     fn filter(filter: Filter, x: f64) -> f64 {
         filters::torch(filter, x)
     }
@@ -54,6 +65,9 @@ impl FixedPoint for i16 {
 
 /// Pillow (`Resample.c`): weights of 22 fractional bits.
 impl FixedPoint for i32 {
+    const BYTES: usize = 3;
+    const HALVES: usize = 2;
+
     fn filter(filter: Filter, x: f64) -> f64 {
         filters::pillow(filter, x)
     }
@@ -77,9 +91,14 @@ pub(crate) struct Weights<T> {
     /// `stride` per output.
     values: Vec<T>,
     /// Number of inputs.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there is no vector code"))]
     input: usize,
     rounding: Rounding,
+    /// Made when first asked for.
+    halves: OnceLock<Halves>,
+    /// Made when first asked for.
+    bytes: OnceLock<Option<Bytes>>,
+    /// Made when first asked for.
+    lanes: OnceLock<Option<Lanes>>,
 }
 
 /// Weights per output come in multiples of this, so that vector code needs no tail.
@@ -168,7 +187,16 @@ impl<T: FixedPoint> Weights<T> {
                 *value = T::cut(weight * one + 0.5_f64.copysign(*weight));
             }
         }
-        Self { stride, ranges, values, input, rounding: Rounding { precision } }
+        Self {
+            stride,
+            ranges,
+            values,
+            input,
+            rounding: Rounding { precision },
+            halves: OnceLock::new(),
+            bytes: OnceLock::new(),
+            lanes: OnceLock::new(),
+        }
     }
 
     /// Number of outputs.
@@ -198,8 +226,8 @@ impl<T: FixedPoint> Weights<T> {
 }
 
 /// What vector code relies on.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there is no vector code"))]
-impl<T> Weights<T> {
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "not every architecture's code needs all"))]
+impl<T: FixedPoint> Weights<T> {
     /// Number of inputs: every range lies below it.
     pub(super) const fn input(&self) -> usize {
         self.input
@@ -212,6 +240,26 @@ impl<T> Weights<T> {
 
     pub(super) const fn rounding(&self) -> Rounding {
         self.rounding
+    }
+
+    /// One output's inputs.
+    pub(super) fn range(&self, output: usize) -> &Range<usize> {
+        &self.ranges[output]
+    }
+
+    /// The weights in 16-bit numbers.
+    pub(super) fn halves(&self) -> &Halves {
+        self.halves.get_or_init(|| Halves::new(self))
+    }
+
+    /// The weights in bytes, `None` if one does not fit into them.
+    pub(super) fn bytes(&self) -> Option<&Bytes> {
+        self.bytes.get_or_init(|| Bytes::new(self)).as_ref()
+    }
+
+    /// The weights in lanes, `None` if they do not fit into them.
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.get_or_init(|| Lanes::new(self, self.bytes()?)).as_ref()
     }
 }
 
@@ -241,7 +289,7 @@ mod tests {
         for Window { range, weights: values, .. } in weights.iter() {
             let values: Vec<i64> = values.iter().map(|&value| i64::from(value.into())).collect();
             prop_assert!(!range.is_empty() && range.end <= weights.input);
-            prop_assert!(values.len() % BLOCK == 0 && values[range.len()..].iter().all(|&value| value == 0));
+            prop_assert!(values.len().is_multiple_of(BLOCK) && values[range.len()..].iter().all(|&value| value == 0));
             let sum: i64 = values.iter().sum();
             prop_assert!((sum - one).abs() <= values.len() as i64);
             let reach: i64 = values.iter().map(|value| value.abs()).sum();

@@ -1,0 +1,77 @@
+//! Weights taken apart into bytes, for multiply-adds of unsigned by signed bytes.
+
+use super::weights::BLOCK;
+use super::{FixedPoint, Weights};
+
+/// Of all weights, negated: their signed bytes, of which each counts 256 times what the one before counts.
+///
+/// Negated, because a weight of almost 1.0 is as large as 16 bits allow: its upper byte would be 128.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Bytes {
+    /// For each output and each [`BLOCK`] of its weights, [`FixedPoint::BYTES`] words: in the first word the lowest byte
+    /// of each weight, and so on.
+    words: Vec<Word>,
+}
+
+/// A byte of each weight of a block.
+pub(super) type Word = [i8; BLOCK];
+
+impl Bytes {
+    /// `None` if a weight does not fit.
+    pub(super) fn new<T: FixedPoint>(weights: &Weights<T>) -> Option<Self> {
+        let mut words = Vec::with_capacity(weights.len() * weights.stride() / BLOCK * T::BYTES);
+        for window in weights.iter() {
+            for block in window.weights.chunks_exact(BLOCK) {
+                let mut rests: [i32; BLOCK] = std::array::from_fn(|tap| -block[tap].into());
+                for _ in 0..T::BYTES {
+                    let word = rests.map(|rest| rest as i8);
+                    for (rest, byte) in rests.iter_mut().zip(word) {
+                        *rest = (*rest - i32::from(byte)) >> 8;
+                    }
+                    words.push(word);
+                }
+                if rests != [0; BLOCK] {
+                    return None;
+                }
+            }
+        }
+        Some(Self { words })
+    }
+
+    /// One output's words: [`FixedPoint::BYTES`] for each block of its weights.
+    pub(super) fn of<T: FixedPoint>(&self, weights: &Weights<T>, output: usize) -> &[Word] {
+        let count = weights.stride() / BLOCK * T::BYTES;
+        &self.words[output * count..][..count]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Filter;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn check<T: FixedPoint>(weights: &Weights<T>) -> Result<(), TestCaseError> {
+        let bytes = Bytes::new(weights).ok_or_else(|| TestCaseError::fail("a weight does not fit"))?;
+        for (output, window) in weights.iter().enumerate() {
+            let blocks = bytes.of(weights, output).chunks_exact(T::BYTES);
+            for (words, block) in blocks.zip(window.weights.chunks_exact(BLOCK)) {
+                for (tap, &weight) in block.iter().enumerate() {
+                    let sum = words.iter().rev().fold(0, |sum, word| 256 * sum + i32::from(word[tap]));
+                    prop_assert_eq!(sum, -weight.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_are_what_the_weights_are(input in 1..3000_usize, output in 1..1500_usize) {
+            for filter in [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos] {
+                check(&Weights::<i16>::new(filter, input, output, 0..output))?;
+                check(&Weights::<i32>::new(filter, input, output, 0..output))?;
+            }
+        }
+    }
+}
