@@ -66,7 +66,7 @@ static AVX2: Table = Table {
     // Without instructions for tables of 256 bytes, vectors gain nothing here (measured).
     patchify_2: patchify::scalar::map,
     patchify_4: patchify::scalar::map,
-    tiles: tiles::scalar::copy,
+    tiles: tiles::avx2::copy,
     tiles_2: tiles::scalar::map,
     tiles_4: tiles::scalar::map,
 };
@@ -78,12 +78,12 @@ static AVX512: Table = Table {
     vertical: resize::avx512::vertical,
     horizontal_fine: resize::avx512::horizontal,
     vertical_fine: resize::avx512::vertical,
-    patchify: patchify::avx2::copy,
-    patchify_2: patchify::avx512::map_2,
-    patchify_4: patchify::avx512::map_4,
-    tiles: tiles::scalar::copy,
-    tiles_2: tiles::scalar::map,
-    tiles_4: tiles::scalar::map,
+    patchify: patchify::avx512::copy,
+    patchify_2: patchify::avx512::map,
+    patchify_4: patchify::avx512::map,
+    tiles: tiles::avx512::copy,
+    tiles_2: tiles::avx512::map,
+    tiles_4: tiles::avx512::map,
 };
 
 /// From the slowest to the fastest.

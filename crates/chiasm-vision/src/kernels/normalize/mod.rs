@@ -1,5 +1,8 @@
 //! Rescaling and normalising 8-bit channels. There are only 256 outcomes per channel: a table holds them.
 
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod avx512;
 pub(super) mod scalar;
 
 use half::bf16;

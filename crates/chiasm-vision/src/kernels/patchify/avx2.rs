@@ -3,14 +3,11 @@
 use std::arch::x86_64::*;
 
 use super::{PatchGrid, scalar};
-use crate::kernels::ChannelTable;
 
 /// Pixels per line and step, unless the patch is smaller.
 const PIXELS: usize = 16;
 /// Below this side, three loads do not lie within the patch's line.
 const SMALLEST: usize = 11;
-/// Bytes on the stack that hold one patch's channels one after the other, for [`map_with`].
-const PLANES: usize = 3 * 32 * 32;
 
 /// See [`scalar::copy`].
 #[target_feature(enable = "avx2")]
@@ -21,36 +18,6 @@ pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
     let cutter = Cutter::new(grid, pixels);
     for (origin, row) in grid.origins().zip(out.chunks_exact_mut(grid.row_len())) {
         cutter.cut(origin, grid.temporal, row);
-    }
-}
-
-/// As [`scalar::map`]; `look_up` gets one channel of a patch and where to write it.
-#[target_feature(enable = "avx2")]
-#[inline]
-pub(super) fn map_with<const N: usize>(
-    pixels: &[u8],
-    grid: &PatchGrid,
-    table: &ChannelTable<N>,
-    out: &mut [u8],
-    look_up: impl Fn(&[u8], usize, &mut [u8]),
-) {
-    let plane = grid.patch * grid.patch;
-    if grid.patch < SMALLEST || 3 * plane > PLANES {
-        return scalar::map(pixels, grid, table, out);
-    }
-    let cutter = Cutter::new(grid, pixels);
-    let mut planes = [0; PLANES];
-    let planes = &mut planes[..3 * plane];
-    for (origin, row) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {
-        cutter.cut(origin, 1, planes);
-        let frames = row.chunks_exact_mut(N * plane * grid.temporal);
-        for (channel, (plane, frames)) in planes.chunks_exact(plane).zip(frames).enumerate() {
-            let (first, others) = frames.split_at_mut(N * plane.len());
-            look_up(plane, channel, first);
-            for other in others.chunks_exact_mut(first.len()) {
-                other.copy_from_slice(first);
-            }
-        }
     }
 }
 

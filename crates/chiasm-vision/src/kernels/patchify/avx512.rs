@@ -1,94 +1,135 @@
-//! Patches through a table with AVX-512 VBMI: the table lies in registers, 64 values are looked up at a time.
+//! Cutting patches with AVX-512 VBMI: four lines of a patch at a time are taken apart into channels. Tables lie in
+//! registers, where 64 values are looked up at a time.
 
 use std::arch::x86_64::*;
+use std::ops::RangeInclusive;
 
 use super::{PatchGrid, avx2, scalar};
 use crate::kernels::ChannelTable;
+use crate::kernels::normalize::avx512::Registers;
 
-/// Values per step.
-const VALUES: usize = 64;
+/// Lines per step: those of the largest patch that is cut here fill a vector with one channel.
+const LINES: usize = 4;
+/// Bytes by which a line is fetched ahead: without it, images that come from memory take up to twice the time (measured).
+const AHEAD: usize = 128;
+/// Sides of patches that are cut here. Larger ones do not fit into vectors; smaller ones no model has.
+const SIDES: RangeInclusive<usize> = 12..=LARGEST;
+/// The last of [`SIDES`].
+const LARGEST: usize = 16;
 
-/// One byte of each of the table's 256 elements.
-type BytePlane = [__m512i; 4];
-
-/// See [`scalar::map`], for elements of 2 bytes.
+/// See [`scalar::copy`].
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
-pub(crate) fn map_2(pixels: &[u8], grid: &PatchGrid, table: &ChannelTable<2>, out: &mut [u8]) {
-    let planes: [[BytePlane; 2]; 3] = byte_planes(table);
-    // Unpacking works within 16 bytes; this order of the values makes its results lie in order.
-    let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    avx2::map_with(pixels, grid, table, out, |values, channel, out| {
-        let [low, high] = planes[channel];
-        for_each_step(values, out, |values| {
-            let values = _mm512_permutexvar_epi64(order, values);
-            let (low, high) = (look_up(low, values), look_up(high, values));
-            [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
-        });
-    });
-}
-
-/// See [`scalar::map`], for elements of 4 bytes.
-#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
-pub(crate) fn map_4(pixels: &[u8], grid: &PatchGrid, table: &ChannelTable<4>, out: &mut [u8]) {
-    // Stores across cache lines cost more than they gain (measured with patches of 14).
-    if !(grid.patch * grid.patch).is_multiple_of(VALUES) {
-        return scalar::map(pixels, grid, table, out);
+pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
+    if !SIDES.contains(&grid.patch) {
+        return avx2::copy(pixels, grid, out);
     }
-    let planes: [[BytePlane; 4]; 3] = byte_planes(table);
-    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    avx2::map_with(pixels, grid, table, out, |values, channel, out| {
-        let planes = planes[channel];
-        for_each_step(values, out, |values| {
-            let values = _mm512_permutexvar_epi32(order, values);
-            let [a, b, c, d] = planes.map(|plane| look_up(plane, values));
-            let (low, high) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
-            let (low_2, high_2) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
-            [
-                _mm512_unpacklo_epi16(low, high),
-                _mm512_unpackhi_epi16(low, high),
-                _mm512_unpacklo_epi16(low_2, high_2),
-                _mm512_unpackhi_epi16(low_2, high_2),
-            ]
-        });
-    });
-}
-
-/// `encode` turns 64 values into as many elements of `N` bytes. There must be 64 values; the last step may repeat some.
-#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
-#[inline]
-fn for_each_step<const N: usize>(values: &[u8], out: &mut [u8], encode: impl Fn(__m512i) -> [__m512i; N]) {
-    assert!(values.len() >= VALUES && out.len() == N * values.len());
-    for at in (0..values.len()).step_by(VALUES) {
-        let at = at.min(values.len() - VALUES);
-        // SAFETY: at + 64 <= values.len().
-        let encoded = encode(unsafe { _mm512_loadu_si512(values.as_ptr().add(at).cast()) });
-        for (index, bytes) in encoded.into_iter().enumerate() {
-            // SAFETY: N * at + 64 * N <= out.len(), and index < N.
-            unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(N * at + 64 * index).cast(), bytes) };
+    let cutter = Cutter::new(grid, pixels);
+    for (origin, row) in grid.origins().zip(out.chunks_exact_mut(grid.row_len())) {
+        match grid.temporal {
+            1 => cutter.cut::<1>(origin, row),
+            2 => cutter.cut::<2>(origin, row),
+            _ => cutter.cut::<0>(origin, row),
         }
     }
 }
 
-/// For each channel and each byte of an element: that byte of all elements.
-#[target_feature(enable = "avx512f")]
-fn byte_planes<const N: usize>(table: &ChannelTable<N>) -> [[BytePlane; N]; 3] {
-    std::array::from_fn(|channel| {
-        std::array::from_fn(|byte| {
-            std::array::from_fn(|quarter| {
-                let bytes: [u8; 64] = std::array::from_fn(|index| table[channel][64 * quarter + index][byte]);
-                // SAFETY: 64 bytes of an array of that length.
-                unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
-            })
-        })
-    })
+/// See [`scalar::map`], for elements of 2 or 4 bytes.
+#[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
+pub(crate) fn map<const N: usize>(pixels: &[u8], grid: &PatchGrid, table: &ChannelTable<N>, out: &mut [u8]) {
+    if !SIDES.contains(&grid.patch) {
+        return scalar::map(pixels, grid, table, out);
+    }
+    let plane = grid.patch * grid.patch;
+    let registers = [Registers::new(&table[0]), Registers::new(&table[1]), Registers::new(&table[2])];
+    let cutter = Cutter::new(grid, pixels);
+    let mut planes = [0; 3 * LARGEST * LARGEST];
+    let planes = &mut planes[..3 * plane];
+    for (origin, row) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {
+        cutter.cut::<1>(origin, planes);
+        let frames = row.chunks_exact_mut(N * plane * grid.temporal);
+        for ((values, registers), frames) in planes.chunks_exact(plane).zip(&registers).zip(frames) {
+            registers.map(values, frames);
+        }
+    }
 }
 
-/// Each byte of `values` replaced by the plane's byte at that index.
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+/// What cutting one patch needs to know.
+struct Cutter<'a> {
+    pixels: &'a [u8],
+    grid: &'a PatchGrid,
+    /// The bytes of a patch's line.
+    line: __mmask64,
+    /// Where the first two of four lines lie in a channel.
+    first: __mmask64,
+    /// For each channel, where its bytes lie in two lines; the same for the first two and the last two.
+    indices: [__m512i; 3],
+}
+
+impl<'a> Cutter<'a> {
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
+    fn new(grid: &'a PatchGrid, pixels: &'a [u8]) -> Self {
+        let patch = grid.patch;
+        let indices = std::array::from_fn(|channel| {
+            let indices: [u8; 64] = std::array::from_fn(|byte| {
+                let (line, pixel) = (byte / patch % 2, byte % patch);
+                // The lines are 64 bytes apart in two vectors.
+                (64 * line + 3 * pixel + channel) as u8
+            });
+            // SAFETY: 64 bytes of an array of that length.
+            unsafe { _mm512_loadu_si512(indices.as_ptr().cast()) }
+        });
+        Self { pixels, grid, line: (1 << (3 * patch)) - 1, first: (1 << (2 * patch)) - 1, indices }
+    }
+
+    /// The patch whose first byte is at `origin`. `FRAMES`: 0, or the number of frames.
+    #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
+    #[inline]
+    fn cut<const FRAMES: usize>(&self, origin: usize, row: &mut [u8]) {
+        let Self { pixels, grid, .. } = *self;
+        let (patch, image_row) = (grid.patch, grid.image_row());
+        let frames = if FRAMES == 0 { grid.temporal } else { FRAMES };
+        let plane = patch * patch;
+        assert!(origin + (patch - 1) * image_row + 3 * patch <= pixels.len());
+        assert!(row.len() == 3 * frames * plane && SIDES.contains(&patch));
+        for y in (0..patch).step_by(LINES) {
+            let y = y.min(patch - LINES);
+            // SAFETY: lines of the patch, which lie within the pixels; nothing else is touched.
+            let load = |line: usize| unsafe {
+                let at = pixels.as_ptr().add(origin + (y + line) * image_row);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+                _mm512_maskz_loadu_epi8(self.line, at.cast())
+            };
+            let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+            for (channel, &indices) in self.indices.iter().enumerate() {
+                let first = _mm512_permutex2var_epi8(a, indices, b);
+                let last = _mm512_permutex2var_epi8(c, indices, d);
+                let bytes = _mm512_mask_blend_epi8(self.first, last, first);
+                for frame in 0..frames {
+                    let at = (channel * frames + frame) * plane + y * patch;
+                    // SAFETY: four lines from line y of a plane of the row. What is written beyond them is in the
+                    // same plane and written later; the last four lines are written exactly.
+                    unsafe {
+                        store(row.as_mut_ptr().add(at), bytes, if y + LINES == patch { LINES * patch } else { 64 })
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Stores the first `length` bytes, at least 48.
+///
+/// # Safety
+/// They can be written at `at`.
+#[target_feature(enable = "avx2,avx512f,avx512bw")]
 #[inline]
-fn look_up(plane: BytePlane, values: __m512i) -> __m512i {
-    // A permutation of two vectors ignores the index's highest bit: it chooses between the two.
-    let below_128 = _mm512_permutex2var_epi8(plane[0], values, plane[1]);
-    let from_128 = _mm512_permutex2var_epi8(plane[2], values, plane[3]);
-    _mm512_mask_blend_epi8(_mm512_movepi8_mask(values), below_128, from_128)
+unsafe fn store(at: *mut u8, bytes: __m512i, length: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        if length == 64 {
+            _mm512_storeu_si512(at.cast(), bytes);
+        } else {
+            _mm512_mask_storeu_epi8(at.cast(), (1 << length) - 1, bytes);
+        }
+    }
 }

@@ -1,7 +1,13 @@
 //! Cutting an image into tiles and their channels into planes, in the layout of most other families: one tensor
 //! `[tiles, 3, height, width]`. An image that is not cut is one tile.
 
-pub(crate) mod scalar;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod avx512;
+pub(super) mod scalar;
 
 /// A grid of tiles, from left to right and top to bottom; each has a plane per channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
