@@ -1,8 +1,9 @@
 //! Times every implementation of the pixel loops that this CPU runs, alternately, and checks that their bits agree:
-//! `cargo run --release -p chiasm-vision --example kernels`.
+//! `cargo run --release -p chiasm-vision --example kernels [FAMILY [WIDTHxHEIGHT]]`.
 //!
-//! Prints a Markdown table: medians of the rounds in one thread, and their ratios to the scalar reference and to one
-//! copy of as many bytes as the stage writes. Only the ratios mean something on a shared machine.
+//! Prints a Markdown table: lower quartiles of the rounds in one thread, and their ratios to the scalar reference and to
+//! one copy of as many bytes as the stage writes. Only the ratios mean something on a shared machine, and there the
+//! slower rounds tell about the neighbours.
 //!
 //! `whole` is an image to its tensor of 8-bit pixels; `layout` the same for an image that needs no resizing, so that
 //! it is the cutting into patches alone, once per element type; `resize` is the difference of the two. That is too
@@ -16,7 +17,7 @@ use std::time::Instant;
 use chiasm_types::Dtype;
 use chiasm_vision::{ImageKwargs, ImageSize, Implementation, NoVocabulary, PixelFormat, RgbView, VisionModel};
 
-const ROUNDS: usize = 21;
+const ROUNDS: usize = 31;
 const SIZES: [(u32, u32); 4] = [(512, 512), (1024, 1024), (1920, 1080), (3840, 2160)];
 const FORMATS: [(&str, PixelFormat); 4] = [
     ("u8", PixelFormat::RawU8),
@@ -33,9 +34,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let ratios: Vec<_> = names[1..].iter().map(|name| format!("scalar / {name} | {name} / copy")).collect();
     println!("| model | image | stage | {} ms | copy ms | {} |", names.join(" ms | "), ratios.join(" | "));
     println!("|{}", "---|".repeat(4 + names.len() + 2 * ratios.len()));
+    let mut wanted = std::env::args().skip(1);
+    let (wanted_family, wanted_size) = (wanted.next(), wanted.next());
     for family in ["qwen2_vl", "qwen3_vl"] {
         for (width, height) in SIZES {
-            measure(family, ImageSize { width, height })?;
+            let size = ImageSize { width, height };
+            let is = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
+            if is(&wanted_family, family) && is(&wanted_size, &size.to_string()) {
+                measure(family, size)?;
+            }
         }
     }
     Ok(())
@@ -90,19 +97,19 @@ fn stage(models: &[VisionModel], size: ImageSize, format: PixelFormat) -> Result
     Ok(times)
 }
 
-fn median(times: &[f64]) -> f64 {
+fn quartile(times: &[f64]) -> f64 {
     let mut times = times.to_vec();
     times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    times[times.len() / 4]
 }
 
 fn print(family: &str, size: ImageSize, stage: &str, times: &Times) {
-    let medians: Vec<_> = times.iter().map(|times| median(times)).collect();
-    let copy = medians[medians.len() - 1];
-    let absolute: Vec<_> = medians.iter().map(|time| format!("{time:.2}")).collect();
-    let ratios: Vec<_> = medians[1..medians.len() - 1]
+    let quartiles: Vec<_> = times.iter().map(|times| quartile(times)).collect();
+    let copy = quartiles[quartiles.len() - 1];
+    let absolute: Vec<_> = quartiles.iter().map(|time| format!("{time:.2}")).collect();
+    let ratios: Vec<_> = quartiles[1..quartiles.len() - 1]
         .iter()
-        .map(|time| format!("{:.1} | {:.2}", medians[0] / time, time / copy))
+        .map(|time| format!("{:.1} | {:.2}", quartiles[0] / time, time / copy))
         .collect();
     println!("| {family} | {size} | {stage} | {} | {} |", absolute.join(" | "), ratios.join(" | "));
 }
