@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{PatchGrid, scalar};
+use super::{AHEAD, PatchGrid, scalar};
 
 /// Pixels per line and step, unless the patch is smaller.
 const PIXELS: usize = 16;
@@ -99,6 +99,8 @@ impl<'a> Cutter<'a> {
                     let low = pixels.add(y * self.image_row + 3 * x);
                     let high = pixels.add(next * self.image_row + 3 * x);
                     let last = 3 * step - 16;
+                    _mm_prefetch::<_MM_HINT_T0>(low.wrapping_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(high.wrapping_add(AHEAD).cast());
                     (load(low, high), load(low.add(16), high.add(16)), load(low.add(last), high.add(last)))
                 };
                 for (channel, masks) in self.masks.iter().enumerate() {

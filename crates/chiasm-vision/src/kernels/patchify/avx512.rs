@@ -4,14 +4,12 @@
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
-use super::{PatchGrid, avx2, scalar};
+use super::{AHEAD, PatchGrid, avx2, scalar};
 use crate::kernels::ChannelTable;
 use crate::kernels::normalize::avx512::Registers;
 
 /// Lines per step: those of the largest patch that is cut here fill a vector with one channel.
 const LINES: usize = 4;
-/// Bytes by which a line is fetched ahead: without it, images that come from memory take up to twice the time (measured).
-const AHEAD: usize = 128;
 /// Sides of patches that are cut here. Larger ones do not fit into vectors; smaller ones no model has.
 const SIDES: RangeInclusive<usize> = 12..=LARGEST;
 /// The last of [`SIDES`].

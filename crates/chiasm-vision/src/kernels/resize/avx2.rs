@@ -40,6 +40,11 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
         let lines = [y, (y + 1).min(rows - 1)];
         for x in (0..weights.len()).step_by(PIXELS) {
             let x = x.min(weights.len() - PIXELS);
+            for line in lines {
+                // The next lines.
+                let at = (line + lines.len()) * row + 3 * weights.range(x).start;
+                _mm_prefetch::<_MM_HINT_T0>(pixels_start.wrapping_add(at).cast());
+            }
             // SAFETY: every line is below rows, and (line + 1) * row + reach <= pixels.len().
             let (a, b, c, d) = unsafe {
                 let lines = lines.map(|line| pixels_start.add(line * row));
@@ -112,6 +117,8 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output:
     let halves = weights.halves().of(weights, output);
     for x in (0..row).step_by(BYTES) {
         let x = x.min(row - BYTES);
+        // The next output row is likely to need the row behind this one's.
+        _mm_prefetch::<_MM_HINT_T0>(rows.as_ptr().wrapping_add(taps * row + x).cast());
         let mut sums = [[zero; MOST]; 4];
         for (block, halves) in halves.chunks_exact(T::HALVES).take(taps.div_ceil(BLOCK)).enumerate() {
             // Beyond the last row the weights are 0: any row will do.

@@ -51,6 +51,10 @@ fn horizontal_from<T: FixedPoint, const TABLES: usize>(
         // SAFETY: every line is below rows.
         let inputs = lines.map(|line| unsafe { pixels.as_ptr().add(line * row) });
         for (group, (starts, vectors)) in lanes.groups::<T>().enumerate() {
+            for input in inputs {
+                // The next lines.
+                _mm_prefetch::<_MM_HINT_T0>(input.wrapping_add(LINES * row + starts[0] as usize).cast());
+            }
             let mut sums = [[_mm512_setzero_si512(); MOST]; LINES];
             for (&start, vectors) in starts.iter().zip(vectors.chunks_exact(1 + T::BYTES)) {
                 // SAFETY: 64 bytes of arrays of that length.
@@ -95,6 +99,8 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output:
     let round = Round::new(weights.rounding());
     for x in (0..row).step_by(BYTES) {
         let x = x.min(row - BYTES);
+        // The next output row is likely to need the row behind this one's.
+        _mm_prefetch::<_MM_HINT_T0>(rows.as_ptr().wrapping_add(taps * row + x).cast());
         let mut sums = [[_mm512_setzero_si512(); MOST]; 4];
         for (block, words) in words.chunks_exact(T::BYTES).enumerate() {
             let [a, b, c, d] = std::array::from_fn(|tap| {
