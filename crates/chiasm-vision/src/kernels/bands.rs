@@ -133,7 +133,7 @@ impl Part<'_> {
         horizontal: &Weights<T>,
         vertical: &Weights<T>,
         lines: Range<usize>,
-        copied: &mut Vec<u8>,
+        narrowed: &mut Vec<u8>,
         flattened: &mut Vec<u8>,
         band: &'b mut Vec<u8>,
     ) -> &'b [u8] {
@@ -144,26 +144,23 @@ impl Part<'_> {
         let covered = lines.start.max(top)..lines.end.min(top + layer.rows().len());
         let image_row = 3 * self.image.size().width as usize;
         let origin = source.top * image_row + 3 * source.left;
-        let first = lines.start;
+        let flattened = at_least(flattened, source_row * covered.len());
+        for (y, out) in covered.clone().zip(flattened.chunks_exact_mut(source_row)) {
+            let inputs = &self.image.pixels()[origin + image_row * vertical.window(y - top).range.start..];
+            self.kernels.vertical(inputs, image_row, vertical, y - top, out);
+        }
         let band = at_least(band, width * lines.len());
+        if row == width && covered == lines {
+            self.kernels.horizontal(flattened, source_row, horizontal, band);
+            return band;
+        }
+        let narrowed = at_least(narrowed, row * covered.len());
+        self.kernels.horizontal(flattened, source_row, horizontal, narrowed);
         for out in band.chunks_exact_mut(width) {
             fill(out, layer.fill);
         }
-        for y in covered {
-            let range = vertical.window(y - top).range;
-            let inputs = &self.image.pixels()[origin + image_row * range.start..];
-            let flattened = at_least(flattened, source_row);
-            if source_row == image_row {
-                self.kernels.vertical(&inputs[..image_row * range.len()], vertical, y - top, flattened);
-            } else {
-                let copied = at_least(copied, source_row * range.len());
-                for (line, copy) in inputs.chunks(image_row).zip(copied.chunks_exact_mut(source_row)) {
-                    copy.copy_from_slice(&line[..source_row]);
-                }
-                self.kernels.vertical(copied, vertical, y - top, flattened);
-            }
-            let out = &mut band[width * (y - first) + left..][..row];
-            self.kernels.horizontal(flattened, source_row, horizontal, out);
+        for (y, narrowed) in covered.zip(narrowed.chunks_exact(row)) {
+            band[width * (y - lines.start) + left..][..row].copy_from_slice(narrowed);
         }
         band
     }
@@ -213,7 +210,7 @@ impl Part<'_> {
                 Some(weights) => {
                     let range = weights.window(y - top).range;
                     let inputs = &source[row * (range.start - first)..row * (range.end - first)];
-                    self.kernels.vertical(inputs, weights, y - top, out);
+                    self.kernels.vertical(inputs, row, weights, y - top, out);
                 }
                 None => out.copy_from_slice(&source[row * (y - top + rows.start - first)..][..row]),
             }

@@ -30,9 +30,9 @@ pub struct Implementation(&'static Table);
 struct Table {
     name: &'static str,
     horizontal: unsafe fn(&[u8], usize, &Weights<i16>, &mut [u8]),
-    vertical: unsafe fn(&[u8], &Weights<i16>, usize, &mut [u8]),
+    vertical: unsafe fn(&[u8], usize, &Weights<i16>, usize, &mut [u8]),
     horizontal_fine: unsafe fn(&[u8], usize, &Weights<i32>, &mut [u8]),
-    vertical_fine: unsafe fn(&[u8], &Weights<i32>, usize, &mut [u8]),
+    vertical_fine: unsafe fn(&[u8], usize, &Weights<i32>, usize, &mut [u8]),
     patchify: unsafe fn(&[u8], &PatchGrid, &mut [u8]),
     patchify_2: unsafe fn(&[u8], &PatchGrid, &ChannelTable<2>, &mut [u8]),
     patchify_4: unsafe fn(&[u8], &PatchGrid, &ChannelTable<4>, &mut [u8]),
@@ -140,8 +140,15 @@ impl Implementation {
     }
 
     /// See [`resize::scalar::vertical`].
-    pub(super) fn vertical<T: Resize>(self, rows: &[u8], weights: &Weights<T>, output: usize, out: &mut [u8]) {
-        T::vertical(self, rows, weights, output, out);
+    pub(super) fn vertical<T: Resize>(
+        self,
+        rows: &[u8],
+        row: usize,
+        weights: &Weights<T>,
+        output: usize,
+        out: &mut [u8],
+    ) {
+        T::vertical(self, rows, row, weights, output, out);
     }
 
     /// An image to rows of patches.
@@ -178,7 +185,14 @@ impl fmt::Debug for Implementation {
 /// A precision of weights for which there are resizing loops.
 pub(super) trait Resize: FixedPoint {
     fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]);
-    fn vertical(kernels: Implementation, rows: &[u8], weights: &Weights<Self>, output: usize, out: &mut [u8]);
+    fn vertical(
+        kernels: Implementation,
+        rows: &[u8],
+        row: usize,
+        weights: &Weights<Self>,
+        output: usize,
+        out: &mut [u8],
+    );
 }
 
 impl Resize for i16 {
@@ -187,9 +201,16 @@ impl Resize for i16 {
         unsafe { (kernels.0.horizontal)(pixels, row, weights, out) }
     }
 
-    fn vertical(kernels: Implementation, rows: &[u8], weights: &Weights<Self>, output: usize, out: &mut [u8]) {
+    fn vertical(
+        kernels: Implementation,
+        rows: &[u8],
+        row: usize,
+        weights: &Weights<Self>,
+        output: usize,
+        out: &mut [u8],
+    ) {
         // SAFETY: as above.
-        unsafe { (kernels.0.vertical)(rows, weights, output, out) }
+        unsafe { (kernels.0.vertical)(rows, row, weights, output, out) }
     }
 }
 
@@ -199,9 +220,16 @@ impl Resize for i32 {
         unsafe { (kernels.0.horizontal_fine)(pixels, row, weights, out) }
     }
 
-    fn vertical(kernels: Implementation, rows: &[u8], weights: &Weights<Self>, output: usize, out: &mut [u8]) {
+    fn vertical(
+        kernels: Implementation,
+        rows: &[u8],
+        row: usize,
+        weights: &Weights<Self>,
+        output: usize,
+        out: &mut [u8],
+    ) {
         // SAFETY: as above.
-        unsafe { (kernels.0.vertical_fine)(rows, weights, output, out) }
+        unsafe { (kernels.0.vertical_fine)(rows, row, weights, output, out) }
     }
 }
 

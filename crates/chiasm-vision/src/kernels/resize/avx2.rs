@@ -105,18 +105,18 @@ unsafe fn dot<T: FixedPoint>(lines: [*const u8; 2], weights: &Weights<T>, halves
 
 /// See [`scalar::vertical`]. Bytes of two rows are interleaved, so that one multiply-add takes both.
 #[target_feature(enable = "avx2")]
-pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output: usize, out: &mut [u8]) {
-    let (row, taps) = (out.len(), weights.range(output).len());
-    if row < BYTES {
-        return scalar::vertical(rows, weights, output, out);
+pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights<T>, output: usize, out: &mut [u8]) {
+    let (length, taps) = (out.len(), weights.range(output).len());
+    if length < BYTES {
+        return scalar::vertical(rows, row, weights, output, out);
     }
-    assert!(rows.len() >= taps * row);
+    assert!(rows.len() >= (taps - 1) * row + length);
     let half = _mm256_set1_epi32(weights.rounding().half());
     let shift = _mm_cvtsi32_si128(weights.rounding().precision as i32);
     let zero = _mm256_setzero_si256();
     let halves = weights.halves().of(weights, output);
-    for x in (0..row).step_by(BYTES) {
-        let x = x.min(row - BYTES);
+    for x in (0..length).step_by(BYTES) {
+        let x = x.min(length - BYTES);
         // The next output row is likely to need the row behind this one's.
         _mm_prefetch::<_MM_HINT_T0>(rows.as_ptr().wrapping_add(taps * row + x).cast());
         let mut sums = [[zero; MOST]; 4];
@@ -124,7 +124,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output:
             // Beyond the last row the weights are 0: any row will do.
             let inputs: [__m256i; BLOCK] = std::array::from_fn(|tap| {
                 let tap = (BLOCK * block + tap).min(taps - 1);
-                // SAFETY: tap < taps, and x + BYTES <= row.
+                // SAFETY: tap < taps, and x + BYTES <= length.
                 unsafe { _mm256_loadu_si256(rows.as_ptr().add(tap * row + x).cast()) }
             });
             for pair in 0..BLOCK / 2 {
@@ -151,7 +151,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output:
         let [a, b, c, d] = sums.map(|sums| _mm256_sra_epi32(_mm256_add_epi32(half, whole::<T>(sums)), shift));
         // Packing works within 16 bytes as unpacking did: the order is restored.
         let bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-        // SAFETY: x + BYTES <= row = out.len().
+        // SAFETY: x + BYTES <= length = out.len().
         unsafe { _mm256_storeu_si256(out.as_mut_ptr().add(x).cast(), bytes) };
     }
 }

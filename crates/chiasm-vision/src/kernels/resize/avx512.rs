@@ -89,16 +89,16 @@ fn horizontal_from<T: FixedPoint, const TABLES: usize>(
 
 /// See [`super::scalar::vertical`]. Bytes of four rows are interleaved, so that one multiply-add takes all.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi,avx512vnni")]
-pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output: usize, out: &mut [u8]) {
-    let (row, taps) = (out.len(), weights.range(output).len());
-    let Some(bytes) = weights.bytes().filter(|_| row >= BYTES) else {
-        return avx2::vertical(rows, weights, output, out);
+pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights<T>, output: usize, out: &mut [u8]) {
+    let (length, taps) = (out.len(), weights.range(output).len());
+    let Some(bytes) = weights.bytes().filter(|_| length >= BYTES) else {
+        return avx2::vertical(rows, row, weights, output, out);
     };
-    assert!(rows.len() >= taps * row);
+    assert!(rows.len() >= (taps - 1) * row + length);
     let words = &bytes.of(weights, output)[..taps.div_ceil(BLOCK) * T::BYTES];
     let round = Round::new(weights.rounding());
-    for x in (0..row).step_by(BYTES) {
-        let x = x.min(row - BYTES);
+    for x in (0..length).step_by(BYTES) {
+        let x = x.min(length - BYTES);
         // The next output row is likely to need the row behind this one's.
         _mm_prefetch::<_MM_HINT_T0>(rows.as_ptr().wrapping_add(taps * row + x).cast());
         let mut sums = [[_mm512_setzero_si512(); MOST]; 4];
@@ -106,7 +106,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output:
             let [a, b, c, d] = std::array::from_fn(|tap| {
                 // Beyond the last row the weights are 0: any row will do.
                 let tap = (BLOCK * block + tap).min(taps - 1);
-                // SAFETY: tap < taps, and x + BYTES <= row.
+                // SAFETY: tap < taps, and x + BYTES <= length.
                 unsafe { _mm512_loadu_si512(rows.as_ptr().add(tap * row + x).cast()) }
             });
             let (ab, ab_2) = (_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b));
@@ -127,7 +127,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output:
         let [a, b, c, d] = sums.map(|sums| round.shifted::<T>(sums));
         // Packing works within 16 bytes as unpacking did: the order is restored.
         let bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-        // SAFETY: x + BYTES <= row = out.len().
+        // SAFETY: x + BYTES <= length = out.len().
         unsafe { _mm512_storeu_si512(out.as_mut_ptr().add(x).cast(), bytes) };
     }
 }

@@ -22,14 +22,14 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
     }
 }
 
-/// Filters along columns, for one output row: `rows` are its window's input rows, as long as `out` each.
-pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], weights: &Weights<T>, output: usize, out: &mut [u8]) {
+/// Filters along columns, for one output row: every `row` bytes of `rows` begins a row of its window, at least as long
+/// as `out`. The last one may be cut to that length.
+pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights<T>, output: usize, out: &mut [u8]) {
     const BLOCK: usize = 1024;
     let window = weights.window(output);
-    let row = out.len();
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let mut sums = [window.rounding.half(); BLOCK];
-        for (input, &weight) in rows.chunks_exact(row).zip(window.weights) {
+        for (input, &weight) in rows.chunks(row).zip(window.weights) {
             for (sum, &channel) in sums.iter_mut().zip(&input[block * BLOCK..][..out.len()]) {
                 *sum += weight.into() * i32::from(channel);
             }
