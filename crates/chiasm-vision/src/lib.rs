@@ -51,7 +51,7 @@ mod vocabulary;
 pub use error::{Fault, VisionError};
 pub use family::{ImageKwargs, ImagePrompt};
 pub use image::{ImageSize, RgbView};
-pub use kernels::Implementation;
+pub use kernels::{Implementation, Parallelism};
 pub use model::VisionModel;
 pub use plan::ImagePlan;
 pub use tensor::{Contents, Field, PixelFormat, TensorSpec};

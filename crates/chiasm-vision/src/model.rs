@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use serde_json::{Map, Value};
 
 use crate::family::{self, Family, FamilyEntry};
-use crate::kernels::{self, Elements, Implementation};
+use crate::kernels::{Elements, Implementation, Job, Parallelism};
 use crate::model_dir::ModelDir;
 use crate::plan::PixelTensor;
 use crate::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary};
@@ -116,6 +116,21 @@ impl VisionModel {
         format: PixelFormat,
         out: &mut [u8],
     ) -> Result<(), VisionError> {
+        self.process_with(image, plan, format, Parallelism::Single, out)
+    }
+
+    /// As [`VisionModel::process`], on the threads of the host's choice.
+    ///
+    /// # Errors
+    /// Those of [`VisionModel::process`].
+    pub fn process_with(
+        &self,
+        image: RgbView<'_>,
+        plan: &ImagePlan,
+        format: PixelFormat,
+        parallelism: Parallelism<'_>,
+        out: &mut [u8],
+    ) -> Result<(), VisionError> {
         if image.size() != plan.original {
             return Err(VisionError::OtherImage { planned: plan.original, found: image.size() });
         }
@@ -125,7 +140,9 @@ impl VisionModel {
         }
         let normalization = self.family.normalization();
         let PixelTensor { resampler, layers, .. } = &plan.pixels;
-        let mut write = |elements| kernels::write(self.kernels, image, *resampler, layers, elements, out);
+        let mut write = |elements| {
+            Job { kernels: self.kernels, image, resampler: *resampler, elements, parallelism }.write(layers, out);
+        };
         match format {
             PixelFormat::RawU8 => write(Elements::Raw),
             PixelFormat::Normalized(Dtype::F16) => {

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::dispatch::Resize;
 use super::layer::{Layer, Layout};
 use super::resize::{Filter, Weights};
-use super::{Elements, Implementation};
+use super::{Elements, Implementation, Parallelism};
 use crate::RgbView;
 
 /// How an image is resized.
@@ -51,84 +51,104 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Writes the layers one after the other to `out`, which is as long as all of them. A side that keeps its length is
-/// not filtered.
-pub(crate) fn write(
-    kernels: Implementation,
-    image: RgbView<'_>,
-    resampler: Resampler,
-    layers: &[Layer],
-    elements: Elements<'_>,
-    out: &mut [u8],
-) {
-    let mut rest = out;
-    for layer in layers {
-        let (out, others) = rest.split_at_mut(elements.size() * layer.layout.elements());
-        rest = others;
-        let columns_first = resampler.starts_with_columns(layer);
-        let part = Part { kernels, image, layer, columns_first, elements, parts: 0..layer.layout.parts() };
-        match resampler {
-            Resampler::Torch(filter) => part.write::<i16>(filter, out),
-            Resampler::Pillow(filter) => part.write::<i32>(filter, out),
+/// The image that is written, and how.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) kernels: Implementation,
+    pub(crate) image: RgbView<'a>,
+    pub(crate) resampler: Resampler,
+    pub(crate) elements: Elements<'a>,
+    pub(crate) parallelism: Parallelism<'a>,
+}
+
+impl Job<'_> {
+    /// Writes the layers one after the other to `out`, which is as long as all of them. A side that keeps its length is
+    /// not filtered.
+    pub(crate) fn write(&self, layers: &[Layer], out: &mut [u8]) {
+        match self.resampler {
+            Resampler::Torch(filter) => self.write_layers::<i16>(filter, layers, out),
+            Resampler::Pillow(filter) => self.write_layers::<i32>(filter, layers, out),
+        }
+    }
+
+    fn write_layers<T: Resize>(&self, filter: Filter, layers: &[Layer], out: &mut [u8]) {
+        let most = match self.parallelism {
+            Parallelism::Single => 1,
+            // More than there are threads, as some have other things to do.
+            Parallelism::Pool(pool) => 2 * pool.current_num_threads(),
+        };
+        let passes: Vec<_> = layers.iter().map(|layer| Passes::<T>::new(filter, layer)).collect();
+        let mut tasks = Vec::new();
+        let mut rest = out;
+        for (layer, passes) in layers.iter().zip(&passes) {
+            let parts = layer.layout.parts();
+            let sections = most.min(parts);
+            for index in 0..sections {
+                let parts = index * parts / sections..(index + 1) * parts / sections;
+                let elements = parts.len() * layer.layout.part_elements();
+                let (out, others) = rest.split_at_mut(self.elements.size() * elements);
+                rest = others;
+                tasks.push((Section { job: self, layer, passes, parts }, out));
+            }
+        }
+        match self.parallelism {
+            Parallelism::Single => tasks.into_iter().for_each(|(section, out)| section.write(out)),
+            Parallelism::Pool(pool) => pool.scope(|scope| {
+                for (section, out) in tasks {
+                    scope.spawn(move |_| section.write(out));
+                }
+            }),
         }
     }
 }
 
-/// Some parts of a layer.
-struct Part<'a> {
-    kernels: Implementation,
-    image: RgbView<'a>,
+/// Some parts of a layer, which follow one another.
+struct Section<'a, T> {
+    job: &'a Job<'a>,
     layer: &'a Layer,
-    columns_first: bool,
-    elements: Elements<'a>,
+    passes: &'a Passes<T>,
     parts: Range<usize>,
 }
 
-impl Part<'_> {
-    fn write<T: Resize>(&self, filter: Filter, out: &mut [u8]) {
-        let layer = self.layer;
-        let weights = |from, to, kept: Range<usize>| {
-            (from != to && !kept.is_empty()).then(|| Weights::<T>::new(filter, from, to, kept))
-        };
-        let passes = Passes {
-            horizontal: weights(layer.source.width, layer.width, layer.columns()),
-            vertical: weights(layer.source.height, layer.height, layer.rows()),
-        };
+impl<T: Resize> Section<'_, T> {
+    fn write(&self, out: &mut [u8]) {
         SCRATCH.with_borrow_mut(|scratch| {
-            self.write_bands(&passes, scratch, out);
+            self.write_bands(scratch, out);
             if scratch.narrowed.len() + scratch.band.len() + scratch.flattened.len() > KEPT {
                 *scratch = Scratch::default();
             }
         });
     }
 
-    fn write_bands<T: Resize>(&self, passes: &Passes<T>, scratch: &mut Scratch, out: &mut [u8]) {
+    fn write_bands(&self, scratch: &mut Scratch, out: &mut [u8]) {
         let Scratch { narrowed, band, flattened } = scratch;
+        let &Job { kernels, resampler, elements, .. } = self.job;
+        let columns_first = resampler.starts_with_columns(self.layer);
         let layout = self.layer.layout;
         let (part_height, band_height) = (layout.part_height(), layout.band_height());
         // Lines of the source that `narrowed` holds.
         let mut held = 0..0;
-        let outs = out.chunks_exact_mut(self.elements.size() * layout.part_elements());
+        let outs = out.chunks_exact_mut(elements.size() * layout.part_elements());
         for (part, out) in self.parts.clone().zip(outs) {
             let end = (part + 1) * part_height;
             for start in (part * part_height..end).step_by(band_height) {
                 let lines = start..(start + band_height).min(end);
-                let pixels = match (&passes.horizontal, &passes.vertical) {
-                    (Some(horizontal), Some(vertical)) if self.columns_first => {
+                let pixels = match (&self.passes.horizontal, &self.passes.vertical) {
+                    (Some(horizontal), Some(vertical)) if columns_first => {
                         self.band_columns_first(horizontal, vertical, lines, narrowed, flattened, band)
                     }
-                    _ => self.band(passes, lines, narrowed, &mut held, band),
+                    _ => self.band(lines, narrowed, &mut held, band),
                 };
                 match layout {
-                    Layout::Patches(grid) => self.kernels.patchify(pixels, &grid.band(), self.elements, out),
-                    Layout::Tiles(grid) => self.kernels.tiles(pixels, start, &grid, self.elements, out),
+                    Layout::Patches(grid) => kernels.patchify(pixels, &grid.band(), elements, out),
+                    Layout::Tiles(grid) => kernels.tiles(pixels, start, &grid, elements, out),
                 }
             }
         }
     }
 
     /// These lines of the canvas, the vertical pass first.
-    fn band_columns_first<'b, T: Resize>(
+    fn band_columns_first<'b>(
         &self,
         horizontal: &Weights<T>,
         vertical: &Weights<T>,
@@ -142,20 +162,20 @@ impl Part<'_> {
         let left = 3 * layer.left.max(0).unsigned_abs();
         let top = layer.top.max(0).unsigned_abs();
         let covered = lines.start.max(top)..lines.end.min(top + layer.rows().len());
-        let image_row = 3 * self.image.size().width as usize;
+        let image_row = 3 * self.job.image.size().width as usize;
         let origin = source.top * image_row + 3 * source.left;
         let flattened = at_least(flattened, source_row * covered.len());
         for (y, out) in covered.clone().zip(flattened.chunks_exact_mut(source_row)) {
-            let inputs = &self.image.pixels()[origin + image_row * vertical.window(y - top).range.start..];
-            self.kernels.vertical(inputs, image_row, vertical, y - top, out);
+            let inputs = &self.job.image.pixels()[origin + image_row * vertical.window(y - top).range.start..];
+            self.job.kernels.vertical(inputs, image_row, vertical, y - top, out);
         }
         let band = at_least(band, width * lines.len());
         if row == width && covered == lines {
-            self.kernels.horizontal(flattened, source_row, horizontal, band);
+            self.job.kernels.horizontal(flattened, source_row, horizontal, band);
             return band;
         }
         let narrowed = at_least(narrowed, row * covered.len());
-        self.kernels.horizontal(flattened, source_row, horizontal, narrowed);
+        self.job.kernels.horizontal(flattened, source_row, horizontal, narrowed);
         for out in band.chunks_exact_mut(width) {
             fill(out, layer.fill);
         }
@@ -166,9 +186,8 @@ impl Part<'_> {
     }
 
     /// These lines of the canvas.
-    fn band<'b, T: Resize>(
+    fn band<'b>(
         &'b self,
-        passes: &Passes<T>,
         lines: Range<usize>,
         narrowed: &'b mut Vec<u8>,
         held: &mut Range<usize>,
@@ -187,13 +206,13 @@ impl Part<'_> {
         let (source, first) = if covered_rows.is_empty() || row == 0 {
             (&[][..], 0)
         } else {
-            let needed = match &passes.vertical {
+            let needed = match &self.passes.vertical {
                 Some(weights) => weights.inputs(covered_rows.clone()),
                 None => covered_rows.start + rows.start..covered_rows.end + rows.start,
             };
-            self.source(passes, columns, needed, narrowed, held)
+            self.source(columns, needed, narrowed, held)
         };
-        if full && passes.vertical.is_none() {
+        if full && self.passes.vertical.is_none() {
             let start = row * (covered_rows.start + rows.start - first);
             return &source[start..start + row * lines.len()];
         }
@@ -206,11 +225,11 @@ impl Part<'_> {
             fill(&mut out[..left], layer.fill);
             fill(&mut out[left + row..], layer.fill);
             let out = &mut out[left..left + row];
-            match &passes.vertical {
+            match &self.passes.vertical {
                 Some(weights) => {
                     let range = weights.window(y - top).range;
                     let inputs = &source[row * (range.start - first)..row * (range.end - first)];
-                    self.kernels.vertical(inputs, row, weights, y - top, out);
+                    self.job.kernels.vertical(inputs, row, weights, y - top, out);
                 }
                 None => out.copy_from_slice(&source[row * (y - top + rows.start - first)..][..row]),
             }
@@ -220,19 +239,18 @@ impl Part<'_> {
 
     /// Lines of the source in the width of the columns that can be seen, at least the `needed` ones, and the number of
     /// the first.
-    fn source<'b, T: Resize>(
+    fn source<'b>(
         &'b self,
-        passes: &Passes<T>,
         columns: Range<usize>,
         needed: Range<usize>,
         narrowed: &'b mut Vec<u8>,
         held: &mut Range<usize>,
     ) -> (&'b [u8], usize) {
         let source = self.layer.source;
-        let image_row = 3 * self.image.size().width as usize;
+        let image_row = 3 * self.job.image.size().width as usize;
         let origin = source.top * image_row + 3 * source.left;
-        if passes.horizontal.is_none() && 3 * columns.len() == image_row {
-            return (&self.image.pixels()[origin..], 0);
+        if self.passes.horizontal.is_none() && 3 * columns.len() == image_row {
+            return (&self.job.image.pixels()[origin..], 0);
         }
         // What `narrowed` holds of the needed lines is moved, not made again.
         let row = 3 * columns.len();
@@ -244,9 +262,9 @@ impl Part<'_> {
             lines.copy_within(from..from + kept, 0);
         }
         let new = &mut lines[kept..row * needed.len()];
-        let pixels = &self.image.pixels()[(origin + image_row * made).min(self.image.pixels().len())..];
-        match &passes.horizontal {
-            Some(weights) => self.kernels.horizontal(pixels, image_row, weights, new),
+        let pixels = &self.job.image.pixels()[(origin + image_row * made).min(self.job.image.pixels().len())..];
+        match &self.passes.horizontal {
+            Some(weights) => self.job.kernels.horizontal(pixels, image_row, weights, new),
             None => {
                 for (line, new) in pixels.chunks(image_row).zip(new.chunks_exact_mut(row)) {
                     new.copy_from_slice(&line[3 * columns.start..3 * columns.end]);
@@ -262,6 +280,18 @@ impl Part<'_> {
 struct Passes<T> {
     horizontal: Option<Weights<T>>,
     vertical: Option<Weights<T>>,
+}
+
+impl<T: Resize> Passes<T> {
+    fn new(filter: Filter, layer: &Layer) -> Self {
+        let weights = |from, to, kept: Range<usize>| {
+            (from != to && !kept.is_empty()).then(|| Weights::new(filter, from, to, kept))
+        };
+        Self {
+            horizontal: weights(layer.source.width, layer.width, layer.columns()),
+            vertical: weights(layer.source.height, layer.height, layer.rows()),
+        }
+    }
 }
 
 /// The first `length` bytes, of which there may have been fewer.

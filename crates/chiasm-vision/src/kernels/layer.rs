@@ -114,6 +114,7 @@ impl Layout {
     }
 
     /// Elements that are written.
+    #[cfg(test)]
     pub(super) const fn elements(&self) -> usize {
         self.parts() * self.part_elements()
     }

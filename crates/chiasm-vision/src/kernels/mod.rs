@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `dispatch` | [`Implementation`]: what this CPU runs, and the calls through it |
 //! | `layer` | what is written: a part of the image, resized, laid onto a canvas, in a layout |
+//! | `parallelism` | [`Parallelism`]: whose threads do it |
 //! | `bands` | the whole way from an image to its tensor, a few lines at a time |
 //! | `resize/`, `patchify/`, `tiles/`, `normalize/` | one operation each |
 
@@ -15,15 +16,17 @@ mod bands;
 mod dispatch;
 mod layer;
 mod normalize;
+mod parallelism;
 mod patchify;
 mod resize;
 mod tiles;
 
-pub(crate) use bands::{Resampler, write};
+pub(crate) use bands::{Job, Resampler};
 pub use dispatch::Implementation;
 pub(crate) use dispatch::{Elements, VARIABLE};
 pub(crate) use layer::{Layer, Layout, Region};
 pub(crate) use normalize::{ChannelTable, MeanStd, Normalization};
+pub use parallelism::Parallelism;
 pub(crate) use patchify::PatchGrid;
 pub(crate) use resize::Filter;
 pub(crate) use tiles::TileGrid;

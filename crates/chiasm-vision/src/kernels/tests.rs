@@ -1,16 +1,20 @@
 //! Every implementation against the scalar one; the whole way in bands against the whole way image by image.
 
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use proptest::prelude::*;
 
 use super::dispatch::Resize;
 use super::resize::{self, Weights};
 use super::{
-    ChannelTable, Elements, Filter, Implementation, Layer, Layout, PatchGrid, Region, Resampler, TileGrid, patchify,
-    tiles, write,
+    ChannelTable, Elements, Filter, Implementation, Job, Layer, Layout, Parallelism, PatchGrid, Region, Resampler,
+    TileGrid, patchify, tiles,
 };
 use crate::{ImageSize, RgbView};
+
+static POOL: LazyLock<rayon::ThreadPool> =
+    LazyLock::new(|| rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap());
 
 /// Bytes without order; with `extreme`, only those that drive sums to their limits.
 fn bytes(length: usize, seed: u64, extreme: bool) -> Vec<u8> {
@@ -286,11 +290,16 @@ proptest! {
                     }
                 };
                 for kernels in Implementation::available() {
-                    // Two layers, to see that each writes its own part.
-                    let mut out = vec![0xA5; 2 * expected.len()];
-                    write(kernels, image, resampler, &[layer; 2], elements, &mut out);
-                    let (first, second) = out.split_at(expected.len());
-                    prop_assert!(first == expected && second == expected, "{kernels:?} {resampler:?}");
+                    for parallelism in [Parallelism::Single, Parallelism::Pool(&POOL)] {
+                        // Two layers, to see that each writes its own part.
+                        let mut out = vec![0xA5; 2 * expected.len()];
+                        Job { kernels, image, resampler, elements, parallelism }.write(&[layer; 2], &mut out);
+                        let (first, second) = out.split_at(expected.len());
+                        prop_assert!(
+                            first == expected && second == expected,
+                            "{kernels:?} {resampler:?} {parallelism:?}"
+                        );
+                    }
                 }
             }
         }
