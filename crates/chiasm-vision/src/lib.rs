@@ -33,7 +33,7 @@
 //! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each, and faster ones of the same bits |
 //!
 //! The fastest [`Implementation`] of the loops that the CPU runs is found at run time. For debugging, the environment
-//! variable `CHIASM_KERNELS` forces another: `scalar`, `avx2` or `avx512`.
+//! variable `CHIASM_KERNELS` forces another: `scalar`, `avx2`, `avx512` or `neon`.
 #![deny(unsafe_code)]
 
 mod error;

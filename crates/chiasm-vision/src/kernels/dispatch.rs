@@ -21,6 +21,7 @@ pub(crate) const VARIABLE: &str = "CHIASM_KERNELS";
 /// | `scalar` | nothing |
 /// | `avx2` | x86-64 with AVX2 |
 /// | `avx512` | x86-64 with AVX-512 F, BW, VBMI and VNNI: Intel since Ice Lake, AMD since Zen 4 |
+/// | `neon` | 64-bit ARM |
 #[derive(Clone, Copy)]
 pub struct Implementation(&'static Table);
 
@@ -86,10 +87,30 @@ static AVX512: Table = Table {
     tiles_4: tiles::avx512::map,
 };
 
+#[cfg(target_arch = "aarch64")]
+static NEON: Table = Table {
+    name: "neon",
+    horizontal: resize::neon::horizontal,
+    vertical: resize::neon::vertical,
+    horizontal_fine: resize::neon::horizontal,
+    vertical_fine: resize::neon::vertical,
+    patchify: patchify::neon::copy,
+    // Without instructions for tables of 256 bytes, vectors should gain little here (not measured).
+    patchify_2: patchify::scalar::map,
+    patchify_4: patchify::scalar::map,
+    tiles: tiles::neon::copy,
+    tiles_2: tiles::scalar::map,
+    tiles_4: tiles::scalar::map,
+};
+
 /// From the slowest to the fastest.
 fn supported() -> Vec<Implementation> {
     #[allow(unused_mut, reason = "on other architectures nothing is added")]
     let mut supported = vec![Implementation(&SCALAR)];
+    #[cfg(target_arch = "aarch64")]
+    if std::arch::is_aarch64_feature_detected!("neon") {
+        supported.push(Implementation(&NEON));
+    }
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::is_x86_feature_detected as has;

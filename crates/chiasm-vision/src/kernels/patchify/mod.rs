@@ -6,6 +6,9 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
 pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod neon;
 pub(super) mod scalar;
 
 /// Bytes by which vector code fetches lines ahead. Without it, images that come from memory take up to twice the time

@@ -18,6 +18,9 @@ mod filters;
 mod halves;
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for AVX-512"))]
 mod lanes;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod neon;
 pub(super) mod scalar;
 mod weights;
 

@@ -7,6 +7,9 @@ pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
 pub(super) mod avx512;
+#[cfg(target_arch = "aarch64")]
+#[allow(unsafe_code, reason = "vector loads and stores")]
+pub(super) mod neon;
 pub(super) mod scalar;
 
 /// A grid of tiles, from left to right and top to bottom; each has a plane per channel.
