@@ -168,7 +168,7 @@ fn whole<T: FixedPoint>(sums: [__m256i; MOST]) -> __m256i {
 #[target_feature(enable = "avx2")]
 #[inline]
 fn pairs(half: &Half) -> [__m256i; 2] {
+    let pairs = half.as_ptr().cast::<i32>();
     // SAFETY: 8 bytes of an array of that length.
-    let block = _mm256_set1_epi64x(unsafe { half.as_ptr().cast::<i64>().read_unaligned() });
-    [_mm256_shuffle_epi32::<0b0000_0000>(block), _mm256_shuffle_epi32::<0b0101_0101>(block)]
+    unsafe { [_mm256_set1_epi32(pairs.read_unaligned()), _mm256_set1_epi32(pairs.add(1).read_unaligned())] }
 }
