@@ -5,26 +5,46 @@
 //! one copy of as many bytes as the stage writes. Only the ratios mean something on a shared machine, and there the
 //! slower rounds tell about the neighbours.
 //!
-//! `whole` is an image to its tensor of 8-bit pixels; `layout` the same for an image that needs no resizing, so that
-//! it is the cutting into patches alone, once per element type; `resize` is the difference of the two. That is too
-//! little for large images: after a resize, patches are cut from the cache, without one, from memory.
+//! `whole` is an image to its tensor. For the families that keep an image's shape, `layout` is the same for an image
+//! that needs no resizing: the cutting into patches alone. `resize` is the difference of the two, which is too little
+//! for large images: after a resize, patches are cut from the cache, without one, from memory.
 
 use std::error::Error;
 use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;
 
-use chiasm_types::Dtype;
-use chiasm_vision::{ImageKwargs, ImageSize, Implementation, NoVocabulary, PixelFormat, RgbView, VisionModel};
+use chiasm_types::{Dtype, TokenId};
+use chiasm_vision::{ImageKwargs, ImageSize, Implementation, PixelFormat, RgbView, VisionModel, Vocabulary};
 
 const ROUNDS: usize = 31;
 const SIZES: [(u32, u32); 4] = [(512, 512), (1024, 1024), (1920, 1080), (3840, 2160)];
-const FORMATS: [(&str, PixelFormat); 4] = [
+const FORMATS: [(&str, PixelFormat); 3] = [
     ("u8", PixelFormat::RawU8),
     ("bf16", PixelFormat::Normalized(Dtype::BF16)),
-    ("f16", PixelFormat::Normalized(Dtype::F16)),
     ("f32", PixelFormat::Normalized(Dtype::F32)),
 ];
+/// Families, where their settings lie among the goldens, and whether an image of the right size is not resized.
+const FAMILIES: [(&str, &str, bool); 5] = [
+    ("qwen2_vl", "models/qwen2_vl", true),
+    ("qwen3_vl", "models/qwen3_vl", true),
+    ("llava", "families/llava/models/llava_1_5", false),
+    ("llama4", "families/llama4/models/llama_4_scout", false),
+    ("internvl_chat", "families/internvl_chat/models/defaults", false),
+];
+
+/// Some token for each text: pixels do not depend on it.
+struct AnyVocabulary;
+
+impl Vocabulary for AnyVocabulary {
+    fn id(&self, _token: &str) -> Option<TokenId> {
+        Some(TokenId(0))
+    }
+
+    fn encode(&self, _text: &str) -> Result<Vec<TokenId>, String> {
+        Ok(vec![TokenId(0)])
+    }
+}
 
 /// Milliseconds of each round, per implementation; the copy comes last.
 type Times = Vec<Vec<f64>>;
@@ -36,38 +56,41 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("|{}", "---|".repeat(4 + names.len() + 2 * ratios.len()));
     let mut wanted = std::env::args().skip(1);
     let (wanted_family, wanted_size) = (wanted.next(), wanted.next());
-    for family in ["qwen2_vl", "qwen3_vl"] {
+    for (family, dir, keeps_shape) in FAMILIES {
         for (width, height) in SIZES {
             let size = ImageSize { width, height };
             let is = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|wanted| wanted == name);
             if is(&wanted_family, family) && is(&wanted_size, &size.to_string()) {
-                measure(family, size)?;
+                measure(family, dir, keeps_shape, size)?;
             }
         }
     }
     Ok(())
 }
 
-fn measure(family: &str, size: ImageSize) -> Result<(), Box<dyn Error>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models").join(family);
+fn measure(family: &str, dir: &str, keeps_shape: bool, size: ImageSize) -> Result<(), Box<dyn Error>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(dir);
     let mut models = Vec::new();
     for kernels in Implementation::available() {
-        let model = VisionModel::from_model_dir(&dir, &NoVocabulary)?.ok_or("the model takes no images")?;
+        let model = VisionModel::from_model_dir(&dir, &AnyVocabulary)?.ok_or("the model takes no images")?;
         models.push(model.with_implementation(kernels));
     }
     let resized = models[0].plan(size, &ImageKwargs::default())?.resized;
-    let whole = stage(&models, size, PixelFormat::RawU8)?;
-    print(family, size, "whole u8", &whole);
     for (name, format) in FORMATS {
+        let whole = stage(&models, size, format)?;
+        print(family, size, &format!("whole {name}"), &whole);
+        if !keeps_shape || resized == size {
+            continue;
+        }
         let layout = stage(&models, resized, format)?;
-        if format == PixelFormat::RawU8 && resized != size {
+        print(family, size, &format!("layout {name}"), &layout);
+        if format == PixelFormat::RawU8 {
             let mut resize: Times = (whole.iter().zip(&layout))
                 .map(|(whole, layout)| whole.iter().zip(layout).map(|(whole, layout)| whole - layout).collect())
                 .collect();
             resize[models.len()].clone_from(&whole[models.len()]);
             print(family, size, "resize", &resize);
         }
-        print(family, size, &format!("layout {name}"), &layout);
     }
     Ok(())
 }
