@@ -1,7 +1,8 @@
 //! Where CPU-heavy work runs: off the async threads, and no more of it at once than there are cores.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
@@ -10,12 +11,33 @@ use crate::error::ApiError;
 #[derive(Clone, Debug)]
 pub struct CpuPool {
     permits: Arc<Semaphore>,
+    threads: usize,
+    /// Threads that share one large piece of work, started when first asked for.
+    shared: Arc<OnceLock<Option<ThreadPool>>>,
 }
+
+/// Pixels from which on an image is worth several threads: below, waking them takes as long as the work.
+const SHARED_PIXELS: u64 = 2_000_000;
 
 impl CpuPool {
     /// At most `threads` jobs at once, at least one. This also bounds the memory of decoded images.
     pub fn new(threads: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(threads.max(1))) }
+        let threads = threads.max(1);
+        Self { permits: Arc::new(Semaphore::new(threads)), threads, shared: Arc::default() }
+    }
+
+    /// Threads for an image of so many pixels beside the caller's: none if it is small, or if other jobs keep more than
+    /// half of the threads busy. Then an image's own time matters less than everybody's.
+    pub fn shared(&self, pixels: u64) -> Option<&ThreadPool> {
+        if self.threads < 2 || pixels < SHARED_PIXELS || 2 * self.permits.available_permits() < self.threads {
+            return None;
+        }
+        let start = || {
+            let name = |index| format!("pixels-{index}");
+            let pool = ThreadPoolBuilder::new().num_threads(self.threads).thread_name(name).build();
+            pool.inspect_err(|error| tracing::warn!(%error, "images are processed by one thread each")).ok()
+        };
+        self.shared.get_or_init(start).as_ref()
     }
 
     /// Runs a job. Fails only if the job panics.
@@ -52,6 +74,18 @@ mod tests {
         });
         futures_util::future::try_join_all(jobs).await.unwrap();
         assert!(most.load(Ordering::SeqCst) <= 2);
+    }
+
+    #[tokio::test]
+    async fn threads_are_shared_for_large_images_while_others_are_idle() {
+        assert!(CpuPool::new(1).shared(SHARED_PIXELS).is_none());
+        let pool = CpuPool::new(4);
+        assert!(pool.shared(SHARED_PIXELS - 1).is_none());
+        let busy = pool.permits.clone().acquire_many_owned(2).await.unwrap();
+        assert_eq!(pool.shared(SHARED_PIXELS).map(ThreadPool::current_num_threads), Some(4));
+        let busier = pool.permits.clone().acquire_owned().await.unwrap();
+        assert!(pool.shared(SHARED_PIXELS).is_none());
+        drop((busy, busier));
     }
 
     #[tokio::test]

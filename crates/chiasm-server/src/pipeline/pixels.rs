@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use chiasm_engine::wire::{MmFeature, MmField, MmItem, WireTensor};
 use chiasm_types::MmHash;
-use chiasm_vision::{Contents, Field, PixelFormat, RgbView, VisionModel};
+use chiasm_vision::{Contents, Field, Parallelism, PixelFormat, RgbView, VisionModel};
 use futures_util::future::try_join_all;
 
 use super::prepare::MediaItem;
@@ -55,12 +55,14 @@ impl<'a> Tensors<'a> {
 async fn process(frontend: &Frontend, item: &MediaItem, format: PixelFormat) -> Result<(MmHash, MmItem), ApiError> {
     let model = frontend.model.clone();
     let (image, plan, hash) = (item.image.clone(), item.plan.clone(), item.hash);
+    let cpu = frontend.cpu.clone();
     let made = frontend
         .cpu
         .run(move || {
             let vision = model.vision.as_ref().ok_or_else(|| ApiError::internal("the model takes no images"))?;
             chiasm_media::with_pixels(&image, |decoded| {
-                mm_item(vision, RgbView::new(plan.original, decoded.pixels)?, &plan, format)
+                let parallelism = cpu.shared(plan.original.area()).map_or(Parallelism::Single, Parallelism::Pool);
+                mm_item(vision, RgbView::new(plan.original, decoded.pixels)?, &plan, format, parallelism)
             })?
         })
         .await?
@@ -75,13 +77,14 @@ fn mm_item(
     image: RgbView<'_>,
     plan: &chiasm_vision::ImagePlan,
     format: PixelFormat,
+    parallelism: Parallelism<'_>,
 ) -> Result<MmItem, ApiError> {
     let mut fields = Vec::new();
     for spec in plan.tensors(format) {
         let bytes = match spec.contents {
             Contents::Pixels => {
                 let mut pixels = vec![0; plan.pixel_bytes(format)];
-                vision.process(image, plan, format, &mut pixels)?;
+                vision.process_with(image, plan, format, parallelism, &mut pixels)?;
                 Bytes::from(pixels)
             }
             Contents::Small(bytes) => Bytes::from(bytes),

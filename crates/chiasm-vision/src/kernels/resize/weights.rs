@@ -150,11 +150,16 @@ impl<T: FixedPoint> Weights<T> {
         let taps = support.ceil() as usize * 2 + 1;
         let shrink = 1.0 / widening;
 
-        let mut ranges = Vec::with_capacity(output);
-        let mut exact = vec![0.0; output * taps];
+        let mut ranges = Vec::with_capacity(kept.len());
+        let mut exact = vec![0.0; kept.len() * taps];
+        let mut unwanted = vec![0.0; taps];
         let mut largest = 0.0_f64;
         // The precision depends on the weights of all outputs, also of those that are not wanted.
-        for (index, weights) in exact.chunks_exact_mut(taps).enumerate() {
+        for index in 0..output {
+            let weights = match kept.contains(&index) {
+                true => &mut exact[(index - kept.start) * taps..][..taps],
+                false => unwanted.as_mut_slice(),
+            };
             let center = scale * (index as f64 + 0.5);
             // Casts cut towards zero and negative numbers to zero, which is the clamping that is wanted.
             let start = (center - support + 0.5) as usize;
@@ -173,16 +178,16 @@ impl<T: FixedPoint> Weights<T> {
                     largest = largest.max(*weight);
                 }
             }
-            ranges.push(start..start + length);
+            if kept.contains(&index) {
+                ranges.push(start..start + length);
+            }
         }
 
         let precision = T::precision(largest);
         let one = f64::from(1 << precision);
-        let ranges = ranges[kept.clone()].to_vec();
         let stride = ranges.iter().map(Range::len).max().unwrap_or(0).next_multiple_of(BLOCK);
         let mut values = vec![T::default(); ranges.len() * stride];
-        let exact = exact.chunks_exact(taps).skip(kept.start);
-        for (values, exact) in values.chunks_exact_mut(stride).zip(exact) {
+        for (values, exact) in values.chunks_exact_mut(stride).zip(exact.chunks_exact(taps)) {
             for (value, weight) in values.iter_mut().zip(exact) {
                 *value = T::cut(weight * one + 0.5_f64.copysign(*weight));
             }
