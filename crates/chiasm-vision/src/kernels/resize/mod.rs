@@ -5,6 +5,13 @@
 //! the point (`i32`). PyTorch's AVX2 and its portable kernel agree in every bit (measured on torch 2.13 over thousands
 //! of sizes), so there is one reference. All sums are exact in 32 bits, so that their order is free: that is what the
 //! vector versions live on.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `filters`, `weights` | the filters; for each output pixel its inputs and their weights |
+//! | `halves` | weights as 16-bit numbers, for AVX2 and NEON |
+//! | `bytes`, `lanes` | weights as bytes, and which input bytes they go with, for AVX-512 |
+//! | `scalar`, `avx2`, `avx512`, `neon` | both passes |
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
