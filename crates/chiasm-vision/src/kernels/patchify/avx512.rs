@@ -42,11 +42,19 @@ pub(crate) fn map<const N: usize>(pixels: &[u8], grid: &PatchGrid, table: &Chann
     let cutter = Cutter::new(grid, pixels);
     let mut planes = [0; 3 * LARGEST * LARGEST];
     let planes = &mut planes[..3 * plane];
-    for (origin, row) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {
+    // Rows of 4-byte elements whose stores cross cache lines are made in the first-level cache, then moved. (A third
+    // less time. Elements of 2 bytes take longer that way. Both measured with patches of 14.)
+    let stage = N == 4 && !(N * plane).is_multiple_of(64);
+    let mut staged = if stage { vec![0; N * grid.row_len()] } else { Vec::new() };
+    for (origin, out) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {
         cutter.cut::<1>(origin, planes);
+        let row = if stage { &mut staged } else { &mut *out };
         let frames = row.chunks_exact_mut(N * plane * grid.temporal);
         for ((values, registers), frames) in planes.chunks_exact(plane).zip(&registers).zip(frames) {
             registers.map(values, frames);
+        }
+        if stage {
+            out.copy_from_slice(&staged);
         }
     }
 }
