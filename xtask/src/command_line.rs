@@ -1,5 +1,6 @@
-//! What was asked for: four commands and one flag, few enough to read by hand.
+//! What was asked for: a handful of commands and flags, few enough to read by hand.
 
+use crate::bench_peers::FEWEST_ROUNDS;
 use crate::error::Error;
 
 /// Printed by `cargo xtask help`.
@@ -11,6 +12,9 @@ usage: cargo xtask COMMAND
   vllm-env          make or reuse the Python environment with vLLM for CPU, print its path
   models            make or reuse the tiny random models, print their directory
   goldens           make the golden files again, say what changed
+  bench-peers pixels [--rounds N] [--json]
+                    measure image preprocessing against llm-multimodal and transformers, write docs/benchmarks/pixels.*
+                    --rounds takes 15 or more, --json prints the rows as well
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
@@ -22,6 +26,7 @@ pub(crate) enum Command {
     VllmEnv,
     Models,
     Goldens,
+    BenchPeersPixels { rounds: u32, json: bool },
     Test { real_engines: bool },
 }
 
@@ -30,17 +35,29 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     let Some((name, flags)) = arguments.split_first() else {
         return Ok(Command::Help);
     };
+    let mut flags = flags.iter();
     let mut command = match name.as_str() {
         "help" | "--help" | "-h" => Command::Help,
         "vllm-env" => Command::VllmEnv,
         "models" => Command::Models,
         "goldens" => Command::Goldens,
+        "bench-peers" => match flags.next().map(String::as_str) {
+            Some("pixels") => Command::BenchPeersPixels { rounds: FEWEST_ROUNDS, json: false },
+            Some("--help" | "-h") => return Ok(Command::Help),
+            bench => return Err(Error::UnknownBench { name: bench.unwrap_or_default().to_owned() }),
+        },
         "test" => Command::Test { real_engines: true },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
     };
-    for flag in flags {
+    while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
             ("--no-vllm", Command::Test { real_engines }) => *real_engines = false,
+            ("--json", Command::BenchPeersPixels { json, .. }) => *json = true,
+            ("--rounds", Command::BenchPeersPixels { rounds, .. }) => {
+                let found = flags.next().map(String::as_str).unwrap_or_default();
+                let number = found.parse().ok().filter(|&number| number >= FEWEST_ROUNDS);
+                *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest: FEWEST_ROUNDS })?;
+            }
             ("--help" | "-h", _) => return Ok(Command::Help),
             _ => {
                 return Err(Error::UnknownFlag { command: name.clone(), flag: flag.clone() });
@@ -71,6 +88,20 @@ mod tests {
     fn test_leaves_the_engines_out_only_when_told() {
         assert_eq!(parse_words("test").unwrap(), Command::Test { real_engines: true });
         assert_eq!(parse_words("test --no-vllm").unwrap(), Command::Test { real_engines: false });
+    }
+
+    #[test]
+    fn a_bench_takes_its_rounds_but_not_too_few() {
+        let pixels = |rounds, json| Command::BenchPeersPixels { rounds, json };
+        assert_eq!(parse_words("bench-peers pixels").unwrap(), pixels(FEWEST_ROUNDS, false));
+        assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));
+        for line in ["bench-peers pixels --rounds 14", "bench-peers pixels --rounds", "bench-peers pixels --rounds x"] {
+            let error = parse_words(line).unwrap_err();
+            assert!(error.to_string().contains("15"), "{error}");
+        }
+        assert!(parse_words("bench-peers").is_err());
+        assert!(parse_words("bench-peers pixel").unwrap_err().to_string().contains("`pixel`"));
+        assert_eq!(parse_words("bench-peers --help").unwrap(), Command::Help);
     }
 
     #[test]

@@ -13,6 +13,12 @@ pub(crate) enum Error {
     #[error("`{command}` does not take `{flag}`, see `cargo xtask help`")]
     UnknownFlag { command: String, flag: String },
 
+    #[error("there is no bench `{name}`, only `pixels`")]
+    UnknownBench { name: String },
+
+    #[error("`--rounds` takes a number of at least {fewest}, not `{found}`: fewer rounds say nothing")]
+    Rounds { found: String, fewest: u32 },
+
     #[error("neither XDG_CACHE_HOME nor HOME is set to an absolute path, set one: the cache goes there")]
     NoCacheDir,
 
@@ -35,6 +41,9 @@ pub(crate) enum Error {
 
     #[error("{what} printed something unexpected: {printed:?}")]
     Unreadable { what: String, printed: String },
+
+    #[error("{what} is not the JSON that was expected: {source}")]
+    Json { what: String, source: serde_json::Error },
 
     #[error(
         "vLLM for CPU comes for Linux on x86_64 and aarch64, this is {os} on {arch}; \

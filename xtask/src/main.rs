@@ -7,12 +7,14 @@
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `models` | tiny random models made in that environment |
 //! | `goldens` | golden files made again, and what changed |
+//! | `bench_peers` | Chiasm measured against its peers |
 //! | `keyed_dir` | a cached directory that is complete or absent, also after a crash |
 //! | `workspace` | where the repository and the cache are |
 //! | `child` | running other programs, their output and their end |
 
 #![forbid(unsafe_code)]
 
+mod bench_peers;
 mod child;
 mod command_line;
 mod error;
@@ -67,6 +69,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             let env = vllm_env::ensure(&setup)?;
             goldens::remake(&setup, &env)?;
         }
+        Command::BenchPeersPixels { rounds, json } => bench_peers::pixels(&setup()?, rounds, json)?,
         Command::Test { real_engines } => return test_run::run(&Workspace::find()?, real_engines),
     }
     Ok(ExitCode::SUCCESS)

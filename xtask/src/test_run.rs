@@ -5,15 +5,15 @@
 
 use std::env;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::child::{Cancel, Output};
+use crate::child::{self, Cancel, Output};
 use crate::error::Error;
 use crate::models;
-use crate::test_steps::{self, Action, Needs, Step};
+use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::vllm_env::{self, Setup, VllmEnv};
 use crate::workspace::Workspace;
 
@@ -126,6 +126,9 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
     if step.needs == Needs::CargoDeny && !has_cargo_deny(workspace) {
         return Outcome::LeftOut("cargo-deny is not installed");
     }
+    if step.needs == Needs::ArmTarget && !has_arm_target(workspace) {
+        return Outcome::LeftOut("rustup can't fetch the ARM target's standard library");
+    }
     let mut cargo = cargo(workspace);
     cargo.args(arguments).envs(step.variables.iter().copied());
     if let Some(engines) = engines {
@@ -136,6 +139,18 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
         Ok(status) => Outcome::Failed(format!("`cargo {}`: {status}", arguments.join(" "))),
         Err(error) => Outcome::Failed(format!("could not start cargo: {error}")),
     }
+}
+
+/// Whether the compiler has the target, by now: rustup is asked to fetch it if it is missing.
+fn has_arm_target(workspace: &Workspace) -> bool {
+    let mut ask = Command::new("rustc");
+    ask.args(["--print", "target-libdir", "--target", ARM_TARGET]).current_dir(&workspace.root);
+    if child::read(&mut ask, "rustc").is_ok_and(|folder| Path::new(&folder).is_dir()) {
+        return true;
+    }
+    let mut add = Command::new("rustup");
+    add.args(["target", "add", ARM_TARGET]).current_dir(&workspace.root).stdin(Stdio::null());
+    add.status().is_ok_and(|status| status.success())
 }
 
 fn has_cargo_deny(workspace: &Workspace) -> bool {
@@ -149,7 +164,7 @@ fn has_cargo_deny(workspace: &Workspace) -> bool {
 
 /// The cargo that runs this program, without what it told this program about its own package: build scripts that watch
 /// those variables would run again, here and in the next plain build.
-fn cargo(workspace: &Workspace) -> Command {
+pub(crate) fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {
         let text = name.to_string_lossy();

@@ -30,9 +30,14 @@ pub(crate) enum Needs {
     Toolchain,
     /// cargo-deny; where it is not installed the step is left out, with a line that says so.
     CargoDeny,
+    /// The standard library for 64-bit ARM; where rustup can't fetch it the step is left out, with a line that says so.
+    ArmTarget,
     /// The real vLLM and the tiny models.
     RealEngines,
 }
+
+/// The ARM target whose vector code is compiled, though not run.
+pub(crate) const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// Turns on the tests that start real engines. Lints see them too, so they can't rot.
 macro_rules! real_engine_features {
@@ -73,6 +78,12 @@ const STEPS: &[Step] = &[
         action: Action::Cargo(&["deny", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"]),
         variables: &[],
         needs: Needs::CargoDeny,
+    },
+    Step {
+        title: "vector code for ARM compiles",
+        action: Action::Cargo(&["check", "--release", "--package=chiasm-vision", "--target", ARM_TARGET]),
+        variables: &[("RUSTFLAGS", "-Dwarnings")],
+        needs: Needs::ArmTarget,
     },
     Step {
         title: "tests",

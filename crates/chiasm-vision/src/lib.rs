@@ -51,6 +51,8 @@ mod vocabulary;
 pub use error::{Fault, VisionError};
 pub use family::{ImageKwargs, ImagePrompt};
 pub use image::{ImageSize, RgbView};
+#[cfg(feature = "bench")]
+pub use kernels::resize_bicubic;
 pub use kernels::{Implementation, Parallelism};
 pub use model::VisionModel;
 pub use plan::ImagePlan;

@@ -8,9 +8,12 @@
 //! | `dispatch` | [`Implementation`]: what this CPU runs, and the calls through it |
 //! | `layer` | what is written: a part of the image, resized, laid onto a canvas, in a layout |
 //! | `parallelism` | [`Parallelism`]: whose threads do it |
+//! | `alone` | a stage by itself, for measurements |
 //! | `bands` | the whole way from an image to its tensor, a few lines at a time |
 //! | `resize/`, `patchify/`, `tiles/`, `normalize/` | one operation each |
 
+#[cfg(feature = "bench")]
+mod alone;
 mod bands;
 #[allow(unsafe_code, reason = "calls of functions that need CPU features")]
 mod dispatch;
@@ -21,6 +24,8 @@ mod patchify;
 mod resize;
 mod tiles;
 
+#[cfg(feature = "bench")]
+pub use alone::resize_bicubic;
 pub(crate) use bands::{Job, Resampler};
 pub use dispatch::Implementation;
 pub(crate) use dispatch::{Elements, VARIABLE};

@@ -1,0 +1,87 @@
+//! The measuring program in `bench/peers`: built in its own workspace, run with what it needs around it.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::bench_peers::turbojpeg;
+use crate::child;
+use crate::error::Error;
+use crate::test_run::cargo;
+use crate::vllm_env::Setup;
+
+const MANIFEST: &str = "bench/peers/Cargo.toml";
+
+/// The built program.
+pub(crate) struct Peers {
+    program: PathBuf,
+    /// Where libturbojpeg is, if not where the loader looks anyway.
+    libraries: Option<PathBuf>,
+}
+
+impl Peers {
+    /// Builds it, and finds it the library that it needs to be exact; says loudly if there is none.
+    pub(crate) fn build(setup: &Setup) -> Result<Self, Error> {
+        let manifest = setup.workspace.file(MANIFEST)?;
+        setup.output.say(&format!("building {MANIFEST}"))?;
+        // Not --locked: what Chiasm's crates depend on changes with the main lock file, and this one has to follow.
+        let mut build = cargo(&setup.workspace);
+        build.args(["build", "--release", "--manifest-path"]).arg(&manifest);
+        child::run(&mut build, "cargo build of bench/peers", &setup.output, &setup.cancel)?;
+        let mut locate = cargo(&setup.workspace);
+        locate.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(&manifest);
+        let printed = child::read(&mut locate, "cargo metadata")?;
+        let what = "cargo metadata";
+        let metadata: serde_json::Value =
+            serde_json::from_str(&printed).map_err(|source| Error::Json { what: what.to_owned(), source })?;
+        let target = metadata.get("target_directory").and_then(serde_json::Value::as_str);
+        let target = target.ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
+        let mut peers = Self { program: PathBuf::from(target).join("release/peers"), libraries: None };
+        if !peers.has_libturbojpeg()? {
+            match turbojpeg::ensure(setup) {
+                Ok(libraries) => peers.libraries = Some(libraries),
+                Err(error) => setup.output.say(&format!("no libturbojpeg: {error}"))?,
+            }
+        }
+        if !peers.has_libturbojpeg()? {
+            setup.output.say(WITHOUT_LIBTURBOJPEG)?;
+        }
+        Ok(peers)
+    }
+
+    fn has_libturbojpeg(&self) -> Result<bool, Error> {
+        let what = "peers has-libturbojpeg";
+        let printed = child::read(self.command().arg("has-libturbojpeg"), what)?;
+        printed.parse().map_err(|_| Error::Unreadable { what: what.to_owned(), printed })
+    }
+
+    /// The program, with the fastest of Chiasm's kernels.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env_remove("CHIASM_KERNELS").stdin(Stdio::null());
+        if let Some(libraries) = &self.libraries {
+            command.env("LD_LIBRARY_PATH", libraries);
+        }
+        command
+    }
+}
+
+const WITHOUT_LIBTURBOJPEG: &str = "\
+!!!
+!!!  llm-multimodal FINDS NO libturbojpeg: ITS JPEG PIXELS WILL BE OTHERS, AND ITS TIMES THOSE OF ANOTHER DECODER.
+!!!  The rows say so. Install Debian's libturbojpeg0 to measure it as it is meant to run.
+!!!";
+
+/// Runs `command` to its end and returns the lines that it printed; what it says beside goes to the terminal.
+pub(crate) fn lines(command: &mut Command, what: &str) -> Result<Vec<String>, Error> {
+    let spawn = command.stdout(Stdio::piped()).spawn();
+    let mut child =
+        spawn.map_err(|source| Error::Spawn { program: command.get_program().display().to_string(), source })?;
+    let output = child.stdout.take().map(BufReader::new);
+    let lines: Result<Vec<String>, _> = output.into_iter().flat_map(BufReader::lines).collect();
+    let status = child.wait().map_err(Error::io("wait for", what))?;
+    if !status.success() {
+        return Err(Error::Failed { what: what.to_owned(), status, log: String::new() });
+    }
+    lines.map_err(Error::io("read the output of", what))
+}
