@@ -16,7 +16,7 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
     /// The same model with a request's `mm_processor_kwargs` in place of its own settings.
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError>;
 
-    /// The layout of an image of this size.
+    /// The layout of an image of this size, which is not empty.
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError>;
 
     /// Appends everything but the image and the family's name that changes the tensors.

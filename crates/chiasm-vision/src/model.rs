@@ -88,6 +88,9 @@ impl VisionModel {
     /// # Errors
     /// All of [`crate::Fault::Request`]: empty, too stretched, too large.
     pub fn plan(&self, size: ImageSize, kwargs: &ImageKwargs) -> Result<ImagePlan, VisionError> {
+        if size.area() == 0 {
+            return Err(VisionError::EmptyImage { size });
+        }
         self.with(kwargs).plan(size)
     }
 

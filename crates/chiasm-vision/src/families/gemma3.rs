@@ -209,9 +209,6 @@ impl Family for Gemma3 {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        if size.area() == 0 {
-            return Err(VisionError::EmptyImage { size });
-        }
         let (width, height) = (self.size.width as usize, self.size.height as usize);
         let whole =
             Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(TileGrid::single(width, height)));

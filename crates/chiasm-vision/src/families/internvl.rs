@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::tiled::{self, ImageTokens, MOST_TILES};
+use super::tiled::{self, ImageTokens, MOST_TILES, Tiles};
 use crate::family::{Family, ImagePrompt};
 use crate::kernels::{Filter, Normalization, Resampler};
 use crate::model_dir::{ModelDir, Section};
-use crate::plan::PixelTensor;
 use crate::settings::{self, CLIP};
-use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
 /// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `interns1.py`).
 const PROMPT_TEXT: &str = "<IMG_CONTEXT>";
@@ -104,34 +103,13 @@ impl Family for InternVl {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        if size.area() == 0 {
-            return Err(VisionError::EmptyImage { size });
-        }
         let Settings { tile, crop, min_tiles, max_tiles, filter, .. } = self.settings;
         let arrangement = match crop {
             true => tiled::closest(&tiled::arrangements(min_tiles, max_tiles), size, tile),
             false => (1, 1),
         };
-        let (resized, layers) = tiled::layers(size, arrangement, tile, true);
-        let tiles = layers.iter().map(|layer| layer.layout.tiles()).sum::<usize>();
-        let pixels = PixelTensor {
-            name: "pixel_values",
-            shape: vec![tiles, 3, tile.height as usize, tile.width as usize],
-            field: Field::Flat { rows: tiles },
-            resampler: Resampler::Torch(filter),
-            layers,
-        };
-        let small = vec![
-            TensorSpec::integers("image_num_patches", vec![], Field::Batched { keep_on_cpu: true }, &[tiles as i64]),
-            TensorSpec::integers(
-                "image_token_id",
-                vec![],
-                Field::Shared { keep_on_cpu: true },
-                &[i64::from(self.tokens.context.0)],
-            ),
-        ];
-        let placeholder = self.tokens.placeholder(tiles * self.tile_tokens);
-        ImagePlan::new(size, resized, [1, arrangement.1, arrangement.0], placeholder, pixels, small)
+        let tiles = Tiles { arrangement, tile, thumbnail: true, tile_tokens: self.tile_tokens, tokens: self.tokens };
+        tiles.plan(size, "pixel_values", Resampler::Torch(filter))
     }
 
     fn fingerprint(&self, out: &mut Vec<u8>) {

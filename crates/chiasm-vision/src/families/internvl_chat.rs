@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::tiled::{self, Arrangement, ImageTokens, MOST_TILES};
+use super::tiled::{self, Arrangement, ImageTokens, MOST_TILES, Tiles};
 use crate::family::{Family, ImagePrompt};
 use crate::kernels::{Filter, Normalization, Resampler};
 use crate::model_dir::{ModelDir, Section};
-use crate::plan::PixelTensor;
 use crate::settings;
-use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
 /// `IMAGENET_MEAN` and `IMAGENET_STD` of the processor.
 const IMAGENET: ([f64; 3], [f64; 3]) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
@@ -116,30 +115,15 @@ impl Family for InternVlChat {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        if size.area() == 0 {
-            return Err(VisionError::EmptyImage { size });
-        }
         let arrangement = self.settings.arrangement(size, self.tile)?;
-        let (resized, layers) = tiled::layers(size, arrangement, self.tile, self.settings.thumbnail);
-        let tiles = layers.iter().map(|layer| layer.layout.tiles()).sum::<usize>();
-        let pixels = PixelTensor {
-            name: "pixel_values_flat",
-            shape: vec![tiles, 3, self.tile.height as usize, self.tile.width as usize],
-            field: Field::Flat { rows: tiles },
-            resampler: Resampler::Pillow(Filter::Bicubic),
-            layers,
+        let tiles = Tiles {
+            arrangement,
+            tile: self.tile,
+            thumbnail: self.settings.thumbnail,
+            tile_tokens: self.tile_tokens,
+            tokens: self.tokens,
         };
-        let small = vec![
-            TensorSpec::integers("image_num_patches", vec![], Field::Batched { keep_on_cpu: true }, &[tiles as i64]),
-            TensorSpec::integers(
-                "image_token_id",
-                vec![],
-                Field::Shared { keep_on_cpu: true },
-                &[i64::from(self.tokens.context.0)],
-            ),
-        ];
-        let placeholder = self.tokens.placeholder(tiles * self.tile_tokens);
-        ImagePlan::new(size, resized, [1, arrangement.1, arrangement.0], placeholder, pixels, small)
+        tiles.plan(size, "pixel_values_flat", Resampler::Pillow(Filter::Bicubic))
     }
 
     fn fingerprint(&self, out: &mut Vec<u8>) {

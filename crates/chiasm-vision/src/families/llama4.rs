@@ -187,9 +187,6 @@ impl Family for Llama4 {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        if size.area() == 0 {
-            return Err(VisionError::EmptyImage { size });
-        }
         let side = self.settings.side;
         let (columns, rows) = self.best_canvas(size);
         let canvas = ImageSize { width: columns * side, height: rows * side };

@@ -85,9 +85,6 @@ impl Family for Llava {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        if size.area() == 0 {
-            return Err(VisionError::EmptyImage { size });
-        }
         let Settings { target, crop, filter, .. } = self.settings;
         let resized = target.map_or(size, |target| target.of(size));
         let found = crop.unwrap_or(resized);

@@ -142,9 +142,6 @@ impl Family for LlavaNext {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        if size.area() == 0 {
-            return Err(VisionError::EmptyImage { size });
-        }
         let Some(resolution) = self.best_resolution(size) else {
             return Err(VisionError::EmptyImage { size });
         };

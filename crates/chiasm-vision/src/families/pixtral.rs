@@ -131,9 +131,6 @@ impl Family for Pixtral {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        if size.area() == 0 {
-            return Err(VisionError::EmptyImage { size });
-        }
         let longest = f64::from(self.longest);
         let ratio = (f64::from(size.height) / longest).max(f64::from(size.width) / longest);
         let shrunk = |side: u32| if ratio > 1.0 { (f64::from(side) / ratio).floor() as u32 } else { side };

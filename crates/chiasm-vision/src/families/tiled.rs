@@ -3,9 +3,10 @@
 use chiasm_types::{TokenId, TokenRun};
 use serde_json::Value;
 
-use crate::kernels::{Layer, Layout, TileGrid};
+use crate::kernels::{Layer, Layout, Resampler, TileGrid};
 use crate::model_dir::Section;
-use crate::{ImageSize, VisionError, Vocabulary};
+use crate::plan::PixelTensor;
+use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
 /// More tiles than any model is trained for; keeps lists of arrangements short.
 pub(super) const MOST_TILES: u64 = 256;
@@ -39,12 +40,7 @@ pub(super) fn closest(arrangements: &[Arrangement], size: ImageSize, tile: Image
 }
 
 /// The image resized to all tiles, then, if there are several and `thumbnail` is on, to one.
-pub(super) fn layers(
-    size: ImageSize,
-    (columns, rows): Arrangement,
-    tile: ImageSize,
-    thumbnail: bool,
-) -> (ImageSize, Vec<Layer>) {
+fn layers(size: ImageSize, (columns, rows): Arrangement, tile: ImageSize, thumbnail: bool) -> (ImageSize, Vec<Layer>) {
     let (width, height) = (tile.width as usize, tile.height as usize);
     let grid = TileGrid { columns: columns as usize, rows: rows as usize, width, height };
     let whole = |grid| Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(grid));
@@ -53,6 +49,45 @@ pub(super) fn layers(
         layers.push(whole(TileGrid::single(width, height)));
     }
     (ImageSize { width: grid.image_width() as u32, height: grid.image_height() as u32 }, layers)
+}
+
+/// What both InternVL families hand over, beside their pixels' name and arithmetic.
+pub(super) struct Tiles {
+    pub(super) arrangement: Arrangement,
+    pub(super) tile: ImageSize,
+    /// Whether several tiles are followed by the whole image in one.
+    pub(super) thumbnail: bool,
+    /// Embeddings per tile.
+    pub(super) tile_tokens: usize,
+    pub(super) tokens: ImageTokens,
+}
+
+impl Tiles {
+    /// The layout of an image of this size.
+    pub(super) fn plan(
+        self,
+        size: ImageSize,
+        name: &'static str,
+        resampler: Resampler,
+    ) -> Result<ImagePlan, VisionError> {
+        let Self { arrangement, tile, thumbnail, tile_tokens, tokens } = self;
+        let (resized, layers) = layers(size, arrangement, tile, thumbnail);
+        let tiles = layers.iter().map(|layer| layer.layout.tiles()).sum::<usize>();
+        let pixels = PixelTensor {
+            name,
+            shape: vec![tiles, 3, tile.height as usize, tile.width as usize],
+            field: Field::Flat { rows: tiles },
+            resampler,
+            layers,
+        };
+        let (batched, shared) = (Field::Batched { keep_on_cpu: true }, Field::Shared { keep_on_cpu: true });
+        let small = vec![
+            TensorSpec::integers("image_num_patches", vec![], batched, &[tiles as i64]),
+            TensorSpec::integers("image_token_id", vec![], shared, &[i64::from(tokens.context.0)]),
+        ];
+        let placeholder = tokens.placeholder(tiles * tile_tokens);
+        ImagePlan::new(size, resized, [1, arrangement.1, arrangement.0], placeholder, pixels, small)
+    }
 }
 
 /// `downsample_ratio`: by how much the grid of a tile's embeddings shrinks in each direction.
@@ -79,7 +114,7 @@ impl ImageTokens {
     }
 
     /// What stands for an image of so many embeddings.
-    pub(super) fn placeholder(self, count: usize) -> Vec<TokenRun> {
+    fn placeholder(self, count: usize) -> Vec<TokenRun> {
         vec![
             TokenRun { token: self.start, count: 1, embeds: false },
             TokenRun { token: self.context, count, embeds: true },

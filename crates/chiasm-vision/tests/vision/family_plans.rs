@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use chiasm_types::TokenId;
-use chiasm_vision::{ImageKwargs, ImagePlan, ImageSize, VisionError, VisionModel, Vocabulary};
+use chiasm_vision::{ImageKwargs, ImagePlan, ImageSize, VisionError, VisionModel};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
+use crate::any_token::AnyToken;
 use crate::golden;
 
 #[derive(Deserialize)]
@@ -21,19 +21,6 @@ fn plans<T: DeserializeOwned>(family: &str) -> Vec<T> {
     let Plans { plans } = golden::json::<Plans<T>>(&format!("families/{family}/plans.json"));
     assert!(plans.len() >= 800, "only {} plans of {family}", plans.len());
     plans
-}
-
-/// A tokenizer that knows every token: numbers stand for them.
-struct AnyToken;
-
-impl Vocabulary for AnyToken {
-    fn id(&self, token: &str) -> Option<TokenId> {
-        Some(TokenId(1000 + token.bytes().map(u32::from).sum::<u32>()))
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
-        Ok(vec![TokenId(text.len() as u32)])
-    }
 }
 
 /// A model of the goldens with changes in its files: (file, path of keys, value).

@@ -2,25 +2,13 @@
 
 use std::sync::LazyLock;
 
-use chiasm_types::{Dtype, TokenId};
-use chiasm_vision::{Fault, ImageSize, PixelFormat, RgbView, VisionModel, Vocabulary};
+use chiasm_types::Dtype;
+use chiasm_vision::{Fault, ImageSize, PixelFormat, RgbView, VisionModel};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
+use crate::any_token::AnyToken;
 use crate::golden;
-
-/// A tokenizer that knows every token.
-struct AnyToken;
-
-impl Vocabulary for AnyToken {
-    fn id(&self, token: &str) -> Option<TokenId> {
-        Some(TokenId(1000 + token.bytes().map(u32::from).sum::<u32>()))
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
-        Ok(vec![TokenId(text.len() as u32)])
-    }
-}
 
 static MODELS: LazyLock<Vec<VisionModel>> = LazyLock::new(|| {
     let families = [

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test crate, all of it")]
 
+mod any_token;
 mod families;
 mod family_plans;
 mod fixture_image;

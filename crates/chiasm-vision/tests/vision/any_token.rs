@@ -1,0 +1,16 @@
+//! A tokenizer that knows every token: numbers stand for them.
+
+use chiasm_types::TokenId;
+use chiasm_vision::Vocabulary;
+
+pub(crate) struct AnyToken;
+
+impl Vocabulary for AnyToken {
+    fn id(&self, token: &str) -> Option<TokenId> {
+        Some(TokenId(1000 + token.bytes().map(u32::from).sum::<u32>()))
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<TokenId>, String> {
+        Ok(vec![TokenId(text.len() as u32)])
+    }
+}
