@@ -1,33 +1,49 @@
 //! Our identity of a KV-cache block.
 
+mod universal;
+
 use std::fmt;
 
 use chiasm_types::{BlockSize, MmHash, TokenId};
+use universal::Secret;
 
 /// Identity of a block: its tokens, the media items that touch it and where they start, LoRA, cache salt, and the block
 /// before it.
 ///
-/// The first 128 bits of a keyed BLAKE3 over
+/// 127 bits: the state of a keyed hash (`universal`) after the blocks of the prompt up to this one, each as the words
 ///
 /// ```text
-/// flags:u8  parent:16 bytes?  tokens:u32 token:u32…  items:u32 (mm_hash:32 bytes, offset:i64)…
-/// (lora:u32 bytes…)?  (salt:u32 bytes…)?
+/// flags | items << 8   tokens   token…   (mm_hash: 8 words, offset: 2 words)…   (lora: 8 words)?   (salt: 8 words)?
 /// ```
 ///
-/// in little-endian order. The flags say which of the optional parts are there and everything of variable length has its
-/// length before it, so that no two different blocks have the same encoding. `offset` is the start of the item's
-/// placeholder minus the start of the block, in tokens, as in vLLM's `extra_keys`. The salt is part of the first block of
-/// a prompt only and reaches the others through the chain. The number of tokens is the block size: blocks of engines
-/// with other block sizes never match.
+/// The flags say which of the optional parts are there and whether there is a parent; LoRA name and salt enter as their
+/// BLAKE3 hashes. The first two words tell the length of the rest, so that no two different blocks have the same words.
+/// `offset` is the start of the item's placeholder minus the start of the block, in tokens, as in vLLM's `extra_keys`.
+/// The salt is part of the first block of a prompt only and reaches the others through the chain. The number of tokens
+/// is the block size: blocks of engines with other block sizes never match.
 ///
-/// Keys are for use inside one process: the encoding may change with any version.
+/// Two different prompts of up to n blocks collide with a chance of at most (n + 1) / 2^127 over the secret that each
+/// process draws: below 2^-60 for any collision at all among 100 million blocks of prompts of 4,096 blocks. Keys are for
+/// use inside one process; whoever sends prompts must not see them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey(u128);
 
 impl BlockKey {
-    /// The key as a number.
+    /// The key as a number below 2^127.
     pub const fn get(self) -> u128 {
         self.0
+    }
+
+    /// No block's key.
+    pub(crate) const NONE: Self = Self(u128::MAX);
+
+    /// Low and high 64 bits.
+    pub(crate) const fn halves(self) -> [u64; 2] {
+        [self.0 as u64, (self.0 >> 64) as u64]
+    }
+
+    pub(crate) const fn from_halves([low, high]: [u64; 2]) -> Self {
+        Self(low as u128 | (high as u128) << 64)
     }
 }
 
@@ -124,53 +140,67 @@ pub(crate) struct BlockContent<'a> {
     pub(crate) salt: Option<&'a str>,
 }
 
-/// Makes keys; keeps the buffer that blocks are encoded in.
-#[derive(Default)]
+/// Makes keys; keeps the buffer for what is not tokens.
 pub(crate) struct BlockHasher {
-    encoded: Vec<u8>,
+    secret: &'static Secret,
+    marks: Vec<u32>,
+    /// The last LoRA name and its words: the same for all blocks of a prompt.
+    lora: Option<(String, [u32; DIGEST])>,
 }
 
-/// Keeps block keys apart from every other use of BLAKE3.
-const DOMAIN: &[u8; 32] = b"chiasm block key, first encoding";
+/// Words of a 256-bit hash.
+const DIGEST: usize = 8;
 
-const HAS_PARENT: u8 = 1;
-const HAS_LORA: u8 = 2;
-const HAS_SALT: u8 = 4;
+const HAS_PARENT: u32 = 1;
+const HAS_LORA: u32 = 2;
+const HAS_SALT: u32 = 4;
+
+impl Default for BlockHasher {
+    fn default() -> Self {
+        Self { secret: Secret::of_process(), marks: Vec::new(), lora: None }
+    }
+}
 
 impl BlockHasher {
     pub(crate) fn key(&mut self, block: &BlockContent<'_>) -> BlockKey {
-        let salt = block.salt.filter(|salt| !salt.is_empty());
-        let mut flags = 0;
-        self.encoded.clear();
-        self.encoded.push(0);
-        if let Some(parent) = block.parent {
-            flags |= HAS_PARENT;
-            self.encoded.extend_from_slice(&parent.0.to_le_bytes());
-        }
-        self.length(block.tokens.len());
-        self.encoded.extend(block.tokens.iter().flat_map(|token| token.0.to_le_bytes()));
-        self.length(block.media.len());
+        // Counts above 2^24 don't occur: tokens of a block, items that touch it.
+        let mut head = [(block.media.len() as u32) << 8, block.tokens.len() as u32];
+        self.marks.clear();
         for (hash, offset) in block.media {
-            self.encoded.extend_from_slice(hash.as_bytes());
-            self.encoded.extend_from_slice(&offset.to_le_bytes());
+            self.marks.extend(words(hash.as_bytes()));
+            self.marks.extend([*offset as u32, (*offset >> 32) as u32]);
         }
-        for (text, flag) in [(block.lora, HAS_LORA), (salt, HAS_SALT)] {
-            if let Some(text) = text {
-                flags |= flag;
-                self.length(text.len());
-                self.encoded.extend_from_slice(text.as_bytes());
+        if let Some(lora) = block.lora {
+            head[0] |= HAS_LORA;
+            let known = self.lora.take().filter(|(name, _)| name == lora);
+            let (_, digest) = self.lora.insert(known.unwrap_or_else(|| (lora.to_owned(), digest(lora))));
+            self.marks.extend(*digest);
+        }
+        if let Some(salt) = block.salt.filter(|salt| !salt.is_empty()) {
+            head[0] |= HAS_SALT;
+            self.marks.extend(digest(salt));
+        }
+        let before = match block.parent {
+            Some(parent) => {
+                head[0] |= HAS_PARENT;
+                parent.0
             }
-        }
-        self.encoded[0] = flags;
-        let digest = blake3::keyed_hash(DOMAIN, &self.encoded);
-        let (head, _) = digest.as_bytes().split_at(16);
-        BlockKey(head.iter().rev().fold(0, |key, byte| key << 8 | u128::from(*byte)))
+            None => self.secret.start(),
+        };
+        BlockKey(self.secret.extend(before, head, block.tokens, &self.marks))
     }
+}
 
-    /// Lengths above u32 don't occur: tokens of a block, items of a prompt, bytes of a name.
-    fn length(&mut self, length: usize) {
-        self.encoded.extend_from_slice(&(length as u32).to_le_bytes());
+fn digest(text: &str) -> [u32; DIGEST] {
+    words(blake3::hash(text.as_bytes()).as_bytes())
+}
+
+fn words(bytes: &[u8; 32]) -> [u32; DIGEST] {
+    let mut words = [0; DIGEST];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u32::from_le_bytes(*bytes);
     }
+    words
 }
 
 #[cfg(test)]

@@ -1,16 +1,34 @@
 //! Which blocks each worker holds.
 
+mod blocks;
+mod clock;
+mod disorder;
+mod holders;
+mod lookup;
+mod marks;
+mod shedding;
+mod table;
 mod worker_blocks;
+mod workers;
 
-use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 use chiasm_types::{BlockSize, WorkerId};
 
-use crate::block_key::{BlockHasher, BlockKey};
+use crate::block_key::BlockKey;
 use crate::event::{KvEvent, KvEventBatch};
-use worker_blocks::WorkerBlocks;
+use blocks::Blocks;
+use clock::Clock;
+use disorder::Disorder;
+use lookup::Lookup;
+use worker_blocks::Shared;
+use workers::Workers;
 
 /// The blocks of every worker, kept up to date by their KV events.
+///
+/// All methods take `&self` and may be called from any thread; see `docs/index.md` for the structure. Batches of one worker
+/// wait for each other; batches of different workers and lookups run side by side. What a lookup tells of a worker is true
+/// at some moment during the call, also while events of that worker are applied one by one.
 ///
 /// Each worker has a map from the engine's own block hashes to our [`BlockKey`]s, because events name blocks by hash and
 /// give tokens only once. The key of a stored block follows from its parent's key, its tokens and its extra keys. A hash
@@ -28,6 +46,7 @@ use worker_blocks::WorkerBlocks;
 ///   evicted earlier.
 /// - Only blocks of the worker's own block size count: vLLM also reports fragments of blocks.
 /// - One hash with two keys is a collision of the engine's 64-bit hashes: it matches nothing.
+/// - Blocks that were shed to stay below [`PrefixIndex::with_max_bytes`] are as if never stored.
 ///
 /// Known limit: a client that talks to an engine past us can ask for `kv_cache_report_mode: full`; vLLM then reports
 /// reused blocks exactly as it reports new copies, and we count copies that will never be removed.
@@ -38,7 +57,7 @@ use worker_blocks::WorkerBlocks;
 /// use chiasm_types::{BlockSize, TokenId, WorkerId};
 ///
 /// let block_size = BlockSize::new(2).unwrap();
-/// let mut index = PrefixIndex::new();
+/// let index = PrefixIndex::new();
 /// index.add_worker(WorkerId(0), block_size);
 ///
 /// let tokens: Vec<TokenId> = [7, 8, 9, 9].map(TokenId).to_vec();
@@ -54,10 +73,12 @@ use worker_blocks::WorkerBlocks;
 /// let keys = block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, block_size);
 /// assert_eq!(index.overlaps(&keys), [(WorkerId(0), 1)]);
 /// ```
-#[derive(Default)]
 pub struct PrefixIndex {
-    workers: BTreeMap<WorkerId, WorkerBlocks>,
-    hasher: BlockHasher,
+    workers: Workers,
+    shared: Shared,
+    max_bytes: Option<usize>,
+    /// Held by the one thread that sheds: where it goes on next time, as a number of workers.
+    shedding: Mutex<usize>,
 }
 
 /// What the index knows of one worker, and what it could not use.
@@ -77,65 +98,161 @@ pub struct WorkerIndexStats {
     pub unreadable_extra_keys: u64,
     /// Removed hashes that were not known.
     pub unknown_removals: u64,
+    /// Hashes forgotten to stay below the cap.
+    pub shed_blocks: u64,
+}
+
+/// What the index is as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexStats {
+    /// Distinct blocks that any worker holds.
+    pub blocks: usize,
+    /// Pairs of a worker and a hash of its engine.
+    pub entries: usize,
+    /// On the heap, without the allocator's own.
+    pub bytes: usize,
+    /// Pairs of a worker and a block that it may lack while it holds a child of it. They make lookups slower.
+    pub gaps: usize,
+    /// Pairs forgotten to stay below the cap, of workers that are still there.
+    pub shed: u64,
+}
+
+/// The buffers of lookups, to be used again.
+#[derive(Default)]
+pub struct Overlaps {
+    found: Vec<(WorkerId, usize)>,
+    sets: Vec<u64>,
+    depths: Vec<usize>,
+}
+
+impl Overlaps {
+    /// Workers that hold at least the first block, in the order of their ids, and how many of the leading blocks.
+    pub fn found(&self) -> &[(WorkerId, usize)] {
+        &self.found
+    }
+
+    /// Of one worker; 0 for those not found. Takes time logarithmic in their number.
+    pub fn of(&self, worker: WorkerId) -> usize {
+        self.found.binary_search_by_key(&worker, |(id, _)| *id).map_or(0, |at| self.found[at].1)
+    }
+}
+
+impl Default for PrefixIndex {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl PrefixIndex {
-    /// An index without workers.
+    /// An index without workers and without a cap.
     pub fn new() -> Self {
-        Self::default()
+        Self::make(None)
+    }
+
+    /// An index that forgets the least recently used blocks to stay below a number of bytes on the heap. A block is used
+    /// when it is stored and when a lookup ends at it. Above the cap for as long as it takes to apply a batch.
+    pub fn with_max_bytes(bytes: usize) -> Self {
+        Self::make(Some(bytes))
+    }
+
+    fn make(max_bytes: Option<usize>) -> Self {
+        let clock = Clock::new(max_bytes.is_some());
+        let shared = Shared { blocks: Blocks::new(), disorder: Disorder::default(), clock };
+        Self { workers: Workers::default(), shared, max_bytes, shedding: Mutex::default() }
     }
 
     /// Adds a worker that holds nothing. One that is known already starts over.
-    pub fn add_worker(&mut self, worker: WorkerId, block_size: BlockSize) {
-        self.workers.insert(worker, WorkerBlocks::new(block_size));
+    pub fn add_worker(&self, worker: WorkerId, block_size: BlockSize) {
+        self.workers.add(worker, block_size, &self.shared);
     }
 
     /// Forgets a worker.
-    pub fn remove_worker(&mut self, worker: WorkerId) {
-        self.workers.remove(&worker);
+    pub fn remove_worker(&self, worker: WorkerId) {
+        self.workers.remove(worker, &self.shared);
     }
 
     /// Takes in what happened to a worker's cache. Returns the keys that it holds now and did not before the event that
     /// stored them. Events of an unknown worker are ignored: they come from one that was just removed.
-    pub fn apply(&mut self, worker: WorkerId, batch: &KvEventBatch) -> Vec<BlockKey> {
+    pub fn apply(&self, worker: WorkerId, batch: &KvEventBatch) -> Vec<BlockKey> {
         let mut added = Vec::new();
-        let Some(blocks) = self.workers.get_mut(&worker) else {
-            return added;
-        };
-        for event in &batch.events {
-            blocks.stats.events += 1;
-            match event {
-                KvEvent::BlockStored(stored) => blocks.store(stored, &mut self.hasher, &mut added),
-                KvEvent::BlockRemoved(removed) => blocks.remove(removed),
-                KvEvent::AllBlocksCleared => blocks.clear(),
-                KvEvent::Unknown(_) => blocks.stats.ignored_events += 1,
+        self.shared.clock.tick();
+        self.workers.change(worker, |blocks| {
+            for event in &batch.events {
+                blocks.count_event(matches!(event, KvEvent::Unknown(_)));
+                match event {
+                    KvEvent::BlockStored(stored) => blocks.store(stored, &self.shared, &mut added),
+                    KvEvent::BlockRemoved(removed) => blocks.remove(removed, &self.shared),
+                    KvEvent::AllBlocksCleared => blocks.clear(&self.shared),
+                    KvEvent::Unknown(_) => {}
+                }
             }
-        }
+        });
+        self.shed_if_needed();
         added
     }
 
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
-    pub fn clear(&mut self, worker: WorkerId) {
-        if let Some(blocks) = self.workers.get_mut(&worker) {
-            blocks.clear();
-        }
+    pub fn clear(&self, worker: WorkerId) {
+        self.workers.change(worker, |blocks| blocks.clear(&self.shared));
     }
 
-    /// For each worker, in the order of their ids: how many of the leading `keys` it holds.
+    /// For each worker, in the order of their ids: how many of the leading `keys` it holds. See [`PrefixIndex::lookup`]
+    /// for less work.
     pub fn overlaps(&self, keys: &[BlockKey]) -> Vec<(WorkerId, usize)> {
-        self.workers.iter().map(|(worker, blocks)| (*worker, blocks.overlap(keys))).collect()
+        let mut overlaps = Overlaps::default();
+        self.look_up(keys, &mut overlaps, 0);
+        overlaps.found
+    }
+
+    /// How many of the leading `keys` each worker holds, of those that hold any. Allocates nothing once the buffers are
+    /// large enough.
+    pub fn lookup(&self, keys: &[BlockKey], overlaps: &mut Overlaps) {
+        self.look_up(keys, overlaps, 1);
+    }
+
+    fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps, at_least: usize) {
+        self.shared.clock.tick();
+        let Overlaps { found, sets, depths } = overlaps;
+        found.clear();
+        self.workers.read(|workers| {
+            let width = workers.places().div_ceil(64);
+            depths.resize(64 * width, 0);
+            let Shared { blocks, disorder, clock } = &self.shared;
+            Lookup { blocks, disorder, clock, keys, width }.run(sets, depths);
+            let all = workers.in_order().map(|(id, place)| (id, depths[place as usize]));
+            found.extend(all.filter(|(_, overlap)| *overlap >= at_least));
+        });
     }
 
     /// Whether a worker holds a block.
     pub fn holds(&self, worker: WorkerId, key: BlockKey) -> bool {
-        self.workers.get(&worker).is_some_and(|blocks| blocks.holds(key))
+        let place = self.workers.read(|workers| workers.place(worker));
+        place.is_some_and(|place| self.shared.blocks.contains(key, place))
     }
 
     /// Counts for one worker; `None` when it is unknown.
     pub fn stats(&self, worker: WorkerId) -> Option<WorkerIndexStats> {
-        self.workers.get(&worker).map(WorkerBlocks::stats)
+        self.workers.change(worker, |blocks| blocks.stats())
+    }
+
+    /// Counts for all of them. Takes the lock of each worker for a moment.
+    pub fn totals(&self) -> IndexStats {
+        let mut totals = IndexStats {
+            blocks: self.shared.blocks.len(),
+            bytes: self.bytes(),
+            gaps: self.shared.disorder.gaps(),
+            ..Default::default()
+        };
+        self.workers.each(0, |blocks| {
+            totals.entries += blocks.entries();
+            totals.shed += blocks.stats().shed_blocks;
+            true
+        });
+        totals
     }
 }
 
+#[cfg(test)]
+mod lookup_tests;
 #[cfg(test)]
 mod tests;

@@ -6,7 +6,7 @@
 //! use tokio::sync::mpsc;
 //!
 //! # async fn follow() {
-//! let (worker, mut index) = (WorkerId(0), PrefixIndex::new());
+//! let (worker, index) = (WorkerId(0), PrefixIndex::new());
 //! index.add_worker(worker, BlockSize::new(32).unwrap());
 //!
 //! let config = SubscriberConfig::new("tcp://127.0.0.1:5557", Some("tcp://127.0.0.1:5558".into()));
@@ -40,5 +40,5 @@ mod subscriber;
 
 pub use block_key::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 pub use error::KvError;
-pub use index::{PrefixIndex, WorkerIndexStats};
+pub use index::{IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
 pub use subscriber::{Feed, Subscriber, SubscriberConfig, SubscriberStats};

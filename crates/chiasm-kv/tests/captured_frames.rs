@@ -166,7 +166,7 @@ const WORKER: WorkerId = WorkerId(0);
 
 /// The overlap of one prompt after a whole capture was applied in order.
 fn overlap(capture: &str, names: &[&str], prompt: &PromptBlocks<'_>) -> usize {
-    let mut index = PrefixIndex::new();
+    let index = PrefixIndex::new();
     index.add_worker(WORKER, BLOCK);
     for message in captured(capture) {
         if names.contains(&message.name.as_str()) {
@@ -216,7 +216,7 @@ fn a_continuation_chains_to_its_parent() {
 
 #[test]
 fn a_whole_session_of_clears_evictions_and_duplicates_leaves_what_the_engine_holds() {
-    let mut index = PrefixIndex::new();
+    let index = PrefixIndex::new();
     index.add_worker(WORKER, BLOCK);
     // Copies per hash, as the engine counts them.
     let mut copies = std::collections::HashMap::<_, i32>::new();

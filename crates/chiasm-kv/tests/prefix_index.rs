@@ -255,7 +255,7 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
     let pasts: Vec<Past> = prompts.iter().map(Prompt::past).collect();
     let mut names = Names::default();
     let mut models = vec![Model::default(); WORKERS as usize];
-    let mut index = PrefixIndex::new();
+    let index = PrefixIndex::new();
     (0..WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
 
     for step in steps {

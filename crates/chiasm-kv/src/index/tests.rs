@@ -8,7 +8,7 @@ const BLOCK: BlockSize = BlockSize::new(2).unwrap();
 const WORKER: WorkerId = WorkerId(0);
 
 fn index() -> PrefixIndex {
-    let mut index = PrefixIndex::new();
+    let index = PrefixIndex::new();
     index.add_worker(WORKER, BLOCK);
     index
 }
@@ -35,11 +35,11 @@ fn removed(which: std::ops::Range<u64>) -> KvEvent {
     KvEvent::BlockRemoved(BlockRemoved { block_hashes: hashes(which), ..Default::default() })
 }
 
-fn apply(index: &mut PrefixIndex, event: KvEvent) -> Vec<BlockKey> {
+fn apply(index: &PrefixIndex, event: KvEvent) -> Vec<BlockKey> {
     index.apply(WORKER, &KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None })
 }
 
-fn store(index: &mut PrefixIndex, stored: BlockStored) -> Vec<BlockKey> {
+fn store(index: &PrefixIndex, stored: BlockStored) -> Vec<BlockKey> {
     apply(index, KvEvent::BlockStored(stored))
 }
 
@@ -61,15 +61,15 @@ fn media(identifier: &str, offset: i64) -> ExtraKey {
 
 #[test]
 fn new_blocks_are_told_once() {
-    let mut index = index();
+    let index = index();
     let plain = keys(None, None, &[]);
-    assert_eq!(store(&mut index, stored(2)), plain[..2]);
-    assert_eq!(store(&mut index, stored(3)), plain[2..3]);
-    apply(&mut index, removed(0..1));
+    assert_eq!(store(&index, stored(2)), plain[..2]);
+    assert_eq!(store(&index, stored(3)), plain[2..3]);
+    apply(&index, removed(0..1));
     assert_eq!(overlap(&index, &plain), 3, "one copy of two is left");
-    apply(&mut index, removed(0..1));
+    apply(&index, removed(0..1));
     assert_eq!(overlap(&index, &plain), 0);
-    assert_eq!(store(&mut index, stored(1)), plain[..1]);
+    assert_eq!(store(&index, stored(1)), plain[..1]);
     assert_eq!(overlap(&index, &plain), 3);
 }
 
@@ -87,7 +87,7 @@ fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
     ];
     let plain = keys(None, None, &[]);
     for (case, change) in elsewhere.into_iter().enumerate() {
-        let mut index = index();
+        let index = index();
         let mut other = stored(4);
         change(&mut other);
         let gone = BlockRemoved {
@@ -97,13 +97,13 @@ fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
             locality: other.locality.clone(),
             ..Default::default()
         };
-        store(&mut index, other);
+        store(&index, other);
         let stats = index.stats(WORKER).unwrap();
         assert_eq!((stats.blocks, stats.unkeyed_blocks, stats.ignored_events), (0, 0, 1), "case {case}");
-        store(&mut index, stored(4));
+        store(&index, stored(4));
         // Fragments of blocks have no mark in removals; their hashes are others in practice.
         if gone != (BlockRemoved { block_hashes: hashes(0..4), ..Default::default() }) {
-            apply(&mut index, KvEvent::BlockRemoved(gone));
+            apply(&index, KvEvent::BlockRemoved(gone));
             assert_eq!(overlap(&index, &plain), 4, "case {case}");
         }
     }
@@ -111,14 +111,14 @@ fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
 
 #[test]
 fn the_gpu_s_first_group_counts_named_or_not() {
-    let mut index = index();
-    store(&mut index, BlockStored { medium: Some("GPU".into()), group_idx: Some(0), ..stored(4) });
+    let index = index();
+    store(&index, BlockStored { medium: Some("GPU".into()), group_idx: Some(0), ..stored(4) });
     assert_eq!(overlap(&index, &keys(None, None, &[])), 4);
 }
 
 #[test]
 fn blocks_without_their_parent_match_nothing_until_it_is_known() {
-    let mut index = index();
+    let index = index();
     let plain = keys(None, None, &[]);
     let tail = BlockStored {
         block_hashes: hashes(1..4),
@@ -126,16 +126,16 @@ fn blocks_without_their_parent_match_nothing_until_it_is_known() {
         token_ids: tokens(8)[2..].to_vec(),
         ..stored(0)
     };
-    assert_eq!(store(&mut index, tail.clone()), []);
+    assert_eq!(store(&index, tail.clone()), []);
     let stats = index.stats(WORKER).unwrap();
     assert_eq!((stats.blocks, stats.unkeyed_blocks, stats.unknown_parents), (0, 3, 3));
-    assert_eq!(store(&mut index, stored(1)), plain[..1]);
+    assert_eq!(store(&index, stored(1)), plain[..1]);
     assert_eq!(overlap(&index, &plain), 1);
     // The second copy tells what the first was, and both count.
-    assert_eq!(store(&mut index, tail), plain[1..]);
-    apply(&mut index, removed(1..4));
+    assert_eq!(store(&index, tail), plain[1..]);
+    apply(&index, removed(1..4));
     assert_eq!(overlap(&index, &plain), 4);
-    apply(&mut index, removed(1..4));
+    apply(&index, removed(1..4));
     assert_eq!(overlap(&index, &plain), 1);
     assert_eq!(index.stats(WORKER).unwrap().unkeyed_blocks, 0);
 }
@@ -152,11 +152,11 @@ fn lora_name_and_salt_are_told_apart_by_their_place() {
         (Some("a"), Some("s"), vec![text("s")]),
     ];
     for (lora, salt, first) in cases {
-        let mut index = index();
+        let index = index();
         let later = if first.first() == Some(&text("a")) && lora.is_some() { vec![text("a")] } else { vec![] };
         let marks = |marks: &Vec<ExtraKey>| (!marks.is_empty()).then(|| marks.clone());
         store(
-            &mut index,
+            &index,
             BlockStored {
                 lora_name: lora.map(str::to_owned),
                 extra_keys: Some(vec![marks(&first), marks(&later)]),
@@ -175,10 +175,10 @@ fn lora_name_and_salt_are_told_apart_by_their_place() {
 
 #[test]
 fn all_marks_of_one_block_together() {
-    let mut index = index();
+    let index = index();
     let ours = "ab".repeat(32);
     store(
-        &mut index,
+        &index,
         BlockStored {
             lora_name: Some("a".into()),
             extra_keys: Some(vec![
@@ -208,20 +208,20 @@ fn marks_that_can_t_be_read_match_nothing_and_neither_do_the_children() {
     ];
     let plain = keys(None, None, &[]);
     for marks in unreadable {
-        let mut index = index();
-        store(&mut index, BlockStored { extra_keys: Some(vec![None, Some(marks.clone()), None]), ..stored(3) });
+        let index = index();
+        store(&index, BlockStored { extra_keys: Some(vec![None, Some(marks.clone()), None]), ..stored(3) });
         assert_eq!(overlap(&index, &plain), 1, "{marks:?}");
         let stats = index.stats(WORKER).unwrap();
         assert_eq!((stats.unkeyed_blocks, stats.unreadable_extra_keys, stats.unknown_parents), (2, 1, 1), "{marks:?}");
-        apply(&mut index, removed(0..3));
+        apply(&index, removed(0..3));
         assert_eq!(index.stats(WORKER).unwrap().unkeyed_blocks, 0);
     }
 }
 
 #[test]
 fn a_salt_in_a_later_block_can_t_be_read() {
-    let mut index = index();
-    store(&mut index, BlockStored { extra_keys: Some(vec![None, Some(vec![text("s")])]), ..stored(2) });
+    let index = index();
+    store(&index, BlockStored { extra_keys: Some(vec![None, Some(vec![text("s")])]), ..stored(2) });
     assert_eq!(overlap(&index, &keys(None, None, &[])), 1);
 }
 
@@ -233,23 +233,23 @@ fn events_whose_numbers_don_t_fit_together_match_nothing() {
         BlockStored { token_ids: tokens(8), ..stored(3) },
         BlockStored { extra_keys: Some(vec![None; 3]), ..stored(4) },
     ] {
-        let mut index = index();
-        store(&mut index, broken);
+        let index = index();
+        store(&index, broken);
         assert_eq!(overlap(&index, &plain), 0);
-        apply(&mut index, removed(0..4));
+        apply(&index, removed(0..4));
         assert_eq!(index.stats(WORKER).unwrap().unkeyed_blocks, 0);
     }
 }
 
 #[test]
 fn one_hash_for_two_contents_matches_neither() {
-    let mut index = index();
-    store(&mut index, stored(1));
+    let index = index();
+    store(&index, stored(1));
     let other = BlockStored { token_ids: vec![TokenId(7), TokenId(7)], ..stored(1) };
-    store(&mut index, other);
+    store(&index, other);
     assert_eq!(overlap(&index, &keys(None, None, &[])), 0);
-    apply(&mut index, removed(0..1));
-    apply(&mut index, removed(0..1));
+    apply(&index, removed(0..1));
+    apply(&index, removed(0..1));
     let stats = index.stats(WORKER).unwrap();
     assert_eq!((stats.blocks, stats.unkeyed_blocks, stats.unknown_removals), (0, 0, 0));
 }
@@ -257,23 +257,23 @@ fn one_hash_for_two_contents_matches_neither() {
 #[test]
 fn two_hashes_for_one_key_are_held_until_both_are_gone() {
     // As for two adapters of one name, which the engine tells apart by path.
-    let mut index = index();
+    let index = index();
     let plain = keys(None, None, &[]);
-    store(&mut index, stored(1));
+    store(&index, stored(1));
     let other = BlockStored { block_hashes: vec![ExternalHash::Bytes(vec![1; 32])], ..stored(1) };
-    assert_eq!(store(&mut index, other), [], "the block is not new");
-    apply(&mut index, removed(0..1));
+    assert_eq!(store(&index, other), [], "the block is not new");
+    apply(&index, removed(0..1));
     assert_eq!(overlap(&index, &plain), 1);
     let other = BlockRemoved { block_hashes: vec![ExternalHash::Bytes(vec![1; 32])], ..Default::default() };
-    apply(&mut index, KvEvent::BlockRemoved(other));
+    apply(&index, KvEvent::BlockRemoved(other));
     assert_eq!(overlap(&index, &plain), 0);
 }
 
 #[test]
 fn unknown_events_removals_and_workers_are_counted_or_ignored() {
-    let mut index = index();
-    apply(&mut index, KvEvent::Unknown("BlockDreamt".into()));
-    apply(&mut index, removed(5..7));
+    let index = index();
+    apply(&index, KvEvent::Unknown("BlockDreamt".into()));
+    apply(&index, removed(5..7));
     let stats = index.stats(WORKER).unwrap();
     assert_eq!((stats.events, stats.ignored_events, stats.unknown_removals), (2, 1, 2));
     let events = vec![KvEvent::BlockStored(stored(1))];
@@ -283,7 +283,7 @@ fn unknown_events_removals_and_workers_are_counted_or_ignored() {
 
 #[test]
 fn workers_are_listed_in_order_and_forgotten_when_removed() {
-    let mut index = PrefixIndex::new();
+    let index = PrefixIndex::new();
     [3, 1, 2].iter().for_each(|id| index.add_worker(WorkerId(*id), BLOCK));
     let batch =
         KvEventBatch { timestamp: 0.0, events: vec![KvEvent::BlockStored(stored(4))], data_parallel_rank: None };

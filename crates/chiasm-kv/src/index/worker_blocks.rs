@@ -1,45 +1,121 @@
-//! The blocks of one worker.
+//! The blocks of one worker, by the engine's names for them.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
-use chiasm_types::{BlockSize, MmHash};
+use chiasm_types::BlockSize;
 
 use super::WorkerIndexStats;
+use super::blocks::Blocks;
+use super::clock::Clock;
+use super::disorder::Disorder;
+use super::holders::Place;
+use super::marks::Marks;
+use super::table::{Slot, Table};
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
-use crate::event::{BlockRemoved, BlockStored, ExternalHash, ExtraKey};
-use crate::identifier::media_identity;
+use crate::event::{BlockRemoved, BlockStored, ExternalHash};
 
-/// See [`PrefixIndex`](super::PrefixIndex) for the rules.
-pub(super) struct WorkerBlocks {
-    block_size: BlockSize,
-    copies: HashMap<ExternalHash, Copies>,
-    /// How many hashes have this key, at least 1. More than one when the engine tells blocks apart that we don't, such
-    /// as those of two LoRA adapters with the same name.
-    held: HashMap<BlockKey, u32>,
-    pub(super) stats: WorkerIndexStats,
+/// What all workers share.
+pub(super) struct Shared {
+    pub(super) blocks: Blocks,
+    pub(super) disorder: Disorder,
+    pub(super) clock: Clock,
 }
 
-struct Copies {
-    count: u32,
-    /// `None` matches nothing.
-    key: Option<BlockKey>,
+/// See [`PrefixIndex`](super::PrefixIndex) for the rules.
+///
+/// # Invariants
+/// - The shared table has this worker at a key exactly when an entry with that key is held.
+/// - A held entry with a parent is counted in the parent's entry. An entry that is not held but has children stays, as a
+///   gap, even without copies, and is written down in [`Disorder`] from before the time that it is not held. So is the
+///   whole worker, as tangled, from before the time that links are wrong.
+/// - An entry without copies and without children does not exist.
+pub(super) struct WorkerBlocks {
+    place: Place,
+    block_size: BlockSize,
+    entries: Table<Entry>,
+    /// How many hashes beyond one have this key, for those keys that have several: the engine tells blocks apart that we
+    /// don't, such as those of two LoRA adapters with the same name.
+    more: HashMap<BlockKey, u32>,
+    hasher: BlockHasher,
+    /// Removed from the index: what still comes is ignored.
+    gone: bool,
+    stats: WorkerIndexStats,
+}
+
+/// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as many of their BLAKE3.
+type Name = u64;
+
+#[derive(Default)]
+struct Entry {
+    name: Name,
+    /// Its own name when it has none that counts it.
+    parent: Name,
+    /// Halves of a [`BlockKey`], lest it be aligned to 16 bytes. Of the last time it was held, if it is not.
+    key: [u64; 2],
+    /// Held entries whose parent it is.
+    children: u32,
+    /// Copies that the engine holds · 2 + whether it is held: there are copies, and the key is known.
+    state: u32,
+}
+
+impl Slot for Entry {
+    type Key = Name;
+
+    fn key(&self) -> Option<Name> {
+        (self.state != 0 || self.children != 0).then_some(self.name)
+    }
+
+    /// Engines send hashes, but nothing says that their bits are uniform.
+    fn hash(name: Name) -> u64 {
+        let product = u128::from(name ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93_d6e8_feb8_6659_fd93;
+        (product >> 64) as u64 ^ product as u64
+    }
+}
+
+impl Entry {
+    fn held(&self) -> bool {
+        self.state & 1 != 0
+    }
+
+    fn set_held(&mut self, held: bool) {
+        self.state = self.state & !1 | u32::from(held);
+    }
+
+    fn copies(&self) -> u32 {
+        self.state / 2
+    }
+
+    fn key(&self) -> BlockKey {
+        BlockKey::from_halves(self.key)
+    }
 }
 
 /// What comes before a stored block.
 #[derive(Clone, Copy)]
 enum Before {
     StartOfPrompt,
-    Block(BlockKey),
+    Block(BlockKey, Name),
     Unknown,
 }
 
 impl WorkerBlocks {
-    pub(super) fn new(block_size: BlockSize) -> Self {
-        Self { block_size, copies: HashMap::new(), held: HashMap::new(), stats: WorkerIndexStats::default() }
+    pub(super) fn new(place: Place, block_size: BlockSize) -> Self {
+        Self {
+            place,
+            block_size,
+            entries: Table::new(),
+            more: HashMap::new(),
+            hasher: BlockHasher::default(),
+            gone: false,
+            stats: WorkerIndexStats::default(),
+        }
     }
 
-    pub(super) fn store(&mut self, event: &BlockStored, hasher: &mut BlockHasher, added: &mut Vec<BlockKey>) {
+    pub(super) fn gone(&self) -> bool {
+        self.gone
+    }
+
+    pub(super) fn store(&mut self, event: &BlockStored, shared: &Shared, added: &mut Vec<BlockKey>) {
         if !counts(event.medium.as_deref(), event.group_idx, event.locality.as_deref())
             || event.block_size as usize != self.block_size.get()
         {
@@ -51,21 +127,23 @@ impl WorkerBlocks {
             && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
         if !fits {
             self.stats.unreadable_extra_keys += blocks as u64;
-            event.block_hashes.iter().for_each(|hash| self.add_copy(hash, None, added));
+            event.block_hashes.iter().for_each(|hash| self.add_copy(name(hash), None, shared, added));
             return;
         }
 
         let mut before = match &event.parent_block_hash {
             None => Before::StartOfPrompt,
-            Some(parent) => match self.copies.get(parent).and_then(|copies| copies.key) {
-                Some(key) => Before::Block(key),
-                None => Before::Unknown,
+            Some(parent) => match self.entries.get(name(parent)) {
+                Some(entry) if entry.held() => Before::Block(entry.key(), entry.name),
+                _ => Before::Unknown,
             },
         };
         let tokens = event.token_ids.chunks_exact(self.block_size.get());
         for (block, (hash, tokens)) in event.block_hashes.iter().zip(tokens).enumerate() {
+            let name = name(hash);
             let extra_keys = event.extra_keys.as_ref().and_then(|keys| keys[block].as_deref()).unwrap_or_default();
-            let key = match (before, Marks::read(extra_keys, event.lora_name.as_deref(), before)) {
+            let first = matches!(before, Before::StartOfPrompt);
+            let key = match (before, Marks::read(extra_keys, event.lora_name.as_deref(), first)) {
                 (Before::Unknown, _) => {
                     self.stats.unknown_parents += 1;
                     None
@@ -74,7 +152,7 @@ impl WorkerBlocks {
                     self.stats.unreadable_extra_keys += 1;
                     None
                 }
-                (before, Some(marks)) => Some(hasher.key(&BlockContent {
+                (before, Some(marks)) => Some(self.hasher.key(&BlockContent {
                     parent: before.key(),
                     tokens,
                     media: &marks.media,
@@ -82,85 +160,196 @@ impl WorkerBlocks {
                     salt: marks.salt,
                 })),
             };
-            self.add_copy(hash, key, added);
-            before = key.map_or(Before::Unknown, Before::Block);
+            self.add_copy(name, key.map(|key| (key, before.name().unwrap_or(name))), shared, added);
+            before = key.map_or(Before::Unknown, |key| Before::Block(key, name));
         }
     }
 
-    pub(super) fn remove(&mut self, event: &BlockRemoved) {
+    pub(super) fn remove(&mut self, event: &BlockRemoved, shared: &Shared) {
         if !counts(event.medium.as_deref(), event.group_idx, event.locality.as_deref()) {
             self.stats.ignored_events += 1;
             return;
         }
         for hash in &event.block_hashes {
-            let Some(copies) = self.copies.get_mut(hash) else {
-                self.stats.unknown_removals += 1;
-                continue;
-            };
-            copies.count -= 1;
-            if copies.count == 0 {
-                let key = copies.key;
-                self.copies.remove(hash);
-                match key {
-                    Some(key) => self.release(key),
-                    None => self.stats.unkeyed_blocks -= 1,
+            match self.entries.get_mut(name(hash)).filter(|entry| entry.copies() > 0) {
+                None => self.stats.unknown_removals += 1,
+                Some(entry) if entry.copies() > 1 => entry.state -= 2,
+                Some(entry) => {
+                    let name = entry.name;
+                    self.forget(name, shared);
                 }
             }
         }
     }
 
-    pub(super) fn clear(&mut self) {
-        self.copies.clear();
-        self.held.clear();
-        self.stats.unkeyed_blocks = 0;
+    /// Holds nothing any more; lookups see all or nothing of it.
+    pub(super) fn clear(&mut self, shared: &Shared) {
+        shared.disorder.hide(self.place);
+        for entry in self.entries.iter() {
+            if entry.held() {
+                shared.blocks.remove(entry.key(), self.place);
+            } else if entry.children > 0 {
+                shared.disorder.close_gap(entry.key(), self.place);
+            }
+        }
+        self.entries.clear();
+        self.more = HashMap::new();
+        (self.stats.blocks, self.stats.unkeyed_blocks) = (0, 0);
+        shared.disorder.unhide(self.place);
     }
 
-    pub(super) fn overlap(&self, keys: &[BlockKey]) -> usize {
-        keys.iter().take_while(|key| self.holds(**key)).count()
+    /// As [`WorkerBlocks::clear`], for good.
+    pub(super) fn end(&mut self, shared: &Shared) {
+        self.clear(shared);
+        self.gone = true;
     }
 
-    pub(super) fn holds(&self, key: BlockKey) -> bool {
-        self.held.contains_key(&key)
+    /// Another engine in the same place.
+    pub(super) fn start_over(&mut self, block_size: BlockSize, shared: &Shared) {
+        self.clear(shared);
+        (self.block_size, self.stats) = (block_size, WorkerIndexStats::default());
     }
 
     pub(super) fn stats(&self) -> WorkerIndexStats {
-        WorkerIndexStats { blocks: self.held.len(), ..self.stats }
+        self.stats
     }
 
-    fn add_copy(&mut self, hash: &ExternalHash, key: Option<BlockKey>, added: &mut Vec<BlockKey>) {
-        let copies = match self.copies.entry(hash.clone()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                self.stats.unkeyed_blocks += 1;
-                new.insert(Copies { count: 0, key: None })
+    pub(super) fn count_event(&mut self, ignored: bool) {
+        self.stats.events += 1;
+        self.stats.ignored_events += u64::from(ignored);
+    }
+
+    pub(super) fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        // A map's slot is as large as what is in it, and one byte.
+        self.entries.bytes() + self.more.capacity() * (size_of::<(BlockKey, u32)>() + 1)
+    }
+
+    /// Ages of blocks without children, in ticks, at most `most` of them.
+    pub(super) fn leaf_ages(&self, shared: &Shared, most: usize) -> Vec<u32> {
+        let leaves = self.entries.iter().filter(|entry| entry.children == 0);
+        leaves.take(most).map(|entry| age(entry, shared)).collect()
+    }
+
+    /// Forgets blocks without children that are at least so old, and then their parents likewise, up to a number. What
+    /// the engine says of them later is as of blocks that we never heard of. Returns how many.
+    pub(super) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
+        let leaves: Vec<Name> =
+            self.entries.iter().filter(|entry| entry.children == 0).map(|entry| entry.name).collect();
+        let mut shed = 0;
+        for leaf in leaves {
+            let mut next = Some(leaf);
+            while let Some(name) = next.take().filter(|_| shed < most) {
+                let old = |entry: &&Entry| entry.children == 0 && age(entry, shared) >= oldest;
+                let Some(entry) = self.entries.get(name).filter(old) else { break };
+                next = (entry.held() && entry.parent != name).then_some(entry.parent);
+                self.forget(name, shared);
+                shed += 1;
             }
-        };
-        copies.count += 1;
-        match (copies.key, key) {
-            (None, Some(key)) => {
-                copies.key = Some(key);
-                self.stats.unkeyed_blocks -= 1;
-                let hashes = self.held.entry(key).or_insert(0);
-                *hashes += 1;
-                if *hashes == 1 {
+        }
+        self.stats.shed_blocks += shed as u64;
+        self.entries.fit();
+        shed
+    }
+
+    fn add_copy(&mut self, name: Name, key: Option<(BlockKey, Name)>, shared: &Shared, added: &mut Vec<BlockKey>) {
+        let stats = &mut self.stats;
+        let new = || Entry { name, parent: name, ..Default::default() };
+        let entry = self.entries.get_or_insert_with(name, new);
+        if entry.copies() == 0 {
+            stats.unkeyed_blocks += 1;
+        }
+        entry.state += 2;
+        match key {
+            Some((key, parent)) if !entry.held() => {
+                stats.unkeyed_blocks -= 1;
+                let gap = (entry.children > 0).then(|| entry.key());
+                entry.key = key.halves();
+                entry.set_held(true);
+                if gap.is_some_and(|gap| gap != key) {
+                    shared.disorder.tangle(self.place);
+                }
+                if shared.blocks.insert(key, self.place, &shared.clock) {
+                    stats.blocks += 1;
                     added.push(key);
+                } else {
+                    *self.more.entry(key).or_default() += 1;
+                }
+                // Only now: until the block was there, the gap was.
+                if let Some(gap) = gap {
+                    shared.disorder.close_gap(gap, self.place);
+                }
+                if parent != name
+                    && self.link(parent)
+                    && let Some(entry) = self.entries.get_mut(name)
+                {
+                    entry.parent = parent;
                 }
             }
-            (Some(known), Some(key)) if known != key => {
-                copies.key = None;
-                self.stats.unkeyed_blocks += 1;
-                self.release(known);
+            Some((key, _)) if entry.key() != key => {
+                shared.disorder.tangle(self.place);
+                stats.unkeyed_blocks += 1;
+                self.release(name, shared);
             }
             _ => {}
         }
     }
 
-    fn release(&mut self, key: BlockKey) {
-        if let Entry::Occupied(mut hashes) = self.held.entry(key) {
-            *hashes.get_mut() -= 1;
-            if *hashes.get() == 0 {
-                hashes.remove();
+    /// All copies of an entry that has some.
+    fn forget(&mut self, name: Name, shared: &Shared) {
+        if self.entries.get(name).is_some_and(Entry::held) {
+            self.release(name, shared);
+        } else {
+            self.stats.unkeyed_blocks -= 1;
+        }
+        match self.entries.get_mut(name) {
+            Some(entry) if entry.children > 0 => entry.state = 0,
+            _ => drop(self.entries.remove(name)),
+        }
+    }
+
+    /// A held entry is no longer: what it counts for in the shared table and in its parent's entry. Its copies stay.
+    fn release(&mut self, name: Name, shared: &Shared) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        let (key, parent) = (entry.key(), entry.parent);
+        if entry.children > 0 {
+            shared.disorder.open_gap(key, self.place);
+        }
+        entry.set_held(false);
+        entry.parent = name;
+        match self.more.get_mut(&key) {
+            Some(1) => drop(self.more.remove(&key)),
+            Some(more) => *more -= 1,
+            None => {
+                shared.blocks.remove(key, self.place);
+                self.stats.blocks -= 1;
             }
+        }
+        if parent != name {
+            self.unlink(parent, shared);
+        }
+    }
+
+    /// Counts a child in its parent's entry; whether there is one that is held.
+    fn link(&mut self, parent: Name) -> bool {
+        let entry = self.entries.get_mut(parent).filter(|entry| entry.held());
+        entry.map(|entry| entry.children += 1).is_some()
+    }
+
+    /// One child less.
+    fn unlink(&mut self, parent: Name, shared: &Shared) {
+        // None and 0 are for tangled workers only.
+        let Some(entry) = self.entries.get_mut(parent).filter(|entry| entry.children > 0) else { return };
+        if entry.children == 1 && !entry.held() {
+            shared.disorder.close_gap(entry.key(), self.place);
+        }
+        if entry.children == 1 && entry.state == 0 {
+            self.entries.remove(parent);
+        } else {
+            entry.children -= 1;
         }
     }
 }
@@ -168,39 +357,35 @@ impl WorkerBlocks {
 impl Before {
     fn key(self) -> Option<BlockKey> {
         match self {
-            Self::Block(key) => Some(key),
+            Self::Block(key, _) => Some(key),
             Self::StartOfPrompt | Self::Unknown => None,
+        }
+    }
+
+    fn name(self) -> Option<Name> {
+        match self {
+            Self::Block(_, name) => Some(name),
+            Self::StartOfPrompt | Self::Unknown => None,
+        }
+    }
+}
+
+/// Ticks since its last use; what matches nothing is of no use.
+fn age(entry: &Entry, shared: &Shared) -> u32 {
+    let known = entry.held().then(|| shared.blocks.age(entry.key(), &shared.clock));
+    known.flatten().unwrap_or(u32::MAX)
+}
+
+fn name(hash: &ExternalHash) -> Name {
+    match hash {
+        ExternalHash::U64(hash) => *hash,
+        ExternalHash::Bytes(bytes) => {
+            let digest = blake3::derive_key("chiasm 2026 engine's long block hash", bytes);
+            digest.iter().take(size_of::<Name>()).fold(0, |name, byte| name << 8 | Name::from(*byte))
         }
     }
 }
 
 fn counts(medium: Option<&str>, group: Option<u32>, locality: Option<&str>) -> bool {
     medium.is_none_or(|medium| medium == "GPU") && group.is_none_or(|group| group == 0) && locality != Some("REMOTE")
-}
-
-/// The extra keys of one block, told apart.
-struct Marks<'a> {
-    media: Vec<(MmHash, i64)>,
-    salt: Option<&'a str>,
-}
-
-impl<'a> Marks<'a> {
-    /// `None` when there is a mark that can't be read. The wire doesn't tag them, so their order tells: LoRA name if the
-    /// event has one, media, salt in a first block.
-    fn read(extra_keys: &'a [ExtraKey], lora: Option<&str>, before: Before) -> Option<Self> {
-        let mut rest = match (extra_keys.split_first(), lora) {
-            (Some((ExtraKey::Text(first), rest)), Some(lora)) if first == lora => rest,
-            _ => extra_keys,
-        };
-        let mut marks = Self { media: Vec::new(), salt: None };
-        while let [ExtraKey::Media { identifier, offset }, after @ ..] = rest {
-            marks.media.push((media_identity(identifier), *offset));
-            rest = after;
-        }
-        if let ([ExtraKey::Text(salt), after @ ..], Before::StartOfPrompt) = (rest, before) {
-            marks.salt = Some(salt);
-            rest = after;
-        }
-        rest.is_empty().then_some(marks)
-    }
 }

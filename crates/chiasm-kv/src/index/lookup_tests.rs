@@ -1,0 +1,253 @@
+//! Lookups against a model that knows what each worker holds: many workers, long chains, holes, caps, threads.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use chiasm_types::TokenId;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::{BlockRemoved, BlockStored, ExternalHash};
+use crate::{PromptBlocks, block_keys};
+
+const BLOCK: BlockSize = BlockSize::new(1).unwrap();
+/// Places in more than one word, and more than one list takes.
+const WORKERS: u32 = 70;
+const LENGTH: usize = 40;
+
+/// Prompts that part at some block: the first `shared` tokens are the same.
+fn prompt(branch: u32, shared: usize) -> Vec<TokenId> {
+    (0..LENGTH).map(|at| TokenId(if at < shared { 0 } else { branch })).collect()
+}
+
+fn keys(tokens: &[TokenId]) -> Vec<BlockKey> {
+    block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK)
+}
+
+/// The engine's name: of the key's own bits.
+fn name(key: BlockKey) -> ExternalHash {
+    ExternalHash::U64(key.get() as u64)
+}
+
+fn batch(events: Vec<KvEvent>) -> KvEventBatch {
+    KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }
+}
+
+fn stored(tokens: &[TokenId], keys: &[BlockKey], from: usize, to: usize) -> KvEvent {
+    KvEvent::BlockStored(BlockStored {
+        block_hashes: keys[from..to].iter().copied().map(name).collect(),
+        parent_block_hash: from.checked_sub(1).map(|parent| name(keys[parent])),
+        token_ids: tokens[from..to].to_vec(),
+        block_size: 1,
+        ..Default::default()
+    })
+}
+
+fn removed(keys: impl IntoIterator<Item = BlockKey>) -> KvEvent {
+    let block_hashes = keys.into_iter().map(name).collect();
+    KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..Default::default() })
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Store {
+        worker: u32,
+        prompt: usize,
+        from: usize,
+        to: usize,
+    },
+    /// From anywhere, children or not.
+    Remove {
+        worker: u32,
+        prompt: usize,
+        blocks: Vec<usize>,
+    },
+    Truncate {
+        worker: u32,
+        prompt: usize,
+        to: usize,
+    },
+    Clear {
+        worker: u32,
+    },
+    Replace {
+        worker: u32,
+    },
+    Leave {
+        worker: u32,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (worker, prompt) = (|| 0..WORKERS, || 0..4usize);
+    prop_oneof![
+        12 => (worker(), prompt(), 0..3usize, 0..=LENGTH).prop_map(|(worker, prompt, cut, to)| {
+            Step::Store { worker, prompt, from: if cut == 0 { to / 2 } else { 0 }, to }
+        }),
+        4 => (worker(), prompt(), vec(0..LENGTH, 1..4))
+            .prop_map(|(worker, prompt, blocks)| Step::Remove { worker, prompt, blocks }),
+        4 => (worker(), prompt(), 0..LENGTH).prop_map(|(worker, prompt, to)| Step::Truncate { worker, prompt, to }),
+        1 => worker().prop_map(|worker| Step::Clear { worker }),
+        1 => worker().prop_map(|worker| Step::Replace { worker }),
+        1 => worker().prop_map(|worker| Step::Leave { worker }),
+    ]
+}
+
+/// Copies of each key that a worker holds and that the events tell.
+type Model = BTreeMap<u32, BTreeMap<BlockKey, u32>>;
+
+fn store(model: &mut Model, worker: u32, keys: &[BlockKey], from: usize, to: usize) {
+    let Some(held) = model.get_mut(&worker) else { return };
+    keys[from..to].iter().for_each(|key| *held.entry(*key).or_default() += 1);
+}
+
+fn remove(model: &mut Model, worker: u32, key: BlockKey) {
+    if let Some(held) = model.get_mut(&worker)
+        && let Some(copies) = held.get_mut(&key)
+    {
+        *copies -= 1;
+        if *copies == 0 {
+            held.remove(&key);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn overlaps_are_those_of_the_model(
+        shared in vec(0..LENGTH, 4),
+        everyone in 0..=LENGTH,
+        steps in vec(step(), 0..120),
+    ) {
+        let prompts: Vec<_> = shared.iter().zip(1..).map(|(shared, branch)| prompt(branch, *shared)).collect();
+        let chains: Vec<_> = prompts.iter().map(|tokens| keys(tokens)).collect();
+        let (index, mut model) = (PrefixIndex::new(), Model::new());
+        for worker in 0..WORKERS {
+            index.add_worker(WorkerId(worker), BLOCK);
+            index.apply(WorkerId(worker), &batch(vec![stored(&prompts[0], &chains[0], 0, everyone)]));
+            model.insert(worker, BTreeMap::new());
+            store(&mut model, worker, &chains[0], 0, everyone);
+        }
+        let mut overlaps = Overlaps::default();
+        for step in steps {
+            match step {
+                Step::Store { worker, prompt, from, to } => {
+                    let keys = &chains[prompt];
+                    // Without its parent a block is not told; tests/prefix_index.rs has that.
+                    let told = |held: &BTreeMap<_, _>| from == 0 || held.contains_key(&keys[from - 1]);
+                    if !model.get(&worker).is_some_and(told) {
+                        continue;
+                    }
+                    index.apply(WorkerId(worker), &batch(vec![stored(&prompts[prompt], keys, from, to)]));
+                    store(&mut model, worker, keys, from, to);
+                }
+                Step::Remove { worker, prompt, blocks } => {
+                    let gone: Vec<_> = blocks.iter().map(|block| chains[prompt][*block]).collect();
+                    index.apply(WorkerId(worker), &batch(vec![removed(gone.clone())]));
+                    gone.into_iter().for_each(|key| remove(&mut model, worker, key));
+                }
+                Step::Truncate { worker, prompt, to } => {
+                    let gone: Vec<_> = chains[prompt][to..].iter().rev().copied().collect();
+                    index.apply(WorkerId(worker), &batch(vec![removed(gone.clone())]));
+                    gone.into_iter().for_each(|key| remove(&mut model, worker, key));
+                }
+                Step::Clear { worker } => {
+                    index.apply(WorkerId(worker), &batch(vec![KvEvent::AllBlocksCleared]));
+                    model.entry(worker).and_modify(BTreeMap::clear);
+                }
+                Step::Replace { worker } => {
+                    index.add_worker(WorkerId(worker), BLOCK);
+                    model.insert(worker, BTreeMap::new());
+                }
+                Step::Leave { worker } => {
+                    index.remove_worker(WorkerId(worker));
+                    model.remove(&worker);
+                }
+            }
+            for keys in &chains {
+                let expected: Vec<_> = model
+                    .iter()
+                    .map(|(id, held)| (WorkerId(*id), keys.iter().take_while(|key| held.contains_key(key)).count()))
+                    .collect();
+                prop_assert_eq!(&index.overlaps(keys), &expected);
+                index.lookup(keys, &mut overlaps);
+                let expected: Vec<_> = expected.into_iter().filter(|(_, overlap)| *overlap > 0).collect();
+                prop_assert_eq!(overlaps.found(), expected);
+            }
+        }
+        let distinct: BTreeSet<_> = model.values().flat_map(BTreeMap::keys).collect();
+        prop_assert_eq!(index.totals().blocks, distinct.len());
+        for worker in 0..WORKERS {
+            index.clear(WorkerId(worker));
+        }
+        let totals = index.totals();
+        prop_assert_eq!((totals.blocks, totals.entries, totals.gaps), (0, 0, 0));
+    }
+}
+
+#[test]
+fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
+    let tokens = prompt(1, 0);
+    let chain = keys(&tokens);
+    let index = PrefixIndex::new();
+    (0..4).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
+    index.apply(WorkerId(0), &batch(vec![stored(&tokens, &chain, 0, 17)]));
+    // One block of worker 3 is missing in the middle from the start.
+    index.apply(WorkerId(3), &batch(vec![stored(&tokens, &chain, 0, 30), removed([chain[9]])]));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Always at least 5, in order.
+                index.apply(WorkerId(1), &batch(vec![stored(&tokens, &chain, 0, LENGTH)]));
+                index.apply(WorkerId(1), &batch(vec![removed(chain[5..].iter().rev().copied())]));
+                index.apply(WorkerId(1), &batch(vec![stored(&tokens, &chain, 5, 20)]));
+                index.apply(WorkerId(1), &batch(vec![removed(chain[5..20].iter().rev().copied())]));
+                // 25 or 12: never what lies beyond the hole; or nothing.
+                index.apply(WorkerId(2), &batch(vec![stored(&tokens, &chain, 0, 25)]));
+                index.apply(WorkerId(2), &batch(vec![removed([chain[12]])]));
+                index.clear(WorkerId(2));
+            }
+        });
+        for _ in 0..20_000 {
+            let overlaps = index.overlaps(&chain);
+            assert_eq!((overlaps[0].1, overlaps[3].1), (17, 9));
+            assert!(overlaps[1].1 >= 5 || overlaps[1].1 == 0, "{overlaps:?}");
+            assert!(overlaps[2].1 <= 25, "{overlaps:?}");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn a_cap_holds_counts_and_keeps_what_is_used() {
+    const CAP: usize = 600_000;
+    let index = PrefixIndex::with_max_bytes(CAP);
+    index.add_worker(WorkerId(0), BLOCK);
+    index.add_worker(WorkerId(1), BLOCK);
+    let used = prompt(1, 0);
+    let used_keys = keys(&used);
+    index.apply(WorkerId(0), &batch(vec![stored(&used, &used_keys, 0, LENGTH)]));
+    for branch in 2..2000 {
+        let tokens = prompt(branch, 0);
+        let chain = keys(&tokens);
+        index.apply(WorkerId(branch % 2), &batch(vec![stored(&tokens, &chain, 0, LENGTH)]));
+        assert!(index.totals().bytes <= CAP, "{:?}", index.totals());
+        assert_eq!(index.overlaps(&used_keys)[0].1, LENGTH, "after {branch} prompts");
+    }
+    let totals = index.totals();
+    let stored = 1999 * LENGTH;
+    assert_eq!(totals.entries + totals.shed as usize, stored);
+    assert!(totals.entries > 3000, "{totals:?}");
+    assert_eq!((totals.gaps, index.stats(WorkerId(0)).unwrap().unkeyed_blocks), (0, 0));
+    // What was shed is nothing that the engine can take away.
+    for branch in 2..2000 {
+        let chain = keys(&prompt(branch, 0));
+        index.apply(WorkerId(branch % 2), &batch(vec![removed(chain.iter().rev().copied())]));
+    }
+    assert_eq!(index.totals().entries, LENGTH);
+    assert!(index.totals().bytes < CAP / 4);
+}
