@@ -197,10 +197,11 @@ fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
     index.apply(WorkerId(0), &batch(vec![stored(&tokens, &chain, 0, 17)]));
     // One block of worker 3 is missing in the middle from the start.
     index.apply(WorkerId(3), &batch(vec![stored(&tokens, &chain, 0, 30), removed([chain[9]])]));
-    let stop = AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
+            // A number of rounds, so that a failure below does not wait for ever.
+            for _ in 0..2000 {
                 // Always at least 5, in order.
                 index.apply(WorkerId(1), &batch(vec![stored(&tokens, &chain, 0, LENGTH)]));
                 index.apply(WorkerId(1), &batch(vec![removed(chain[5..].iter().rev().copied())]));
@@ -211,14 +212,14 @@ fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
                 index.apply(WorkerId(2), &batch(vec![removed([chain[12]])]));
                 index.clear(WorkerId(2));
             }
+            done.store(true, Ordering::Relaxed);
         });
-        for _ in 0..20_000 {
+        while !done.load(Ordering::Relaxed) {
             let overlaps = index.overlaps(&chain);
             assert_eq!((overlaps[0].1, overlaps[3].1), (17, 9));
             assert!(overlaps[1].1 >= 5 || overlaps[1].1 == 0, "{overlaps:?}");
             assert!(overlaps[2].1 <= 25, "{overlaps:?}");
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 
