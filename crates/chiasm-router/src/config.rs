@@ -65,6 +65,9 @@ pub struct RouterConfig {
     /// confirm them are still on their way. Engines publish them no later than that token, so this bridges the way
     /// through the sockets, no more.
     pub promise_grace: Duration,
+    /// Most bytes on the heap for what workers hold; beyond it the blocks of least recent use are forgotten. `None` for
+    /// no limit.
+    pub index_max_bytes: Option<usize>,
 }
 
 /// The kv policy with weights 16 and 1.
@@ -85,6 +88,7 @@ impl Default for RouterConfig {
             load_weight: 1.0,
             seed: None,
             promise_grace: Duration::from_secs(1),
+            index_max_bytes: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, PrefixIndex};
+use chiasm_kv::{BlockKey, IndexStats, PrefixIndex};
 use chiasm_types::WorkerId;
 
 use crate::config::RouterConfig;
@@ -42,27 +42,28 @@ impl Router {
     /// A router without workers.
     pub fn new(config: RouterConfig) -> Self {
         let fleet = Mutex::new(Fleet::new(config.seed));
-        Self { shared: Arc::new(Shared { config, index: RwLock::default(), fleet }) }
+        let index = config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
+        Self { shared: Arc::new(Shared { config, index: RwLock::new(index), fleet }) }
     }
 
     /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old
     /// one held or was given no longer counts.
     pub fn add_worker(&self, id: WorkerId, info: WorkerInfo) {
-        let mut index = self.shared.index_mut();
+        let index = self.shared.index_mut();
         self.shared.fleet().add(id, info);
         index.add_worker(id, info.block_size);
     }
 
     /// Forgets a worker, its blocks and the promises of its requests. Reservations for it may live on.
     pub fn remove_worker(&self, id: WorkerId) {
-        let mut index = self.shared.index_mut();
+        let index = self.shared.index_mut();
         self.shared.fleet().workers.remove(&id);
         index.remove_worker(id);
     }
 
     /// Takes in a batch of a worker's KV events.
     pub fn apply(&self, id: WorkerId, batch: &KvEventBatch) {
-        let mut index = self.shared.index_mut();
+        let index = self.shared.index_mut();
         let added = index.apply(id, batch);
         if let Some(worker) = self.shared.fleet().workers.get_mut(&id) {
             added.into_iter().for_each(|block| worker.promises.confirm(block));
@@ -98,6 +99,11 @@ impl Router {
             request.keys[choice.overlap..].iter().copied().filter(|key| !index.holds(choice.worker, *key)).collect();
         let hold = fleet.hold(choice.worker, blocks, promised).ok_or(RouteError::NoWorker)?;
         Ok(Reservation::new(self.shared.clone(), hold, choice.overlap))
+    }
+
+    /// What the index holds for all workers together. Takes a moment per worker: for reports, not for each request.
+    pub fn index_totals(&self) -> IndexStats {
+        self.shared.index().totals()
     }
 
     /// Every worker, in the order of their ids.

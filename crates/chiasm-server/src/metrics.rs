@@ -54,6 +54,10 @@ pub struct Metrics {
     in_flight: Gauge,
     workers: Gauge,
     worker_blocks: Family<WorkerLabel, Gauge>,
+    index_blocks: Gauge,
+    index_entries: Gauge,
+    index_bytes: Gauge,
+    index_shed: Gauge,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
 }
@@ -79,6 +83,10 @@ impl Default for Metrics {
             in_flight: Gauge::default(),
             workers: Gauge::default(),
             worker_blocks: Family::default(),
+            index_blocks: Gauge::default(),
+            index_entries: Gauge::default(),
+            index_bytes: Gauge::default(),
+            index_shed: Gauge::default(),
             worker_running: Family::default(),
             worker_waiting: Family::default(),
         };
@@ -110,6 +118,14 @@ impl Metrics {
         r.register("in_flight_requests", "Requests being answered", self.in_flight.clone());
         r.register("workers", "Workers that can take requests", self.workers.clone());
         r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
+        r.register("index_blocks", "Distinct blocks that any worker is known to hold", self.index_blocks.clone());
+        r.register(
+            "index_entries",
+            "Pairs of a worker and a block that it is known to hold",
+            self.index_entries.clone(),
+        );
+        r.register_with_unit("index", "Memory for what workers hold", Unit::Bytes, self.index_bytes.clone());
+        r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
         r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
         self
@@ -164,6 +180,11 @@ impl Metrics {
             self.worker_running.get_or_create(&label).set(engine.running as i64);
             self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
         }
+        let index = fleet.router().index_totals();
+        self.index_blocks.set(index.blocks as i64);
+        self.index_entries.set(index.entries as i64);
+        self.index_bytes.set(index.bytes as i64);
+        self.index_shed.set(index.shed as i64);
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

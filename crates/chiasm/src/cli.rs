@@ -20,7 +20,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Show the main job in a minute: a frontend, two simulated engines and a small conversation set
     Demo(DemoArgs),
-    /// Tell what an image means for a model's prompt: identity, layout, tensors, block keys
+    /// Tell what an image means for a model's prompt: identity, layout, tensors
     Inspect(InspectArgs),
     /// Run one simulated engine on vLLM's wire
     SimEngine(SimEngineArgs),
@@ -118,6 +118,9 @@ pub(crate) struct RoutingArgs {
     /// Cost of a block that running requests use
     #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = weight)]
     pub(crate) load_weight: Option<f64>,
+    /// Most bytes for what is known of the engines' KV caches; beyond it the least recently used blocks are forgotten
+    #[arg(long, env = "CHIASM_INDEX_MAX_BYTES", default_value_t = 4 << 30)]
+    pub(crate) index_max_bytes: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

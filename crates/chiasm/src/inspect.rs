@@ -5,11 +5,10 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::{EncodedImage, ImageLimits, MediaConfig, MediaDoor};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
-use chiasm_types::{BlockSize, Dtype, MmHash, TokenId};
+use chiasm_types::{BlockSize, Dtype, MmHash};
 use chiasm_vision::{Contents, ImagePlan, ImageSize, NoVocabulary, PixelFormat, RgbView, TensorSpec, VisionModel};
 use serde_json::{Map, Value, json};
 
@@ -46,7 +45,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         let facts = Facts {
             source: if source.starts_with("data:") { "data: URI" } else { source },
             hash,
-            keys: keys(&plan, hash, block_size),
+            blocks: blocks(&plan, block_size),
             tensors: plan.tensors(format),
             image,
             plan,
@@ -82,12 +81,9 @@ async fn open(door: &MediaDoor, source: &str, limits: ImageLimits) -> Result<Enc
     Ok(EncodedImage::from_bytes(Bytes::from(bytes), limits)?)
 }
 
-/// Block keys of a prompt that is this image alone: its placeholder starts at the first token.
-fn keys(plan: &ImagePlan, hash: MmHash, block_size: BlockSize) -> Vec<BlockKey> {
-    let tokens: Vec<TokenId> =
-        plan.placeholder.iter().flat_map(|run| std::iter::repeat_n(run.token, run.count)).collect();
-    let media = [MediaSpan { hash, offset: 0, length: tokens.len() }];
-    block_keys(&PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: None }, block_size)
+/// Full blocks of a prompt that is this image alone.
+fn blocks(plan: &ImagePlan, block_size: BlockSize) -> usize {
+    plan.placeholder.iter().map(|run| run.count).sum::<usize>() / block_size.get()
 }
 
 /// All that is known of one image.
@@ -97,12 +93,12 @@ struct Facts<'a> {
     plan: ImagePlan,
     hash: MmHash,
     tensors: Vec<TensorSpec>,
-    keys: Vec<BlockKey>,
+    blocks: usize,
 }
 
 impl Facts<'_> {
     fn to_json(&self) -> Value {
-        let Self { source, image, plan, hash, tensors, keys } = self;
+        let Self { source, image, plan, hash, tensors, blocks } = self;
         let tensors: Vec<Value> = tensors
             .iter()
             .map(|tensor| json!({"name": tensor.name, "dtype": tensor.dtype.torch_name(), "shape": tensor.shape}))
@@ -124,12 +120,12 @@ impl Facts<'_> {
             "placeholder_tokens": plan.tokens,
             "placeholder": layout,
             "tensors": tensors,
-            "block_keys": keys.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "blocks": blocks,
         })
     }
 
     fn print(&self, block_size: BlockSize) {
-        let Self { source, image, plan, hash, tensors, keys } = self;
+        let Self { source, image, plan, hash, tensors, blocks } = self;
         line!("{source}");
         line!("  mm_hash      {hash}");
         line!(
@@ -158,10 +154,7 @@ impl Facts<'_> {
         for tensor in tensors {
             line!("  tensor       {} {} {:?}", tensor.name, tensor.dtype.torch_name(), tensor.shape);
         }
-        line!("  blocks       {} of {} tokens, when the prompt starts with the image", keys.len(), block_size.get());
-        for key in keys {
-            line!("    {key}");
-        }
+        line!("  blocks       {blocks} of {} tokens, when the prompt starts with the image", block_size.get());
     }
 
     /// Decodes and processes the image and writes each tensor to a file; returns the files.

@@ -187,6 +187,7 @@ fn router_config(args: &RoutingArgs) -> RouterConfig {
         },
         prefill_weight: args.prefill_weight.unwrap_or(defaults.prefill_weight),
         load_weight: args.load_weight.unwrap_or(defaults.load_weight),
+        index_max_bytes: Some(args.index_max_bytes),
         ..defaults
     }
 }
