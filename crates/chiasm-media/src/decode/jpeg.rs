@@ -33,15 +33,17 @@ pub(super) fn decode(
     if (frame.width.into(), frame.height.into(), frame.components.len()) != (width, height, header.components.into()) {
         return Err(corrupt("its frames differ"));
     }
-    let finest = frame.components.first().map_or((1, 1), |first| (first.horizontal_sampling, first.vertical_sampling));
-    let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
-    let sampled_evenly = frame.components.iter().all(|component| {
-        divides(finest.0, component.horizontal_sampling) && divides(finest.1, component.vertical_sampling)
-    });
-    if usize::from(header.components) == CMYK && !sampled_evenly {
-        // The decoder takes the first of four components for the finest, and panics where it is not.
-        let reason = "its kind of subsampling";
-        return Err(MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason });
+    let sampling: Vec<_> =
+        frame.components.iter().map(|part| (part.horizontal_sampling, part.vertical_sampling)).collect();
+    if let &[first, second, third, fourth] = sampling.as_slice() {
+        // The decoder takes it for granted that of four components the first and the last have all pixels and the two in
+        // the middle an equal, whole fraction of them, and panics where that is not so.
+        let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
+        let as_usual = first == fourth && second == third && divides(first.0, second.0) && divides(first.1, second.1);
+        if !as_usual {
+            let reason = "its kind of subsampling";
+            return Err(MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason });
+        }
     }
     // libjpeg's default; it shows in progressive files whose last scans are missing.
     decoder.set_block_smoothing(true);
