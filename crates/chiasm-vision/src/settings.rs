@@ -52,7 +52,7 @@ pub(crate) enum Target {
 }
 
 /// Longer sides than this are not taken from settings: no vision tower comes near.
-const LONGEST: u64 = 1 << 16;
+const LONGEST: u64 = 1 << 13;
 
 impl Target {
     /// The size after the resize (`TorchvisionBackend.resize`).
