@@ -27,7 +27,7 @@ pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
 /// What there is to know about an item. Its pixels are not kept: nobody looks at them, and caches would fill up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outline {
-    /// Element type and shape of `pixel_values`.
+    /// Element type and shape of `pixel_values`, or of `pixel_values_flat` as InternVL's chat models have it.
     pixels: Option<(String, Vec<usize>)>,
     /// Values of `image_grid_thw`, if they are integers.
     grid: Option<Vec<i64>>,
@@ -36,7 +36,7 @@ pub(crate) struct Outline {
 impl Outline {
     pub(crate) fn of(item: &MmItem) -> Self {
         let tensor = |name: &str| item.get(name).and_then(MmField::tensor);
-        let pixels = tensor("pixel_values");
+        let pixels = tensor("pixel_values").or_else(|| tensor("pixel_values_flat"));
         Self {
             pixels: pixels.map(|pixels| (pixels.dtype.to_string(), pixels.shape.clone())),
             grid: tensor("image_grid_thw").and_then(WireTensor::integers),
@@ -44,7 +44,9 @@ impl Outline {
     }
 }
 
-/// Reads a Qwen-VL item: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in patches.
+/// Reads a Qwen-VL item: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in patches. Of the other
+/// families' items, `[3, height, width]` or `[tiles, 3, height, width]`, only the shape is looked at: how many embeddings
+/// they become is the model's own matter.
 ///
 /// # Errors
 /// What a worker would fail at, in words.
@@ -53,8 +55,13 @@ pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRu
     if !Dtype::from_torch_name(dtype).is_some_and(|dtype| rules.dtypes.contains(&dtype)) {
         return Err(format!("pixel_values are {dtype}"));
     }
-    let &[rows, row] = &shape[..] else {
-        return Err(format!("pixel_values have shape {shape:?}"));
+    let (rows, row) = match shape[..] {
+        [rows, row] => (rows, row),
+        [3, high, wide] | [_, 3, high, wide] if item.grid.is_none() && !shape.contains(&0) => {
+            let embeddings = embedding_tokens(placeholder);
+            return Ok(SeenImage { width: wide as u64, height: high as u64, embeddings });
+        }
+        _ => return Err(format!("pixel_values have shape {shape:?}")),
     };
     let grid = item.grid.as_deref().ok_or("the item has no integer tensor image_grid_thw")?;
     let sides: Vec<u64> = grid.iter().filter_map(|&side| u64::try_from(side).ok()).collect();
@@ -151,6 +158,27 @@ pub(crate) mod tests {
         ] {
             let error = seen(&item, length).unwrap_err();
             assert!(error.contains(complaint), "{error}");
+        }
+    }
+
+    #[test]
+    fn images_of_other_families_are_tiles_of_planes() {
+        for (name, shape, complaint) in [
+            ("pixel_values", &[3, 28, 42][..], None),
+            ("pixel_values", &[5, 3, 28, 42], None),
+            ("pixel_values_flat", &[5, 3, 28, 42], None),
+            ("pixel_values", &[5, 4, 28, 42], Some("shape")),
+            ("pixel_values", &[0, 3, 28, 42], Some("shape")),
+            ("pixels", &[3, 28, 42], Some("no tensor")),
+        ] {
+            let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+            let tensor = WireTensor::new(Dtype::F32, shape.to_vec(), bytes.into()).unwrap();
+            let item = MmItem(vec![(name.into(), MmField::batched(tensor, false))]);
+            match (seen(&item, 7), complaint) {
+                (Ok(image), None) => assert_eq!(image, SeenImage { width: 42, height: 28, embeddings: 7 }),
+                (Err(error), Some(complaint)) => assert!(error.contains(complaint), "{error}"),
+                (result, _) => panic!("{name} {shape:?}: {result:?}"),
+            }
         }
     }
 
