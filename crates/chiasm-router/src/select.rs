@@ -22,7 +22,7 @@ pub(crate) fn prompt_blocks(request: &RouteRequest<'_>, worker: &Worker) -> u64 
     request.prompt_tokens.div_ceil(worker.info.block_size.get()) as u64
 }
 
-/// Picks a worker; `None` when there is none. Takes time proportional to workers · overlap.
+/// Picks a worker; `None` when there is none. Takes time proportional to the workers, for the kv policy times what they will hold beyond their overlap.
 pub(crate) fn choose(
     config: &RouterConfig,
     fleet: &mut Fleet,

@@ -42,6 +42,15 @@ pub(crate) fn as_kwarg(error: VisionError) -> VisionError {
     }
 }
 
+/// By how much a grid of embeddings shrinks in each direction: above 0 and at most 1. Both InternVL's and Llama 4's
+/// default is a half.
+pub(crate) fn shrinking(section: &Section, key: &'static str) -> Result<f64, VisionError> {
+    let ratio = section.get(key).map_or(Some(0.5), Value::as_f64);
+    ratio
+        .filter(|ratio| *ratio > 0.0 && *ratio <= 1.0)
+        .ok_or_else(|| section.problem(key, "must be a number above 0 and at most 1"))
+}
+
 /// The size to which an image is resized (`size` in its forms that are supported).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {

@@ -80,7 +80,7 @@ fn tile_tokens(dir: &ModelDir, tile: ImageSize) -> Result<usize, VisionError> {
     if tile != expected {
         return Err(dir.image_processor()?.problem("size", format!("must be that of the vision tower, {expected}")));
     }
-    let ratio = tiled::downsample_ratio(&dir.config)?;
+    let ratio = settings::shrinking(&dir.config, "downsample_ratio")?;
     let side = |length: u32, patch: u32| (f64::from(length / patch) * ratio) as u64;
     let expected = side(tile.width, patch.width) * side(tile.height, patch.height);
     let found = dir.processor.positive("image_seq_length")?.unwrap_or(256);

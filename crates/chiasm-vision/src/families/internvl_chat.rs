@@ -81,7 +81,7 @@ impl InternVlChat {
             _ => Err(dir.vision.problem(key, format!("must be at most {LARGEST_SIDE}"))),
         };
         let (side, patch) = (side("image_size", 448)?, side("patch_size", 14)?);
-        let ratio = tiled::downsample_ratio(&dir.config)?;
+        let ratio = settings::shrinking(&dir.config, "downsample_ratio")?;
         let patches = side / patch;
         // int(patches² · ratio²) in Python.
         let tile_tokens = ((patches * patches) as f64 * (ratio * ratio)) as usize;

@@ -99,10 +99,7 @@ impl Llama4 {
         if u64::from(settings.side) != side {
             return Err(file.problem("size", format!("must be that of the vision tower, {side}")));
         }
-        let ratio = dir.vision.get("pixel_shuffle_ratio").map_or(Some(0.5), Value::as_f64);
-        let ratio = ratio
-            .filter(|ratio| (0.0..=1.0).contains(ratio) && *ratio > 0.0)
-            .ok_or_else(|| dir.vision.problem("pixel_shuffle_ratio", "must be a number above 0 and at most 1"))?;
+        let ratio = settings::shrinking(&dir.vision, "pixel_shuffle_ratio")?;
         // `get_patch_per_chunk` in vLLM's `mllama4.py`; Python's round() takes halves to even.
         let shuffled = (1.0 / (ratio * ratio)).round_ties_even() as u64;
         let tile_tokens = (side / patch) * (side / patch) / shuffled.max(1);

@@ -1,10 +1,8 @@
 //! Arrangements of square tiles as the InternVL models choose them: the one whose shape is closest to the image's.
 
 use chiasm_types::{TokenId, TokenRun};
-use serde_json::Value;
 
 use crate::kernels::{Layer, Layout, Resampler, TileGrid};
-use crate::model_dir::Section;
 use crate::plan::PixelTensor;
 use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
@@ -88,15 +86,6 @@ impl Tiles {
         let placeholder = tokens.placeholder(tiles * tile_tokens);
         ImagePlan::new(size, resized, [1, arrangement.1, arrangement.0], placeholder, pixels, small)
     }
-}
-
-/// `downsample_ratio`: by how much the grid of a tile's embeddings shrinks in each direction.
-pub(super) fn downsample_ratio(config: &Section) -> Result<f64, VisionError> {
-    const KEY: &str = "downsample_ratio";
-    let ratio = config.get(KEY).map_or(Some(0.5), Value::as_f64);
-    ratio
-        .filter(|ratio| *ratio > 0.0 && *ratio <= 1.0)
-        .ok_or_else(|| config.problem(KEY, "must be a number above 0 and at most 1"))
 }
 
 /// The tokens around and in an InternVL image.

@@ -30,10 +30,8 @@ pub struct Implementation(&'static Table);
 /// The functions may need CPU features; [`supported`] alone hands out tables, and only those whose features it found.
 struct Table {
     name: &'static str,
-    horizontal: unsafe fn(&[u8], usize, &Weights<i16>, &mut [u8]),
-    vertical: unsafe fn(&[u8], usize, &Weights<i16>, usize, &mut [u8]),
-    horizontal_fine: unsafe fn(&[u8], usize, &Weights<i32>, &mut [u8]),
-    vertical_fine: unsafe fn(&[u8], usize, &Weights<i32>, usize, &mut [u8]),
+    resize: Passes<i16>,
+    resize_fine: Passes<i32>,
     patchify: unsafe fn(&[u8], &PatchGrid, &mut [u8]),
     patchify_2: unsafe fn(&[u8], &PatchGrid, &ChannelTable<2>, &mut [u8]),
     patchify_4: unsafe fn(&[u8], &PatchGrid, &ChannelTable<4>, &mut [u8]),
@@ -44,10 +42,8 @@ struct Table {
 
 static SCALAR: Table = Table {
     name: "scalar",
-    horizontal: resize::scalar::horizontal,
-    vertical: resize::scalar::vertical,
-    horizontal_fine: resize::scalar::horizontal,
-    vertical_fine: resize::scalar::vertical,
+    resize: Passes { horizontal: resize::scalar::horizontal, vertical: resize::scalar::vertical },
+    resize_fine: Passes { horizontal: resize::scalar::horizontal, vertical: resize::scalar::vertical },
     patchify: patchify::scalar::copy,
     patchify_2: patchify::scalar::map,
     patchify_4: patchify::scalar::map,
@@ -59,10 +55,8 @@ static SCALAR: Table = Table {
 #[cfg(target_arch = "x86_64")]
 static AVX2: Table = Table {
     name: "avx2",
-    horizontal: resize::avx2::horizontal,
-    vertical: resize::avx2::vertical,
-    horizontal_fine: resize::avx2::horizontal,
-    vertical_fine: resize::avx2::vertical,
+    resize: Passes { horizontal: resize::avx2::horizontal, vertical: resize::avx2::vertical },
+    resize_fine: Passes { horizontal: resize::avx2::horizontal, vertical: resize::avx2::vertical },
     patchify: patchify::avx2::copy,
     // Without instructions for tables of 256 bytes, vectors gain nothing here (measured).
     patchify_2: patchify::scalar::map,
@@ -75,10 +69,8 @@ static AVX2: Table = Table {
 #[cfg(target_arch = "x86_64")]
 static AVX512: Table = Table {
     name: "avx512",
-    horizontal: resize::avx512::horizontal,
-    vertical: resize::avx512::vertical,
-    horizontal_fine: resize::avx512::horizontal,
-    vertical_fine: resize::avx512::vertical,
+    resize: Passes { horizontal: resize::avx512::horizontal, vertical: resize::avx512::vertical },
+    resize_fine: Passes { horizontal: resize::avx512::horizontal, vertical: resize::avx512::vertical },
     patchify: patchify::avx512::copy,
     patchify_2: patchify::avx512::map,
     patchify_4: patchify::avx512::map,
@@ -90,10 +82,8 @@ static AVX512: Table = Table {
 #[cfg(target_arch = "aarch64")]
 static NEON: Table = Table {
     name: "neon",
-    horizontal: resize::neon::horizontal,
-    vertical: resize::neon::vertical,
-    horizontal_fine: resize::neon::horizontal,
-    vertical_fine: resize::neon::vertical,
+    resize: Passes { horizontal: resize::neon::horizontal, vertical: resize::neon::vertical },
+    resize_fine: Passes { horizontal: resize::neon::horizontal, vertical: resize::neon::vertical },
     patchify: patchify::neon::copy,
     // Without instructions for tables of 256 bytes, vectors should gain little here (not measured).
     patchify_2: patchify::scalar::map,
@@ -157,7 +147,8 @@ impl Implementation {
 
     /// See [`resize::scalar::horizontal`].
     pub(super) fn horizontal<T: Resize>(self, pixels: &[u8], row: usize, weights: &Weights<T>, out: &mut [u8]) {
-        T::horizontal(self, pixels, row, weights, out);
+        // SAFETY: a table is only handed out where the CPU has its features.
+        unsafe { (T::passes(self).horizontal)(pixels, row, weights, out) }
     }
 
     /// See [`resize::scalar::vertical`].
@@ -169,7 +160,8 @@ impl Implementation {
         output: usize,
         out: &mut [u8],
     ) {
-        T::vertical(self, rows, row, weights, output, out);
+        // SAFETY: as above.
+        unsafe { (T::passes(self).vertical)(rows, row, weights, output, out) }
     }
 
     /// An image to rows of patches.
@@ -203,54 +195,26 @@ impl fmt::Debug for Implementation {
     }
 }
 
+/// The two passes of a resize with weights of one precision.
+pub(super) struct Passes<T: 'static> {
+    horizontal: unsafe fn(&[u8], usize, &Weights<T>, &mut [u8]),
+    vertical: unsafe fn(&[u8], usize, &Weights<T>, usize, &mut [u8]),
+}
+
 /// A precision of weights for which there are resizing loops.
 pub(super) trait Resize: FixedPoint {
-    fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]);
-    fn vertical(
-        kernels: Implementation,
-        rows: &[u8],
-        row: usize,
-        weights: &Weights<Self>,
-        output: usize,
-        out: &mut [u8],
-    );
+    fn passes(kernels: Implementation) -> &'static Passes<Self>;
 }
 
 impl Resize for i16 {
-    fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]) {
-        // SAFETY: a table is only handed out where the CPU has its features.
-        unsafe { (kernels.0.horizontal)(pixels, row, weights, out) }
-    }
-
-    fn vertical(
-        kernels: Implementation,
-        rows: &[u8],
-        row: usize,
-        weights: &Weights<Self>,
-        output: usize,
-        out: &mut [u8],
-    ) {
-        // SAFETY: as above.
-        unsafe { (kernels.0.vertical)(rows, row, weights, output, out) }
+    fn passes(kernels: Implementation) -> &'static Passes<Self> {
+        &kernels.0.resize
     }
 }
 
 impl Resize for i32 {
-    fn horizontal(kernels: Implementation, pixels: &[u8], row: usize, weights: &Weights<Self>, out: &mut [u8]) {
-        // SAFETY: as above.
-        unsafe { (kernels.0.horizontal_fine)(pixels, row, weights, out) }
-    }
-
-    fn vertical(
-        kernels: Implementation,
-        rows: &[u8],
-        row: usize,
-        weights: &Weights<Self>,
-        output: usize,
-        out: &mut [u8],
-    ) {
-        // SAFETY: as above.
-        unsafe { (kernels.0.vertical_fine)(rows, row, weights, output, out) }
+    fn passes(kernels: Implementation) -> &'static Passes<Self> {
+        &kernels.0.resize_fine
     }
 }
 
