@@ -1,0 +1,274 @@
+//! The frontend's side of an engine's shared memory.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::NoSlot;
+use crate::layout::{self, Handle, Header, PAGE};
+use crate::leases::{LeaseId, Leases};
+use crate::mapping::Mapping;
+use crate::owner::Owner;
+use crate::ranges::Ranges;
+use crate::segment;
+use crate::shm::SHM_DIR;
+use crate::slot::SlotWriter;
+
+/// Memory is reserved in steps of this size: about as much as one large image needs.
+const GROWTH: u64 = 32 << 20;
+/// Arenas have one lease for so many bytes: most tensors are larger.
+const BYTES_PER_LEASE: u64 = 64 << 10;
+const MIN_LEASES: u64 = 1024;
+const MAX_LEASES: u64 = 1 << 20;
+/// Slots are whole cache lines.
+const LINE: u64 = 64;
+
+/// The shared memory of one start of one engine. Clones are the same arena; its memory is given back with the last of them
+/// and of its slots.
+#[derive(Clone, Debug)]
+pub struct Arena {
+    shared: Arc<Shared>,
+}
+
+/// What [`Arena`]s and slots share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    path: PathBuf,
+    name: String,
+    unlinked: AtomicBool,
+    header: Header,
+    pub(crate) mapping: Mapping,
+    /// Open, because its lock says that the owner lives.
+    file: File,
+    state: Mutex<State>,
+}
+
+/// What an arena's memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArenaUsage {
+    /// Bytes that slots can have at most.
+    pub capacity: u64,
+    /// Bytes of it that have been taken from the system.
+    pub reserved: u64,
+    /// Bytes of it that slots have.
+    pub used: u64,
+    /// Number of slots.
+    pub slots: usize,
+    /// Number of leases that the engine has not returned.
+    pub leases: usize,
+}
+
+#[derive(Debug)]
+struct State {
+    free: Ranges,
+    /// Not reserved yet.
+    ungrown: Ranges,
+    reserved: u64,
+    used: u64,
+    /// By their start.
+    slots: HashMap<u64, Holders>,
+    leases: Leases,
+}
+
+/// Who needs a slot's bytes.
+#[derive(Debug)]
+struct Holders {
+    end: u64,
+    /// Leases that have not ended, and one for the frontend itself as long as it has a [`SlotWriter`] or
+    /// [`Slot`](crate::Slot).
+    count: usize,
+}
+
+impl Arena {
+    /// Makes an arena that can hold `bytes` of slots. They are not taken from the system before they are needed.
+    pub fn create(bytes: u64) -> io::Result<Self> {
+        let leases = (bytes / BYTES_PER_LEASE).clamp(MIN_LEASES, MAX_LEASES) as u32;
+        Self::create_in(Path::new(SHM_DIR), bytes, leases)
+    }
+
+    pub(crate) fn create_in(dir: &Path, bytes: u64, leases: u32) -> io::Result<Self> {
+        let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "an arena can't be that large");
+        let bytes = bytes.max(PAGE).checked_next_multiple_of(PAGE).filter(|&bytes| bytes < 1 << 46);
+        let bytes = bytes.ok_or_else(too_large)?;
+        let (owner, number) = (Owner::this(), rand::random());
+        let header = Header::new(leases, bytes, owner.pid, owner.start, number);
+        let name = segment::name(owner, number);
+        let (file, mapping) = segment::create(dir, &name, &header)?;
+        let state = State {
+            free: Ranges::default(),
+            ungrown: Ranges::new(header.slots..header.length),
+            reserved: 0,
+            used: 0,
+            slots: HashMap::new(),
+            leases: Leases::new(header),
+        };
+        let (path, unlinked) = (dir.join(&name), AtomicBool::new(false));
+        Ok(Self { shared: Arc::new(Shared { path, name, unlinked, header, mapping, file, state: Mutex::new(state) }) })
+    }
+
+    /// Its file name in [`SHM_DIR`], which the engine is told.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// Removes the name: the engine has opened the arena, or never will.
+    pub fn unlink(&self) {
+        self.shared.unlink();
+    }
+
+    /// Room for a tensor of so many bytes. What is in it is left from before: write all of it.
+    ///
+    /// # Errors
+    /// [`NoSlot`] says why there is none now.
+    pub fn slot(&self, bytes: usize) -> Result<SlotWriter, NoSlot> {
+        let range = self.shared.take(bytes as u64)?;
+        Ok(SlotWriter::new(self.shared.clone(), range.start..range.start + bytes as u64))
+    }
+
+    /// Takes note that the engine has let go of these leases, or will with what it was just sent. They are looked at first
+    /// when room is needed; the slots are free once the engine has returned them, not before.
+    pub fn expect_return(&self, leases: impl IntoIterator<Item = LeaseId>) {
+        self.shared.state().leases.expect(leases);
+    }
+
+    /// What it is used for, after a look at what the engine has returned.
+    pub fn usage(&self) -> ArenaUsage {
+        let shared = &self.shared;
+        let mut state = shared.state();
+        state.end_leases(|leases| leases.end_all(&shared.mapping));
+        ArenaUsage {
+            capacity: shared.capacity(),
+            reserved: state.reserved,
+            used: state.used,
+            slots: state.slots.len(),
+            leases: state.leases.lent(),
+        }
+    }
+}
+
+impl Shared {
+    fn capacity(&self) -> u64 {
+        self.header.length - self.header.slots
+    }
+
+    /// The state is never left half-changed, so a panic elsewhere does not make it unusable.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes whole lines for one slot, with one holder.
+    fn take(&self, bytes: u64) -> Result<Range<u64>, NoSlot> {
+        let capacity = self.capacity();
+        if bytes > capacity {
+            return Err(NoSlot::TooLarge { bytes: bytes as usize, capacity });
+        }
+        let (length, alignment) = (bytes.max(1).next_multiple_of(LINE), layout::alignment(bytes));
+        let mut state = self.state();
+        state.end_leases(|leases| leases.end_expected(&self.mapping));
+        if let Some(range) = state.take(length, alignment) {
+            return Ok(range);
+        }
+        state.end_leases(|leases| leases.end_all(&self.mapping));
+        if let Some(range) = state.take(length, alignment) {
+            return Ok(range);
+        }
+        let growth = state.growth(length).ok_or(NoSlot::Full)?;
+        // Takes milliseconds, which others need not wait for.
+        drop(state);
+        let reserved = segment::reserve(&self.file, growth.start, growth.end - growth.start);
+        if reserved.is_ok() {
+            self.mapping.populate(growth.clone());
+        }
+        let mut state = self.state();
+        if let Err(error) = reserved {
+            state.ungrown.insert(growth);
+            return Err(NoSlot::NoMemory(error));
+        }
+        state.reserved += growth.end - growth.start;
+        // It begins at a page, which suits every slot.
+        let range = growth.start..growth.start + length;
+        state.free.insert(range.end..growth.end);
+        state.hold(range.clone());
+        Ok(range)
+    }
+
+    /// Lends a slot that has a holder.
+    pub(crate) fn lend(&self, range: &Range<u64>) -> Result<(LeaseId, Handle), NoSlot> {
+        let mut state = self.state();
+        let length = range.end - range.start;
+        let mut lent = state.leases.lend(&self.mapping, range.start, length);
+        if lent.is_none() {
+            state.end_leases(|leases| leases.end_all(&self.mapping));
+            lent = state.leases.lend(&self.mapping, range.start, length);
+        }
+        let lent = lent.ok_or(NoSlot::NoLease)?;
+        if let Some(holders) = state.slots.get_mut(&range.start) {
+            holders.count += 1;
+        }
+        Ok(lent)
+    }
+
+    /// The frontend does not need a slot any more.
+    pub(crate) fn release(&self, start: u64) {
+        self.state().release(start);
+    }
+
+    fn unlink(&self) {
+        if self.unlinked.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(name = self.name, %error, "the arena's name was gone already");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.unlink();
+    }
+}
+
+impl State {
+    fn take(&mut self, length: u64, alignment: u64) -> Option<Range<u64>> {
+        let range = self.free.take(length, alignment)?;
+        self.hold(range.clone());
+        Some(range)
+    }
+
+    fn hold(&mut self, range: Range<u64>) {
+        self.used += range.end - range.start;
+        self.slots.insert(range.start, Holders { end: range.end, count: 1 });
+    }
+
+    /// What to reserve next, so that there is room for `length` bytes.
+    fn growth(&mut self, length: u64) -> Option<Range<u64>> {
+        let length = length.next_multiple_of(PAGE);
+        let step = length.max(GROWTH.min(self.ungrown.longest()));
+        self.ungrown.take(step, PAGE)
+    }
+
+    fn end_leases(&mut self, end: impl FnOnce(&mut Leases) -> Vec<u64>) {
+        for slot in end(&mut self.leases) {
+            self.release(slot);
+        }
+    }
+
+    fn release(&mut self, start: u64) {
+        let Some(holders) = self.slots.get_mut(&start) else { return };
+        holders.count -= 1;
+        if holders.count == 0 {
+            let range = start..holders.end;
+            self.slots.remove(&start);
+            self.used -= range.end - range.start;
+            self.free.insert(range);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! What can go wrong.
+
+use std::io;
+
+/// Why there is no slot for a tensor. It travels in another way then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoSlot {
+    /// The engine still holds too much of the arena.
+    #[error("the arena is full")]
+    Full,
+    /// It would not even fit an empty arena.
+    #[error("{bytes} bytes do not fit the arena of {capacity}")]
+    TooLarge {
+        /// What was asked for.
+        bytes: usize,
+        /// What the arena has.
+        capacity: u64,
+    },
+    /// Every entry of the table of leases is in use.
+    #[error("all leases of the arena are in use")]
+    NoLease,
+    /// `/dev/shm`, or the memory behind it, is used up.
+    #[error("no memory for the arena: {0}")]
+    NoMemory(#[source] io::Error),
+}
+
+impl NoSlot {
+    /// A name for counters.
+    pub fn cause(&self) -> &'static str {
+        match self {
+            Self::Full => "arena_full",
+            Self::TooLarge { .. } => "larger_than_arena",
+            Self::NoLease => "no_lease",
+            Self::NoMemory(_) => "no_memory",
+        }
+    }
+}
+
+/// Why an arena can't be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The name is not one that a frontend gives.
+    #[error("'{0}' is not the name of an arena")]
+    Name(String),
+    /// It is not there, or out of reach.
+    #[error("arena {name}: {source}")]
+    Io {
+        /// The arena's name.
+        name: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// It is there and is not what it should be.
+    #[error("arena {name}: {problem}")]
+    Unsuitable {
+        /// The arena's name.
+        name: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
+}
+
+/// Why a handle can't be resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadHandle {
+    /// It names another arena.
+    #[error("it belongs to another arena")]
+    Arena,
+    /// There is no such lease.
+    #[error("its lease is not in the table")]
+    Lease,
+    /// The lease is not lent, or was lent again since.
+    #[error("its lease has ended")]
+    Ended,
+    /// Its bytes are not those of the lease, or not within the arena.
+    #[error("its bytes are not those of its lease")]
+    Range,
+}

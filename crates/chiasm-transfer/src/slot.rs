@@ -1,0 +1,116 @@
+//! A piece of an arena that one tensor is written into once and read from in place.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+
+use crate::arena::Shared;
+use crate::error::NoSlot;
+use crate::layout::Handle;
+use crate::leases::LeaseId;
+
+/// A slot that is being written. Dropping it gives the room back.
+#[derive(Debug)]
+pub struct SlotWriter {
+    held: Held,
+}
+
+/// A slot that has been written. Clones are the same slot. Its room is given back once no clone is left and the engine has
+/// returned all its leases.
+#[derive(Clone)]
+pub struct Slot {
+    held: Arc<Held>,
+}
+
+/// A slot that was lent to the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// What [`Arena::expect_return`](crate::Arena::expect_return) takes.
+    pub id: LeaseId,
+    /// What the engine is sent.
+    pub handle: Handle,
+}
+
+/// The frontend's own hold on a slot.
+#[derive(Debug)]
+struct Held {
+    arena: Arc<Shared>,
+    range: Range<u64>,
+}
+
+impl Held {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the range is this slot's until it is released, which `Drop` does. It is written to only through a
+        // `SlotWriter`, which can't be borrowed for that while this borrow lasts.
+        unsafe { self.arena.mapping.slice(self.range.clone()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut`: the arena gave the range to one `SlotWriter`, and nobody has been told of it before it
+        // is published.
+        unsafe { self.arena.mapping.slice_mut(self.range.clone()) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.arena.release(self.range.start);
+    }
+}
+
+impl SlotWriter {
+    pub(crate) fn new(arena: Arc<Shared>, range: Range<u64>) -> Self {
+        Self { held: Held { arena, range } }
+    }
+
+    /// Ends the writing.
+    pub fn publish(self) -> Slot {
+        Slot { held: Arc::new(self.held) }
+    }
+}
+
+impl Deref for SlotWriter {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.held.bytes()
+    }
+}
+
+impl DerefMut for SlotWriter {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.held.bytes_mut()
+    }
+}
+
+impl Slot {
+    /// Lends the slot to the engine for one sending.
+    ///
+    /// # Errors
+    /// [`NoSlot::NoLease`] when the table of leases is full.
+    pub fn lend(&self) -> Result<Lease, NoSlot> {
+        let (id, handle) = self.held.arena.lend(&self.held.range)?;
+        Ok(Lease { id, handle })
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.held.bytes()
+    }
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot").field("range", &self.held.range).finish_non_exhaustive()
+    }
+}
+
+/// Slots are equal when their bytes are.
+impl PartialEq for Slot {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
