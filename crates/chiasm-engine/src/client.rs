@@ -1,5 +1,6 @@
 //! The frontend's end of the connection to one engine.
 
+mod delivery;
 mod handshake;
 mod registry;
 mod shared;
@@ -7,18 +8,20 @@ mod stream;
 mod tasks;
 mod validate;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use chiasm_transfer::Arena;
 use tokio::sync::watch;
 
+pub use self::delivery::{AttachError, Delivered};
 pub use self::handshake::PendingEngine;
 pub use self::stream::OutputStream;
 
+use self::delivery::Delivery;
 use self::shared::Shared;
 use crate::endpoints::EngineEndpoints;
 use crate::error::{DeathCause, EngineError};
-use crate::mirror::ReceiverMirror;
 use crate::wire::{EngineCoreRequest, EngineReady, SchedulerStats, Utility, Value, request};
 
 /// What a client has to know about its engine beyond what that reports.
@@ -57,7 +60,7 @@ struct ClientHandle {
     ready: EngineReady,
     options: ClientOptions,
     addresses: EngineEndpoints,
-    mirror: Mutex<Option<ReceiverMirror>>,
+    delivery: Delivery,
 }
 
 impl Drop for ClientHandle {
@@ -94,39 +97,42 @@ impl EngineClient {
         validate::check(&request, &self.handle.ready, &self.handle.options)?;
         let shared = &self.handle.shared;
         // Held until the request is queued: the engine must see requests in the order in which the mirror does.
-        let mut mirror = self.mirror();
-        if let Some(mirror) = mirror.as_mut() {
-            let keys = mirror.missing(&request.mm_features);
-            if !keys.is_empty() {
-                return Err(EngineError::NeedsData { keys });
-            }
+        let mut order = self.handle.delivery.order();
+        let keys = order.missing(&request.mm_features);
+        if !keys.is_empty() {
+            return Err(EngineError::NeedsData { keys });
         }
         let arrivals = shared.registry().open(&request.request_id)?;
-        if let Some(mirror) = mirror.as_mut() {
-            mirror.apply(&mut request.mm_features);
-        }
-        let with_data = request.mm_features.iter().filter(|feature| feature.data.is_some()).count();
+        let delivered = order.hand_over(&mut request.mm_features);
         let message = request::encode(&request);
-        let stream = OutputStream::new(request.request_id, arrivals, shared.clone(), with_data);
+        let stream = OutputStream::new(request.request_id, arrivals, shared.clone(), delivered);
         shared.send(message)?;
         Ok(stream)
     }
 
     /// Whether the engine's receiver cache holds a media item, so that it can be sent without its data.
     pub fn holds(&self, mm_hash: &str) -> bool {
-        self.mirror().as_ref().is_some_and(|mirror| mirror.holds(mm_hash))
+        self.handle.delivery.order().holds(mm_hash)
     }
 
     /// Takes note that the engine does not hold these media items after all.
     pub fn forget_media<'a>(&self, mm_hashes: impl IntoIterator<Item = &'a str>) {
-        if let Some(mirror) = self.mirror().as_mut() {
-            mm_hashes.into_iter().for_each(|mm_hash| mirror.forget(mm_hash));
-        }
+        let mut order = self.handle.delivery.order();
+        mm_hashes.into_iter().for_each(|mm_hash| order.forget(mm_hash));
     }
 
-    /// The mirror is never left half-changed, so a panic elsewhere does not make it unusable.
-    fn mirror(&self) -> MutexGuard<'_, Option<ReceiverMirror>> {
-        self.handle.mirror.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Makes shared memory for so many bytes of tensors and lets the engine open it. Tensors in its slots are then sent as
+    /// handles.
+    ///
+    /// # Errors
+    /// [`AttachError`] says why not; everything is sent in messages then.
+    pub async fn attach_arena(&self, bytes: u64, timeout: Duration) -> Result<(), AttachError> {
+        delivery::attach(self, bytes, timeout).await
+    }
+
+    /// The shared memory, once the engine has opened it.
+    pub fn arena(&self) -> Option<&Arena> {
+        self.handle.delivery.arena()
     }
 
     /// Calls a method of the engine, e.g. `reset_mm_cache`. The engine answers between two steps.

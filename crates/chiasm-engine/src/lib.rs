@@ -41,6 +41,7 @@
 //! | [`wire`] | the messages, encoded and decoded in both directions; no sockets |
 //! | [`EngineClient`] | handshake, requests, streams, aborts, method calls, death |
 //! | [`ReceiverMirror`] | what the engine's receiver cache holds |
+//! | [`Delivered`] | how media items reached the engine: not at all, in shared memory, in the message |
 //! | [`EngineEndpoints`], [`SocketDir`] | where the sockets are |
 //! | [`launch`] | headless vLLM as a child process |
 //! | [`EngineError`], [`DeathCause`] | what can go wrong |
@@ -53,7 +54,7 @@ pub mod launch;
 mod mirror;
 pub mod wire;
 
-pub use client::{ClientOptions, EngineClient, OutputStream, PendingEngine};
+pub use client::{AttachError, ClientOptions, Delivered, EngineClient, OutputStream, PendingEngine};
 pub use endpoints::{EngineEndpoints, SocketDir};
 pub use error::{DeathCause, EngineError};
 pub use mirror::ReceiverMirror;

@@ -71,8 +71,9 @@ impl ReceiverMirror {
     }
 
     /// Follows the engine through a request that is about to be sent, and takes the data off the items that the engine
-    /// holds. [`missing`](Self::missing) must be empty.
-    pub fn apply(&mut self, features: &mut [MmFeature]) {
+    /// holds. [`missing`](Self::missing) must be empty. Returns the keys of the items that the engine will evict.
+    pub fn apply(&mut self, features: &mut [MmFeature]) -> Vec<String> {
+        let mut evicted = Vec::new();
         for feature in features.iter() {
             self.touch(feature.cache_key());
         }
@@ -83,9 +84,10 @@ impl ReceiverMirror {
                 self.touch(&key);
             } else if let Some(item) = &feature.data {
                 let bytes = size(item);
-                self.insert_if_fits(key, bytes);
+                self.insert_if_fits(key, bytes, &mut evicted);
             }
         }
+        evicted
     }
 
     /// Drops an item that the engine turned out not to hold.
@@ -106,7 +108,7 @@ impl ReceiverMirror {
         }
     }
 
-    fn insert_if_fits(&mut self, key: String, bytes: u64) {
+    fn insert_if_fits(&mut self, key: String, bytes: u64, evicted: &mut Vec<String>) {
         if bytes > self.capacity {
             return;
         }
@@ -115,6 +117,7 @@ impl ReceiverMirror {
             if let Some(entry) = self.entries.remove(&oldest) {
                 self.used -= entry.bytes;
             }
+            evicted.push(oldest);
         }
         self.clock += 1;
         self.used += bytes;

@@ -16,7 +16,7 @@ use crate::owner::Owner;
 use crate::ranges::Ranges;
 use crate::segment;
 use crate::shm::SHM_DIR;
-use crate::slot::SlotWriter;
+use crate::slot::{Slot, SlotWriter};
 
 /// Memory is reserved in steps of this size: about as much as one large image needs.
 const GROWTH: u64 = 32 << 20;
@@ -79,7 +79,7 @@ struct State {
 struct Holders {
     end: u64,
     /// Leases that have not ended, and one for the frontend itself as long as it has a [`SlotWriter`] or
-    /// [`Slot`](crate::Slot).
+    /// [`Slot`].
     count: usize,
 }
 
@@ -127,6 +127,11 @@ impl Arena {
     pub fn slot(&self, bytes: usize) -> Result<SlotWriter, NoSlot> {
         let range = self.shared.take(bytes as u64)?;
         Ok(SlotWriter::new(self.shared.clone(), range.start..range.start + bytes as u64))
+    }
+
+    /// Whether a slot is a piece of this arena.
+    pub fn owns(&self, slot: &Slot) -> bool {
+        slot.is_in(&self.shared)
     }
 
     /// Takes note that the engine has let go of these leases, or will with what it was just sent. They are looked at first

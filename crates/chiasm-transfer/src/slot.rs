@@ -92,6 +92,10 @@ impl Slot {
         let (id, handle) = self.held.arena.lend(&self.held.range)?;
         Ok(Lease { id, handle })
     }
+
+    pub(crate) fn is_in(&self, arena: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.held.arena, arena)
+    }
 }
 
 impl Deref for Slot {
@@ -99,6 +103,12 @@ impl Deref for Slot {
 
     fn deref(&self) -> &[u8] {
         self.held.bytes()
+    }
+}
+
+impl AsRef<[u8]> for Slot {
+    fn as_ref(&self) -> &[u8] {
+        self
     }
 }
 

@@ -1,18 +1,18 @@
 //! Waits on bound sockets until an engine has introduced itself.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use zeromq::{PullSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
+use super::delivery::Delivery;
 use super::shared::Shared;
 use super::tasks::{self, Events, Outputs, addressed};
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
 use crate::error::EngineError;
-use crate::mirror::ReceiverMirror;
 use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
 use crate::wire::version::{self, Support, TESTED};
 
@@ -74,8 +74,8 @@ impl PendingEngine {
         let (shared, messages) = Shared::new();
         tokio::spawn(tasks::send_requests(self.input, self.input_events, identity, messages, shared.clone()));
         tokio::spawn(tasks::receive_outputs(self.output, self.output_events, shared.clone()));
-        let mirror = Mutex::new(self.options.receiver_cache_bytes.map(ReceiverMirror::new));
-        let handle = ClientHandle { shared, ready, options: self.options, addresses: self.addresses, mirror };
+        let delivery = Delivery::new(self.options.receiver_cache_bytes);
+        let handle = ClientHandle { shared, ready, options: self.options, addresses: self.addresses, delivery };
         Ok(EngineClient { handle: Arc::new(handle) })
     }
 

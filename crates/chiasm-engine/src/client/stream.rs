@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
+use super::delivery::Delivered;
 use super::registry::Arrival;
 use super::shared::Shared;
 
@@ -13,7 +14,7 @@ pub struct OutputStream {
     request_id: String,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
     shared: Arc<Shared>,
-    items_with_data: usize,
+    delivered: Delivered,
 }
 
 impl OutputStream {
@@ -21,14 +22,14 @@ impl OutputStream {
         request_id: String,
         arrivals: mpsc::UnboundedReceiver<Arrival>,
         shared: Arc<Shared>,
-        items_with_data: usize,
+        delivered: Delivered,
     ) -> Self {
-        Self { request_id, arrivals, shared, items_with_data }
+        Self { request_id, arrivals, shared, delivered }
     }
 
-    /// Media items of the request that travelled with their data; the others were in the engine's receiver cache.
-    pub fn items_with_data(&self) -> usize {
-        self.items_with_data
+    /// How the request's media items travelled.
+    pub fn delivered(&self) -> Delivered {
+        self.delivered
     }
 
     /// The request's id.

@@ -176,11 +176,14 @@ fn sizes(data: &MmData) -> Result<(), String> {
             let WireTensor { dtype, shape, data } = tensor;
             let nbytes =
                 tensor.nbytes().ok_or_else(|| format!("has an unknown dtype {dtype:?} or too large a shape"))?;
-            match data {
-                TensorData::Bytes(bytes) if bytes.len() != nbytes => {
-                    Err(format!("has {} bytes, shape {shape:?} of {dtype} needs {nbytes}", bytes.len()))
-                }
-                _ => Ok(()),
+            let given = match data {
+                TensorData::Bytes(bytes) => bytes.len(),
+                TensorData::Slot(slot) => slot.len(),
+                TensorData::OutOfBand(_) => nbytes,
+            };
+            match given == nbytes {
+                true => Ok(()),
+                false => Err(format!("has {given} bytes, shape {shape:?} of {dtype} needs {nbytes}")),
             }
         }
         MmData::List(list) => list.iter().try_for_each(sizes),

@@ -102,7 +102,7 @@ impl Logprobs {
 
         let unsupported = |tensor: &WireTensor, field| Problem::Unsupported(tensor.dtype.to_string()).at(field);
         let misshaped = |tensor: &WireTensor, field| {
-            let bytes = tensor.bytes().map_or(0, Bytes::len);
+            let bytes = tensor.bytes().map_or(0, <[u8]>::len);
             Problem::TensorSize { dtype: tensor.dtype.to_string(), shape: tensor.shape.clone(), bytes }.at(field)
         };
         let &[positions, width] = &ids.shape[..] else {

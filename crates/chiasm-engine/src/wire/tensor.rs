@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use chiasm_transfer::Slot;
 use chiasm_types::Dtype;
 use rmp::Marker;
 use rmpv::Value;
@@ -31,6 +32,9 @@ pub struct WireTensor {
 pub enum TensorData {
     /// In the message. Encoded inline below 256 bytes and as an aux frame without a copy from there on.
     Bytes(Bytes),
+    /// In shared memory. A client that sends it to the slot's engine lends it, which makes it [`OutOfBand`]
+    /// (Self::OutOfBand); encoded as it is, it becomes bytes of the message.
+    Slot(Slot),
     /// Elsewhere: a map that a plugin in the engine resolves (vLLM's `OOBTensorProvider`).
     OutOfBand(Value),
 }
@@ -38,8 +42,17 @@ pub enum TensorData {
 impl WireTensor {
     /// A tensor of a type that Chiasm hands over. `None` when `data` is not `shape` elements of `dtype`.
     pub fn new(dtype: Dtype, shape: Vec<usize>, data: Bytes) -> Option<Self> {
-        let fits = bytes_of(&shape, dtype.size()) == Some(data.len());
-        fits.then(|| Self { dtype: Cow::Borrowed(dtype.torch_name()), shape, data: TensorData::Bytes(data) })
+        Self::of(dtype, shape, data.len(), TensorData::Bytes(data))
+    }
+
+    /// A tensor that was written into shared memory. `None` when the slot is not `shape` elements of `dtype`.
+    pub fn in_slot(dtype: Dtype, shape: Vec<usize>, slot: Slot) -> Option<Self> {
+        Self::of(dtype, shape, slot.len(), TensorData::Slot(slot))
+    }
+
+    fn of(dtype: Dtype, shape: Vec<usize>, bytes: usize, data: TensorData) -> Option<Self> {
+        let fits = bytes_of(&shape, dtype.size()) == Some(bytes);
+        fits.then(|| Self { dtype: Cow::Borrowed(dtype.torch_name()), shape, data })
     }
 
     /// The element type, if it is one that Chiasm hands over.
@@ -58,9 +71,10 @@ impl WireTensor {
     }
 
     /// The bytes, unless they are out of band.
-    pub fn bytes(&self) -> Option<&Bytes> {
+    pub fn bytes(&self) -> Option<&[u8]> {
         match &self.data {
             TensorData::Bytes(bytes) => Some(bytes),
+            TensorData::Slot(slot) => Some(slot),
             TensorData::OutOfBand(_) => None,
         }
     }
@@ -128,6 +142,7 @@ impl Wire for WireTensor {
         self.shape.write(to);
         match &self.data {
             TensorData::Bytes(bytes) => to.tensor_data(bytes),
+            TensorData::Slot(slot) => to.tensor_data(&Bytes::from_owner(slot.clone())),
             TensorData::OutOfBand(map) => to.value(map),
         }
     }
