@@ -50,6 +50,13 @@ pub struct SimConfig {
     pub vocab_size: u32,
     /// How image tensors must look.
     pub images: ImageRules,
+    /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes handles of slots. Without
+    /// it a handle makes the engine deaf, as any vLLM. Default true.
+    pub plugin: bool,
+    /// Whether the bytes of lent slots are compared with what they were at first: whenever a cached item is used, when an
+    /// image is encoded, and before a lease is returned. If they differ the engine dies. Costs one pass of BLAKE3 over
+    /// the tensor each time. Default true.
+    pub verify_slots: bool,
     /// How long to wait for the frontend's INIT. Default 5 minutes, as vLLM.
     pub init_timeout: Duration,
     /// Failures to produce. Default none.
@@ -126,6 +133,8 @@ impl SimConfig {
             eos: None,
             vocab_size: 151_936,
             images: ImageRules::default(),
+            plugin: true,
+            verify_slots: true,
             init_timeout: Duration::from_secs(300),
             faults: Faults::default(),
         }
@@ -171,6 +180,8 @@ impl fmt::Debug for SimConfig {
             .field("kv_events", &self.kv_events)
             .field("vllm_version", &self.vllm_version)
             .field("images", &self.images)
+            .field("plugin", &self.plugin)
+            .field("verify_slots", &self.verify_slots)
             .field("faults", &self.faults)
             .finish_non_exhaustive()
     }

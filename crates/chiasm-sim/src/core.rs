@@ -1,6 +1,6 @@
 //! The engine's loop, as `EngineCoreProc.run_busy_loop` in `vllm/v1/engine/core.py`.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_engine::wire::{EngineCoreOutput, EngineCoreOutputs, FinishReason, Utility, UtilityOutput};
@@ -11,8 +11,10 @@ use tokio::time::Instant;
 use crate::clock::Clock;
 use crate::config::SimConfig;
 use crate::intake::{SharedReceiverCache, Work};
+use crate::item::Item;
 use crate::outbox::Outbox;
 use crate::pace::StepWork;
+use crate::plugin::Plugin;
 use crate::scheduler::{Fatal, Scheduler};
 use crate::step_outputs::ClientOutputs;
 use crate::utility::Callee;
@@ -37,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) config: Arc<SimConfig>,
     pub(crate) scheduler: Scheduler,
     pub(crate) receiver_cache: Option<SharedReceiverCache>,
+    pub(crate) plugin: Option<Plugin>,
     pub(crate) clock: Clock,
     pub(crate) outbox: Outbox,
     pub(crate) kv_events: Option<mpsc::UnboundedSender<KvEventBatch>>,
@@ -52,7 +55,7 @@ impl Core {
         loop {
             if !self.scheduler.has_work() && pending.is_empty() {
                 if stopping {
-                    return End::Stopped;
+                    return self.stopped();
                 }
                 match inbox.recv().await {
                     Some(work) => pending.push(work),
@@ -63,8 +66,7 @@ impl Core {
             drain(&mut inbox, &mut pending);
             for work in pending.drain(..) {
                 if let Err(Fatal(reason)) = self.handle(work, &mut stopping) {
-                    self.outbox.send_dead();
-                    return End::Died(reason);
+                    return self.died(reason);
                 }
             }
             if !self.scheduler.has_work() {
@@ -73,10 +75,7 @@ impl Core {
 
             let work = match self.scheduler.schedule(self.clock.now()) {
                 Ok(work) => work,
-                Err(Fatal(reason)) => {
-                    self.outbox.send_dead();
-                    return End::Died(reason);
-                }
+                Err(Fatal(reason)) => return self.died(reason),
             };
             free_at = free_at.max(Instant::now() - SHORTEST_WAIT) + self.duration(&work);
             wait_until(free_at).await;
@@ -101,6 +100,23 @@ impl Core {
         }
     }
 
+    /// The last look at what the receiver cache holds. No vLLM takes one, but what was written to must not pass unnoticed.
+    fn stopped(&self) -> End {
+        let Some(cache) = &self.receiver_cache else {
+            return End::Stopped;
+        };
+        let cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+        match cache.values().try_for_each(Item::check) {
+            Ok(()) => End::Stopped,
+            Err(overwritten) => self.died(overwritten.to_string()),
+        }
+    }
+
+    fn died(&self, reason: String) -> End {
+        self.outbox.send_dead();
+        End::Died(reason)
+    }
+
     fn duration(&self, work: &StepWork) -> Duration {
         match *work == StepWork::default() && self.scheduler.has_unfinished() {
             true => IDLE_STEP,
@@ -114,6 +130,7 @@ impl Core {
             Work::Add(sequence) => self.scheduler.add(*sequence, self.clock.now())?,
             Work::Abort(ids) => self.scheduler.abort(&ids),
             Work::Call(call) => self.call(&call, *stopping),
+            Work::Die(reason) => return Err(Fatal(reason)),
             Work::Stop => {
                 *stopping = true;
                 for (client, ids) in self.scheduler.abort_all() {
@@ -129,8 +146,8 @@ impl Core {
         let result = match stopping {
             true => Err("Server shutting down".to_owned()),
             false => {
-                let receiver_cache = self.receiver_cache.as_ref();
-                Callee { scheduler: &mut self.scheduler, receiver_cache, now }.call(&call.method, &call.args)
+                let (receiver_cache, plugin) = (self.receiver_cache.as_ref(), self.plugin.as_ref());
+                Callee { scheduler: &mut self.scheduler, receiver_cache, plugin, now }.call(&call.method, &call.args)
             }
         };
         let utility_output = Some(UtilityOutput { call_id: call.call_id, result });

@@ -15,7 +15,9 @@ use crate::faults::Death;
 use crate::handshake::{self, Handshake};
 use crate::intake::{Intake, Work};
 use crate::kv_publisher::KvPublisher;
+use crate::lent_slot::Alarm;
 use crate::outbox::Outbox;
+use crate::plugin::Plugin;
 use crate::receiver_cache::ReceiverCache;
 use crate::scheduler::Scheduler;
 use crate::sockets;
@@ -152,6 +154,7 @@ async fn start(
 
     let clock = Clock::start();
     let receiver_cache = config.receiver_cache_bytes.map(ReceiverCache::new).map(Mutex::new).map(Arc::new);
+    let plugin = config.plugin.then(Plugin::default);
     let (outbox, queues) = Outbox::new(config.rank, init.addresses.outputs.len());
     let (losses, lost) = watch::channel(0);
     for (address, queue) in init.addresses.outputs.into_iter().zip(queues) {
@@ -159,6 +162,9 @@ async fn start(
     }
     let intake = Intake {
         receiver_cache: receiver_cache.clone(),
+        plugin: plugin.clone(),
+        alarm: config.verify_slots.then(|| Alarm(work.clone())),
+        held: Arc::default(),
         block_size: config.block_size.get(),
         clock,
         outbox: outbox.clone(),
@@ -179,5 +185,5 @@ async fn start(
     handshake.finish().await?;
 
     let scheduler = Scheduler::new(config.clone());
-    Ok(Core { config: config.clone(), scheduler, receiver_cache, clock, outbox, kv_events })
+    Ok(Core { config: config.clone(), scheduler, receiver_cache, plugin, clock, outbox, kv_events })
 }

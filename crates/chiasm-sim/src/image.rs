@@ -4,6 +4,7 @@ use chiasm_engine::wire::{MmData, MmField, MmItem, WireTensor};
 use chiasm_types::{Dtype, Placeholder};
 
 use crate::config::ImageRules;
+use crate::digest::Digest;
 
 /// One image as its tensors describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub(crate) struct SeenImage {
     pub(crate) height: u64,
     /// Tokens that it takes in the language model.
     pub(crate) embeddings: usize,
+    /// Of its pixels' bytes, however they came.
+    pub(crate) digest: Digest,
 }
 
 /// Tokens of a placeholder that the model replaces by embeddings.
@@ -24,24 +27,43 @@ pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
     }
 }
 
-/// What there is to know about an item. Its pixels are not kept: nobody looks at them, and caches would fill up.
+/// What there is to know about an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outline {
-    /// Element type and shape of `pixel_values`, or of `pixel_values_flat` as InternVL's chat models have it.
-    pixels: Option<(String, Vec<usize>)>,
+    pixels: Option<Pixels>,
     /// Values of `image_grid_thw`, if they are integers.
     grid: Option<Vec<i64>>,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pixels {
+    dtype: String,
+    shape: Vec<usize>,
+    digest: Digest,
+}
+
 impl Outline {
-    pub(crate) fn of(item: &MmItem) -> Self {
-        let tensor = |name: &str| item.get(name).and_then(MmField::tensor);
-        let pixels = tensor("pixel_values").or_else(|| tensor("pixel_values_flat"));
+    /// `digest` is that of the pixels' bytes, if there are any. No tensor may be out of band any more.
+    pub(crate) fn of(item: &MmItem, digest: Option<Digest>) -> Self {
+        let pixels = pixels_of(item).zip(digest);
         Self {
-            pixels: pixels.map(|pixels| (pixels.dtype.to_string(), pixels.shape.clone())),
-            grid: tensor("image_grid_thw").and_then(WireTensor::integers),
+            pixels: pixels.map(|(pixels, digest)| Pixels {
+                dtype: pixels.dtype.to_string(),
+                shape: pixels.shape.clone(),
+                digest,
+            }),
+            grid: tensor_of(item, "image_grid_thw").and_then(WireTensor::integers),
         }
     }
+}
+
+/// `pixel_values`, or `pixel_values_flat` as InternVL's chat models have it.
+pub(crate) fn pixels_of(item: &MmItem) -> Option<&WireTensor> {
+    tensor_of(item, "pixel_values").or_else(|| tensor_of(item, "pixel_values_flat"))
+}
+
+fn tensor_of<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
+    item.get(name).and_then(MmField::tensor)
 }
 
 /// Reads a Qwen-VL item: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in patches. Of the other
@@ -51,7 +73,8 @@ impl Outline {
 /// # Errors
 /// What a worker would fail at, in words.
 pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenImage, String> {
-    let (dtype, shape) = item.pixels.as_ref().ok_or("the item has no tensor pixel_values")?;
+    let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or("the item has no tensor pixel_values")?;
+    let digest = *digest;
     if !Dtype::from_torch_name(dtype).is_some_and(|dtype| rules.dtypes.contains(&dtype)) {
         return Err(format!("pixel_values are {dtype}"));
     }
@@ -59,7 +82,7 @@ pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRu
         [rows, row] => (rows, row),
         [3, high, wide] | [_, 3, high, wide] if item.grid.is_none() && !shape.contains(&0) => {
             let embeddings = embedding_tokens(placeholder);
-            return Ok(SeenImage { width: wide as u64, height: high as u64, embeddings });
+            return Ok(SeenImage { width: wide as u64, height: high as u64, embeddings, digest });
         }
         _ => return Err(format!("pixel_values have shape {shape:?}")),
     };
@@ -84,7 +107,8 @@ pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRu
     if rules.strict_placeholders && expected != embeddings {
         return Err(format!("the placeholder has {expected} tokens for {embeddings} embeddings"));
     }
-    Ok(SeenImage { width: wide.saturating_mul(patch as u64), height: high.saturating_mul(patch as u64), embeddings })
+    let (width, height) = (wide.saturating_mul(patch as u64), high.saturating_mul(patch as u64));
+    Ok(SeenImage { width, height, embeddings, digest })
 }
 
 fn side_of(area: usize) -> Option<usize> {
@@ -133,17 +157,23 @@ pub(crate) mod tests {
         Placeholder { offset, length, is_embed: None }
     }
 
+    pub(crate) fn outline(item: &MmItem) -> Outline {
+        Outline::of(item, pixels_of(item).and_then(WireTensor::bytes).map(|bytes| Digest::of(bytes)))
+    }
+
     fn seen(item: &MmItem, length: usize) -> Result<SeenImage, String> {
-        inspect(&Outline::of(item), &placeholder(0, length), &ImageRules::default())
+        inspect(&outline(item), &placeholder(0, length), &ImageRules::default())
     }
 
     #[test]
     fn an_image_has_the_size_of_its_grid() {
         let image = seen(&item(16, 20), 80).unwrap();
-        assert_eq!(image, SeenImage { width: 280, height: 224, embeddings: 80 });
+        let digest = Digest::of(&[7; 320 * 1176]);
+        assert_eq!(image, SeenImage { width: 280, height: 224, embeddings: 80, digest });
         // Qwen3-VL: patches of 16 pixels
         let image = seen(&item_with(Dtype::F32, 288, 1536, [1, 16, 18]), 72).unwrap();
-        assert_eq!(image, SeenImage { width: 288, height: 256, embeddings: 72 });
+        let digest = Digest::of(&[7; 288 * 1536 * 4]);
+        assert_eq!(image, SeenImage { width: 288, height: 256, embeddings: 72, digest });
     }
 
     #[test]
@@ -172,10 +202,11 @@ pub(crate) mod tests {
             ("pixels", &[3, 28, 42], Some("no tensor")),
         ] {
             let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+            let digest = Digest::of(&bytes);
             let tensor = WireTensor::new(Dtype::F32, shape.to_vec(), bytes.into()).unwrap();
             let item = MmItem(vec![(name.into(), MmField::batched(tensor, false))]);
             match (seen(&item, 7), complaint) {
-                (Ok(image), None) => assert_eq!(image, SeenImage { width: 42, height: 28, embeddings: 7 }),
+                (Ok(image), None) => assert_eq!(image, SeenImage { width: 42, height: 28, embeddings: 7, digest }),
                 (Err(error), Some(complaint)) => assert!(error.contains(complaint), "{error}"),
                 (result, _) => panic!("{name} {shape:?}: {result:?}"),
             }
@@ -187,7 +218,7 @@ pub(crate) mod tests {
         let mut mask = vec![true; 82];
         (mask[0], mask[81]) = (false, false);
         let position = Placeholder { offset: 40, length: 82, is_embed: Some(mask) };
-        assert!(inspect(&Outline::of(&item(16, 20)), &position, &ImageRules::default()).is_ok());
+        assert!(inspect(&outline(&item(16, 20)), &position, &ImageRules::default()).is_ok());
     }
 
     #[test]

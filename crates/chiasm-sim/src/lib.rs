@@ -4,8 +4,13 @@
 //! same sockets, publishes and replays the same KV events, and has the same caches: paged KV blocks with prefix reuse,
 //! a receiver cache of media items, a cache of encoded images. It computes nothing: a time model says how long each
 //! step takes, and every answer says what the engine saw, for example
-//! `1 image 280x224 (80 tokens); 64 of 109 prompt tokens were cached`. What would break an unmodified engine breaks
-//! this one in the same way.
+//! `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109 prompt tokens were cached`, where `9f2c1a07` is a digest of the
+//! pixels' bytes. What would break an unmodified engine breaks this one in the same way.
+//!
+//! It has Chiasm's plugin, too: it attaches a frontend's arena, takes handles in place of tensors, and keeps its views of
+//! slots as long as vLLM does. That is until the last of these lets go: the receiver cache, the request until the step
+//! after its end, the input thread until another request has come. A slot that is written to while it is lent kills the
+//! engine. Unlike a killed process it returns its leases when it ends.
 //!
 //! ```no_run
 //! use chiasm_sim::{Exit, Pace, SimConfig, SimEngine};
@@ -24,7 +29,8 @@
 //! | towards the frontend | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
 //! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `clock` |
 //! | caches | `paged_cache` (on `block_chain`, `free_queue`), `receiver_cache`, `encoder_cache` |
-//! | what it sees and says | `image`, `reply`, `logprobs`, `sampling_rules` |
+//! | shared memory | `plugin`, `handle`, `lent_slot` |
+//! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
 //! Not simulated: LoRA, pooling, structured outputs, speculative decoding, KV connectors, priority scheduling, and the
 //! one step by which vLLM's asynchronous scheduling runs ahead.
@@ -35,19 +41,24 @@ mod clock;
 mod config;
 mod connection;
 mod core;
+mod digest;
 mod encoder_cache;
 mod engine;
 mod error;
 mod faults;
 mod free_queue;
+mod handle;
 mod handshake;
 mod image;
 mod intake;
+mod item;
 mod kv_publisher;
+mod lent_slot;
 mod logprobs;
 mod outbox;
 mod pace;
 mod paged_cache;
+mod plugin;
 mod receiver_cache;
 mod reply;
 mod sampling_rules;

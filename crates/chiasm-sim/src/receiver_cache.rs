@@ -65,6 +65,11 @@ impl<T: Clone> ReceiverCache<T> {
         if missing.is_empty() { Ok(values) } else { Err(missing) }
     }
 
+    /// What it holds, in no order.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.entries.values().map(|entry| &entry.value)
+    }
+
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();

@@ -4,14 +4,17 @@ use chiasm_types::TokenId;
 
 use crate::image::SeenImage;
 
-/// Says what the engine saw: `1 image 280x224 (80 tokens); 64 of 109 prompt tokens were cached`.
+/// Says what the engine saw, with a digest of each image's pixels, so that wrong ones make another answer:
+/// `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109 prompt tokens were cached`.
 pub(crate) fn text(images: &[SeenImage], cached: usize, prompt: usize) -> String {
     let seen = match images.len() {
         0 => "no images".to_owned(),
         count => {
             let sizes: Vec<String> = images
                 .iter()
-                .map(|SeenImage { width, height, embeddings }| format!("{width}x{height} ({embeddings} tokens)"))
+                .map(|SeenImage { width, height, embeddings, digest }| {
+                    format!("{width}x{height} ({embeddings} tokens, {digest})")
+                })
                 .collect();
             format!("{count} image{} {}", if count == 1 { "" } else { "s" }, sizes.join(", "))
         }
@@ -53,9 +56,10 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::Digest;
 
     fn image(width: u64, height: u64, embeddings: usize) -> SeenImage {
-        SeenImage { width, height, embeddings }
+        SeenImage { width, height, embeddings, digest: Digest::of(b"") }
     }
 
     #[test]
@@ -63,11 +67,11 @@ mod tests {
         assert_eq!(text(&[], 0, 12), "no images; 0 of 12 prompt tokens were cached");
         assert_eq!(
             text(&[image(280, 224, 80)], 64, 109),
-            "1 image 280x224 (80 tokens); 64 of 109 prompt tokens were cached"
+            "1 image 280x224 (80 tokens, af1349b9); 64 of 109 prompt tokens were cached"
         );
         assert_eq!(
             text(&[image(280, 224, 80), image(56, 56, 4)], 0, 99),
-            "2 images 280x224 (80 tokens), 56x56 (4 tokens); 0 of 99 prompt tokens were cached"
+            "2 images 280x224 (80 tokens, af1349b9), 56x56 (4 tokens, af1349b9); 0 of 99 prompt tokens were cached"
         );
     }
 

@@ -9,10 +9,11 @@ use chiasm_kv::event::KvEvent;
 
 use crate::config::SimConfig;
 use crate::encoder_cache::{Encoded, EncoderCache};
+use crate::item::Item;
 use crate::logprobs;
 use crate::pace::StepWork;
 use crate::paged_cache::PagedCache;
-use crate::sequence::{Moment, Sequence};
+use crate::sequence::{Media, Moment, Sequence};
 use crate::step_outputs::{ClientOutputs, StepOutputs};
 
 /// Something killed the engine; what, in words.
@@ -33,6 +34,9 @@ pub(crate) struct Scheduler {
     ids: HashSet<String>,
     /// Requests ended since the last step: the engine takes one more step for them, even with nothing to compute.
     ended: bool,
+    /// Items of requests that ended since the last step. The worker has them, too, and hears of the end with the next step
+    /// (`finished_req_ids`).
+    leaving: Vec<Media>,
     /// Requests whose item contradicts the encoder's cache.
     contradicting: Vec<String>,
     lookups: PrefixCacheStats,
@@ -48,6 +52,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             ids: HashSet::new(),
             ended: false,
+            leaving: Vec::new(),
             contradicting: Vec::new(),
             lookups: PrefixCacheStats::default(),
         }
@@ -106,17 +111,19 @@ impl Scheduler {
     fn end(&mut self, mut sequence: Sequence) {
         self.cache.release(&mut sequence.table);
         self.ids.remove(&sequence.id);
+        self.leaving.append(&mut sequence.media);
         self.ended = true;
     }
 
     /// Chooses the tokens of the next step.
     ///
     /// # Errors
-    /// A request that the worker dies of.
+    /// A request that the worker dies of, or an image that is to be encoded from a slot that was written to.
     pub(crate) fn schedule(&mut self, now: f64) -> Result<StepWork, Fatal> {
         self.ended = false;
+        self.leaving.clear();
         let mut step = Step { budget: self.config.max_num_batched_tokens, work: StepWork::default() };
-        let preempted = self.schedule_running(&mut step, now);
+        let preempted = self.schedule_running(&mut step, now)?;
         if !preempted {
             self.admit_waiting(&mut step, now)?;
         }
@@ -124,7 +131,7 @@ impl Scheduler {
     }
 
     /// True if a request was preempted.
-    fn schedule_running(&mut self, step: &mut Step, now: f64) -> bool {
+    fn schedule_running(&mut self, step: &mut Step, now: f64) -> Result<bool, Fatal> {
         let mut preempted = false;
         let mut at = 0;
         while at < self.running.len() && step.budget > 0 {
@@ -133,7 +140,7 @@ impl Scheduler {
             // fit one step therefore never ends, in vLLM too.
             let positions = (self.config.max_model_len - 1).saturating_sub(sequence.computed);
             let wanted = (sequence.tokens.len() - sequence.computed).min(step.budget).min(positions);
-            let Some(tokens) = encode(&mut self.encoder, sequence, sequence.computed, wanted, step) else {
+            let Some(tokens) = encode(&mut self.encoder, sequence, sequence.computed, wanted, step)? else {
                 self.contradicting.push(sequence.id.clone());
                 at += 1;
                 continue;
@@ -155,7 +162,7 @@ impl Scheduler {
             }
             at += 1;
         }
-        preempted
+        Ok(preempted)
     }
 
     fn preempt_last(&mut self, now: f64) {
@@ -185,7 +192,7 @@ impl Scheduler {
             if !self.cache.fits(&sequence.table, &hits, sequence.tokens.len()) {
                 break;
             }
-            let Some(tokens) = encode(&mut self.encoder, sequence, cached, wanted, step) else {
+            let Some(tokens) = encode(&mut self.encoder, sequence, cached, wanted, step)? else {
                 self.contradicting.push(sequence.id.clone());
                 break;
             };
@@ -330,24 +337,30 @@ impl Step {
 
 /// Encodes the images among the `tokens` tokens from `start` that are not encoded yet. Returns the tokens, or `None`
 /// if an image contradicts the one that its identifier stood for before.
+///
+/// # Errors
+/// The image's slot was written to.
 fn encode(
     cache: &mut EncoderCache,
     sequence: &Sequence,
     start: usize,
     tokens: usize,
     step: &mut Step,
-) -> Option<usize> {
+) -> Result<Option<usize>, Fatal> {
     for media in &sequence.media {
         let position = &media.placeholder;
         if position.offset < start + tokens && start < position.offset + position.length {
             match cache.encode(&media.identifier, crate::image::embedding_tokens(position)) {
                 Encoded::Before => {}
-                Encoded::Now => step.work.images += 1,
-                Encoded::Mismatch => return None,
+                Encoded::Now => {
+                    media.item.iter().try_for_each(Item::check).map_err(|problem| Fatal(problem.to_string()))?;
+                    step.work.images += 1;
+                }
+                Encoded::Mismatch => return Ok(None),
             }
         }
     }
-    Some(tokens)
+    Ok(Some(tokens))
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
 use crate::config::SimConfig;
-use crate::image::{self, Outline, SeenImage};
+use crate::image::{self, SeenImage};
+use crate::item::Item;
 use crate::paged_cache::BlockTable;
 use crate::reply::{self, Answer};
 
@@ -41,8 +42,9 @@ pub(crate) struct Sequence {
 pub(crate) struct Media {
     pub(crate) identifier: String,
     pub(crate) placeholder: Placeholder,
-    /// `None` when it was sent without data to an engine without a receiver cache.
-    pub(crate) item: Option<Outline>,
+    /// `None` when it was sent without data to an engine without a receiver cache. Kept until the request has ended, as
+    /// `Request.mm_features` in vLLM, although nobody needs it once it is encoded.
+    pub(crate) item: Option<Item>,
 }
 
 /// Kinds of `EngineCoreEventType` in `vllm/v1/engine/__init__.py`.
@@ -62,7 +64,7 @@ pub(crate) struct Sampled {
 
 impl Sequence {
     /// `items` are those of the request's features, as the receiver cache completed them.
-    pub(crate) fn new(request: EngineCoreRequest, items: Vec<Option<Outline>>, block_size: usize) -> Self {
+    pub(crate) fn new(request: EngineCoreRequest, items: Vec<Option<Item>>, block_size: usize) -> Self {
         let ranges = request.mm_features.iter().map(|feature| MediaRange {
             identifier: feature.identifier.clone(),
             offset: feature.position.offset,
@@ -129,9 +131,9 @@ impl Sequence {
             ));
         }
         let mut seen = Vec::with_capacity(self.media.len());
-        for media in &mut self.media {
-            let item = media.item.take().ok_or(format!("{} has no data", media.identifier));
-            let image = item.and_then(|item| image::inspect(&item, &media.placeholder, &config.images));
+        for media in &self.media {
+            let item = media.item.as_ref().ok_or(format!("{} has no data", media.identifier));
+            let image = item.and_then(|item| image::inspect(item.outline(), &media.placeholder, &config.images));
             seen.push(image.map_err(|problem| format!("request {}: {problem}", self.id))?);
         }
         self.seen = Some(seen);

@@ -3,12 +3,15 @@
 use chiasm_engine::wire::Value;
 
 use crate::intake::SharedReceiverCache;
+use crate::plugin::Plugin;
 use crate::scheduler::Scheduler;
 
 /// What the methods work on.
 pub(crate) struct Callee<'a> {
     pub(crate) scheduler: &'a mut Scheduler,
     pub(crate) receiver_cache: Option<&'a SharedReceiverCache>,
+    /// `None`: vLLM without it.
+    pub(crate) plugin: Option<&'a Plugin>,
     pub(crate) now: f64,
 }
 
@@ -16,10 +19,12 @@ impl Callee<'_> {
     /// Calls `method`.
     ///
     /// # Errors
-    /// The text that vLLM answers, also for methods that it has and the simulator has not.
+    /// The text that vLLM answers, also for methods that it has and the simulator has not. Why an arena can't be attached is
+    /// said in other words than the plugin's.
     pub(crate) fn call(&mut self, method: &str, args: &[Value]) -> Result<Value, String> {
         let parameters = match method {
             "reset_prefix_cache" => 2,
+            "chiasm_attach" if self.plugin.is_some() => 1,
             "reset_mm_cache" | "reset_encoder_cache" | "get_supported_tasks" | "is_scheduler_paused" => 0,
             _ => {
                 return Err(format!(
@@ -30,6 +35,13 @@ impl Callee<'_> {
         if args.len() > parameters {
             // An assertion without a text.
             return Err(format!("Call to {method} method failed: "));
+        }
+        if let ("chiasm_attach", Some(plugin)) = (method, self.plugin) {
+            let attached = match args.first() {
+                Some(name) => plugin.attach(name),
+                None => Err("chiasm_attach() missing 1 required positional argument: 'name'".to_owned()),
+            };
+            return attached.map_err(|reason| format!("Call to {method} method failed: {reason}"));
         }
         Ok(match method {
             "reset_mm_cache" => {

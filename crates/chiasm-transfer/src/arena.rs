@@ -6,10 +6,10 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::error::NoSlot;
-use crate::layout::{self, Handle, Header, PAGE};
+use crate::layout::{self, Handle, Header, LINE, PAGE};
 use crate::leases::{LeaseId, Leases};
 use crate::mapping::Mapping;
 use crate::owner::Owner;
@@ -24,9 +24,6 @@ const GROWTH: u64 = 32 << 20;
 const BYTES_PER_LEASE: u64 = 64 << 10;
 const MIN_LEASES: u64 = 1024;
 const MAX_LEASES: u64 = 1 << 20;
-/// Slots are whole cache lines.
-const LINE: u64 = 64;
-
 /// The shared memory of one start of one engine. Clones are the same arena; its memory is given back with the last of them
 /// and of its slots.
 #[derive(Clone, Debug)]
@@ -45,10 +42,12 @@ pub(crate) struct Shared {
     /// Open, because its lock says that the owner lives.
     file: File,
     state: Mutex<State>,
+    /// Signalled when a reservation has ended.
+    grown: Condvar,
 }
 
 /// What an arena's memory is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaUsage {
     /// Bytes that slots can have at most.
     pub capacity: u64,
@@ -67,6 +66,8 @@ struct State {
     free: Ranges,
     /// Not reserved yet.
     ungrown: Ranges,
+    /// Number of reservations under way.
+    growing: usize,
     reserved: u64,
     used: u64,
     /// By their start.
@@ -101,13 +102,15 @@ impl Arena {
         let state = State {
             free: Ranges::default(),
             ungrown: Ranges::new(header.slots..header.length),
+            growing: 0,
             reserved: 0,
             used: 0,
             slots: HashMap::new(),
             leases: Leases::new(header),
         };
         let (path, unlinked) = (dir.join(&name), AtomicBool::new(false));
-        Ok(Self { shared: Arc::new(Shared { path, name, unlinked, header, mapping, file, state: Mutex::new(state) }) })
+        let (state, grown) = (Mutex::new(state), Condvar::new());
+        Ok(Self { shared: Arc::new(Shared { path, name, unlinked, header, mapping, file, state, grown }) })
     }
 
     /// Its file name in [`SHM_DIR`], which the engine is told.
@@ -174,21 +177,33 @@ impl Shared {
         let (length, alignment) = (bytes.max(1).next_multiple_of(LINE), layout::alignment(bytes));
         let mut state = self.state();
         state.end_leases(|leases| leases.end_expected(&self.mapping));
-        if let Some(range) = state.take(length, alignment) {
-            return Ok(range);
-        }
-        state.end_leases(|leases| leases.end_all(&self.mapping));
-        if let Some(range) = state.take(length, alignment) {
-            return Ok(range);
-        }
-        let growth = state.growth(length).ok_or(NoSlot::Full)?;
-        // Takes milliseconds, which others need not wait for.
+        let growth = loop {
+            if let Some(range) = state.take(length, alignment) {
+                return Ok(range);
+            }
+            state.end_leases(|leases| leases.end_all(&self.mapping));
+            if let Some(range) = state.take(length, alignment) {
+                return Ok(range);
+            }
+            match state.growth(length) {
+                Some(growth) => break growth,
+                // What somebody else is reserving may be enough for both.
+                None if state.growing > 0 => {
+                    state = self.grown.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                None => return Err(NoSlot::Full),
+            }
+        };
+        state.growing += 1;
+        // Takes milliseconds, in which others can take and give back.
         drop(state);
         let reserved = segment::reserve(&self.file, growth.start, growth.end - growth.start);
         if reserved.is_ok() {
             self.mapping.populate(growth.clone());
         }
         let mut state = self.state();
+        state.growing -= 1;
+        self.grown.notify_all();
         if let Err(error) = reserved {
             state.ungrown.insert(growth);
             return Err(NoSlot::NoMemory(error));

@@ -4,6 +4,8 @@
 pub const LAYOUT_VERSION: u32 = 1;
 
 pub(crate) const PAGE: u64 = 4096;
+/// Slots are whole cache lines.
+pub(crate) const LINE: u64 = 64;
 pub(crate) const MAGIC: [u8; 8] = *b"CHIASMSM";
 /// Where the table of leases begins.
 pub(crate) const TABLE: u64 = PAGE;
@@ -30,7 +32,7 @@ const LARGE: u64 = 64 << 10;
 
 /// Multiple at which a slot of this many bytes begins.
 pub(crate) fn alignment(bytes: u64) -> u64 {
-    if bytes >= LARGE { PAGE } else { 64 }
+    if bytes >= LARGE { PAGE } else { LINE }
 }
 
 /// What a request carries in place of a tensor's bytes.

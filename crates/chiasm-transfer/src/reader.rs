@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{BadHandle, OpenError};
-use crate::layout::{Handle, Header, lease, state};
+use crate::layout::{Handle, Header, LINE, lease, state};
 use crate::mapping::Mapping;
 use crate::segment::{self, Unsuitable};
 use crate::shm::SHM_DIR;
@@ -48,10 +48,10 @@ impl ArenaReader {
         Ok(Self { shared: Arc::new(Shared { header, mapping }) })
     }
 
-    /// The slot that a handle stands for.
+    /// The slot that a handle stands for. To be called once for a handle.
     ///
     /// # Errors
-    /// [`BadHandle`] says what does not fit.
+    /// [`BadHandle`] says what does not fit. If it is the slot and not the lease, the lease is returned.
     pub fn resolve(&self, handle: &Handle) -> Result<SlotView, BadHandle> {
         let Shared { header, mapping } = &*self.shared;
         if handle.arena != header.number {
@@ -64,13 +64,18 @@ impl ArenaReader {
         if !lent {
             return Err(BadHandle::Ended);
         }
-        let range = handle.offset..handle.offset.checked_add(handle.length).ok_or(BadHandle::Range)?;
+        let end = handle.offset.checked_add(handle.length).ok_or(BadHandle::Range);
+        let range = handle.offset..end.unwrap_or(handle.offset);
+        // From here on the lease is returned, by dropping this if by nothing else.
+        let view = SlotView { arena: self.shared.clone(), entry, generation: handle.generation, range };
+        let range = &view.range;
         let as_lent = mapping.u64_at(entry + lease::OFFSET).load(Ordering::Relaxed) == handle.offset
             && mapping.u64_at(entry + lease::LENGTH).load(Ordering::Relaxed) == handle.length;
-        if !as_lent || range.start < header.slots || range.end > header.length {
+        end?;
+        if !as_lent || range.start < header.slots || range.end > header.length || !range.start.is_multiple_of(LINE) {
             return Err(BadHandle::Range);
         }
-        Ok(SlotView { arena: self.shared.clone(), entry, generation: handle.generation, range })
+        Ok(view)
     }
 }
 

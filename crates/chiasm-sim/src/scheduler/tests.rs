@@ -1,5 +1,6 @@
 use super::*;
-use crate::image::{Outline, tests::item};
+use crate::image::tests::item;
+use crate::item::tests::{by_slot, inline};
 use crate::pace::Pace;
 use chiasm_engine::wire::{EngineCoreRequest, MmFeature, SamplingParams};
 use chiasm_types::{BlockSize, Placeholder, TokenId};
@@ -48,7 +49,7 @@ impl Scheduler {
 
     fn try_start(&mut self, request: EngineCoreRequest) -> Result<(), Fatal> {
         let features = request.mm_features.iter();
-        let items = features.map(|feature| feature.data.as_ref().map(Outline::of)).collect();
+        let items = features.map(|feature| feature.data.clone().map(inline)).collect();
         self.add(Sequence::new(request, items, self.config.block_size.get()), 1.0)
     }
 
@@ -221,4 +222,39 @@ fn a_duplicate_and_a_prompt_that_is_too_long_are_fatal() {
     assert!(scheduler.try_start(request("a", 1, 10, 3)).is_err());
     scheduler.start(request("b", 1, 129, 3));
     assert!(scheduler.schedule(1.0).is_err());
+}
+
+#[test]
+fn slots_are_held_until_the_step_after_the_end() {
+    let mut scheduler = scheduler(|_| {});
+    let (image, lent) = by_slot(item(4, 4));
+    let request = with_image(request("a", 1, 11, 2), "x", 0);
+    scheduler.add(Sequence::new(request, vec![Some(image)], 4), 1.0).unwrap();
+    let arenas: Vec<_> = lent.into_iter().map(|lent| lent.arena).collect();
+    let leases = || arenas.iter().map(|arena| arena.usage().leases).sum::<usize>();
+    for (step, held) in [(1, 2), (2, 2), (3, 0)] {
+        scheduler.step();
+        assert_eq!(leases(), held, "after step {step}");
+    }
+}
+
+#[test]
+fn an_image_is_not_encoded_from_a_slot_that_was_written_to() {
+    let mut scheduler = scheduler(|_| {});
+    let (image, lent) = by_slot(item(4, 4));
+    let add = |scheduler: &mut Scheduler, id: &str| {
+        let request = with_image(request(id, 1, 11, 1), "x", 0);
+        scheduler.add(Sequence::new(request, vec![Some(image.clone())], 4), 1.0).unwrap();
+    };
+    add(&mut scheduler, "a");
+    assert_eq!(scheduler.step().0.images, 1);
+    lent[0].overwrite();
+    // Its embeddings are still there.
+    add(&mut scheduler, "b");
+    assert_eq!(scheduler.step().0.images, 0);
+    scheduler.reset_encoder_cache();
+    assert!(scheduler.reset_prefix_cache(false, 1.0));
+    add(&mut scheduler, "c");
+    let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("it was encoded") };
+    assert!(reason.ends_with("was written to while it was lent"), "{reason}");
 }

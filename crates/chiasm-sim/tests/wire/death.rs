@@ -18,7 +18,7 @@ fn slow(config: &mut SimConfig) {
     config.pace.decode_tokens_per_s = 200.0;
 }
 
-async fn failure(engine: &SimEngine) -> std::sync::Arc<SimError> {
+pub(crate) async fn failure(engine: &SimEngine) -> std::sync::Arc<SimError> {
     match soon("the end", engine.done()).await {
         Exit::Failed(error) => error,
         other => panic!("{other:?}"),

@@ -270,6 +270,11 @@ pub(crate) fn image(high: usize, wide: usize) -> MmItem {
     ])
 }
 
+/// What an answer says of the pixels of [`image`].
+pub(crate) fn digest_of_image(high: usize, wide: usize) -> String {
+    blake3::hash(&vec![7; high * wide * 1176]).to_hex()[..8].to_owned()
+}
+
 /// A media item at `offset`.
 pub(crate) fn feature(hash: &str, data: Option<MmItem>, offset: usize, length: usize) -> MmFeature {
     MmFeature {

@@ -6,4 +6,5 @@ mod frontend;
 mod kv_events;
 mod media;
 mod requests;
+mod shared_memory;
 mod start;

@@ -4,17 +4,18 @@ use chiasm_engine::wire::{EngineCoreRequest, FinishReason, Value};
 use chiasm_sim::Exit;
 use chiasm_types::TokenId;
 
-use crate::frontend::{Frontend, feature, image, image_request, text_request, tokens};
+use crate::frontend::{Frontend, digest_of_image, feature, image, image_request, text_request, tokens};
 
 #[tokio::test]
 async fn the_answer_says_what_was_seen_and_what_was_cached() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
+    let saw = format!("1 image 280x224 (80 tokens, {})", digest_of_image(16, 20));
     let first = frontend.ask(&image_request("1", "aa", Some(image(16, 20)))).await;
-    assert_eq!(first.text(), "1 image 280x224 (80 tokens); 0 of 109 prompt tokens were cached");
+    assert_eq!(first.text(), format!("{saw}; 0 of 109 prompt tokens were cached"));
     let again = frontend.ask(&image_request("2", "aa", None)).await;
-    assert_eq!(again.text(), "1 image 280x224 (80 tokens); 96 of 109 prompt tokens were cached");
+    assert_eq!(again.text(), format!("{saw}; 96 of 109 prompt tokens were cached"));
     let other = frontend.ask(&image_request("3", "bb", Some(image(16, 20)))).await;
-    assert_eq!(other.text(), "1 image 280x224 (80 tokens); 0 of 109 prompt tokens were cached");
+    assert_eq!(other.text(), format!("{saw}; 0 of 109 prompt tokens were cached"));
 }
 
 #[tokio::test]
@@ -36,7 +37,9 @@ async fn several_images_are_named_in_order() {
     let prompt = [tokens(1, 10), vec![TokenId(999); 80], tokens(2, 3), vec![TokenId(999); 4], tokens(3, 2)].concat();
     let mm_features = vec![feature("aa", Some(image(16, 20)), 10, 80), feature("bb", Some(image(4, 4)), 93, 4)];
     let answer = frontend.ask(&EngineCoreRequest { mm_features, ..text_request("1", prompt) }).await;
-    assert_eq!(answer.text(), "2 images 280x224 (80 tokens), 56x56 (4 tokens); 0 of 99 prompt tokens were cached");
+    let [large, small] = [digest_of_image(16, 20), digest_of_image(4, 4)];
+    let saw = format!("2 images 280x224 (80 tokens, {large}), 56x56 (4 tokens, {small})");
+    assert_eq!(answer.text(), format!("{saw}; 0 of 99 prompt tokens were cached"));
 }
 
 #[tokio::test]

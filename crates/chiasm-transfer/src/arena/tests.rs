@@ -120,10 +120,15 @@ fn handles_that_do_not_fit_are_refused() {
     assert_eq!(refused(Handle { lease: u32::MAX, ..handle }), BadHandle::Lease);
     assert_eq!(refused(Handle { lease: 1, ..handle }), BadHandle::Ended);
     assert_eq!(refused(Handle { generation: 2, ..handle }), BadHandle::Ended);
-    assert_eq!(refused(Handle { offset: handle.offset + 64, ..handle }), BadHandle::Range);
-    assert_eq!(refused(Handle { length: 5001, ..handle }), BadHandle::Range);
-    assert_eq!(refused(Handle { offset: u64::MAX, ..handle }), BadHandle::Range);
+    assert_eq!(arena.usage().leases, 1, "handles of no lease return none");
+    for (offset, length) in [(64, 0), (0, 1), (u64::MAX - (1 << 40), 0)] {
+        let handle = lent(&arena, 5000, 1).handle;
+        let wrong = Handle { offset: handle.offset + offset, length: handle.length + length, ..handle };
+        assert_eq!(refused(wrong), BadHandle::Range);
+        assert_eq!(refused(handle), BadHandle::Ended, "no view will ever return it");
+    }
     assert!(reader.resolve(&handle).is_ok());
+    assert_eq!(arena.usage().leases, 0);
 }
 
 #[test]
@@ -158,6 +163,18 @@ fn memory_is_reserved_as_it_is_needed() {
     drop(slot);
     let _reused = arena.slot(GROWTH as usize).unwrap();
     assert_eq!(arena.usage().reserved, GROWTH + (40 << 20));
+}
+
+#[test]
+fn slots_that_are_asked_for_at_once_share_what_is_reserved() {
+    for _ in 0..20 {
+        let arena = arena(4 << 20);
+        let found = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| arena.slot(1 << 20))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(found.iter().all(Result::is_ok), "{found:?}");
+    }
 }
 
 /// More than there is: the file system says no, and nobody dies.
