@@ -22,6 +22,7 @@ mod free_disk;
 mod goldens;
 mod keyed_dir;
 mod models;
+mod plugin;
 mod python;
 mod test_run;
 mod test_steps;

@@ -51,7 +51,7 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
 }
 
 /// Adds name and contents of every Python file in a folder and the folders in it, in the order of their names.
-fn sources(folder: &Path, inputs: &mut Vec<Vec<u8>>) -> Result<(), Error> {
+pub(crate) fn sources(folder: &Path, inputs: &mut Vec<Vec<u8>>) -> Result<(), Error> {
     let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
     let mut paths = read().map_err(Error::io("list", folder))?;
     paths.sort();

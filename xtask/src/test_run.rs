@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crate::child::{self, Cancel, Output};
 use crate::error::Error;
 use crate::models;
+use crate::plugin;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::vllm_env::{self, Setup, VllmEnv};
 use crate::workspace::Workspace;
@@ -44,14 +45,16 @@ struct Entry {
 struct Engines {
     env: VllmEnv,
     models: PathBuf,
+    plugin: PathBuf,
 }
 
 impl Engines {
-    fn variables(&self) -> [(&'static str, PathBuf); 3] {
+    fn variables(&self) -> [(&'static str, PathBuf); 4] {
         [
             ("CHIASM_TEST_VLLM", self.env.vllm()),
             ("CHIASM_TEST_PYTHON", self.env.python()),
             ("CHIASM_TEST_MODELS", self.models.clone()),
+            ("CHIASM_TEST_PLUGIN", self.plugin.clone()),
         ]
     }
 }
@@ -99,7 +102,7 @@ fn walk(plan: &[&'static Step], mut perform: impl FnMut(&Step) -> Outcome) -> Ve
 fn announce(number: usize, of: usize, step: &Step) {
     let detail = match step.action {
         Action::Cargo(arguments) => format!(": cargo {}", arguments.join(" ")),
-        Action::AwaitEngines => String::new(),
+        Action::AwaitEngines | Action::PluginTests => String::new(),
     };
     println!("\n==> {number}/{of} {}{detail}", step.title);
     // Children write to the same place; what is said before them must come out before them. A closed output is their affair.
@@ -122,6 +125,12 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
             }
             return Outcome::Passed;
         }
+        Action::PluginTests => {
+            return match engines {
+                Some(engines) => outcome(&mut plugin::tests(workspace, &engines.env), "the plugin's tests"),
+                None => Outcome::LeftOut("there is no vLLM"),
+            };
+        }
     };
     if step.needs == Needs::CargoDeny && !has_cargo_deny(workspace) {
         return Outcome::LeftOut("cargo-deny is not installed");
@@ -134,10 +143,14 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
     if let Some(engines) = engines {
         cargo.envs(engines.variables());
     }
-    match cargo.status() {
+    outcome(&mut cargo, &format!("`cargo {}`", arguments.join(" ")))
+}
+
+fn outcome(command: &mut Command, what: &str) -> Outcome {
+    match command.status() {
         Ok(status) if status.success() => Outcome::Passed,
-        Ok(status) => Outcome::Failed(format!("`cargo {}`: {status}", arguments.join(" "))),
-        Err(error) => Outcome::Failed(format!("could not start cargo: {error}")),
+        Ok(status) => Outcome::Failed(format!("{what}: {status}")),
+        Err(error) => Outcome::Failed(format!("could not start {what}: {error}")),
     }
 }
 
@@ -193,7 +206,8 @@ impl Background {
         let thread = thread::spawn(move || {
             let result = vllm_env::ensure(&setup).and_then(|env| {
                 let models = models::ensure(&setup, &env)?;
-                Ok(Engines { env, models })
+                let plugin = plugin::ensure(&setup, &env)?;
+                Ok(Engines { env, models, plugin })
             });
             match &result {
                 Ok(_) | Err(Error::Cancelled) => {}

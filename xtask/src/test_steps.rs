@@ -21,6 +21,8 @@ pub(crate) enum Action {
     Cargo(&'static [&'static str]),
     /// Waiting for the environment and the models that are being made in the background.
     AwaitEngines,
+    /// The tests of vLLM's plugin, in that environment.
+    PluginTests,
 }
 
 /// What a step can't do without.
@@ -92,6 +94,7 @@ const STEPS: &[Step] = &[
         needs: Needs::Toolchain,
     },
     Step { title: "vLLM and models ready", action: Action::AwaitEngines, variables: &[], needs: Needs::RealEngines },
+    Step { title: "plugin for vLLM", action: Action::PluginTests, variables: &[], needs: Needs::RealEngines },
     real_engine_test("real engine: client", REAL_ENGINE),
     real_engine_test("real engines: server", REAL_VLLM),
 ];
@@ -125,7 +128,7 @@ mod tests {
     fn arguments(step: &Step) -> &'static [&'static str] {
         match step.action {
             Action::Cargo(arguments) => arguments,
-            Action::AwaitEngines => &[],
+            Action::AwaitEngines | Action::PluginTests => &[],
         }
     }
 

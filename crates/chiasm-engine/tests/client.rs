@@ -11,7 +11,7 @@ use chiasm_engine::wire::{
 };
 use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir};
 use chiasm_types::TokenId;
-use mock_engine::{MockEngine, Order, hello, report, soon, text_request};
+use mock_engine::{MockEngine, Order, connect, hello, report, soon, text_request};
 
 const ANY_PORT: &str = "tcp://127.0.0.1:0";
 
@@ -25,13 +25,6 @@ async fn pending(dir: &SocketDir) -> PendingEngine {
 
 async fn connected(dir: &SocketDir) -> (EngineClient, MockEngine) {
     connect(pending(dir).await, report(), Order::ReportFirst).await
-}
-
-async fn connect(pending: PendingEngine, report: EngineReady, order: Order) -> (EngineClient, MockEngine) {
-    let endpoints = pending.endpoints().clone();
-    let (client, engine) =
-        soon(async { tokio::join!(pending.ready(), MockEngine::start(&endpoints, report, order)) }).await;
-    (client.unwrap(), engine)
 }
 
 fn dead(arrival: Option<Result<EngineCoreOutput, EngineError>>) -> DeathCause {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use chiasm_engine::Delivered;
+use chiasm_transfer::Arena;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -31,6 +33,11 @@ struct TransferLabel {
     mode: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CauseLabel {
+    cause: &'static str,
+}
+
 /// All metrics of one frontend.
 pub struct Metrics {
     registry: Registry,
@@ -42,6 +49,7 @@ pub struct Metrics {
     cached_tokens: Counter,
     completion_tokens: Counter,
     transfers: Family<TransferLabel, Counter>,
+    step_downs: Family<CauseLabel, Counter>,
     /// Images decoded and processed.
     pub(crate) media_decoded: Counter,
     /// Media items that engines did not hold although they were believed to.
@@ -60,6 +68,10 @@ pub struct Metrics {
     index_shed: Gauge,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
+    arena_reserved: Family<WorkerLabel, Gauge>,
+    arena_used: Family<WorkerLabel, Gauge>,
+    arena_slots: Family<WorkerLabel, Gauge>,
+    arena_leases: Family<WorkerLabel, Gauge>,
 }
 
 impl Default for Metrics {
@@ -74,6 +86,7 @@ impl Default for Metrics {
             cached_tokens: Counter::default(),
             completion_tokens: Counter::default(),
             transfers: Family::default(),
+            step_downs: Family::default(),
             media_decoded: Counter::default(),
             mm_cache_misses: Counter::default(),
             retries: Counter::default(),
@@ -89,6 +102,10 @@ impl Default for Metrics {
             index_shed: Gauge::default(),
             worker_running: Family::default(),
             worker_waiting: Family::default(),
+            arena_reserved: Family::default(),
+            arena_used: Family::default(),
+            arena_slots: Family::default(),
+            arena_leases: Family::default(),
         };
         metrics.registered()
     }
@@ -105,6 +122,11 @@ impl Metrics {
         r.register("cached_tokens", "Prompt tokens that engines found in their caches", self.cached_tokens.clone());
         r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
         r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
+        r.register(
+            "mm_transfer_fallback",
+            "Media items that were to travel in shared memory and did not, by cause",
+            self.step_downs.clone(),
+        );
         r.register("media_decoded", "Images decoded and processed", self.media_decoded.clone());
         r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.mm_cache_misses.clone());
         r.register("retries", "Requests moved to another worker because theirs died", self.retries.clone());
@@ -128,6 +150,20 @@ impl Metrics {
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
         r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
+        r.register_with_unit(
+            "arena_reserved",
+            "Shared memory that a worker's arena has taken from the system",
+            Unit::Bytes,
+            self.arena_reserved.clone(),
+        );
+        r.register_with_unit(
+            "arena_used",
+            "Shared memory that the tensors of a worker take",
+            Unit::Bytes,
+            self.arena_used.clone(),
+        );
+        r.register("arena_slots", "Tensors in a worker's arena", self.arena_slots.clone());
+        r.register("arena_leases", "Tensors that a worker's engine has not given back", self.arena_leases.clone());
         self
     }
 
@@ -138,10 +174,25 @@ impl Metrics {
         self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
     }
 
-    /// So many media items reached an engine in this way.
-    pub(crate) fn transferred(&self, how: Transfer, items: usize) {
-        if items > 0 {
+    /// Media items of a request were handed to an engine.
+    pub(crate) fn delivered(&self, delivered: Delivered) {
+        let ways = [
+            (Transfer::Cached, delivered.cached),
+            (Transfer::Shm, delivered.shm),
+            (Transfer::Inline, delivered.inline),
+        ];
+        for (how, items) in ways.into_iter().filter(|&(_, items)| items > 0) {
             self.transfers.get_or_create(&TransferLabel { mode: how.name() }).inc_by(items as u64);
+        }
+        for _ in 0..delivered.no_lease {
+            self.stepped_down("no_lease", &"all leases of the arena are in use");
+        }
+    }
+
+    /// A media item does not travel in shared memory although it was to. Told once for each cause.
+    pub(crate) fn stepped_down(&self, cause: &'static str, why: &dyn std::fmt::Display) {
+        if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
+            tracing::warn!(cause, "an image does not travel in shared memory: {why}; told once for each cause");
         }
     }
 
@@ -179,6 +230,14 @@ impl Metrics {
             let engine = worker.engine.unwrap_or_default();
             self.worker_running.get_or_create(&label).set(engine.running as i64);
             self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+        }
+        for worker in fleet.workers() {
+            let label = WorkerLabel { worker: worker.id.to_string() };
+            let usage = worker.client.arena().map(Arena::usage).unwrap_or_default();
+            self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
+            self.arena_used.get_or_create(&label).set(usage.used as i64);
+            self.arena_slots.get_or_create(&label).set(usage.slots as i64);
+            self.arena_leases.get_or_create(&label).set(usage.leases as i64);
         }
         let index = fleet.router().index_totals();
         self.index_blocks.set(index.blocks as i64);

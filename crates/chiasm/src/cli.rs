@@ -86,6 +86,13 @@ pub(crate) struct EngineArgs {
     /// it must be what they were started with [default: 4; for --attach unknown, so that every image is sent]
     #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = weight)]
     pub(crate) receiver_cache_gb: Option<f64>,
+    /// How images reach the engines
+    #[arg(long, env = "CHIASM_MM_TRANSFER", value_enum, default_value_t = MmTransfer::Auto)]
+    pub(crate) mm_transfer: MmTransfer,
+    /// GiB of shared memory for each engine's images, taken from /dev/shm as they are needed [default: 1 more than
+    /// --receiver-cache-gb, which the engine fills with them]
+    #[arg(long, env = "CHIASM_MM_ARENA_GB", value_parser = positive)]
+    pub(crate) mm_arena_gb: Option<f64>,
     /// What engines are sent: raw pixels, which they normalise, or normalised floats
     #[arg(long, env = "CHIASM_PIXELS", value_enum, default_value_t = Pixels::Auto)]
     pub(crate) pixels: Pixels,
@@ -95,6 +102,18 @@ pub(crate) struct EngineArgs {
     /// Seconds that an engine may take to become ready
     #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
     pub(crate) startup_timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MmTransfer {
+    /// Not at all if the engine has them, else in shared memory, else in messages
+    Auto,
+    /// As auto, but engines that can't open shared memory are not used
+    Shm,
+    /// Not at all if the engine has them, else in messages
+    Inline,
+    /// In messages, every time: nothing is cached or shared
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -206,6 +225,9 @@ pub(crate) struct SimArgs {
     /// Runs all of that so many times faster
     #[arg(long, default_value_t = 1.0, value_parser = weight)]
     pub(crate) sim_speedup: f64,
+    /// Leaves out the plugin that opens shared memory
+    #[arg(long)]
+    pub(crate) sim_no_plugin: bool,
 }
 
 #[derive(Debug, Args)]
@@ -277,6 +299,10 @@ fn weight(text: &str) -> Result<f64, String> {
         Ok(weight) if weight.is_finite() && weight >= 0.0 => Ok(weight),
         _ => Err("expected a number, 0 or more".to_owned()),
     }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    weight(text).ok().filter(|&number| number > 0.0).ok_or_else(|| "expected a number, more than 0".to_owned())
 }
 
 #[cfg(test)]

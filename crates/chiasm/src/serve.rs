@@ -8,19 +8,22 @@ use std::time::Duration;
 use chiasm_engine::ClientOptions;
 use chiasm_media::{MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
-use chiasm_server::fleet::{AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
+use chiasm_server::fleet::{ArenaPolicy, AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, routes};
 use chiasm_sim::SimConfig;
 use tokio::net::TcpListener;
 
-use crate::cli::{MediaArgs, Pixels, PolicyArg, RoutingArgs, ServeArgs};
+use crate::cli::{MediaArgs, MmTransfer, Pixels, PolicyArg, RoutingArgs, ServeArgs};
 use crate::error::CliError;
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
 
 /// vLLM's own default.
 const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
+
+/// Room for tensors that are being written, sent, or used by requests after their eviction.
+const ARENA_GB_IN_FLIGHT: f64 = 1.0;
 
 /// vLLM's flag against normalising on the device; see [`pixel_policy`].
 const NO_DEVICE_NORMALIZE: &str = "--no-mm-device-do-normalize";
@@ -36,6 +39,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
         startup_timeout: args.engines.startup_timeout,
         client: client_options(&args, &model),
         pixels: pixel_policy(&args, &model),
+        arena: arena_policy(&args),
     };
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
@@ -149,8 +153,24 @@ fn pixel_policy(args: &ServeArgs, model: &ServedModel) -> PixelPolicy {
     }
 }
 
+/// With `--mm-transfer off` the engines that are started here cache nothing.
 fn receiver_cache_gb(args: &ServeArgs) -> f64 {
-    args.engines.receiver_cache_gb.unwrap_or(DEFAULT_RECEIVER_CACHE_GB)
+    match args.engines.mm_transfer {
+        MmTransfer::Off => 0.0,
+        _ => args.engines.receiver_cache_gb.unwrap_or(DEFAULT_RECEIVER_CACHE_GB),
+    }
+}
+
+/// An engine's receiver cache keeps the tensors where they are, in its arena; so that must hold as much and what is under
+/// way.
+fn arena_policy(args: &ServeArgs) -> ArenaPolicy {
+    let gib = args.engines.mm_arena_gb.unwrap_or_else(|| receiver_cache_gb(args) + ARENA_GB_IN_FLIGHT);
+    let bytes = (gib * (1_u64 << 30) as f64) as u64;
+    match args.engines.mm_transfer {
+        MmTransfer::Auto => ArenaPolicy::Preferred { bytes },
+        MmTransfer::Shm => ArenaPolicy::Required { bytes },
+        MmTransfer::Inline | MmTransfer::Off => ArenaPolicy::Never,
+    }
 }
 
 /// What the engines' receiver caches hold, where that is known. An attached engine does not tell, and one without a cache

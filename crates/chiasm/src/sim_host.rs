@@ -37,6 +37,7 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, pixels: Op
     if let Some(block_size) = BlockSize::new(args.sim_block_size) {
         config.block_size = block_size;
     }
+    config.plugin = !args.sim_no_plugin;
     config.num_blocks = args.sim_blocks;
     config.max_model_len = args.sim_max_model_len;
     config.pace = Pace {

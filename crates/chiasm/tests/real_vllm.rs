@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use chiasm::scenarios::{DAWN, DUSK, NIGHT, Picture, SNOW};
+use chiasm::scenarios::{DAWN, DUSK, NIGHT, Picture, SNOW, STORM};
 use serde_json::{Value, json};
 use support::{Server, free_port, scenario_run, send_signal, wait_for};
 
@@ -24,6 +24,8 @@ const STARTUP: Duration = Duration::from_secs(240);
 const BLOCK_SIZE: u64 = 32;
 /// Holds some five of the pictures, so that engines evict.
 const RECEIVER_CACHE_GB: &str = "0.002";
+/// Holds some twelve of the pictures: slots are used again and again.
+const ARENA_GB: &str = "0.005";
 /// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
 const ENGINE_FLAGS: &[&str] =
     &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
@@ -33,6 +35,8 @@ struct Environment {
     vllm: String,
     python: String,
     models: PathBuf,
+    /// Where the plugin is installed.
+    plugin: String,
 }
 
 impl Environment {
@@ -43,6 +47,7 @@ impl Environment {
             vllm: variable("CHIASM_TEST_VLLM"),
             python: variable("CHIASM_TEST_PYTHON"),
             models: variable("CHIASM_TEST_MODELS").into(),
+            plugin: variable("CHIASM_TEST_PLUGIN"),
         }
     }
 
@@ -50,7 +55,12 @@ impl Environment {
         self.models.join(name).display().to_string()
     }
 
+    /// Engines with the plugin.
     fn serve(&self, model: &str, engines: &str, flags: &[&str]) -> Server {
+        self.serve_in_mode("shm", model, engines, flags)
+    }
+
+    fn serve_in_mode(&self, mode: &str, model: &str, engines: &str, flags: &[&str]) -> Server {
         let model = self.model(model);
         let mut args = vec![
             model.as_str(),
@@ -62,6 +72,10 @@ impl Environment {
             &self.vllm,
             "--receiver-cache-gb",
             RECEIVER_CACHE_GB,
+            "--mm-transfer",
+            mode,
+            "--mm-arena-gb",
+            ARENA_GB,
             "--allow-private-media",
             "--port",
             "0",
@@ -69,7 +83,7 @@ impl Environment {
         ];
         args.extend(ENGINE_FLAGS);
         args.extend(flags);
-        Server::start(&args)
+        Server::start_with(&args, &[("PYTHONPATH", &self.plugin)])
     }
 
     /// Token ids that `vllm serve` gives for each request, and those of the prompt.
@@ -258,10 +272,11 @@ async fn real_engines_do_what_is_promised() {
     let server = environment.serve("qwen2vl", "2", &[]);
     server.wait_ready(2, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-    scenario_run::play_all(&server, "m", BLOCK_SIZE).await;
+    let answers = scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
     // Now with images from the engines' receiver caches, which by now have evicted some.
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-    assert!(server.metric("chiasm_mm_transfer_total{mode=\"cached\"}").await >= 10.0);
+    assert!(travelled(&server, "cached").await >= 10.0 && travelled(&server, "shm").await >= 10.0);
+    assert_eq!(travelled(&server, "inline").await, 0.0, "every slot came back in time");
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "the mirrors are exact");
     the_openai_package_works(&environment, &server).await;
     a_killed_engine_is_replaced(&server).await;
@@ -271,9 +286,69 @@ async fn real_engines_do_what_is_promised() {
     let left: Vec<_> = family.into_iter().filter(|&pid| is_alive(pid)).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
 
+    other_modes_give_the_same_answers(&environment, &answers).await;
+
     for model in ["qwen25vl", "qwen3vl"] {
         one_engine_answers_as_vllm_serve(&environment, model, &requests, &[]).await;
     }
+}
+
+/// Items that travelled in this way.
+async fn travelled(server: &Server, mode: &str) -> f64 {
+    server.metric(&format!("chiasm_mm_transfer_total{{mode=\"{mode}\"}}")).await
+}
+
+async fn other_modes_give_the_same_answers(environment: &Environment, answers: &[String]) {
+    for (mode, flags) in [
+        // With workers in processes of their own, the engine copies tensors to them.
+        ("auto", &["--distributed-executor-backend", "mp"][..]),
+        ("inline", &[]),
+        ("off", &[]),
+    ] {
+        let server = environment.serve_in_mode(mode, "qwen2vl", "1", flags);
+        server.wait_ready(1, STARTUP).await;
+        assert_eq!(scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await, answers, "{mode}");
+        let (cached, shm, inline) =
+            (travelled(&server, "cached").await, travelled(&server, "shm").await, travelled(&server, "inline").await);
+        let as_promised = match mode {
+            "auto" => cached > 0.0 && shm > 0.0 && inline == 0.0,
+            "inline" => cached > 0.0 && shm == 0.0 && inline > 0.0,
+            _ => cached == 0.0 && shm == 0.0 && inline > 0.0,
+        };
+        assert!(as_promised, "{mode}: {cached} cached, {shm} in shared memory, {inline} inline");
+        if mode == "auto" {
+            a_killed_worker_process_ends_its_engine(&server).await;
+        }
+        assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+    }
+}
+
+async fn a_killed_worker_process_ends_its_engine(server: &Server) {
+    let group = server.logged("worker_0: its process group is ").parse().expect("a process id");
+    let is_worker = |pid: &u32| {
+        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| command.starts_with(b"VLLM::Worker"))
+    };
+    let worker = descendants(group).into_iter().find(is_worker).expect("a worker process");
+    let picture = json!({
+        "model": "m", "messages": [{"role": "user", "content": [image(STORM), text("describe")]}], "max_tokens": 1000,
+        "ignore_eos": true, "temperature": 0,
+    });
+    let (answer, ()) = tokio::join!(server.chat(&picture), async {
+        let running = async || server.metric("chiasm_worker_running_requests{worker=\"worker_0\"}").await;
+        wait_for("running request", STARTUP, async || running().await == 1.0).await;
+        send_signal(worker, "KILL");
+    });
+    assert!(matches!(answer.status, 502 | 503), "{}", answer.text);
+    server.wait_ready(1, STARTUP).await;
+    server.chat(&picture_request()).await.ok();
+}
+
+/// A short request with a picture.
+fn picture_request() -> Value {
+    json!({
+        "model": "m", "messages": [{"role": "user", "content": [image(STORM), text("describe")]}], "max_tokens": 4,
+        "temperature": 0,
+    })
 }
 
 async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str, requests: &[Value], flags: &[&str]) {

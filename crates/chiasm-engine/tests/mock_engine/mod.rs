@@ -4,11 +4,11 @@ use std::sync::Once;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_engine::EngineEndpoints;
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, Hello,
     InitMessage, SamplingParams, handshake, output, request,
 };
+use chiasm_engine::{EngineClient, EngineEndpoints, PendingEngine};
 use chiasm_types::TokenId;
 use zeromq::{DealerSocket, PushSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage};
 
@@ -41,6 +41,7 @@ pub(crate) struct MockEngine {
 
 /// In which order the last two messages of the handshake come.
 #[derive(Clone, Copy)]
+#[allow(dead_code, reason = "each test binary uses its own part")]
 pub(crate) enum Order {
     ReportFirst,
     ReadyFirst,
@@ -74,6 +75,14 @@ pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSock
     socket.send(Hello::hello().encode().into()).await.unwrap();
     let init = socket.recv().await.unwrap().into_vec();
     (socket, InitMessage::decode(&init[0]).unwrap())
+}
+
+/// A client and its engine.
+pub(crate) async fn connect(pending: PendingEngine, report: EngineReady, order: Order) -> (EngineClient, MockEngine) {
+    let endpoints = pending.endpoints().clone();
+    let (client, engine) =
+        soon(async { tokio::join!(pending.ready(), MockEngine::start(&endpoints, report, order)) }).await;
+    (client.unwrap(), engine)
 }
 
 impl MockEngine {

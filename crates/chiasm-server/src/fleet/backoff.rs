@@ -3,28 +3,30 @@
 use std::time::{Duration, Instant};
 
 const FIRST: Duration = Duration::from_millis(500);
-const LONGEST: Duration = Duration::from_secs(60);
+/// For engines that are started here.
+pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// An engine that was ready for so long was fine: the next pause is the first one again.
 const HEALTHY: Duration = Duration::from_secs(60);
 
-/// Pauses that double, up to a minute, until an engine has lived for a minute.
+/// Pauses that double, up to a longest one, until an engine has lived for a minute.
 #[derive(Debug)]
 pub(super) struct Backoff {
     next: Duration,
+    longest: Duration,
 }
 
 impl Backoff {
-    pub(super) fn new() -> Self {
-        Self { next: FIRST }
+    pub(super) fn new(longest: Duration) -> Self {
+        Self { next: FIRST.min(longest), longest }
     }
 
     /// The pause after an engine that was ready since `ready`, if it ever was.
     pub(super) fn pause_after(&mut self, ready: Option<Instant>) -> Duration {
         if ready.is_some_and(|ready| ready.elapsed() >= HEALTHY) {
-            self.next = FIRST;
+            self.next = FIRST.min(self.longest);
         }
         let pause = self.next;
-        self.next = (pause * 2).min(LONGEST);
+        self.next = (pause * 2).min(self.longest);
         pause
     }
 }
@@ -34,15 +36,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_a_minute() {
-        let mut backoff = Backoff::new();
+    fn pauses_double_up_to_the_longest() {
+        let mut backoff = Backoff::new(LONGEST);
         let pauses: Vec<f64> = (0..9).map(|_| backoff.pause_after(None).as_secs_f64()).collect();
         assert_eq!(pauses, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]);
+        let mut backoff = Backoff::new(Duration::from_millis(100));
+        assert!((0..3).all(|_| backoff.pause_after(None) == Duration::from_millis(100)));
     }
 
     #[test]
     fn a_healthy_life_starts_over() {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(LONGEST);
         backoff.pause_after(None);
         let long_ago = Instant::now().checked_sub(HEALTHY);
         assert_eq!(backoff.pause_after(long_ago), FIRST);

@@ -1,8 +1,12 @@
 //! Where engines come from; here those that somebody else starts.
 
+use std::time::Duration;
+
 use chiasm_engine::{EngineEndpoints, SocketDir};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, pending};
+
+use super::backoff::LONGEST;
 
 /// Why an engine could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +35,12 @@ pub trait EngineHost: Send + Sync + 'static {
 
     /// What a person reads while it starts.
     fn describe(&self) -> String;
+
+    /// The longest pause before the engine after one that died. Engines that die again and again must not keep a machine
+    /// busy with starting them.
+    fn longest_pause(&self) -> Duration {
+        LONGEST
+    }
 }
 
 /// An engine that was started. Dropping it ends it at once.
@@ -75,6 +85,11 @@ impl EngineHost for AttachHost {
 
     fn describe(&self) -> String {
         format!("waiting for an engine at {}", self.handshake)
+    }
+
+    /// Waiting costs nothing, and whoever starts them has pauses of their own.
+    fn longest_pause(&self) -> Duration {
+        Duration::from_millis(100)
     }
 }
 

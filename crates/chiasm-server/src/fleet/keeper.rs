@@ -48,7 +48,7 @@ pub(super) async fn keep(
     options: FleetOptions,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let mut backoff = Backoff::new();
+    let mut backoff = Backoff::new(host.longest_pause());
     loop {
         let mut ready = None;
         let ended = one_engine(&fleet, id, host.as_ref(), &options, &mut shutdown, &mut ready).await;
@@ -114,7 +114,14 @@ async fn live(
     let info = client.info().clone();
     let shape = shape_of(&info)?;
     let pixel_format = pixel_format(&info, options.pixels)?;
-    let worker = Worker { id, client: client.clone(), pixel_format, max_model_len: shape.max_model_len };
+    options.arena.attach(id, &client).await.map_err(|error| Ended::Unsuitable(error.to_string()))?;
+    let worker = Worker {
+        id,
+        client: client.clone(),
+        pixel_format,
+        max_model_len: shape.max_model_len,
+        wants_arena: options.arena.bytes().is_some(),
+    };
     fleet.join(worker, shape, info.num_gpu_blocks).map_err(Ended::Unsuitable)?;
     let _feed = follow_kv_events(&fleet.router, id, &info);
     let _stats = follow_stats(fleet.router.clone(), id, &client);

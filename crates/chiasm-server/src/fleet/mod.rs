@@ -3,6 +3,7 @@
 //! Each worker has a keeper, a task that starts its engine, joins it to the router once it is ready, feeds it KV
 //! events, takes it out when it dies and starts the next one after a pause.
 
+mod arena;
 mod backoff;
 mod host;
 mod keeper;
@@ -19,6 +20,7 @@ use chiasm_vision::PixelFormat;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+pub use arena::ArenaPolicy;
 pub use host::{AttachHost, EngineHost, HostError, RunningEngine};
 pub use launch_host::LaunchHost;
 
@@ -32,6 +34,19 @@ pub enum FleetError {
     /// There would be nothing to send requests to.
     #[error("no engines were asked for; use --engines, --sim or --attach")]
     NoEngines,
+    /// Arenas are demanded and could not be had.
+    #[error(
+        "/dev/shm has {free:.2} GiB free, {engines} engines may use {each:.2} GiB each; enlarge it (docker: --shm-size) or lower \
+         --mm-arena-gb"
+    )]
+    ShmTooSmall {
+        /// GiB that are free.
+        free: f64,
+        /// Number of engines.
+        engines: usize,
+        /// GiB for each.
+        each: f64,
+    },
 }
 
 /// How engines are talked to.
@@ -43,6 +58,8 @@ pub struct FleetOptions {
     pub client: ClientOptions,
     /// Which pixels it is sent.
     pub pixels: PixelPolicy,
+    /// Whether they get shared memory.
+    pub arena: ArenaPolicy,
 }
 
 /// Which pixels engines are sent.
@@ -75,6 +92,8 @@ pub struct Worker {
     pub pixel_format: PixelFormat,
     /// Tokens of prompt and answer together.
     pub max_model_len: usize,
+    /// Whether its engine was to have shared memory; see [`EngineClient::arena`] for whether it has.
+    pub wants_arena: bool,
 }
 
 /// All workers.
@@ -104,6 +123,7 @@ impl Fleet {
         if hosts.is_empty() {
             return Err(FleetError::NoEngines);
         }
+        options.arena.check(hosts.len())?;
         let fleet = Arc::new(Self {
             router: Arc::new(Router::new(router)),
             metrics: Arc::default(),
@@ -153,6 +173,11 @@ impl Fleet {
     /// A worker, if it can take requests.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
         self.state().workers.get(&id).cloned()
+    }
+
+    /// The workers that can take requests.
+    pub fn workers(&self) -> Vec<Arc<Worker>> {
+        self.state().workers.values().cloned().collect()
     }
 
     /// Number of workers that can take requests.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use chiasm_engine::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature};
-use chiasm_engine::{DeathCause, EngineError, OutputStream};
+use chiasm_engine::{DeathCause, Delivered, EngineError, OutputStream};
 use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::WorkerId;
 use futures_util::future::select_all;
@@ -46,6 +46,8 @@ pub enum Transfer {
     None,
     /// Not at all: the engine's receiver cache holds every item.
     Cached,
+    /// In shared memory, for one item at least, and none as frames.
+    Shm,
     /// As frames of the request's message, for one item at least.
     Inline,
 }
@@ -56,6 +58,7 @@ impl Transfer {
         match self {
             Self::None => "none",
             Self::Cached => "cached",
+            Self::Shm => "shm",
             Self::Inline => "inline",
         }
     }
@@ -80,8 +83,8 @@ struct Running {
     choice: Choice,
     /// `None` once the continuation has ended.
     stream: Option<OutputStream>,
-    /// Media items that travelled with their data.
-    items_with_data: usize,
+    /// How the media items travelled.
+    delivered: Delivered,
 }
 
 /// Why an attempt ended early.
@@ -91,6 +94,9 @@ enum Failure {
     /// The engine does not hold media items that it was believed to hold. They are forgotten: the next attempt sends
     /// their data.
     Missed(usize),
+    /// The engine failed a request that had tensors in shared memory. They may have been the reason: the next attempt sends
+    /// them in the message.
+    Unread,
     /// The engine has to be sent the data of these media items too. Nothing was sent.
     NeedsData(Vec<String>),
     /// The request itself can't be served.
@@ -102,6 +108,8 @@ enum Failure {
 struct Attempts {
     dead: Vec<WorkerId>,
     misses: usize,
+    /// An engine may not be able to read slots.
+    unread: bool,
 }
 
 impl Attempts {
@@ -120,6 +128,10 @@ impl Attempts {
                 self.misses += 1;
                 Ok(())
             }
+            Failure::Unread if !self.unread => {
+                self.unread = true;
+                Ok(())
+            }
             Failure::Refused(error) if !self.dead.is_empty() && error.code == "unavailable" => {
                 Err(ApiError::unavailable("the engine failed and no other can take the request"))
             }
@@ -133,15 +145,15 @@ impl Generation {
     pub async fn start(frontend: &Arc<Frontend>, prepared: &Prepared) -> Result<Self, ApiError> {
         let mut attempts = Attempts::default();
         loop {
-            match Self::first_delta(frontend, prepared, &attempts.dead).await {
+            match Self::first_delta(frontend, prepared, &attempts).await {
                 Ok(generation) => return Ok(generation),
                 Err(failure) => attempts.again(frontend, failure)?,
             }
         }
     }
 
-    async fn first_delta(frontend: &Arc<Frontend>, prepared: &Prepared, dead: &[WorkerId]) -> Result<Self, Failure> {
-        let mut generation = Self::attempt(frontend, prepared, dead).await?;
+    async fn first_delta(frontend: &Arc<Frontend>, prepared: &Prepared, attempts: &Attempts) -> Result<Self, Failure> {
+        let mut generation = Self::attempt(frontend, prepared, attempts).await?;
         generation.ahead = generation.next_delta().await?;
         Ok(generation)
     }
@@ -163,9 +175,9 @@ impl Generation {
         })
     }
 
-    async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, exclude: &[WorkerId]) -> Result<Self, Failure> {
+    async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, before: &Attempts) -> Result<Self, Failure> {
         let started = Instant::now();
-        let route = RouteRequest { keys: &prepared.keys, prompt_tokens: prepared.tokens.len(), exclude };
+        let route = RouteRequest { keys: &prepared.keys, prompt_tokens: prepared.tokens.len(), exclude: &before.dead };
         let reservation = frontend.fleet.router().select(&route).map_err(ApiError::from)?;
         let worker = frontend
             .fleet
@@ -186,7 +198,7 @@ impl Generation {
         );
         frontend.metrics.routed(&attempted);
 
-        let mut tensors = Tensors::new(frontend, &prepared.items, worker.pixel_format);
+        let mut tensors = Tensors::new(frontend, &prepared.items, &worker, before.unread);
         tensors.make(|item| !worker.client.holds(&item.name())).await?;
         let running = loop {
             match submit(frontend, prepared, &worker, &tensors.features()) {
@@ -195,14 +207,14 @@ impl Generation {
                 submitted => break submitted?,
             }
         };
-        let items = prepared.items.len();
-        if items > 0 {
-            let inline = running.iter().any(|running| running.items_with_data > 0);
-            attempted.transfer = if inline { Transfer::Inline } else { Transfer::Cached };
-            for running in &running {
-                frontend.metrics.transferred(Transfer::Inline, running.items_with_data);
-                frontend.metrics.transferred(Transfer::Cached, items - running.items_with_data);
-            }
+        if !prepared.items.is_empty() {
+            let any = |how: fn(&Delivered) -> usize| running.iter().any(|running| how(&running.delivered) > 0);
+            attempted.transfer = match (any(|items| items.inline), any(|items| items.shm)) {
+                (true, _) => Transfer::Inline,
+                (false, true) => Transfer::Shm,
+                (false, false) => Transfer::Cached,
+            };
+            running.iter().for_each(|running| frontend.metrics.delivered(running.delivered));
         }
         Ok(Self {
             frontend: frontend.clone(),
@@ -260,8 +272,12 @@ impl Generation {
         let missed = &output.mm_cache_miss_hashes;
         let lacking = if missed.is_empty() { &self.items } else { missed };
         self.worker.client.forget_media(lacking.iter().map(String::as_str));
-        if self.running[index].items_with_data < self.items.len() {
+        let delivered = self.running[index].delivered;
+        if delivered.cached > 0 {
             return Failure::Missed(lacking.len());
+        }
+        if delivered.shm > 0 {
+            return Failure::Unread;
         }
         ApiError::internal("the engine could not process the request; its log says why").into()
     }
@@ -274,7 +290,7 @@ pub async fn collect(
 ) -> Result<(Vec<FinishedChoice>, Attempted), ApiError> {
     let mut attempts = Attempts::default();
     loop {
-        match collect_once(frontend, prepared, &attempts.dead).await {
+        match collect_once(frontend, prepared, &attempts).await {
             Ok(done) => return Ok(done),
             Err(failure) => attempts.again(frontend, failure)?,
         }
@@ -284,9 +300,9 @@ pub async fn collect(
 async fn collect_once(
     frontend: &Arc<Frontend>,
     prepared: &Prepared,
-    dead: &[WorkerId],
+    attempts: &Attempts,
 ) -> Result<(Vec<FinishedChoice>, Attempted), Failure> {
-    let mut generation = Generation::attempt(frontend, prepared, dead).await?;
+    let mut generation = Generation::attempt(frontend, prepared, attempts).await?;
     let mut partial: Vec<ChoiceDelta> = generation.running.iter().map(|_| ChoiceDelta::default()).collect();
     while let Some(delta) = generation.next_delta().await? {
         partial[delta.index].append(delta);
@@ -324,7 +340,7 @@ fn submit(
                 error => Failure::Refused(error.into()),
             })?;
             let choice = Choice::new(index as usize, &frontend.model.tokenizer, &prepared.tokens, &prepared.sampling);
-            Ok(Running { choice, items_with_data: stream.items_with_data(), stream: Some(stream) })
+            Ok(Running { choice, delivered: stream.delivered(), stream: Some(stream) })
         })
         .collect()
 }
@@ -354,6 +370,7 @@ impl From<Failure> for ApiError {
         match failure {
             Failure::Died(_, error) => error.into(),
             Failure::Missed(_) => Self::internal("the engine keeps losing the request's images"),
+            Failure::Unread => Self::internal("the engine could not process the request; its log says why"),
             Failure::NeedsData(keys) => EngineError::NeedsData { keys }.into(),
             Failure::Refused(error) => error,
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use chiasm_engine::ClientOptions;
 use chiasm_media::{MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
-use chiasm_server::fleet::{EngineHost, Fleet, FleetOptions, PixelPolicy};
+use chiasm_server::fleet::{ArenaPolicy, EngineHost, Fleet, FleetOptions, PixelPolicy};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits};
 
@@ -29,6 +29,9 @@ use report::{Report, Totals};
 
 const ENGINES: usize = 2;
 
+/// Shared memory for each engine: plenty for the demo's few small pictures.
+const ARENA_BYTES: u64 = 64 << 20;
+
 /// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen in the time to
 /// first token.
 const ENGINE: SimArgs = SimArgs {
@@ -39,6 +42,7 @@ const ENGINE: SimArgs = SimArgs {
     sim_decode_rate: 400.0,
     sim_image_ms: 25.0,
     sim_speedup: 1.0,
+    sim_no_plugin: false,
 };
 
 /// Runs the command.
@@ -105,6 +109,7 @@ impl Stand {
             startup_timeout: Duration::from_secs(30),
             client: ClientOptions { receiver_cache_bytes: config.receiver_cache_bytes, ..model.client_options() },
             pixels: PixelPolicy::Raw,
+            arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
         };
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
         let address = listener.local_addr().map_err(CliError::Server)?;

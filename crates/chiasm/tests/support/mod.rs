@@ -37,8 +37,14 @@ pub struct Server {
 impl Server {
     /// Starts `chiasm serve` with these arguments on a free port and waits until it listens.
     pub fn start(args: &[&str]) -> Self {
+        Self::start_with(args, &[])
+    }
+
+    /// The same with variables in its environment, which engines that it launches inherit.
+    pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut child = chiasm(&["serve"])
             .args(args)
+            .envs(variables.iter().copied())
             .args(if args.contains(&"--") { &[][..] } else { &["--port", "0"][..] })
             .stderr(Stdio::piped())
             .spawn()
@@ -65,6 +71,11 @@ impl Server {
         let log = self.log.lock().expect("not poisoned");
         let found = log.iter().rev().find_map(|line| Some(line.split_once(text)?.1.to_owned()));
         found.unwrap_or_else(|| panic!("nothing was logged with '{text}'"))
+    }
+
+    /// Number of lines of its log that have this text in them.
+    pub fn lines_logged(&self, text: &str) -> usize {
+        self.log.lock().expect("not poisoned").iter().filter(|line| line.contains(text)).count()
     }
 
     pub fn pid(&self) -> u32 {

@@ -5,15 +5,17 @@ use chiasm::scenarios::{self, Observed};
 use super::Server;
 use super::origin::Origin;
 
-/// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the overlap.
-pub async fn play_all(server: &Server, model: &str, block_size: u64) {
+/// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the overlap. The answers' texts.
+pub async fn play_all(server: &Server, model: &str, block_size: u64, max_tokens: u32) -> Vec<String> {
     let origin = Origin::start().await;
+    let mut texts = Vec::new();
     for scenario in scenarios::all() {
         let mut observed = Vec::new();
         for (index, turn) in scenario.turns.iter().enumerate() {
             let what = format!("{}, request {}", scenario.name, index + 1);
-            let answer = server.chat(&turn.body(model, &origin.url(), 8)).await;
-            let usage = &answer.ok()["usage"];
+            let answer = server.chat(&turn.body(model, &origin.url(), max_tokens)).await;
+            let body = answer.ok();
+            let usage = &body["usage"];
             let overlap = answer.header("x-chiasm-overlap");
             let (overlap, total) = overlap.split_once('/').expect("X/Y");
             let now = Observed {
@@ -34,6 +36,8 @@ pub async fn play_all(server: &Server, model: &str, block_size: u64) {
             if let Err(wrong) = turn.expect.check(&observed) {
                 panic!("{what}: {wrong}");
             }
+            texts.push(body["choices"][0]["message"]["content"].as_str().expect("text").to_owned());
         }
     }
+    texts
 }

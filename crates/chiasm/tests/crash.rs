@@ -1,0 +1,257 @@
+//! kill -9 of frontends and engines at random moments under load, with simulated engines as processes of their own that
+//! check every slot they read.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::PICTURES;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use support::{Process, Server, chiasm, client, demo_model, free_port, wait_for};
+use tokio::sync::watch;
+
+const KILLS: usize = 200;
+const ENGINES: usize = 2;
+const CLIENTS: usize = 4;
+/// Pictures that a receiver cache holds.
+const CACHED: usize = 3;
+const PICTURE_BYTES: usize = 320 * 1176;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn gib(pictures: usize) -> String {
+    format!("{}", (pictures * (PICTURE_BYTES + 8192)) as f64 / (1_u64 << 30) as f64)
+}
+
+/// A frontend and its engines, all processes that can be killed.
+struct Stand {
+    model: String,
+    addresses: Vec<String>,
+    engines: Vec<Process>,
+    frontend: Server,
+}
+
+impl Stand {
+    fn start() -> Self {
+        let model = demo_model().display().to_string();
+        let addresses: Vec<_> = (0..ENGINES).map(|_| format!("tcp://127.0.0.1:{}", free_port())).collect();
+        let frontend = frontend(&model, &addresses);
+        let engines = addresses.iter().map(|address| engine(&model, address)).collect();
+        Self { model, addresses, engines, frontend }
+    }
+
+    fn kill_engine(&mut self, index: usize) {
+        self.engines[index] = engine(&self.model, &self.addresses[index]);
+    }
+
+    /// Its engines go with it: a new frontend does not adopt them.
+    fn kill_frontend(&mut self) {
+        let _ = std::process::Command::new("kill").args(["-KILL", &self.frontend.pid().to_string()]).status();
+        self.engines.clear();
+        self.frontend = frontend(&self.model, &self.addresses);
+        self.engines = self.addresses.iter().map(|address| engine(&self.model, address)).collect();
+    }
+}
+
+fn frontend(model: &str, addresses: &[String]) -> Server {
+    let (cache, arena, attach) = (gib(CACHED), gib(CACHED + 5), addresses.join(","));
+    let args = [model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", &cache];
+    Server::start(&[&args[..], &["--mm-arena-gb", &arena, "--mm-transfer", "shm"]].concat())
+}
+
+/// Replacing it kills it.
+fn engine(model: &str, address: &str) -> Process {
+    let cache = gib(CACHED);
+    let args = ["sim-engine", "--handshake", address, "--model", model, "--receiver-cache-gb", &cache];
+    let fast = ["--sim-decode-rate", "2000", "--sim-image-ms", "2"];
+    Process(chiasm(&args).args(fast).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("an engine"))
+}
+
+fn body(pictures: &[usize], salt: u64, stream: bool) -> Value {
+    let part = |&index: &usize| {
+        let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(PICTURES[index].jpeg));
+        json!({"type": "image_url", "image_url": {"url": url}})
+    };
+    let content: Vec<Value> = pictures.iter().map(part).collect();
+    json!({
+        "model": "m", "max_tokens": 256, "cache_salt": salt.to_string(), "stream": stream,
+        "messages": [{"role": "user", "content": content}],
+    })
+}
+
+/// What an engine says of pictures that it saw rightly, in each's own words.
+struct Truth(HashMap<usize, String>);
+
+impl Truth {
+    async fn learn() -> Self {
+        let model = demo_model().display().to_string();
+        let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--mm-transfer", "off"]);
+        server.wait_ready(1, PATIENCE).await;
+        let mut words = HashMap::new();
+        for index in 0..PICTURES.len() {
+            let answer = server.chat(&body(&[index], 0, false)).await.ok();
+            let text = answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+            let seen = text.split(';').next().unwrap_or_default();
+            words.insert(index, seen.strip_prefix("1 image ").expect("one image").to_owned());
+        }
+        let mut distinct: Vec<_> = words.values().collect();
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!(distinct.len(), PICTURES.len(), "the pictures can be told apart");
+        Self(words)
+    }
+
+    /// How the answer must begin, up to what was cached.
+    fn of(&self, pictures: &[usize]) -> String {
+        let each: Vec<_> = pictures.iter().map(|index| self.0[index].as_str()).collect();
+        format!("{} image{} {};", pictures.len(), if pictures.len() == 1 { "" } else { "s" }, each.join(", "))
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    right: AtomicUsize,
+    told: AtomicUsize,
+    cut_off: AtomicUsize,
+    frontend_kills: AtomicUsize,
+}
+
+/// Sends requests until told to stop. Every answer is right, a clear error, or cut off by the end of the frontend.
+async fn load(seed: u64, truth: Arc<Truth>, url: watch::Receiver<String>, stop: Arc<AtomicBool>, tally: Arc<Tally>) {
+    let client = client();
+    let mut random = SmallRng::seed_from_u64(seed);
+    while !stop.load(Ordering::Relaxed) {
+        let pictures: Vec<usize> =
+            (0..random.random_range(1..=3)).map(|_| random.random_range(0..PICTURES.len())).collect();
+        let body = body(&pictures, random.random(), random.random());
+        let to = format!("{}/v1/chat/completions", *url.borrow());
+        let before = tally.frontend_kills.load(Ordering::SeqCst);
+        let request = client.post(to).header("content-type", "application/json").body(body.to_string());
+        let answer = async {
+            let response = request.send().await?;
+            let status = response.status().as_u16();
+            Ok::<_, reqwest::Error>((status, response.text().await?))
+        };
+        match answer.await {
+            Ok((status, text)) => check(status, &text, body["stream"] == true, &truth.of(&pictures), &tally),
+            Err(error) => {
+                let after = tally.frontend_kills.load(Ordering::SeqCst);
+                assert!(after > before || after % 2 == 1, "no frontend was killed, and yet: {error}");
+                tally.cut_off.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+}
+
+fn check(status: u16, text: &str, stream: bool, expected: &str, tally: &Tally) {
+    if status != 200 {
+        assert!(matches!(status, 500 | 502 | 503), "{status}: {text}");
+        let error: Value = serde_json::from_str(text).expect("an error in JSON");
+        assert!(error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{text}");
+        tally.told.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    if !stream {
+        let answer: Value = serde_json::from_str(text).expect("JSON");
+        let said = answer["choices"][0]["message"]["content"].as_str().expect("text");
+        assert!(said.starts_with(expected), "'{said}' is not '{expected}'");
+        tally.right.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    let events: Vec<Value> =
+        text.split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
+    let said: String = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
+    let finished = events.iter().any(|event| event["choices"][0]["finish_reason"].is_string());
+    match finished {
+        true => assert!(said.starts_with(expected), "'{said}' is not '{expected}'"),
+        // The engine died in the middle.
+        false => {
+            assert!(said.starts_with(expected) || expected.starts_with(&said), "'{said}' is not of '{expected}'");
+            assert!(events.iter().any(|event| event["error"]["message"].is_string()), "no word of the error: {text}");
+        }
+    }
+    let counter = if finished { &tally.right } else { &tally.told };
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Names of arenas whose owners are gone.
+fn abandoned() -> Vec<String> {
+    let names = std::fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| {
+            let pid = name.strip_prefix("chiasm.").and_then(|rest| rest.split('.').next());
+            pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists())
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
+    let seed = std::env::var("CHIASM_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u64 = seed.unwrap_or_else(rand::random);
+    eprintln!("CHIASM_TEST_SEED={seed}");
+    let mut random = SmallRng::seed_from_u64(seed);
+    let truth = Arc::new(Truth::learn().await);
+    let mut stand = Stand::start();
+    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+    let (url, urls) = watch::channel(stand.frontend.url.clone());
+    let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
+    let clients: Vec<_> = (0..CLIENTS as u64)
+        .map(|client| tokio::spawn(load(seed ^ client, truth.clone(), urls.clone(), stop.clone(), tally.clone())))
+        .collect();
+
+    for kill in 0..KILLS {
+        let frontend = random.random_ratio(1, 8);
+        if frontend {
+            // Odd while there is none.
+            tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
+            stand.kill_frontend();
+            url.send_replace(stand.frontend.url.clone());
+            tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
+        } else {
+            stand.kill_engine(random.random_range(0..ENGINES));
+        }
+        // Some kills hit those that are just starting, handing over and opening arenas.
+        if random.random_ratio(3, 4) {
+            stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+        }
+        tokio::time::sleep(Duration::from_millis(random.random_range(0..150))).await;
+        assert!(!clients.iter().any(tokio::task::JoinHandle::is_finished), "a client failed by kill {kill}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        client.await.expect("a client that found nothing wrong");
+    }
+    let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
+    let (right, told, cut_off) = (count(&tally.right), count(&tally.told), count(&tally.cut_off));
+    eprintln!("{right} right, {told} with an error, {cut_off} cut off by the end of a frontend");
+    assert!(right > KILLS, "{right} right, {told} with an error, {cut_off} cut off");
+
+    // No slot is lost: what is in use is what the engines' caches hold, once they have been sent something else.
+    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+    wait_for("slots to come back", PATIENCE, async || {
+        let words = rand::random::<u64>().to_string();
+        let text = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": words}]});
+        stand.frontend.chat(&text).await;
+        let mut slots = 0.0_f64;
+        for worker in 0..ENGINES {
+            slots =
+                slots.max(stand.frontend.metric(&format!("chiasm_arena_slots{{worker=\"worker_{worker}\"}}")).await);
+        }
+        slots <= CACHED as f64
+    })
+    .await;
+    // Whatever the last kills have left was removed by the frontend that started after them.
+    assert_eq!(abandoned(), Vec::<String>::new());
+}

@@ -1,0 +1,69 @@
+//! The plugin for vLLM, installed as its users install it, but beside the environment instead of in it: the environment is
+//! shared by all checkouts, the plugin belongs to one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::child;
+use crate::error::Error;
+use crate::keyed_dir::KeyedDir;
+use crate::models::sources;
+use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::workspace::Workspace;
+
+const PACKAGE: &str = "python/chiasm_vllm";
+const PROJECT: &str = "python/chiasm_vllm/pyproject.toml";
+
+/// Installs the plugin, or finds it installed. The directory belongs on the engines' PYTHONPATH.
+pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
+    let project = setup.workspace.file(PROJECT)?;
+    let package = setup.workspace.root.join(PACKAGE);
+    let mut inputs = vllm_env::inputs(&setup.workspace)?;
+    inputs.push(fs::read(&project).map_err(Error::io("read", &project))?);
+    sources(&package, &mut inputs)?;
+    let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+    let dir = KeyedDir::new(&setup.workspace.cache, "plugin", &inputs);
+    let installed = dir.path().join("site");
+    dir.ensure(
+        &setup.output,
+        &setup.cancel,
+        |path| path.join("site/chiasm_vllm/__init__.py").is_file(),
+        |path, held| {
+            setup.output.say(&format!("installing {PACKAGE} into {}", path.display()))?;
+            // setuptools builds where the sources are, and leaves its files there.
+            let copy = path.join("source");
+            copy_tree(&package, &copy)?;
+            let mut pip = env.python_command();
+            pip.args(["-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-input"])
+                .args(["--disable-pip-version-check", "--no-index", "--target"])
+                .arg(&installed)
+                .arg(&copy)
+                .stdin(held.as_input()?);
+            child::run(&mut pip, "pip install ./python/chiasm_vllm", &setup.output, &setup.cancel)
+        },
+    )?;
+    Ok(installed)
+}
+
+/// The plugin's own tests, which need vLLM and no model.
+pub(crate) fn tests(workspace: &Workspace, env: &VllmEnv) -> Command {
+    let package = workspace.root.join(PACKAGE);
+    let mut python = env.python_command();
+    python.args(["-B", "-m", "unittest", "discover", "-s"]).arg(package.join("tests")).arg("-t").arg(package);
+    python
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<(), Error> {
+    fs::create_dir_all(to).map_err(Error::io("create", to))?;
+    for entry in fs::read_dir(from).map_err(Error::io("list", from))? {
+        let path = entry.map_err(Error::io("list", from))?.path();
+        let name = path.file_name().unwrap_or_default();
+        if path.is_dir() {
+            copy_tree(&path, &to.join(name))?;
+        } else {
+            fs::copy(&path, to.join(name)).map_err(Error::io("copy", &path))?;
+        }
+    }
+    Ok(())
+}
