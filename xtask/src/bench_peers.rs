@@ -7,8 +7,13 @@
 //! | `row` | the form of every result |
 //! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its note |
 //! | `peers` | the program that measures it, which has a workspace of its own |
+//! | `handoff`, `handoff_note` | the bench of the way into the engine: its targets, its note |
+//! | `built` | where cargo puts what it builds |
 //! | `turbojpeg` | a library that one of the peers needs to be exact |
 
+mod built;
+mod handoff;
+mod handoff_note;
 mod peers;
 mod pixels;
 mod pixels_note;
@@ -17,23 +22,61 @@ mod turbojpeg;
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use crate::bench_peers::peers::Peers;
+use crate::bench_peers::row::Row;
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
+use crate::test_run::cargo;
 use crate::vllm_env::{self, Setup, VllmEnv};
 
-/// Fewer say nothing on a machine that others use too.
-pub(crate) const FEWEST_ROUNDS: u32 = 15;
-
 const RESULTS: &str = "docs/benchmarks";
+const MANIFEST: &str = "Cargo.toml";
 const MODELS: &str = "bench/peers/models";
 const TRANSFORMERS_PEER: &str = "bench/peers/transformers_peer.py";
 const MAKE_PICTURES: &str = "bench/peers/make_pictures.py";
+const HANDOFF_SCRIPTS: &str = "bench/handoff";
+const PLUGIN: &str = "python/chiasm_vllm";
+const PLUGIN_PACKAGE: &str = "python/chiasm_vllm/chiasm_vllm/__init__.py";
 
-/// Image preprocessing: ours, `llm-multimodal` and `transformers` on the same files. With `json`, prints the rows.
-pub(crate) fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bench {
+    /// Image preprocessing: ours, `llm-multimodal` and `transformers` on the same files.
+    Pixels,
+    /// From the frontend's memory into the engine: shared memory, messages, segments as Dynamo makes them.
+    Handoff,
+}
+
+impl Bench {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        match name {
+            pixels::BENCH => Some(Self::Pixels),
+            handoff::BENCH => Some(Self::Handoff),
+            _ => None,
+        }
+    }
+
+    /// Fewer say nothing on a machine that others use too. Times of several processes scatter more than CPU time of one.
+    pub(crate) fn fewest_rounds(self) -> u32 {
+        match self {
+            Self::Pixels => 15,
+            Self::Handoff => 21,
+        }
+    }
+}
+
+/// Runs one bench and writes its rows and its note. With `json`, prints the rows.
+pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool) -> Result<(), Error> {
+    match bench {
+        Bench::Pixels => pixels(setup, rounds, json),
+        Bench::Handoff => handoff(setup, rounds, json),
+    }
+}
+
+fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let root = &setup.workspace.root;
     let script = setup.workspace.file(TRANSFORMERS_PEER)?;
     let env = vllm_env::ensure(setup)?;
@@ -52,16 +95,7 @@ pub(crate) fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error
     }
     let measurements = pixels::parse(&peers::lines(&mut measure, "peers pixels")?)?;
     let rows = pixels::rows(&measurements, rounds);
-    if json {
-        for line in row::lines(&rows)? {
-            println!("{line}");
-        }
-    }
-    let results = root.join(RESULTS);
-    fs::create_dir_all(&results).map_err(Error::io("create", &results))?;
-    row::write(&results.join("pixels.json"), &rows)?;
-    let note = results.join("pixels.md");
-    fs::write(&note, pixels_note::write(&rows)).map_err(Error::io("write", &note))?;
+    let written = write(setup, pixels::BENCH, &rows, &pixels_note::write(&rows), json)?;
     for refusal in pixels::refusals(&measurements) {
         setup.output.say(&format!("!!! not supported yet: {refusal}"))?;
     }
@@ -69,8 +103,52 @@ pub(crate) fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error
         let share = row.peer.unwrap_or_default();
         setup.output.say(&format!("!!! other bits: {}, {}: {share} % of the values", row.case, row.peer_name))?;
     }
+    setup.output.say(&written)
+}
+
+fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
+    let (root, manifest) = (&setup.workspace.root, setup.workspace.file(MANIFEST)?);
+    setup.workspace.file(PLUGIN_PACKAGE)?;
+    let env = vllm_env::ensure(setup)?;
+    setup.output.say("building the example `handoff` of chiasm-engine")?;
+    let mut build = cargo(&setup.workspace);
+    build.args(["build", "--release", "--locked", "--package", "chiasm-engine", "--example", "handoff"]);
+    child::run(&mut build, "cargo build of the example", &setup.output, &setup.cancel)?;
+    let program = built::target_directory(setup, &manifest)?.join("release/examples/handoff");
+    let mut measure = Command::new(program);
+    measure.envs(vllm_env::ENGINE_VARIABLES).stdin(Stdio::null());
+    for (flag, value) in [
+        ("--python", env.python()),
+        ("--scripts", root.join(HANDOFF_SCRIPTS)),
+        ("--plugin", root.join(PLUGIN)),
+        ("--rounds", rounds.to_string().into()),
+    ] {
+        measure.arg(flag).arg(value);
+    }
+    setup.output.say("starting an engine's input side, which imports vLLM, then measuring")?;
+    let load = handoff::Load::now();
+    let rows = handoff::rows(&handoff::parse(&peers::lines(&mut measure, "the example handoff")?)?, load);
+    let written = write(setup, handoff::BENCH, &rows, &handoff_note::write(&rows), json)?;
+    for row in rows.iter().filter(|row| row.equal == Some(false)) {
+        setup.output.say(&format!("!!! other bytes arrived: {}, {}, {}", row.case, row.metric, row.peer_name))?;
+    }
+    setup.output.say(&written)
+}
+
+/// Writes what came out; says where, and how many targets were reached.
+fn write(setup: &Setup, bench: &str, rows: &[Row], note: &str, json: bool) -> Result<String, Error> {
+    if json {
+        for line in row::lines(rows)? {
+            println!("{line}");
+        }
+    }
+    let results = setup.workspace.root.join(RESULTS);
+    fs::create_dir_all(&results).map_err(Error::io("create", &results))?;
+    row::write(&results.join(format!("{bench}.json")), rows)?;
+    let path = results.join(format!("{bench}.md"));
+    fs::write(&path, note).map_err(Error::io("write", &path))?;
     let (reached, all) = (rows.iter().filter(|row| row.ok == Some(true)), rows.iter().filter(|row| row.ok.is_some()));
-    setup.output.say(&format!("{} of {} targets reached, see {}", reached.count(), all.count(), note.display()))
+    Ok(format!("{} of {} targets reached, see {}", reached.count(), all.count(), path.display()))
 }
 
 /// Makes the pictures, or finds them made.

@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::FEWEST_ROUNDS;
+use crate::bench_peers::Bench;
 use crate::error::Error;
 
 /// Printed by `cargo xtask help`.
@@ -15,6 +15,9 @@ usage: cargo xtask COMMAND
   bench-peers pixels [--rounds N] [--json]
                     measure image preprocessing against llm-multimodal and transformers, write docs/benchmarks/pixels.*
                     --rounds takes 15 or more, --json prints the rows as well
+  bench-peers handoff [--rounds N] [--json]
+                    measure how pixels get from the frontend into the engine, write docs/benchmarks/handoff.*
+                    --rounds takes 21 or more
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
@@ -26,7 +29,7 @@ pub(crate) enum Command {
     VllmEnv,
     Models,
     Goldens,
-    BenchPeersPixels { rounds: u32, json: bool },
+    BenchPeers { bench: Bench, rounds: u32, json: bool },
     Test { real_engines: bool },
 }
 
@@ -42,9 +45,12 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         "models" => Command::Models,
         "goldens" => Command::Goldens,
         "bench-peers" => match flags.next().map(String::as_str) {
-            Some("pixels") => Command::BenchPeersPixels { rounds: FEWEST_ROUNDS, json: false },
             Some("--help" | "-h") => return Ok(Command::Help),
-            bench => return Err(Error::UnknownBench { name: bench.unwrap_or_default().to_owned() }),
+            name => {
+                let unknown = || Error::UnknownBench { name: name.unwrap_or_default().to_owned() };
+                let bench = name.and_then(Bench::from_name).ok_or_else(unknown)?;
+                Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false }
+            }
         },
         "test" => Command::Test { real_engines: true },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
@@ -52,11 +58,11 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
             ("--no-vllm", Command::Test { real_engines }) => *real_engines = false,
-            ("--json", Command::BenchPeersPixels { json, .. }) => *json = true,
-            ("--rounds", Command::BenchPeersPixels { rounds, .. }) => {
-                let found = flags.next().map(String::as_str).unwrap_or_default();
-                let number = found.parse().ok().filter(|&number| number >= FEWEST_ROUNDS);
-                *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest: FEWEST_ROUNDS })?;
+            ("--json", Command::BenchPeers { json, .. }) => *json = true,
+            ("--rounds", Command::BenchPeers { bench, rounds, .. }) => {
+                let (found, fewest) = (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
+                let number = found.parse().ok().filter(|&number| number >= fewest);
+                *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
             }
             ("--help" | "-h", _) => return Ok(Command::Help),
             _ => {
@@ -92,8 +98,11 @@ mod tests {
 
     #[test]
     fn a_bench_takes_its_rounds_but_not_too_few() {
-        let pixels = |rounds, json| Command::BenchPeersPixels { rounds, json };
-        assert_eq!(parse_words("bench-peers pixels").unwrap(), pixels(FEWEST_ROUNDS, false));
+        let pixels = |rounds, json| Command::BenchPeers { bench: Bench::Pixels, rounds, json };
+        assert_eq!(parse_words("bench-peers pixels").unwrap(), pixels(15, false));
+        let handoff = Command::BenchPeers { bench: Bench::Handoff, rounds: 21, json: true };
+        assert_eq!(parse_words("bench-peers handoff --json").unwrap(), handoff);
+        assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));
         assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));
         for line in ["bench-peers pixels --rounds 14", "bench-peers pixels --rounds", "bench-peers pixels --rounds x"] {
             let error = parse_words(line).unwrap_err();

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::bench_peers::turbojpeg;
+use crate::bench_peers::{built, turbojpeg};
 use crate::child;
 use crate::error::Error;
 use crate::test_run::cargo;
@@ -28,15 +28,8 @@ impl Peers {
         let mut build = cargo(&setup.workspace);
         build.args(["build", "--release", "--manifest-path"]).arg(&manifest);
         child::run(&mut build, "cargo build of bench/peers", &setup.output, &setup.cancel)?;
-        let mut locate = cargo(&setup.workspace);
-        locate.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(&manifest);
-        let printed = child::read(&mut locate, "cargo metadata")?;
-        let what = "cargo metadata";
-        let metadata: serde_json::Value =
-            serde_json::from_str(&printed).map_err(|source| Error::Json { what: what.to_owned(), source })?;
-        let target = metadata.get("target_directory").and_then(serde_json::Value::as_str);
-        let target = target.ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
-        let mut peers = Self { program: PathBuf::from(target).join("release/peers"), libraries: None };
+        let target = built::target_directory(setup, &manifest)?;
+        let mut peers = Self { program: target.join("release/peers"), libraries: None };
         if !peers.has_libturbojpeg()? {
             match turbojpeg::ensure(setup) {
                 Ok(libraries) => peers.libraries = Some(libraries),

@@ -1,0 +1,123 @@
+"""The peers' end that has the pixels: told over pipes what to hand over, one JSON object per line in and out.
+
+    peer_sender.py ENGINE_INPUT SEGMENTS
+
+    in   {"way": "aux", "pickle" or "msgpack", "id": text, "height": patches, "width": patches, "seed": number}
+    out  {"start": ns, "end": ns or null, "checksum": number or null}
+
+`aux` is vLLM's own way, by its encoder to the engine's input socket at ENGINE_INPUT, which this process binds; the engine
+knows when the item was there. The others go through a segment of shared memory to a second process, which this one forks
+and talks to at SEGMENTS. Items are made before their first use and kept. The first line out says which versions answer, once
+the engine has connected.
+"""
+
+import platform
+import sys
+import time
+from functools import lru_cache
+
+import msgspec
+import torch
+import vllm
+import zmq
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.serial_utils import MsgpackEncoder
+
+import images
+import segments
+from parent import fork, orders, run, tell
+from segment_receiver import receive
+
+ENGINE = (0).to_bytes(2, "little")
+# Importing vLLM takes the engine half a minute of a core's time.
+START_MS = 300_000
+PATIENCE_MS = 20_000
+# Each token stands for 2 x 2 patches.
+MERGED = 4
+IMAGE_TOKEN = 151655
+
+
+@lru_cache(maxsize=None)
+def item(height, width, seed):
+    return images.item(height, width, seed)
+
+
+def bound(context, kind, address):
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+    socket.setsockopt(zmq.SNDTIMEO, PATIENCE_MS)
+    socket.bind(address)
+    return socket
+
+
+def request(order, data):
+    tokens = order["height"] * order["width"] // MERGED
+    feature = MultiModalFeatureSpec(
+        data=data,
+        modality="image",
+        identifier=order["id"],
+        mm_position=PlaceholderRange(offset=1, length=tokens),
+        mm_hash=order["id"],
+    )
+    return EngineCoreRequest(
+        request_id=order["id"],
+        prompt_token_ids=[1] + [IMAGE_TOKEN] * tokens + [2],
+        mm_features=[feature],
+        sampling_params=SamplingParams(max_tokens=1),
+        pooling_params=None,
+        arrival_time=0.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
+
+
+def as_aux_frames(engine, encoder, order, data):
+    add = request(order, data)
+    start = time.monotonic_ns()
+    engine.send_multipart((ENGINE, EngineCoreRequestType.ADD.value, *encoder.encode(add)), copy=False)
+    return {"start": start, "end": None, "checksum": None}
+
+
+def in_a_segment(receiver, order, data):
+    start = time.monotonic_ns()
+    segment, size = segments.write(order["way"], data)
+    try:
+        receiver.send(msgspec.msgpack.encode([order["way"], segment.name, size]))
+        end, checksum = msgspec.msgpack.decode(receiver.recv())
+    except zmq.Again:
+        raise TimeoutError("the receiver of segments does not answer") from None
+    finally:
+        segments.remove(segment)
+    return {"start": start, "end": end, "checksum": checksum}
+
+
+def serve(engine, receiver):
+    # What the engine says first: that it is ready.
+    if not engine.poll(START_MS):
+        raise TimeoutError("the engine has not connected")
+    engine.recv_multipart()
+    tell({"vllm": vllm.__version__, "pyzmq": zmq.__version__, "python": platform.python_version()})
+    encoder = MsgpackEncoder()
+    for order in orders():
+        data = item(order["height"], order["width"], order["seed"])
+        if order["way"] == "aux":
+            tell(as_aux_frames(engine, encoder, order, data))
+        else:
+            tell(in_a_segment(receiver, order, data))
+
+
+def main(engine_input, segments_address):
+    # Before there are threads. It spares the second process half a minute of imports.
+    fork(lambda: receive(segments_address))
+    torch.set_num_threads(1)
+    context = zmq.Context()
+    serve(bound(context, zmq.ROUTER, engine_input), bound(context, zmq.PAIR, segments_address))
+
+
+if __name__ == "__main__":
+    run(main, *sys.argv[1:])

@@ -1,0 +1,169 @@
+//! Our ways: the client of `chiasm serve` on this side, vLLM's input thread on the other.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use chiasm_engine::wire::{EngineCoreRequest, MmFeature, MmField, MmItem, SamplingParams, TensorData, WireTensor};
+use chiasm_engine::{ClientOptions, Delivered, EngineClient, EngineEndpoints, SocketDir};
+use chiasm_transfer::Arena;
+use chiasm_types::{Dtype, Placeholder, TokenId};
+
+use crate::images::{Image, PATCH_BYTES};
+use crate::python::{START, Script, Scripts};
+use crate::{Failure, Handoff, PATIENCE, milliseconds, now};
+
+/// The engine's receiver cache, in GiB and bytes: four rounds of images in shared memory. Later rounds push earlier ones out,
+/// so that slots come back and are used again, as they are when `chiasm serve` has run for a while.
+const CACHE_GB: &str = "0.25";
+pub(crate) const CACHE_BYTES: u64 = 1 << 28;
+/// The cache, what is under way, and as much again, because slots of several sizes leave gaps.
+const ARENA_BYTES: u64 = 2 * CACHE_BYTES;
+
+const IMAGE_TOKEN: TokenId = TokenId(151_655);
+/// Patches behind one token.
+const MERGED: usize = 4;
+
+/// A client and its engine.
+pub(crate) struct Frontend {
+    client: EngineClient,
+    arena: Arena,
+    /// Held, because it ends with this.
+    _engine: Script,
+    /// Key and checksum of the last image in shared memory, by its number of patches.
+    cached: HashMap<usize, (String, u32)>,
+}
+
+impl Frontend {
+    /// Starts an engine that also takes requests from `peer_input`.
+    pub(crate) async fn start(scripts: &Scripts, sockets: &SocketDir, peer_input: &str) -> Result<Self, Failure> {
+        let endpoints = EngineEndpoints::local("tcp://127.0.0.1:0", sockets);
+        let options = ClientOptions {
+            receiver_cache_bytes: Some(CACHE_BYTES),
+            ready_timeout: Some(START),
+            ..ClientOptions::default()
+        };
+        let pending = EngineClient::bind(endpoints, options).await?;
+        let mut engine = scripts.start("engine_input.py", &[&pending.endpoints().handshake, peer_input, CACHE_GB])?;
+        let client = tokio::select! {
+            client = pending.ready() => client?,
+            status = engine.exited() => return Err(format!("engine_input.py has ended with {}", status?).into()),
+        };
+        client.attach_arena(ARENA_BYTES, PATIENCE).await?;
+        let arena = client.arena().ok_or("the engine has no arena")?.clone();
+        Ok(Self { client, arena, _engine: engine, cached: HashMap::new() })
+    }
+
+    /// In a slot of the arena.
+    pub(crate) async fn shm(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
+        let mut request = request(image, &id);
+        let start = now();
+        let mut slot = self.arena.slot(image.pixels.len())?;
+        slot.copy_from_slice(&image.pixels);
+        let slot = slot.publish();
+        let written = now();
+        request.mm_features[0].data = item(image, TensorData::Slot(slot));
+        let (end, checksum) = self.submit(request, Delivered { shm: 1, ..Delivered::default() }).await?;
+        self.cached.insert(image.patches(), (id, image.checksum));
+        let write_ms = Some(milliseconds(start, written));
+        Ok(Handoff { ms: milliseconds(start, end), write_ms, equal: checksum == image.checksum })
+    }
+
+    /// By its key alone: the image of this size that was in shared memory last.
+    pub(crate) async fn cached(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
+        let mut request = request(image, &id);
+        let (key, held) = self.cached.get(&image.patches()).ok_or("nothing is cached yet")?;
+        request.mm_features[0].mm_hash = Some(key.clone());
+        let start = now();
+        let (end, checksum) = self.submit(request, Delivered { cached: 1, ..Delivered::default() }).await?;
+        Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == *held })
+    }
+
+    /// Not at all.
+    pub(crate) async fn text(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
+        let mut request = request(image, &id);
+        request.mm_features.clear();
+        let start = now();
+        let (end, _) = self.submit(request, Delivered::default()).await?;
+        Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: true })
+    }
+
+    /// In the message, without a copy on our part.
+    pub(crate) async fn inline(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
+        let mut request = request(image, &id);
+        let start = now();
+        request.mm_features[0].data = item(image, TensorData::Bytes(image.pixels.clone()));
+        let (end, checksum) = self.submit(request, Delivered { inline: 1, ..Delivered::default() }).await?;
+        Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == image.checksum })
+    }
+
+    /// When the last request was where it should be, and the checksum of what was there. Unless it is to be kept, the engine
+    /// forgets it: the memory of messages is slow to give back, and whichever way comes later would pay for that.
+    pub(crate) async fn report(&self, id: &str, keep: bool) -> Result<(i64, u32), Failure> {
+        let report = self.client.utility("handoff_report", vec![id.into(), keep.into()], PATIENCE).await?;
+        if !keep {
+            self.client.forget_media([id]);
+        }
+        let (end, checksum) = report[0].as_i64().zip(report[1].as_u64()).ok_or("an unreadable report")?;
+        Ok((end, checksum as u32))
+    }
+
+    async fn submit(&self, request: EngineCoreRequest, expected: Delivered) -> Result<(i64, u32), Failure> {
+        let id = request.request_id.clone();
+        let mut stream = self.client.submit(request)?;
+        if stream.delivered() != expected {
+            return Err(format!("it went another way: {:?}", stream.delivered()).into());
+        }
+        let whole = async {
+            while let Some(output) = stream.next().await {
+                output?;
+            }
+            Ok::<_, Failure>(())
+        };
+        tokio::time::timeout(PATIENCE, whole).await.map_err(|_| "the engine does not answer")??;
+        self.report(&id, expected.inline == 0).await
+    }
+}
+
+/// Takes and writes a slot of a new arena.
+pub(crate) fn first_use(image: &Image) -> Result<Handoff, Failure> {
+    let arena = Arena::create(ARENA_BYTES)?;
+    let start = now();
+    let mut slot = arena.slot(image.pixels.len())?;
+    slot.copy_from_slice(&image.pixels);
+    let slot = slot.publish();
+    let end = now();
+    Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: crc32fast::hash(&slot) == image.checksum })
+}
+
+/// A request for the image, still without its tensors.
+fn request(image: &Image, id: &str) -> EngineCoreRequest {
+    let tokens = image.patches() / MERGED;
+    let mut prompt = vec![TokenId(1)];
+    prompt.resize(1 + tokens, IMAGE_TOKEN);
+    prompt.push(TokenId(2));
+    let feature = MmFeature {
+        data: None,
+        modality: "image".to_owned(),
+        identifier: id.to_owned(),
+        position: Placeholder { offset: 1, length: tokens, is_embed: None },
+        mm_hash: Some(id.to_owned()),
+    };
+    EngineCoreRequest {
+        request_id: id.to_owned(),
+        prompt_token_ids: prompt,
+        mm_features: vec![feature],
+        sampling_params: SamplingParams { max_tokens: 1, ..SamplingParams::default() },
+        ..EngineCoreRequest::default()
+    }
+}
+
+fn item(image: &Image, data: TensorData) -> Option<MmItem> {
+    let shape = vec![image.patches(), PATCH_BYTES];
+    let pixels = WireTensor { dtype: Dtype::U8.torch_name().into(), shape, data };
+    let grid = [1, image.height as i64, image.width as i64].map(i64::to_le_bytes).concat();
+    let grid = WireTensor::new(Dtype::I64, vec![3], Bytes::from(grid))?;
+    Some(MmItem(vec![
+        ("pixel_values".to_owned(), MmField::flat(pixels, image.patches())),
+        ("image_grid_thw".to_owned(), MmField::batched(grid, true)),
+    ]))
+}

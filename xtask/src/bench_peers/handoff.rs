@@ -1,0 +1,270 @@
+//! From what the example `handoff` measured to rows, with the targets that the project has set itself.
+
+use std::{fs, thread};
+
+use serde::Deserialize;
+
+use crate::bench_peers::row::{Row, rounded};
+use crate::error::Error;
+
+/// The bench's name in rows and files.
+pub(crate) const BENCH: &str = "handoff";
+/// One copy within one process: a limit and no peer.
+pub(crate) const MEMCPY: &str = "memcpy";
+/// The same into memory that is used in turn, as slots are.
+pub(crate) const MEMCPY_IN_TURN: &str = "memcpy, in turn";
+/// A time that is a limit in itself.
+pub(crate) const LIMIT: &str = "limit";
+/// What a slot's first use is compared with.
+pub(crate) const USED_BEFORE: &str = "a slot used before";
+/// The metric that tells how many rounds the medians are of.
+pub(crate) const ROUNDS: &str = "rounds";
+/// The metric of what else the machine does; `ours` is its load, `peer` the number of its cores.
+pub(crate) const LOAD: &str = "load before";
+/// The whole way with a slot of shared memory.
+pub(crate) const SHM: &str = "shm view";
+/// The part of it until the slot is written.
+pub(crate) const WRITE: &str = "shm view, write";
+/// The part of it after that.
+pub(crate) const SEND: &str = "shm view, send";
+/// Taking and writing a slot whose memory was never used.
+pub(crate) const FIRST_USE: &str = "write, first use";
+/// The way of an image that the engine has.
+pub(crate) const CACHED: &str = "cached";
+/// What `cached` is compared with: a request that has no image.
+pub(crate) const TEXT: &str = "the same prompt without an image";
+/// The way of an image in the message.
+pub(crate) const INLINE: &str = "inline";
+
+/// The whole way in shared memory may take so many times one copy, for one size.
+const OF_A_COPY: (&str, f64) = ("13 MB", 1.3);
+/// And has to be so many times faster than a segment per image.
+const OF_A_SEGMENT: f64 = 5.0;
+/// Milliseconds that an image may take that the engine has.
+const CACHED_MS: f64 = 0.2;
+
+/// The first line: which versions were measured against.
+#[derive(Debug, Deserialize)]
+struct Versions {
+    vllm: String,
+    pyzmq: String,
+    python: String,
+}
+
+/// Any other line: all rounds of one image in one way, in their order.
+#[derive(Debug, Deserialize)]
+struct Measurement {
+    /// How large the image is.
+    case: String,
+    way: String,
+    ms: Vec<f64>,
+    /// Of ways that write the tensor apart from sending it.
+    write_ms: Vec<f64>,
+    /// Whether the bytes that arrived were the image's, in every round.
+    equal: bool,
+}
+
+/// What a run measured.
+#[derive(Debug)]
+pub(crate) struct Run {
+    versions: Versions,
+    measurements: Vec<Measurement>,
+}
+
+/// Parses the lines. They come case by case.
+pub(crate) fn parse(lines: &[String]) -> Result<Run, Error> {
+    let what = "what the example handoff printed";
+    let json = |source| Error::Json { what: what.to_owned(), source };
+    let (versions, measurements) =
+        lines.split_first().ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
+    let measurements: Result<_, _> = measurements.iter().map(|line| serde_json::from_str(line)).collect();
+    Ok(Run { versions: serde_json::from_str(versions).map_err(json)?, measurements: measurements.map_err(json)? })
+}
+
+/// What the machine does besides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// Processes that ran or wanted to, on average over a minute.
+    processes: f64,
+    cores: f64,
+}
+
+impl Load {
+    /// None where the system does not say.
+    pub(crate) fn now() -> Option<Self> {
+        let processes = fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()?;
+        let cores = thread::available_parallelism().ok()?.get() as f64;
+        Some(Self { processes, cores })
+    }
+}
+
+/// All rows of a run that began under some load.
+pub(crate) fn rows(run: &Run, load: Option<Load>) -> Vec<Row> {
+    let rounds = run.measurements.first().map(|measurement| measurement.ms.len() as f64);
+    let mut rows =
+        vec![Row { metric: ROUNDS.to_owned(), unit: "rounds", ours: rounds, peer: rounds, ..row("all", "chiasm") }];
+    rows.extend(load.map(|Load { processes, cores }| Row {
+        metric: LOAD.to_owned(),
+        unit: "processes",
+        ours: Some(processes),
+        peer: Some(cores),
+        ..row("all", "cores")
+    }));
+    for case in run.measurements.chunk_by(|a, b| a.case == b.case) {
+        rows.extend(case_rows(&run.versions, case));
+    }
+    rows
+}
+
+/// How a ratio is meant.
+#[derive(Clone, Copy)]
+enum Against {
+    /// Times better than a peer.
+    Peer,
+    /// Times above a limit.
+    Limit,
+}
+
+fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
+    let way = |name: &str| case.iter().find(|it| it.way == name);
+    let total = |name: &str| way(name).map(|it| (median(&it.ms), it.equal));
+    let Some(name) = case.first().map(|it| it.case.as_str()) else { return Vec::new() };
+    let compare = |metric: &str, ours: Option<(f64, bool)>, peer_name: &str, peer, against, target: Option<f64>| {
+        let (Some((ours, ours_equal)), Some((peer, peer_equal))) = (ours, peer) else { return None };
+        let equal = ours_equal && peer_equal;
+        let (ratio, reached): (f64, fn(&f64, &f64) -> bool) = match against {
+            Against::Peer => (peer / ours, f64::ge),
+            Against::Limit => (ours / peer, f64::le),
+        };
+        Some(Row {
+            metric: metric.to_owned(),
+            ours: Some(rounded(ours)),
+            peer: Some(rounded(peer)),
+            ratio: Some(rounded(ratio)),
+            target,
+            ok: target.map(|target| reached(&ratio, &target) && equal),
+            equal: Some(equal),
+            ..row(name, peer_name)
+        })
+    };
+    let Versions { vllm, pyzmq, python } = versions;
+    let aux = format!("aux frames (vLLM {vllm}, pyzmq {pyzmq})");
+    let pickle = format!("pickle + SharedMemory, as Dynamo 1.5.1 (Python {python})");
+    let msgpack = format!("msgpack + SharedMemory, as Dynamo 1.6.1 (vLLM {vllm}, Python {python})");
+    let copy = total("memcpy");
+    let part = |of: fn(f64, f64) -> f64| {
+        let shm = way("shm")?;
+        let parts: Vec<f64> = shm.ms.iter().zip(&shm.write_ms).map(|(&ms, &write)| of(ms, write)).collect();
+        Some((median(&parts), shm.equal))
+    };
+    let write = part(|_, write| write);
+    let target = (name == OF_A_COPY.0).then_some(OF_A_COPY.1);
+    [
+        compare(SHM, total("shm"), MEMCPY, copy, Against::Limit, target),
+        compare(SHM, total("shm"), MEMCPY_IN_TURN, total("memcpy in turn"), Against::Limit, None),
+        compare(WRITE, write, MEMCPY, copy, Against::Limit, None),
+        compare(SEND, part(|ms, write| ms - write), MEMCPY, copy, Against::Limit, None),
+        compare(SHM, total("shm"), &pickle, total("pickle"), Against::Peer, Some(OF_A_SEGMENT)),
+        compare(SHM, total("shm"), &msgpack, total("msgpack"), Against::Peer, Some(OF_A_SEGMENT)),
+        compare(SHM, total("shm"), &aux, total("aux"), Against::Peer, None),
+        compare(CACHED, total("cached"), LIMIT, Some((CACHED_MS, true)), Against::Limit, Some(1.0)),
+        compare(CACHED, total("cached"), TEXT, total("text"), Against::Limit, None),
+        compare(INLINE, total("inline"), &aux, total("aux"), Against::Peer, None),
+        compare(FIRST_USE, total("first use"), USED_BEFORE, write, Against::Limit, None),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Zero for none, which does not happen: there are at least as many rounds as were asked for.
+fn median(times: &[f64]) -> f64 {
+    let mut times = times.to_vec();
+    times.sort_by(f64::total_cmp);
+    match times.len() {
+        0 => 0.0,
+        length => (times[(length - 1) / 2] + times[length / 2]) / 2.0,
+    }
+}
+
+/// A row of milliseconds without any.
+fn row(case: &str, peer: &str) -> Row {
+    Row {
+        bench: BENCH,
+        case: case.to_owned(),
+        metric: String::new(),
+        unit: "ms",
+        ours: None,
+        peer_name: peer.to_owned(),
+        peer: None,
+        ratio: None,
+        target: None,
+        ok: None,
+        equal: None,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A run whose shared memory takes 1.3 copies, and five times less than one of the segments.
+    pub(crate) fn run(case: &str, equal: bool) -> Run {
+        let way = |way: &str, ms: f64, write: &[f64]| {
+            let (ms, write_ms) = (vec![ms, 1.0, 90.0], write.to_vec());
+            Measurement { case: case.to_owned(), way: way.to_owned(), ms, write_ms, equal }
+        };
+        let measurements = vec![
+            way("shm", 2.6, &[2.1, 0.9, 80.0]),
+            way("cached", 1.1, &[]),
+            way("text", 1.0, &[]),
+            way("inline", 20.0, &[]),
+            way("aux", 10.0, &[]),
+            way("pickle", 26.0, &[]),
+            way("msgpack", 12.9, &[]),
+            way("memcpy", 2.0, &[]),
+            way("memcpy in turn", 2.2, &[]),
+            way("first use", 8.4, &[]),
+        ];
+        let [vllm, pyzmq, python] = ["0.32.0", "27.3.0", "3.11.7"].map(str::to_owned);
+        Run { versions: Versions { vllm, pyzmq, python }, measurements }
+    }
+
+    pub(crate) const BUSY: Option<Load> = Some(Load { processes: 1.25, cores: 2.0 });
+
+    fn find<'a>(rows: &'a [Row], metric: &str, peer: &str) -> &'a Row {
+        rows.iter().find(|row| row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
+    }
+
+    #[test]
+    fn limits_are_not_to_be_exceeded_and_peers_are_to_be_beaten() {
+        let rows = rows(&run("13 MB", true), None);
+        let copy = find(&rows, SHM, MEMCPY);
+        assert_eq!((copy.ours, copy.peer, copy.ratio), (Some(2.6), Some(2.0), Some(1.3)));
+        assert_eq!((copy.target, copy.ok, copy.equal), (Some(1.3), Some(true), Some(true)));
+        let pickle = find(&rows, SHM, "pickle");
+        assert_eq!((pickle.ratio, pickle.target, pickle.ok), (Some(10.0), Some(5.0), Some(true)));
+        assert_eq!((find(&rows, SHM, "msgpack").ratio, find(&rows, SHM, "msgpack").ok), (Some(4.962), Some(false)));
+        let cached = find(&rows, CACHED, LIMIT);
+        assert_eq!((cached.ours, cached.peer, cached.ratio, cached.ok), (Some(1.1), Some(0.2), Some(5.5), Some(false)));
+        assert_eq!(find(&rows, CACHED, TEXT).ratio, Some(1.1));
+        assert_eq!(find(&rows, INLINE, "aux").ratio, Some(0.5));
+        assert_eq!(find(&rows, FIRST_USE, USED_BEFORE).ratio, Some(4.0));
+    }
+
+    #[test]
+    fn parts_are_medians_of_their_own() {
+        let rows = rows(&run("13 MB", true), None);
+        assert_eq!(find(&rows, WRITE, MEMCPY).ours, Some(2.1));
+        // 0.5, 0.1 and 10.
+        assert_eq!(find(&rows, SEND, MEMCPY).ours, Some(0.5));
+    }
+
+    #[test]
+    fn other_bytes_reach_no_target_and_the_copy_has_one_for_one_size() {
+        let rows = rows(&run("3 MB", false), None);
+        assert!(rows.iter().all(|row| row.ok != Some(true)));
+        assert_eq!(find(&rows, SHM, MEMCPY).target, None);
+        assert_eq!(find(&rows, SHM, "pickle").equal, Some(false));
+    }
+}
