@@ -34,8 +34,8 @@ ENGINE = (0).to_bytes(2, "little")
 # Importing vLLM takes the engine half a minute of a core's time.
 START_MS = 300_000
 PATIENCE_MS = 20_000
-# Each token stands for 2 x 2 patches.
-MERGED = 4
+# As in our own requests.
+IMAGE_TOKENS = 16
 IMAGE_TOKEN = 151655
 
 
@@ -55,17 +55,16 @@ def bound(context, kind, address):
 
 
 def request(order, data):
-    tokens = order["height"] * order["width"] // MERGED
     feature = MultiModalFeatureSpec(
         data=data,
         modality="image",
         identifier=order["id"],
-        mm_position=PlaceholderRange(offset=1, length=tokens),
+        mm_position=PlaceholderRange(offset=1, length=IMAGE_TOKENS),
         mm_hash=order["id"],
     )
     return EngineCoreRequest(
         request_id=order["id"],
-        prompt_token_ids=[1] + [IMAGE_TOKEN] * tokens + [2],
+        prompt_token_ids=[1] + [IMAGE_TOKEN] * IMAGE_TOKENS + [2],
         mm_features=[feature],
         sampling_params=SamplingParams(max_tokens=1),
         pooling_params=None,

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use crate::error::NoSlot;
 use crate::layout::{self, Handle, Header, LINE, PAGE};
@@ -68,6 +69,8 @@ struct State {
     ungrown: Ranges,
     /// Number of reservations under way.
     growing: usize,
+    /// Whether there was no memory for a reservation that nobody had asked for yet: then nothing is reserved ahead any more.
+    exhausted: bool,
     reserved: u64,
     used: u64,
     /// By their start.
@@ -103,6 +106,7 @@ impl Arena {
             free: Ranges::default(),
             ungrown: Ranges::new(header.slots..header.length),
             growing: 0,
+            exhausted: false,
             reserved: 0,
             used: 0,
             slots: HashMap::new(),
@@ -169,7 +173,7 @@ impl Shared {
     }
 
     /// Takes whole lines for one slot, with one holder.
-    fn take(&self, bytes: u64) -> Result<Range<u64>, NoSlot> {
+    fn take(self: &Arc<Self>, bytes: u64) -> Result<Range<u64>, NoSlot> {
         let capacity = self.capacity();
         if bytes > capacity {
             return Err(NoSlot::TooLarge { bytes: bytes as usize, capacity });
@@ -179,10 +183,12 @@ impl Shared {
         state.end_leases(|leases| leases.end_expected(&self.mapping));
         let growth = loop {
             if let Some(range) = state.take(length, alignment) {
+                self.grow_ahead(&mut state);
                 return Ok(range);
             }
             state.end_leases(|leases| leases.end_all(&self.mapping));
             if let Some(range) = state.take(length, alignment) {
+                self.grow_ahead(&mut state);
                 return Ok(range);
             }
             match state.growth(length) {
@@ -197,23 +203,55 @@ impl Shared {
         state.growing += 1;
         // Takes milliseconds, in which others can take and give back.
         drop(state);
-        let reserved = segment::reserve(&self.file, growth.start, growth.end - growth.start);
-        if reserved.is_ok() {
-            self.mapping.populate(growth.clone());
-        }
+        let reserved = self.reserve(growth.clone());
         let mut state = self.state();
-        state.growing -= 1;
-        self.grown.notify_all();
-        if let Err(error) = reserved {
-            state.ungrown.insert(growth);
-            return Err(NoSlot::NoMemory(error));
-        }
-        state.reserved += growth.end - growth.start;
+        self.end_growth(&mut state, growth.clone(), reserved.is_ok());
+        reserved.map_err(NoSlot::NoMemory)?;
         // It begins at a page, which suits every slot.
         let range = growth.start..growth.start + length;
         state.free.insert(range.end..growth.end);
         state.hold(range.clone());
         Ok(range)
+    }
+
+    /// Reserves the next step in the background once the last one is half used: zeroing pages takes longer than writing them,
+    /// and should not be part of a request.
+    fn grow_ahead(self: &Arc<Self>, state: &mut State) {
+        let free = state.reserved - state.used;
+        if free >= GROWTH / 2 || state.growing > 0 || state.exhausted {
+            return;
+        }
+        let Some(growth) = state.growth(PAGE) else { return };
+        state.growing += 1;
+        let (shared, range) = (self.clone(), growth.clone());
+        let work = move || {
+            let reserved = shared.reserve(range.clone());
+            let mut state = shared.state();
+            shared.end_growth(&mut state, range.clone(), reserved.is_ok());
+            match reserved {
+                Ok(()) => state.free.insert(range),
+                Err(_) => state.exhausted = true,
+            }
+        };
+        if thread::Builder::new().name("arena-growth".to_owned()).spawn(work).is_err() {
+            self.end_growth(state, growth, false);
+        }
+    }
+
+    /// Takes memory from the system.
+    fn reserve(&self, range: Range<u64>) -> io::Result<()> {
+        segment::reserve(&self.file, range.start, range.end - range.start)?;
+        self.mapping.populate(range);
+        Ok(())
+    }
+
+    fn end_growth(&self, state: &mut State, range: Range<u64>, reserved: bool) {
+        state.growing -= 1;
+        self.grown.notify_all();
+        match reserved {
+            true => state.reserved += range.end - range.start,
+            false => state.ungrown.insert(range),
+        }
     }
 
     /// Lends a slot that has a holder.

@@ -39,7 +39,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
         startup_timeout: args.engines.startup_timeout,
         client: client_options(&args, &model),
         pixels: pixel_policy(&args, &model),
-        arena: arena_policy(&args),
+        arena: arena_policy(&args, &model),
     };
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
@@ -162,8 +162,11 @@ fn receiver_cache_gb(args: &ServeArgs) -> f64 {
 }
 
 /// An engine's receiver cache keeps the tensors where they are, in its arena; so that must hold as much and what is under
-/// way.
-fn arena_policy(args: &ServeArgs) -> ArenaPolicy {
+/// way. A model without images needs none.
+fn arena_policy(args: &ServeArgs, model: &ServedModel) -> ArenaPolicy {
+    if model.vision.is_none() {
+        return ArenaPolicy::Never;
+    }
     let gib = args.engines.mm_arena_gb.unwrap_or_else(|| receiver_cache_gb(args) + ARENA_GB_IN_FLIGHT);
     let bytes = (gib * (1_u64 << 30) as f64) as u64;
     match args.engines.mm_transfer {

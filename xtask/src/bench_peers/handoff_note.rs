@@ -37,8 +37,9 @@ while an engine is busy. After each image a checksum of what arrived is compared
 
 - The engine is the input thread of vLLM's `EngineCoreProc`, with its sockets, its decoder and its receiver cache, and no model
   behind it. The receiver cache holds four rounds of images, so that slots are returned and used again.
-- Requests have the prompt that belongs to such an image of Qwen2-VL, a token for four patches: 640, 2758 and 10611 tokens. To
-  encode and decode them is part of `shm view`, `cached`, `inline` and `aux frames`. The segments' messages are their names only.
+- Requests have 18 prompt tokens, whatever the image. Real ones have more, a token for four patches of Qwen2-VL, which have to be
+  encoded and decoded in any way, also for text. Requests are part of `shm view`, `cached`, `inline` and `aux frames`; the segments'
+  messages are their names only.
 - The ways of the peers do not write the tensor first: for them, having the patches is having the tensor.
 - The segments' way ends where Dynamo's worker has the item, which then goes on to the engine in aux frames.
 - What the messages and segments hold is given back outside of the times.

@@ -51,7 +51,7 @@ enum Way {
     Shm,
     /// The engine has the image already.
     Cached,
-    /// There is no image, only the prompt that would belong to it.
+    /// There is no image, only the prompt.
     Text,
     /// As frames of the message, by our client.
     Inline,
@@ -207,7 +207,7 @@ impl Ways {
         match way {
             Way::Shm => frontend.shm(image, id).await,
             Way::Cached => frontend.cached(image, id).await,
-            Way::Text => frontend.text(image, id).await,
+            Way::Text => frontend.text(id).await,
             Way::Inline => frontend.inline(image, id).await,
             Way::Aux => peers.aux(image, id, frontend).await,
             Way::Pickle | Way::Msgpack => peers.segment(way.name(), image, id).await,

@@ -1,5 +1,6 @@
 use std::sync::atomic::AtomicUsize;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::error::BadHandle;
@@ -161,8 +162,16 @@ fn memory_is_reserved_as_it_is_needed() {
     let _large = arena.slot(40 << 20).unwrap();
     assert_eq!(arena.usage().reserved, GROWTH + (40 << 20));
     drop(slot);
-    let _reused = arena.slot(GROWTH as usize).unwrap();
+    let _reused = arena.slot(GROWTH as usize / 2).unwrap();
     assert_eq!(arena.usage().reserved, GROWTH + (40 << 20));
+    // Now more than half of the last step is used: the next one is reserved before anybody needs it.
+    let _more = arena.slot(64).unwrap();
+    let soon = Instant::now() + Duration::from_secs(20);
+    while arena.usage().reserved < 2 * GROWTH + (40 << 20) {
+        assert!(Instant::now() < soon, "nothing was reserved ahead");
+        thread::yield_now();
+    }
+    assert_eq!(arena.usage().reserved, 2 * GROWTH + (40 << 20));
 }
 
 #[test]
