@@ -158,7 +158,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn outline(item: &MmItem) -> Outline {
-        Outline::of(item, pixels_of(item).and_then(WireTensor::bytes).map(|bytes| Digest::of(bytes)))
+        Outline::of(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::of))
     }
 
     fn seen(item: &MmItem, length: usize) -> Result<SeenImage, String> {

@@ -49,6 +49,14 @@ impl Stand {
         Self { model, addresses, engines, frontend }
     }
 
+    /// A simulated engine ends by itself when a slot was written to while it was lent.
+    fn check_engines(&mut self) {
+        for engine in &mut self.engines {
+            let ended = engine.0.try_wait().expect("it can be asked");
+            assert!(ended.is_none(), "an engine that nobody killed has ended: {ended:?}");
+        }
+    }
+
     fn kill_engine(&mut self, index: usize) {
         self.engines[index] = engine(&self.model, &self.addresses[index]);
     }
@@ -228,6 +236,7 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(0..150))).await;
         assert!(!clients.iter().any(tokio::task::JoinHandle::is_finished), "a client failed by kill {kill}");
+        stand.check_engines();
     }
     stop.store(true, Ordering::Relaxed);
     for client in clients {
@@ -252,6 +261,7 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
         slots <= CACHED as f64
     })
     .await;
+    stand.check_engines();
     // Whatever the last kills have left was removed by the frontend that started after them.
     assert_eq!(abandoned(), Vec::<String>::new());
 }
