@@ -32,8 +32,8 @@ pub struct WireTensor {
 pub enum TensorData {
     /// In the message. Encoded inline below 256 bytes and as an aux frame without a copy from there on.
     Bytes(Bytes),
-    /// In shared memory. A client that sends it to the slot's engine lends it, which makes it [`OutOfBand`]
-    /// (Self::OutOfBand); encoded as it is, it becomes bytes of the message.
+    /// In shared memory. A client that sends it to the slot's engine lends it, which makes it
+    /// [out of band](Self::OutOfBand); encoded as it is, it becomes bytes of the message.
     Slot(Slot),
     /// Elsewhere: a map that a plugin in the engine resolves (vLLM's `OOBTensorProvider`).
     OutOfBand(Value),
