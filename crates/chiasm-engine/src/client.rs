@@ -122,11 +122,11 @@ impl EngineClient {
     }
 
     /// Makes shared memory for so many bytes of tensors and lets the engine open it. Tensors in its slots are then sent as
-    /// handles.
+    /// handles. Returns the version of the engine's plugin.
     ///
     /// # Errors
     /// [`AttachError`] says why not; everything is sent in messages then.
-    pub async fn attach_arena(&self, bytes: u64, timeout: Duration) -> Result<(), AttachError> {
+    pub async fn attach_arena(&self, bytes: u64, timeout: Duration) -> Result<String, AttachError> {
         delivery::attach(self, bytes, timeout).await
     }
 

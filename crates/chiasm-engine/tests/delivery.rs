@@ -33,7 +33,7 @@ async fn attach(
     client: &EngineClient,
     engine: &mut MockEngine,
     answer: impl FnOnce(&str) -> Result<Value, String>,
-) -> Result<(), AttachError> {
+) -> Result<String, AttachError> {
     let (attached, ()) = tokio::join!(client.attach_arena(ARENA, Duration::from_secs(20)), async {
         let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
         assert_eq!(call.method, "chiasm_attach");
@@ -49,9 +49,9 @@ async fn attached(client: &EngineClient, engine: &mut MockEngine) -> ArenaReader
     let mut reader = None;
     let opened = attach(client, engine, |name| {
         reader = Some(ArenaReader::open(name).unwrap());
-        Ok(Value::Map(vec![("layout".into(), LAYOUT_VERSION.into())]))
+        Ok(Value::Map(vec![("plugin".into(), "0.1.0".into()), ("layout".into(), LAYOUT_VERSION.into())]))
     });
-    opened.await.unwrap();
+    assert_eq!(opened.await.unwrap(), "0.1.0");
     reader.unwrap()
 }
 

@@ -181,7 +181,7 @@ impl Shared {
         let (length, alignment) = (bytes.max(1).next_multiple_of(LINE), layout::alignment(bytes));
         let mut state = self.state();
         state.end_leases(|leases| leases.end_expected(&self.mapping));
-        let growth = loop {
+        let mut growth = loop {
             if let Some(range) = state.take(length, alignment) {
                 self.grow_ahead(&mut state);
                 return Ok(range);
@@ -203,7 +203,14 @@ impl Shared {
         state.growing += 1;
         // Takes milliseconds, in which others can take and give back.
         drop(state);
-        let reserved = self.reserve(growth.clone());
+        let mut reserved = self.reserve(growth.clone());
+        let needed = growth.start + length.next_multiple_of(PAGE);
+        if reserved.is_err() && needed < growth.end {
+            // A file system with less than a step left may still have room for this one.
+            self.state().ungrown.insert(needed..growth.end);
+            growth.end = needed;
+            reserved = self.reserve(growth.clone());
+        }
         let mut state = self.state();
         self.end_growth(&mut state, growth.clone(), reserved.is_ok());
         reserved.map_err(NoSlot::NoMemory)?;

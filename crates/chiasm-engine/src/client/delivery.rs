@@ -177,7 +177,7 @@ fn value(handle: &Handle) -> Value {
     ])
 }
 
-pub(super) async fn attach(client: &EngineClient, bytes: u64, timeout: Duration) -> Result<(), AttachError> {
+pub(super) async fn attach(client: &EngineClient, bytes: u64, timeout: Duration) -> Result<String, AttachError> {
     let arena = Arena::create(bytes).map_err(AttachError::Create)?;
     let answer =
         client.utility(ATTACH, vec![Value::from(arena.name())], timeout).await.map_err(|error| match error {
@@ -193,5 +193,5 @@ pub(super) async fn attach(client: &EngineClient, bytes: u64, timeout: Duration)
     tracing::debug!(%answer, "the engine has opened its arena");
     // A second arena would never be used.
     let _ = client.handle.delivery.arena.set(arena);
-    Ok(())
+    Ok(answer["plugin"].as_str().unwrap_or("of unknown version").to_owned())
 }

@@ -60,7 +60,9 @@ impl ArenaPolicy {
     pub(super) async fn attach(self, id: WorkerId, client: &EngineClient) -> Result<(), AttachError> {
         let Some(bytes) = self.bytes() else { return Ok(()) };
         match client.attach_arena(bytes, ATTACH_TIMEOUT).await {
-            Ok(()) => tracing::info!("{id}: takes images in shared memory, up to {} MiB", bytes >> 20),
+            Ok(plugin) => {
+                tracing::info!("{id}: takes images in shared memory, up to {} MiB, by plugin {plugin}", bytes >> 20);
+            }
             Err(error) if matches!(self, Self::Required { .. }) => return Err(error),
             Err(error) => tracing::warn!("{id}: takes images in messages only: {error}"),
         }

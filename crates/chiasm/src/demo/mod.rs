@@ -88,6 +88,7 @@ async fn play(stand: &Stand, origin: &Origin, each: impl Fn(&str, &player::Shot)
             }
         }
     }
+    totals.images = player.images().await?;
     Ok(totals)
 }
 

@@ -31,6 +31,15 @@ pub(super) struct Shot {
     pub(super) ttft: Duration,
 }
 
+/// Numbers of images.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Images {
+    pub(super) decoded: u64,
+    pub(super) cached: u64,
+    pub(super) shm: u64,
+    pub(super) inline: u64,
+}
+
 impl Shot {
     pub(super) fn observed(&self) -> Observed {
         Observed { worker: self.worker.clone(), overlap: self.overlap, total: self.total }
@@ -40,7 +49,23 @@ impl Shot {
 impl Player {
     pub(super) fn new(address: SocketAddr) -> Result<Self, CliError> {
         let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build().map_err(failed)?;
-        Ok(Self { client, url: format!("http://{address}/v1/chat/completions") })
+        Ok(Self { client, url: format!("http://{address}") })
+    }
+
+    /// What has become of the images so far, by the server's own counters.
+    pub(super) async fn images(&self) -> Result<Images, CliError> {
+        let response = self.client.get(format!("{}/metrics", self.url)).send().await.map_err(failed)?;
+        let text = response.text().await.map_err(failed)?;
+        let count = |name: &str| {
+            let sample = text.lines().find_map(|line| line.strip_prefix(name));
+            sample.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
+        };
+        Ok(Images {
+            decoded: count("chiasm_media_decoded_total "),
+            cached: count("chiasm_mm_transfer_total{mode=\"cached\"} "),
+            shm: count("chiasm_mm_transfer_total{mode=\"shm\"} "),
+            inline: count("chiasm_mm_transfer_total{mode=\"inline\"} "),
+        })
     }
 
     pub(super) async fn play(&self, turn: &Turn, index: usize, model: &str, origin: &str) -> Result<Shot, CliError> {
@@ -50,7 +75,7 @@ impl Player {
         let started = Instant::now();
         let mut response = self
             .client
-            .post(&self.url)
+            .post(format!("{}/v1/chat/completions", self.url))
             .header("content-type", "application/json")
             .body(body.to_string())
             .send()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::player::Shot;
+use super::player::{Images, Shot};
 use crate::stdout::line;
 
 /// Sums over the requests of one run.
@@ -18,6 +18,8 @@ pub(super) struct Totals {
     prompt_tokens: u64,
     cached_tokens: u64,
     ttft: Duration,
+    /// By the server's own counters.
+    pub(super) images: Images,
 }
 
 impl Totals {
@@ -103,6 +105,12 @@ impl Report {
                 totals.mean_ttft_ms(),
             );
         }
+        let Images { decoded, cached, shm, inline } = kv.images;
+        line!(
+            "\nOf {} images in prompts under KV routing {cached} were with the engine already, {shm} went there in shared memory and \
+             {inline} in messages; {decoded} were decoded.",
+            cached + shm + inline,
+        );
     }
 
     pub(super) fn how_to_keep(&self) {
