@@ -58,7 +58,18 @@ pub(crate) async fn send(
 ) {
     let mut unsent = None;
     loop {
-        let mut connection = Connection::<PushSocket>::open(&address, None).await;
+        let open = Connection::<PushSocket>::open(&address, None);
+        tokio::pin!(open);
+        let mut connection = loop {
+            tokio::select! {
+                connection = &mut open => break connection,
+                frames = queue.recv(), if unsent.is_none() => match frames {
+                    Some(frames) if !frames.is_empty() => unsent = Some(frames),
+                    // The end, and nothing is left that a frontend would have to be there for.
+                    _ => return,
+                },
+            }
+        };
         losses.mark_unchanged();
         loop {
             let frames = match unsent.take() {
