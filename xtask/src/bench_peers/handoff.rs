@@ -187,21 +187,8 @@ fn median(times: &[f64]) -> f64 {
     }
 }
 
-/// A row of milliseconds without any.
 fn row(case: &str, peer: &str) -> Row {
-    Row {
-        bench: BENCH,
-        case: case.to_owned(),
-        metric: String::new(),
-        unit: "ms",
-        ours: None,
-        peer_name: peer.to_owned(),
-        peer: None,
-        ratio: None,
-        target: None,
-        ok: None,
-        equal: None,
-    }
+    Row::milliseconds(BENCH, case, peer)
 }
 
 #[cfg(test)]

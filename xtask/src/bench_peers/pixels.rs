@@ -125,21 +125,8 @@ fn compare(ours: &Measurement, peer: &Measurement) -> Vec<Row> {
     rows
 }
 
-/// A row of milliseconds without any.
 fn row(case: &str, peer: &str) -> Row {
-    Row {
-        bench: BENCH,
-        case: case.to_owned(),
-        metric: String::new(),
-        unit: "ms",
-        ours: None,
-        peer_name: peer.to_owned(),
-        peer: None,
-        ratio: None,
-        target: None,
-        ok: None,
-        equal: None,
-    }
+    Row::milliseconds(BENCH, case, peer)
 }
 
 #[cfg(test)]

@@ -28,6 +28,25 @@ pub(crate) struct Row {
     pub(crate) equal: Option<bool>,
 }
 
+impl Row {
+    /// A row of milliseconds without any.
+    pub(crate) fn milliseconds(bench: &'static str, case: &str, peer: &str) -> Self {
+        Self {
+            bench,
+            case: case.to_owned(),
+            metric: String::new(),
+            unit: "ms",
+            ours: None,
+            peer_name: peer.to_owned(),
+            peer: None,
+            ratio: None,
+            target: None,
+            ok: None,
+            equal: None,
+        }
+    }
+}
+
 /// To three decimals, so that files stay readable.
 pub(crate) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
