@@ -98,9 +98,12 @@ impl Mapping {
     /// Enters pages into this process's page table, all at once instead of one fault each. Only a hint.
     pub(crate) fn populate(&self, range: Range<u64>) {
         let length = (range.end - range.start) as usize;
+        #[cfg(target_os = "linux")]
+        let advice = Advice::LinuxPopulateWrite;
+        #[cfg(not(target_os = "linux"))]
+        let advice = Advice::WillNeed;
         // SAFETY: populating pages changes no contents.
-        let populated =
-            unsafe { rustix::mm::madvise(self.at(range).as_ptr().cast(), length, Advice::LinuxPopulateWrite) };
+        let populated = unsafe { rustix::mm::madvise(self.at(range).as_ptr().cast(), length, advice) };
         if let Err(error) = populated {
             tracing::debug!(%error, "pages of an arena are entered one by one");
         }

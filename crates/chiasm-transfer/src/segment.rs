@@ -11,7 +11,7 @@ use crate::layout::{HEADER_BYTES, Header};
 use crate::mapping::Mapping;
 use crate::owner::Owner;
 
-const MODE: u32 = 0o600;
+const MODE: rustix::fs::RawMode = 0o600;
 
 /// The name of an owner's arena.
 pub(crate) fn name(owner: Owner, number: u64) -> String {
@@ -34,8 +34,7 @@ pub(crate) fn parse_name(name: &str) -> Option<(Owner, u64)> {
 /// Makes an arena's file, complete and locked, and gives it its name last. A process that is killed before that leaves
 /// nothing.
 pub(crate) fn create(dir: &Path, name: &str, header: &Header) -> io::Result<(File, Mapping)> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
-    let file = File::from(rustix::fs::openat(CWD, dir, flags, Mode::from_raw_mode(MODE))?);
+    let file = unnamed_file(dir)?;
     // The umask has taken its part.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(MODE))?;
     rustix::fs::ftruncate(&file, header.length)?;
@@ -47,6 +46,19 @@ pub(crate) fn create(dir: &Path, name: &str, header: &Header) -> io::Result<(Fil
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::linkat(CWD, unnamed, CWD, dir.join(name), AtFlags::SYMLINK_FOLLOW)?;
     Ok((file, mapping))
+}
+
+/// A file that has no name yet.
+#[cfg(target_os = "linux")]
+fn unnamed_file(dir: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
+    Ok(rustix::fs::openat(CWD, dir, flags, Mode::from_raw_mode(MODE))?.into())
+}
+
+/// Other systems have none: engines get everything in messages there.
+#[cfg(not(target_os = "linux"))]
+fn unnamed_file(_dir: &Path) -> io::Result<File> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "arenas need Linux"))
 }
 
 /// Makes sure that there is memory behind these bytes, so that touching them can't kill anybody.
