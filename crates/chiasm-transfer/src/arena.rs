@@ -25,6 +25,7 @@ const GROWTH: u64 = 32 << 20;
 const BYTES_PER_LEASE: u64 = 64 << 10;
 const MIN_LEASES: u64 = 1024;
 const MAX_LEASES: u64 = 1 << 20;
+
 /// The shared memory of one start of one engine. Clones are the same arena; its memory is given back with the last of them
 /// and of its slots.
 #[derive(Clone, Debug)]
