@@ -1,11 +1,14 @@
 //! Our identity of a KV-cache block.
 
+mod hasher;
 mod universal;
 
 use std::fmt;
 
 use chiasm_types::{BlockSize, MmHash, TokenId};
 use universal::Secret;
+
+pub use hasher::{BlockKeyHasher, BuildBlockKeyHasher};
 
 /// Identity of a block: its tokens, the media items that touch it and where they start, LoRA, cache salt, and the block
 /// before it.
@@ -32,6 +35,11 @@ impl BlockKey {
     /// The key as a number below 2^127.
     pub const fn get(self) -> u128 {
         self.0
+    }
+
+    /// 64 of its bits as the engine's name of a block, for engines that name none. Not those that tables go by.
+    pub(crate) const fn name(self) -> u64 {
+        self.0 as u64
     }
 
     /// No block's key.

@@ -191,6 +191,23 @@ impl PrefixIndex {
         added
     }
 
+    /// A worker that publishes no events is believed to hold a chain of blocks: the keys of a prompt from the first on.
+    /// Adds what it doesn't hold yet; each block once, however often it is presumed. Presumed blocks count in
+    /// [`PrefixIndex::stats`], age and are shed as others.
+    ///
+    /// For a worker that gets events too, a block counts as long as either says so.
+    pub fn presume(&self, worker: WorkerId, keys: &[BlockKey]) {
+        self.shared.clock.tick();
+        self.workers.change(worker, |blocks| blocks.presume(keys, &self.shared));
+        self.shed_if_needed();
+    }
+
+    /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
+    /// lookups get slower, not wrong. Those that are not presumed (any more) count as unknown removals.
+    pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
+        self.workers.change(worker, |blocks| blocks.forget_presumed(keys, &self.shared));
+    }
+
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
     pub fn clear(&self, worker: WorkerId) {
         self.workers.change(worker, |blocks| blocks.clear(&self.shared));

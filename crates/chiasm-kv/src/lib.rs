@@ -38,7 +38,7 @@ mod identifier;
 mod index;
 mod subscriber;
 
-pub use block_key::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+pub use block_key::{BlockKey, BlockKeyHasher, BuildBlockKeyHasher, MediaSpan, PromptBlocks, block_keys};
 pub use error::KvError;
 pub use index::{IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
 pub use subscriber::{Feed, Subscriber, SubscriberConfig, SubscriberStats};

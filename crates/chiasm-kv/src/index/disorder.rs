@@ -5,12 +5,11 @@
 //! around it.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use super::holders::Place;
-use crate::BlockKey;
+use crate::{BlockKey, BuildBlockKeyHasher};
 
 #[derive(Default)]
 pub(super) struct Disorder {
@@ -24,7 +23,7 @@ pub(super) struct Disorder {
 #[derive(Default)]
 struct Written {
     /// Blocks that a worker may lack while it holds children of theirs; a worker is there once per hash of its.
-    gaps: HashMap<BlockKey, Vec<Place>, BuildHasherDefault<KeyHasher>>,
+    gaps: HashMap<BlockKey, Vec<Place>, BuildBlockKeyHasher>,
     /// Workers that are being cleared: they hold nothing.
     hidden: Vec<Place>,
     /// Workers whose engine gave one hash to two blocks: links to parents can't be trusted.
@@ -120,23 +119,5 @@ impl Disorder {
 fn take_one(places: &mut Vec<Place>, place: Place) {
     if let Some(at) = places.iter().position(|other| *other == place) {
         places.swap_remove(at);
-    }
-}
-
-/// Keys are hashes already.
-#[derive(Default)]
-pub(super) struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
-    }
-
-    fn write_u128(&mut self, key: u128) {
-        self.0 = key as u64 ^ (key >> 63) as u64;
     }
 }

@@ -25,9 +25,9 @@ fn keys(tokens: &[TokenId]) -> Vec<BlockKey> {
     block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK)
 }
 
-/// The engine's name: of the key's own bits.
+/// The engine's name: of the key's own bits, not those that presumed blocks are named by.
 fn name(key: BlockKey) -> ExternalHash {
-    ExternalHash::U64(key.get() as u64)
+    ExternalHash::U64((key.get() >> 63) as u64)
 }
 
 fn batch(events: Vec<KvEvent>) -> KvEventBatch {
@@ -68,6 +68,18 @@ enum Step {
         prompt: usize,
         to: usize,
     },
+    /// As of a worker without events; most steps of the others.
+    Presume {
+        worker: u32,
+        prompt: usize,
+        to: usize,
+    },
+    /// From anywhere, last block first or not, presumed or not.
+    Forget {
+        worker: u32,
+        prompt: usize,
+        blocks: Vec<usize>,
+    },
     Clear {
         worker: u32,
     },
@@ -88,6 +100,12 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (worker(), prompt(), vec(0..LENGTH, 1..4))
             .prop_map(|(worker, prompt, blocks)| Step::Remove { worker, prompt, blocks }),
         4 => (worker(), prompt(), 0..LENGTH).prop_map(|(worker, prompt, to)| Step::Truncate { worker, prompt, to }),
+        4 => (worker(), prompt(), 0..=LENGTH).prop_map(|(worker, prompt, to)| Step::Presume { worker, prompt, to }),
+        2 => (worker(), prompt(), vec(0..LENGTH, 1..4))
+            .prop_map(|(worker, prompt, blocks)| Step::Forget { worker, prompt, blocks }),
+        2 => (worker(), prompt(), 0..LENGTH).prop_map(|(worker, prompt, to)| {
+            Step::Forget { worker, prompt, blocks: (to..LENGTH).rev().collect() }
+        }),
         1 => worker().prop_map(|worker| Step::Clear { worker }),
         1 => worker().prop_map(|worker| Step::Replace { worker }),
         1 => worker().prop_map(|worker| Step::Leave { worker }),
@@ -96,6 +114,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Copies of each key that a worker holds and that the events tell.
 type Model = BTreeMap<u32, BTreeMap<BlockKey, u32>>;
+
+/// Keys that a worker is believed to hold.
+type Presumed = BTreeMap<u32, BTreeSet<BlockKey>>;
 
 fn store(model: &mut Model, worker: u32, keys: &[BlockKey], from: usize, to: usize) {
     let Some(held) = model.get_mut(&worker) else { return };
@@ -124,7 +145,7 @@ proptest! {
     ) {
         let prompts: Vec<_> = shared.iter().zip(1..).map(|(shared, branch)| prompt(branch, *shared)).collect();
         let chains: Vec<_> = prompts.iter().map(|tokens| keys(tokens)).collect();
-        let (index, mut model) = (PrefixIndex::new(), Model::new());
+        let (index, mut model, mut presumed) = (PrefixIndex::new(), Model::new(), Presumed::new());
         for worker in 0..WORKERS {
             index.add_worker(WorkerId(worker), BLOCK);
             index.apply(WorkerId(worker), &batch(vec![stored(&prompts[0], &chains[0], 0, everyone)]));
@@ -154,15 +175,30 @@ proptest! {
                     index.apply(WorkerId(worker), &batch(vec![removed(gone.clone())]));
                     gone.into_iter().for_each(|key| remove(&mut model, worker, key));
                 }
+                Step::Presume { worker, prompt, to } => {
+                    index.presume(WorkerId(worker), &chains[prompt][..to]);
+                    if model.contains_key(&worker) {
+                        presumed.entry(worker).or_default().extend(&chains[prompt][..to]);
+                    }
+                }
+                Step::Forget { worker, prompt, blocks } => {
+                    let gone: Vec<_> = blocks.iter().map(|block| chains[prompt][*block]).collect();
+                    index.forget(WorkerId(worker), &gone);
+                    let held = presumed.entry(worker).or_default();
+                    held.retain(|key| !gone.contains(key));
+                }
                 Step::Clear { worker } => {
+                    presumed.remove(&worker);
                     index.apply(WorkerId(worker), &batch(vec![KvEvent::AllBlocksCleared]));
                     model.entry(worker).and_modify(BTreeMap::clear);
                 }
                 Step::Replace { worker } => {
+                    presumed.remove(&worker);
                     index.add_worker(WorkerId(worker), BLOCK);
                     model.insert(worker, BTreeMap::new());
                 }
                 Step::Leave { worker } => {
+                    presumed.remove(&worker);
                     index.remove_worker(WorkerId(worker));
                     model.remove(&worker);
                 }
@@ -170,7 +206,11 @@ proptest! {
             for keys in &chains {
                 let expected: Vec<_> = model
                     .iter()
-                    .map(|(id, held)| (WorkerId(*id), keys.iter().take_while(|key| held.contains_key(key)).count()))
+                    .map(|(id, held)| {
+                        let presumed = |key: &BlockKey| presumed.get(id).is_some_and(|presumed| presumed.contains(key));
+                        let held = |key: &&BlockKey| held.contains_key(key) || presumed(key);
+                        (WorkerId(*id), keys.iter().take_while(held).count())
+                    })
                     .collect();
                 prop_assert_eq!(&index.overlaps(keys), &expected);
                 index.lookup(keys, &mut overlaps);
@@ -178,7 +218,7 @@ proptest! {
                 prop_assert_eq!(overlaps.found(), expected);
             }
         }
-        let distinct: BTreeSet<_> = model.values().flat_map(BTreeMap::keys).collect();
+        let distinct: BTreeSet<_> = model.values().flat_map(BTreeMap::keys).chain(presumed.values().flatten()).collect();
         prop_assert_eq!(index.totals().blocks, distinct.len());
         for worker in 0..WORKERS {
             index.clear(WorkerId(worker));

@@ -295,3 +295,60 @@ fn workers_are_listed_in_order_and_forgotten_when_removed() {
     index.add_worker(WorkerId(2), BLOCK);
     assert_eq!(index.overlaps(&plain), [(WorkerId(1), 0), (WorkerId(2), 0)]);
 }
+
+#[test]
+fn presumed_blocks_count_once_and_until_they_are_forgotten() {
+    let index = index();
+    let plain = keys(None, None, &[]);
+    index.presume(WORKER, &plain[..3]);
+    index.presume(WORKER, &plain[..2]);
+    assert_eq!((overlap(&index, &plain), index.stats(WORKER).unwrap().blocks), (3, 3));
+    index.forget(WORKER, &[plain[2], plain[1]]);
+    assert_eq!(overlap(&index, &plain), 1);
+    index.forget(WORKER, &plain[1..2]);
+    assert_eq!(index.stats(WORKER).unwrap().unknown_removals, 1);
+    index.presume(WORKER, &plain);
+    index.forget(WORKER, &plain[..1]);
+    assert_eq!((overlap(&index, &plain), index.totals().gaps), (0, 1));
+    index.presume(WORKER, &plain[..1]);
+    assert_eq!((overlap(&index, &plain), index.totals().gaps), (4, 0));
+    index.presume(WorkerId(9), &plain);
+    assert_eq!(index.overlaps(&plain), [(WORKER, 4)]);
+}
+
+#[test]
+fn presumed_blocks_that_share_a_name_with_an_event_s_claim_nothing_that_neither_says() {
+    let plain = keys(None, None, &[]);
+    let named = |block: usize| ExternalHash::U64(plain[block].name());
+    // The name of the third block is the engine's for another one, keyed or not.
+    for parent in [None, Some(ExternalHash::U64(77))] {
+        let index = index();
+        let other =
+            BlockStored { block_hashes: vec![named(2)], parent_block_hash: parent, token_ids: tokens(2), ..stored(0) };
+        store(&index, other);
+        index.presume(WORKER, &plain);
+        assert_eq!(overlap(&index, &plain), 2);
+        index.forget(WORKER, &[plain[3], plain[2]]);
+        assert_eq!(overlap(&index, &plain), 2);
+        index.forget(WORKER, &[plain[1], plain[0]]);
+        apply(&index, KvEvent::BlockRemoved(BlockRemoved { block_hashes: vec![named(2)], ..Default::default() }));
+        assert_eq!(index.totals().entries, 0);
+    }
+}
+
+#[test]
+fn presumed_blocks_are_shed_below_a_cap() {
+    const CAP: usize = 200_000;
+    let index = PrefixIndex::with_max_bytes(CAP);
+    index.add_worker(WORKER, BLOCK);
+    for start in 0..2000 {
+        let tokens: Vec<_> = (start..start + 16).map(TokenId).collect();
+        let chain = block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BLOCK);
+        index.presume(WORKER, &chain);
+        assert_eq!(overlap(&index, &chain), 8);
+        assert!(index.totals().bytes <= CAP);
+    }
+    let totals = index.totals();
+    assert_eq!(totals.entries + totals.shed as usize, 16_000);
+    assert!(totals.shed > 0);
+}

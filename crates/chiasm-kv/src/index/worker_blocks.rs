@@ -1,5 +1,7 @@
 //! The blocks of one worker, by the engine's names for them.
 
+mod presumed;
+
 use std::collections::HashMap;
 
 use chiasm_types::BlockSize;

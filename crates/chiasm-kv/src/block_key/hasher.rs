@@ -1,0 +1,62 @@
+//! Hash maps by block key.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Makes [`BlockKeyHasher`]s: `HashMap<BlockKey, T, BuildBlockKeyHasher>`.
+pub type BuildBlockKeyHasher = BuildHasherDefault<BlockKeyHasher>;
+
+/// For maps whose keys are [`BlockKey`](crate::BlockKey)s, alone or beside small numbers such as worker ids. Block keys are
+/// uniform and unknown to whoever sends prompts, so their bits are taken as they are. Not for keys without a block key.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockKeyHasher(u64);
+
+impl Hasher for BlockKeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = self.0.rotate_left(32) ^ number;
+    }
+
+    fn write_u128(&mut self, key: u128) {
+        self.write_u64(key as u64 ^ (key >> 63) as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::hash::BuildHasher;
+
+    use chiasm_types::{BlockSize, TokenId, WorkerId};
+
+    use super::*;
+    use crate::{BlockKey, PromptBlocks, block_keys};
+
+    #[test]
+    fn keys_spread_over_all_bits_alone_and_beside_a_worker() {
+        let tokens: Vec<TokenId> = (0..4096).map(TokenId).collect();
+        let prompt = PromptBlocks { tokens: &tokens, ..Default::default() };
+        let keys: Vec<BlockKey> = block_keys(&prompt, BlockSize::new(1).unwrap());
+        let build = BuildBlockKeyHasher::default();
+        let alone = |key: &BlockKey| build.hash_one(key);
+        let pair = |key: &BlockKey| build.hash_one((WorkerId(3), key));
+        let other = |key: &BlockKey| build.hash_one((WorkerId(4), key));
+        for hashes in [Vec::from_iter(keys.iter().map(alone)), keys.iter().map(pair).collect()] {
+            for shift in (0..64).step_by(8) {
+                let bytes: HashSet<u8> = hashes.iter().map(|hash| (hash >> shift) as u8).collect();
+                assert_eq!(bytes.len(), 256, "bits from {shift}");
+            }
+        }
+        assert!(keys.iter().all(|key| pair(key) != other(key)));
+    }
+}
