@@ -41,4 +41,4 @@ mod subscriber;
 pub use block_key::{BlockKey, BlockKeyHasher, BuildBlockKeyHasher, MediaSpan, PromptBlocks, block_keys};
 pub use error::KvError;
 pub use index::{IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
-pub use subscriber::{Feed, Subscriber, SubscriberConfig, SubscriberStats};
+pub use subscriber::{Feed, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};

@@ -11,8 +11,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::event::KvEventBatch;
-use counters::Counters;
-pub use counters::SubscriberStats;
+pub use counters::{SubscriberCounters, SubscriberStats};
 use follow::Follower;
 
 /// Where an engine publishes and how patient to be.
@@ -68,8 +67,11 @@ pub enum Feed {
     },
     /// Messages were lost for good or the engine was restarted: drop everything known about its cache.
     Reset,
-    /// What the engine kept from before we listened has been handed over, or there is no way to get it. Sent once.
+    /// What the engine kept from before we listened, or what was missing, has been handed over, or there is no way to get
+    /// it: from here on batches come as they are published.
     CaughtUp,
+    /// After [`Feed::CaughtUp`]: messages are missing, or the connection is lost. Another [`Feed::CaughtUp`] follows.
+    Behind,
 }
 
 /// Follows the KV events of one engine until dropped.
@@ -89,13 +91,17 @@ pub enum Feed {
 /// a gap and is replayed.
 pub struct Subscriber {
     task: JoinHandle<()>,
-    counters: Counters,
+    counters: SubscriberCounters,
 }
 
 impl Subscriber {
     /// Starts the task on the current tokio runtime. It ends when the receiver of `sender` is gone.
     pub fn start(config: SubscriberConfig, sender: mpsc::Sender<Feed>) -> Self {
-        let counters = Counters::default();
+        Self::counting(config, sender, SubscriberCounters::default())
+    }
+
+    /// As [`Subscriber::start`], adding to counters that earlier ones may have used.
+    pub fn counting(config: SubscriberConfig, sender: mpsc::Sender<Feed>, counters: SubscriberCounters) -> Self {
         let task = tokio::spawn(Follower::new(config, sender, counters.clone()).run());
         Self { task, counters }
     }

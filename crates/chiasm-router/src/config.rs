@@ -1,4 +1,4 @@
-//! Policies and weights.
+//! Policies, weights and limits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,11 @@ use std::time::Duration;
 /// How a worker is picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// The lowest cost = (prompt blocks − overlap blocks) · `prefill_weight` + blocks in use by running requests ·
-    /// `load_weight`. Ties are broken at random.
+    /// The lowest cost, see `docs/routing.md`: prompt blocks to compute, images to process and to encode, work that
+    /// waits, blocks in use.
     #[default]
+    KvMedia,
+    /// As [`Policy::KvMedia`], but blind to images that the engine could reuse without their KV blocks.
     Kv,
     /// One after the other, in the order of their ids.
     RoundRobin,
@@ -17,24 +19,36 @@ pub enum Policy {
     Random,
     /// The fewest blocks in use by running requests. Ties are broken at random.
     LeastLoaded,
+    /// Of two at random the one with fewer blocks in use.
+    PowerOfTwo,
 }
 
 /// A policy's name is none of the known ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown routing policy '{0}'; use kv, round-robin, random or least-loaded")]
+#[error("unknown routing policy '{0}'; use kv+media, kv, round-robin, random, least-loaded or power-of-two")]
 pub struct UnknownPolicy(String);
 
-const NAMES: [(Policy, &str); 4] = [
-    (Policy::Kv, "kv"),
-    (Policy::RoundRobin, "round-robin"),
-    (Policy::Random, "random"),
-    (Policy::LeastLoaded, "least-loaded"),
-];
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::KvMedia, Self::Kv, Self::RoundRobin, Self::Random, Self::LeastLoaded, Self::PowerOfTwo];
+
+    /// The name on command lines and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KvMedia => "kv+media",
+            Self::Kv => "kv",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::LeastLoaded => "least-loaded",
+            Self::PowerOfTwo => "power-of-two",
+        }
+    }
+}
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = NAMES.iter().find(|(policy, _)| policy == self).map_or("", |(_, name)| name);
-        f.pad(name)
+        f.pad(self.name())
     }
 }
 
@@ -42,12 +56,35 @@ impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        NAMES
-            .iter()
-            .find(|(_, known)| *known == name)
-            .map(|(policy, _)| *policy)
-            .ok_or_else(|| UnknownPolicy(name.to_owned()))
+        Self::ALL.into_iter().find(|policy| policy.name() == name).ok_or_else(|| UnknownPolicy(name.to_owned()))
     }
+}
+
+/// What the terms of a worker's cost count for. Only their ratios matter. See `docs/routing.md` for the formula and for
+/// the measurements behind the defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weights {
+    /// One block of the prompt that the worker has to compute.
+    pub prefill: f64,
+    /// One block's worth of image embeddings that the worker has to encode.
+    pub encode: f64,
+    /// One block's worth of image embeddings whose tensors have to be made and handed over.
+    pub process: f64,
+    /// One unit of the work (`prefill` and `encode`) of requests that were given to the worker and have no token yet.
+    pub queue: f64,
+    /// One block that a running request of the worker uses.
+    pub load: f64,
+}
+
+/// From when on a worker gets no new requests. `None` never.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BusyThresholds {
+    /// Part of the KV cache in use, 0 to 1, as the engine last said.
+    pub kv_usage: Option<f64>,
+    /// Prompt tokens to be computed for requests that have no token yet.
+    pub pending_tokens: Option<u64>,
+    /// Requests in the engine's own queue, as it last said.
+    pub waiting: Option<u64>,
 }
 
 /// What a [`Router`](crate::Router) goes by.
@@ -55,39 +92,46 @@ impl FromStr for Policy {
 pub struct RouterConfig {
     /// How a worker is picked.
     pub policy: Policy,
-    /// Cost of one block of the prompt that the worker has to compute.
-    pub prefill_weight: f64,
-    /// Cost of one block that a running request of the worker uses.
-    pub load_weight: f64,
+    /// Of the cost.
+    pub weights: Weights,
+    /// Spreads choices: a worker's chance falls by e for so much cost more than the lowest, in the unit of the weights.
+    /// With 0 the lowest cost always wins, which is best for one frontend; several frontends that don't see each other's
+    /// requests may want a little.
+    pub temperature: f64,
+    /// When workers are busy.
+    pub busy: BusyThresholds,
     /// Seed of every random choice; `None` for another one at each start.
     pub seed: Option<u64>,
     /// How long the blocks of a request that got its first token stay promised after its end, when the events that
     /// confirm them are still on their way. Engines publish them no later than that token, so this bridges the way
     /// through the sockets, no more.
     pub promise_grace: Duration,
+    /// How long a worker without events is believed to keep a block after its last use.
+    pub believed_for: Duration,
+    /// Most sessions whose workers are remembered; beyond it the least recently used is forgotten.
+    pub max_sessions: usize,
     /// Most bytes on the heap for what workers hold; beyond it the blocks of least recent use are forgotten. `None` for
     /// no limit.
     pub index_max_bytes: Option<usize>,
 }
 
-/// The kv policy with weights 16 and 1.
-///
-/// Only their ratio matters: the number of requests as long as this one by which the worker that holds the whole prompt
-/// may be busier than an idle one and still be preferred. Too low, and a burst of questions about one image makes every
-/// engine compute it; too high, and a hot engine keeps what others could do in the meantime.
-///
-/// The estimate behind 16 is the time that each block takes from an engine. Computing a 16-token block of a 7-billion-
-/// parameter model is 16 · 14 GFLOP, at 400 TFLOP/s 0.6 ms. A block in use is read once per step of its request: 57 kB
-/// per token (28 layers, 4 KV heads of 128, 2 bytes), at 2 TB/s 0.5 µs; a request that is half way through 150 tokens
-/// has 75 steps left, 0.04 ms. Image encoding makes computing dearer still.
+impl Default for Weights {
+    fn default() -> Self {
+        Self { prefill: 16.0, encode: 8.0, process: 3.0, queue: 0.25, load: 1.0 }
+    }
+}
+
 impl Default for RouterConfig {
     fn default() -> Self {
         Self {
-            policy: Policy::Kv,
-            prefill_weight: 16.0,
-            load_weight: 1.0,
+            policy: Policy::default(),
+            weights: Weights::default(),
+            temperature: 0.0,
+            busy: BusyThresholds::default(),
             seed: None,
             promise_grace: Duration::from_secs(1),
+            believed_for: Duration::from_secs(120),
+            max_sessions: 100_000,
             index_max_bytes: None,
         }
     }
@@ -99,9 +143,8 @@ mod tests {
 
     #[test]
     fn names_and_policies_belong_together() {
-        for (policy, name) in NAMES {
-            assert_eq!(policy.to_string(), name);
-            assert_eq!(name.parse(), Ok(policy));
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse(), Ok(policy));
         }
         let error = "KV".parse::<Policy>().unwrap_err();
         assert!(error.to_string().contains("'KV'") && error.to_string().contains("least-loaded"));

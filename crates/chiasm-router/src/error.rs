@@ -7,4 +7,8 @@ pub enum RouteError {
     /// There is no worker, or the request excludes all of them. Retryable once an engine is ready.
     #[error("no worker is available; wait for an engine to become ready")]
     NoWorker,
+    /// Every worker that could take the request is busier than [`BusyThresholds`](crate::BusyThresholds) allow. Retryable
+    /// once requests have ended.
+    #[error("all {0} workers are busy; try again later")]
+    Busy(usize),
 }

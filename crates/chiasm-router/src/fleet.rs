@@ -1,123 +1,227 @@
 //! The workers and what was given to them.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use chiasm_kv::{BlockKey, WorkerIndexStats};
-use chiasm_types::{BlockSize, WorkerId};
+use chiasm_kv::BlockKey;
+use chiasm_types::WorkerId;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
+use crate::believed::Believed;
+use crate::config::RouterConfig;
+use crate::media_holders::{MediaHolders, Odometer, Odometers};
 use crate::promises::{Promises, RequestNumber};
-
-/// What is fixed about a worker while its engine runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorkerInfo {
-    /// Blocks of the engine's KV cache.
-    pub total_blocks: u64,
-    /// Tokens per block, as in the engine's events.
-    pub block_size: BlockSize,
-}
-
-/// What an engine last said about itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct EngineStats {
-    /// Requests in its running batch.
-    pub running: u64,
-    /// Requests in its queue.
-    pub waiting: u64,
-    /// Part of its KV cache in use, 0 to 1.
-    pub kv_usage: f64,
-}
-
-/// One worker as the router sees it at a moment.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WorkerSnapshot {
-    /// Who.
-    pub id: WorkerId,
-    /// What was said when it was added.
-    pub info: WorkerInfo,
-    /// Live reservations.
-    pub requests: usize,
-    /// Prompt blocks of the live reservations. Those that share blocks count each.
-    pub blocks_in_use: u64,
-    /// Blocks that requests in flight will leave behind and events have not confirmed.
-    pub promised_blocks: usize,
-    /// What the prefix index knows.
-    pub index: WorkerIndexStats,
-    /// What the engine says; `None` before it said anything.
-    pub engine: Option<EngineStats>,
-}
+use crate::sessions::Sessions;
+use crate::worker::{EngineStats, Knowledge, WorkerInfo};
 
 /// All workers. Guarded by one lock of the router.
 pub(crate) struct Fleet {
-    pub(crate) workers: BTreeMap<WorkerId, Worker>,
+    /// By place, which a worker keeps; places of removed workers are used again.
+    places: Vec<Option<Worker>>,
+    /// In the order of their ids.
+    order: Vec<(WorkerId, u32)>,
+    pub(crate) promises: Promises,
+    pub(crate) media: MediaHolders,
+    pub(crate) sessions: Sessions,
     pub(crate) rng: SmallRng,
     /// Whose turn it was last.
     pub(crate) last: Option<WorkerId>,
+    pub(crate) typical: Typical,
     requests: u64,
-    lives: u64,
+    lives: u32,
 }
 
 pub(crate) struct Worker {
+    pub(crate) id: WorkerId,
     pub(crate) info: WorkerInfo,
-    /// Which of the workers that had this id. What earlier ones were given does not concern it.
-    pub(crate) life: Life,
+    /// Where it sits, in this life.
+    pub(crate) seat: Seat,
     pub(crate) requests: usize,
     pub(crate) blocks_in_use: u64,
-    pub(crate) promises: Promises,
+    /// Of requests without a token.
+    pub(crate) pending: Pending,
+    pub(crate) odometers: Odometers,
     pub(crate) engine: Option<EngineStats>,
+    pub(crate) knowledge: Knowledge,
+    /// Of a worker without events.
+    pub(crate) believed: Option<Believed>,
+    /// The count of batches of events when its last one was applied.
+    pub(crate) events_at: u64,
 }
 
-/// Tells the workers apart that had one id after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Life(u64);
+/// A worker in one of its lives: what earlier workers of the same id or place were given does not concern it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Seat {
+    pub(crate) place: u32,
+    pub(crate) life: u32,
+}
+
+/// What requests make engines do before their first tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Pending {
+    /// Prompt tokens to compute.
+    pub(crate) tokens: u64,
+    /// In the unit of costs.
+    pub(crate) work: f64,
+}
+
+/// What a request usually is, for those that engines have from others.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Typical {
+    pub(crate) work: f64,
+}
 
 /// What one request holds of a worker.
 pub(crate) struct Hold {
-    pub(crate) worker: WorkerId,
-    pub(crate) life: Life,
+    pub(crate) seat: Seat,
     pub(crate) request: RequestNumber,
     pub(crate) blocks: u64,
+    /// Until the first token.
+    pub(crate) pending: Pending,
     pub(crate) promised: Vec<BlockKey>,
+    /// All of the prompt, when the worker publishes no events.
+    pub(crate) believed: Vec<BlockKey>,
 }
 
 impl Fleet {
-    pub(crate) fn new(seed: Option<u64>) -> Self {
-        let rng = match seed {
+    pub(crate) fn new(config: &RouterConfig) -> Self {
+        let rng = match config.seed {
             Some(seed) => SmallRng::seed_from_u64(seed),
             None => SmallRng::from_rng(&mut rand::rng()),
         };
-        Self { workers: BTreeMap::new(), rng, last: None, requests: 0, lives: 0 }
+        Self {
+            places: Vec::new(),
+            order: Vec::new(),
+            promises: Promises::default(),
+            media: MediaHolders::default(),
+            sessions: Sessions::new(config.max_sessions),
+            rng,
+            last: None,
+            typical: Typical::default(),
+            requests: 0,
+            lives: 0,
+        }
     }
 
     pub(crate) fn add(&mut self, id: WorkerId, info: WorkerInfo) {
-        self.lives += 1;
-        let life = Life(self.lives);
-        let worker = Worker { info, life, requests: 0, blocks_in_use: 0, promises: Promises::default(), engine: None };
-        self.workers.insert(id, worker);
+        self.remove(id);
+        let place = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        self.lives = self.lives.wrapping_add(1);
+        let at = self.order.partition_point(|(other, _)| *other < id);
+        self.order.insert(at, (id, place as u32));
+        let approximate = !info.publishes_events;
+        self.places[place] = Some(Worker {
+            id,
+            info,
+            seat: Seat { place: place as u32, life: self.lives },
+            requests: 0,
+            blocks_in_use: 0,
+            pending: Pending::default(),
+            odometers: Odometers {
+                tensors: Odometer::new(info.receiver_cache_bytes),
+                embeddings: Odometer::new(info.encoder_cache_tokens),
+            },
+            engine: None,
+            knowledge: if approximate { Knowledge::Approximate } else { Knowledge::CatchingUp },
+            believed: approximate.then(|| Believed::new(info.total_blocks)),
+            events_at: 0,
+        });
     }
 
-    /// Gives a request to a worker, with promises for `promised`. `None` when the worker is gone.
-    pub(crate) fn hold(&mut self, id: WorkerId, blocks: u64, promised: Vec<BlockKey>) -> Option<Hold> {
+    pub(crate) fn remove(&mut self, id: WorkerId) {
+        if let Ok(at) = self.order.binary_search_by_key(&id, |(other, _)| *other) {
+            let (_, place) = self.order.remove(at);
+            self.places[place as usize] = None;
+        }
+    }
+
+    /// One more than the highest place.
+    pub(crate) fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// In the order of their ids.
+    pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        self.order.iter().filter_map(|(id, place)| Some((*id, self.places[*place as usize].as_ref()?)))
+    }
+
+    /// What the workers without events are believed to hold.
+    pub(crate) fn believed_mut(&mut self) -> impl Iterator<Item = (WorkerId, &mut Believed)> {
+        self.places.iter_mut().flatten().filter_map(|worker| Some((worker.id, worker.believed.as_mut()?)))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        let at = self.order.binary_search_by_key(&id, |(other, _)| *other).ok()?;
+        self.places[self.order[at].1 as usize].as_mut()
+    }
+
+    /// `None` when its life is over.
+    pub(crate) fn at(&self, seat: Seat) -> Option<&Worker> {
+        self.places.get(seat.place as usize)?.as_ref().filter(|worker| worker.seat == seat)
+    }
+
+    /// `None` when its life is over.
+    pub(crate) fn at_mut(&mut self, seat: Seat) -> Option<&mut Worker> {
+        self.places.get_mut(seat.place as usize)?.as_mut().filter(|worker| worker.seat == seat)
+    }
+
+    /// Forgets media items that nobody has any more, now and then.
+    pub(crate) fn sweep_media(&mut self) {
+        let Self { media, places, .. } = self;
+        media.sweep_if_due(|seat| {
+            let worker = places.get(seat.place as usize)?.as_ref().filter(|worker| worker.seat == seat);
+            worker.map(|worker| worker.odometers)
+        });
+    }
+
+    /// Gives a request to a worker, with promises for the last of its `keys`. `None` when the worker is gone.
+    pub(crate) fn hold(
+        &mut self,
+        seat: Seat,
+        blocks: u64,
+        pending: Pending,
+        keys: &[BlockKey],
+        overlap: usize,
+    ) -> Option<Hold> {
         self.requests += 1;
         let request = RequestNumber(self.requests);
-        let worker = self.workers.get_mut(&id)?;
+        let worker = self.at_mut(seat)?;
         worker.requests += 1;
         worker.blocks_in_use += blocks;
-        worker.promises.make(request, &promised);
-        Some(Hold { worker: id, life: worker.life, request, blocks, promised })
+        worker.pending.tokens += pending.tokens;
+        worker.pending.work += pending.work;
+        let believed = if worker.believed.is_some() { keys.to_vec() } else { Vec::new() };
+        let promised = keys[overlap..].to_vec();
+        self.promises.make(seat, request, &promised);
+        // Of the last hundred or so.
+        self.typical.work += (pending.work - self.typical.work) / 100.0;
+        Some(Hold { seat, request, blocks, pending, promised, believed })
     }
 
-    /// Takes a request back. Its promises linger for `grace` when it `computed` its prompt.
-    pub(crate) fn release(&mut self, hold: Hold, computed: bool, grace: Duration) {
-        let Some(worker) = self.workers.get_mut(&hold.worker).filter(|worker| worker.life == hold.life) else {
-            return;
-        };
-        worker.requests -= 1;
-        worker.blocks_in_use -= hold.blocks;
-        let now = Instant::now();
-        worker.promises.expire(now);
-        worker.promises.end(hold.request, hold.promised, computed.then(|| now + grace));
+    /// The worker has computed the prompt of a request.
+    pub(crate) fn computed(&mut self, hold: &mut Hold) {
+        let pending = std::mem::take(&mut hold.pending);
+        if let Some(worker) = self.at_mut(hold.seat) {
+            worker.pending.tokens -= pending.tokens;
+            worker.pending.work -= pending.work;
+            if worker.pending.tokens == 0 {
+                // What rounding left.
+                worker.pending.work = 0.0;
+            }
+        }
+    }
+
+    /// Takes a request back. Its promises last `until` then if there is a time.
+    pub(crate) fn release(&mut self, mut hold: Hold, until: Option<Duration>) {
+        self.computed(&mut hold);
+        let until = until.filter(|_| self.at(hold.seat).is_some());
+        if let Some(worker) = self.at_mut(hold.seat) {
+            worker.requests -= 1;
+            worker.blocks_in_use -= hold.blocks;
+        }
+        self.promises.end(hold.seat, hold.request, hold.promised, until);
     }
 }

@@ -9,9 +9,17 @@
 //! use chiasm_types::{BlockSize, WorkerId};
 //!
 //! let router = Router::new(RouterConfig::default());
-//! router.add_worker(WorkerId(0), WorkerInfo { total_blocks: 1000, block_size: BlockSize::new(32).unwrap() });
+//! let block_size = BlockSize::new(32).unwrap();
+//! let info = WorkerInfo {
+//!     total_blocks: 1000,
+//!     block_size,
+//!     publishes_events: true,
+//!     encoder_cache_tokens: 8192,
+//!     receiver_cache_bytes: 4 << 30,
+//! };
+//! router.add_worker(WorkerId(0), info);
 //!
-//! let mut reservation = router.select(&RouteRequest { keys: &[], prompt_tokens: 20, exclude: &[] })?;
+//! let mut reservation = router.select(&RouteRequest { prompt_tokens: 20, ..Default::default() })?;
 //! assert_eq!(reservation.worker, WorkerId(0));
 //! reservation.first_token();
 //! drop(reservation); // the request has ended
@@ -20,24 +28,35 @@
 //!
 //! | module | is about |
 //! |---|---|
-//! | `config` | policies, weights and why they are what they are |
+//! | `config` | policies, weights, limits |
 //! | `router` | the public face: workers, events, selection |
+//! | `worker` | what is known of one worker |
 //! | `fleet` | the workers' state and its bookkeeping |
-//! | `select` | the choice itself |
+//! | `select` | the choice itself, by cost |
 //! | `promises` | blocks that requests in flight will leave behind |
+//! | `believed` | what workers without events are taken to hold |
+//! | `media_holders` | who could reuse an image without its KV blocks |
+//! | `sessions` | where a session's last request went |
 //! | `reservation` | what a request holds while it runs |
+//! | `clock` | what time it is, also in simulations |
 #![forbid(unsafe_code)]
 
+mod believed;
+mod clock;
 mod config;
 mod error;
 mod fleet;
+mod media_holders;
 mod promises;
 mod reservation;
 mod router;
 mod select;
+mod sessions;
+mod worker;
 
-pub use config::{Policy, RouterConfig};
+pub use clock::{Clock, VirtualClock};
+pub use config::{BusyThresholds, Policy, RouterConfig, UnknownPolicy, Weights};
 pub use error::RouteError;
-pub use fleet::{EngineStats, WorkerInfo, WorkerSnapshot};
 pub use reservation::Reservation;
-pub use router::{RouteRequest, Router};
+pub use router::{RouteItem, RouteRequest, Router};
+pub use worker::{EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};

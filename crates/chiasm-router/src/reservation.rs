@@ -3,10 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use chiasm_types::WorkerId;
+use chiasm_types::{BlockSize, WorkerId};
 
 use crate::fleet::Hold;
 use crate::router::Shared;
+use crate::select::Choice;
+use crate::worker::Knowledge;
 
 /// A request's place on a worker: load and promised blocks. Dropping it gives both back.
 ///
@@ -21,17 +23,23 @@ pub struct Reservation {
     pub overlap_blocks: usize,
     /// Blocks of the prompt, the last one possibly part full.
     pub total_blocks: usize,
+    /// Tokens per block there.
+    pub block_size: BlockSize,
+    /// How far `overlap_blocks` could be trusted.
+    pub knowledge: Knowledge,
     hold: Option<Hold>,
     computed: bool,
     shared: Arc<Shared>,
 }
 
 impl Reservation {
-    pub(crate) fn new(shared: Arc<Shared>, hold: Hold, overlap_blocks: usize) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, choice: &Choice, hold: Hold) -> Self {
         Self {
-            worker: hold.worker,
-            overlap_blocks,
-            total_blocks: hold.blocks as usize,
+            worker: choice.id,
+            overlap_blocks: choice.overlap,
+            total_blocks: choice.blocks as usize,
+            block_size: choice.block_size,
+            knowledge: choice.knowledge,
             hold: Some(hold),
             computed: false,
             shared,
@@ -40,7 +48,10 @@ impl Reservation {
 
     /// The engine has answered with a token: the whole prompt is computed.
     pub fn first_token(&mut self) {
-        self.computed = true;
+        if let Some(hold) = self.hold.as_mut().filter(|_| !self.computed) {
+            self.computed = true;
+            self.shared.computed(self.worker, hold);
+        }
     }
 }
 

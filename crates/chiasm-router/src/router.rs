@@ -1,26 +1,47 @@
 //! The router's public face, and its locks.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
 use chiasm_kv::{BlockKey, IndexStats, PrefixIndex};
-use chiasm_types::WorkerId;
+use chiasm_types::{MmHash, WorkerId};
 
-use crate::config::RouterConfig;
+use crate::clock::Clock;
+use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
-use crate::fleet::{EngineStats, Fleet, Hold, WorkerInfo, WorkerSnapshot};
+use crate::fleet::{Fleet, Hold};
 use crate::reservation::Reservation;
-use crate::select::{self, prompt_blocks};
+use crate::select::{self, Choice, Scratch};
+use crate::worker::{EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};
 
 /// What decides where a request goes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct RouteRequest<'a> {
     /// Keys of the prompt's full blocks, in prompt order.
     pub keys: &'a [BlockKey],
     /// Tokens of the expanded prompt.
     pub prompt_tokens: usize,
+    /// The media items, in any order.
+    pub media: &'a [RouteItem],
+    /// Requests with the same number go to the same worker as long as it is there and not busy.
+    pub session: Option<u64>,
     /// Workers that must not get it, such as those that have failed it.
     pub exclude: &'a [WorkerId],
+}
+
+/// One media item of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteItem {
+    /// Its identity.
+    pub hash: MmHash,
+    /// Index of the prompt token after its placeholder.
+    pub end: usize,
+    /// Embeddings that the encoder makes of it, in tokens.
+    pub embeds: usize,
+    /// Bytes of its tensors.
+    pub bytes: u64,
 }
 
 /// Picks workers. Cheap to clone; all clones are the same router.
@@ -31,95 +52,127 @@ pub struct Router {
     shared: Arc<Shared>,
 }
 
-/// The locks are taken in the order of the fields. No lock is held longer than a call.
+/// Workers without events may be believed to hold a block for so much longer: looking at all of them takes a while.
+const BELIEFS_PAUSE: Duration = Duration::from_secs(1);
+
+/// The index has locks of its own. They may be taken while the fleet is locked, not the other way round. No lock is held
+/// longer than a call.
 pub(crate) struct Shared {
     config: RouterConfig,
-    index: RwLock<PrefixIndex>,
+    clock: Clock,
+    index: PrefixIndex,
     fleet: Mutex<Fleet>,
+    /// Batches of events whose blocks have been confirmed.
+    batches: AtomicU64,
+    /// When to look for beliefs to forget, in nanoseconds; `u64::MAX` for never.
+    beliefs_expire_at: AtomicU64,
+    /// Buffers of those who are not selecting now.
+    scratch: Mutex<Vec<Scratch>>,
 }
 
 impl Router {
     /// A router without workers.
     pub fn new(config: RouterConfig) -> Self {
-        let fleet = Mutex::new(Fleet::new(config.seed));
+        Self::with_clock(config, Clock::default())
+    }
+
+    /// A router that lives in another time.
+    pub fn with_clock(config: RouterConfig, clock: Clock) -> Self {
+        let fleet = Mutex::new(Fleet::new(&config));
         let index = config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
-        Self { shared: Arc::new(Shared { config, index: RwLock::new(index), fleet }) }
+        Self {
+            shared: Arc::new(Shared {
+                config,
+                clock,
+                index,
+                fleet,
+                batches: AtomicU64::new(0),
+                beliefs_expire_at: AtomicU64::new(u64::MAX),
+                scratch: Mutex::default(),
+            }),
+        }
     }
 
     /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old
     /// one held or was given no longer counts.
     pub fn add_worker(&self, id: WorkerId, info: WorkerInfo) {
-        let index = self.shared.index_mut();
-        self.shared.fleet().add(id, info);
-        index.add_worker(id, info.block_size);
+        let mut fleet = self.shared.fleet();
+        self.shared.index.add_worker(id, info.block_size);
+        fleet.add(id, info);
     }
 
     /// Forgets a worker, its blocks and the promises of its requests. Reservations for it may live on.
     pub fn remove_worker(&self, id: WorkerId) {
-        let index = self.shared.index_mut();
-        self.shared.fleet().workers.remove(&id);
-        index.remove_worker(id);
+        self.shared.fleet().remove(id);
+        self.shared.index.remove_worker(id);
     }
 
     /// Takes in a batch of a worker's KV events.
     pub fn apply(&self, id: WorkerId, batch: &KvEventBatch) {
-        let index = self.shared.index_mut();
-        let added = index.apply(id, batch);
-        if let Some(worker) = self.shared.fleet().workers.get_mut(&id) {
-            added.into_iter().for_each(|block| worker.promises.confirm(block));
+        let added = self.shared.index.apply(id, batch);
+        let mut fleet = self.shared.fleet();
+        let batches = self.shared.batches.fetch_add(1, Ordering::AcqRel) + 1;
+        if let Some(worker) = fleet.get_mut(id) {
+            worker.events_at = batches;
+            let seat = worker.seat;
+            added.into_iter().for_each(|block| fleet.promises.confirm(seat, block));
         }
     }
 
     /// Forgets what a worker holds, not the worker: its events were lost. What its requests in flight promise stays.
     pub fn reset_worker_blocks(&self, id: WorkerId) {
-        self.shared.index_mut().clear(id);
+        self.shared.index.clear(id);
     }
 
-    /// Takes note of what a worker's engine says about itself. It shows in [`Router::workers`]; the cost goes by what the
-    /// router itself gave to the worker, which is known earlier.
-    pub fn set_stats(&self, id: WorkerId, running: u64, waiting: u64, kv_usage: f64) {
-        if let Some(worker) = self.shared.fleet().workers.get_mut(&id) {
-            worker.engine = Some(EngineStats { running, waiting, kv_usage });
+    /// Takes note of how far the events of a worker have been followed. Workers that publish none stay
+    /// [`Knowledge::Approximate`]; the others start as [`Knowledge::CatchingUp`]. It shows in [`Router::workers`].
+    pub fn set_knowledge(&self, id: WorkerId, knowledge: Knowledge) {
+        if let Some(worker) = self.shared.fleet().get_mut(id).filter(|worker| worker.info.publishes_events) {
+            worker.knowledge = knowledge;
+        }
+    }
+
+    /// Takes note of what a worker's engine says about itself. The cost goes by what the router itself gave to the worker,
+    /// which is known earlier; of the engine's counts it takes the waiting requests of others.
+    pub fn set_stats(&self, id: WorkerId, stats: EngineStats) {
+        if let Some(worker) = self.shared.fleet().get_mut(id) {
+            worker.engine = Some(stats);
         }
     }
 
     /// Picks a worker for a request.
     ///
     /// # Errors
-    /// [`RouteError::NoWorker`] when there is none that the request does not exclude.
+    /// [`RouteError::NoWorker`] when there is none that the request does not exclude, [`RouteError::Busy`] when there are
+    /// some but all are busy.
     pub fn select(&self, request: &RouteRequest<'_>) -> Result<Reservation, RouteError> {
-        // The index stays locked until the promises are made: no event can confirm a block in between and leave its
-        // promise behind.
-        let index = self.shared.index();
-        let mut fleet = self.shared.fleet();
-        let choice = select::choose(&self.shared.config, &mut fleet, &index, request).ok_or(RouteError::NoWorker)?;
-        let worker = fleet.workers.get(&choice.worker).ok_or(RouteError::NoWorker)?;
-        let blocks = prompt_blocks(request, worker);
-        let promised =
-            request.keys[choice.overlap..].iter().copied().filter(|key| !index.holds(choice.worker, *key)).collect();
-        let hold = fleet.hold(choice.worker, blocks, promised).ok_or(RouteError::NoWorker)?;
-        Ok(Reservation::new(self.shared.clone(), hold, choice.overlap))
+        let mut scratch = self.shared.scratch().pop().unwrap_or_default();
+        let selected = self.shared.select(request, &mut scratch);
+        self.shared.scratch().push(scratch);
+        let (hold, choice) = selected?;
+        Ok(Reservation::new(self.shared.clone(), &choice, hold))
     }
 
     /// What the index holds for all workers together. Takes a moment per worker: for reports, not for each request.
     pub fn index_totals(&self) -> IndexStats {
-        self.shared.index().totals()
+        self.shared.index.totals()
     }
 
-    /// Every worker, in the order of their ids.
+    /// Every worker, in the order of their ids. Takes a moment per worker and promise.
     pub fn workers(&self) -> Vec<WorkerSnapshot> {
-        let index = self.shared.index();
         let fleet = self.shared.fleet();
+        let promised = fleet.promises.counts();
         fleet
-            .workers
-            .iter()
+            .workers()
             .map(|(id, worker)| WorkerSnapshot {
-                id: *id,
+                id,
                 info: worker.info,
+                knowledge: worker.knowledge,
                 requests: worker.requests,
                 blocks_in_use: worker.blocks_in_use,
-                promised_blocks: worker.promises.len(),
-                index: index.stats(*id).unwrap_or_default(),
+                pending_tokens: worker.pending.tokens,
+                promised_blocks: promised.get(&worker.seat).copied().unwrap_or(0),
+                index: self.shared.index.stats(id).unwrap_or_default(),
                 engine: worker.engine,
             })
             .collect()
@@ -127,22 +180,81 @@ impl Router {
 }
 
 impl Shared {
+    fn select(&self, request: &RouteRequest<'_>, scratch: &mut Scratch) -> Result<(Hold, Choice), RouteError> {
+        let batches = self.batches.load(Ordering::Acquire);
+        let now = self.clock.now();
+        self.expire_beliefs(now);
+        self.index.lookup(request.keys, &mut scratch.overlaps);
+        let mut fleet = self.fleet();
+        fleet.promises.expire(now);
+        let choice = select::choose(&self.config, &mut fleet, scratch, request)?;
+        let hold = fleet.hold(choice.seat, choice.blocks, choice.pending, request.keys, choice.overlap);
+        let hold = hold.ok_or(RouteError::NoWorker)?;
+        // Blocks that were confirmed between the lookup and the promise would stay promised, after their eviction too.
+        if fleet.at(choice.seat).is_some_and(|worker| worker.events_at > batches) {
+            for key in hold.promised.iter().filter(|key| self.index.holds(choice.id, **key)) {
+                fleet.promises.confirm(choice.seat, *key);
+            }
+        }
+        if self.config.policy == Policy::KvMedia {
+            scratch.note_media(&mut fleet, &choice);
+        }
+        Ok((hold, choice))
+    }
+
+    pub(crate) fn computed(&self, id: WorkerId, hold: &mut Hold) {
+        let mut fleet = self.fleet();
+        fleet.computed(hold);
+        let keys = std::mem::take(&mut hold.believed);
+        let Some(believed) = fleet.at_mut(hold.seat).and_then(|worker| worker.believed.as_mut()) else { return };
+        let now = self.clock.now();
+        let mut forgotten = Vec::new();
+        let kept = believed.computed(&keys, now, &mut forgotten);
+        self.index.presume(id, kept);
+        self.index.forget(id, &forgotten);
+        keys.iter().for_each(|key| fleet.promises.confirm(hold.seat, *key));
+        let at = nanoseconds(now + self.config.believed_for);
+        self.beliefs_expire_at.fetch_min(at, Ordering::AcqRel);
+    }
+
+    /// What was believed for long enough is forgotten, up to [`BELIEFS_PAUSE`] later.
+    fn expire_beliefs(&self, now: Duration) {
+        if nanoseconds(now) < self.beliefs_expire_at.load(Ordering::Acquire) {
+            return;
+        }
+        let mut fleet = self.fleet();
+        let Some(since) = now.checked_sub(self.config.believed_for) else { return };
+        let mut next = u64::MAX;
+        let mut forgotten = Vec::new();
+        for (id, believed) in fleet.believed_mut() {
+            believed.expire(since, &mut forgotten);
+            self.index.forget(id, &forgotten);
+            forgotten.clear();
+            if let Some(oldest) = believed.oldest() {
+                next = next.min(nanoseconds((oldest + self.config.believed_for).max(now + BELIEFS_PAUSE)));
+            }
+        }
+        self.beliefs_expire_at.store(next, Ordering::Release);
+    }
+
     pub(crate) fn release(&self, hold: Hold, computed: bool) {
-        self.fleet().release(hold, computed, self.config.promise_grace);
+        let until = computed.then(|| self.clock.now() + self.config.promise_grace);
+        self.fleet().release(hold, until);
     }
 
     // A thread that panicked in one of the methods above can at worst have left a number wrong: no reason to fail all
     // requests from then on.
 
-    fn index(&self) -> RwLockReadGuard<'_, PrefixIndex> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn index_mut(&self) -> RwLockWriteGuard<'_, PrefixIndex> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn fleet(&self) -> MutexGuard<'_, Fleet> {
         self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn scratch(&self) -> MutexGuard<'_, Vec<Scratch>> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Of a time since the start: 584 years fit.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

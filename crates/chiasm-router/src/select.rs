@@ -1,91 +1,335 @@
-//! The choice of a worker.
+//! The choice of a worker. `docs/routing.md` has the formula of the cost.
 
-use std::time::Instant;
-
-use chiasm_kv::PrefixIndex;
-use chiasm_types::WorkerId;
+use chiasm_kv::Overlaps;
+use chiasm_types::{BlockSize, WorkerId};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-use crate::config::{Policy, RouterConfig};
-use crate::fleet::{Fleet, Worker};
-use crate::router::RouteRequest;
+use crate::config::{BusyThresholds, Policy, RouterConfig, Weights};
+use crate::error::RouteError;
+use crate::fleet::{Fleet, Pending, Seat, Worker};
+use crate::media_holders::Use;
+use crate::router::{RouteItem, RouteRequest};
+use crate::worker::Knowledge;
 
-/// A worker and how many of the request's leading blocks it holds, as its events confirm.
+/// A worker, what it holds of the request, and what it will have to do for it.
 pub(crate) struct Choice {
-    pub(crate) worker: WorkerId,
+    pub(crate) id: WorkerId,
+    pub(crate) seat: Seat,
+    pub(crate) block_size: BlockSize,
+    pub(crate) knowledge: Knowledge,
+    /// Blocks of the prompt there, the last one possibly part full.
+    pub(crate) blocks: u64,
+    /// Leading blocks that it holds, as its events confirm.
     pub(crate) overlap: usize,
+    pub(crate) pending: Pending,
+    /// The first of the items, in the order of their ends, that the encoder is needed for.
+    pub(crate) encodes_from: usize,
 }
 
-/// Blocks that a prompt takes on a worker, the last one possibly part full.
-pub(crate) fn prompt_blocks(request: &RouteRequest<'_>, worker: &Worker) -> u64 {
-    request.prompt_tokens.div_ceil(worker.info.block_size.get()) as u64
+/// Buffers of selections, to be used again: nothing is allocated per worker.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub(crate) overlaps: Overlaps,
+    candidates: Vec<Candidate>,
+    /// By place: which candidate, or [`NONE`].
+    candidate_at: Vec<u32>,
+    depths: Vec<u32>,
+    items: Items,
 }
 
-/// Picks a worker; `None` when there is none. Takes time proportional to the workers, for the kv policy times what they will hold beyond their overlap.
+const NONE: u32 = u32::MAX;
+
+struct Candidate {
+    id: WorkerId,
+    seat: Seat,
+    /// Prompt blocks in its own block size.
+    blocks: u64,
+    block_size: u32,
+    /// Leading blocks that it holds.
+    overlap: u32,
+    /// Leading blocks that it will hold when requests in flight are computed.
+    expected: u32,
+    /// Blocks in use.
+    load: f64,
+    /// Of the requests that wait there.
+    waiting_work: f64,
+    /// Media work that it is spared, in the unit of costs.
+    spared: f64,
+    cost: f64,
+}
+
+/// A request's media items in the order in which they end, each once.
+#[derive(Default)]
+struct Items {
+    sorted: Vec<RouteItem>,
+    /// Embeddings of the item and those after it, in tokens.
+    embeds_from: Vec<usize>,
+}
+
+impl Items {
+    fn fill(&mut self, media: &[RouteItem]) {
+        let Self { sorted, embeds_from } = self;
+        sorted.clear();
+        sorted.extend_from_slice(media);
+        // An item that comes twice is encoded for its last place if the KV cache does not cover that.
+        sorted.sort_unstable_by(|one, other| (one.hash, other.end).cmp(&(other.hash, one.end)));
+        sorted.dedup_by_key(|item| item.hash);
+        sorted.sort_unstable_by_key(|item| item.end);
+        embeds_from.clear();
+        embeds_from.extend(sorted.iter().map(|item| item.embeds));
+        for at in (1..embeds_from.len()).rev() {
+            embeds_from[at - 1] += embeds_from[at];
+        }
+    }
+
+    /// The first item that is not wholly within so many tokens: vLLM runs the encoder for it and those after it.
+    fn encoded_from(&self, tokens: usize) -> usize {
+        self.sorted.partition_point(|item| item.end <= tokens)
+    }
+
+    fn embeds_from(&self, first: usize) -> usize {
+        self.embeds_from.get(first).copied().unwrap_or(0)
+    }
+}
+
+/// Picks a worker. Takes time proportional to the workers and to what is held and promised of the request.
 pub(crate) fn choose(
     config: &RouterConfig,
     fleet: &mut Fleet,
-    index: &PrefixIndex,
+    scratch: &mut Scratch,
     request: &RouteRequest<'_>,
-) -> Option<Choice> {
-    let Fleet { workers, rng, last, .. } = fleet;
-    let overlaps = index.overlaps(request.keys);
-    let overlap_of =
-        |id: WorkerId| overlaps.binary_search_by_key(&id, |(id, _)| *id).map_or(0, |found| overlaps[found].1);
-    let candidates = workers.iter_mut().filter(|(id, _)| !request.exclude.contains(id));
-    let worker = match config.policy {
-        Policy::Kv => {
-            let now = Instant::now();
-            lowest(
-                rng,
-                candidates.map(|(id, worker)| {
-                    worker.promises.expire(now);
-                    (*id, cost(config, index, request, *id, worker, overlap_of(*id)))
-                }),
-            )
-        }
-        Policy::LeastLoaded => lowest(rng, candidates.map(|(id, worker)| (*id, worker.blocks_in_use as f64))),
-        Policy::Random => lowest(rng, candidates.map(|(id, _)| (*id, 0.0))),
-        Policy::RoundRobin => {
-            let ids: Vec<WorkerId> = candidates.map(|(id, _)| *id).collect();
-            let next = ids.iter().find(|id| last.is_none_or(|last| **id > last)).or(ids.first()).copied();
-            *last = next.or(*last);
-            next
-        }
-    }?;
-    Some(Choice { worker, overlap: overlap_of(worker) })
+) -> Result<Choice, RouteError> {
+    let busy = scratch.gather(config, fleet, request);
+    if scratch.candidates.is_empty() {
+        return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
+    }
+    scratch.items.fill(request.media);
+    let by_session = request.session.and_then(|session| scratch.of_session(fleet, session));
+    let chosen = match by_session {
+        Some(chosen) => chosen,
+        None => scratch.pick(config, fleet, request),
+    };
+    let candidate = &scratch.candidates[chosen];
+    let (id, seat) = (candidate.id, candidate.seat);
+    if let Some(session) = request.session {
+        fleet.sessions.went_to(session, seat);
+    }
+    fleet.last = Some(id);
+    let covered = candidate.overlap.max(candidate.expected);
+    let encodes_from = scratch.items.encoded_from(covered as usize * candidate.block_size as usize);
+    let missing = candidate.blocks.saturating_sub(u64::from(covered));
+    let blocks_of = |tokens: usize| tokens as f64 / f64::from(candidate.block_size);
+    let work = config.weights.prefill * missing as f64
+        + config.weights.encode * blocks_of(scratch.items.embeds_from(encodes_from));
+    let tokens = (request.prompt_tokens as u64).saturating_sub(u64::from(covered) * u64::from(candidate.block_size));
+    let worker = fleet.at(seat).ok_or(RouteError::NoWorker)?;
+    Ok(Choice {
+        id,
+        seat,
+        block_size: worker.info.block_size,
+        knowledge: worker.knowledge,
+        blocks: candidate.blocks,
+        overlap: candidate.overlap as usize,
+        pending: Pending { tokens: tokens.max(1), work },
+        encodes_from,
+    })
 }
 
-/// See [`Policy::Kv`]. Here, promised blocks overlap as held ones do.
-fn cost(
-    config: &RouterConfig,
-    index: &PrefixIndex,
-    request: &RouteRequest<'_>,
-    id: WorkerId,
-    worker: &Worker,
-    confirmed: usize,
-) -> f64 {
-    let will_hold = |key| worker.promises.contains(key) || index.holds(id, key);
-    let more = request.keys[confirmed..].iter().take_while(|key| will_hold(**key)).count();
-    let missing = prompt_blocks(request, worker).saturating_sub((confirmed + more) as u64);
-    missing as f64 * config.prefill_weight + worker.blocks_in_use as f64 * config.load_weight
-}
-
-/// The one with the lowest cost, each of several with equal chance.
-fn lowest(rng: &mut SmallRng, costs: impl Iterator<Item = (WorkerId, f64)>) -> Option<WorkerId> {
-    let mut best: Option<(WorkerId, f64)> = None;
-    let mut ties = 0;
-    for (id, cost) in costs {
-        match best {
-            Some((_, lowest)) if cost > lowest => continue,
-            Some((_, lowest)) if cost == lowest => ties += 1,
-            _ => ties = 1,
+impl Scratch {
+    /// Notes that the chosen worker now gets the request's items.
+    pub(crate) fn note_media(&self, fleet: &mut Fleet, choice: &Choice) {
+        let Some(mut odometers) = fleet.at(choice.seat).map(|worker| worker.odometers) else { return };
+        for (at, item) in self.items.sorted.iter().enumerate() {
+            let embeds = (at >= choice.encodes_from).then_some(item.embeds);
+            let (hash, bytes) = (item.hash, item.bytes);
+            fleet.media.note(choice.seat, &mut odometers, Use { hash, bytes, embeds });
         }
-        // The n-th of n equals takes over with chance 1/n: each is left with 1/n in the end.
-        if ties == 1 || rng.random_range(0..ties) == 0 {
-            best = Some((id, cost));
+        if let Some(worker) = fleet.at_mut(choice.seat) {
+            worker.odometers = odometers;
+        }
+        fleet.sweep_media();
+    }
+
+    /// The workers that may get the request, with their overlaps and loads. Returns how many are too busy.
+    fn gather(&mut self, config: &RouterConfig, fleet: &Fleet, request: &RouteRequest<'_>) -> usize {
+        self.candidates.clear();
+        self.candidate_at.clear();
+        self.candidate_at.resize(fleet.places(), NONE);
+        let mut found = self.overlaps.found().iter().peekable();
+        let mut busy = 0;
+        // The block size of nearly all.
+        let (mut size, mut blocks) = (0, 0);
+        for (id, worker) in fleet.workers() {
+            while found.next_if(|(other, _)| *other < id).is_some() {}
+            let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
+            if request.exclude.contains(&id) {
+                continue;
+            }
+            if is_busy(&config.busy, worker) {
+                busy += 1;
+                continue;
+            }
+            if worker.info.block_size.get() != size {
+                size = worker.info.block_size.get();
+                blocks = request.prompt_tokens.div_ceil(size) as u64;
+            }
+            self.candidate_at[worker.seat.place as usize] = self.candidates.len() as u32;
+            self.candidates.push(Candidate {
+                id,
+                seat: worker.seat,
+                blocks,
+                block_size: size as u32,
+                overlap: overlap as u32,
+                expected: overlap as u32,
+                load: worker.blocks_in_use as f64,
+                waiting_work: worker.pending.work + fleet.typical.work * waiting_of_others(worker) as f64,
+                spared: 0.0,
+                cost: 0.0,
+            });
+        }
+        busy
+    }
+
+    /// The worker of a session, if it may get the request.
+    fn of_session(&self, fleet: &mut Fleet, session: u64) -> Option<usize> {
+        let seat = fleet.sessions.worker(session)?;
+        self.candidate_of(seat)
+    }
+
+    fn candidate_of(&self, seat: Seat) -> Option<usize> {
+        let at = *self.candidate_at.get(seat.place as usize)? as usize;
+        self.candidates.get(at).filter(|candidate| candidate.seat == seat).map(|_| at)
+    }
+
+    fn pick(&mut self, config: &RouterConfig, fleet: &mut Fleet, request: &RouteRequest<'_>) -> usize {
+        match config.policy {
+            Policy::KvMedia | Policy::Kv => {
+                self.expect_promised(fleet, request);
+                if config.policy == Policy::KvMedia {
+                    self.spare_media(&config.weights, fleet);
+                }
+                self.cost(&config.weights);
+                self.cheapest(&mut fleet.rng, config.temperature)
+            }
+            Policy::LeastLoaded => {
+                self.candidates.iter_mut().for_each(|candidate| candidate.cost = candidate.load);
+                self.cheapest(&mut fleet.rng, 0.0)
+            }
+            Policy::PowerOfTwo => {
+                let count = self.candidates.len();
+                let one = fleet.rng.random_range(0..count);
+                let other = (one + fleet.rng.random_range(1..count.max(2))) % count;
+                if self.candidates[other].load < self.candidates[one].load { other } else { one }
+            }
+            Policy::Random => fleet.rng.random_range(0..self.candidates.len()),
+            Policy::RoundRobin => {
+                let after = fleet.last.map_or(0, |last| self.candidates.partition_point(|other| other.id <= last));
+                after % self.candidates.len()
+            }
         }
     }
-    best.map(|(id, _)| id)
+
+    /// What requests in flight promise counts as held. A worker's promises for this prompt begin where its overlap ends,
+    /// so that one look per distinct overlap finds them.
+    fn expect_promised(&mut self, fleet: &Fleet, request: &RouteRequest<'_>) {
+        if fleet.promises.is_empty() {
+            return;
+        }
+        self.depths.clear();
+        self.depths.extend(self.candidates.iter().map(|candidate| candidate.overlap));
+        self.depths.sort_unstable();
+        self.depths.dedup();
+        for &depth in &self.depths {
+            let Some(key) = request.keys.get(depth as usize) else { break };
+            for seat in fleet.promises.of(*key) {
+                let Some(at) = self.candidate_of(seat) else { continue };
+                let candidate = &mut self.candidates[at];
+                if candidate.overlap == depth {
+                    candidate.expected = fleet.promises.run_end(seat, request.keys, depth as usize) as u32;
+                }
+            }
+        }
+    }
+
+    /// Media work that workers are spared because they have an item's tensors or embeddings.
+    fn spare_media(&mut self, weights: &Weights, fleet: &Fleet) {
+        for at in 0..self.items.sorted.len() {
+            let RouteItem { hash, end, embeds, bytes } = self.items.sorted[at];
+            let odometers = |seat| fleet.at(seat).map(|worker| worker.odometers);
+            for (seat, held) in fleet.media.of(hash, bytes, embeds, odometers) {
+                let Some(at) = self.candidate_of(seat) else { continue };
+                let candidate = &mut self.candidates[at];
+                let blocks = embeds as f64 / f64::from(candidate.block_size);
+                let covered = candidate.expected as usize * candidate.block_size as usize;
+                if held.embeddings && end > covered {
+                    candidate.spared += weights.encode * blocks;
+                }
+                if held.tensors {
+                    candidate.spared += weights.process * blocks;
+                }
+            }
+        }
+    }
+
+    fn cost(&mut self, weights: &Weights) {
+        let Self { candidates, items, .. } = self;
+        // Nearly all candidates expect the same.
+        let (mut known, mut encode) = (None, 0.0);
+        for candidate in candidates {
+            let per_block = 1.0 / f64::from(candidate.block_size);
+            if known != Some((candidate.expected, candidate.block_size)) {
+                known = Some((candidate.expected, candidate.block_size));
+                let covered = candidate.expected as usize * candidate.block_size as usize;
+                encode = items.embeds_from(items.encoded_from(covered)) as f64 * per_block;
+            }
+            let process = items.embeds_from(0) as f64 * per_block;
+            let missing = candidate.blocks.saturating_sub(u64::from(candidate.expected)) as f64;
+            candidate.cost = weights.prefill * missing + weights.encode * encode + weights.process * process
+                - candidate.spared
+                + weights.queue * candidate.waiting_work
+                + weights.load * candidate.load;
+        }
+    }
+
+    /// The one with the lowest cost, each of several with equal chance; with a temperature, others too.
+    fn cheapest(&self, rng: &mut SmallRng, temperature: f64) -> usize {
+        let mut best = 0;
+        let mut ties = 0;
+        for (at, candidate) in self.candidates.iter().enumerate() {
+            let lowest = self.candidates[best].cost;
+            if at > 0 && candidate.cost > lowest {
+                continue;
+            }
+            ties = if candidate.cost < lowest { 1 } else { ties + 1 };
+            // The n-th of n equals takes over with chance 1/n: each is left with 1/n in the end.
+            if ties == 1 || rng.random_range(0..ties) == 0 {
+                best = at;
+            }
+        }
+        if temperature <= 0.0 {
+            return best;
+        }
+        let lowest = self.candidates[best].cost;
+        let chance = |candidate: &Candidate| (-(candidate.cost - lowest) / temperature).exp();
+        let mut rest = rng.random::<f64>() * self.candidates.iter().map(chance).sum::<f64>();
+        let drawn = self.candidates.iter().position(|candidate| {
+            rest -= chance(candidate);
+            rest < 0.0
+        });
+        drawn.unwrap_or(best)
+    }
+}
+
+fn is_busy(busy: &BusyThresholds, worker: &Worker) -> bool {
+    let engine = worker.engine.unwrap_or_default();
+    busy.kv_usage.is_some_and(|most| engine.kv_usage >= most)
+        || busy.pending_tokens.is_some_and(|most| worker.pending.tokens >= most)
+        || busy.waiting.is_some_and(|most| engine.waiting >= most)
+}
+
+/// Requests in the engine's queue that this router did not send, such as another frontend's.
+fn waiting_of_others(worker: &Worker) -> u64 {
+    let Some(engine) = worker.engine else { return 0 };
+    engine.waiting.min((engine.running + engine.waiting).saturating_sub(worker.requests as u64))
 }

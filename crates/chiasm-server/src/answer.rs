@@ -21,8 +21,14 @@ use crate::routes::{Held, routing_headers};
 use crate::sse;
 
 /// `POST /v1/chat/completions`
-pub(crate) async fn chat(frontend: &Arc<Frontend>, held: Held, body: Value) -> Result<Response, ApiError> {
-    let ChatRequest { common, generate } = ChatRequest::parse(body)?;
+pub(crate) async fn chat(
+    frontend: &Arc<Frontend>,
+    held: Held,
+    session: Option<u64>,
+    body: Value,
+) -> Result<Response, ApiError> {
+    let ChatRequest { common, mut generate } = ChatRequest::parse(body)?;
+    generate.session = session;
     check_model(frontend, &common)?;
     let prepared = prepare(frontend, generate, frontend.fleet.shape_or_unavailable()?).await?;
     let head = AnswerHead::new("chatcmpl", &frontend.model.name);
@@ -67,8 +73,14 @@ pub(crate) async fn chat(frontend: &Arc<Frontend>, held: Held, body: Value) -> R
 }
 
 /// `POST /v1/completions`
-pub(crate) async fn completions(frontend: &Arc<Frontend>, held: Held, body: Value) -> Result<Response, ApiError> {
-    let CompletionRequest { common, generate } = CompletionRequest::parse(body)?;
+pub(crate) async fn completions(
+    frontend: &Arc<Frontend>,
+    held: Held,
+    session: Option<u64>,
+    body: Value,
+) -> Result<Response, ApiError> {
+    let CompletionRequest { common, mut generate } = CompletionRequest::parse(body)?;
+    generate.iter_mut().for_each(|request| request.session = session);
     check_model(frontend, &common)?;
     let shape = frontend.fleet.shape_or_unavailable()?;
     let prepared = try_join_all(generate.into_iter().map(|request| prepare(frontend, request, shape))).await?;

@@ -6,7 +6,6 @@ use axum::response::{IntoResponse, Response};
 use chiasm_engine::EngineError;
 use chiasm_media::{Fault, MediaError};
 use chiasm_prompt::PromptError;
-use chiasm_router::RouteError;
 use chiasm_vision::VisionError;
 use serde_json::{Value, json};
 
@@ -51,6 +50,11 @@ impl ApiError {
         Self { status: StatusCode::SERVICE_UNAVAILABLE, message: message.into(), param: None, code: "unavailable" }
     }
 
+    /// 503, or another status that is put in its place: all engines are busy; worth trying again.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self { code: "overloaded", ..Self::unavailable(message) }
+    }
+
     /// 500: our fault or the engine's.
     pub fn internal(message: impl Into<String>) -> Self {
         Self { status: StatusCode::INTERNAL_SERVER_ERROR, message: message.into(), param: None, code: "internal_error" }
@@ -74,6 +78,7 @@ impl ApiError {
             404 => "not_found_error",
             429 => "rate_limit_error",
             503 => "service_unavailable_error",
+            529 => "overloaded_error",
             400..=499 => "invalid_request_error",
             _ => "server_error",
         };
@@ -84,7 +89,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        if matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
+        if matches!(self.status.as_u16(), 429 | 503 | 529) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
@@ -128,12 +133,6 @@ impl From<VisionError> for ApiError {
             return Self::internal(error.to_string());
         }
         Self { status: StatusCode::BAD_REQUEST, message: error.to_string(), param: None, code: "invalid_image" }
-    }
-}
-
-impl From<RouteError> for ApiError {
-    fn from(error: RouteError) -> Self {
-        Self::unavailable(error.to_string())
     }
 }
 

@@ -1,12 +1,17 @@
 //! What all requests share.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use chiasm_media::MediaDoor;
+use chiasm_router::RouteError;
 use tokio::sync::Semaphore;
 
 use crate::cpu::CpuPool;
+use crate::error::ApiError;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
@@ -38,6 +43,24 @@ impl Default for Limits {
     }
 }
 
+/// What clients see of routing.
+#[derive(Clone, Debug)]
+pub struct RoutingOptions {
+    /// Requests that bear the same value in this header go to the same worker.
+    pub session_header: Option<HeaderName>,
+    /// The status when all workers are busy.
+    pub busy_status: StatusCode,
+}
+
+impl Default for RoutingOptions {
+    fn default() -> Self {
+        Self {
+            session_header: Some(HeaderName::from_static("x-session-id")),
+            busy_status: StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
 /// The frontend: one model, its workers, and what is needed to bring requests to them.
 pub struct Frontend {
     /// The served model.
@@ -48,11 +71,15 @@ pub struct Frontend {
     pub fleet: Arc<Fleet>,
     /// Bounds.
     pub limits: Limits,
+    /// What clients see of routing.
+    pub routing: RoutingOptions,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
     pub cpu: CpuPool,
     pub(crate) slots: Arc<Semaphore>,
+    /// Makes numbers of session names that clients can't foresee.
+    sessions: RandomState,
 }
 
 impl Frontend {
@@ -64,8 +91,31 @@ impl Frontend {
             metrics: fleet.metrics(),
             fleet,
             limits,
+            routing: RoutingOptions::default(),
             cpu: CpuPool::new(limits.cpu_threads),
             slots: Arc::new(Semaphore::new(limits.requests.max(1))),
+            sessions: RandomState::new(),
         }
+    }
+
+    /// With other routing options.
+    #[must_use]
+    pub fn with_routing(self, routing: RoutingOptions) -> Self {
+        Self { routing, ..self }
+    }
+
+    /// The session that a request belongs to, if it says so.
+    pub(crate) fn session(&self, headers: &HeaderMap) -> Option<u64> {
+        let name = headers.get(self.routing.session_header.as_ref()?)?;
+        Some(self.sessions.hash_one(name.as_bytes()))
+    }
+
+    /// Why no worker was picked, as it is told to the client.
+    pub(crate) fn not_routed(&self, error: RouteError) -> ApiError {
+        if let RouteError::Busy(_) = error {
+            self.metrics.all_busy();
+            return ApiError { status: self.routing.busy_status, ..ApiError::busy(error.to_string()) };
+        }
+        ApiError::unavailable(error.to_string())
     }
 }

@@ -11,6 +11,7 @@
 //! | [`model`] | the served model |
 //! | [`error`] | errors to HTTP |
 //! | [`metrics`] | Prometheus |
+//! | `workers` | what is known of each worker, as JSON |
 //!
 //! [`routes::router`] makes an [`axum::Router`] from a [`Frontend`]; the binary decides where it listens.
 #![forbid(unsafe_code)]
@@ -29,5 +30,6 @@ mod openai;
 pub mod pipeline;
 pub mod routes;
 mod sse;
+mod workers;
 
-pub use frontend::{Frontend, Limits};
+pub use frontend::{Frontend, Limits, RoutingOptions};

@@ -1,8 +1,10 @@
 //! Counters and histograms for Prometheus, at `/metrics`.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use chiasm_engine::Delivered;
+use chiasm_router::Knowledge;
 use chiasm_transfer::Arena;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -13,7 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::error::ApiError;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, KvEventCounts};
 use crate::openai::Usage;
 use crate::pipeline::{Attempted, Transfer};
 
@@ -29,6 +31,19 @@ struct WorkerLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KnowledgeLabels {
+    worker: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OverlapErrorLabels {
+    /// What the prediction was.
+    too: &'static str,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct TransferLabel {
     mode: &'static str,
 }
@@ -38,6 +53,48 @@ struct CauseLabel {
     cause: &'static str,
 }
 
+/// How engines' KV events are followed, per worker.
+#[derive(Default)]
+struct KvEvents {
+    applied: Family<WorkerLabel, Counter>,
+    gaps: Family<WorkerLabel, Counter>,
+    replays: Family<WorkerLabel, Counter>,
+    failed_replays: Family<WorkerLabel, Counter>,
+    dropped: Family<WorkerLabel, Counter>,
+    resets: Family<WorkerLabel, Counter>,
+    lag: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+}
+
+impl KvEvents {
+    fn register(&self, r: &mut Registry) {
+        r.register("kv_events_applied", "KV events applied to the index", self.applied.clone());
+        r.register("kv_events_gaps", "Times that numbers of KV event batches were skipped", self.gaps.clone());
+        r.register("kv_events_replays", "Replays of KV events asked for, audits included", self.replays.clone());
+        r.register("kv_events_failed_replays", "Replays that did not come to their end", self.failed_replays.clone());
+        r.register("kv_events_dropped", "KV event batches lost for good or unreadable", self.dropped.clone());
+        r.register("kv_events_resets", "Times that all blocks of a worker were forgotten", self.resets.clone());
+        r.register_with_unit(
+            "kv_events_lag",
+            "From the engine's making of its last batch of KV events until it was applied",
+            Unit::Seconds,
+            self.lag.clone(),
+        );
+    }
+
+    fn set(&self, label: &WorkerLabel, counts: KvEventCounts) {
+        let set = |family: &Family<WorkerLabel, Counter>, count: u64| {
+            family.get_or_create(label).inner().store(count, Ordering::Relaxed);
+        };
+        set(&self.applied, counts.applied);
+        set(&self.gaps, counts.subscriber.gaps);
+        set(&self.replays, counts.subscriber.replays);
+        set(&self.failed_replays, counts.subscriber.failed_replays);
+        set(&self.dropped, counts.subscriber.lost);
+        set(&self.resets, counts.subscriber.resets);
+        self.lag.get_or_create(label).set(counts.lag.as_secs_f64());
+    }
+}
+
 /// All metrics of one frontend.
 pub struct Metrics {
     registry: Registry,
@@ -45,6 +102,8 @@ pub struct Metrics {
     routed: Family<WorkerLabel, Counter>,
     prompt_blocks: Counter,
     overlap_blocks: Counter,
+    overlap_error: Family<OverlapErrorLabels, Counter>,
+    busy: Counter,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     completion_tokens: Counter,
@@ -66,6 +125,9 @@ pub struct Metrics {
     index_entries: Gauge,
     index_bytes: Gauge,
     index_shed: Gauge,
+    kv_events: KvEvents,
+    worker_knowledge: Family<KnowledgeLabels, Gauge>,
+    worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
     arena_reserved: Family<WorkerLabel, Gauge>,
@@ -82,6 +144,8 @@ impl Default for Metrics {
             routed: Family::default(),
             prompt_blocks: Counter::default(),
             overlap_blocks: Counter::default(),
+            overlap_error: Family::default(),
+            busy: Counter::default(),
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             completion_tokens: Counter::default(),
@@ -100,6 +164,9 @@ impl Default for Metrics {
             index_entries: Gauge::default(),
             index_bytes: Gauge::default(),
             index_shed: Gauge::default(),
+            kv_events: KvEvents::default(),
+            worker_knowledge: Family::default(),
+            worker_pending: Family::default(),
             worker_running: Family::default(),
             worker_waiting: Family::default(),
             arena_reserved: Family::default(),
@@ -118,6 +185,13 @@ impl Metrics {
         r.register("routed_requests", "Requests sent to each worker", self.routed.clone());
         r.register("prompt_blocks", "Full blocks of routed prompts", self.prompt_blocks.clone());
         r.register("overlap_blocks", "Blocks that the chosen worker already held", self.overlap_blocks.clone());
+        r.register(
+            "overlap_error_blocks",
+            "Blocks by which the overlap was predicted too high or too low, against what the engine found in its cache; \
+             requests that run side by side can make it too low",
+            self.overlap_error.clone(),
+        );
+        r.register("busy_refusals", "Requests refused because all workers were busy", self.busy.clone());
         r.register("prompt_tokens", "Tokens of expanded prompts", self.prompt_tokens.clone());
         r.register("cached_tokens", "Prompt tokens that engines found in their caches", self.cached_tokens.clone());
         r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
@@ -148,6 +222,17 @@ impl Metrics {
         );
         r.register_with_unit("index", "Memory for what workers hold", Unit::Bytes, self.index_bytes.clone());
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
+        self.kv_events.register(r);
+        r.register(
+            "worker_knowledge",
+            "1 for how far the knowledge of a worker's KV cache can be trusted",
+            self.worker_knowledge.clone(),
+        );
+        r.register(
+            "worker_pending_tokens",
+            "Prompt tokens that a worker has to compute before its requests have their first tokens",
+            self.worker_pending.clone(),
+        );
         r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
         r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
         r.register_with_unit(
@@ -172,6 +257,20 @@ impl Metrics {
         self.routed.get_or_create(&WorkerLabel { worker: attempted.worker.to_string() }).inc();
         self.prompt_blocks.inc_by(attempted.total_blocks as u64);
         self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
+    }
+
+    /// An engine found so many leading blocks in its cache that were predicted to be `predicted`.
+    pub(crate) fn overlap_found(&self, predicted: usize, found: usize, knowledge: Knowledge) {
+        let state = knowledge.name();
+        let label = |too| OverlapErrorLabels { too, state };
+        // Both exist from the first request on.
+        self.overlap_error.get_or_create(&label("high")).inc_by(predicted.saturating_sub(found) as u64);
+        self.overlap_error.get_or_create(&label("low")).inc_by(found.saturating_sub(predicted) as u64);
+    }
+
+    /// A request was refused because all workers are busy.
+    pub(crate) fn all_busy(&self) {
+        self.busy.inc();
     }
 
     /// Media items of a request were handed to an engine.
@@ -224,12 +323,19 @@ impl Metrics {
     pub(crate) fn render(&self, fleet: &Fleet) -> Result<String, std::fmt::Error> {
         let workers = fleet.router().workers();
         self.workers.set(workers.len() as i64);
+        self.worker_knowledge.clear();
         for worker in workers {
+            let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
+            self.worker_knowledge.get_or_create(&labels).set(1);
             let label = WorkerLabel { worker: worker.id.to_string() };
             self.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
+            self.worker_pending.get_or_create(&label).set(worker.pending_tokens as i64);
             let engine = worker.engine.unwrap_or_default();
             self.worker_running.get_or_create(&label).set(engine.running as i64);
             self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+        }
+        for (id, counts) in fleet.kv_events() {
+            self.kv_events.set(&WorkerLabel { worker: id.to_string() }, counts);
         }
         for worker in fleet.workers() {
             let label = WorkerLabel { worker: worker.id.to_string() };

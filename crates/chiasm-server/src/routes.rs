@@ -17,6 +17,7 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::metrics::InFlight;
 use crate::pipeline::Attempted;
+use crate::workers;
 
 /// The whole HTTP interface.
 pub fn router(frontend: Arc<Frontend>) -> Router {
@@ -26,6 +27,7 @@ pub fn router(frontend: Arc<Frontend>) -> Router {
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ready", get(ready))
+        .route("/workers", get(workers))
         .route("/metrics", get(metrics))
         .fallback(async || ApiError::not_found("no such path; see the README for those that exist", "no_such_path"))
         .method_not_allowed_fallback(async || ApiError {
@@ -44,7 +46,8 @@ pub(crate) struct Held {
 async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
     let answered = async {
         let held = admit(&frontend)?;
-        answer::chat(&frontend, held, read_json(&frontend, request.into_body()).await?).await
+        let session = frontend.session(request.headers());
+        answer::chat(&frontend, held, session, read_json(&frontend, request.into_body()).await?).await
     };
     finish(&frontend, "chat", answered.await)
 }
@@ -52,7 +55,8 @@ async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Respon
 async fn completions(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
     let answered = async {
         let held = admit(&frontend)?;
-        answer::completions(&frontend, held, read_json(&frontend, request.into_body()).await?).await
+        let session = frontend.session(request.headers());
+        answer::completions(&frontend, held, session, read_json(&frontend, request.into_body()).await?).await
     };
     finish(&frontend, "completions", answered.await)
 }
@@ -113,6 +117,11 @@ async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
         return ApiError::unavailable("no engine is ready").into_response();
     }
     Json(json!({"workers": workers})).into_response()
+}
+
+/// Every worker that can take requests, and what is known of it.
+async fn workers(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
+    Json(workers::report(&frontend.fleet))
 }
 
 async fn metrics(State(frontend): State<Arc<Frontend>>) -> Response {

@@ -5,16 +5,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
 use chiasm_engine::ClientOptions;
 use chiasm_media::{MediaConfig, MediaDoor};
-use chiasm_router::{Policy, RouterConfig};
+use chiasm_router::{BusyThresholds, RouterConfig, Weights};
 use chiasm_server::fleet::{ArenaPolicy, AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Frontend, Limits, routes};
+use chiasm_server::{Frontend, Limits, RoutingOptions, routes};
 use chiasm_sim::SimConfig;
 use tokio::net::TcpListener;
 
-use crate::cli::{MediaArgs, MmTransfer, Pixels, PolicyArg, RoutingArgs, ServeArgs};
+use crate::cli::{MediaArgs, MmTransfer, Pixels, RoutingArgs, ServeArgs};
 use crate::error::CliError;
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
@@ -35,6 +36,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     let door = MediaDoor::new(media_config(&args.media))?;
     let hosts = hosts(&args, &model)?;
     let workers = hosts.len();
+    let routing = routing_options(&args.routing)?;
     let options = FleetOptions {
         startup_timeout: args.engines.startup_timeout,
         client: client_options(&args, &model),
@@ -45,7 +47,8 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
     let fleet = Fleet::start(hosts, router_config(&args.routing), options)?;
-    let frontend = Arc::new(Frontend::new(model.clone(), door, fleet.clone(), limits(&args)));
+    let frontend = Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing);
+    let frontend = Arc::new(frontend);
 
     let terminated = async {
         signals::terminated().await;
@@ -200,19 +203,39 @@ fn client_options(args: &ServeArgs, model: &ServedModel) -> ClientOptions {
 }
 
 fn router_config(args: &RoutingArgs) -> RouterConfig {
-    let defaults = RouterConfig::default();
     RouterConfig {
-        policy: match args.policy {
-            PolicyArg::Kv => Policy::Kv,
-            PolicyArg::RoundRobin => Policy::RoundRobin,
-            PolicyArg::Random => Policy::Random,
-            PolicyArg::LeastLoaded => Policy::LeastLoaded,
+        policy: args.policy,
+        weights: Weights {
+            prefill: args.prefill_weight,
+            encode: args.encode_weight,
+            process: args.process_weight,
+            queue: args.queue_weight,
+            load: args.load_weight,
         },
-        prefill_weight: args.prefill_weight.unwrap_or(defaults.prefill_weight),
-        load_weight: args.load_weight.unwrap_or(defaults.load_weight),
+        temperature: args.routing_temperature,
+        busy: BusyThresholds {
+            kv_usage: args.busy_kv_usage,
+            pending_tokens: args.busy_pending_tokens,
+            waiting: args.busy_waiting,
+        },
+        believed_for: args.approximate_ttl,
+        max_sessions: args.max_sessions,
         index_max_bytes: Some(args.index_max_bytes),
-        ..defaults
+        ..RouterConfig::default()
     }
+}
+
+fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliError> {
+    let session_header = match args.session_header.as_str() {
+        "" => None,
+        name => Some(
+            name.parse()
+                .map_err(|_| CliError::Usage(format!("--session-header '{name}' is no name of an HTTP header")))?,
+        ),
+    };
+    let busy_status = StatusCode::from_u16(args.busy_status)
+        .map_err(|_| CliError::Usage(format!("--busy-status {} is no HTTP status", args.busy_status)))?;
+    Ok(RoutingOptions { session_header, busy_status })
 }
 
 fn media_config(args: &MediaArgs) -> MediaConfig {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts since a [`Subscriber`](super::Subscriber) was started.
+/// Counts since the [`SubscriberCounters`] were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubscriberStats {
     /// Connections made to the engine's PUB socket.
@@ -20,15 +20,17 @@ pub struct SubscriberStats {
     pub failed_replays: u64,
     /// Resets sent.
     pub resets: u64,
+    /// Messages that were published and never handed over: no replay had them, or they could not be read.
+    pub lost: u64,
     /// Messages that could not be read.
     pub malformed: u64,
 }
 
-/// Shared by the task that counts and the handle that reads.
-#[derive(Clone, Default)]
-pub(super) struct Counters(Arc<Atomics>);
+/// What [`Subscriber`](super::Subscriber)s have counted. Clones are the same counters.
+#[derive(Clone, Debug, Default)]
+pub struct SubscriberCounters(Arc<Atomics>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Atomics {
     pub(super) connections: AtomicU64,
     pub(super) live_batches: AtomicU64,
@@ -37,18 +39,33 @@ pub(super) struct Atomics {
     pub(super) replays: AtomicU64,
     pub(super) failed_replays: AtomicU64,
     pub(super) resets: AtomicU64,
+    pub(super) lost: AtomicU64,
     pub(super) malformed: AtomicU64,
 }
 
-impl Counters {
+impl SubscriberCounters {
     /// Adds one to the counter that `which` picks.
     pub(super) fn count(&self, which: impl FnOnce(&Atomics) -> &AtomicU64) {
-        which(&self.0).fetch_add(1, Relaxed);
+        self.add(1, which);
     }
 
-    pub(super) fn read(&self) -> SubscriberStats {
-        let Atomics { connections, live_batches, replayed_batches, gaps, replays, failed_replays, resets, malformed } =
-            &*self.0;
+    pub(super) fn add(&self, more: u64, which: impl FnOnce(&Atomics) -> &AtomicU64) {
+        which(&self.0).fetch_add(more, Relaxed);
+    }
+
+    /// What has happened so far.
+    pub fn read(&self) -> SubscriberStats {
+        let Atomics {
+            connections,
+            live_batches,
+            replayed_batches,
+            gaps,
+            replays,
+            failed_replays,
+            resets,
+            lost,
+            malformed,
+        } = &*self.0;
         SubscriberStats {
             connections: connections.load(Relaxed),
             live_batches: live_batches.load(Relaxed),
@@ -57,6 +74,7 @@ impl Counters {
             replays: replays.load(Relaxed),
             failed_replays: failed_replays.load(Relaxed),
             resets: resets.load(Relaxed),
+            lost: lost.load(Relaxed),
             malformed: malformed.load(Relaxed),
         }
     }

@@ -8,7 +8,7 @@ use tracing::{debug, info, warn};
 use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
 
 use super::connection::{connectable, disconnected, options};
-use super::counters::Counters;
+use super::counters::SubscriberCounters;
 use super::replay::{self, Answer, ReplayFailure};
 use super::{Feed, SubscriberConfig};
 use crate::event;
@@ -16,7 +16,7 @@ use crate::event;
 pub(super) struct Follower {
     config: SubscriberConfig,
     sender: mpsc::Sender<Feed>,
-    counters: Counters,
+    counters: SubscriberCounters,
     /// The last message handed over since the last reset.
     position: Option<Position>,
     /// The last number that this connection published, replays left out.
@@ -72,7 +72,7 @@ impl From<ReplayFailure> for Interrupted {
 }
 
 impl Follower {
-    pub(super) fn new(mut config: SubscriberConfig, sender: mpsc::Sender<Feed>, counters: Counters) -> Self {
+    pub(super) fn new(mut config: SubscriberConfig, sender: mpsc::Sender<Feed>, counters: SubscriberCounters) -> Self {
         config.endpoint = connectable(&config.endpoint);
         config.replay_endpoint = config.replay_endpoint.as_deref().map(connectable);
         Self { config, sender, counters, position: None, published: None, told: false, caught_up: false }
@@ -92,6 +92,9 @@ impl Follower {
         loop {
             let (socket, monitor) = self.connect().await;
             if let Err(closed) = self.follow(socket, monitor, engine).await {
+                return closed;
+            }
+            if let Err(closed) = self.fell_behind().await {
                 return closed;
             }
             engine = Engine::MaybeAnother;
@@ -133,10 +136,7 @@ impl Follower {
     ) -> Result<(), Closed> {
         self.published = None;
         self.catch_up(engine).await?;
-        if !self.caught_up {
-            self.caught_up = true;
-            self.send(Feed::CaughtUp).await?;
-        }
+        self.has_caught_up().await?;
         loop {
             let message = tokio::select! {
                 // What arrived before the connection broke still counts.
@@ -177,13 +177,29 @@ impl Follower {
         if seq > self.expected() {
             self.counters.count(|counters| &counters.gaps);
             debug!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv event numbers skipped");
+            self.fell_behind().await?;
             self.catch_up(Engine::Same).await?;
         }
-        if self.position.as_ref().is_some_and(|position| seq <= position.seq) {
-            // A replay was faster.
-            return Ok(());
+        // If not, a replay was faster.
+        if self.position.as_ref().is_none_or(|position| seq > position.seq) {
+            self.hand_over(seq, payload.clone(), Source::Live).await?;
         }
-        self.hand_over(seq, payload.clone(), Source::Live).await
+        self.has_caught_up().await
+    }
+
+    /// Something is missing.
+    async fn fell_behind(&mut self) -> Result<(), Closed> {
+        if std::mem::take(&mut self.caught_up) {
+            self.send(Feed::Behind).await?;
+        }
+        Ok(())
+    }
+
+    async fn has_caught_up(&mut self) -> Result<(), Closed> {
+        if !std::mem::replace(&mut self.caught_up, true) {
+            self.send(Feed::CaughtUp).await?;
+        }
+        Ok(())
     }
 
     /// Hands over what the engine kept and we don't have. Whatever is lost for good after this shows as a gap.
@@ -263,6 +279,7 @@ impl Follower {
     async fn hand_over(&mut self, seq: u64, payload: Bytes, source: Source) -> Result<(), Closed> {
         if self.position.is_some() && seq > self.expected() {
             warn!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv events lost for good");
+            self.counters.add(seq - self.expected(), |counters| &counters.lost);
             self.reset().await?;
         }
         match event::decode(&payload) {
@@ -276,6 +293,7 @@ impl Follower {
             }
             Err(error) => {
                 self.counters.count(|counters| &counters.malformed);
+                self.counters.count(|counters| &counters.lost);
                 warn!(endpoint = self.config.endpoint, seq, %error, "kv events lost for good");
                 self.reset().await?;
             }

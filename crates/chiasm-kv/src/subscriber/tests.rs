@@ -51,6 +51,11 @@ fn messages(seqs: std::ops::Range<u64>) -> impl Iterator<Item = Feed> {
     seqs.map(|seq| message(seq, seq * 10))
 }
 
+/// What is told while something is missing.
+fn behind(feeds: impl IntoIterator<Item = Feed>) -> impl Iterator<Item = Feed> {
+    [Feed::Behind].into_iter().chain(feeds).chain([Feed::CaughtUp])
+}
+
 /// An engine that has published `count` messages, followed live from its first one on.
 async fn followed_engine(count: u64, change: impl FnOnce(&mut SubscriberConfig)) -> (FakeEngine, Followed) {
     let mut engine = FakeEngine::start().await;
@@ -105,7 +110,7 @@ async fn without_replay_following_starts_with_the_first_message_that_comes() {
     let mut followed = follow(config);
     engine.subscribed().await;
     engine.publish(30).await;
-    followed.expect([Feed::CaughtUp, message(3, 30)]).await;
+    followed.expect([Feed::CaughtUp].into_iter().chain(behind([message(3, 30)]))).await;
     assert_eq!(followed.subscriber.stats().resets, 0, "nothing was known that could be wrong");
 }
 
@@ -115,8 +120,9 @@ async fn a_gap_is_filled_and_nothing_comes_twice() {
     engine.lose(20);
     engine.lose(30);
     engine.publish(40).await;
+    followed.expect(behind(messages(2..5))).await;
     engine.publish(50).await;
-    followed.expect(messages(2..6)).await;
+    followed.expect(messages(5..6)).await;
     let stats = followed.subscriber.stats();
     assert_eq!((stats.gaps, stats.resets, stats.malformed), (1, 0, 0));
 }
@@ -126,10 +132,11 @@ async fn a_gap_without_replay_resets_and_goes_on() {
     let (mut engine, mut followed) = followed_engine(2, no_replay).await;
     engine.lose(20);
     engine.publish(30).await;
+    followed.expect(behind([Feed::Reset, message(3, 30)])).await;
     engine.publish(40).await;
-    followed.expect([Feed::Reset, message(3, 30), message(4, 40)]).await;
+    followed.expect([message(4, 40)]).await;
     let stats = followed.subscriber.stats();
-    assert_eq!((stats.gaps, stats.resets), (1, 1));
+    assert_eq!((stats.gaps, stats.resets, stats.lost), (1, 1, 1));
 }
 
 #[tokio::test]
@@ -138,7 +145,8 @@ async fn a_gap_that_the_engine_no_longer_has_resets_and_takes_what_it_has() {
     (2..5).for_each(|seq| engine.lose(seq * 10));
     engine.kept().forget_before(3);
     engine.publish(50).await;
-    followed.expect([Feed::Reset].into_iter().chain(messages(3..6))).await;
+    followed.expect(behind([Feed::Reset].into_iter().chain(messages(3..6)))).await;
+    assert_eq!(followed.subscriber.stats().lost, 1);
 }
 
 #[tokio::test]
@@ -151,7 +159,7 @@ async fn a_gap_is_given_up_when_the_replay_stays_silent() {
     engine.kept().answer(Answers::None);
     engine.lose(20);
     engine.publish(30).await;
-    followed.expect([Feed::Reset, message(3, 30)]).await;
+    followed.expect(behind([Feed::Reset, message(3, 30)])).await;
     assert_eq!(followed.subscriber.stats().failed_replays, 2);
 }
 
@@ -162,7 +170,7 @@ async fn a_replay_that_stops_half_way_is_taken_up_where_it_stopped() {
     (2..6).for_each(|seq| engine.lose(seq * 10));
     engine.kept().answer(Answers::Only(3));
     engine.publish(60).await;
-    followed.expect(messages(2..7)).await;
+    followed.expect(behind(messages(2..7))).await;
     let stats = followed.subscriber.stats();
     assert!(stats.failed_replays >= 1);
     assert_eq!(stats.resets, 0);
@@ -174,9 +182,9 @@ async fn what_was_dropped_on_the_way_is_asked_for_again() {
     (2..6).for_each(|seq| engine.lose(seq * 10));
     engine.kept().answer(Answers::Dropping(4));
     engine.publish(60).await;
-    followed.expect(messages(2..7)).await;
+    followed.expect(behind(messages(2..7))).await;
     let stats = followed.subscriber.stats();
-    assert_eq!((stats.failed_replays, stats.resets), (1, 0));
+    assert_eq!((stats.failed_replays, stats.resets, stats.lost), (1, 0, 0));
 }
 
 #[tokio::test]
@@ -194,7 +202,8 @@ async fn what_is_dropped_every_time_is_given_up() {
     (2..6).for_each(|seq| engine.lose(seq * 10));
     engine.kept().answer(Answers::AlwaysDropping(4));
     engine.publish(60).await;
-    followed.expect(messages(2..4).chain([Feed::Reset, message(6, 60)])).await;
+    followed.expect(behind(messages(2..4).chain([Feed::Reset, message(6, 60)]))).await;
+    assert_eq!(followed.subscriber.stats().lost, 2);
     assert_eq!(followed.subscriber.stats().failed_replays, 3, "one that brought something and two that did not");
 }
 
@@ -214,8 +223,9 @@ async fn a_broken_connection_to_the_same_engine_loses_nothing() {
     let mut engine = engine.restart(kept, next).await;
     engine.lose(30);
     engine.subscribed().await;
+    followed.expect(behind(messages(3..4))).await;
     engine.publish(40).await;
-    followed.expect(messages(3..5)).await;
+    followed.expect(messages(4..5)).await;
     let stats = followed.subscriber.stats();
     assert_eq!((stats.connections, stats.resets), (2, 0));
 }
@@ -225,7 +235,8 @@ async fn a_restarted_engine_is_noticed_by_its_past_whatever_its_numbers() {
     for published in [0, 2, 3, 4, 7] {
         let (engine, mut followed) = followed_engine(3, |_| ()).await;
         let _engine = engine.restart(Kept::of((0..published).map(|seq| 1000 + seq)), published).await;
-        followed.expect([Feed::Reset].into_iter().chain((0..published).map(|seq| message(seq, 1000 + seq)))).await;
+        let past = (0..published).map(|seq| message(seq, 1000 + seq));
+        followed.expect(behind([Feed::Reset].into_iter().chain(past))).await;
         assert_eq!(followed.subscriber.stats().resets, 1);
     }
 }
@@ -234,7 +245,7 @@ async fn a_restarted_engine_is_noticed_by_its_past_whatever_its_numbers() {
 async fn without_replay_every_new_connection_may_be_another_engine() {
     let (engine, mut followed) = followed_engine(3, no_replay).await;
     let mut engine = engine.restart(Kept::default(), 0).await;
-    followed.expect([Feed::Reset]).await;
+    followed.expect(behind([Feed::Reset])).await;
     engine.subscribed().await;
     engine.publish(1000).await;
     followed.expect([message(0, 1000)]).await;
@@ -256,7 +267,8 @@ async fn a_payload_that_can_t_be_read_resets_and_is_counted_but_not_fatal() {
     engine.publish_payload(Bytes::from_static(b"no msgpack")).await;
     engine.publish(30).await;
     followed.expect([Feed::Reset, message(3, 30)]).await;
-    assert_eq!(followed.subscriber.stats().malformed, 1);
+    let stats = followed.subscriber.stats();
+    assert_eq!((stats.malformed, stats.lost), (1, 1));
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn policy() -> impl Strategy<Value = Policy> {
-    prop_oneof![Just(Policy::Kv), Just(Policy::RoundRobin), Just(Policy::Random), Just(Policy::LeastLoaded)]
+    prop::sample::select(&Policy::ALL[..])
 }
 
 proptest! {
@@ -103,8 +103,6 @@ proptest! {
         }
         running.clear();
         drop(Prompt::text(99, 64).select(&router));
-        if policy == Policy::Kv {
-            prop_assert!(router.workers().iter().all(|worker| worker.promised_blocks == 0));
-        }
+        prop_assert!(router.workers().iter().all(|worker| worker.promised_blocks == 0 && worker.pending_tokens == 0));
     }
 }

@@ -1,7 +1,9 @@
 //! The router from outside, with events as engines send them.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
+mod approximate;
 mod bookkeeping;
+mod cost;
 mod scenarios;
 mod threads;
 mod workload;

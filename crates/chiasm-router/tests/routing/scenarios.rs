@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::workload::{BLOCK, INFO, Prompt, per_worker, router};
 use chiasm_kv::event::{KvEvent, KvEventBatch};
-use chiasm_router::{Policy, Reservation, RouteError, Router, RouterConfig, WorkerInfo};
+use chiasm_router::{EngineStats, Policy, Reservation, RouteError, Router, RouterConfig, WorkerInfo};
 use chiasm_types::{BlockSize, WorkerId};
 
 fn with_policy(policy: Policy) -> impl FnOnce(&mut RouterConfig) {
@@ -31,7 +31,7 @@ fn a_repeat_lands_on_the_worker_that_holds_it_even_under_modest_load() {
 #[test]
 fn a_burst_of_questions_about_one_new_image_goes_to_one_worker() {
     let router = router(4, |_| ());
-    let burst: Vec<Reservation> = (0..10).map(|question| Prompt::image_question(1, question).select(&router)).collect();
+    let burst: Vec<Reservation> = (0..4).map(|question| Prompt::image_question(1, question).select(&router)).collect();
     assert!(burst.iter().all(|reservation| reservation.worker == burst[0].worker));
     assert!(burst.iter().all(|reservation| reservation.overlap_blocks == 0), "nothing is confirmed yet");
 }
@@ -64,7 +64,7 @@ fn a_long_prompt_weighs_more_than_a_short_one() {
 #[test]
 fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
     for ratio in [1, 4, 16] {
-        let router = router(2, |config| config.prefill_weight = ratio as f64);
+        let router = router(2, |config| config.weights.prefill = ratio as f64);
         let prompt = Prompt::text(1, 160);
         router.apply(WorkerId(0), &prompt.stored());
         let mut running = Vec::new();
@@ -109,7 +109,7 @@ fn ties_spread_at_random_and_reproducibly() {
 
 #[test]
 fn excluded_workers_are_never_picked() {
-    for policy in [Policy::Kv, Policy::RoundRobin, Policy::Random, Policy::LeastLoaded] {
+    for policy in Policy::ALL {
         let router = router(3, with_policy(policy));
         let prompt = Prompt::text(1, 64);
         router.apply(WorkerId(0), &prompt.stored());
@@ -281,7 +281,7 @@ fn random_picks_everybody() {
 #[test]
 fn workers_with_another_block_size_share_no_blocks_but_can_be_picked() {
     let router = router(1, |_| ());
-    router.add_worker(WorkerId(1), WorkerInfo { total_blocks: 1000, block_size: BlockSize::new(64).unwrap() });
+    router.add_worker(WorkerId(1), WorkerInfo { block_size: BlockSize::new(64).unwrap(), ..INFO });
     let prompt = Prompt::text(1, 170);
     router.apply(WorkerId(1), &prompt.stored());
     let other = prompt.select_but(&router, &[WorkerId(0)]).unwrap();
@@ -301,8 +301,8 @@ fn a_prompt_shorter_than_a_block_is_routed_by_load() {
 fn what_engines_say_about_themselves_shows_in_the_snapshot() {
     let router = router(1, |_| ());
     assert_eq!(router.workers()[0].engine, None);
-    router.set_stats(WorkerId(0), 3, 2, 0.25);
-    router.set_stats(WorkerId(9), 1, 1, 1.0);
-    let engine = router.workers()[0].engine.unwrap();
-    assert_eq!((engine.running, engine.waiting, engine.kv_usage), (3, 2, 0.25));
+    let stats = EngineStats { running: 3, waiting: 2, kv_usage: 0.25 };
+    router.set_stats(WorkerId(0), stats);
+    router.set_stats(WorkerId(9), EngineStats { running: 1, waiting: 1, kv_usage: 1.0 });
+    assert_eq!(router.workers()[0].engine, Some(stats));
 }

@@ -35,7 +35,11 @@ impl Prompt {
     }
 
     pub(crate) fn select_but(&self, router: &Router, exclude: &[WorkerId]) -> Result<Reservation, RouteError> {
-        router.select(&RouteRequest { keys: &self.keys, prompt_tokens: self.tokens.len(), exclude })
+        router.select(&RouteRequest { exclude, ..self.request() })
+    }
+
+    pub(crate) fn request(&self) -> RouteRequest<'_> {
+        RouteRequest { keys: &self.keys, prompt_tokens: self.tokens.len(), ..Default::default() }
     }
 
     /// As if the engine had computed the whole prompt. It names blocks by half of our key.
@@ -77,7 +81,13 @@ fn batch(event: KvEvent) -> KvEventBatch {
     KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }
 }
 
-pub(crate) const INFO: WorkerInfo = WorkerInfo { total_blocks: 1000, block_size: BLOCK };
+pub(crate) const INFO: WorkerInfo = WorkerInfo {
+    total_blocks: 1000,
+    block_size: BLOCK,
+    publishes_events: true,
+    encoder_cache_tokens: 2000,
+    receiver_cache_bytes: 1 << 20,
+};
 
 /// A router with workers 0, 1, … and a seed, so that a failure comes again.
 pub(crate) fn router(workers: u32, change: impl FnOnce(&mut RouterConfig)) -> Router {

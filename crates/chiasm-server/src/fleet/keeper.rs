@@ -6,20 +6,16 @@ use std::time::Instant;
 
 use chiasm_engine::wire::EngineReady;
 use chiasm_engine::{DeathCause, EngineClient, EngineError, SocketDir};
-use chiasm_kv::{Feed, Subscriber, SubscriberConfig};
-use chiasm_router::Router;
+use chiasm_router::{EngineStats, Router, WorkerInfo};
 use chiasm_types::{BlockSize, Dtype, WorkerId};
 use chiasm_vision::PixelFormat;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::backoff::Backoff;
+use super::events;
 use super::host::{EngineHost, HostError, RunningEngine};
 use super::{Fleet, FleetOptions, PixelPolicy, Shape, Worker};
-
-/// KV event batches that may wait for the index; the subscriber waits when there are more, and replays if that makes
-/// it lose some.
-const FEED_CAPACITY: usize = 1024;
 
 /// Why an engine's turn ended.
 #[derive(Debug, thiserror::Error)]
@@ -122,8 +118,23 @@ async fn live(
         max_model_len: shape.max_model_len,
         wants_arena: options.arena.bytes().is_some(),
     };
-    fleet.join(worker, shape, info.num_gpu_blocks).map_err(Ended::Unsuitable)?;
-    let _feed = follow_kv_events(&fleet.router, id, &info);
+    let events = events::source(&info);
+    if events.is_none() {
+        tracing::warn!(
+            "{id}: publishes no KV events that can be had; served in approximate mode, which takes it to hold what it was sent"
+        );
+    }
+    let worker_info = WorkerInfo {
+        total_blocks: info.num_gpu_blocks,
+        block_size: shape.block_size,
+        publishes_events: events.is_some(),
+        // At least; READY does not tell the size.
+        encoder_cache_tokens: info.max_num_batched_tokens.into(),
+        receiver_cache_bytes: options.client.receiver_cache_bytes.unwrap_or(0),
+    };
+    fleet.join(worker, shape, worker_info).map_err(Ended::Unsuitable)?;
+    let followed = fleet.followed.get(&id).cloned().unwrap_or_default();
+    let _events = events.map(|source| events::follow(fleet.router.clone(), id, source, followed));
     let _stats = follow_stats(fleet.router.clone(), id, &client);
     *ready = Some(Instant::now());
     tracing::info!(
@@ -166,49 +177,23 @@ fn pixel_format(info: &EngineReady, policy: PixelPolicy) -> Result<PixelFormat, 
     }
 }
 
-/// Tasks that end with this value.
-struct Following(Vec<JoinHandle<()>>);
+/// A task that ends with this value.
+struct Following(JoinHandle<()>);
 
 impl Drop for Following {
     fn drop(&mut self) {
-        self.0.iter().for_each(JoinHandle::abort);
+        self.0.abort();
     }
-}
-
-/// Feeds the engine's KV events to the router.
-fn follow_kv_events(router: &Arc<Router>, id: WorkerId, info: &EngineReady) -> Option<(Following, Subscriber)> {
-    let config = info.kv_events_config.as_ref();
-    let Some((endpoint, replay)) = config.and_then(|config| config.reachable_at("127.0.0.1")) else {
-        tracing::warn!("{id}: publishes no KV events; the router can't know what it holds");
-        return None;
-    };
-    let topic = config.map(|config| config.topic.clone()).unwrap_or_default();
-    let config = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay) };
-    let (sender, mut feed) = mpsc::channel(FEED_CAPACITY);
-    let subscriber = Subscriber::start(config, sender);
-    let router = router.clone();
-    let task = tokio::spawn(async move {
-        while let Some(item) = feed.recv().await {
-            match item {
-                Feed::Batch { batch, .. } => router.apply(id, &batch),
-                Feed::Reset => {
-                    tracing::warn!("{id}: KV events lost; forgetting its blocks");
-                    router.reset_worker_blocks(id);
-                }
-                _ => {}
-            }
-        }
-    });
-    Some((Following(vec![task]), subscriber))
 }
 
 /// Feeds the engine's own counts to the router.
 fn follow_stats(router: Arc<Router>, id: WorkerId, client: &EngineClient) -> Following {
     let mut stats = client.stats();
-    Following(vec![tokio::spawn(async move {
+    Following(tokio::spawn(async move {
         while stats.changed().await.is_ok() {
             let now = stats.borrow_and_update().clone();
-            router.set_stats(id, now.num_running_reqs, now.num_waiting_reqs, now.kv_cache_usage);
+            let (running, waiting) = (now.num_running_reqs, now.num_waiting_reqs);
+            router.set_stats(id, EngineStats { running, waiting, kv_usage: now.kv_cache_usage });
         }
-    })])
+    }))
 }

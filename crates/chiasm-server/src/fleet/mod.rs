@@ -5,6 +5,7 @@
 
 mod arena;
 mod backoff;
+mod events;
 mod host;
 mod keeper;
 mod launch_host;
@@ -17,6 +18,8 @@ use chiasm_engine::{ClientOptions, EngineClient};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::{BlockSize, WorkerId};
 use chiasm_vision::PixelFormat;
+use events::Followed;
+pub use events::KvEventCounts;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -105,6 +108,8 @@ pub struct Fleet {
     shutdown: watch::Sender<bool>,
     keepers: Mutex<Option<JoinSet<()>>>,
     created: u64,
+    /// Of each worker, over all its engines.
+    followed: BTreeMap<WorkerId, Followed>,
 }
 
 #[derive(Default)]
@@ -132,6 +137,7 @@ impl Fleet {
             shutdown: watch::Sender::new(false),
             keepers: Mutex::new(None),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            followed: (0..).map(WorkerId).zip(&hosts).map(|(id, _)| (id, Followed::default())).collect(),
         });
         let mut keepers = JoinSet::new();
         for (id, host) in (0..).map(WorkerId).zip(hosts) {
@@ -185,6 +191,11 @@ impl Fleet {
         *self.ready.borrow()
     }
 
+    /// How the KV events of each worker have been followed, over all its engines so far.
+    pub fn kv_events(&self) -> impl Iterator<Item = (WorkerId, KvEventCounts)> {
+        self.followed.iter().map(|(id, followed)| (*id, followed.counts()))
+    }
+
     /// What all engines agree on; known once the first is ready.
     pub fn shape(&self) -> Option<Shape> {
         self.state().shape
@@ -200,7 +211,7 @@ impl Fleet {
     }
 
     /// Lets a worker take requests. `Err` says why it does not fit the others.
-    fn join(&self, worker: Worker, shape: Shape, total_blocks: u64) -> Result<(), String> {
+    fn join(&self, worker: Worker, shape: Shape, info: WorkerInfo) -> Result<(), String> {
         let mut state = self.state();
         let agreed = *state.shape.get_or_insert(shape);
         if agreed != shape {
@@ -214,7 +225,7 @@ impl Fleet {
                 agreed.max_batched_tokens
             ));
         }
-        self.router.add_worker(worker.id, WorkerInfo { total_blocks, block_size: shape.block_size });
+        self.router.add_worker(worker.id, info);
         state.workers.insert(worker.id, Arc::new(worker));
         self.ready.send_replace(state.workers.len());
         Ok(())

@@ -54,6 +54,7 @@ impl ChatRequest {
             sampling: common.sampling.clone(),
             cache_salt: common.cache_salt.clone(),
             priority: common.priority,
+            session: None,
         };
         Ok(Self { common, generate })
     }

@@ -64,6 +64,7 @@ impl CompletionRequest {
                 sampling: common.sampling.clone(),
                 cache_salt: common.cache_salt.clone(),
                 priority: common.priority,
+                session: None,
             })
             .collect();
         Ok(Self { common, generate })

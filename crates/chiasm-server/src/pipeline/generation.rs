@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use chiasm_engine::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature};
 use chiasm_engine::{DeathCause, Delivered, EngineError, OutputStream};
-use chiasm_router::{Reservation, RouteRequest};
+use chiasm_router::{Reservation, RouteItem, RouteRequest};
 use chiasm_types::WorkerId;
 use futures_util::future::select_all;
 use futures_util::stream::{Stream, unfold};
@@ -73,6 +73,7 @@ pub struct Generation {
     running: Vec<Running>,
     reservation: Reservation,
     attempted: Attempted,
+    prompt_tokens: usize,
     /// The first delta, which was awaited before the client was told anything.
     ahead: Option<ChoiceDelta>,
     started: Instant,
@@ -177,8 +178,16 @@ impl Generation {
 
     async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, before: &Attempts) -> Result<Self, Failure> {
         let started = Instant::now();
-        let route = RouteRequest { keys: &prepared.keys, prompt_tokens: prepared.tokens.len(), exclude: &before.dead };
-        let reservation = frontend.fleet.router().select(&route).map_err(ApiError::from)?;
+        let media: Vec<RouteItem> = prepared.items.iter().map(|item| item.to_route(&frontend.model)).collect();
+        let route = RouteRequest {
+            keys: &prepared.keys,
+            prompt_tokens: prepared.tokens.len(),
+            media: &media,
+            session: prepared.session,
+            exclude: &before.dead,
+        };
+        let router = frontend.fleet.router();
+        let reservation = router.select(&route).map_err(|error| frontend.not_routed(error))?;
         let worker = frontend
             .fleet
             .worker(reservation.worker)
@@ -223,6 +232,7 @@ impl Generation {
             running,
             reservation,
             attempted,
+            prompt_tokens: prepared.tokens.len(),
             ahead: None,
             started,
             has_output: false,
@@ -255,6 +265,13 @@ impl Generation {
             // Of several continuations the first tells what was cached before this request.
             self.attempted.cached_tokens =
                 output.prefill_stats.as_ref().map_or(0, |stats| stats.num_cached_tokens as usize);
+            if let Some(found) = output.prefill_stats.as_ref().map(|stats| stats.num_cached_tokens as usize) {
+                let block_size = self.reservation.block_size.get();
+                // The engine computes the last token of a prompt in any case.
+                let most = (self.prompt_tokens - 1) / block_size;
+                let predicted = self.attempted.overlap_blocks.min(most);
+                self.frontend.metrics.overlap_found(predicted, found / block_size, self.reservation.knowledge);
+            }
             self.reservation.first_token();
             self.frontend.metrics.first_token(self.started.elapsed());
         }

@@ -6,14 +6,16 @@ use axum::http::StatusCode;
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::EncodedImage;
 use chiasm_prompt::{Markers, RenderOptions, expand};
-use chiasm_types::{MmHash, Placeholder, TokenId};
-use chiasm_vision::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, VisionModel};
+use chiasm_router::RouteItem;
+use chiasm_types::{Dtype, MmHash, Placeholder, TokenId};
+use chiasm_vision::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, VisionModel};
 use futures_util::future::try_join_all;
 
 use super::request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};
 use crate::error::ApiError;
 use crate::fleet::Shape;
 use crate::frontend::Frontend;
+use crate::model::ServedModel;
 
 /// A prompt that is ready to be routed.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub struct Prepared {
     pub cache_salt: Option<String>,
     /// As requested.
     pub priority: i64,
+    /// As requested.
+    pub session: Option<u64>,
 }
 
 /// One media item of a prompt, its pixels still encoded.
@@ -52,11 +56,23 @@ impl MediaItem {
     pub fn name(&self) -> String {
         self.hash.to_string()
     }
+
+    /// What the router has to know of it.
+    pub(super) fn to_route(&self, model: &ServedModel) -> RouteItem {
+        let raw = model.vision.as_ref().is_some_and(VisionModel::engine_normalizes);
+        let format = if raw { PixelFormat::RawU8 } else { PixelFormat::Normalized(Dtype::BF16) };
+        RouteItem {
+            hash: self.hash,
+            end: self.placeholder.offset + self.placeholder.length,
+            embeds: self.plan.tokens,
+            bytes: self.plan.pixel_bytes(format) as u64,
+        }
+    }
 }
 
 /// Runs media, prompt, plan and keys for one request.
 pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape) -> Result<Prepared, ApiError> {
-    let GenerateRequest { prompt, sampling, cache_salt, priority } = request;
+    let GenerateRequest { prompt, sampling, cache_salt, priority, session } = request;
     let images = match &prompt {
         Prompt::Chat(chat) => open_all(frontend, &chat.media).await?,
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
@@ -82,7 +98,7 @@ pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape
                 .collect();
             let blocks = PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: cache_salt.as_deref() };
             let keys = block_keys(&blocks, shape.block_size);
-            Ok(Prepared { tokens, items, keys, sampling, cache_salt, priority })
+            Ok(Prepared { tokens, items, keys, sampling, cache_salt, priority, session })
         })
         .await?
 }
@@ -122,7 +138,7 @@ async fn open_all(frontend: &Frontend, media: &[MediaRef]) -> Result<Vec<Encoded
 
 /// Renders and tokenizes a conversation and puts a placeholder where each image goes.
 fn lay_out(
-    model: &crate::model::ServedModel,
+    model: &ServedModel,
     chat: &Chat,
     images: Vec<EncodedImage>,
     shape: Shape,

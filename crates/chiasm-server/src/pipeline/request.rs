@@ -15,6 +15,8 @@ pub struct GenerateRequest {
     pub cache_salt: Option<String>,
     /// Lower is handled earlier, by engines with a priority scheduler.
     pub priority: i64,
+    /// Requests with the same number go to the same worker if they can.
+    pub session: Option<u64>,
 }
 
 /// What to continue.

@@ -1,0 +1,78 @@
+//! What is known of one worker.
+
+use chiasm_kv::WorkerIndexStats;
+use chiasm_types::{BlockSize, WorkerId};
+
+/// What is fixed about a worker while its engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkerInfo {
+    /// Blocks of the engine's KV cache.
+    pub total_blocks: u64,
+    /// Tokens per block, as in the engine's events.
+    pub block_size: BlockSize,
+    /// Whether the engine tells what happens to its cache. If not, the router goes by its own decisions, see
+    /// [`Knowledge::Approximate`].
+    pub publishes_events: bool,
+    /// Embeddings that the engine's encoder cache holds, in tokens; 0 when it keeps none between requests.
+    pub encoder_cache_tokens: u64,
+    /// Bytes of processed media items that the engine's receiver cache holds; 0 for none.
+    pub receiver_cache_bytes: u64,
+}
+
+/// How far the router's knowledge of a worker's KV cache can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Knowledge {
+    /// Every event of the engine up to now has been applied, but for those on their way. What the router says the
+    /// engine holds, it holds. After events were lost for good, the router knows what was stored since.
+    Exact,
+    /// Events are being fetched: at the start, or after some were lost. What the router says may be out of date.
+    CatchingUp,
+    /// The engine publishes no events. The router believes that the engine keeps what it was given, for
+    /// [`RouterConfig::believed_for`](crate::RouterConfig::believed_for) and as much as its cache has room for.
+    Approximate,
+}
+
+impl Knowledge {
+    /// The name in metrics and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::CatchingUp => "catching-up",
+            Self::Approximate => "approximate",
+        }
+    }
+}
+
+/// What an engine last said about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// Requests in its running batch.
+    pub running: u64,
+    /// Requests in its queue.
+    pub waiting: u64,
+    /// Part of its KV cache in use, 0 to 1.
+    pub kv_usage: f64,
+}
+
+/// One worker as the router sees it at a moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkerSnapshot {
+    /// Who.
+    pub id: WorkerId,
+    /// What was said when it was added.
+    pub info: WorkerInfo,
+    /// How far `index` can be trusted.
+    pub knowledge: Knowledge,
+    /// Live reservations.
+    pub requests: usize,
+    /// Prompt blocks of the live reservations. Those that share blocks count each.
+    pub blocks_in_use: u64,
+    /// Prompt tokens that the worker has to compute before its requests in flight have their first tokens.
+    pub pending_tokens: u64,
+    /// Blocks that requests in flight will leave behind and events have not confirmed.
+    pub promised_blocks: usize,
+    /// What the prefix index knows.
+    pub index: WorkerIndexStats,
+    /// What the engine says; `None` before it said anything.
+    pub engine: Option<EngineStats>,
+}

@@ -1,0 +1,219 @@
+//! What a worker's cost is made of, term by term.
+
+use crate::workload::{BLOCK, INFO, Prompt, per_worker, router};
+use chiasm_router::{EngineStats, Policy, Reservation, RouteError, RouteItem, RouteRequest, Router, Weights};
+use chiasm_types::{MmHash, WorkerId};
+
+/// As `Prompt::image_question`: 160 placeholder tokens from `start` on.
+fn item(image: u8, start: usize) -> RouteItem {
+    RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, bytes: 10_000 }
+}
+
+const NO_WEIGHTS: Weights = Weights { prefill: 0.0, encode: 0.0, process: 0.0, queue: 0.0, load: 0.0 };
+
+fn weighted(workers: u32, weights: Weights) -> Router {
+    router(workers, |config| config.weights = weights)
+}
+
+fn select(router: &Router, prompt: &Prompt, media: &[RouteItem]) -> Reservation {
+    router.select(&RouteRequest { media, ..prompt.request() }).unwrap()
+}
+
+/// Texts of different prompts that no cache helps with, each with the same image after it.
+fn text_then_image(router: &Router, text: u32, image: u8) -> Reservation {
+    select(router, &Prompt::text(text, 320), &[item(image, 160)])
+}
+
+#[test]
+fn the_same_image_after_another_text_goes_where_its_pixels_are() {
+    let router = router(8, |_| ());
+    let first = text_then_image(&router, 1, 9).worker;
+    for text in 2..12 {
+        // One at a time: nothing but the image draws them.
+        assert_eq!(text_then_image(&router, text, 9).worker, first);
+    }
+    let others: Vec<_> = (0..40).map(|image| text_then_image(&router, 100 + u32::from(image), 50 + image)).collect();
+    assert!(per_worker(8, &others).iter().all(|count| *count == 5), "other images spread");
+}
+
+#[test]
+fn policy_kv_is_blind_to_images_beyond_their_blocks() {
+    let router = router(8, |config| config.policy = Policy::Kv);
+    let workers: Vec<_> = (0..40).map(|text| text_then_image(&router, text, 9).worker).collect();
+    assert!(workers.iter().any(|worker| *worker != workers[0]));
+}
+
+#[test]
+fn an_image_whose_blocks_are_held_needs_no_encoder() {
+    let encode_only = Weights { encode: 1.0, ..NO_WEIGHTS };
+    let router = weighted(3, encode_only);
+    let prompt = Prompt::image_question(1, 1);
+    router.apply(WorkerId(2), &prompt.stored());
+    for _ in 0..10 {
+        assert_eq!(select(&router, &prompt, &[item(1, 0)]).worker, WorkerId(2));
+    }
+    // Nobody has encoded it, so an image that ends after what is held costs the same everywhere.
+    let later: Vec<_> = (0..30).map(|n| select(&router, &prompt, &[item(100 + n, 40)]).worker).collect();
+    assert!((0..3).all(|id| later.contains(&WorkerId(id))));
+}
+
+#[test]
+fn embeddings_are_forgotten_with_the_encoder_cache_and_tensors_with_the_receiver_cache() {
+    // 2,000 tokens hold 12 images of 160; a megabyte holds 104 of 10,000 bytes.
+    let caches = [(Weights { encode: 1.0, ..NO_WEIGHTS }, 12), (Weights { process: 1.0, ..NO_WEIGHTS }, 104)];
+    for (weights, capacity) in caches {
+        let returns_after = |others: u8, seed| {
+            let router = router(2, |config| (config.weights, config.seed) = (weights, Some(seed)));
+            let first = text_then_image(&router, 1, 0).worker;
+            let exclude = [WorkerId(1 - first.0)];
+            let prompt = Prompt::text(2, 320);
+            for image in 1..=others {
+                let media = [item(image, 160)];
+                drop(router.select(&RouteRequest { media: &media, exclude: &exclude, ..prompt.request() }).unwrap());
+            }
+            text_then_image(&router, 3, 0).worker == first
+        };
+        assert!((0..16).all(|seed| returns_after(capacity - 1, seed)), "{capacity}");
+        assert!(!(0..16).all(|seed| returns_after(capacity, seed)), "{capacity}");
+    }
+}
+
+#[test]
+fn work_that_waits_counts_until_the_first_token() {
+    let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
+    let mut long = Prompt::text(1, 16 * 100).select(&router);
+    assert_eq!(router.workers()[long.worker.0 as usize].pending_tokens, 1600);
+    let short: Vec<_> = (2..12).map(|text| Prompt::text(text, 160).select(&router)).collect();
+    assert!(short.iter().all(|reservation| reservation.worker != long.worker), "100 blocks against 10 times 10");
+    long.first_token();
+    assert_eq!(router.workers()[long.worker.0 as usize].pending_tokens, 0);
+    let next: Vec<_> = (20..30).map(|text| Prompt::text(text, 160).select(&router)).collect();
+    assert!(next.iter().all(|reservation| reservation.worker == long.worker));
+    drop((long, short, next));
+    assert!(router.workers().iter().all(|worker| worker.pending_tokens == 0 && worker.requests == 0));
+}
+
+#[test]
+fn what_is_held_does_not_wait() {
+    let router = weighted(1, Weights::default());
+    let prompt = Prompt::text(1, 170);
+    router.apply(WorkerId(0), &Prompt::text(1, 160).stored());
+    let _running = prompt.select(&router);
+    assert_eq!(router.workers()[0].pending_tokens, 10);
+    let _promised = Prompt::text(2, 1000).select(&router);
+    let again = Prompt::text(2, 1000).select(&router);
+    assert_eq!((again.overlap_blocks, router.workers()[0].pending_tokens), (0, 10 + 1000 + 1000 - 62 * 16));
+    assert_eq!(BLOCK.get(), 16);
+}
+
+#[test]
+fn requests_of_others_that_wait_in_an_engine_count_as_usual_ones() {
+    let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
+    // So that there is a usual one.
+    (0..500).for_each(|text| drop(Prompt::text(text, 160).select(&router)));
+    router.set_stats(WorkerId(0), EngineStats { running: 3, waiting: 2, kv_usage: 0.1 });
+    assert!((1000..1020).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
+    // Running ones don't wait, and those that this router sent are known better.
+    router.set_stats(WorkerId(0), EngineStats { running: 30, waiting: 0, kv_usage: 0.1 });
+    assert!((2000..2050).any(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(0)));
+}
+
+#[test]
+fn a_busy_worker_gets_nothing_and_if_all_are_busy_that_is_said() {
+    let stats = EngineStats { running: 10, waiting: 5, kv_usage: 0.9 };
+    for threshold in 0..3 {
+        let router = router(2, |config| match threshold {
+            0 => config.busy.kv_usage = Some(0.9),
+            1 => config.busy.waiting = Some(5),
+            _ => config.busy.pending_tokens = Some(1600),
+        });
+        let make_busy = |id: u32| match threshold {
+            2 => Some(Prompt::text(10 + id, 1600).select_but(&router, &[WorkerId(1 - id)]).unwrap()),
+            _ => {
+                router.set_stats(WorkerId(id), stats);
+                None
+            }
+        };
+        let first = make_busy(0);
+        assert!((100..120).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
+        let second = make_busy(1);
+        let error = Prompt::text(200, 160).select_but(&router, &[]).unwrap_err();
+        assert_eq!(error, RouteError::Busy(2), "threshold {threshold}");
+        let excluded = Prompt::text(200, 160).select_but(&router, &[WorkerId(0), WorkerId(1)]).unwrap_err();
+        assert_eq!(excluded, RouteError::NoWorker);
+        router.set_stats(WorkerId(0), EngineStats::default());
+        drop((first, second));
+        assert_eq!(Prompt::text(300, 160).select_but(&router, &[WorkerId(1)]).unwrap().worker, WorkerId(0));
+    }
+}
+
+#[test]
+fn a_temperature_spreads_by_the_difference_in_cost() {
+    let picks = |temperature: f64| {
+        let router = router(2, |config| {
+            config.weights = Weights { prefill: 1.0, ..NO_WEIGHTS };
+            config.temperature = temperature;
+        });
+        let prompt = Prompt::text(1, 160);
+        router.apply(WorkerId(0), &prompt.stored());
+        (0..1000).filter(|_| prompt.select(&router).worker == WorkerId(0)).count()
+    };
+    assert_eq!(picks(0.0), 1000);
+    // Worker 1 costs 10 more: its chance is e^(-10/t) of the other's.
+    for (temperature, expected) in [(10.0, 731), (3.0, 965), (1e9, 500)] {
+        assert!(picks(temperature).abs_diff(expected) < 60, "at {temperature}: {}", picks(temperature));
+    }
+}
+
+#[test]
+fn two_choices_balance_better_than_one() {
+    let most = |policy| {
+        let router = router(50, |config| config.policy = policy);
+        let running: Vec<_> = (0..1000).map(|text| Prompt::text(text, 160).select(&router)).collect();
+        per_worker(50, &running).into_iter().max().unwrap()
+    };
+    assert!(most(Policy::PowerOfTwo) <= 24, "{}", most(Policy::PowerOfTwo));
+    assert!(most(Policy::Random) >= 26, "{}", most(Policy::Random));
+}
+
+#[test]
+fn a_session_stays_on_its_worker_while_that_can_take_it() {
+    for policy in Policy::ALL {
+        let router = router(4, |config| config.policy = policy);
+        let go = |session, text, exclude: &[WorkerId]| {
+            let prompt = Prompt::text(text, 160);
+            router.select(&RouteRequest { session, exclude, ..prompt.request() }).unwrap().worker
+        };
+        let first = go(Some(7), 1, &[]);
+        assert!((2..20).all(|text| go(Some(7), text, &[]) == first), "{policy}");
+        let moved = go(Some(7), 30, &[first]);
+        assert_ne!(moved, first);
+        assert_eq!(go(Some(7), 31, &[]), moved, "it stays where it went");
+        router.remove_worker(moved);
+        router.add_worker(moved, INFO);
+        let spread: Vec<_> = (100..140).map(|session| go(Some(session), 40, &[])).collect();
+        assert!(spread.iter().any(|worker| *worker != spread[0]), "{policy}");
+    }
+}
+
+#[test]
+fn sessions_are_bounded() {
+    let router = router(40, |config| {
+        config.policy = Policy::Random;
+        config.max_sessions = 2;
+    });
+    let go = |session| {
+        let prompt = Prompt::text(1, 160);
+        router.select(&RouteRequest { session: Some(session), ..prompt.request() }).unwrap().worker
+    };
+    let first = go(1);
+    assert_eq!((go(1), go(1)), (first, first));
+    let again: Vec<_> = (10..20)
+        .map(|other| {
+            go(other);
+            go(other + 100);
+            go(1)
+        })
+        .collect();
+    assert!(again.iter().any(|worker| *worker != first));
+}

@@ -1,0 +1,71 @@
+//! `GET /workers`: every worker and what is known of it, as JSON.
+
+use std::collections::BTreeMap;
+
+use chiasm_router::WorkerSnapshot;
+use chiasm_transfer::Arena;
+use serde_json::{Value, json};
+
+use crate::fleet::{Fleet, KvEventCounts};
+
+/// The workers that can take requests, in the order of their ids. `docs/serving.md` names the fields.
+pub(crate) fn report(fleet: &Fleet) -> Value {
+    let counts: BTreeMap<_, _> = fleet.kv_events().collect();
+    let workers: Vec<Value> = fleet
+        .router()
+        .workers()
+        .iter()
+        .map(|worker| {
+            let mut report = of_router(worker);
+            report["kv_events"] = of_events(counts.get(&worker.id).copied().unwrap_or_default());
+            let arena = fleet.worker(worker.id).and_then(|worker| worker.client.arena().map(Arena::usage));
+            report["arena"] = arena.map_or(
+                Value::Null,
+                |usage| json!({"reserved_bytes": usage.reserved, "used_bytes": usage.used, "slots": usage.slots}),
+            );
+            report
+        })
+        .collect();
+    json!({"workers": workers})
+}
+
+fn of_router(worker: &WorkerSnapshot) -> Value {
+    json!({
+        "id": worker.id.to_string(),
+        "knowledge": worker.knowledge.name(),
+        "block_size": worker.info.block_size.get(),
+        "total_blocks": worker.info.total_blocks,
+        "known_blocks": worker.index.blocks,
+        "requests": worker.requests,
+        "blocks_in_use": worker.blocks_in_use,
+        "pending_tokens": worker.pending_tokens,
+        "promised_blocks": worker.promised_blocks,
+        "engine": worker.engine.map(|engine| json!({
+            "running": engine.running,
+            "waiting": engine.waiting,
+            "kv_usage": engine.kv_usage,
+        })),
+        "index": {
+            "events": worker.index.events,
+            "ignored_events": worker.index.ignored_events,
+            "unkeyed_blocks": worker.index.unkeyed_blocks,
+            "unknown_parents": worker.index.unknown_parents,
+            "unreadable_extra_keys": worker.index.unreadable_extra_keys,
+            "unknown_removals": worker.index.unknown_removals,
+            "shed_blocks": worker.index.shed_blocks,
+        },
+    })
+}
+
+fn of_events(counts: KvEventCounts) -> Value {
+    let KvEventCounts { applied, subscriber, lag } = counts;
+    json!({
+        "applied": applied,
+        "gaps": subscriber.gaps,
+        "replays": subscriber.replays,
+        "failed_replays": subscriber.failed_replays,
+        "dropped": subscriber.lost,
+        "resets": subscriber.resets,
+        "lag_seconds": lag.as_secs_f64(),
+    })
+}
