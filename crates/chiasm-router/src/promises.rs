@@ -11,16 +11,21 @@ use crate::fleet::Seat;
 /// per block these are 16 million prompt tokens ended within the grace time.
 const MAX_LINGERING: usize = 1 << 20;
 
+/// Parts of the table: each grows by itself, so that no selection waits for all of it to be moved.
+const PARTS: usize = 64;
+
 /// The promises of all workers.
 ///
 /// A promise ends when events confirm the block, for all who made it, or with the last request that made it. A request
 /// that ended well can leave its promises behind for a while, until the events arrive.
-#[derive(Default)]
 pub(crate) struct Promises {
-    by_block: HashMap<BlockKey, Promisers, BuildBlockKeyHasher>,
+    by_block: Box<[Part]>,
+    blocks: usize,
     lingering: VecDeque<Lingering>,
     lingering_blocks: usize,
 }
+
+type Part = HashMap<BlockKey, Promisers, BuildBlockKeyHasher>;
 
 /// Who promises one block: nearly always one.
 struct Promisers {
@@ -48,14 +53,21 @@ struct Lingering {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestNumber(pub(crate) u64);
 
+impl Default for Promises {
+    fn default() -> Self {
+        let by_block = (0..PARTS).map(|_| Part::default()).collect();
+        Self { by_block, blocks: 0, lingering: VecDeque::new(), lingering_blocks: 0 }
+    }
+}
+
 impl Promises {
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_block.is_empty()
+        self.blocks == 0
     }
 
     /// The workers that promise a block, in no order.
     pub(crate) fn of(&self, block: BlockKey) -> impl Iterator<Item = Seat> {
-        self.by_block.get(&block).into_iter().flat_map(Promisers::iter).map(|promise| promise.seat)
+        self.by_block[part_of_key(block)].get(&block).into_iter().flat_map(Promisers::iter).map(|promise| promise.seat)
     }
 
     pub(crate) fn contains(&self, seat: Seat, block: BlockKey) -> bool {
@@ -77,7 +89,7 @@ impl Promises {
     /// Per worker, for reports: takes time proportional to all promises.
     pub(crate) fn counts(&self) -> HashMap<Seat, usize> {
         let mut counts = HashMap::new();
-        let all = self.by_block.values().flat_map(Promisers::iter);
+        let all = self.by_block.iter().flat_map(Part::values).flat_map(Promisers::iter);
         all.for_each(|promise| *counts.entry(promise.seat).or_default() += 1);
         counts
     }
@@ -86,7 +98,10 @@ impl Promises {
     pub(crate) fn make(&mut self, seat: Seat, request: RequestNumber, blocks: &[BlockKey]) {
         for block in blocks {
             let new = Promise { seat, requests: 0, since: request };
-            let promisers = self.by_block.entry(*block).or_insert(Promisers { first: new, more: Vec::new() });
+            let promisers = self.by_block[part_of_key(*block)].entry(*block).or_insert_with(|| {
+                self.blocks += 1;
+                Promisers { first: new, more: Vec::new() }
+            });
             promisers.get_or_insert(new).requests += 1;
         }
     }
@@ -142,26 +157,33 @@ impl Promises {
                 }
             }
         }
-        // Bursts must not keep their memory.
-        if self.by_block.capacity() > 1024 && self.by_block.len() < self.by_block.capacity() / 8 {
-            self.by_block.shrink_to(2 * self.by_block.len());
-        }
     }
 
     fn part_of(&mut self, seat: Seat, request: RequestNumber, block: BlockKey) -> Option<&mut Promise> {
-        self.by_block.get_mut(&block)?.get_mut(seat).filter(|promise| promise.since <= request)
+        self.by_block[part_of_key(block)].get_mut(&block)?.get_mut(seat).filter(|promise| promise.since <= request)
     }
 
     fn remove(&mut self, seat: Seat, block: BlockKey) {
-        let Some(promisers) = self.by_block.get_mut(&block) else { return };
+        let part = &mut self.by_block[part_of_key(block)];
+        let Some(promisers) = part.get_mut(&block) else { return };
         if promisers.first.seat != seat {
             promisers.more.retain(|promise| promise.seat != seat);
         } else if let Some(next) = promisers.more.pop() {
             promisers.first = next;
         } else {
-            self.by_block.remove(&block);
+            part.remove(&block);
+            self.blocks -= 1;
+            // Bursts must not keep their memory.
+            if part.capacity() > 64 && part.len() < part.capacity() / 8 {
+                part.shrink_to(2 * part.len());
+            }
         }
     }
+}
+
+/// Bits that the tables themselves don't go by.
+fn part_of_key(block: BlockKey) -> usize {
+    (block.get() >> 100) as usize % PARTS
 }
 
 impl Promisers {
