@@ -251,6 +251,9 @@ pub(crate) struct SimArgs {
     /// Leaves out the plugin that opens shared memory
     #[arg(long)]
     pub(crate) sim_no_plugin: bool,
+    /// Publishes no KV events
+    #[arg(long)]
+    pub(crate) sim_no_kv_events: bool,
 }
 
 #[derive(Debug, Args)]

@@ -19,7 +19,7 @@ pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
         handshake: args.handshake,
         rank: args.rank,
         receiver_cache_bytes: cache_bytes(args.receiver_cache_gb),
-        kv_events: Some(KvEvents { endpoint: args.kv_events, ..KvEvents::default() }),
+        kv_events: (!args.sim.sim_no_kv_events).then(|| KvEvents { endpoint: args.kv_events, ..KvEvents::default() }),
         ..sim_config(&args.sim, model.as_ref(), None)
     };
     let engine = SimEngine::start(config);

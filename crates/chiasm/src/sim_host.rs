@@ -38,6 +38,7 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, pixels: Op
         config.block_size = block_size;
     }
     config.plugin = !args.sim_no_plugin;
+    config.kv_events = config.kv_events.filter(|_| !args.sim_no_kv_events);
     config.num_blocks = args.sim_blocks;
     config.max_model_len = args.sim_max_model_len;
     config.pace = Pace {

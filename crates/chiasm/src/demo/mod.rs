@@ -43,6 +43,7 @@ const ENGINE: SimArgs = SimArgs {
     sim_image_ms: 25.0,
     sim_speedup: 1.0,
     sim_no_plugin: false,
+    sim_no_kv_events: false,
 };
 
 /// Runs the command.

@@ -1,0 +1,127 @@
+//! How long picking a worker takes, at up to 1,000 workers with full caches and requests in flight.
+//!
+//! `cargo run --release -p chiasm-router --example select`; docs/routing.md has the numbers of one run.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use chiasm_kv::event::{BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
+use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+use chiasm_router::{EngineStats, Policy, Reservation, RouteItem, RouteRequest, Router, RouterConfig, WorkerInfo};
+use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
+
+const BLOCK: BlockSize = BlockSize::new(16).unwrap();
+/// Tokens of the system prompt that every worker holds.
+const SYSTEM: usize = 512;
+/// Placeholder tokens of an image.
+const IMAGE: usize = 1024;
+/// Tokens of a question about it.
+const QUESTION: usize = 128;
+/// Images that each worker holds; every fourth is held by two.
+const IMAGES: u32 = 16;
+const SELECTIONS: usize = 20_000;
+
+fn main() {
+    println!("one selection, µs: system prompt ({SYSTEM} tokens), image ({IMAGE}), question ({QUESTION}), one thread");
+    println!("workers | in flight | policy       |   p50 |   p99 |  p99.9");
+    for workers in [8, 64, 1000] {
+        for policy in [Policy::KvMedia, Policy::Kv, Policy::LeastLoaded, Policy::RoundRobin] {
+            measure(workers, policy);
+        }
+    }
+}
+
+fn measure(workers: u32, policy: Policy) {
+    let router = Router::new(RouterConfig { policy, seed: Some(1), ..Default::default() });
+    for worker in (0..workers).map(WorkerId) {
+        let info = WorkerInfo {
+            total_blocks: 60_000,
+            block_size: BLOCK,
+            publishes_events: true,
+            encoder_cache_tokens: 16_384,
+            receiver_cache_bytes: 4 << 30,
+        };
+        router.add_worker(worker, info);
+        router.set_stats(worker, EngineStats { running: 4, waiting: 0, kv_usage: 0.5 });
+        for image in 0..IMAGES {
+            router.apply(worker, &Prompt::new(worker.0 * IMAGES + image - (image % 4) / 3, 0).stored());
+        }
+    }
+    let mut running: VecDeque<Reservation> = VecDeque::new();
+    let mut times = Vec::with_capacity(SELECTIONS);
+    let in_flight = 8 * workers as usize;
+    for number in 0..(in_flight + SELECTIONS) as u32 {
+        // Every second one about an image that somebody holds.
+        let image = number.wrapping_mul(2_654_435_761) % (workers * IMAGES);
+        let prompt = Prompt::new(if number % 2 == 0 { image } else { 1_000_000 + number }, number);
+        let media = [prompt.item()];
+        let request = RouteRequest {
+            keys: &prompt.keys,
+            prompt_tokens: prompt.tokens.len(),
+            media: &media,
+            ..Default::default()
+        };
+        let start = Instant::now();
+        let reservation = router.select(&request);
+        let time = start.elapsed();
+        running.push_back(reservation.unwrap());
+        if running.len() > in_flight {
+            times.push(time);
+            // A quarter of those in flight wait for their first tokens.
+            running[in_flight * 3 / 4].first_token();
+            running.pop_front();
+        }
+    }
+    times.sort_unstable();
+    let at = |part: f64| micros(times[(times.len() as f64 * part) as usize]);
+    println!("{workers:7} | {in_flight:9} | {policy:12} | {:5.1} | {:5.1} | {:6.1}", at(0.5), at(0.99), at(0.999));
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+struct Prompt {
+    tokens: Vec<TokenId>,
+    image: MmHash,
+    keys: Vec<BlockKey>,
+}
+
+impl Prompt {
+    fn new(image: u32, question: u32) -> Self {
+        let mut bytes = [0; 32];
+        bytes[..4].copy_from_slice(&image.to_le_bytes());
+        let image = MmHash::new(bytes);
+        let mut tokens: Vec<_> = (0..SYSTEM as u32).map(TokenId).collect();
+        tokens.resize(SYSTEM + IMAGE, TokenId(7));
+        tokens.extend((0..QUESTION as u32).map(|token| TokenId(question.wrapping_mul(31) ^ token)));
+        let media = [MediaSpan { hash: image, offset: SYSTEM, length: IMAGE }];
+        let keys = block_keys(&PromptBlocks { tokens: &tokens, media: &media, ..Default::default() }, BLOCK);
+        Self { tokens, image, keys }
+    }
+
+    fn item(&self) -> RouteItem {
+        RouteItem { hash: self.image, end: SYSTEM + IMAGE, embeds: IMAGE, bytes: 3 << 20 }
+    }
+
+    /// As an engine would tell after it has computed the prompt.
+    fn stored(&self) -> KvEventBatch {
+        let extra_keys = (0..self.keys.len())
+            .map(|block| {
+                let start = block * BLOCK.get();
+                let touches = start >= SYSTEM && start < SYSTEM + IMAGE;
+                let (identifier, offset) = (self.image.to_string(), SYSTEM as i64 - start as i64);
+                touches.then(|| vec![ExtraKey::Media { identifier, offset }])
+            })
+            .collect();
+        let stored = BlockStored {
+            block_hashes: self.keys.iter().map(|key| ExternalHash::U64(key.get() as u64)).collect(),
+            token_ids: self.tokens[..self.keys.len() * BLOCK.get()].to_vec(),
+            block_size: BLOCK.get() as u32,
+            extra_keys: Some(extra_keys),
+            ..Default::default()
+        };
+        KvEventBatch { timestamp: 0.0, events: vec![KvEvent::BlockStored(stored)], data_parallel_rank: None }
+    }
+}
