@@ -110,7 +110,7 @@ impl Prompt {
         let extra_keys = (0..self.keys.len())
             .map(|block| {
                 let start = block * BLOCK.get();
-                let touches = start >= SYSTEM && start < SYSTEM + IMAGE;
+                let touches = (SYSTEM..SYSTEM + IMAGE).contains(&start);
                 let (identifier, offset) = (self.image.to_string(), SYSTEM as i64 - start as i64);
                 touches.then(|| vec![ExtraKey::Media { identifier, offset }])
             })
