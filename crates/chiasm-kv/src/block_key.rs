@@ -20,7 +20,8 @@ pub use hasher::{BlockKeyHasher, BuildBlockKeyHasher};
 /// ```
 ///
 /// The flags say which of the optional parts are there and whether there is a parent; LoRA name and salt enter as their
-/// BLAKE3 hashes. The first two words tell the length of the rest, so that no two different blocks have the same words.
+/// BLAKE3 hashes. Words have 32 bits; a 0 follows an odd number of tokens. The first two words tell the length of the rest,
+/// so that no two different blocks have the same words.
 /// `offset` is the start of the item's placeholder minus the start of the block, in tokens, as in vLLM's `extra_keys`.
 /// The salt is part of the first block of a prompt only and reaches the others through the chain. The number of tokens
 /// is the block size: blocks of engines with other block sizes never match.
@@ -151,13 +152,13 @@ pub(crate) struct BlockContent<'a> {
 /// Makes keys; keeps the buffer for what is not tokens.
 pub(crate) struct BlockHasher {
     secret: &'static Secret,
-    marks: Vec<u32>,
+    marks: Vec<u64>,
     /// The last LoRA name and its words: the same for all blocks of a prompt.
-    lora: Option<(String, [u32; DIGEST])>,
+    lora: Option<(String, [u64; DIGEST])>,
 }
 
 /// Words of a 256-bit hash.
-const DIGEST: usize = 8;
+const DIGEST: usize = 4;
 
 const HAS_PARENT: u32 = 1;
 const HAS_LORA: u32 = 2;
@@ -176,7 +177,7 @@ impl BlockHasher {
         self.marks.clear();
         for (hash, offset) in block.media {
             self.marks.extend(words(hash.as_bytes()));
-            self.marks.extend([*offset as u32, (*offset >> 32) as u32]);
+            self.marks.push(*offset as u64);
         }
         if let Some(lora) = block.lora {
             head[0] |= HAS_LORA;
@@ -199,14 +200,14 @@ impl BlockHasher {
     }
 }
 
-fn digest(text: &str) -> [u32; DIGEST] {
+fn digest(text: &str) -> [u64; DIGEST] {
     words(blake3::hash(text.as_bytes()).as_bytes())
 }
 
-fn words(bytes: &[u8; 32]) -> [u32; DIGEST] {
+fn words(bytes: &[u8; 32]) -> [u64; DIGEST] {
     let mut words = [0; DIGEST];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
-        *word = u32::from_le_bytes(*bytes);
+        *word = u64::from_le_bytes(*bytes);
     }
     words
 }
