@@ -42,8 +42,9 @@ pub(crate) struct Worker {
     pub(crate) pending: Pending,
     pub(crate) odometers: Odometers,
     pub(crate) engine: Option<EngineStats>,
-    pub(crate) knowledge: Knowledge,
-    /// Of a worker without events.
+    /// Of a worker with events: none is missing that could be had.
+    pub(crate) caught_up: bool,
+    /// Of a worker whose events don't tell all.
     pub(crate) believed: Option<Believed>,
     /// The count of batches of events when its last one was applied.
     pub(crate) events_at: u64,
@@ -83,6 +84,16 @@ pub(crate) struct Hold {
     pub(crate) believed: Vec<BlockKey>,
 }
 
+impl Worker {
+    pub(crate) fn knowledge(&self) -> Knowledge {
+        match (self.info.publishes_events && !self.caught_up, &self.believed) {
+            (true, _) => Knowledge::CatchingUp,
+            (false, Some(_)) => Knowledge::Approximate,
+            (false, None) => Knowledge::Exact,
+        }
+    }
+}
+
 impl Fleet {
     pub(crate) fn new(config: &RouterConfig) -> Self {
         let rng = match config.seed {
@@ -112,7 +123,6 @@ impl Fleet {
         self.lives = self.lives.wrapping_add(1);
         let at = self.order.partition_point(|(other, _)| *other < id);
         self.order.insert(at, (id, place as u32));
-        let approximate = !info.publishes_events;
         self.places[place] = Some(Worker {
             id,
             info,
@@ -125,8 +135,8 @@ impl Fleet {
                 embeddings: Odometer::new(info.encoder_cache_tokens),
             },
             engine: None,
-            knowledge: if approximate { Knowledge::Approximate } else { Knowledge::CatchingUp },
-            believed: approximate.then(|| Believed::new(info.total_blocks)),
+            caught_up: false,
+            believed: (!info.publishes_events).then(|| Believed::new(info.total_blocks)),
             events_at: 0,
         });
     }

@@ -8,13 +8,14 @@ use chiasm_kv::event::KvEventBatch;
 use chiasm_kv::{BlockKey, IndexStats, PrefixIndex};
 use chiasm_types::{MmHash, WorkerId};
 
+use crate::believed::Believed;
 use crate::clock::Clock;
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
 use crate::fleet::{Fleet, Hold};
 use crate::reservation::Reservation;
 use crate::select::{self, Choice, Scratch};
-use crate::worker::{EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};
+use crate::worker::{EngineStats, WorkerInfo, WorkerSnapshot};
 
 /// What decides where a request goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -121,14 +122,36 @@ impl Router {
 
     /// Forgets what a worker holds, not the worker: its events were lost. What its requests in flight promise stays.
     pub fn reset_worker_blocks(&self, id: WorkerId) {
+        let mut fleet = self.shared.fleet();
         self.shared.index.clear(id);
+        if let Some(worker) = fleet.get_mut(id).filter(|worker| worker.believed.is_some()) {
+            worker.believed = Some(Believed::new(worker.info.total_blocks));
+        }
     }
 
-    /// Takes note of how far the events of a worker have been followed. Workers that publish none stay
-    /// [`Knowledge::Approximate`]; the others start as [`Knowledge::CatchingUp`]. It shows in [`Router::workers`].
-    pub fn set_knowledge(&self, id: WorkerId, knowledge: Knowledge) {
-        if let Some(worker) = self.shared.fleet().get_mut(id).filter(|worker| worker.info.publishes_events) {
-            worker.knowledge = knowledge;
+    /// Takes note of whether events of a worker are missing that can still be had. Workers start as
+    /// [`CatchingUp`](crate::Knowledge::CatchingUp), but for those that publish none.
+    pub fn set_caught_up(&self, id: WorkerId, caught_up: bool) {
+        if let Some(worker) = self.shared.fleet().get_mut(id) {
+            worker.caught_up = caught_up;
+        }
+    }
+
+    /// Takes note of whether the events that were applied tell all that the worker holds, which they do from an empty cache
+    /// on. If not, blocks that follow unknown ones could not be learned for as long as the engine keeps those; so the worker
+    /// is also believed to hold what it computes, as one without events.
+    pub fn set_history_known(&self, id: WorkerId, known: bool) {
+        let mut fleet = self.shared.fleet();
+        let Some(worker) = fleet.get_mut(id).filter(|worker| worker.info.publishes_events) else { return };
+        if known == worker.believed.is_none() {
+            return;
+        }
+        let believed = worker.believed.take();
+        worker.believed = (!known).then(|| Believed::new(worker.info.total_blocks));
+        if let Some(mut believed) = believed {
+            let mut forgotten = Vec::new();
+            believed.expire(Duration::MAX, &mut forgotten);
+            self.shared.index.forget(id, &forgotten);
         }
     }
 
@@ -167,7 +190,7 @@ impl Router {
             .map(|(id, worker)| WorkerSnapshot {
                 id,
                 info: worker.info,
-                knowledge: worker.knowledge,
+                knowledge: worker.knowledge(),
                 requests: worker.requests,
                 blocks_in_use: worker.blocks_in_use,
                 pending_tokens: worker.pending.tokens,

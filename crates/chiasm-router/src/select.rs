@@ -128,7 +128,7 @@ pub(crate) fn choose(
         id,
         seat,
         block_size: worker.info.block_size,
-        knowledge: worker.knowledge,
+        knowledge: worker.knowledge(),
         blocks: candidate.blocks,
         overlap: candidate.overlap as usize,
         pending: Pending { tokens: tokens.max(1), work },

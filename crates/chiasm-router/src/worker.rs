@@ -22,13 +22,14 @@ pub struct WorkerInfo {
 /// How far the router's knowledge of a worker's KV cache can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Knowledge {
-    /// Every event of the engine up to now has been applied, but for those on their way. What the router says the
-    /// engine holds, it holds. After events were lost for good, the router knows what was stored since.
+    /// Every event since the engine's cache was empty has been applied, but for those on their way. What the router says
+    /// the engine holds, it holds.
     Exact,
     /// Events are being fetched: at the start, or after some were lost. What the router says may be out of date.
     CatchingUp,
-    /// The engine publishes no events. The router believes that the engine keeps what it was given, for
-    /// [`RouterConfig::believed_for`](crate::RouterConfig::believed_for) and as much as its cache has room for.
+    /// The engine publishes no events, or some are lost for good. The router believes that the engine keeps what it was
+    /// given, for [`RouterConfig::believed_for`](crate::RouterConfig::believed_for) and as much as its cache has room for,
+    /// beside what events tell.
     Approximate,
 }
 

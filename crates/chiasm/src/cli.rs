@@ -1,6 +1,7 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -254,6 +255,12 @@ pub(crate) struct SimArgs {
     /// Publishes no KV events
     #[arg(long)]
     pub(crate) sim_no_kv_events: bool,
+    /// Loses KV event batches with these numbers on their way, such as 10..12 for 10 and 11
+    #[arg(long, value_name = "FROM..TO", value_parser = range, default_value = "0..0")]
+    pub(crate) sim_lose_kv_batches: Range<u64>,
+    /// KV event batches that it can replay
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) sim_replay_batches: usize,
 }
 
 #[derive(Debug, Args)]
@@ -325,6 +332,11 @@ fn weight(text: &str) -> Result<f64, String> {
         Ok(weight) if weight.is_finite() && weight >= 0.0 => Ok(weight),
         _ => Err("expected a number, 0 or more".to_owned()),
     }
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let ends = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
+    ends.ok_or_else(|| "expected two numbers, such as 10..12".to_owned())
 }
 
 fn busy_status(text: &str) -> Result<u16, String> {

@@ -15,12 +15,13 @@ pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
         Some(dir) => Some(ServedModel::load(dir, dir.display().to_string(), None)?),
         None => None,
     };
+    let config = sim_config(&args.sim, model.as_ref(), None);
     let config = SimConfig {
         handshake: args.handshake,
         rank: args.rank,
         receiver_cache_bytes: cache_bytes(args.receiver_cache_gb),
-        kv_events: (!args.sim.sim_no_kv_events).then(|| KvEvents { endpoint: args.kv_events, ..KvEvents::default() }),
-        ..sim_config(&args.sim, model.as_ref(), None)
+        kv_events: config.kv_events.map(|events| KvEvents { endpoint: args.kv_events, ..events }),
+        ..config
     };
     let engine = SimEngine::start(config);
     let exit = tokio::select! {

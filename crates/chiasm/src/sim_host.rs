@@ -6,7 +6,7 @@ use chiasm_engine::{EngineEndpoints, SocketDir};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::fleet::{EngineHost, HostError, PixelPolicy, RunningEngine};
 use chiasm_server::model::ServedModel;
-use chiasm_sim::{Exit, Pace, SimConfig, SimEngine};
+use chiasm_sim::{Exit, KvEvents, Pace, SimConfig, SimEngine};
 use chiasm_types::{BlockSize, Dtype, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
@@ -38,7 +38,9 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, pixels: Op
         config.block_size = block_size;
     }
     config.plugin = !args.sim_no_plugin;
-    config.kv_events = config.kv_events.filter(|_| !args.sim_no_kv_events);
+    config.kv_events =
+        (!args.sim_no_kv_events).then(|| KvEvents { buffer_steps: args.sim_replay_batches, ..KvEvents::default() });
+    config.faults.drop_kv_batches = args.sim_lose_kv_batches.clone();
     config.num_blocks = args.sim_blocks;
     config.max_model_len = args.sim_max_model_len;
     config.pace = Pace {

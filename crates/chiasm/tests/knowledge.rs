@@ -103,6 +103,44 @@ async fn an_engine_without_events_is_served_in_approximate_mode_and_says_so() {
     assert_eq!(server.metric(high).await, 0.0, "the engine had room for all of it");
 }
 
+/// One engine whose batches of events 1 and 2 get lost; five different prompts twice over. What the router claims must be
+/// there whatever was lost.
+async fn lose_events(extra: &[&str], knowledge: &str) -> Value {
+    let server = serve(1, &[&["--sim-speedup", "1000", "--sim-lose-kv-batches", "1..3"], extra].concat()).await;
+    for about in ["owls", "moons", "rivers", "stones", "winds"].repeat(2) {
+        let answer = server.chat(&ask(about)).await;
+        answer.ok();
+        let (predicted, found) = predicted_and_found(&answer);
+        assert!(predicted <= found, "{predicted} of {found}");
+    }
+    let high = "chiasm_overlap_error_blocks_total{too=\"high\"";
+    assert_eq!(server.metric(high).await, 0.0);
+    let expected = async || workers(&server).await.iter().all(|worker| worker["knowledge"] == knowledge);
+    wait_for(knowledge, SOON, expected).await;
+    // From here on it is known again, whatever comes before it in the prompt.
+    for round in 0..2 {
+        let answer = server.chat(&ask("owls, after all that")).await;
+        let (predicted, found) = predicted_and_found(&answer);
+        assert!(predicted <= found && (round == 0 || predicted > 0), "{predicted} of {found}");
+        let settled = async || workers(&server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0);
+        wait_for("confirmed blocks", SOON, settled).await;
+    }
+    workers(&server).await[0]["kv_events"].clone()
+}
+
+#[tokio::test]
+async fn lost_events_are_replayed() {
+    let counts = lose_events(&[], "exact").await;
+    assert_eq!((number(&counts["gaps"]), number(&counts["dropped"]), number(&counts["resets"])), (1, 0, 0), "{counts}");
+    assert!(number(&counts["replays"]) > 0);
+}
+
+#[tokio::test]
+async fn events_that_no_replay_brings_make_the_router_forget_and_learn_again() {
+    let counts = lose_events(&["--sim-replay-batches", "0"], "approximate").await;
+    assert_eq!((number(&counts["gaps"]), number(&counts["dropped"]), number(&counts["resets"])), (1, 2, 1), "{counts}");
+}
+
 #[tokio::test]
 async fn a_belief_that_is_wrong_shows() {
     // 64 blocks: the next prompt drives the one before out, while the router believes for a while that it is there.

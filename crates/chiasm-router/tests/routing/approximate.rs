@@ -83,12 +83,34 @@ fn another_engine_in_its_place_holds_nothing() {
 }
 
 #[test]
+fn a_worker_whose_history_is_lost_is_known_by_what_it_computes_until_its_cache_is_cleared() {
+    let (router, _) = silent(0);
+    let id = WorkerId(0);
+    router.add_worker(id, INFO);
+    router.set_caught_up(id, true);
+    let known = || router.workers()[0].knowledge;
+    assert_eq!(known(), Knowledge::Exact);
+    router.reset_worker_blocks(id);
+    router.set_history_known(id, false);
+    assert_eq!(known(), Knowledge::Approximate);
+    assert_eq!(compute(&router, &Prompt::text(1, 160)).1, 0);
+    assert_eq!(compute(&router, &Prompt::text(1, 160)).1, 10);
+    router.set_caught_up(id, false);
+    assert_eq!(known(), Knowledge::CatchingUp);
+    router.set_caught_up(id, true);
+    // What events tell counts beside it, and stays when the beliefs go.
+    router.apply(id, &Prompt::text(2, 160).stored());
+    router.set_history_known(id, true);
+    assert_eq!((known(), router.workers()[0].index.blocks), (Knowledge::Exact, 10));
+    assert_eq!(Prompt::text(2, 160).select(&router).overlap_blocks, 10);
+}
+
+#[test]
 fn a_worker_with_events_is_exact_once_it_has_caught_up() {
     let (router, _) = silent(1);
     router.add_worker(WorkerId(1), INFO);
     let of = |id: usize| router.workers()[id].knowledge;
     assert_eq!((of(0), of(1)), (Knowledge::Approximate, Knowledge::CatchingUp));
-    router.set_knowledge(WorkerId(0), Knowledge::Exact);
-    router.set_knowledge(WorkerId(1), Knowledge::Exact);
+    (0..2).for_each(|id| router.set_caught_up(WorkerId(id), true));
     assert_eq!((of(0), of(1)), (Knowledge::Approximate, Knowledge::Exact), "nobody can say so of the silent one");
 }

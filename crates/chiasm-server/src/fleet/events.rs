@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_engine::wire::EngineReady;
+use chiasm_kv::event::KvEvent;
 use chiasm_kv::{Feed, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
-use chiasm_router::{Knowledge, Router};
+use chiasm_router::Router;
 use chiasm_types::WorkerId;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -83,18 +84,32 @@ pub(super) fn follow(router: Arc<Router>, id: WorkerId, source: SubscriberConfig
     let (sender, mut feed) = mpsc::channel(FEED_CAPACITY);
     let subscriber = Subscriber::counting(source, sender, followed.subscriber.clone());
     let task = tokio::spawn(async move {
+        // Nothing was applied since the index was empty.
+        let mut fresh = true;
         while let Some(item) = feed.recv().await {
             match item {
-                Feed::Batch { batch, .. } => {
+                Feed::Batch { seq, batch } => {
+                    // Engines count from 0 on, with an empty cache.
+                    let cleared = batch.events.contains(&KvEvent::AllBlocksCleared);
+                    if fresh && seq > 0 && !cleared {
+                        tracing::warn!(
+                            "{id}: its first KV events are lost; also taken to hold what it computes (approximate)"
+                        );
+                        router.set_history_known(id, false);
+                    } else if fresh || cleared {
+                        router.set_history_known(id, true);
+                    }
+                    fresh = false;
                     router.apply(id, &batch);
                     followed.applied(batch.events.len(), batch.timestamp);
                 }
                 Feed::Reset => {
-                    tracing::warn!("{id}: KV events lost for good; forgetting its blocks and learning them again");
+                    tracing::warn!("{id}: KV events lost for good, or another engine; forgetting its blocks");
                     router.reset_worker_blocks(id);
+                    fresh = true;
                 }
-                Feed::CaughtUp => router.set_knowledge(id, Knowledge::Exact),
-                Feed::Behind => router.set_knowledge(id, Knowledge::CatchingUp),
+                Feed::CaughtUp => router.set_caught_up(id, true),
+                Feed::Behind => router.set_caught_up(id, false),
                 _ => {}
             }
         }

@@ -44,6 +44,8 @@ const ENGINE: SimArgs = SimArgs {
     sim_speedup: 1.0,
     sim_no_plugin: false,
     sim_no_kv_events: false,
+    sim_lose_kv_batches: 0..0,
+    sim_replay_batches: 10_000,
 };
 
 /// Runs the command.
