@@ -6,14 +6,19 @@
 //! |---|---|
 //! | `row` | the form of every result |
 //! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its note |
-//! | `peers` | the program that measures it, which has a workspace of its own |
 //! | `handoff`, `handoff_note` | the bench of the way into the engine: its targets, its note |
+//! | `index`, `index_note` | the bench of the prefix index: its targets, its note |
+//! | `peers` | the programs that measure pixels and index, which have a workspace of their own |
+//! | `load` | what else the machine does |
 //! | `built` | where cargo puts what it builds |
 //! | `turbojpeg` | a library that one of the peers needs to be exact |
 
 mod built;
 mod handoff;
 mod handoff_note;
+mod index;
+mod index_note;
+mod load;
 mod peers;
 mod pixels;
 mod pixels_note;
@@ -24,7 +29,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::bench_peers::peers::Peers;
+use crate::bench_peers::load::Load;
+use crate::bench_peers::peers::Pixels;
 use crate::bench_peers::row::Row;
 use crate::child;
 use crate::error::Error;
@@ -48,6 +54,8 @@ pub(crate) enum Bench {
     Pixels,
     /// From the frontend's memory into the engine: shared memory, messages, segments as Dynamo makes them.
     Handoff,
+    /// The prefix index and those of `dynamo-kv-router` on the same traces.
+    Index,
 }
 
 impl Bench {
@@ -55,6 +63,7 @@ impl Bench {
         match name {
             pixels::BENCH => Some(Self::Pixels),
             handoff::BENCH => Some(Self::Handoff),
+            index::BENCH => Some(Self::Index),
             _ => None,
         }
     }
@@ -62,7 +71,7 @@ impl Bench {
     /// Fewer say nothing on a machine that others use too. Times of several processes scatter more than CPU time of one.
     pub(crate) fn fewest_rounds(self) -> u32 {
         match self {
-            Self::Pixels => 15,
+            Self::Pixels | Self::Index => 15,
             Self::Handoff => 21,
         }
     }
@@ -73,6 +82,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool) -> Resul
     match bench {
         Bench::Pixels => pixels(setup, rounds, json),
         Bench::Handoff => handoff(setup, rounds, json),
+        Bench::Index => index(setup, rounds, json),
     }
 }
 
@@ -81,9 +91,8 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let script = setup.workspace.file(TRANSFORMERS_PEER)?;
     let env = vllm_env::ensure(setup)?;
     let pictures = pictures(setup, &env)?;
-    let peers = Peers::build(setup)?;
-    let mut measure = peers.command();
-    measure.arg("pixels");
+    let mut measure = Pixels::build(setup)?.command();
+    measure.arg("run");
     for (flag, value) in [
         ("--models", root.join(MODELS)),
         ("--pictures", pictures),
@@ -93,7 +102,7 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     ] {
         measure.arg(flag).arg(value);
     }
-    let measurements = pixels::parse(&peers::lines(&mut measure, "peers pixels")?)?;
+    let measurements = pixels::parse(&peers::lines(&mut measure, "pixels run")?)?;
     let rows = pixels::rows(&measurements, rounds);
     let written = write(setup, pixels::BENCH, &rows, &pixels_note::write(&rows), json)?;
     for refusal in pixels::refusals(&measurements) {
@@ -126,11 +135,25 @@ fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         measure.arg(flag).arg(value);
     }
     setup.output.say("starting an engine's input side, which imports vLLM, then measuring")?;
-    let load = handoff::Load::now();
+    let load = Load::now();
     let rows = handoff::rows(&handoff::parse(&peers::lines(&mut measure, "the example handoff")?)?, load);
     let written = write(setup, handoff::BENCH, &rows, &handoff_note::write(&rows), json)?;
     for row in rows.iter().filter(|row| row.equal == Some(false)) {
         setup.output.say(&format!("!!! other bytes arrived: {}, {}, {}", row.case, row.metric, row.peer_name))?;
+    }
+    setup.output.say(&written)
+}
+
+fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
+    let mut measure = Command::new(peers::build(setup, index::BENCH)?);
+    measure.args(["run", "--rounds", &rounds.to_string()]).stdin(Stdio::null());
+    let load = Load::now();
+    let measurements = index::parse(&peers::lines(&mut measure, "index run")?)?;
+    let rows = index::rows(&measurements, rounds, load);
+    let written = write(setup, index::BENCH, &rows, &index_note::write(&rows), json)?;
+    for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == index::DIFFERENT) {
+        let different = row.peer.unwrap_or_default();
+        setup.output.say(&format!("!!! other overlaps: {}, {}: {different} prompts", row.case, row.peer_name))?;
     }
     setup.output.say(&written)
 }

@@ -18,6 +18,9 @@ usage: cargo xtask COMMAND
   bench-peers handoff [--rounds N] [--json]
                     measure how pixels get from the frontend into the engine, write docs/benchmarks/handoff.*
                     --rounds takes 21 or more
+  bench-peers index [--rounds N] [--json]
+                    measure the prefix index against those of dynamo-kv-router, write docs/benchmarks/index.*
+                    --rounds takes 15 or more
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
@@ -102,6 +105,8 @@ mod tests {
         assert_eq!(parse_words("bench-peers pixels").unwrap(), pixels(15, false));
         let handoff = Command::BenchPeers { bench: Bench::Handoff, rounds: 21, json: true };
         assert_eq!(parse_words("bench-peers handoff --json").unwrap(), handoff);
+        let index = Command::BenchPeers { bench: Bench::Index, rounds: 15, json: false };
+        assert_eq!(parse_words("bench-peers index").unwrap(), index);
         assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));
         assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));
         for line in ["bench-peers pixels --rounds 14", "bench-peers pixels --rounds", "bench-peers pixels --rounds x"] {

@@ -1,9 +1,8 @@
 //! From what the example `handoff` measured to rows, with the targets that the project has set itself.
 
-use std::{fs, thread};
-
 use serde::Deserialize;
 
+use crate::bench_peers::load::Load;
 use crate::bench_peers::row::{Row, rounded};
 use crate::error::Error;
 
@@ -19,8 +18,6 @@ pub(crate) const LIMIT: &str = "limit";
 pub(crate) const USED_BEFORE: &str = "a slot used before";
 /// The metric that tells how many rounds the medians are of.
 pub(crate) const ROUNDS: &str = "rounds";
-/// The metric of what else the machine does; `ours` is its load, `peer` the number of its cores.
-pub(crate) const LOAD: &str = "load before";
 /// The whole way with a slot of shared memory.
 pub(crate) const SHM: &str = "shm view";
 /// The part of it until the slot is written.
@@ -81,35 +78,12 @@ pub(crate) fn parse(lines: &[String]) -> Result<Run, Error> {
     Ok(Run { versions: serde_json::from_str(versions).map_err(json)?, measurements: measurements.map_err(json)? })
 }
 
-/// What the machine does besides.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Load {
-    /// Processes that ran or wanted to, on average over a minute.
-    processes: f64,
-    cores: f64,
-}
-
-impl Load {
-    /// None where the system does not say.
-    pub(crate) fn now() -> Option<Self> {
-        let processes = fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()?;
-        let cores = thread::available_parallelism().ok()?.get() as f64;
-        Some(Self { processes, cores })
-    }
-}
-
 /// All rows of a run that began under some load.
 pub(crate) fn rows(run: &Run, load: Option<Load>) -> Vec<Row> {
     let rounds = run.measurements.first().map(|measurement| measurement.ms.len() as f64);
     let mut rows =
         vec![Row { metric: ROUNDS.to_owned(), unit: "rounds", ours: rounds, peer: rounds, ..row("all", "chiasm") }];
-    rows.extend(load.map(|Load { processes, cores }| Row {
-        metric: LOAD.to_owned(),
-        unit: "processes",
-        ours: Some(processes),
-        peer: Some(cores),
-        ..row("all", "cores")
-    }));
+    rows.extend(load.map(|load| load.row(BENCH)));
     for case in run.measurements.chunk_by(|a, b| a.case == b.case) {
         rows.extend(case_rows(&run.versions, case));
     }

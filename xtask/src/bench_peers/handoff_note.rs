@@ -3,8 +3,9 @@
 use std::fmt::Write;
 
 use crate::bench_peers::handoff::{
-    CACHED, FIRST_USE, INLINE, LIMIT, LOAD, MEMCPY, MEMCPY_IN_TURN, ROUNDS, SEND, SHM, TEXT, USED_BEFORE, WRITE,
+    CACHED, FIRST_USE, INLINE, LIMIT, MEMCPY, MEMCPY_IN_TURN, ROUNDS, SEND, SHM, TEXT, USED_BEFORE, WRITE,
 };
+use crate::bench_peers::load;
 use crate::bench_peers::row::Row;
 
 const HEAD: &str = "\
@@ -52,10 +53,7 @@ pub(crate) fn write(rows: &[Row]) -> String {
     let mut text = String::from(HEAD);
     let rounds = rows.iter().find(|row| row.metric == ROUNDS).and_then(|row| row.ours).unwrap_or_default();
     push(&mut text, format_args!("\nMedians of {rounds} rounds; ratios are those of the medians."));
-    if let Some(row) = rows.iter().find(|row| row.metric == LOAD) {
-        let [processes, cores] = [row.ours, row.peer].map(Option::unwrap_or_default);
-        push(&mut text, format_args!(" Before, {processes} processes wanted the machine's {cores} cores."));
-    }
+    text.push_str(&load::sentence(rows));
     push(&mut text, format_args!("\n\n{HOW}"));
     targets(rows, &mut text);
     table(rows, &mut text);

@@ -1,4 +1,4 @@
-//! The measuring program in `bench/peers`: built in its own workspace, run with what it needs around it.
+//! The measuring programs in `bench/peers`: built in their own workspace, run with what they need around them.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -12,24 +12,17 @@ use crate::vllm_env::Setup;
 
 const MANIFEST: &str = "bench/peers/Cargo.toml";
 
-/// The built program.
-pub(crate) struct Peers {
+/// The built program of the bench `pixels`.
+pub(crate) struct Pixels {
     program: PathBuf,
     /// Where libturbojpeg is, if not where the loader looks anyway.
     libraries: Option<PathBuf>,
 }
 
-impl Peers {
+impl Pixels {
     /// Builds it, and finds it the library that it needs to be exact; says loudly if there is none.
     pub(crate) fn build(setup: &Setup) -> Result<Self, Error> {
-        let manifest = setup.workspace.file(MANIFEST)?;
-        setup.output.say(&format!("building {MANIFEST}"))?;
-        // Not --locked: what Chiasm's crates depend on changes with the main lock file, and this one has to follow.
-        let mut build = cargo(&setup.workspace);
-        build.args(["build", "--release", "--manifest-path"]).arg(&manifest);
-        child::run(&mut build, "cargo build of bench/peers", &setup.output, &setup.cancel)?;
-        let target = built::target_directory(setup, &manifest)?;
-        let mut peers = Self { program: target.join("release/peers"), libraries: None };
+        let mut peers = Self { program: build(setup, "pixels")?, libraries: None };
         if !peers.has_libturbojpeg()? {
             match turbojpeg::ensure(setup) {
                 Ok(libraries) => peers.libraries = Some(libraries),
@@ -43,7 +36,7 @@ impl Peers {
     }
 
     fn has_libturbojpeg(&self) -> Result<bool, Error> {
-        let what = "peers has-libturbojpeg";
+        let what = "pixels has-libturbojpeg";
         let printed = child::read(self.command().arg("has-libturbojpeg"), what)?;
         printed.parse().map_err(|_| Error::Unreadable { what: what.to_owned(), printed })
     }
@@ -64,6 +57,17 @@ const WITHOUT_LIBTURBOJPEG: &str = "\
 !!!  llm-multimodal FINDS NO libturbojpeg: ITS JPEG PIXELS WILL BE OTHERS, AND ITS TIMES THOSE OF ANOTHER DECODER.
 !!!  The rows say so. Install Debian's libturbojpeg0 to measure it as it is meant to run.
 !!!";
+
+/// Builds the program of a bench, with the feature of its name and no other; returns where it is.
+pub(crate) fn build(setup: &Setup, bench: &str) -> Result<PathBuf, Error> {
+    let manifest = setup.workspace.file(MANIFEST)?;
+    setup.output.say(&format!("building {MANIFEST}, {bench}"))?;
+    // Not --locked: what Chiasm's crates depend on changes with the main lock file, and this one has to follow.
+    let mut build = cargo(&setup.workspace);
+    build.args(["build", "--release", "--bin", bench, "--features", bench, "--manifest-path"]).arg(&manifest);
+    child::run(&mut build, "cargo build of bench/peers", &setup.output, &setup.cancel)?;
+    Ok(built::target_directory(setup, &manifest)?.join("release").join(bench))
+}
 
 /// Runs `command` to its end and returns the lines that it printed; what it says beside goes to the terminal.
 pub(crate) fn lines(command: &mut Command, what: &str) -> Result<Vec<String>, Error> {

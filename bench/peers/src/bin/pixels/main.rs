@@ -2,8 +2,8 @@
 //! `cargo xtask bench-peers pixels`, which builds this program, makes what it reads, and turns what it prints into rows.
 //!
 //! ```text
-//! peers has-libturbojpeg
-//! peers pixels --models DIR --pictures DIR --python FILE --script FILE --rounds N
+//! pixels has-libturbojpeg
+//! pixels run --models DIR --pictures DIR --python FILE --script FILE --rounds N
 //! ```
 //!
 //! The first prints `true` or `false`. The second prints one JSON object per case and side: see [`Measurement`]. It lives
@@ -64,8 +64,8 @@ fn main() -> ExitCode {
             println!("{}", has_libturbojpeg());
             Ok(())
         }
-        Some((command, flags)) if command == "pixels" => pixels(flags),
-        _ => Err("usage: see the head of bench/peers/src/main.rs".into()),
+        Some((command, flags)) if command == "run" => pixels(flags),
+        _ => Err("usage: see the head of bench/peers/src/bin/pixels/main.rs".into()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,94 @@
+//! `ConcurrentRadixTreeCompressed`, which Dynamo's router uses unless told otherwise.
+//!
+//! It can only be given events as its pool of threads does: through a channel, to a thread that runs
+//! `SyncIndexer::worker`. The pool's own wrapper is left out, and so is the sweep that it starts every five minutes.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::thread;
+
+use dynamo_kv_router::indexer::concurrent_radix_tree_compressed::ConcurrentRadixTreeCompressed;
+use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
+use dynamo_kv_router::protocols::LocalBlockHash;
+use tokio::sync::oneshot;
+
+use crate::dynamo::{Work, block_hashes, cleared, overlaps};
+use crate::subject::{From, Index, LANES, lane};
+use crate::trace::Trace;
+
+/// The tree and its threads.
+pub(crate) struct Compressed {
+    tree: Arc<ConcurrentRadixTreeCompressed>,
+    lanes: [flume::Sender<WorkerTask>; LANES],
+}
+
+impl Compressed {
+    /// Starts the threads. They end with the process.
+    pub(crate) fn new() -> Self {
+        let tree = Arc::new(ConcurrentRadixTreeCompressed::new());
+        let lanes = [(); LANES].map(|()| {
+            let (sender, receiver) = flume::unbounded();
+            let tree = Arc::clone(&tree);
+            thread::spawn(move || tree.worker(receiver, None));
+            sender
+        });
+        Self { tree, lanes }
+    }
+
+    fn send(&self, lane: usize, task: WorkerTask) {
+        // A thread that is gone shows as overlaps that are missing.
+        let _ = self.lanes[lane].send(task);
+    }
+}
+
+impl Index for Compressed {
+    type Work = Work;
+    type Token = u32;
+    type Key = LocalBlockHash;
+    type Buffers = ();
+
+    fn work(trace: &Trace, batch: usize, from: From) -> Work {
+        Work::new(trace, batch, from)
+    }
+
+    fn apply(&self, lane: usize, work: Vec<Work>) {
+        // All at once, so that its thread wakes up once and not for each event.
+        let mut tasks = Vec::with_capacity(work.len());
+        work.into_iter().for_each(|work| work.each(|event| tasks.push(WorkerTask::Event(event))));
+        tasks.into_iter().for_each(|task| self.send(lane, task));
+    }
+
+    fn settle(&self, lane: usize) {
+        let (sender, receiver) = oneshot::channel();
+        self.send(lane, WorkerTask::Flush(sender));
+        let _ = receiver.blocking_recv();
+    }
+
+    fn text(tokens: &[u32]) -> Vec<u32> {
+        tokens.to_vec()
+    }
+
+    fn keys(tokens: &[u32]) -> Vec<LocalBlockHash> {
+        block_hashes(tokens)
+    }
+
+    fn look_up(&self, keys: &[LocalBlockHash], (): &mut ()) {
+        black_box(self.tree.find_matches(keys, false));
+    }
+
+    fn look_up_text(&self, tokens: &[u32], (): &mut ()) {
+        black_box(self.tree.find_matches(&block_hashes(tokens), false));
+    }
+
+    fn overlaps(&self, keys: &[LocalBlockHash]) -> Vec<(u32, u32)> {
+        overlaps(&self.tree.find_matches(keys, false))
+    }
+
+    fn clear(&self, worker: u32) {
+        self.send(lane(worker), WorkerTask::Event(cleared(worker)));
+    }
+
+    fn bytes(&self) -> Option<usize> {
+        None
+    }
+}

@@ -1,0 +1,166 @@
+//! Chiasm's prefix index and those of `dynamo-kv-router` on the same traces, in turns: the measuring half of
+//! `cargo xtask bench-peers index`, which builds this program and turns what it prints into rows.
+//!
+//! ```text
+//! index run --rounds N
+//! ```
+//!
+//! prints one JSON object per result: see [`Measurement`]. For each fleet it starts itself again:
+//!
+//! ```text
+//! index trace --workers N --blocks N --rounds N --trace FILE     makes the trace
+//! index speed --rounds N --trace FILE [--side NAME]              all sides in turns, or one for a profile
+//! index memory --side NAME --trace FILE                          one side alone
+//! ```
+//!
+//! | file | is |
+//! |---|---|
+//! | `workload`, `cache` | who asks what, and what the workers' caches do |
+//! | `trace` | that as events, prompts and tokens, and its file |
+//! | `subject` | what all sides have in common |
+//! | `ours`, `radix_tree`, `compressed_tree`, `positional` | the sides |
+//! | `dynamo` | events and hashes as Dynamo has them |
+//! | `speed`, `memory` | what is measured |
+//! | `clock` | CPU time and the clock on the wall |
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod clock;
+mod compressed_tree;
+mod dynamo;
+mod memory;
+mod ours;
+mod positional;
+mod radix_tree;
+mod speed;
+mod subject;
+mod trace;
+mod workload;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use serde::Serialize;
+
+use crate::compressed_tree::Compressed;
+use crate::ours::Ours;
+use crate::positional::Positional;
+use crate::radix_tree::Single;
+use crate::subject::{Ready, Subject};
+use crate::trace::Trace;
+use crate::workload::Fleet;
+
+/// One side's result for one fleet.
+#[derive(Serialize)]
+struct Measurement {
+    /// For instance `64 workers`.
+    case: String,
+    /// `chiasm`, or the type's name and the crate's name and version.
+    side: String,
+    /// See `speed` and `memory`.
+    metric: &'static str,
+    value: f64,
+}
+
+/// Few, some and many workers, and as many blocks as fit.
+const FLEETS: [Fleet; 3] = [
+    Fleet { workers: 8, blocks: 100_000 },
+    Fleet { workers: 64, blocks: 30_000 },
+    Fleet { workers: 1_000, blocks: 4_000 },
+];
+
+/// Any.
+const SEED: u64 = 20_261_121;
+
+const SIDES: [&str; 4] = ["chiasm", "RadixTree", "ConcurrentRadixTreeCompressed", "PositionalIndexer"];
+
+fn side(name: &str, workers: u32) -> Option<Box<dyn Subject>> {
+    Some(match name {
+        "chiasm" => Box::new(Ready::new(Ours::new(workers))),
+        "RadixTree" => Box::new(Single::default()),
+        "ConcurrentRadixTreeCompressed" => Box::new(Ready::new(Compressed::new())),
+        "PositionalIndexer" => Box::new(Ready::new(Positional::new())),
+        _ => return None,
+    })
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let (command, flags) = arguments.split_first().ok_or("usage: see the head of bench/peers/src/bin/index/main.rs")?;
+    let flags: BTreeMap<&str, &str> = flags.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
+    let flag = |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing"));
+    let read = || -> Result<Trace, Box<dyn Error>> { Ok(Trace::read(Path::new(flag("--trace")?))?) };
+    match command.as_str() {
+        "run" => all(flag("--rounds")?),
+        "trace" => {
+            let fleet = Fleet { workers: flag("--workers")?.parse()?, blocks: flag("--blocks")?.parse()? };
+            let trace = workload::make(&fleet, speed::blocks(flag("--rounds")?.parse()?), SEED);
+            Ok(trace.write(Path::new(flag("--trace")?))?)
+        }
+        "speed" => {
+            let trace = read()?;
+            let mut sides = Vec::new();
+            // One alone, for a profile.
+            let alone = flag("--side").ok();
+            for name in SIDES.into_iter().filter(|name| alone.is_none_or(|alone| alone == *name)) {
+                sides.push((name, side(name, trace.workers).ok_or("no such side")?));
+            }
+            print(&trace, speed::measure(&trace, &mut sides, flag("--rounds")?.parse()?)?)
+        }
+        "memory" => {
+            let (trace, name) = (read()?, flag("--side")?);
+            let side = side(name, trace.workers).ok_or("no such side")?;
+            print(&trace, memory::measure(&trace, name, side)?)
+        }
+        _ => Err("usage: see the head of bench/peers/src/bin/index/main.rs".into()),
+    }
+}
+
+/// Starts this program again for each part of each fleet.
+fn all(rounds: &str) -> Result<(), Box<dyn Error>> {
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("trace");
+    let again = |arguments: &[&str]| -> Result<(), Box<dyn Error>> {
+        let status = Command::new(std::env::current_exe()?).args(arguments).arg("--trace").arg(&file).status()?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("index {} failed with {status}", arguments.join(" ")).into())
+        }
+    };
+    for fleet in FLEETS {
+        eprintln!("{} workers", fleet.workers);
+        let [workers, blocks] = [fleet.workers.to_string(), fleet.blocks.to_string()];
+        again(&["trace", "--workers", &workers, "--blocks", &blocks, "--rounds", rounds])?;
+        again(&["speed", "--rounds", rounds])?;
+        for side in SIDES {
+            again(&["memory", "--side", side])?;
+        }
+    }
+    Ok(())
+}
+
+/// A side's name, what was measured, and the number.
+type Value = (&'static str, &'static str, f64);
+
+fn print(trace: &Trace, values: Vec<Value>) -> Result<(), Box<dyn Error>> {
+    for (side, metric, value) in values {
+        let side = if side == SIDES[0] { side.to_owned() } else { format!("{side} ({})", dynamo::CRATE) };
+        let measurement = Measurement { case: format!("{} workers", trace.workers), side, metric, value };
+        println!("{}", serde_json::to_string(&measurement)?);
+    }
+    Ok(())
+}

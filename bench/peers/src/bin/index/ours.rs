@@ -1,0 +1,102 @@
+//! Chiasm's side.
+
+use std::hint::black_box;
+
+use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent, KvEventBatch};
+use chiasm_kv::{BlockKey, Overlaps, PrefixIndex, PromptBlocks, block_keys};
+use chiasm_types::{BlockSize, TokenId, WorkerId};
+
+use crate::subject::{From, Index};
+use crate::trace::{BLOCK_SIZE, Event, Trace};
+
+/// `chiasm_kv::PrefixIndex`, without a cap.
+pub(crate) struct Ours(PrefixIndex);
+
+const BLOCK: BlockSize = match BlockSize::new(BLOCK_SIZE as u32) {
+    Some(size) => size,
+    None => panic!("blocks have tokens"),
+};
+
+impl Ours {
+    /// With workers that hold nothing.
+    pub(crate) fn new(workers: u32) -> Self {
+        let index = PrefixIndex::new();
+        (0..workers).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
+        Self(index)
+    }
+}
+
+fn event(trace: &Trace, event: &Event) -> KvEvent {
+    let hash = |hash: &u64| ExternalHash::U64(*hash);
+    let block_hashes = trace.hashes(event).iter().map(hash);
+    if !event.stored {
+        return KvEvent::BlockRemoved(BlockRemoved {
+            block_hashes: block_hashes.rev().collect(),
+            ..Default::default()
+        });
+    }
+    KvEvent::BlockStored(BlockStored {
+        block_hashes: block_hashes.collect(),
+        parent_block_hash: trace.parent_hash(event).map(ExternalHash::U64),
+        token_ids: trace.tokens(event).map(TokenId).collect(),
+        block_size: BLOCK_SIZE as u32,
+        ..Default::default()
+    })
+}
+
+impl Index for Ours {
+    type Work = (WorkerId, KvEventBatch);
+    type Token = TokenId;
+    type Key = BlockKey;
+    type Buffers = Overlaps;
+
+    fn work(trace: &Trace, batch: usize, _: From) -> Self::Work {
+        let events = trace.batch(batch);
+        let batch = KvEventBatch {
+            timestamp: 0.0,
+            events: events.iter().map(|it| event(trace, it)).collect(),
+            data_parallel_rank: None,
+        };
+        (WorkerId(events[0].worker), batch)
+    }
+
+    fn apply(&self, _: usize, work: Vec<Self::Work>) {
+        for (worker, batch) in work {
+            black_box(self.0.apply(worker, &batch));
+        }
+    }
+
+    fn settle(&self, _: usize) {}
+
+    fn text(tokens: &[u32]) -> Vec<TokenId> {
+        tokens.iter().copied().map(TokenId).collect()
+    }
+
+    fn keys(tokens: &[TokenId]) -> Vec<BlockKey> {
+        block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK)
+    }
+
+    fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps) {
+        self.0.lookup(keys, overlaps);
+        black_box(overlaps.found());
+    }
+
+    fn look_up_text(&self, tokens: &[TokenId], overlaps: &mut Overlaps) {
+        self.look_up(&Self::keys(tokens), overlaps);
+    }
+
+    fn overlaps(&self, keys: &[BlockKey]) -> Vec<(u32, u32)> {
+        let mut overlaps = Overlaps::default();
+        self.0.lookup(keys, &mut overlaps);
+        overlaps.found().iter().map(|(worker, blocks)| (worker.0, *blocks as u32)).collect()
+    }
+
+    fn clear(&self, worker: u32) {
+        let (events, worker) = (vec![KvEvent::AllBlocksCleared], WorkerId(worker));
+        black_box(self.0.apply(worker, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }));
+    }
+
+    fn bytes(&self) -> Option<usize> {
+        Some(self.0.totals().bytes)
+    }
+}

@@ -1,0 +1,225 @@
+//! Speed of all sides in one process, which hold the same and take turns, and whether they answer the same.
+//!
+//! Of CPU time the median over the rounds counts; of time on the wall the best round, as what else the machine does can only
+//! make it longer.
+//!
+//! | metric | is |
+//! |---|---|
+//! | `events, filling` | stored and removed blocks per second of CPU time while the caches fill, from tokens |
+//! | `events` | the same when they are full |
+//! | `events, hashed` | the same where someone else has hashed the tokens for the peers, but not for us |
+//! | `events, 2 threads` | blocks per second on the wall, from tokens, on two threads |
+//! | `lookups` | prompts per second of CPU time, by the hashes of their blocks |
+//! | `lookups, from tokens` | the same with hashing |
+//! | `lookups, 2 threads` | prompts per second on the wall, by hashes, on two threads |
+//! | `lookup p50 beside events`, `lookup p99 beside events` | µs on the wall of one lookup by hashes, while another thread applies [`PACE`] blocks a second |
+//! | `compared`, `different` | prompts whose overlaps were compared with ours, and that differed |
+//! | `prompt blocks`, `prompt workers` | per prompt, means: blocks, and workers that hold some of them |
+
+use std::error::Error;
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::Value;
+use crate::clock::{cpu, wall};
+use crate::subject::{From, Subject};
+use crate::trace::Trace;
+
+/// Blocks that a side stores and removes before it is the next one's turn.
+const SLICE: usize = 30_000;
+/// The same while prompts are looked up.
+const SLICE_BESIDE: usize = 50_000;
+/// What 1,000 workers do that process 3,200 tokens a second each.
+const PACE: f64 = 200_000.0;
+
+type Side = (&'static str, Box<dyn Subject>);
+
+/// How many blocks a trace needs after the caches are full.
+pub(crate) fn blocks(rounds: usize) -> usize {
+    // A slice is longer than asked for by a part of a batch.
+    rounds * (3 * SLICE + SLICE_BESIDE) / 100 * 110
+}
+
+/// Measures all metrics.
+pub(crate) fn measure(trace: &Trace, sides: &mut [Side], rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
+    let mut values = Vec::new();
+    fill(trace, sides, &mut values);
+
+    let prompts: Vec<Vec<Vec<u32>>> =
+        trace.prompts.iter().map(|runs| runs.iter().map(|&run| trace.prompt(run)).collect()).collect();
+    let mut answers = Answers::default();
+    sides.iter_mut().for_each(|(_, side)| side.load_prompts(&prompts[0]));
+    answers.compare(sides, prompts[0].len());
+    look_up(sides, rounds, prompts[0].len() as f64, &mut values);
+
+    let mut slices = trace.slices(trace.fill..trace.batches.len(), SLICE).into_iter();
+    let mut events = |from, metric, threads| -> Result<usize, Box<dyn Error>> {
+        let slices: Vec<_> = slices.by_ref().take(rounds).collect();
+        if slices.len() < rounds {
+            return Err("the trace is too short for so many rounds".into());
+        }
+        apply(trace, sides, &slices, from, threads, metric, &mut values);
+        Ok(slices.last().map_or(0, |slice| slice.end))
+    };
+    events(From::Tokens, "events", false)?;
+    events(From::Hashes, "events, hashed", false)?;
+    let end = events(From::Tokens, "events, 2 threads", true)?;
+    let slices = trace.slices(end..trace.batches.len(), SLICE_BESIDE);
+    let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
+    look_up_beside(trace, sides, slices, &mut values);
+
+    for prompts in &prompts {
+        sides.iter_mut().for_each(|(_, side)| side.load_prompts(prompts));
+        answers.compare(sides, prompts.len());
+    }
+    answers.report(sides, &mut values);
+    let blocks: usize = prompts.iter().flatten().map(|tokens| tokens.len() / crate::trace::BLOCK_SIZE).sum();
+    values.push((sides[0].0, "prompt blocks", blocks as f64 / prompts.iter().flatten().count() as f64));
+    Ok(values)
+}
+
+/// Every side has its turn, in an order that turns round each time.
+fn turns(sides: &mut [Side], round: usize, mut turn: impl FnMut(usize, &mut dyn Subject)) {
+    for at in 0..sides.len() {
+        let side = if round.is_multiple_of(2) { at } else { sides.len() - 1 - at };
+        turn(side, sides[side].1.as_mut());
+    }
+}
+
+fn fill(trace: &Trace, sides: &mut [Side], values: &mut Vec<Value>) {
+    let mut times = vec![Duration::ZERO; sides.len()];
+    let mut slices = trace.slices(0..trace.fill, SLICE);
+    let rest = slices.last().map_or(0, |slice| slice.end)..trace.fill;
+    slices.push(rest);
+    for (round, slice) in slices.into_iter().enumerate() {
+        turns(sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), From::Tokens);
+            times[side] += cpu(|| subject.apply());
+        });
+    }
+    let blocks = trace.blocks(0..trace.fill) as f64;
+    values.extend(
+        sides.iter().zip(times).map(|((name, _), time)| (*name, "events, filling", blocks / time.as_secs_f64())),
+    );
+}
+
+fn apply(
+    trace: &Trace,
+    sides: &mut [Side],
+    slices: &[Range<usize>],
+    from: From,
+    threads: bool,
+    metric: &'static str,
+    values: &mut Vec<Value>,
+) {
+    let mut rates = vec![Vec::new(); sides.len()];
+    for (round, slice) in slices.iter().enumerate() {
+        let blocks = trace.blocks(slice.clone()) as f64;
+        turns(sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), from);
+            match subject.threaded() {
+                Some(subject) if threads => {
+                    rates[side].push(blocks / wall(|| subject.apply_on_all()).as_secs_f64());
+                }
+                // Stays up to date.
+                None if threads => subject.apply(),
+                _ => rates[side].push(blocks / cpu(|| subject.apply()).as_secs_f64()),
+            }
+        });
+    }
+    report(sides, metric, if threads { best } else { median }, rates, values);
+}
+
+fn look_up(sides: &mut [Side], rounds: usize, prompts: f64, values: &mut Vec<Value>) {
+    let [mut hashed, mut tokens, mut threads] = [(); 3].map(|()| vec![Vec::new(); sides.len()]);
+    for round in 0..rounds {
+        turns(sides, round, |side, subject| {
+            subject.prepare();
+            hashed[side].push(prompts / cpu(|| subject.look_up()).as_secs_f64());
+            tokens[side].push(prompts / cpu(|| subject.look_up_tokens()).as_secs_f64());
+        });
+        turns(sides, round, |side, subject| {
+            if let Some(subject) = subject.threaded() {
+                threads[side].push(2.0 * prompts / wall(|| subject.look_up_on_two()).as_secs_f64());
+            }
+        });
+    }
+    report(sides, "lookups", median, hashed, values);
+    report(sides, "lookups, from tokens", median, tokens, values);
+    report(sides, "lookups, 2 threads", best, threads, values);
+}
+
+fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>], values: &mut Vec<Value>) {
+    let mut times = vec![Vec::new(); sides.len()];
+    for (round, slice) in slices.iter().enumerate() {
+        turns(sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), From::Tokens);
+            match subject.threaded() {
+                Some(subject) => times[side].extend(subject.look_up_beside(PACE)),
+                None => subject.apply(),
+            }
+        });
+    }
+    for ((name, _), mut times) in sides.iter().zip(times) {
+        times.sort_unstable();
+        for (metric, percent) in [("lookup p50 beside events", 50), ("lookup p99 beside events", 99)] {
+            let time = times.get(times.len() * percent / 100);
+            values.extend(time.map(|time| (*name, metric, time.as_secs_f64() * 1e6)));
+        }
+    }
+}
+
+/// One number of all rounds, for those sides that have any.
+fn report(
+    sides: &[Side],
+    metric: &'static str,
+    of: fn(&[f64]) -> Option<f64>,
+    rates: Vec<Vec<f64>>,
+    values: &mut Vec<Value>,
+) {
+    for ((name, _), mut rates) in sides.iter().zip(rates) {
+        rates.sort_by(f64::total_cmp);
+        values.extend(of(&rates).map(|rate| (*name, metric, rate)));
+    }
+}
+
+fn median(sorted: &[f64]) -> Option<f64> {
+    let middle = sorted.len().checked_sub(1)? / 2;
+    Some((sorted[middle] + sorted[sorted.len() / 2]) / 2.0)
+}
+
+fn best(sorted: &[f64]) -> Option<f64> {
+    sorted.last().copied()
+}
+
+/// How many answers were compared with those of the first side.
+#[derive(Default)]
+struct Answers {
+    compared: usize,
+    /// Per side.
+    different: Vec<usize>,
+    /// Workers with an overlap, of all prompts.
+    workers: usize,
+}
+
+impl Answers {
+    fn compare(&mut self, sides: &mut [Side], prompts: usize) {
+        self.different.resize(sides.len(), 0);
+        for prompt in 0..prompts {
+            let answers: Vec<_> = sides.iter_mut().map(|(_, side)| side.overlaps(prompt)).collect();
+            for (different, answer) in self.different.iter_mut().zip(&answers) {
+                *different += usize::from(*answer != answers[0]);
+            }
+            self.workers += answers[0].len();
+        }
+        self.compared += prompts;
+    }
+
+    fn report(&self, sides: &[Side], values: &mut Vec<Value>) {
+        for ((name, _), different) in sides.iter().zip(&self.different).skip(1) {
+            values.push((*name, "compared", self.compared as f64));
+            values.push((*name, "different", *different as f64));
+        }
+        values.push((sides[0].0, "prompt workers", self.workers as f64 / self.compared as f64));
+    }
+}

@@ -1,0 +1,234 @@
+//! What is measured, and what all of them have in common.
+
+use std::hint::black_box;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::trace::Trace;
+
+/// Threads that apply events, each those of its own workers.
+pub(crate) const LANES: usize = 2;
+
+/// From where events go into an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum From {
+    /// What an engine says: tokens and its own hash of each block.
+    Tokens,
+    /// Dynamo's form, in which someone else has hashed the tokens of each block.
+    Hashes,
+}
+
+/// An index with the events that it is to apply next and the prompts that it is asked for.
+///
+/// What comes from the trace is made ready outside of the measured calls.
+pub(crate) trait Subject {
+    /// Makes some batches ready, and forgets those made ready before.
+    fn load(&mut self, trace: &Trace, batches: Range<usize>, from: From);
+
+    /// Applies what was made ready, all on one thread, or one after the other.
+    fn apply(&mut self);
+
+    /// Makes prompts ready.
+    fn load_prompts(&mut self, prompts: &[Vec<u32>]);
+
+    /// Before each [`Subject::look_up`].
+    fn prepare(&mut self) {}
+
+    /// Looks up every prompt once, by the hashes of its blocks.
+    fn look_up(&mut self);
+
+    /// Hashes and looks up every prompt once.
+    fn look_up_tokens(&mut self);
+
+    /// Each worker that holds something of a prompt, and how many of its leading blocks.
+    fn overlaps(&mut self, prompt: usize) -> Vec<(u32, u32)>;
+
+    /// Forgets all blocks of all workers.
+    fn clear(&mut self, workers: u32);
+
+    /// Its own count of its bytes on the heap.
+    fn bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// What only an index that several threads may use can do.
+    fn threaded(&mut self) -> Option<&mut dyn Threaded> {
+        None
+    }
+}
+
+/// With several threads at once.
+pub(crate) trait Threaded {
+    /// Applies what was made ready on [`LANES`] threads.
+    fn apply_on_all(&mut self);
+
+    /// Looks up every prompt once, by the hashes of its blocks, on each of two threads.
+    fn look_up_on_two(&mut self);
+
+    /// Applies what was made ready at a pace of so many blocks a second, and meanwhile looks up prompts on another thread.
+    /// Returns how long each lookup took.
+    fn look_up_beside(&mut self, pace: f64) -> Vec<Duration>;
+}
+
+/// An index that several threads may use.
+pub(crate) trait Index: Sync {
+    /// A batch of one worker, in the index's own form.
+    type Work: Send;
+    /// A token as the index takes it.
+    type Token: Send + Sync;
+    /// The hash of a block as lookups want it.
+    type Key: Send + Sync;
+    /// What a thread keeps from lookup to lookup.
+    type Buffers: Default;
+
+    fn work(trace: &Trace, batch: usize, from: From) -> Self::Work;
+    /// Applies, or hands over to the thread that applies, the batches of one lane.
+    fn apply(&self, lane: usize, work: Vec<Self::Work>);
+    /// Waits until all that was handed over is applied.
+    fn settle(&self, lane: usize);
+    fn text(tokens: &[u32]) -> Vec<Self::Token>;
+    fn keys(text: &[Self::Token]) -> Vec<Self::Key>;
+    fn look_up(&self, keys: &[Self::Key], buffers: &mut Self::Buffers);
+    fn look_up_text(&self, text: &[Self::Token], buffers: &mut Self::Buffers);
+    fn overlaps(&self, keys: &[Self::Key]) -> Vec<(u32, u32)>;
+    fn clear(&self, worker: u32);
+    fn bytes(&self) -> Option<usize>;
+}
+
+/// The lane that applies a worker's events.
+pub(crate) fn lane(worker: u32) -> usize {
+    worker as usize % LANES
+}
+
+/// An [`Index`] with what is ready for it.
+pub(crate) struct Ready<I: Index> {
+    index: I,
+    work: [Vec<I::Work>; LANES],
+    /// In the order of the trace: lane and number of blocks of each batch.
+    order: Vec<(usize, usize)>,
+    texts: Vec<Vec<I::Token>>,
+    keys: Vec<Vec<I::Key>>,
+    buffers: I::Buffers,
+}
+
+impl<I: Index> Ready<I> {
+    pub(crate) fn new(index: I) -> Self {
+        let work = [(); LANES].map(|()| Vec::new());
+        let buffers = I::Buffers::default();
+        Self { index, work, order: Vec::new(), texts: Vec::new(), keys: Vec::new(), buffers }
+    }
+}
+
+impl<I: Index> Subject for Ready<I> {
+    fn load(&mut self, trace: &Trace, batches: Range<usize>, from: From) {
+        self.work.iter_mut().for_each(Vec::clear);
+        self.order.clear();
+        for batch in batches {
+            let lane = lane(trace.batch(batch)[0].worker);
+            self.work[lane].push(I::work(trace, batch, from));
+            self.order.push((lane, trace.blocks(batch..batch + 1)));
+        }
+    }
+
+    fn apply(&mut self) {
+        for (lane, work) in self.work.iter_mut().enumerate() {
+            self.index.apply(lane, std::mem::take(work));
+            self.index.settle(lane);
+        }
+    }
+
+    fn load_prompts(&mut self, prompts: &[Vec<u32>]) {
+        self.texts = prompts.iter().map(|tokens| I::text(tokens)).collect();
+        self.keys = self.texts.iter().map(|text| I::keys(text)).collect();
+    }
+
+    fn look_up(&mut self) {
+        self.keys.iter().for_each(|keys| self.index.look_up(keys, &mut self.buffers));
+    }
+
+    fn look_up_tokens(&mut self) {
+        self.texts.iter().for_each(|text| self.index.look_up_text(text, &mut self.buffers));
+    }
+
+    fn overlaps(&mut self, prompt: usize) -> Vec<(u32, u32)> {
+        self.index.overlaps(&self.keys[prompt])
+    }
+
+    fn clear(&mut self, workers: u32) {
+        (0..workers).for_each(|worker| self.index.clear(worker));
+        (0..LANES).for_each(|lane| self.index.settle(lane));
+    }
+
+    fn bytes(&self) -> Option<usize> {
+        self.index.bytes()
+    }
+
+    fn threaded(&mut self) -> Option<&mut dyn Threaded> {
+        Some(self)
+    }
+}
+
+impl<I: Index> Threaded for Ready<I> {
+    fn apply_on_all(&mut self) {
+        let index = &self.index;
+        thread::scope(|scope| {
+            for (lane, work) in self.work.iter_mut().enumerate() {
+                let work = std::mem::take(work);
+                scope.spawn(move || {
+                    index.apply(lane, work);
+                    index.settle(lane);
+                });
+            }
+        });
+    }
+
+    fn look_up_on_two(&mut self) {
+        let (index, keys) = (&self.index, &self.keys);
+        thread::scope(|scope| {
+            // Not the same prompts at the same time.
+            for start in [0, keys.len() / 2] {
+                scope.spawn(move || {
+                    let mut buffers = I::Buffers::default();
+                    let (last, first) = (&keys[..start], &keys[start..]);
+                    first.iter().chain(last).for_each(|keys| index.look_up(keys, &mut buffers));
+                });
+            }
+        });
+    }
+
+    fn look_up_beside(&mut self, pace: f64) -> Vec<Duration> {
+        let mut lanes = [(); LANES].map(|()| Vec::new());
+        std::mem::swap(&mut lanes, &mut self.work);
+        let mut lanes = lanes.map(Vec::into_iter);
+        let (index, keys, order) = (&self.index, &self.keys, &self.order);
+        let applied = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (start, mut blocks) = (Instant::now(), 0);
+                for &(lane, batch) in order {
+                    index.apply(lane, lanes[lane].next().into_iter().collect());
+                    blocks += batch;
+                    let ahead = Duration::from_secs_f64(blocks as f64 / pace).saturating_sub(start.elapsed());
+                    // Shorter sleeps take longer than they should.
+                    if ahead > Duration::from_micros(200) {
+                        thread::sleep(ahead);
+                    }
+                }
+                (0..LANES).for_each(|lane| index.settle(lane));
+                applied.store(true, Ordering::Relaxed);
+            });
+            let (mut times, mut buffers) = (Vec::new(), I::Buffers::default());
+            for keys in keys.iter().cycle() {
+                if applied.load(Ordering::Relaxed) {
+                    break;
+                }
+                let start = Instant::now();
+                index.look_up(black_box(keys), &mut buffers);
+                times.push(start.elapsed());
+            }
+            times
+        })
+    }
+}

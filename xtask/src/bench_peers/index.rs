@@ -1,0 +1,222 @@
+//! From what `index run` measured to rows, with the targets that the project has set itself.
+
+use serde::Deserialize;
+
+use crate::bench_peers::load::Load;
+use crate::bench_peers::row::{Row, rounded};
+use crate::error::Error;
+
+/// The bench's name in rows and files.
+pub(crate) const BENCH: &str = "index";
+/// Our own side's name.
+pub(crate) const OURS: &str = "chiasm";
+/// The metric that tells how many rounds the medians are of.
+pub(crate) const ROUNDS: &str = "rounds";
+/// The metric of answers: `ours` is how many prompts were compared, `peer` how many of their answers are not ours.
+pub(crate) const DIFFERENT: &str = "different answers";
+/// The metric of what is held: pairs of a worker and a block.
+pub(crate) const HELD: &str = "held";
+/// The metric of prompts' mean length.
+pub(crate) const PROMPT_BLOCKS: &str = "prompt blocks";
+/// The metric of how many workers hold some of a prompt, on average.
+pub(crate) const PROMPT_WORKERS: &str = "prompt workers";
+/// The metric of lookups by hashes.
+pub(crate) const LOOKUPS: &str = "lookups";
+/// The metric of lookups that hash first.
+pub(crate) const LOOKUPS_FROM_TOKENS: &str = "lookups, from tokens";
+/// The metric of resident memory.
+pub(crate) const MEMORY: &str = "memory";
+
+/// A line of `index run`; documented there.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Measurement {
+    case: String,
+    side: String,
+    metric: String,
+    value: f64,
+}
+
+/// What a metric means.
+pub(crate) struct Metric {
+    /// As `index run` names it.
+    pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+    /// How many of what was measured make one of the unit.
+    scale: f64,
+    pub(crate) more_is_better: bool,
+    /// How many times better than the best of the peers we have to be.
+    target: Option<f64>,
+}
+
+const fn metric(name: &'static str, unit: &'static str, scale: f64, more: bool, target: Option<f64>) -> Metric {
+    Metric { name, unit, scale, more_is_better: more, target }
+}
+
+const FASTER: Option<f64> = Some(3.0);
+const SMALLER: Option<f64> = Some(2.0);
+
+/// All comparisons, in the order of rows.
+pub(crate) const METRICS: [Metric; 11] = [
+    metric("events, filling", "M blocks/s", 1e6, true, FASTER),
+    metric("events", "M blocks/s", 1e6, true, FASTER),
+    metric("events, 2 threads", "M blocks/s", 1e6, true, FASTER),
+    metric("events, hashed", "M blocks/s", 1e6, true, None),
+    metric(LOOKUPS, "k prompts/s", 1e3, true, FASTER),
+    metric("lookups, 2 threads", "k prompts/s", 1e3, true, FASTER),
+    metric(LOOKUPS_FROM_TOKENS, "k prompts/s", 1e3, true, FASTER),
+    metric("lookup p50 beside events", "µs", 1.0, false, None),
+    metric("lookup p99 beside events", "µs", 1.0, false, None),
+    metric(MEMORY, "MB", 1e6, false, SMALLER),
+    metric("memory, cleared", "MB", 1e6, false, None),
+];
+
+/// What is only ours to tell.
+const FACTS: [(&str, &str, f64); 4] = [
+    (HELD, "blocks of workers", 1.0),
+    ("memory, own count", "MB", 1e6),
+    (PROMPT_BLOCKS, "blocks", 1.0),
+    (PROMPT_WORKERS, "workers", 1.0),
+];
+
+/// Parses the lines. They come case by case.
+pub(crate) fn parse(lines: &[String]) -> Result<Vec<Measurement>, Error> {
+    let what = "what index run printed";
+    let parse = |line: &String| serde_json::from_str(line);
+    lines.iter().map(parse).collect::<Result<_, _>>().map_err(|source| Error::Json { what: what.to_owned(), source })
+}
+
+/// All rows of a run that began under some load.
+pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
+    let rounds = Some(f64::from(rounds));
+    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
+    rows.extend(load.map(|load| load.row(BENCH)));
+    for case in measurements.chunk_by(|a, b| a.case == b.case) {
+        rows.extend(case_rows(case));
+    }
+    rows
+}
+
+fn case_rows(case: &[Measurement]) -> Vec<Row> {
+    let Some(name) = case.first().map(|it| it.case.as_str()) else { return Vec::new() };
+    let value = |side: &str, metric: &str| Some(case.iter().find(|it| it.side == side && it.metric == metric)?.value);
+    let mut peers: Vec<&str> = Vec::new();
+    for measurement in case {
+        if measurement.side != OURS && !peers.contains(&measurement.side.as_str()) {
+            peers.push(&measurement.side);
+        }
+    }
+    let answers = |peer: &str| Some((value(peer, "compared")?, value(peer, "different")?));
+    let equal = |peer: &str| answers(peer).map(|(compared, different)| compared > 0.0 && different == 0.0);
+
+    let mut rows = Vec::new();
+    for (metric, unit, scale) in FACTS {
+        let ours = value(OURS, metric).map(|value| rounded(value / scale));
+        rows.extend(ours.map(|ours| Row { ours: Some(ours), ..row(name, metric, unit, OURS) }));
+    }
+    for peer in &peers {
+        rows.extend(answers(peer).map(|(compared, different)| Row {
+            ours: Some(compared),
+            peer: Some(different),
+            equal: equal(peer),
+            ..row(name, DIFFERENT, "prompts", peer)
+        }));
+    }
+    for metric in &METRICS {
+        let ours = value(OURS, metric.name);
+        let theirs: Vec<(&str, f64)> =
+            peers.iter().filter_map(|peer| Some((*peer, value(peer, metric.name)?))).collect();
+        let better = |a: f64, b: f64| if metric.more_is_better { a > b } else { a < b };
+        let best = theirs.iter().copied().reduce(|best, other| if better(other.1, best.1) { other } else { best });
+        for (peer, theirs) in theirs {
+            let ratio = ours.map(|ours| if metric.more_is_better { ours / theirs } else { theirs / ours });
+            let target = metric.target.filter(|_| best.is_some_and(|(best, _)| best == peer));
+            let reached = |target: f64| ratio.is_some_and(|ratio| ratio >= target) && equal(peer) == Some(true);
+            rows.push(Row {
+                ours: ours.map(|ours| rounded(ours / metric.scale)),
+                peer: Some(rounded(theirs / metric.scale)),
+                ratio: ratio.map(rounded),
+                target,
+                ok: target.map(reached),
+                equal: equal(peer),
+                ..row(name, metric.name, metric.unit, peer)
+            });
+        }
+    }
+    rows
+}
+
+fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
+    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Two fleets, two peers: the tree is faster, has no threads, and answers otherwise in the second fleet.
+    pub(crate) fn measurements() -> Vec<Measurement> {
+        let mut measurements = Vec::new();
+        for (case, different) in [("8 workers", 0.0), ("64 workers", 3.0)] {
+            let mut add = |side: &str, metric: &str, value: f64| {
+                let [case, side, metric] = [case, side, metric].map(str::to_owned);
+                measurements.push(Measurement { case, side, metric, value });
+            };
+            for (side, factor) in [(OURS, 3.0), ("Tree (d 1.0)", 1.0), ("Map (d 1.0)", 0.5)] {
+                add(side, "events", factor * 1e6);
+                if side != "Tree (d 1.0)" {
+                    add(side, "events, 2 threads", factor * 2e6);
+                }
+                add(side, LOOKUPS, factor * 1e5);
+                add(side, LOOKUPS_FROM_TOKENS, factor * 2e4);
+                add(side, "lookup p50 beside events", 6.0 / factor);
+                add(side, MEMORY, 1e8 / factor);
+                if side != OURS {
+                    add(side, "compared", 4096.0);
+                    add(side, "different", if side == "Tree (d 1.0)" { different } else { 0.0 });
+                }
+            }
+            add(OURS, HELD, 1e6);
+            add(OURS, "memory, own count", 3e7);
+            add(OURS, PROMPT_BLOCKS, 240.0);
+            add(OURS, PROMPT_WORKERS, 7.5);
+        }
+        measurements
+    }
+
+    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
+        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
+    }
+
+    #[test]
+    fn the_best_of_the_peers_carries_the_target_and_others_only_a_ratio() {
+        let rows = rows(&measurements(), 15, None);
+        let tree = find(&rows, "8 workers", "events", "Tree");
+        assert_eq!((tree.ours, tree.peer, tree.ratio), (Some(3.0), Some(1.0), Some(3.0)));
+        assert_eq!((tree.target, tree.ok, tree.equal), (Some(3.0), Some(true), Some(true)));
+        let map = find(&rows, "8 workers", "events", "Map");
+        assert_eq!((map.ratio, map.target, map.ok), (Some(6.0), None, None));
+        // The tree can't.
+        assert_eq!(find(&rows, "8 workers", "events, 2 threads", "Map").target, Some(3.0));
+        assert!(!rows.iter().any(|row| row.metric == "events, 2 threads" && row.peer_name.starts_with("Tree")));
+    }
+
+    #[test]
+    fn less_memory_and_time_are_better() {
+        let rows = rows(&measurements(), 15, None);
+        let memory = find(&rows, "8 workers", MEMORY, "Tree");
+        assert_eq!((memory.ours, memory.peer, memory.ratio), (Some(33.333), Some(100.0), Some(3.0)));
+        assert_eq!((memory.target, memory.ok), (Some(2.0), Some(true)));
+        assert_eq!(find(&rows, "8 workers", MEMORY, "Map").target, None);
+        assert_eq!(find(&rows, "8 workers", "lookup p50 beside events", "Map").ratio, Some(6.0));
+    }
+
+    #[test]
+    fn other_answers_reach_no_target() {
+        let rows = rows(&measurements(), 15, None);
+        let tree = find(&rows, "64 workers", LOOKUPS, "Tree");
+        assert_eq!((tree.ratio, tree.ok, tree.equal), (Some(3.0), Some(false), Some(false)));
+        let answers = find(&rows, "64 workers", DIFFERENT, "Tree");
+        assert_eq!((answers.ours, answers.peer, answers.equal), (Some(4096.0), Some(3.0), Some(false)));
+        assert_eq!(find(&rows, "64 workers", DIFFERENT, "Map").equal, Some(true));
+    }
+}
