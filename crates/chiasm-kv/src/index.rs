@@ -6,9 +6,12 @@ mod disorder;
 mod holders;
 mod lookup;
 mod marks;
+mod mixed;
+mod part;
 mod shedding;
+mod source;
 mod table;
-mod worker_blocks;
+mod worker;
 mod workers;
 
 use std::sync::Mutex;
@@ -21,7 +24,8 @@ use blocks::Blocks;
 use clock::Clock;
 use disorder::Disorder;
 use lookup::Lookup;
-use worker_blocks::Shared;
+use mixed::{Mixed, RowBuffers, Rows};
+use part::Shared;
 use workers::Workers;
 
 /// The blocks of every worker, kept up to date by their KV events.
@@ -39,16 +43,16 @@ use workers::Workers;
 ///   do its children: the parent is unknown (its event was missed), an extra key can't be read (digests of prompt
 ///   embeddings, marks of later versions), or the number of tokens, hashes and extra keys don't fit together (an
 ///   attention group that skips blocks). When a later event tells the key after all, all copies count.
-/// - Only medium `GPU` (or none given) counts; blocks offloaded to `CPU` or `STORAGE` and blocks with `REMOTE` locality
-///   are ignored, stored and removed alike.
-/// - Only KV-cache group 0 (or none given) counts. The groups of a model share the hashes, so counting several would
-///   mix up copies. A model with several groups can therefore hold less than the overlap says, when another group of it
-///   evicted earlier.
+/// - The overlap is of the device: medium `GPU` or none given. `CPU` and `STORAGE` count in
+///   [`Overlaps::with_lower_tiers`] only; other media and blocks with `REMOTE` locality are ignored.
+/// - Every KV-cache group that events named has to suit: `docs/index.md` says how.
 /// - Only blocks of the worker's own block size count: vLLM also reports fragments of blocks.
 /// - One hash with two keys is a collision of the engine's 64-bit hashes: it matches nothing.
 /// - Blocks that were shed to stay below [`PrefixIndex::with_max_bytes`] are as if never stored.
 ///
-/// Known limit: a client that talks to an engine past us can ask for `kv_cache_report_mode: full`; vLLM then reports
+/// Known limits: vLLM reports fragments of blocks and groups with larger blocks alike, by another block size; a model with
+/// such groups can hold less than the overlap says. With speculative decoding vLLM computes the last block again. A client
+/// that talks to an engine past us can ask for `kv_cache_report_mode: full`; vLLM then reports
 /// reused blocks exactly as it reports new copies, and we count copies that will never be removed.
 ///
 /// ```
@@ -84,13 +88,13 @@ pub struct PrefixIndex {
 /// What the index knows of one worker, and what it could not use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerIndexStats {
-    /// Distinct block keys that the worker holds now.
+    /// Distinct block keys that the worker holds now, in each KV-cache group and tier.
     pub blocks: usize,
     /// Hashes that the worker holds now and that match nothing.
     pub unkeyed_blocks: usize,
     /// Events applied since the worker was added.
     pub events: u64,
-    /// Events of other media, groups, block sizes or unknown kinds.
+    /// Events of other media, block sizes or unknown kinds.
     pub ignored_events: u64,
     /// Blocks stored without a known parent.
     pub unknown_parents: u64,
@@ -123,12 +127,21 @@ pub struct Overlaps {
     found: Vec<(WorkerId, usize)>,
     sets: Vec<u64>,
     depths: Vec<usize>,
+    rows: RowBuffers,
+    lower: Vec<(WorkerId, usize)>,
+    has_lower: bool,
 }
 
 impl Overlaps {
     /// Workers that hold at least the first block, in the order of their ids, and how many of the leading blocks.
     pub fn found(&self) -> &[(WorkerId, usize)] {
         &self.found
+    }
+
+    /// As [`Overlaps::found`], with the blocks after those that the worker holds on the CPU or in storage, without a
+    /// break: what it can load instead of computing.
+    pub fn with_lower_tiers(&self) -> &[(WorkerId, usize)] {
+        if self.has_lower { &self.lower } else { &self.found }
     }
 
     /// Of one worker; 0 for those not found. Takes time logarithmic in their number.
@@ -176,13 +189,13 @@ impl PrefixIndex {
     pub fn apply(&self, worker: WorkerId, batch: &KvEventBatch) -> Vec<BlockKey> {
         let mut added = Vec::new();
         self.shared.clock.tick();
-        self.workers.change(worker, |blocks| {
+        self.workers.change(worker, |worker| {
             for event in &batch.events {
-                blocks.count_event(matches!(event, KvEvent::Unknown(_)));
+                worker.count_event(matches!(event, KvEvent::Unknown(_)));
                 match event {
-                    KvEvent::BlockStored(stored) => blocks.store(stored, &self.shared, &mut added),
-                    KvEvent::BlockRemoved(removed) => blocks.remove(removed, &self.shared),
-                    KvEvent::AllBlocksCleared => blocks.clear(&self.shared),
+                    KvEvent::BlockStored(stored) => worker.store(stored, &self.shared, &self.workers, &mut added),
+                    KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.shared),
+                    KvEvent::AllBlocksCleared => worker.clear(&self.shared),
                     KvEvent::Unknown(_) => {}
                 }
             }
@@ -198,19 +211,19 @@ impl PrefixIndex {
     /// For a worker that gets events too, a block counts as long as either says so.
     pub fn presume(&self, worker: WorkerId, keys: &[BlockKey]) {
         self.shared.clock.tick();
-        self.workers.change(worker, |blocks| blocks.presume(keys, &self.shared));
+        self.workers.change(worker, |worker| worker.presume(keys, &self.shared));
         self.shed_if_needed();
     }
 
     /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
     /// lookups get slower, not wrong. Those that are not presumed (any more) count as unknown removals.
     pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
-        self.workers.change(worker, |blocks| blocks.forget_presumed(keys, &self.shared));
+        self.workers.change(worker, |worker| worker.forget_presumed(keys, &self.shared));
     }
 
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
     pub fn clear(&self, worker: WorkerId) {
-        self.workers.change(worker, |blocks| blocks.clear(&self.shared));
+        self.workers.change(worker, |worker| worker.clear(&self.shared));
     }
 
     /// For each worker, in the order of their ids: how many of the leading `keys` it holds. See [`PrefixIndex::lookup`]
@@ -229,27 +242,45 @@ impl PrefixIndex {
 
     fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps, at_least: usize) {
         self.shared.clock.tick();
-        let Overlaps { found, sets, depths } = overlaps;
-        found.clear();
+        let Overlaps { found, sets, depths, rows, lower, has_lower } = overlaps;
         self.workers.read(|workers| {
             let width = workers.places().div_ceil(64);
             depths.resize(64 * width, 0);
             let Shared { blocks, disorder, clock } = &self.shared;
-            Lookup { blocks, disorder, clock, keys, width }.run(sets, depths);
-            let all = workers.in_order().map(|(id, place)| (id, depths[place as usize]));
-            found.extend(all.filter(|(_, overlap)| *overlap >= at_least));
+            Lookup { blocks, disorder, clock, keys, width, aside: workers.aside() }.run(sets, depths);
+            let list = |depths: &[usize], into: &mut Vec<_>| {
+                into.clear();
+                let all = workers.in_order().map(|(id, place)| (id, depths[place as usize]));
+                into.extend(all.filter(|(_, overlap)| *overlap >= at_least));
+            };
+            if workers.mixed().len() == 0 {
+                *has_lower = false;
+                return list(depths, found);
+            }
+            let mut rows = Rows::new(blocks, clock, keys, width, rows);
+            for mixed in workers.mixed() {
+                depths[mixed.place() as usize] = mixed.overlap(depths, &mut rows);
+            }
+            list(depths, found);
+            *has_lower = workers.mixed().any(Mixed::has_lower);
+            if *has_lower {
+                for mixed in workers.mixed() {
+                    let overlap = &mut depths[mixed.place() as usize];
+                    *overlap = mixed.with_lower_tiers(*overlap, &mut rows);
+                }
+                list(depths, lower);
+            }
         });
     }
 
-    /// Whether a worker holds a block.
+    /// Whether a worker holds a block, in all groups that need all leading blocks.
     pub fn holds(&self, worker: WorkerId, key: BlockKey) -> bool {
-        let place = self.workers.read(|workers| workers.place(worker));
-        place.is_some_and(|place| self.shared.blocks.contains(key, place))
+        self.workers.read(|workers| workers.holds(worker, |place| self.shared.blocks.contains(key, place)))
     }
 
     /// Counts for one worker; `None` when it is unknown.
     pub fn stats(&self, worker: WorkerId) -> Option<WorkerIndexStats> {
-        self.workers.change(worker, |blocks| blocks.stats())
+        self.workers.change(worker, |worker| worker.stats())
     }
 
     /// Counts for all of them. Takes the lock of each worker for a moment.
@@ -260,15 +291,17 @@ impl PrefixIndex {
             gaps: self.shared.disorder.gaps(),
             ..Default::default()
         };
-        self.workers.each(0, |blocks| {
-            totals.entries += blocks.entries();
-            totals.shed += blocks.stats().shed_blocks;
+        self.workers.each(0, |worker| {
+            totals.entries += worker.entries();
+            totals.shed += worker.stats().shed_blocks;
             true
         });
         totals
     }
 }
 
+#[cfg(test)]
+mod group_tests;
 #[cfg(test)]
 mod lookup_tests;
 #[cfg(test)]

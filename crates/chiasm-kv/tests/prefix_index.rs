@@ -98,7 +98,8 @@ prop_compose! {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Here,
-    OtherGroup,
+    /// At another engine, seen from this one.
+    Remote,
     OtherMedium,
 }
 
@@ -132,7 +133,7 @@ enum Step {
 }
 
 fn place() -> impl Strategy<Value = Place> {
-    prop_oneof![8 => Just(Place::Here), 1 => Just(Place::OtherGroup), 1 => Just(Place::OtherMedium)]
+    prop_oneof![8 => Just(Place::Here), 1 => Just(Place::Remote), 1 => Just(Place::OtherMedium)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -238,8 +239,8 @@ fn stored_event(parent: Option<u64>, blocks: &[(u64, Content)], place: Place) ->
         block_size: BLOCK.get() as u32,
         lora_name: blocks.first().and_then(|(_, content)| content.lora.clone()),
         extra_keys: Some(extra_keys.collect()),
-        medium: Some(if place == Place::OtherMedium { "CPU" } else { "GPU" }.into()),
-        group_idx: Some(if place == Place::OtherGroup { 1 } else { 0 }),
+        medium: Some(if place == Place::OtherMedium { "TAPE" } else { "GPU" }.into()),
+        locality: (place == Place::Remote).then(|| "REMOTE".into()),
         ..Default::default()
     })
 }
@@ -274,8 +275,8 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Remove { worker, hashes, place } => {
                 let removed = BlockRemoved {
                     block_hashes: hashes.iter().copied().map(external).collect(),
-                    medium: Some(if place == Place::OtherMedium { "STORAGE" } else { "GPU" }.into()),
-                    group_idx: (place == Place::OtherGroup).then_some(2),
+                    medium: Some(if place == Place::OtherMedium { "TAPE" } else { "GPU" }.into()),
+                    locality: (place == Place::Remote).then(|| "REMOTE".into()),
                     ..Default::default()
                 };
                 index.apply(WorkerId(worker), &batch(KvEvent::BlockRemoved(removed)));

@@ -19,8 +19,10 @@ pub(super) struct Lookup<'a> {
     pub(super) disorder: &'a Disorder,
     pub(super) clock: &'a Clock,
     pub(super) keys: &'a [BlockKey],
-    /// Words of a set of workers.
+    /// Words of a set of places.
     pub(super) width: usize,
+    /// Places that are not asked about, as bits: none of those beyond.
+    pub(super) aside: &'a [u64],
 }
 
 impl Lookup<'_> {
@@ -43,8 +45,7 @@ impl Lookup<'_> {
     }
 
     fn search(&self, sets: &mut Vec<u64>, depths: &mut [usize], exceptions: Option<&Exceptions>) {
-        sets.clear();
-        sets.resize(2 * self.width, u64::MAX);
+        self.everyone(sets);
         self.probe(0, sets, 0, 1);
         sets.drain(..self.width);
         let mut apart = Vec::new();
@@ -109,6 +110,13 @@ impl Lookup<'_> {
         sets.truncate(top * self.width);
     }
 
+    /// The set to start from, and room for one more.
+    fn everyone(&self, sets: &mut Vec<u64>) {
+        sets.clear();
+        sets.resize(2 * self.width, u64::MAX);
+        sets.iter_mut().zip(self.aside).for_each(|(set, aside)| *set = !aside);
+    }
+
     /// Writes the workers of set `from` that hold a block into set `into`; nobody holds the one after the last.
     fn probe(&self, index: usize, sets: &mut [u64], from: usize, into: usize) {
         let (before, rest) = sets.split_at_mut(into * self.width);
@@ -150,8 +158,7 @@ impl Lookup<'_> {
     /// Block after block, until nobody is left.
     fn walk(&self, sets: &mut Vec<u64>, depths: &mut [usize]) {
         let hidden = self.disorder.exceptions(&[]).map(|exceptions| exceptions.hidden).unwrap_or_default();
-        sets.clear();
-        sets.resize(2 * self.width, u64::MAX);
+        self.everyone(sets);
         for index in 0..self.keys.len() {
             self.probe(index, sets, 0, 1);
             sets.drain(..self.width);

@@ -75,10 +75,12 @@ fn new_blocks_are_told_once() {
 
 #[test]
 fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
-    let elsewhere: [fn(&mut BlockStored); 5] = [
-        |stored| stored.medium = Some("CPU".into()),
-        |stored| stored.medium = Some("STORAGE".into()),
-        |stored| stored.group_idx = Some(1),
+    let elsewhere: [fn(&mut BlockStored); 4] = [
+        |stored| stored.medium = Some("TAPE".into()),
+        |stored| {
+            stored.medium = Some("CPU".into());
+            stored.locality = Some("REMOTE".into());
+        },
         |stored| stored.locality = Some("REMOTE".into()),
         |stored| {
             stored.block_size = 1;

@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 
 use chiasm_types::{BlockSize, WorkerId};
 
-use super::holders::Place;
-use super::worker_blocks::{Shared, WorkerBlocks};
+use super::holders::{Place, bit, word};
+use super::mixed::Mixed;
+use super::part::{Part, Shared};
+use super::source::Source;
+use super::worker::Worker;
 
-/// A worker's lock is taken before any shard's, and never together with that of the list, but for reading.
+/// A worker's lock is taken before any shard's and before that of the list, never after it.
 #[derive(Default)]
 pub(super) struct Workers {
     list: RwLock<List>,
@@ -19,9 +22,13 @@ pub(super) struct Workers {
 #[derive(Default)]
 pub(super) struct List {
     /// Shared with who works on it while the list changes.
-    by_id: BTreeMap<WorkerId, (Place, Arc<Mutex<WorkerBlocks>>)>,
+    by_id: BTreeMap<WorkerId, (Place, Arc<Mutex<Worker>>)>,
     /// As `by_id`, for a quick pass.
     in_order: Vec<(WorkerId, Place)>,
+    /// Workers of which more is to be asked than how many leading blocks one place has.
+    mixed: BTreeMap<WorkerId, Mixed>,
+    /// Bits of places whose blocks are not closed under parents.
+    aside: Vec<u64>,
     /// Places of removed workers that no block's holders name any more.
     free: Vec<Place>,
     places: usize,
@@ -37,8 +44,35 @@ impl List {
         self.in_order.iter().copied()
     }
 
-    pub(super) fn place(&self, worker: WorkerId) -> Option<Place> {
-        self.by_id.get(&worker).map(|(place, _)| *place)
+    /// Whether a worker holds what each of its places is asked about.
+    pub(super) fn holds(&self, worker: WorkerId, holds: impl Fn(Place) -> bool) -> bool {
+        match self.mixed.get(&worker) {
+            Some(mixed) => mixed.holds(holds),
+            None => self.by_id.get(&worker).is_some_and(|(place, _)| holds(*place)),
+        }
+    }
+
+    pub(super) fn mixed(&self) -> impl ExactSizeIterator<Item = &Mixed> {
+        self.mixed.values()
+    }
+
+    pub(super) fn aside(&self) -> &[u64] {
+        &self.aside
+    }
+
+    fn new_place(&mut self) -> Place {
+        let place = self.free.pop().unwrap_or(self.places as Place);
+        self.places = self.places.max(place as usize + 1);
+        place
+    }
+
+    fn set_aside(&mut self, place: Place, aside: bool) {
+        if aside && self.aside.len() <= word(place) {
+            self.aside.resize(word(place) + 1, 0);
+        }
+        if let Some(word) = self.aside.get_mut(word(place)) {
+            *word = *word & !bit(place) | if aside { bit(place) } else { 0 };
+        }
     }
 
     fn update_order(&mut self) {
@@ -48,14 +82,13 @@ impl List {
 
 impl Workers {
     pub(super) fn add(&self, worker: WorkerId, block_size: BlockSize, shared: &Shared) {
-        if self.change(worker, |blocks| blocks.start_over(block_size, shared)).is_some() {
+        if self.change(worker, |known| known.start_over(block_size, shared, self)).is_some() {
             return;
         }
         let mut list = self.write();
-        let place = list.free.pop().unwrap_or(list.places as Place);
-        list.places = list.places.max(place as usize + 1);
-        let blocks = Arc::new(Mutex::new(WorkerBlocks::new(place, block_size)));
-        list.by_id.insert(worker, (place, blocks));
+        let place = list.new_place();
+        let new = Worker::new(worker, Part::new(place, true), block_size);
+        list.by_id.insert(worker, (place, Arc::new(Mutex::new(new))));
         list.update_order();
     }
 
@@ -63,23 +96,56 @@ impl Workers {
         let removed = {
             let mut list = self.write();
             let removed = list.by_id.remove(&worker);
+            list.mixed.remove(&worker);
             list.update_order();
             removed
         };
-        let Some((place, blocks)) = removed else { return };
+        let Some((_, removed)) = removed else { return };
         // Takes a while: not under the lock of the list, that lookups need.
-        self.with(&blocks, |blocks| blocks.end(shared));
-        self.write().free.push(place);
+        let places = self.with(&removed, |removed| {
+            removed.end(shared);
+            removed.parts().iter().map(|(_, part)| part.place()).collect()
+        });
+        self.free(places.unwrap_or_default());
+    }
+
+    /// For one more part of a worker.
+    pub(super) fn new_place(&self) -> Place {
+        self.write().new_place()
+    }
+
+    /// Places that no block's holders name any more.
+    pub(super) fn free(&self, places: Vec<Place>) {
+        let mut list = self.write();
+        for place in &places {
+            list.set_aside(*place, false);
+        }
+        list.free.extend(places);
+    }
+
+    /// Lookups take a worker's parts for these from now on.
+    pub(super) fn list_parts(&self, worker: WorkerId, parts: &[(Source, Part)]) {
+        let mut list = self.write();
+        if !list.by_id.contains_key(&worker) {
+            return;
+        }
+        for (source, part) in parts {
+            list.set_aside(part.place(), !source.is_chain());
+        }
+        match Mixed::of(parts) {
+            Some(mixed) => drop(list.mixed.insert(worker, mixed)),
+            None => drop(list.mixed.remove(&worker)),
+        }
     }
 
     /// `None` when it is unknown.
-    pub(super) fn change<T>(&self, worker: WorkerId, change: impl FnOnce(&mut WorkerBlocks) -> T) -> Option<T> {
-        let blocks = self.list().by_id.get(&worker).map(|(_, blocks)| blocks.clone())?;
-        self.with(&blocks, change)
+    pub(super) fn change<T>(&self, worker: WorkerId, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        let found = self.list().by_id.get(&worker).map(|(_, blocks)| blocks.clone())?;
+        self.with(&found, change)
     }
 
     /// Every worker, one after the other, from the `first`th on and around, until `change` says false.
-    pub(super) fn each(&self, first: usize, mut change: impl FnMut(&mut WorkerBlocks) -> bool) {
+    pub(super) fn each(&self, first: usize, mut change: impl FnMut(&mut Worker) -> bool) {
         let mut all: Vec<_> = self.list().by_id.values().map(|(_, blocks)| blocks.clone()).collect();
         if !all.is_empty() {
             let first = first % all.len();
@@ -101,15 +167,15 @@ impl Workers {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn with<T>(&self, blocks: &Mutex<WorkerBlocks>, change: impl FnOnce(&mut WorkerBlocks) -> T) -> Option<T> {
-        let mut blocks: MutexGuard<'_, WorkerBlocks> = blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        if blocks.gone() {
+    fn with<T>(&self, worker: &Mutex<Worker>, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        let mut worker: MutexGuard<'_, Worker> = worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.gone() {
             return None;
         }
-        let before = blocks.bytes();
-        let result = change(&mut blocks);
+        let before = worker.bytes();
+        let result = change(&mut worker);
         // Wraps around for a decrease, as the sum does.
-        self.bytes.fetch_add(blocks.bytes().wrapping_sub(before), Ordering::Relaxed);
+        self.bytes.fetch_add(worker.bytes().wrapping_sub(before), Ordering::Relaxed);
         Some(result)
     }
 

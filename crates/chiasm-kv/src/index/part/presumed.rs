@@ -3,10 +3,10 @@
 //! Entries as those of events, under a name made from the key. If that is the name of another block, then the presumed
 //! block is not believed, and neither are those after it.
 
-use super::{Entry, Shared, WorkerBlocks};
+use super::{Entry, Identity, Part, Shared};
 use crate::BlockKey;
 
-impl WorkerBlocks {
+impl Part {
     pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
         let (mut parent, mut added) = (None, Vec::new());
         for key in chain {
@@ -16,22 +16,22 @@ impl WorkerBlocks {
                 Some(entry) if entry.held() => {}
                 // Copies of an unknown block: an event gave it this name.
                 Some(entry) if entry.copies() > 0 => return,
-                _ => {
-                    let known = Some((*key, parent.unwrap_or(name)));
-                    self.add_copy(name, known, shared, &mut added);
-                }
+                _ => self.store(name, Some(Identity { key: *key, parent }), shared, &mut added),
             }
-            parent = Some(name);
+            parent = Some((name, *key));
         }
     }
 
-    pub(in crate::index) fn forget_presumed(&mut self, keys: &[BlockKey], shared: &Shared) {
+    /// Returns how many were not there.
+    pub(in crate::index) fn forget_presumed(&mut self, keys: &[BlockKey], shared: &Shared) -> u64 {
+        let mut unknown = 0;
         for key in keys {
             let presumed = |entry: &&Entry| entry.held() && entry.key() == *key;
             match self.entries.get(key.name()).filter(presumed) {
                 Some(_) => self.forget(key.name(), shared),
-                None => self.stats.unknown_removals += 1,
+                None => unknown += 1,
             }
         }
+        unknown
     }
 }

@@ -1,0 +1,66 @@
+//! Which cache of a worker an event is about.
+
+use chiasm_types::BlockSize;
+
+use crate::event::BlockStored;
+
+/// A KV-cache group in a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Source {
+    pub(super) tier: Tier,
+    pub(super) group: u32,
+    pub(super) role: Use,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Tier {
+    #[default]
+    Device,
+    Cpu,
+    Storage,
+}
+
+/// Which blocks of a group a prompt needs, for the engine to go on after its first n blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Use {
+    /// All n. Of kinds that we don't know too: others need no more.
+    #[default]
+    Leading,
+    /// The last so many of them, at least 1; all if there are fewer.
+    Last(usize),
+}
+
+impl Source {
+    /// Whether an engine that holds a block holds all blocks before it, but for disorder.
+    pub(super) fn is_chain(self) -> bool {
+        self.tier == Tier::Device && self.role == Use::Leading
+    }
+
+    /// `None` for places that don't count.
+    pub(super) fn of(event: &BlockStored, block_size: BlockSize) -> Option<Self> {
+        let role = match (event.kv_cache_spec_kind.as_deref(), event.kv_cache_spec_sliding_window) {
+            // A token attends to itself and to the window − 1 tokens before it (vLLM's `SlidingWindowManager`).
+            (Some("sliding_window" | "sliding_window_mla"), Some(window)) => {
+                Use::Last((window as usize).saturating_sub(1).div_ceil(block_size.get()).max(1))
+            }
+            // The state after the last block (`MambaManager`).
+            (Some("mamba"), _) => Use::Last(1),
+            _ => Use::Leading,
+        };
+        let source = Self::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref())?;
+        Some(Self { role, ..source })
+    }
+
+    /// Without a role: removals have none.
+    pub(super) fn named(medium: Option<&str>, group: Option<u32>, locality: Option<&str>) -> Option<Self> {
+        let tier = match medium {
+            _ if locality == Some("REMOTE") => return None,
+            None | Some("GPU") => Tier::Device,
+            // Some connectors write small letters.
+            Some("CPU" | "cpu") => Tier::Cpu,
+            Some("STORAGE" | "storage") => Tier::Storage,
+            Some(_) => return None,
+        };
+        Some(Self { tier, group: group.unwrap_or(0), role: Use::Leading })
+    }
+}
