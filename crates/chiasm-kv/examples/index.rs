@@ -22,6 +22,9 @@ const TURNS: usize = 64;
 fn main() {
     let millions: usize = std::env::args().nth(1).and_then(|number| number.parse().ok()).unwrap_or(10);
     // First, while the allocator has nothing to spare.
+    if millions == 0 {
+        return hashing();
+    }
     fleet(millions * 1_000_000 / WORKERS as usize / TURNS);
     capped();
     hashing();

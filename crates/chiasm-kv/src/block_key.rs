@@ -6,22 +6,22 @@ mod universal;
 use std::fmt;
 
 use chiasm_types::{BlockSize, MmHash, TokenId};
-use universal::Secret;
+use universal::{Secret, Summed};
 
 pub use hasher::{BlockKeyHasher, BuildBlockKeyHasher};
 
 /// Identity of a block: its tokens, the media items that touch it and where they start, LoRA, cache salt, and the block
 /// before it.
 ///
-/// 127 bits: the state of a keyed hash (`universal`) after the blocks of the prompt up to this one, each as the words
+/// 127 bits: the state of a keyed hash (`universal`) after the blocks of the prompt up to this one, each as words of 64
+/// bits:
 ///
 /// ```text
-/// flags | items << 8   tokens   token…   (mm_hash: 8 words, offset: 2 words)…   (lora: 8 words)?   (salt: 8 words)?
+/// flags | items << 8 | tokens << 32   two tokens…   (mm_hash: 4 words, offset)…   (lora: 4 words)?   (salt: 4 words)?
 /// ```
 ///
 /// The flags say which of the optional parts are there and whether there is a parent; LoRA name and salt enter as their
-/// BLAKE3 hashes. Words have 32 bits; a 0 follows an odd number of tokens. The first two words tell the length of the rest,
-/// so that no two different blocks have the same words.
+/// BLAKE3 hashes. The first word tells the length of the rest, so that no two different blocks have the same words.
 /// `offset` is the start of the item's placeholder minus the start of the block, in tokens, as in vLLM's `extra_keys`.
 /// The salt is part of the first block of a prompt only and reaches the others through the chain. The number of tokens
 /// is the block size: blocks of engines with other block sizes never match.
@@ -155,47 +155,61 @@ pub(crate) struct BlockHasher {
     marks: Vec<u64>,
     /// The last LoRA name and its words: the same for all blocks of a prompt.
     lora: Option<(String, [u64; DIGEST])>,
+    /// The last item that a block started with, in blocks of so many tokens: an item has many blocks.
+    item: Option<(MmHash, usize, Summed)>,
 }
 
 /// Words of a 256-bit hash.
 const DIGEST: usize = 4;
 
-const HAS_PARENT: u32 = 1;
-const HAS_LORA: u32 = 2;
-const HAS_SALT: u32 = 4;
+const HAS_PARENT: u64 = 1;
+const HAS_LORA: u64 = 2;
+const HAS_SALT: u64 = 4;
 
 impl Default for BlockHasher {
     fn default() -> Self {
-        Self { secret: Secret::of_process(), marks: Vec::new(), lora: None }
+        Self { secret: Secret::of_process(), marks: Vec::new(), lora: None, item: None }
     }
 }
 
 impl BlockHasher {
     pub(crate) fn key(&mut self, block: &BlockContent<'_>) -> BlockKey {
         // Counts above 2^24 don't occur: tokens of a block, items that touch it.
-        let mut head = [(block.media.len() as u32) << 8, block.tokens.len() as u32];
+        let mut head = (block.media.len() as u64) << 8 | (block.tokens.len() as u64) << 32;
         self.marks.clear();
         for (hash, offset) in block.media {
             self.marks.extend(words(hash.as_bytes()));
             self.marks.push(*offset as u64);
         }
         if let Some(lora) = block.lora {
-            head[0] |= HAS_LORA;
+            head |= HAS_LORA;
             let known = self.lora.take().filter(|(name, _)| name == lora);
             let (_, digest) = self.lora.insert(known.unwrap_or_else(|| (lora.to_owned(), digest(lora))));
             self.marks.extend(*digest);
         }
         if let Some(salt) = block.salt.filter(|salt| !salt.is_empty()) {
-            head[0] |= HAS_SALT;
+            head |= HAS_SALT;
             self.marks.extend(digest(salt));
         }
         let before = match block.parent {
             Some(parent) => {
-                head[0] |= HAS_PARENT;
+                head |= HAS_PARENT;
                 parent.0
             }
             None => self.secret.start(),
         };
+        if let Some((hash, _)) = block.media.first() {
+            let tokens = block.tokens.len();
+            let known = self.item.take().filter(|(known, length, _)| known == hash && *length == tokens);
+            let (item, rest) = self.marks.split_at(DIGEST);
+            let sum_up = || self.secret.sum_up(tokens, item).map(|summed| (*hash, tokens, summed));
+            self.item = known.or_else(sum_up);
+            let summed = self.item.as_ref().map(|(_, _, summed)| summed);
+            let extend = |summed| self.secret.extend_summed(before, head, block.tokens, summed, rest);
+            if let Some(state) = summed.and_then(extend) {
+                return BlockKey(state);
+            }
+        }
         BlockKey(self.secret.extend(before, head, block.tokens, &self.marks))
     }
 }

@@ -17,9 +17,29 @@ pub(crate) fn media_identity(identifier: &str) -> MmHash {
     }
 }
 
+/// The last identifier and whom it names: an item has many blocks.
+#[derive(Default)]
+pub(crate) struct LastItem(Option<(String, MmHash)>);
+
+impl LastItem {
+    /// As [`media_identity`].
+    pub(crate) fn identity(&mut self, identifier: &str) -> MmHash {
+        let known = self.0.take().filter(|(known, _)| known == identifier);
+        self.0.insert(known.unwrap_or_else(|| (identifier.to_owned(), media_identity(identifier)))).1
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_item_is_only_taken_for_itself() {
+        let mut last = LastItem::default();
+        for identifier in ["a", "a", "b", "a", ""] {
+            assert_eq!(last.identity(identifier), media_identity(identifier));
+        }
+    }
 
     #[test]
     fn our_own_identifier_is_the_hash_it_spells() {

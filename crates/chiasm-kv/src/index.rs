@@ -1,8 +1,7 @@
 //! Which blocks each worker holds.
 
-mod blocks;
 mod clock;
-mod disorder;
+mod forest;
 mod holders;
 mod lookup;
 mod marks;
@@ -11,6 +10,7 @@ mod part;
 mod shedding;
 mod source;
 mod table;
+mod tree;
 mod worker;
 mod workers;
 
@@ -20,11 +20,10 @@ use chiasm_types::{BlockSize, WorkerId};
 
 use crate::block_key::BlockKey;
 use crate::event::{KvEvent, KvEventBatch};
-use blocks::Blocks;
 use clock::Clock;
-use disorder::Disorder;
-use lookup::Lookup;
-use mixed::{Mixed, RowBuffers, Rows};
+use forest::Forest;
+use lookup::{Found, Lookup};
+use mixed::{Mixed, Path};
 use part::Shared;
 use workers::Workers;
 
@@ -115,8 +114,8 @@ pub struct IndexStats {
     pub entries: usize,
     /// On the heap, without the allocator's own.
     pub bytes: usize,
-    /// Pairs of a worker and a block that it may lack while it holds a child of it. They make lookups slower.
-    pub gaps: usize,
+    /// Runs of blocks that prompts have in common, or one has for itself. Lookups go from run to run.
+    pub runs: usize,
     /// Pairs forgotten to stay below the cap, of workers that are still there.
     pub shed: u64,
 }
@@ -125,9 +124,9 @@ pub struct IndexStats {
 #[derive(Default)]
 pub struct Overlaps {
     found: Vec<(WorkerId, usize)>,
-    sets: Vec<u64>,
-    depths: Vec<usize>,
-    rows: RowBuffers,
+    search: Found,
+    /// By place.
+    depths: Vec<u32>,
     lower: Vec<(WorkerId, usize)>,
     has_lower: bool,
 }
@@ -170,7 +169,7 @@ impl PrefixIndex {
 
     fn make(max_bytes: Option<usize>) -> Self {
         let clock = Clock::new(max_bytes.is_some());
-        let shared = Shared { blocks: Blocks::new(), disorder: Disorder::default(), clock };
+        let shared = Shared { forest: Forest::new(), clock };
         Self { workers: Workers::default(), shared, max_bytes, shedding: Mutex::default() }
     }
 
@@ -242,40 +241,52 @@ impl PrefixIndex {
 
     fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps, at_least: usize) {
         self.shared.clock.tick();
-        let Overlaps { found, sets, depths, rows, lower, has_lower } = overlaps;
+        let Overlaps { found, search, depths, lower, has_lower } = overlaps;
+        found.clear();
+        *has_lower = false;
         self.workers.read(|workers| {
-            let width = workers.places().div_ceil(64);
-            depths.resize(64 * width, 0);
-            let Shared { blocks, disorder, clock } = &self.shared;
-            Lookup { blocks, disorder, clock, keys, width, aside: workers.aside() }.run(sets, depths);
-            let list = |depths: &[usize], into: &mut Vec<_>| {
+            let tree = self.shared.forest.read(keys.first().map_or(0, |first| Forest::tree_of(*first)));
+            let plain = workers.mixed().len() == 0;
+            Lookup { tree: &tree, clock: &self.shared.clock, keys, aside: workers.aside() }.run(search, !plain);
+            // Fewer than this are sorted more quickly than looked up one after the other.
+            if plain && at_least > 0 && search.ended.len() <= workers.places() / 16 {
+                let ids = workers.ids();
+                found.extend(search.ended.iter().filter_map(|(place, n)| Some((ids[*place as usize]?, *n as usize))));
+                return found.sort_unstable();
+            }
+            depths.clear();
+            depths.resize(workers.places(), 0);
+            search.ended.iter().for_each(|(place, overlap)| depths[*place as usize] = *overlap);
+            let list = |depths: &[u32], into: &mut Vec<_>| {
                 into.clear();
-                let all = workers.in_order().map(|(id, place)| (id, depths[place as usize]));
+                let all = workers.in_order().map(|(id, place)| (id, depths[place as usize] as usize));
                 into.extend(all.filter(|(_, overlap)| *overlap >= at_least));
             };
-            if workers.mixed().len() == 0 {
-                *has_lower = false;
-                return list(depths, found);
-            }
-            let mut rows = Rows::new(blocks, clock, keys, width, rows);
+            let len = search
+                .path
+                .last()
+                .map_or(0, |(run, before)| before + tree.run(*run).agrees(0, &keys[*before..]) as usize);
+            let path = Path { tree: &tree, runs: &search.path, len };
             for mixed in workers.mixed() {
-                depths[mixed.place() as usize] = mixed.overlap(depths, &mut rows);
+                depths[mixed.place() as usize] = mixed.overlap(depths, &path) as u32;
             }
             list(depths, found);
             *has_lower = workers.mixed().any(Mixed::has_lower);
             if *has_lower {
                 for mixed in workers.mixed() {
                     let overlap = &mut depths[mixed.place() as usize];
-                    *overlap = mixed.with_lower_tiers(*overlap, &mut rows);
+                    *overlap = mixed.with_lower_tiers(*overlap as usize, &path) as u32;
                 }
                 list(depths, lower);
             }
         });
     }
 
-    /// Whether a worker holds a block, in all groups that need all leading blocks.
-    pub fn holds(&self, worker: WorkerId, key: BlockKey) -> bool {
-        self.workers.read(|workers| workers.holds(worker, |place| self.shared.blocks.contains(key, place)))
+    /// How many of the leading `keys` one worker holds.
+    pub fn overlap(&self, worker: WorkerId, keys: &[BlockKey]) -> usize {
+        let mut overlaps = Overlaps::default();
+        self.lookup(keys, &mut overlaps);
+        overlaps.of(worker)
     }
 
     /// Counts for one worker; `None` when it is unknown.
@@ -286,9 +297,9 @@ impl PrefixIndex {
     /// Counts for all of them. Takes the lock of each worker for a moment.
     pub fn totals(&self) -> IndexStats {
         let mut totals = IndexStats {
-            blocks: self.shared.blocks.len(),
+            blocks: self.shared.forest.blocks(),
             bytes: self.bytes(),
-            gaps: self.shared.disorder.gaps(),
+            runs: self.shared.forest.each().map(|tree| tree.runs().count()).sum(),
             ..Default::default()
         };
         self.workers.each(0, |worker| {

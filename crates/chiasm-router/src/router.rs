@@ -215,7 +215,8 @@ impl Shared {
         let hold = hold.ok_or(RouteError::NoWorker)?;
         // Blocks that were confirmed between the lookup and the promise would stay promised, after their eviction too.
         if fleet.at(choice.seat).is_some_and(|worker| worker.events_at > batches) {
-            for key in hold.promised.iter().filter(|key| self.index.holds(choice.id, **key)) {
+            let held = self.index.overlap(choice.id, request.keys);
+            for key in request.keys.iter().take(held).skip(choice.overlap) {
                 fleet.promises.confirm(choice.seat, *key);
             }
         }

@@ -1,9 +1,9 @@
-//! A keyed hash of sequences of 32-bit words into 127 bits that needs no vector code to run at the speed of memory.
+//! A keyed hash of sequences of 64-bit words into 127 bits that needs no vector code to run at the speed of memory.
 //!
-//! Words are taken in pairs, 256 pairs at a time. A group is hashed by the sum of coefficient · pair modulo p = 2^127 − 1
-//! with one random coefficient per place (multilinear hashing: Carter and Wegman 1979), and the groups by a polynomial in a
-//! random point r (as in Poly1305): state · r + group. Two different sequences of at most n groups collide with a chance of
-//! at most (n + 1) / p over the choice of the secret, whatever the sequences are, as long as whoever chooses them can't see
+//! Words are taken 512 at a time. A group is hashed by the sum of coefficient · word modulo p = 2^127 − 1 with one
+//! random coefficient per place (multilinear hashing: Carter and Wegman 1979), and the groups by a polynomial in a random
+//! point r (as in Poly1305): state · r + group. Two different sequences of at most n groups collide with a chance of at
+//! most (n + 1) / p over the choice of the secret, whatever the sequences are, as long as whoever chooses them can't see
 //! states.
 
 use std::collections::hash_map::RandomState;
@@ -15,11 +15,8 @@ use chiasm_types::TokenId;
 /// 2^127 − 1, a prime.
 const P: u128 = (1 << 127) - 1;
 
-/// Pairs per group: more than any block of common size has, and 4 KiB of coefficients.
-const GROUP: usize = 256;
-
-/// The lowest 63 bits.
-const LOW_63: u128 = (1 << 63) - 1;
+/// Words per group: more than any block of common size has, and 8 KiB of coefficients.
+const GROUP: usize = 512;
 
 /// What whoever chooses prompts must not know.
 pub(super) struct Secret {
@@ -59,25 +56,39 @@ impl Secret {
         self.start
     }
 
-    /// The state after one more sequence: `head`, then `body`, then `tail`. How many words are in which must follow from the
-    /// words of `head`.
-    pub(super) fn extend(&self, state: u128, head: [u32; 2], body: &[TokenId], tail: &[u64]) -> u128 {
-        let (pairs, last) = body.as_chunks();
-        let last = last.first().map(|token| u64::from(token.0));
-        let head = pair(head[0], head[1]);
-        if 1 + pairs.len() + usize::from(last.is_some()) + tail.len() <= GROUP {
-            let (for_pairs, rest) = self.coefficients[1..].split_at(pairs.len());
-            let mut sum = Sum::default();
-            sum.add(self.coefficients[0], head);
-            for_pairs.iter().zip(pairs).for_each(|(coefficient, [one, other])| {
-                sum.add(*coefficient, pair(one.0, other.0));
-            });
-            rest.iter().zip(last.iter().chain(tail)).for_each(|(coefficient, word)| sum.add(*coefficient, *word));
-            return self.next(state, sum);
+    /// Words that come after a head and a body of so many tokens, summed up once for all blocks that have them there. `None`
+    /// if they don't fit into the first group.
+    pub(super) fn sum_up(&self, tokens: usize, words: &[u64]) -> Option<Summed> {
+        let rest = self.coefficients.get(1 + tokens.div_ceil(2)..).filter(|rest| rest.len() >= words.len())?;
+        let mut sum = Sum::default();
+        rest.iter().zip(words).for_each(|(coefficient, word)| sum.add(*coefficient, *word));
+        Some(Summed { sum, words: words.len() })
+    }
+
+    /// The state after one more sequence: `head`, then `body` two tokens to a word, then what is summed up, then `tail`.
+    /// Which words are which must follow from `head`. `None` if they don't fit into one group.
+    pub(super) fn extend_summed(
+        &self,
+        state: u128,
+        head: u64,
+        body: &[TokenId],
+        summed: &Summed,
+        tail: &[u64],
+    ) -> Option<u128> {
+        let fits = 1 + body.len().div_ceil(2) + summed.words + tail.len() <= GROUP;
+        fits.then(|| self.extend_once(state, head, body, (summed.sum.clone(), summed.words), tail))
+    }
+
+    /// As [`Secret::extend_summed`] with nothing summed up, of any length.
+    pub(super) fn extend(&self, state: u128, head: u64, body: &[TokenId], tail: &[u64]) -> u128 {
+        if 1 + body.len().div_ceil(2) + tail.len() <= GROUP {
+            return self.extend_once(state, head, body, (Sum::default(), 0), tail);
         }
+        let (pairs, odd) = body.as_chunks();
+        let last = odd.first().map(|token| u64::from(token.0));
         let mut state = state;
-        let pairs = pairs.iter().map(|[one, other]| pair(one.0, other.0));
-        let mut words = [head].into_iter().chain(pairs).chain(last).chain(tail.iter().copied()).peekable();
+        let body = pairs.iter().map(|pair| word(*pair)).chain(last);
+        let mut words = [head].into_iter().chain(body).chain(tail.iter().copied()).peekable();
         while words.peek().is_some() {
             let mut sum = Sum::default();
             self.coefficients.iter().zip(words.by_ref()).for_each(|(coefficient, word)| sum.add(*coefficient, word));
@@ -86,69 +97,98 @@ impl Secret {
         state
     }
 
-    /// state · r + sum, below p.
+    /// By one group, in which words are summed up already. Inlined, so that nothing summed up costs nothing.
+    #[inline(always)]
+    fn extend_once(&self, state: u128, head: u64, body: &[TokenId], summed: (Sum, usize), tail: &[u64]) -> u128 {
+        let (pairs, odd) = body.as_chunks();
+        let [for_head, rest @ ..] = &self.coefficients;
+        let (for_pairs, rest) = rest.split_at(pairs.len());
+        let (for_odd, rest) = rest.split_at(odd.len());
+        let (mut sum, skipped) = summed;
+        sum.add(*for_head, head);
+        for_pairs.iter().zip(pairs).for_each(|(coefficient, pair)| sum.add(*coefficient, word(*pair)));
+        for_odd.iter().zip(odd).for_each(|(coefficient, token)| sum.add(*coefficient, u64::from(token.0)));
+        rest[skipped..].iter().zip(tail).for_each(|(coefficient, word)| sum.add(*coefficient, *word));
+        self.next(state, sum)
+    }
+
     fn next(&self, state: u128, sum: Sum) -> u128 {
-        let sum = fold(multiply(state, self.point) + sum.folded());
-        if sum >= P { sum - P } else { sum }
+        multiply_add(state, self.point, sum.reduced())
     }
 }
 
-/// Of coefficient · pair for a group, not yet reduced: 128 bits each and what they overflowed.
-#[derive(Default)]
+/// Of coefficient · word for a group, not yet reduced: numbers of 192 bits, as a product has up to 128.
+#[derive(Clone, Default)]
 struct Sum {
     low: u128,
-    low_carry: u64,
+    /// To be multiplied by 2^128.
+    low_over: u64,
     /// To be multiplied by 2^64.
     high: u128,
-    high_carry: u64,
+    /// To be multiplied by 2^192.
+    high_over: u64,
+}
+
+/// Of words with the coefficients of their places.
+#[derive(Default)]
+pub(super) struct Summed {
+    sum: Sum,
+    words: usize,
 }
 
 impl Sum {
-    #[inline(always)]
     fn add(&mut self, (low, high): (u64, u64), word: u64) {
-        let (sum, carry) = self.low.overflowing_add(u128::from(low) * u128::from(word));
-        (self.low, self.low_carry) = (sum, self.low_carry + u64::from(carry));
-        let (sum, carry) = self.high.overflowing_add(u128::from(high) * u128::from(word));
-        (self.high, self.high_carry) = (sum, self.high_carry + u64::from(carry));
+        let (sum, over) = self.low.overflowing_add(u128::from(low) * u128::from(word));
+        (self.low, self.low_over) = (sum, self.low_over + u64::from(over));
+        let (sum, over) = self.high.overflowing_add(u128::from(high) * u128::from(word));
+        (self.high, self.high_over) = (sum, self.high_over + u64::from(over));
     }
 
-    /// Below 2^127.
-    fn folded(&self) -> u128 {
-        // low + 2^128 · low_carry + 2^64 · high + 2^192 · high_carry, and 2^127 = 1.
-        let most = fold(fold(self.low) + ((self.high & LOW_63) << 64));
-        fold(most + (self.high >> 63) + 2 * u128::from(self.low_carry) + (u128::from(self.high_carry) << 65))
+    fn reduced(&self) -> u128 {
+        // 2^127 = 1, so 2^128 = 2, and 2^64 · high = (high >> 63) + 2^64 · (the rest). At most 512 carries.
+        let rest = (self.high & ((1 << 63) - 1)) << 64;
+        let small = (self.high >> 63) + 2 * u128::from(self.low_over) + (u128::from(self.high_over) << 65);
+        add(add(reduce(self.low), reduce(small)), reduce(rest))
     }
 }
 
-fn pair(one: u32, other: u32) -> u64 {
-    u64::from(one) | u64::from(other) << 32
+fn word([first, second]: [TokenId; 2]) -> u64 {
+    u64::from(first.0) | u64::from(second.0) << 32
 }
 
 fn split(number: u128) -> (u64, u64) {
     (number as u64, (number >> 64) as u64)
 }
 
-/// The same modulo p, at most 2^127; below 2^127 if the number is below 2^127 + 2^126.
-fn fold(number: u128) -> u128 {
-    (number & P) + (number >> 127)
-}
-
 fn reduce(number: u128) -> u128 {
-    let folded = fold(number);
+    let folded = (number & P) + (number >> 127);
     if folded >= P { folded - P } else { folded }
 }
 
-/// Of two numbers below 2^127; the product modulo p, at most 2^127.
-fn multiply(one: u128, other: u128) -> u128 {
+/// Of two numbers below p.
+fn add(one: u128, other: u128) -> u128 {
+    let sum = one + other;
+    if sum >= P { sum - P } else { sum }
+}
+
+/// Of one factor that is at most 2^127 and two numbers below p. Each block's state waits for that of the block before, so
+/// this reduces by halves and to the end only once.
+fn multiply_add(one: u128, other: u128, more: u128) -> u128 {
     let ((a0, a1), (b0, b1)) = (split(one), split(other));
     let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
-    // Each of the two below 2^127, as a1 and b1 are below 2^63: the sum fits.
+    // Leaves at most 2^127 of a number below 2^128.
+    let fold = |number: u128| (number & P) + (number >> 127);
+    let low = product(a0, b0);
+    // Each below 2^127, as a1 is at most 2^63 and b1 below it: the sum fits.
     let middle = product(a0, b1) + product(a1, b0);
-    // low + 2^64 · middle + 2^128 · high, and 2^128 = 2. At most 2^127 + 2^127 − 2^64: fits.
-    let first = fold(product(a0, b0)) + ((middle & LOW_63) << 64);
-    // Below 2^127 + 2^65.
-    let second = 2 * product(a1, b1) + (middle >> 63);
-    fold(fold(first) + fold(second))
+    // Below 2^126.
+    let high = product(a1, b1);
+    // low + 2^64 · middle + 2^128 · high, and 2^127 = 1.
+    let shifted = (middle & ((1 << 63) - 1)) << 64;
+    // What is folded is below 2^128 each time: two numbers below 2^127, of which one is folded already.
+    let sum = fold(fold((low & P) + shifted) + more);
+    let rest = fold((low >> 127) + (middle >> 63) + 2 * high);
+    reduce(sum + rest)
 }
 
 #[cfg(test)]
@@ -157,69 +197,58 @@ mod tests {
 
     use super::*;
 
-    fn add(one: u128, other: u128) -> u128 {
-        reduce(reduce(one) + reduce(other))
-    }
-
     /// By doubling and adding.
     fn slow(mut one: u128, other: u128) -> u128 {
         let mut sum = 0;
         for bit in 0..127 {
             if other >> bit & 1 == 1 {
-                sum = add(sum, one);
+                sum = add(sum, reduce(one));
             }
-            one = add(one, one);
+            one = add(reduce(one), reduce(one));
         }
         sum
     }
 
-    /// The formula, step by step.
-    fn expected(secret: &Secret, words: &[u64]) -> u128 {
-        words.chunks(GROUP).fold(secret.start(), |state, group| {
-            let sum = group.iter().zip(&secret.coefficients).fold(0, |sum, (word, (a, b))| {
-                add(sum, slow(u128::from(*a) | u128::from(*b) << 64, u128::from(*word)))
-            });
-            add(slow(state, secret.point), sum)
-        })
-    }
-
-    fn extended(secret: &Secret, body: &[u32], tail: &[u64]) -> (u128, u128) {
-        let tokens: Vec<_> = body.iter().copied().map(TokenId).collect();
-        let pairs = body.chunks(2).map(|two| pair(two[0], two.get(1).copied().unwrap_or(0)));
-        let words: Vec<u64> = [pair(3, 4)].into_iter().chain(pairs).chain(tail.iter().copied()).collect();
-        (secret.extend(secret.start(), [3, 4], &tokens, tail), expected(secret, &words))
-    }
-
     proptest! {
         #[test]
-        fn products_are_those_of_the_field(one in 0..=P, other in 0..=P) {
-            prop_assert_eq!(reduce(multiply(one, other)), slow(one, other));
+        fn products_are_those_of_the_field(one in 0..=P + 1, other in 0..P, more in 0..P) {
+            prop_assert_eq!(multiply_add(one, other, more), add(slow(one, other), more));
         }
 
         #[test]
         fn extending_follows_the_formula(
-            body in proptest::collection::vec(any::<u32>(), 0..800),
-            tail in proptest::collection::vec(any::<u64>(), 0..300),
+            head in any::<u64>(),
+            tokens in proptest::collection::vec(prop_oneof![any::<u32>(), Just(u32::MAX)], 0..1500),
+            tail in proptest::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX)], 0..600),
         ) {
-            let (found, formula) = extended(Secret::of_process(), &body, &tail);
-            prop_assert_eq!(found, formula);
+            let secret = Secret::of_process();
+            let body: Vec<_> = tokens.iter().copied().map(TokenId).collect();
+            let pairs = tokens.chunks(2).map(|pair| pair.iter().rev().fold(0, |word, token| word << 32 | u64::from(*token)));
+            let all: Vec<u64> = [head].into_iter().chain(pairs).chain(tail.iter().copied()).collect();
+            let expected = all.chunks(GROUP).fold(secret.start(), |state, group| {
+                let sum = group.iter().zip(&secret.coefficients).fold(0, |sum, (word, (a, b))| {
+                    add(sum, slow(u128::from(*a) | u128::from(*b) << 64, u128::from(*word)))
+                });
+                add(slow(state, secret.point), sum)
+            });
+            prop_assert_eq!(secret.extend(secret.start(), head, &body, &tail), expected);
+            let (known, rest) = tail.split_at(tail.len().min(4));
+            let summed = secret.sum_up(body.len(), known);
+            let found = summed.and_then(|summed| secret.extend_summed(secret.start(), head, &body, &summed, rest));
+            prop_assert_eq!(found, (all.len() <= GROUP).then_some(expected));
         }
     }
 
     #[test]
     fn the_ends_of_the_field() {
-        for (one, other) in [(P - 1, P - 1), (P, P), (P, 1), (P - 1, 2), (0, P - 1), (1 << 126, 1 << 126)] {
-            assert_eq!(reduce(multiply(one, other)), slow(one, other), "{one:x} · {other:x}");
-        }
-    }
-
-    #[test]
-    fn the_largest_words_and_coefficients_overflow_nothing() {
-        let largest = (u64::MAX, u64::MAX >> 1);
-        let secret = Secret { coefficients: [largest; GROUP], point: P - 1, start: P - 1 };
-        for pairs in [0, 1, 2, 100, 255, 256, 600] {
-            let (found, formula) = extended(&secret, &vec![u32::MAX; 2 * pairs], &[u64::MAX; 7]);
-            assert_eq!(found, formula, "{pairs} pairs");
+        let ends = [0, 1, 2, 1 << 63, (1 << 64) - 1, 1 << 64, 1 << 126, P - (1 << 64), P - 2, P - 1];
+        for one in ends.into_iter().chain([P, P + 1]) {
+            for other in ends {
+                for more in ends {
+                    let expected = add(slow(one, other), more);
+                    assert_eq!(multiply_add(one, other, more), expected, "{one:x} · {other:x} + {more:x}");
+                }
+            }
         }
     }
 }

@@ -1,143 +1,244 @@
-//! The workers that hold a block.
+//! The workers that hold blocks of a run, each a piece of it.
 
-use std::sync::atomic::AtomicU32;
-
-/// A worker's bit: small numbers that are used again, unlike [`WorkerId`](chiasm_types::WorkerId)s.
+/// A worker's bit, for each of its KV-cache groups and tiers: small numbers that are used again, unlike
+/// [`WorkerId`](chiasm_types::WorkerId)s.
 pub(super) type Place = u32;
 
-/// A set of workers. Most blocks have one holder, which takes no memory of its own; some, such as those of a system
-/// prompt, have nearly all workers.
-pub(super) struct Holders {
-    /// [`NOBODY`] when there is none or there are several.
-    one: Place,
-    /// When the block was last used, as [`Blocks::now`](super::blocks::Blocks) counts. Here because there is room.
-    pub(super) used: AtomicU32,
-    several: Option<Box<Several>>,
+/// Blocks `from..to` of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) place: Place,
+    pub(super) from: u32,
+    pub(super) to: u32,
 }
 
-const NOBODY: Place = Place::MAX;
-
-enum Several {
-    /// Ascending, at least 2.
-    Few(Box<[Place]>),
-    /// One bit per worker; the last word is not zero.
-    Many(Box<[u64]>),
+/// Who holds which blocks of a run of a known length. Most runs have one holder, which takes no memory of its own; some,
+/// such as a system prompt, have nearly all workers.
+pub(super) enum Holders {
+    /// Nobody if it holds nothing.
+    One(Held),
+    Several(Box<Several>),
 }
+
+pub(super) struct Several {
+    /// Those that hold the whole run, as bits; all in `list` while they are few.
+    pub(super) whole: Vec<u64>,
+    /// Ascending by place; none that is in `whole`.
+    pub(super) list: Vec<Held>,
+}
+
+const NOBODY: Holders = Holders::One(Held { place: 0, from: 0, to: 0 });
+
+/// At most as many as make a list no larger than the bits of 1,500 workers.
+const FEW: usize = 16;
 
 impl Default for Holders {
     fn default() -> Self {
-        Self { one: NOBODY, used: AtomicU32::new(0), several: None }
+        NOBODY
     }
 }
 
-/// At most as many as make a list no larger than the bits of 1,024 workers.
-const FEW: usize = 32;
-
 impl Holders {
-    /// Whether it was not among them.
-    pub(super) fn insert(&mut self, place: Place) -> bool {
-        if self.contains(place) {
-            return false;
+    /// Of one worker.
+    pub(super) fn one(place: Place, len: u32) -> Self {
+        Self::One(Held { place, from: 0, to: len })
+    }
+
+    pub(super) fn get(&self, place: Place, len: u32) -> Option<(u32, u32)> {
+        match self {
+            Self::One(held) => (held.place == place && held.to > held.from).then_some((held.from, held.to)),
+            Self::Several(several) if has(&several.whole, place) => Some((0, len)),
+            Self::Several(several) => several.find(place).ok().map(|at| (several.list[at].from, several.list[at].to)),
         }
-        match &mut self.several {
-            Some(several) => several.insert(place),
-            None if self.one == NOBODY => self.one = place,
-            None => {
-                self.several = Some(Box::new(Several::Few([self.one.min(place), self.one.max(place)].into())));
-                self.one = NOBODY;
+    }
+
+    /// Nothing if `to` is not beyond `from`.
+    pub(super) fn set(&mut self, place: Place, from: u32, to: u32, len: u32) {
+        let held = Held { place, from, to };
+        match self {
+            Self::One(one) if one.place == place || one.to <= one.from => *one = held,
+            Self::One(_) if to <= from => {}
+            Self::One(one) => {
+                let list = if one.place < place { vec![*one, held] } else { vec![held, *one] };
+                *self = Self::Several(Box::new(Several { whole: Vec::new(), list }));
+            }
+            Self::Several(several) => {
+                several.set(held, len);
+                if let Some(one) = several.only() {
+                    *self = Self::One(one);
+                }
             }
         }
-        true
     }
 
-    /// Whether it was among them.
-    pub(super) fn remove(&mut self, place: Place) -> bool {
-        if !self.contains(place) {
-            return false;
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::One(held) if held.to <= held.from)
+    }
+
+    /// Whether this worker is the only one, and holds the last block.
+    pub(super) fn ends_with_only(&self, place: Place, len: u32) -> bool {
+        matches!(self, Self::One(held) if held.place == place && held.to == len && held.from < len)
+    }
+
+    /// One more than the last block that somebody holds.
+    pub(super) fn end(&self, len: u32) -> u32 {
+        match self {
+            Self::One(held) if held.to <= held.from => 0,
+            Self::One(held) => held.to,
+            Self::Several(several) if !several.whole.is_empty() => len,
+            Self::Several(several) => several.list.iter().map(|held| held.to).max().unwrap_or(0),
         }
-        self.one = self.several.as_mut().map_or(NOBODY, |several| several.remove(place));
-        if self.one != NOBODY {
-            self.several = None;
-        }
-        true
     }
 
-    pub(super) fn contains(&self, place: Place) -> bool {
-        match self.several.as_deref() {
-            None => self.one == place,
-            Some(Several::Few(few)) => few.binary_search(&place).is_ok(),
-            Some(Several::Many(words)) => words.get(word(place)).is_some_and(|word| word & bit(place) != 0),
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.one == NOBODY && self.several.is_none()
-    }
-
-    /// Writes those among `from` that are here into `into`, as bits. Both have the same length.
-    pub(super) fn intersect(&self, from: &[u64], into: &mut [u64]) {
-        into.fill(0);
-        let mut keep = |place: Place| {
-            if let Some(others) = from.get(word(place)) {
-                into[word(place)] |= others & bit(place);
+    /// How many of the blocks somebody holds.
+    pub(super) fn covered(&self, len: u32) -> u32 {
+        match self {
+            Self::One(held) => held.to.saturating_sub(held.from),
+            Self::Several(several) if !several.whole.is_empty() => len,
+            Self::Several(several) => {
+                let prefix = several.list.iter().filter(|held| held.from == 0).map(|held| held.to).max().unwrap_or(0);
+                if several.list.iter().all(|held| held.to <= prefix) {
+                    return prefix;
+                }
+                let mut pieces: Vec<_> = several.list.iter().map(|held| (held.from, held.to)).collect();
+                pieces.sort_unstable();
+                let add = |(sum, end): (u32, u32), (from, to): (u32, u32)| {
+                    (sum + to.saturating_sub(from.max(end)), end.max(to))
+                };
+                pieces.into_iter().fold((0, 0), add).0
             }
+        }
+    }
+
+    /// Pairs of a worker and a block.
+    pub(super) fn entries(&self, len: u32) -> usize {
+        match self {
+            Self::One(held) => held.to.saturating_sub(held.from) as usize,
+            Self::Several(several) => {
+                let whole: u32 = several.whole.iter().map(|word| word.count_ones()).sum();
+                let pieces: usize = several.list.iter().map(|held| (held.to - held.from) as usize).sum();
+                whole as usize * len as usize + pieces
+            }
+        }
+    }
+
+    /// Keeps what is held of the first `at` blocks and returns what is held of the rest.
+    pub(super) fn split(&mut self, at: u32, len: u32) -> Self {
+        let cut = |held: Held| {
+            let first = Held { to: held.to.min(at), ..held };
+            let rest = Held { from: held.from.max(at) - at, to: held.to.max(at) - at, ..held };
+            (first, rest)
         };
-        match self.several.as_deref() {
-            None if self.one == NOBODY => {}
-            None => keep(self.one),
-            Some(Several::Few(few)) => few.iter().copied().for_each(keep),
-            Some(Several::Many(words)) => {
-                into.iter_mut().zip(from).zip(words).for_each(|((into, from), here)| *into = from & here);
+        let mut rest = NOBODY;
+        match self {
+            Self::One(one) => {
+                let (first, second) = cut(*one);
+                rest.set(second.place, second.from, second.to, len - at);
+                *one = first;
+            }
+            Self::Several(several) => {
+                let (list, mut firsts) = (std::mem::take(&mut several.list), Vec::new());
+                let mut seconds = Vec::new();
+                for held in list {
+                    let (first, second) = cut(held);
+                    firsts.extend((first.to > first.from).then_some(first));
+                    seconds.extend((second.to > second.from).then_some(second));
+                }
+                several.list = firsts;
+                let other = Several { whole: several.whole.clone(), list: seconds };
+                rest = match other.only() {
+                    Some(one) => Self::One(one),
+                    None => Self::Several(Box::new(other)),
+                };
+                if let Some(one) = several.only() {
+                    *self = Self::One(one);
+                }
             }
         }
+        rest
     }
 
     /// On the heap.
     pub(super) fn bytes(&self) -> usize {
-        self.several.as_deref().map_or(0, |several| {
-            size_of::<Several>()
-                + match several {
-                    Several::Few(few) => size_of_val(&**few),
-                    Several::Many(words) => size_of_val(&**words),
-                }
-        })
+        match self {
+            Self::One(_) => 0,
+            Self::Several(several) => {
+                size_of::<Several>() + several.whole.capacity() * 8 + several.list.capacity() * size_of::<Held>()
+            }
+        }
     }
 }
 
 impl Several {
-    /// Of one that is not among them.
-    fn insert(&mut self, place: Place) {
-        match self {
-            Self::Few(few) if few.len() < FEW => {
-                let at = few.partition_point(|other| *other < place);
-                *few = [&few[..at], &[place], &few[at..]].concat().into();
+    fn find(&self, place: Place) -> Result<usize, usize> {
+        self.list.binary_search_by_key(&place, |held| held.place)
+    }
+
+    fn set(&mut self, held: Held, len: u32) {
+        let Held { place, from, to } = held;
+        let whole = from == 0 && to == len;
+        if has(&self.whole, place) {
+            if whole {
+                return;
             }
-            Self::Few(few) => *self = Self::Many(bits(few.iter().copied().chain([place]))),
-            Self::Many(words) if word(place) < words.len() => words[word(place)] |= bit(place),
-            Self::Many(words) => *words = bits(places(words).chain([place])),
+            self.whole[word(place)] &= !bit(place);
+        }
+        let to_bits = whole && !self.whole.is_empty();
+        match self.find(place) {
+            Ok(at) if to <= from || to_bits => drop(self.list.remove(at)),
+            Ok(at) => self.list[at] = held,
+            Err(at) if to > from && !to_bits => {
+                self.list.reserve_exact(if self.list.len() == self.list.capacity() {
+                    1 + self.list.len() / 4
+                } else {
+                    1
+                });
+                self.list.insert(at, held);
+            }
+            Err(_) => {}
+        }
+        if to_bits {
+            set(&mut self.whole, place);
+        } else if whole && self.list.len() > FEW {
+            let is_whole = |held: &Held| held.from == 0 && held.to == len;
+            if self.list.iter().filter(|held| is_whole(held)).count() > FEW {
+                let bits = &mut self.whole;
+                self.list.iter().filter(|held| is_whole(held)).for_each(|held| set(bits, held.place));
+                self.list.retain(|held| !is_whole(held));
+                self.list.shrink_to_fit();
+            }
+        } else if !self.whole.is_empty() {
+            // Half of what made it bits, lest it go back and forth.
+            let count: u32 = self.whole.iter().map(|word| word.count_ones()).sum();
+            if count as usize <= FEW / 2 {
+                self.list.extend(places(&self.whole).map(|place| Held { place, from: 0, to: len }));
+                self.list.sort_unstable_by_key(|held| held.place);
+                self.whole = Vec::new();
+            }
         }
     }
 
-    /// Of one that is among them. The last one, or [`NOBODY`] while there are several.
-    fn remove(&mut self, place: Place) -> Place {
-        match self {
-            Self::Few(few) => {
-                *few = few.iter().copied().filter(|other| *other != place).collect();
-                if let [last] = **few { last } else { NOBODY }
-            }
-            Self::Many(words) => {
-                words[word(place)] &= !bit(place);
-                let count: u32 = words.iter().map(|word| word.count_ones()).sum();
-                // Half of what made it bits, lest it go back and forth.
-                if count as usize <= FEW / 2 {
-                    *self = Self::Few(places(words).collect());
-                } else if words.last() == Some(&0) {
-                    *words = bits(places(words));
-                }
-                NOBODY
-            }
+    /// The one that is left; one that holds nothing if there is none.
+    fn only(&self) -> Option<Held> {
+        match &self.list[..] {
+            _ if !self.whole.is_empty() => None,
+            [] => Some(Held { place: 0, from: 0, to: 0 }),
+            [one] => Some(*one),
+            _ => None,
         }
     }
+}
+
+fn has(words: &[u64], place: Place) -> bool {
+    words.get(word(place)).is_some_and(|word| word & bit(place) != 0)
+}
+
+fn set(words: &mut Vec<u64>, place: Place) {
+    if words.len() <= word(place) {
+        words.resize(word(place) + 1, 0);
+    }
+    words[word(place)] |= bit(place);
 }
 
 pub(super) fn word(place: Place) -> usize {
@@ -160,40 +261,49 @@ pub(super) fn places(words: &[u64]) -> impl Iterator<Item = Place> {
     })
 }
 
-fn bits(places: impl Iterator<Item = Place>) -> Box<[u64]> {
-    let mut words = Vec::new();
-    for place in places {
-        if words.len() <= word(place) {
-            words.resize(word(place) + 1, 0);
-        }
-        words[word(place)] |= bit(place);
-    }
-    words.into()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
     use super::*;
 
+    fn check(holders: &Holders, model: &BTreeMap<Place, (u32, u32)>, len: u32) -> Result<(), TestCaseError> {
+        for place in 0..70 {
+            prop_assert_eq!(holders.get(place, len), model.get(&place).copied());
+        }
+        prop_assert_eq!(holders.is_empty(), model.is_empty());
+        prop_assert_eq!(holders.end(len), model.values().map(|(_, to)| *to).max().unwrap_or(0));
+        let held = |block: &u32| model.values().any(|(from, to)| (from..to).contains(&block));
+        prop_assert_eq!(holders.covered(len) as usize, (0..len).filter(held).count());
+        prop_assert_eq!(holders.entries(len), model.values().map(|(from, to)| (to - from) as usize).sum::<usize>());
+        Ok(())
+    }
+
     proptest! {
         #[test]
-        fn does_what_a_set_does(steps in proptest::collection::vec((0..5_u32, 0..200_u32), 0..500)) {
-            let (mut holders, mut model) = (Holders::default(), BTreeSet::new());
-            for (kind, place) in steps {
-                if kind < 3 {
-                    prop_assert_eq!(holders.insert(place), model.insert(place));
-                } else {
-                    prop_assert_eq!(holders.remove(place), model.remove(&place));
-                }
-                prop_assert_eq!(holders.is_empty(), model.is_empty());
-                let (from, mut into) = ([u64::MAX; 4], [7; 4]);
-                holders.intersect(&from, &mut into);
-                prop_assert_eq!(places(&into).collect::<Vec<_>>(), model.iter().copied().collect::<Vec<_>>());
+        fn does_what_a_map_does(
+            steps in proptest::collection::vec((0..70_u32, 0..10_u32, 0..10_u32, any::<bool>()), 0..300),
+            at in 1..9_u32,
+        ) {
+            let (mut holders, mut model, len) = (Holders::default(), BTreeMap::new(), 9);
+            for (place, from, to, whole) in steps {
+                let (from, to) = if whole { (0, len) } else { (from, to.min(len)) };
+                holders.set(place, from, to, len);
+                if to > from { model.insert(place, (from, to)); } else { model.remove(&place); }
+                check(&holders, &model, len)?;
             }
+            let rest = holders.split(at, len);
+            let cut = |from: u32, to: u32| {
+                let piece = |(place, (f, t)): (&Place, &(u32, u32))| {
+                    let (f, t) = ((*f).clamp(from, to) - from, (*t).clamp(from, to) - from);
+                    (t > f).then_some((*place, (f, t)))
+                };
+                model.iter().filter_map(piece).collect()
+            };
+            check(&holders, &cut(0, at), at)?;
+            check(&rest, &cut(at, len), len - at)?;
         }
     }
 }

@@ -3,32 +3,40 @@
 use chiasm_types::MmHash;
 
 use crate::event::ExtraKey;
-use crate::identifier::media_identity;
+use crate::identifier::LastItem;
 
-/// The extra keys of one block, told apart.
-pub(super) struct Marks<'a> {
+/// Reads the extra keys of one block after the other.
+#[derive(Default)]
+pub(super) struct Marks {
+    /// Of the last block read.
     pub(super) media: Vec<(MmHash, i64)>,
-    pub(super) salt: Option<&'a str>,
+    last: LastItem,
 }
 
-impl<'a> Marks<'a> {
-    /// `None` when there is a mark that can't be read. The wire doesn't tag them, so their order tells: LoRA name if the
-    /// event has one, media, salt in the `first` block of a
+impl Marks {
+    /// Tells the extra keys of one block apart and returns the salt. `None` when there is a mark that can't be read. The wire
+    /// doesn't tag them, so their order tells: LoRA name if the event has one, media, salt in the `first` block of a
     /// prompt.
-    pub(super) fn read(extra_keys: &'a [ExtraKey], lora: Option<&str>, first: bool) -> Option<Self> {
+    pub(super) fn read<'a>(
+        &mut self,
+        extra_keys: &'a [ExtraKey],
+        lora: Option<&str>,
+        first: bool,
+    ) -> Option<Option<&'a str>> {
         let mut rest = match (extra_keys.split_first(), lora) {
             (Some((ExtraKey::Text(first), rest)), Some(lora)) if first == lora => rest,
             _ => extra_keys,
         };
-        let mut marks = Self { media: Vec::new(), salt: None };
+        self.media.clear();
         while let [ExtraKey::Media { identifier, offset }, after @ ..] = rest {
-            marks.media.push((media_identity(identifier), *offset));
+            self.media.push((self.last.identity(identifier), *offset));
             rest = after;
         }
-        if let ([ExtraKey::Text(salt), after @ ..], true) = (rest, first) {
-            marks.salt = Some(salt);
+        let mut salt = None;
+        if let ([ExtraKey::Text(text), after @ ..], true) = (rest, first) {
+            salt = Some(text.as_str());
             rest = after;
         }
-        rest.is_empty().then_some(marks)
+        rest.is_empty().then_some(salt)
     }
 }

@@ -1,11 +1,9 @@
 //! Workers whose overlap is more than the leading blocks of one group: several groups, windows, lower tiers.
 
-use super::blocks::Blocks;
-use super::clock::Clock;
-use super::holders::{Place, bit, word};
+use super::holders::Place;
 use super::part::Part;
 use super::source::{Source, Tier, Use};
-use crate::BlockKey;
+use super::tree::{RunId, Spot, Tree};
 
 /// The places of one worker.
 pub(super) struct Mixed {
@@ -49,24 +47,16 @@ impl Mixed {
         !self.lower.is_empty()
     }
 
-    /// Of one block, by place; for windows alone if there is no other group.
-    pub(super) fn holds(&self, holds: impl Fn(Place) -> bool) -> bool {
-        match &self.leading[..] {
-            [] => self.windows.iter().all(|(place, _)| holds(*place)),
-            leading => leading.iter().all(|place| holds(*place)),
-        }
-    }
-
     /// How many leading blocks the engine can go on after: the most that suit every group, as its coordinator finds them.
-    pub(super) fn overlap(&self, depths: &[usize], rows: &mut Rows<'_>) -> usize {
-        let mut overlap = self.leading.iter().map(|place| depths[*place as usize]).min().unwrap_or(rows.keys.len());
+    pub(super) fn overlap(&self, depths: &[u32], path: &Path<'_>) -> usize {
+        let mut overlap = self.leading.iter().map(|place| depths[*place as usize] as usize).min().unwrap_or(path.len);
         loop {
             let before = overlap;
             for (place, blocks) in &self.windows {
                 let mut from = overlap;
                 while from > 0 && overlap - from < *blocks {
                     from -= 1;
-                    if !rows.holds(from, *place) {
+                    if !path.holds(from, *place) {
                         overlap = from;
                     }
                 }
@@ -78,56 +68,27 @@ impl Mixed {
     }
 
     /// And the blocks after those that lower tiers hold, without a break.
-    pub(super) fn with_lower_tiers(&self, overlap: usize, rows: &mut Rows<'_>) -> usize {
-        let after = (overlap..rows.keys.len()).take_while(|at| self.lower.iter().any(|place| rows.holds(*at, *place)));
+    pub(super) fn with_lower_tiers(&self, overlap: usize, path: &Path<'_>) -> usize {
+        let after = (overlap..path.len).take_while(|at| self.lower.iter().any(|place| path.holds(*at, *place)));
         overlap + after.count()
     }
 }
 
-/// The holders of blocks of a prompt that were asked for, each asked for once.
-pub(super) struct Rows<'a> {
-    pub(super) blocks: &'a Blocks,
-    pub(super) clock: &'a Clock,
-    pub(super) keys: &'a [BlockKey],
-    /// Words of a set.
-    pub(super) width: usize,
-    pub(super) buffers: &'a mut RowBuffers,
+/// The blocks of a prompt that are in the tree.
+pub(super) struct Path<'a> {
+    pub(super) tree: &'a Tree,
+    /// With the number of blocks before each.
+    pub(super) runs: &'a [(RunId, usize)],
+    /// Blocks that somebody may hold.
+    pub(super) len: usize,
 }
 
-/// Used again by the next lookup.
-#[derive(Default)]
-pub(super) struct RowBuffers {
-    /// By index of the key: one more than the number of its row, or 0.
-    numbers: Vec<u32>,
-    /// As bits.
-    rows: Vec<u64>,
-    everyone: Vec<u64>,
-}
-
-impl<'a> Rows<'a> {
-    pub(super) fn new(
-        blocks: &'a Blocks,
-        clock: &'a Clock,
-        keys: &'a [BlockKey],
-        width: usize,
-        buffers: &'a mut RowBuffers,
-    ) -> Self {
-        buffers.numbers.clear();
-        buffers.numbers.resize(keys.len(), 0);
-        buffers.rows.clear();
-        buffers.everyone.resize(width, u64::MAX);
-        Self { blocks, clock, keys, width, buffers }
-    }
-
-    fn holds(&mut self, index: usize, place: Place) -> bool {
-        let RowBuffers { numbers, rows, everyone } = &mut *self.buffers;
-        if numbers[index] == 0 {
-            let start = rows.len();
-            rows.resize(start + self.width, 0);
-            self.blocks.intersect(self.keys[index], &everyone[..self.width], &mut rows[start..], self.clock);
-            numbers[index] = (rows.len() / self.width) as u32;
-        }
-        let row = (numbers[index] - 1) as usize * self.width;
-        rows[row + word(place)] & bit(place) != 0
+impl Path<'_> {
+    fn holds(&self, index: usize, place: Place) -> bool {
+        let run = self.runs.partition_point(|(_, before)| *before <= index);
+        run.checked_sub(1).is_some_and(|run| {
+            let (run, before) = self.runs[run];
+            self.tree.holds(Spot { run, at: (index - before) as u32 }, place)
+        })
     }
 }

@@ -4,38 +4,35 @@ mod presumed;
 
 use std::collections::HashMap;
 
-use super::blocks::Blocks;
 use super::clock::Clock;
-use super::disorder::Disorder;
+use super::forest::Forest;
 use super::holders::Place;
 use super::table::{Slot, Table};
+use super::tree::{NONE, RunId, Segment, Spot, Tree};
 use crate::block_key::{BlockKey, BuildBlockKeyHasher};
 use crate::event::ExternalHash;
 
 /// What all workers share.
 pub(super) struct Shared {
-    pub(super) blocks: Blocks,
-    pub(super) disorder: Disorder,
+    pub(super) forest: Forest,
     pub(super) clock: Clock,
 }
 
 /// See [`PrefixIndex`](super::PrefixIndex) for the rules.
 ///
-/// # Invariants
-/// - The shared table has this place at a key exactly when an entry with that key is held.
-/// - Of a chain, a held entry with a parent is counted in the parent's entry. An entry that is not held but has children
-///   stays, as a gap, even without copies, and is written down in [`Disorder`] from before the time that it is not held
-///   while it has children. So is the whole place, as tangled, from before the time that links are wrong.
-/// - An entry without copies and without children does not exist.
+/// Invariant: the tree has this place at a block exactly when a keyed entry names that block.
 pub(super) struct Part {
     place: Place,
-    /// Whether lookups go by links to parents: not where any block may be missing.
-    chain: bool,
     entries: Table<Entry>,
+    /// Copies beyond one, of those hashes that have several.
+    copies: HashMap<Name, u32>,
     /// How many hashes beyond one have this key, for those keys that have several: the engine tells blocks apart that we
     /// don't, such as those of two LoRA adapters with the same name.
     more: HashMap<BlockKey, u32, BuildBlockKeyHasher>,
     counts: PartCounts,
+    segments: Vec<Segment>,
+    /// Blocks that share their hash with others, to be released.
+    collided: Vec<Spot>,
 }
 
 /// As in [`WorkerIndexStats`](super::WorkerIndexStats).
@@ -49,24 +46,29 @@ pub(super) struct PartCounts {
 /// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as many of their BLAKE3.
 pub(super) type Name = u64;
 
-#[derive(Default)]
+#[derive(Clone, Copy)]
 struct Entry {
     name: Name,
-    /// Its own name when it has none that counts it.
-    parent: Name,
-    /// Halves of a [`BlockKey`], lest it be aligned to 16 bytes. Of the last time it was held, if it is not.
-    key: [u64; 2],
-    /// Held entries whose parent it is.
-    children: u32,
-    /// Copies that the engine holds · 2 + whether it is held: there are copies, and the key is known.
-    state: u32,
+    /// [`UNKEYED`], or where the block is.
+    run: RunId,
+    /// Its position · 2 + whether there are several copies.
+    at: u32,
+}
+
+/// Of a block whose key is unknown.
+const UNKEYED: RunId = NONE - 1;
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self { name: 0, run: NONE, at: 0 }
+    }
 }
 
 impl Slot for Entry {
     type Key = Name;
 
     fn key(&self) -> Option<Name> {
-        (self.state != 0 || self.children != 0).then_some(self.name)
+        (self.run != NONE).then_some(self.name)
     }
 
     /// Engines send hashes, but nothing says that their bits are uniform.
@@ -77,99 +79,131 @@ impl Slot for Entry {
 }
 
 impl Entry {
-    fn held(&self) -> bool {
-        self.state & 1 != 0
+    fn spot(&self) -> Option<Spot> {
+        (self.run != UNKEYED).then_some(Spot { run: self.run, at: self.at / 2 })
     }
 
-    fn set_held(&mut self, held: bool) {
-        self.state = self.state & !1 | u32::from(held);
+    fn set_spot(&mut self, spot: Option<Spot>) {
+        let Spot { run, at } = spot.unwrap_or(Spot { run: UNKEYED, at: 0 });
+        (self.run, self.at) = (run, (at * 2) | (self.at & 1));
     }
-
-    fn copies(&self) -> u32 {
-        self.state / 2
-    }
-
-    fn key(&self) -> BlockKey {
-        BlockKey::from_halves(self.key)
-    }
-}
-
-/// What a block is: its key and the block before it.
-#[derive(Clone, Copy)]
-pub(super) struct Identity {
-    pub(super) key: BlockKey,
-    pub(super) parent: Option<(Name, BlockKey)>,
 }
 
 impl Part {
-    pub(super) fn new(place: Place, chain: bool) -> Self {
-        Self { place, chain, entries: Table::new(), more: HashMap::default(), counts: PartCounts::default() }
+    pub(super) fn new(place: Place) -> Self {
+        Self {
+            place,
+            entries: Table::new(),
+            copies: HashMap::new(),
+            more: HashMap::default(),
+            counts: PartCounts::default(),
+            segments: Vec::new(),
+            collided: Vec::new(),
+        }
     }
 
     pub(super) fn place(&self) -> Place {
         self.place
     }
 
-    /// Of a part that holds nothing.
-    pub(super) fn set_chain(&mut self, chain: bool) {
-        self.chain = chain;
+    /// Of a block that is held and keyed.
+    pub(super) fn spot_of(&self, name: Name) -> Option<Spot> {
+        self.entries.get(name).and_then(Entry::spot)
     }
 
-    /// Of a block that is held.
-    pub(super) fn key_of(&self, name: Name) -> Option<BlockKey> {
-        self.entries.get(name).filter(|entry| entry.held()).map(Entry::key)
-    }
-
-    /// One copy more. Pushes the key if the part did not hold it.
-    pub(super) fn store(&mut self, name: Name, known: Option<Identity>, shared: &Shared, added: &mut Vec<BlockKey>) {
-        let new = || Entry { name, parent: name, ..Default::default() };
-        let entry = self.entries.get_or_insert_with(name, new);
-        if entry.copies() == 0 {
-            self.counts.unkeyed += 1;
-        }
-        entry.state += 2;
-        match known {
-            Some(identity) if !entry.held() => self.identify(name, identity, shared, added),
-            Some(identity) if entry.key() != identity.key => {
-                shared.disorder.tangle(self.place);
-                self.counts.unkeyed += 1;
-                self.release(name, shared);
+    /// One copy more of each of these blocks, which follow a block or start a prompt. Pushes those that the part did not
+    /// hold.
+    pub(super) fn store(
+        &mut self,
+        parent: Option<Spot>,
+        blocks: (&[Name], &[BlockKey]),
+        tree: &mut Tree,
+        clock: &Clock,
+        added: &mut Vec<(Name, BlockKey)>,
+    ) {
+        let (names, keys) = blocks;
+        let mut segments = std::mem::take(&mut self.segments);
+        segments.clear();
+        tree.hold(parent, keys, self.place, clock, &mut segments);
+        let mut block = 0;
+        for segment in &segments {
+            for at in 0..segment.len {
+                let spot = Spot { run: segment.spot.run, at: segment.spot.at + at };
+                let new = !(segment.before.0..segment.before.1).contains(&at);
+                self.name(names[block], keys[block], spot, new, tree, added);
+                block += 1;
             }
-            _ => {}
+        }
+        self.segments = segments;
+        // Where the tree has no room.
+        names[block..].iter().for_each(|name| self.store_unkeyed(*name));
+    }
+
+    /// One copy more of a block that is somewhere in the tree already.
+    pub(super) fn store_at(&mut self, name: Name, spot: Spot, shared: &Shared, added: &mut Vec<(Name, BlockKey)>) {
+        let mut tree = shared.forest.write(Forest::tree_with(spot.run));
+        match tree.hold_at(spot, self.place, &shared.clock) {
+            Some((spot, key, new)) => self.name(name, key, spot, new, &mut tree, added),
+            None => self.store_unkeyed(name),
+        }
+    }
+
+    /// One copy more of a block whose key is unknown, unless others tell.
+    pub(super) fn store_unkeyed(&mut self, name: Name) {
+        let (entry, is_new) = self.entries.entry(name, || Entry { name, run: UNKEYED, at: 0 });
+        if is_new {
+            self.counts.unkeyed += 1;
+        } else {
+            entry.at |= 1;
+            *self.copies.entry(name).or_default() += 1;
         }
     }
 
     /// What the copies are that are here, if that was not known.
-    pub(super) fn tell(&mut self, name: Name, identity: Identity, shared: &Shared, added: &mut Vec<BlockKey>) {
-        if self.entries.get(name).is_some_and(|entry| entry.copies() > 0 && !entry.held()) {
-            self.identify(name, identity, shared, added);
+    pub(super) fn tell(
+        &mut self,
+        name: Name,
+        spot: Spot,
+        tree: &mut Tree,
+        clock: &Clock,
+        added: &mut Vec<(Name, BlockKey)>,
+    ) {
+        if self.entries.get(name).is_some_and(|entry| entry.spot().is_none())
+            && let Some((spot, key, new)) = tree.hold_at(spot, self.place, clock)
+        {
+            self.identify(name, key, spot, new, added);
         }
     }
 
     /// One copy less; whether there was one.
     pub(super) fn remove(&mut self, name: Name, shared: &Shared) -> bool {
-        match self.entries.get_mut(name).filter(|entry| entry.copies() > 0) {
-            None => return false,
-            Some(entry) if entry.copies() > 1 => entry.state -= 2,
-            Some(_) => self.forget(name, shared),
+        let Some(entry) = self.entries.get_mut(name) else { return false };
+        if entry.at & 1 != 0
+            && let Some(copies) = self.copies.get_mut(&name)
+        {
+            *copies -= 1;
+            if *copies == 0 {
+                entry.at &= !1;
+                self.copies.remove(&name);
+            }
+            return true;
         }
+        self.forget(name, shared);
         true
     }
 
-    /// Holds nothing any more; lookups see all or nothing of it.
+    /// Holds nothing any more; lookups see all or nothing of a prompt.
     pub(super) fn clear(&mut self, shared: &Shared) {
-        shared.disorder.hide(self.place);
-        for entry in self.entries.iter() {
-            if entry.held() {
-                shared.blocks.remove(entry.key(), self.place);
-            } else if entry.children > 0 {
-                shared.disorder.close_gap(entry.key(), self.place);
-            }
+        let mut runs: Vec<RunId> = self.entries.iter().filter_map(Entry::spot).map(|spot| spot.run).collect();
+        runs.sort_unstable();
+        runs.dedup();
+        for runs in runs.chunk_by(|one, other| Forest::same_tree(*one, *other)) {
+            let mut tree = shared.forest.write(Forest::tree_with(runs[0]));
+            runs.iter().for_each(|run| tree.release_run(*run, self.place));
         }
-        self.entries.clear();
-        self.more = HashMap::default();
-        (self.counts.blocks, self.counts.unkeyed) = (0, 0);
-        shared.disorder.unhide(self.place);
+        let shed = self.counts.shed;
+        *self = Self::new(self.place);
+        self.counts.shed = shed;
     }
 
     pub(super) fn counts(&self) -> PartCounts {
@@ -182,130 +216,126 @@ impl Part {
 
     pub(super) fn bytes(&self) -> usize {
         // A map's slot is as large as what is in it, and one byte.
-        self.entries.bytes() + self.more.capacity() * (size_of::<(BlockKey, u32)>() + 1)
+        self.entries.bytes()
+            + self.more.capacity() * (size_of::<(BlockKey, u32)>() + 1)
+            + self.copies.capacity() * (size_of::<(Name, u32)>() + 1)
+            + self.segments.capacity() * size_of::<Segment>()
     }
 
-    /// Ages of blocks without children, in ticks.
-    pub(super) fn leaf_ages(&self, shared: &Shared) -> impl Iterator<Item = u32> {
-        let leaves = self.entries.iter().filter(|entry| entry.children == 0);
-        leaves.map(|entry| age(entry, shared))
-    }
-
-    /// Forgets blocks without children that are at least so old, and then their parents likewise, up to a number. What
-    /// the engine says of them later is as of blocks that we never heard of. Returns how many.
+    /// Forgets blocks of runs that are at least so old, and those without a key, up to a number. What the engine says of
+    /// them later is as of blocks that we never heard of. Returns how many.
     pub(super) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
-        let leaves: Vec<Name> =
-            self.entries.iter().filter(|entry| entry.children == 0).map(|entry| entry.name).collect();
-        let mut shed = 0;
-        for leaf in leaves {
-            let mut next = Some(leaf);
-            while let Some(name) = next.take().filter(|_| shed < most) {
-                let old = |entry: &&Entry| entry.children == 0 && age(entry, shared) >= oldest;
-                let Some(entry) = self.entries.get(name).filter(old) else { break };
-                next = (entry.held() && entry.parent != name).then_some(entry.parent);
-                self.forget(name, shared);
-                shed += 1;
+        let mut old: Vec<(Spot, Name)> = self
+            .entries
+            .iter()
+            .map(|entry| (entry.spot().unwrap_or(Spot { run: UNKEYED, at: 0 }), entry.name))
+            .collect();
+        old.sort_unstable();
+        let mut chosen = Vec::new();
+        for entries in old.chunk_by(|(one, _), (other, _)| Forest::same_tree(one.run, other.run)) {
+            let tree = shared.forest.read(Forest::tree_with(entries[0].0.run));
+            for (spot, name) in entries {
+                let found = if spot.run == UNKEYED { None } else { tree.find(*spot) };
+                if found.is_none_or(|spot| shared.clock.age(&tree.run(spot.run).used) >= oldest) {
+                    chosen.push((found.unwrap_or(*spot), *name));
+                }
             }
         }
-        self.counts.shed += shed as u64;
+        // Of each run the last block first, lest it be split.
+        chosen.sort_unstable_by(|one, other| other.cmp(one));
+        chosen.truncate(most);
+        chosen.iter().for_each(|(_, name)| self.forget(*name, shared));
+        self.counts.shed += chosen.len() as u64;
         self.entries.fit();
-        shed
+        chosen.len()
     }
 
-    /// An entry that has copies and is not held is from now on.
-    fn identify(&mut self, name: Name, identity: Identity, shared: &Shared, added: &mut Vec<BlockKey>) {
-        let parent = identity.parent.filter(|(parent, _)| self.chain && *parent != name);
-        if let Some((parent, key)) = parent {
-            self.link(parent, key, shared);
+    /// One copy of a block that the tree says is held here now, and whether it was not before.
+    fn name(
+        &mut self,
+        name: Name,
+        key: BlockKey,
+        spot: Spot,
+        new: bool,
+        tree: &mut Tree,
+        added: &mut Vec<(Name, BlockKey)>,
+    ) {
+        let place = self.place;
+        let (entry, is_first) = self.entries.entry(name, || Entry { name, run: spot.run, at: spot.at * 2 });
+        if is_first {
+            self.count(name, key, new, added);
+            return;
         }
-        let Some(entry) = self.entries.get_mut(name) else { return };
-        let key = identity.key;
-        let gap = (entry.children > 0).then(|| entry.key());
-        entry.key = key.halves();
-        entry.parent = parent.map_or(name, |(parent, _)| parent);
-        entry.set_held(true);
-        self.counts.unkeyed -= 1;
-        if gap.is_some_and(|gap| gap != key) {
-            shared.disorder.tangle(self.place);
+        entry.at |= 1;
+        *self.copies.entry(name).or_default() += 1;
+        match entry.spot() {
+            None => self.identify(name, key, spot, new, added),
+            Some(other) if Forest::same_tree(other.run, spot.run) && tree.find(other) == tree.find(spot) => {}
+            Some(other) => {
+                // One hash of two blocks: neither counts.
+                entry.set_spot(None);
+                self.counts.unkeyed += 1;
+                if new {
+                    tree.release(spot, place);
+                }
+                // It may be in another tree.
+                self.collided.push(other);
+            }
         }
-        if shared.blocks.insert(key, self.place, &shared.clock) {
+    }
+
+    /// Without any tree locked: what collided meanwhile.
+    pub(super) fn release_collided(&mut self, shared: &Shared) {
+        while let Some(spot) = self.collided.pop() {
+            self.release(spot, &mut shared.forest.write(Forest::tree_with(spot.run)));
+        }
+    }
+
+    /// The key of an entry becomes known.
+    fn identify(&mut self, name: Name, key: BlockKey, spot: Spot, new: bool, added: &mut Vec<(Name, BlockKey)>) {
+        if let Some(entry) = self.entries.get_mut(name) {
+            entry.set_spot(Some(spot));
+            self.counts.unkeyed -= 1;
+            self.count(name, key, new, added);
+        }
+    }
+
+    fn count(&mut self, name: Name, key: BlockKey, new: bool, added: &mut Vec<(Name, BlockKey)>) {
+        if new {
             self.counts.blocks += 1;
-            added.push(key);
+            added.push((name, key));
         } else {
             *self.more.entry(key).or_default() += 1;
         }
-        // Only now: until the block was there, the gap was.
-        if let Some(gap) = gap {
-            shared.disorder.close_gap(gap, self.place);
-        }
     }
 
-    /// All copies of an entry that has some.
+    /// All copies.
     fn forget(&mut self, name: Name, shared: &Shared) {
-        if self.entries.get(name).is_some_and(Entry::held) {
-            self.release(name, shared);
-        } else {
-            self.counts.unkeyed -= 1;
+        let Some(entry) = self.entries.remove(name) else { return };
+        if entry.at & 1 != 0 {
+            self.copies.remove(&name);
         }
-        match self.entries.get_mut(name) {
-            Some(entry) if entry.children > 0 => entry.state = 0,
-            _ => drop(self.entries.remove(name)),
+        match entry.spot() {
+            Some(spot) => self.release(spot, &mut shared.forest.write(Forest::tree_with(spot.run))),
+            None => self.counts.unkeyed -= 1,
         }
     }
 
-    /// A held entry is no longer: what it counts for in the shared table and in its parent's entry. Its copies stay.
-    fn release(&mut self, name: Name, shared: &Shared) {
-        let Some(entry) = self.entries.get_mut(name) else { return };
-        let (key, parent) = (entry.key(), entry.parent);
-        if entry.children > 0 {
-            shared.disorder.open_gap(key, self.place);
-        }
-        entry.set_held(false);
-        entry.parent = name;
-        match self.more.get_mut(&key) {
-            Some(1) => drop(self.more.remove(&key)),
-            Some(more) => *more -= 1,
-            None => {
-                shared.blocks.remove(key, self.place);
-                self.counts.blocks -= 1;
+    /// A keyed entry is so no longer.
+    fn release(&mut self, spot: Spot, tree: &mut Tree) {
+        if !self.more.is_empty()
+            && let Some(key) = tree.key(spot)
+            && let Some(more) = self.more.get_mut(&key)
+        {
+            *more -= 1;
+            if *more == 0 {
+                self.more.remove(&key);
             }
+            return;
         }
-        if parent != name {
-            self.unlink(parent, shared);
-        }
+        self.counts.blocks -= 1;
+        tree.release(spot, self.place);
     }
-
-    /// Counts a child in its parent's entry. One that is not held here, but elsewhere at this worker, becomes a gap.
-    fn link(&mut self, parent: Name, key: BlockKey, shared: &Shared) {
-        let entry = self.entries.get_or_insert_with(parent, || Entry { name: parent, parent, ..Default::default() });
-        if entry.children == 0 && !entry.held() {
-            entry.key = key.halves();
-            shared.disorder.open_gap(key, self.place);
-        } else if entry.key() != key {
-            shared.disorder.tangle(self.place);
-        }
-        entry.children += 1;
-    }
-
-    /// One child less.
-    fn unlink(&mut self, parent: Name, shared: &Shared) {
-        // None and 0 are for tangled places only.
-        let Some(entry) = self.entries.get_mut(parent).filter(|entry| entry.children > 0) else { return };
-        if entry.children == 1 && !entry.held() {
-            shared.disorder.close_gap(entry.key(), self.place);
-        }
-        if entry.children == 1 && entry.state == 0 {
-            self.entries.remove(parent);
-        } else {
-            entry.children -= 1;
-        }
-    }
-}
-
-/// Ticks since its last use; what matches nothing is of no use.
-fn age(entry: &Entry, shared: &Shared) -> u32 {
-    let known = entry.held().then(|| shared.blocks.age(entry.key(), &shared.clock));
-    known.flatten().unwrap_or(u32::MAX)
 }
 
 pub(super) fn name(hash: &ExternalHash) -> Name {

@@ -44,10 +44,10 @@ impl<S: Slot> Table<S> {
         self.find(key).ok().map(|at| &mut self.slots[at])
     }
 
-    /// The slot of a key; a new one is made by `new`, which must give it that key.
-    pub(super) fn get_or_insert_with(&mut self, key: S::Key, new: impl FnOnce() -> S) -> &mut S {
-        let at = match self.find(key) {
-            Ok(at) => at,
+    /// The slot of a key, and whether it is a new one, made by `new`, which must give it that key.
+    pub(super) fn entry(&mut self, key: S::Key, new: impl FnOnce() -> S) -> (&mut S, bool) {
+        match self.find(key) {
+            Ok(at) => (&mut self.slots[at], false),
             Err(free) => {
                 let free = if self.len + 1 > self.slots.len() / 5 * 4 {
                     // Four fifths full at most: 3 slots are looked at on average to find one, 13 to miss one.
@@ -58,10 +58,9 @@ impl<S: Slot> Table<S> {
                 };
                 self.slots[free] = new();
                 self.len += 1;
-                free
+                (&mut self.slots[free], true)
             }
-        };
-        &mut self.slots[at]
+        }
     }
 
     pub(super) fn remove(&mut self, key: S::Key) -> Option<S> {
@@ -92,10 +91,6 @@ impl<S: Slot> Table<S> {
         if capacity < self.slots.len() {
             self.resize(capacity);
         }
-    }
-
-    pub(super) fn clear(&mut self) {
-        *self = Self::new();
     }
 
     fn resize(&mut self, capacity: usize) {
@@ -166,7 +161,7 @@ mod tests {
             let (mut table, mut model) = (Table::<Pair>::new(), HashMap::new());
             for (insert, key, value) in steps {
                 if insert {
-                    table.get_or_insert_with(key, || Pair(Some((key, 0)))).0 = Some((key, value));
+                    table.entry(key, || Pair(Some((key, 0)))).0.0 = Some((key, value));
                     model.insert(key, value);
                 } else {
                     let removed = table.remove(key).and_then(|pair| pair.0).map(|(_, value)| value);

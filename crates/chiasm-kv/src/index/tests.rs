@@ -311,9 +311,9 @@ fn presumed_blocks_count_once_and_until_they_are_forgotten() {
     assert_eq!(index.stats(WORKER).unwrap().unknown_removals, 1);
     index.presume(WORKER, &plain);
     index.forget(WORKER, &plain[..1]);
-    assert_eq!((overlap(&index, &plain), index.totals().gaps), (0, 1));
+    assert_eq!((overlap(&index, &plain), index.totals().blocks), (0, 3));
     index.presume(WORKER, &plain[..1]);
-    assert_eq!((overlap(&index, &plain), index.totals().gaps), (4, 0));
+    assert_eq!((overlap(&index, &plain), index.totals().blocks), (4, 4));
     index.presume(WorkerId(9), &plain);
     assert_eq!(index.overlaps(&plain), [(WORKER, 4)]);
 }

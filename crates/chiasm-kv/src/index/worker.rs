@@ -3,9 +3,11 @@
 use chiasm_types::{BlockSize, WorkerId};
 
 use super::WorkerIndexStats;
+use super::forest::Forest;
 use super::marks::Marks;
-use super::part::{Identity, Name, Part, Shared, name};
+use super::part::{Name, Part, Shared, name};
 use super::source::{Source, Tier};
+use super::tree::Spot;
 use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
 use crate::event::{BlockRemoved, BlockStored};
@@ -21,18 +23,17 @@ pub(super) struct Worker {
     /// Whether events have said which group the first part is.
     named: bool,
     hasher: BlockHasher,
+    marks: Marks,
+    names: Vec<Name>,
+    keys: Vec<BlockKey>,
+    /// Blocks newly held: of groups that need all leading blocks, if there is one.
+    added: Vec<(Name, BlockKey)>,
+    /// Of the others.
+    untold: Vec<(Name, BlockKey)>,
     /// Removed from the index: what still comes is ignored.
     gone: bool,
     /// Without the counts of parts.
     stats: WorkerIndexStats,
-}
-
-/// What comes before a stored block.
-#[derive(Clone, Copy)]
-enum Before {
-    StartOfPrompt,
-    Block(Name, BlockKey),
-    Unknown,
 }
 
 impl Worker {
@@ -43,6 +44,11 @@ impl Worker {
             parts: vec![(Source::default(), part)],
             named: false,
             hasher: BlockHasher::default(),
+            marks: Marks::default(),
+            names: Vec::new(),
+            keys: Vec::new(),
+            added: Vec::new(),
+            untold: Vec::new(),
             gone: false,
             stats: WorkerIndexStats::default(),
         }
@@ -71,73 +77,87 @@ impl Worker {
             self.stats.ignored_events += 1;
             return;
         };
-        let from = added.len();
-        let mut news =
-            News { added, untold: Vec::new(), chains: self.parts.iter().any(|(source, _)| source.is_chain()) };
         let blocks = event.block_hashes.len();
         let fits = event.token_ids.len() == blocks * self.block_size.get()
             && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
-        if self.parts[at].0.tier != Tier::Device || (!fits && self.parts.len() > 1) {
-            self.store_by_name(at, event, shared, &mut news);
-        } else if !fits {
-            self.stats.unreadable_extra_keys += blocks as u64;
-            let part = &mut self.parts[at].1;
-            event.block_hashes.iter().for_each(|hash| part.store(name(hash), None, shared, &mut news.untold));
-        } else {
-            self.store_tokens(at, event, shared, &mut news);
+        self.names.clear();
+        self.names.extend(event.block_hashes.iter().map(name));
+        self.keys.clear();
+        let parent = event.parent_block_hash.as_ref().map(name);
+        // Of the blocks without keys, how many have none because of what they are, not for want of a parent.
+        let mut unreadable = if fits { 0 } else { blocks };
+        if self.parts[at].0.tier == Tier::Device && fits {
+            let parent = parent.map(|parent| self.spot_of(parent));
+            if parent != Some(None) {
+                self.store_tokens(at, event, parent.flatten(), shared);
+                unreadable = 1;
+            }
         }
-        if self.parts.len() > 1 {
-            self.keep_held(from, added, shared);
+        self.store_by_name(at, unreadable, shared);
+        self.parts.iter_mut().for_each(|(_, part)| part.release_collided(shared));
+        let chains = |source: &Source| source.is_chain();
+        let several = self.parts.len() > 1;
+        for (name, key) in self.added.drain(..) {
+            let mut leading = self.parts.iter().filter(|(source, _)| chains(source));
+            if !several || leading.all(|(_, part)| part.spot_of(name).is_some()) {
+                added.push(key);
+            }
         }
+        self.untold.clear();
     }
 
-    /// Blocks that other parts may know: an attention group that skips blocks, and lower tiers.
-    fn store_by_name(&mut self, at: usize, event: &BlockStored, shared: &Shared, news: &mut News<'_>) {
-        let source = self.parts[at].0;
-        for hash in &event.block_hashes {
-            let name = name(hash);
-            let known = self.known(source, name);
-            self.stats.unknown_parents += u64::from(known.is_none());
-            self.parts[at].1.store(name, known, shared, news.of(source));
-        }
-    }
-
-    fn store_tokens(&mut self, at: usize, event: &BlockStored, shared: &Shared, news: &mut News<'_>) {
-        let mut before = match event.parent_block_hash.as_ref().map(name) {
-            None => Before::StartOfPrompt,
-            Some(parent) => self.key_of(parent).map_or(Before::Unknown, |key| Before::Block(parent, key)),
-        };
+    /// As many blocks as have keys.
+    fn store_tokens(&mut self, at: usize, event: &BlockStored, parent: Option<Spot>, shared: &Shared) {
+        let before = parent.and_then(|parent| shared.forest.read(Forest::tree_with(parent.run)).key(parent));
         let lora = event.lora_name.as_deref();
         let tokens = event.token_ids.chunks_exact(self.block_size.get());
-        for (block, (hash, tokens)) in event.block_hashes.iter().zip(tokens).enumerate() {
-            let name = name(hash);
+        let mut last = before;
+        for (block, tokens) in tokens.enumerate() {
             let extra_keys = event.extra_keys.as_ref().and_then(|keys| keys[block].as_deref()).unwrap_or_default();
-            let first = matches!(before, Before::StartOfPrompt);
-            let known = match (before, Marks::read(extra_keys, lora, first)) {
-                (Before::Unknown, _) => {
-                    self.stats.unknown_parents += 1;
-                    None
-                }
-                (_, None) => {
-                    self.stats.unreadable_extra_keys += 1;
-                    None
-                }
-                (before, Some(marks)) => {
-                    let (parent, media, salt) = (before.parent(), &marks.media, marks.salt);
-                    let content = BlockContent { parent: parent.map(|(_, key)| key), tokens, media, lora, salt };
-                    Some(Identity { key: self.hasher.key(&content), parent })
-                }
-            };
-            before = known.map_or(Before::Unknown, |known| Before::Block(name, known.key));
-            let several = self.parts.len() > 1;
-            let told = known.filter(|_| several);
-            let known = known.or_else(|| self.known(self.parts[at].0, name));
+            let Some(salt) = self.marks.read(extra_keys, lora, last.is_none()) else { break };
+            let content = BlockContent { parent: last, tokens, media: &self.marks.media, lora, salt };
+            let key = self.hasher.key(&content);
+            self.keys.push(key);
+            last = Some(key);
+        }
+        let Some(first) = self.keys.first() else { return };
+        let mut tree =
+            shared.forest.write(parent.map_or(Forest::tree_of(*first), |parent| Forest::tree_with(parent.run)));
+        let chains = self.parts.iter().any(|(source, _)| source.is_chain());
+        let (source, part) = &mut self.parts[at];
+        let names = &self.names[..self.keys.len()];
+        let added = if source.is_chain() || !chains { &mut self.added } else { &mut self.untold };
+        part.store(parent, (names, &self.keys), &mut tree, &shared.clock, added);
+        if self.parts.len() == 1 {
+            return;
+        }
+        // What one part says of a hash holds for all: the groups of a model and the tiers share the hashes.
+        for name in names {
+            let Some(spot) = self.parts[at].1.spot_of(*name) else { continue };
+            for (_, (source, part)) in self.parts.iter_mut().enumerate().filter(|(other, _)| *other != at) {
+                let added = if source.is_chain() { &mut self.added } else { &mut self.untold };
+                part.tell(*name, spot, &mut tree, &shared.clock, added);
+            }
+        }
+    }
+
+    /// The blocks without keys of an event: another part may know them. So it is with an attention group that skips blocks,
+    /// and with lower tiers.
+    fn store_by_name(&mut self, at: usize, unreadable: usize, shared: &Shared) {
+        let from = self.keys.len();
+        for block in from..self.names.len() {
+            let name = self.names[block];
+            let spot = self.spot_of(name);
+            let chains = self.parts.iter().any(|(source, _)| source.is_chain());
             let (source, part) = &mut self.parts[at];
-            part.store(name, known, shared, news.of(*source));
-            // What one part says of a hash holds for all: the groups of a model and the tiers share the hashes.
-            if let Some(identity) = told {
-                for (_, (source, part)) in self.parts.iter_mut().enumerate().filter(|(other, _)| *other != at) {
-                    part.tell(name, identity, shared, news.of(*source));
+            let added = if source.is_chain() || !chains { &mut self.added } else { &mut self.untold };
+            match spot {
+                Some(spot) => part.store_at(name, spot, shared, added),
+                None => {
+                    let unreadable = block - from < unreadable;
+                    self.stats.unreadable_extra_keys += u64::from(unreadable);
+                    self.stats.unknown_parents += u64::from(!unreadable);
+                    part.store_unkeyed(name);
                 }
             }
         }
@@ -159,6 +179,7 @@ impl Worker {
 
     pub(super) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
         self.first().presume(chain, shared);
+        self.first().release_collided(shared);
     }
 
     pub(super) fn forget_presumed(&mut self, keys: &[BlockKey], shared: &Shared) {
@@ -181,7 +202,6 @@ impl Worker {
         self.clear(shared);
         let others: Vec<_> = self.parts.drain(1..).map(|(_, part)| part.place()).collect();
         self.parts[0].0 = Source::default();
-        self.first().set_chain(true);
         self.named = false;
         (self.block_size, self.stats) = (block_size, WorkerIndexStats::default());
         workers.list_parts(self.id, &self.parts);
@@ -211,29 +231,14 @@ impl Worker {
         self.parts.iter().map(|(_, part)| part.bytes()).sum()
     }
 
-    /// Ages of blocks without children, in ticks, at most `most` of them.
-    pub(super) fn leaf_ages(&self, shared: &Shared, most: usize) -> Vec<u32> {
-        let parts =
-            self.parts.iter().flat_map(|(_, part)| part.leaf_ages(shared).take(most.div_ceil(self.parts.len())));
-        parts.collect()
-    }
-
     /// As [`Part::shed`].
     pub(super) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
         self.parts.iter_mut().fold(0, |shed, (_, part)| shed + part.shed(oldest, most - shed, shared))
     }
 
-    /// What some part knows of a hash. Not for a chain: it would need to know the parent.
-    fn known(&self, source: Source, name: Name) -> Option<Identity> {
-        if source.is_chain() {
-            return None;
-        }
-        self.key_of(name).map(|key| Identity { key, parent: None })
-    }
-
     /// Of a hash that some part holds and knows.
-    fn key_of(&self, name: Name) -> Option<BlockKey> {
-        self.parts.iter().find_map(|(_, part)| part.key_of(name))
+    fn spot_of(&self, name: Name) -> Option<Spot> {
+        self.parts.iter().find_map(|(_, part)| part.spot_of(name))
     }
 
     /// The part that a stored event is about, made if need be.
@@ -244,7 +249,6 @@ impl Worker {
             // What was presumed before is what the worker is believed to hold all of.
             if source != self.parts[0].0 && self.parts[0].1.len() == 0 {
                 self.parts[0].0 = source;
-                self.first().set_chain(source.is_chain());
                 workers.list_parts(self.id, &self.parts);
             }
         }
@@ -254,44 +258,8 @@ impl Worker {
         if self.parts.len() == MOST_PARTS {
             return None;
         }
-        self.parts.push((source, Part::new(workers.new_place(), source.is_chain())));
+        self.parts.push((source, Part::new(workers.new_place())));
         workers.list_parts(self.id, &self.parts);
         Some(self.parts.len() - 1)
-    }
-
-    /// Of the keys added from `from` on, those that all groups hold that must hold all leading blocks.
-    fn keep_held(&self, from: usize, added: &mut Vec<BlockKey>, shared: &Shared) {
-        let leading = || self.parts.iter().filter(|(source, _)| source.is_chain());
-        let mut at = from;
-        while at < added.len() {
-            if leading().all(|(_, part)| shared.blocks.contains(added[at], part.place())) {
-                at += 1;
-            } else {
-                added.remove(at);
-            }
-        }
-    }
-}
-
-/// Keys newly held.
-struct News<'a> {
-    added: &'a mut Vec<BlockKey>,
-    untold: Vec<BlockKey>,
-    /// Whether there is a group that needs all leading blocks: then the others have no news.
-    chains: bool,
-}
-
-impl News<'_> {
-    fn of(&mut self, source: Source) -> &mut Vec<BlockKey> {
-        if source.is_chain() || (!self.chains && source.tier == Tier::Device) { self.added } else { &mut self.untold }
-    }
-}
-
-impl Before {
-    fn parent(self) -> Option<(Name, BlockKey)> {
-        match self {
-            Self::Block(name, key) => Some((name, key)),
-            Self::StartOfPrompt | Self::Unknown => None,
-        }
     }
 }

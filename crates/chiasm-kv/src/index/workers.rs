@@ -25,9 +25,11 @@ pub(super) struct List {
     by_id: BTreeMap<WorkerId, (Place, Arc<Mutex<Worker>>)>,
     /// As `by_id`, for a quick pass.
     in_order: Vec<(WorkerId, Place)>,
+    /// By place; of further places of workers none.
+    ids: Vec<Option<WorkerId>>,
     /// Workers of which more is to be asked than how many leading blocks one place has.
     mixed: BTreeMap<WorkerId, Mixed>,
-    /// Bits of places whose blocks are not closed under parents.
+    /// Bits of places that don't stand for groups that need all leading blocks.
     aside: Vec<u64>,
     /// Places of removed workers that no block's holders name any more.
     free: Vec<Place>,
@@ -44,12 +46,9 @@ impl List {
         self.in_order.iter().copied()
     }
 
-    /// Whether a worker holds what each of its places is asked about.
-    pub(super) fn holds(&self, worker: WorkerId, holds: impl Fn(Place) -> bool) -> bool {
-        match self.mixed.get(&worker) {
-            Some(mixed) => mixed.holds(holds),
-            None => self.by_id.get(&worker).is_some_and(|(place, _)| holds(*place)),
-        }
+    /// By place; of further places of workers none.
+    pub(super) fn ids(&self) -> &[Option<WorkerId>] {
+        &self.ids
     }
 
     pub(super) fn mixed(&self) -> impl ExactSizeIterator<Item = &Mixed> {
@@ -77,6 +76,8 @@ impl List {
 
     fn update_order(&mut self) {
         self.in_order = self.by_id.iter().map(|(id, (place, _))| (*id, *place)).collect();
+        self.ids = vec![None; self.places];
+        self.in_order.iter().for_each(|(id, place)| self.ids[*place as usize] = Some(*id));
     }
 }
 
@@ -87,7 +88,7 @@ impl Workers {
         }
         let mut list = self.write();
         let place = list.new_place();
-        let new = Worker::new(worker, Part::new(place, true), block_size);
+        let new = Worker::new(worker, Part::new(place), block_size);
         list.by_id.insert(worker, (place, Arc::new(Mutex::new(new))));
         list.update_order();
     }

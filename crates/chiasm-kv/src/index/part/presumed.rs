@@ -3,22 +3,31 @@
 //! Entries as those of events, under a name made from the key. If that is the name of another block, then the presumed
 //! block is not believed, and neither are those after it.
 
-use super::{Entry, Identity, Part, Shared};
+use super::{Entry, Forest, Name, Part, Shared};
 use crate::BlockKey;
 
 impl Part {
     pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
-        let (mut parent, mut added) = (None, Vec::new());
-        for key in chain {
-            let name = key.name();
-            match self.entries.get(name) {
-                Some(entry) if entry.key() != *key => return,
-                Some(entry) if entry.held() => {}
-                // Copies of an unknown block: an event gave it this name.
-                Some(entry) if entry.copies() > 0 => return,
-                _ => self.store(name, Some(Identity { key: *key, parent }), shared, &mut added),
+        let Some(first) = chain.first() else { return };
+        let mut tree = shared.forest.write(Forest::tree_of(*first));
+        let (mut parent, mut rest, mut added) = (None, chain, Vec::new());
+        while !rest.is_empty() {
+            let there = rest.iter().take_while(|key| self.entries.get(key.name()).is_some());
+            let there: Vec<_> = there.map(|key| (key, self.spot_of(key.name()))).collect();
+            for (key, spot) in &there {
+                // Another block's name otherwise, or that of one without a key.
+                match spot.filter(|spot| Forest::tree_with(spot.run) == Forest::tree_of(*first)) {
+                    Some(spot) if tree.key(spot) == Some(**key) => parent = Some(spot),
+                    _ => return,
+                }
             }
-            parent = Some((name, *key));
+            rest = &rest[there.len()..];
+            let missing = rest.iter().take_while(|key| self.entries.get(key.name()).is_none()).count();
+            let (keys, after) = rest.split_at(missing);
+            let names: Vec<Name> = keys.iter().map(|key| key.name()).collect();
+            self.store(parent, (&names, keys), &mut tree, &shared.clock, &mut added);
+            parent = names.last().and_then(|name| self.spot_of(*name)).or(parent);
+            rest = after;
         }
     }
 
@@ -26,10 +35,12 @@ impl Part {
     pub(in crate::index) fn forget_presumed(&mut self, keys: &[BlockKey], shared: &Shared) -> u64 {
         let mut unknown = 0;
         for key in keys {
-            let presumed = |entry: &&Entry| entry.held() && entry.key() == *key;
-            match self.entries.get(key.name()).filter(presumed) {
-                Some(_) => self.forget(key.name(), shared),
-                None => unknown += 1,
+            let spot = self.entries.get(key.name()).and_then(Entry::spot);
+            let same = spot.is_some_and(|spot| shared.forest.read(Forest::tree_with(spot.run)).key(spot) == Some(*key));
+            if same {
+                self.forget(key.name(), shared);
+            } else {
+                unknown += 1;
             }
         }
         unknown

@@ -1,0 +1,436 @@
+//! Prompts as a tree: runs of blocks that follow each other, and who holds which of them.
+//!
+//! A key tells everything before its block, so a run is found by the key of its first block, and two runs agree up to the
+//! last block in which they agree. Prompts part at the ends of runs only: where a new one parts within a run, the run is
+//! split. Each holder of a run holds one piece of it: where that would be two, the run is split too.
+//!
+//! Whoever names a block by run and position keeps its name good when runs are split: positions beyond a run's end go on in
+//! its tail.
+
+use std::sync::atomic::AtomicU32;
+
+use super::clock::Clock;
+use super::holders::{Holders, Place};
+use super::table::{Slot, Table};
+use crate::BlockKey;
+
+/// Which run: the number of its tree in the highest bits, then its number there.
+pub(super) type RunId = u32;
+
+/// No run.
+pub(super) const NONE: RunId = RunId::MAX;
+
+/// Bits of a run's number.
+pub(super) const RUN_BITS: u32 = 28;
+
+/// A block, by the run that it was in when it got this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Spot {
+    pub(super) run: RunId,
+    pub(super) at: u32,
+}
+
+pub(super) struct Tree {
+    /// Its number, in place.
+    tag: u32,
+    runs: Vec<Run>,
+    /// Numbers of runs that are no more.
+    free: Vec<u32>,
+    /// Runs that are no tails.
+    first: Table<First>,
+    /// Of runs, beyond their slots.
+    heap: usize,
+    /// That somebody holds.
+    blocks: usize,
+}
+
+#[derive(Default)]
+pub(super) struct Run {
+    /// Of its blocks. Those that nobody holds are kept while something comes after them.
+    pub(super) keys: Vec<BlockKey>,
+    pub(super) holders: Holders,
+    /// The block before the first; its run is [`NONE`] at the start of a prompt.
+    parent: Option<Spot>,
+    /// Where it went on before it was split.
+    tail: Option<RunId>,
+    /// Runs that start after its last block, beside the tail.
+    children: u32,
+    pub(super) used: AtomicU32,
+}
+
+#[derive(Clone, Copy)]
+struct First {
+    key: [u64; 2],
+    run: RunId,
+}
+
+impl Default for First {
+    fn default() -> Self {
+        Self { key: BlockKey::NONE.halves(), run: NONE }
+    }
+}
+
+impl Slot for First {
+    type Key = BlockKey;
+
+    fn key(&self) -> Option<BlockKey> {
+        (self.run != NONE).then(|| BlockKey::from_halves(self.key))
+    }
+
+    /// Keys are uniform below 2^127.
+    fn hash(key: BlockKey) -> u64 {
+        (key.get() >> 63) as u64
+    }
+}
+
+/// Consecutive blocks of a prompt in one run, that a worker holds now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    pub(super) spot: Spot,
+    pub(super) len: u32,
+    /// Those of them that it held before, counted from the first.
+    pub(super) before: (u32, u32),
+}
+
+impl Run {
+    pub(super) fn len(&self) -> u32 {
+        self.keys.len() as u32
+    }
+
+    fn bytes(&self) -> usize {
+        self.keys.capacity() * size_of::<BlockKey>() + self.holders.bytes()
+    }
+
+    /// How many of the keys are those of this run from `at` on. Keys are chained: if two agree, those before do.
+    pub(super) fn agrees(&self, at: u32, keys: &[BlockKey]) -> u32 {
+        let ours = &self.keys[at as usize..];
+        let most = ours.len().min(keys.len());
+        if most == 0 || ours[most - 1] == keys[most - 1] {
+            return most as u32;
+        }
+        let (mut low, mut high) = (0, most - 1);
+        while low < high {
+            let middle = low.midpoint(high);
+            if ours[middle] == keys[middle] {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low as u32
+    }
+}
+
+impl Tree {
+    pub(super) fn new(number: u32) -> Self {
+        let (runs, free, first) = (Vec::new(), Vec::new(), Table::new());
+        Self { tag: number << RUN_BITS, runs, free, first, heap: 0, blocks: 0 }
+    }
+
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    pub(super) fn runs(&self) -> impl Iterator<Item = &Run> {
+        self.runs.iter().filter(|run| !run.keys.is_empty())
+    }
+
+    /// On the heap.
+    pub(super) fn bytes(&self) -> usize {
+        self.heap + self.runs.capacity() * size_of::<Run>() + self.free.capacity() * 4 + self.first.bytes()
+    }
+
+    pub(super) fn run(&self, run: RunId) -> &Run {
+        &self.runs[(run - self.tag) as usize]
+    }
+
+    fn run_mut(&mut self, run: RunId) -> &mut Run {
+        &mut self.runs[(run - self.tag) as usize]
+    }
+
+    /// Where a block is now; `None` if it is no more.
+    pub(super) fn find(&self, mut spot: Spot) -> Option<Spot> {
+        loop {
+            let run = self.runs.get((spot.run - self.tag) as usize)?;
+            if spot.at < run.len() {
+                return Some(spot);
+            }
+            spot = Spot { run: run.tail?, at: spot.at - run.len() };
+        }
+    }
+
+    /// Of a block that somebody holds.
+    pub(super) fn key(&self, spot: Spot) -> Option<BlockKey> {
+        self.find(spot).map(|spot| self.run(spot.run).keys[spot.at as usize])
+    }
+
+    /// The run that goes on with a block after the last of another, or at the start.
+    pub(super) fn next(&self, after: Option<RunId>, key: BlockKey) -> Option<RunId> {
+        let tail = after.and_then(|run| self.run(run).tail);
+        tail.filter(|tail| self.run(*tail).keys[0] == key).or_else(|| self.first.get(key).map(|first| first.run))
+    }
+
+    /// Whether a worker holds a block.
+    pub(super) fn holds(&self, spot: Spot, place: Place) -> bool {
+        self.find(spot).is_some_and(|spot| {
+            let run = self.run(spot.run);
+            run.holders.get(place, run.len()).is_some_and(|(from, to)| (from..to).contains(&spot.at))
+        })
+    }
+
+    /// A worker holds these blocks now, which follow a block or start a prompt. Tells where they are; fewer than asked for
+    /// when there is no room for more runs.
+    pub(super) fn hold(
+        &mut self,
+        parent: Option<Spot>,
+        keys: &[BlockKey],
+        place: Place,
+        clock: &Clock,
+        segments: &mut Vec<Segment>,
+    ) {
+        let mut keys = keys;
+        // The next block is that at this position of this run, or comes after it.
+        let mut here = match parent.map(|parent| self.find(parent)) {
+            None => None,
+            Some(Some(spot)) => Some(Spot { at: spot.at + 1, ..spot }),
+            Some(None) => return,
+        };
+        while let Some(key) = keys.first() {
+            let len = here.map_or(0, |here| self.run(here.run).len());
+            if let Some(spot) = here.filter(|here| here.at < len) {
+                let agree = self.run(spot.run).agrees(spot.at, keys);
+                if agree > 0 {
+                    let Some(segment) = self.hold_piece(spot, agree, place, clock) else { return };
+                    keys = &keys[segment.len as usize..];
+                    here = Some(Spot { run: segment.spot.run, at: segment.spot.at + segment.len });
+                    segments.push(segment);
+                    continue;
+                }
+                // Parts within the run.
+                if self.split(spot).is_none() {
+                    return;
+                }
+            } else if let Some(next) = self.next(here.map(|here| here.run), *key) {
+                here = Some(Spot { run: next, at: 0 });
+                continue;
+            }
+            let Some(segment) = self.add(here, keys, place, clock) else { return };
+            segments.push(segment);
+            return;
+        }
+    }
+
+    /// A worker holds this block now. Where it is, its key, and whether it did not before.
+    pub(super) fn hold_at(&mut self, spot: Spot, place: Place, clock: &Clock) -> Option<(Spot, BlockKey, bool)> {
+        let spot = self.find(spot)?;
+        let key = self.run(spot.run).keys[spot.at as usize];
+        let segment = self.hold_piece(spot, 1, place, clock)?;
+        Some((segment.spot, key, segment.before.0 >= segment.before.1))
+    }
+
+    /// Blocks of a run, one at least.
+    fn hold_piece(&mut self, spot: Spot, len: u32, place: Place, clock: &Clock) -> Option<Segment> {
+        let run = self.run(spot.run);
+        clock.note(&run.used);
+        let (from, to) = (spot.at, spot.at + len);
+        match run.holders.get(place, run.len()) {
+            // Two pieces: what comes later goes to the tail.
+            Some((_, old_to)) if old_to < from => {
+                self.split(spot)?;
+                let spot = Spot { run: self.run(spot.run).tail?, at: 0 };
+                self.set(spot.run, place, 0, len);
+                Some(Segment { spot, len, before: (0, 0) })
+            }
+            Some((old_from, _)) if old_from > to => {
+                self.split(Spot { at: old_from, ..spot })?;
+                self.set(spot.run, place, from, to);
+                Some(Segment { spot, len, before: (0, 0) })
+            }
+            Some((old_from, old_to)) => {
+                self.set(spot.run, place, from.min(old_from), to.max(old_to));
+                let before = (old_from.clamp(from, to) - from, old_to.clamp(from, to) - from);
+                Some(Segment { spot, len, before })
+            }
+            None => {
+                self.set(spot.run, place, from, to);
+                Some(Segment { spot, len, before: (0, 0) })
+            }
+        }
+    }
+
+    /// New blocks after a run's last, or at the start.
+    fn add(&mut self, after: Option<Spot>, keys: &[BlockKey], place: Place, clock: &Clock) -> Option<Segment> {
+        if let Some(spot) = after {
+            let run = self.run_mut(spot.run);
+            let len = run.len();
+            let room = (len as usize + keys.len()) < (1 << 31);
+            if room && run.tail.is_none() && run.children == 0 && run.holders.ends_with_only(place, len) {
+                let before = run.bytes();
+                let free = run.keys.capacity() - run.keys.len();
+                if free < keys.len() {
+                    run.keys.reserve_exact(keys.len().max(run.keys.len() / 4));
+                }
+                run.keys.extend_from_slice(keys);
+                let (from, to) = (run.holders.get(place, len).map_or(0, |(from, _)| from), run.len());
+                run.holders = Holders::default();
+                run.holders.set(place, from, to, to);
+                clock.note(&run.used);
+                self.heap += self.run(spot.run).bytes() - before;
+                self.blocks += keys.len();
+                return Some(Segment { spot, len: keys.len() as u32, before: (0, 0) });
+            }
+        }
+        let parent = after.map(|spot| Spot { at: spot.at - 1, ..spot });
+        let run =
+            Run { keys: keys.to_vec(), holders: Holders::one(place, keys.len() as u32), parent, ..Run::default() };
+        clock.note(&run.used);
+        let id = self.new_run(run)?;
+        self.first.entry(keys[0], || First { key: keys[0].halves(), run: id }).0.run = id;
+        if let Some(spot) = after {
+            self.run_mut(spot.run).children += 1;
+        }
+        self.blocks += keys.len();
+        Some(Segment { spot: Spot { run: id, at: 0 }, len: keys.len() as u32, before: (0, 0) })
+    }
+
+    /// A worker holds a block no more.
+    pub(super) fn release(&mut self, spot: Spot, place: Place) {
+        let Some(spot) = self.find(spot) else { return };
+        let run = self.run(spot.run);
+        let Some((from, to)) = run.holders.get(place, run.len()).filter(|(from, to)| (*from..*to).contains(&spot.at))
+        else {
+            return;
+        };
+        if spot.at == from && to > from + 1 {
+            self.set(spot.run, place, from + 1, to);
+        } else {
+            // Without room for a tail, what comes after the block is forgotten with it.
+            if spot.at + 1 < to {
+                self.split(Spot { at: spot.at + 1, ..spot });
+            }
+            self.set(spot.run, place, from, spot.at);
+        }
+        self.settle(spot.run);
+    }
+
+    /// A worker holds nothing of a run any more, nor of its tails.
+    pub(super) fn release_run(&mut self, run: RunId, place: Place) {
+        let there = |run: RunId| self.runs.get((run - self.tag) as usize);
+        let tails: Vec<_> = std::iter::successors(Some(run), |run| there(*run)?.tail).collect();
+        for run in tails.into_iter().rev() {
+            let there = self.runs.get((run - self.tag) as usize);
+            if there.is_some_and(|run| run.holders.get(place, run.len()).is_some()) {
+                self.set(run, place, 0, 0);
+                self.settle(run);
+            }
+        }
+    }
+
+    /// Whether there is no room for more runs.
+    fn is_full(&self) -> bool {
+        // Two less: a split and an addition.
+        self.free.is_empty() && self.runs.len() >= (1 << RUN_BITS) - 2
+    }
+
+    fn new_run(&mut self, run: Run) -> Option<RunId> {
+        if self.is_full() {
+            return None;
+        }
+        self.heap += run.bytes();
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.runs[number as usize] = run;
+                number
+            }
+            None => {
+                if self.runs.len() == self.runs.capacity() {
+                    self.runs.reserve_exact(16.max(self.runs.len() / 4));
+                }
+                self.runs.push(run);
+                self.runs.len() as u32 - 1
+            }
+        };
+        Some(self.tag | number)
+    }
+
+    /// What a worker holds of a run.
+    fn set(&mut self, run: RunId, place: Place, from: u32, to: u32) {
+        let run = &mut self.runs[(run - self.tag) as usize];
+        let len = run.len();
+        let (bytes, covered) = (run.bytes(), run.holders.covered(len));
+        run.holders.set(place, from, to, len);
+        self.heap = self.heap + run.bytes() - bytes;
+        self.blocks = self.blocks + run.holders.covered(len) as usize - covered as usize;
+    }
+
+    /// What comes from here on, within a run, becomes its tail; `None` if there is no room.
+    fn split(&mut self, spot: Spot) -> Option<()> {
+        if self.is_full() {
+            return None;
+        }
+        let run = self.run_mut(spot.run);
+        let (bytes, len) = (run.bytes(), run.len());
+        let rest = Run {
+            keys: run.keys[spot.at as usize..].to_vec(),
+            holders: run.holders.split(spot.at, len),
+            parent: Some(Spot { run: spot.run, at: spot.at - 1 }),
+            tail: run.tail.take(),
+            children: std::mem::take(&mut run.children),
+            used: AtomicU32::new(*run.used.get_mut()),
+        };
+        run.keys.truncate(spot.at as usize);
+        run.keys.shrink_to_fit();
+        let after = run.bytes();
+        self.heap = self.heap + after - bytes;
+        let tail = self.new_run(rest);
+        self.run_mut(spot.run).tail = tail;
+        Some(())
+    }
+
+    /// Gives back what nobody holds and nothing comes after.
+    fn settle(&mut self, run: RunId) {
+        let mut next = Some(run);
+        while let Some(id) = next.take() {
+            let run = self.run_mut(id);
+            if run.tail.is_some() || run.children > 0 || run.keys.is_empty() {
+                return;
+            }
+            let (len, bytes) = (run.len(), run.bytes());
+            let end = run.holders.end(len);
+            if end == len {
+                return;
+            }
+            if end > 0 {
+                run.keys.truncate(end as usize);
+                if run.keys.capacity() > 8 + 2 * run.keys.len() {
+                    run.keys.shrink_to(run.keys.len() * 5 / 4);
+                }
+                let after = run.bytes();
+                self.heap = self.heap + after - bytes;
+                return;
+            }
+            let (first, parent) = (run.keys[0], run.parent);
+            *run = Run::default();
+            self.heap -= bytes;
+            self.free.push(id - self.tag);
+            let parent = parent.and_then(|parent| self.find_end(parent));
+            if parent.is_some_and(|parent| self.run(parent).tail == Some(id)) {
+                parent.into_iter().for_each(|parent| self.run_mut(parent).tail = None);
+            } else {
+                self.first.remove(first);
+                if let Some(parent) = parent {
+                    self.run_mut(parent).children -= 1;
+                }
+            }
+            next = parent;
+        }
+        // Nothing left at all: no slots either.
+        if self.free.len() == self.runs.len() {
+            (self.runs, self.free) = (Vec::new(), Vec::new());
+        }
+    }
+
+    fn find_end(&self, spot: Spot) -> Option<RunId> {
+        self.find(spot).map(|spot| spot.run)
+    }
+}
