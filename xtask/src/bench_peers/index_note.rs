@@ -45,8 +45,10 @@ Only ratios of one run mean something.
 - Events are taken out of the inputs and dropped on the way on all sides, as when they come from the wire. Decoding is not measured.
 - `RadixTree` takes prompts by value: the copies are made outside of the times.
 - The sweep of the compressed tree, every five minutes, does not happen here.
-- `PositionalIndexer` works only where engines hash blocks as Dynamo does, because it computes their hashes; so these do.
-- Of every prompt the overlaps are compared: all workers, exactly. Text only, each block stored once per worker.
+- `PositionalIndexer` finds nothing unless engines hash blocks as Dynamo does, because it computes their hashes; so these do.
+- Of every prompt the overlaps are compared: all workers, exactly. Text only, and each block is stored once per worker: of a
+  block that an engine holds twice and evicts once, the peers say that it is gone. Tests in `bench/peers` show both.
+- All are built alike: cargo's release profile, without link-time optimisation, the system's allocator.
 
 The traces (`bench/peers/src/bin/index/workload.rs`) are made from a seed: conversations of up to 12 turns that start with one of
 4 system prompts and in 4 of 10 cases a document, by Zipf's law; blocks of 16 tokens. Prompts come in events of up to 64 blocks,

@@ -59,3 +59,15 @@ fn resident() -> Result<usize, Box<dyn Error>> {
     let pages: usize = numbers.split(' ').nth(1).ok_or("/proc/self/statm has no second number")?.parse()?;
     Ok(pages * rustix::param::page_size())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Fleet, make};
+
+    #[test]
+    fn full_caches_hold_nine_tenths_of_what_they_can() {
+        let held = held(&make(&Fleet { workers: 3, blocks: 3_000 }, 1_000, 2));
+        assert!((8_100..=9_000).contains(&held), "{held}");
+    }
+}

@@ -223,3 +223,39 @@ impl Answers {
         values.push((sides[0].0, "prompt workers", self.workers as f64 / self.compared as f64));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::workload::{Fleet, make};
+    use crate::{SIDES, side};
+
+    #[test]
+    fn all_sides_hold_the_same_and_what_can_be_measured_is() -> Result<(), Box<dyn Error>> {
+        let trace = make(&Fleet { workers: 5, blocks: 3_000 }, blocks(1), 11);
+        let mut sides = Vec::new();
+        for name in SIDES {
+            sides.push((name, side(name, trace.workers).ok_or("no such side")?));
+        }
+        let values = measure(&trace, &mut sides, 1)?;
+        let of = |side: &str, metric: &str| values.iter().find(|it| it.0 == side && it.1 == metric).map(|it| it.2);
+        for peer in &SIDES[1..] {
+            assert_eq!(of(peer, "different"), Some(0.0), "{peer}");
+            assert_eq!(of(peer, "compared"), Some(3.0 * 4096.0), "{peer}");
+        }
+        let metrics = |side: &str| values.iter().filter(|it| it.0 == side).map(|it| it.1).collect::<HashSet<_>>();
+        let missing: HashSet<_> = metrics(SIDES[0]).difference(&metrics("RadixTree")).copied().collect();
+        let threaded =
+            ["events, 2 threads", "lookups, 2 threads", "lookup p50 beside events", "lookup p99 beside events"];
+        assert_eq!(missing, threaded.into_iter().chain(["prompt blocks", "prompt workers"]).collect());
+        assert!(of(SIDES[0], "prompt workers").is_some_and(|workers| workers > 1.0));
+        // A side that forgot everything answers otherwise.
+        sides[1].1.clear(trace.workers);
+        let mut answers = Answers::default();
+        answers.compare(&mut sides, 100);
+        assert_eq!(answers.different, [0, 100, 0, 0]);
+        Ok(())
+    }
+}

@@ -232,3 +232,45 @@ impl<I: Index> Threaded for Ready<I> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{Event, NO_PARENT, Run};
+    use crate::{SIDES, side};
+
+    /// What each side says of a prompt of three blocks after an engine with hashes of its own told these events.
+    fn overlaps(events: &[(bool, u32, u32)], hashes: [u64; 3]) -> Vec<Vec<(u32, u32)>> {
+        let event = |&(stored, start, blocks)| Event { worker: 0, run: 0, start, blocks, stored };
+        let trace = Trace {
+            workers: 1,
+            runs: vec![Run { parent: NO_PARENT, blocks: 3, first: 0, depth: 0 }],
+            hashes: hashes.to_vec(),
+            events: events.iter().map(event).collect(),
+            batches: vec![events.len() as u32],
+            ..Trace::default()
+        };
+        let answer = |name| {
+            let mut side = side(name, 1)?;
+            side.load_prompts(&[trace.prompt(0)]);
+            side.load(&trace, 0..1, From::Tokens);
+            side.apply();
+            Some(side.overlaps(0))
+        };
+        SIDES.into_iter().filter_map(answer).collect()
+    }
+
+    const OWN: [u64; 3] = [71, 72, 73];
+
+    #[test]
+    fn engines_that_hash_in_their_own_way_are_unknown_to_the_positional_index_alone() {
+        let (whole, none) = (vec![(0, 3)], vec![]);
+        assert_eq!(overlaps(&[(true, 0, 3)], OWN), [whole.clone(), whole.clone(), whole, none]);
+    }
+
+    #[test]
+    fn only_ours_counts_the_copies_of_a_block() {
+        let answers = overlaps(&[(true, 0, 3), (true, 2, 1), (false, 2, 1)], OWN);
+        assert_eq!(answers[..3], [vec![(0, 3)], vec![(0, 2)], vec![(0, 2)]]);
+    }
+}
