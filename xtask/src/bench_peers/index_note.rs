@@ -59,7 +59,8 @@ answers in events of one block, four answers side by side. Caches evict what was
 pub(crate) fn write(rows: &[Row]) -> String {
     let mut text = String::from(HEAD);
     let rounds = rows.iter().find(|row| row.metric == ROUNDS).and_then(|row| row.ours).unwrap_or_default();
-    push(&mut text, format_args!("\nMedians of {rounds} rounds."));
+    let peer = rows.iter().find_map(|row| Some(row.peer_name.split_once(" (")?.1.trim_end_matches(')')));
+    push(&mut text, format_args!("\nMedians of {rounds} rounds against {}.", peer.unwrap_or("nobody")));
     text.push_str(&load::sentence(rows));
     push(&mut text, format_args!("\n\n{HOW}"));
     targets(rows, &mut text);
@@ -200,7 +201,7 @@ mod tests {
     fn the_note_says_what_is_reached_and_what_not_and_why() {
         let note = write(&rows(&measurements(), 15, None));
         for line in [
-            "Medians of 15 rounds.",
+            "Medians of 15 rounds against d 1.0.",
             "| 8 workers | events | M blocks/s | Tree | 3.00 | 1.00 | 3.00 | ≥ 3 | yes |",
             "| 8 workers | memory | MB | Tree | 33.33 | 100.00 | 3.00 | ≥ 2 | yes |",
             "| 64 workers | events | M blocks/s | Tree | 3.00 | 1.00 | 3.00 | ≥ 3 | **no: other answers** |",
