@@ -1,0 +1,186 @@
+use chiasm_router::RouterConfig;
+
+use super::*;
+use crate::model::{EngineModel, FrontendModel};
+use crate::scenario::Source;
+use crate::workload::{Workload, WorkloadSize};
+
+fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
+    Scenario {
+        workers,
+        requests,
+        warm_up: requests / 4,
+        source: Source::Generated(workload, WorkloadSize::default()),
+        seed: 5,
+        engine: EngineModel::default(),
+        frontend: FrontendModel::default(),
+        router: RouterConfig::default(),
+    }
+}
+
+fn requests(scenario: &Scenario) -> impl Iterator<Item = Result<Request, SimulateError>> {
+    let Source::Generated(workload, size) = &scenario.source else { panic!("generated requests") };
+    let generator = crate::workload::Generator::new(*workload, size, scenario.workers, scenario.seed);
+    generator.map(Ok).take(scenario.requests as usize)
+}
+
+#[test]
+fn every_request_of_every_workload_ends_under_every_policy() {
+    for workload in Workload::ALL {
+        for policy in Policy::ALL {
+            let report = scenario(workload, 3, 150).run(policy, Arrivals::Poisson(20.0)).unwrap();
+            assert_eq!((report.completed, report.refused), (150, 0), "{workload}, {policy}");
+            assert!(report.balance >= 1.0 && report.balance <= 3.0 && report.work <= 1.0, "{report:?}");
+            assert!(report.ttft_ms.p50 <= report.ttft_ms.p90 && report.itl_ms.p50 >= 8.0 * 0.99, "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_is_a_report() {
+    let scenario = scenario(Workload::Mixed, 4, 600);
+    let run = |scenario: &Scenario| {
+        let report = scenario.run(Policy::KvMedia, Arrivals::Poisson(30.0)).unwrap();
+        PolicyReport { wall_seconds: 0.0, ..report }
+    };
+    assert_eq!(run(&scenario), run(&scenario));
+    assert_ne!(run(&scenario), run(&Scenario { seed: 6, ..scenario.clone() }));
+}
+
+#[test]
+fn the_router_s_view_is_the_engines() {
+    // Small caches, so that much is evicted.
+    let engine = EngineModel { num_blocks: 1500, ..EngineModel::default() };
+    let scenario = Scenario { engine, ..scenario(Workload::Mixed, 4, 800) };
+    let mut fleet = Fleet::new(&scenario, Policy::KvMedia, Arrivals::Poisson(30.0));
+    fleet.play(requests(&scenario)).unwrap();
+    for (worker, engine) in fleet.router.workers().iter().zip(&fleet.engines) {
+        assert_eq!(worker.index.blocks, engine.distinct_blocks());
+        assert!(worker.index.blocks > 1000, "{} blocks", worker.index.blocks);
+        assert_eq!((worker.index.unkeyed_blocks, worker.index.unknown_removals), (0, 0));
+        assert_eq!((worker.requests, worker.blocks_in_use), (0, 0));
+    }
+}
+
+#[test]
+fn what_the_router_predicts_is_what_the_engine_finds() {
+    // One request at a time: all events are there when the next one comes.
+    let scenario = scenario(Workload::MultiTurnImages, 2, 300);
+    let mut fleet = Fleet::new(&scenario, Policy::Kv, Arrivals::Poisson(1.0));
+    let mut compared = 0;
+    for (number, request) in (1..).zip(requests(&scenario)) {
+        let sequence = request.unwrap().sequence;
+        let keys = sequence.keys(scenario.engine.block_size);
+        let prompt = sequence.prompt();
+        let reservation = fleet
+            .router
+            .select(&RouteRequest { keys: &keys[..prompt / 16], prompt_tokens: prompt, ..RouteRequest::default() })
+            .unwrap();
+        let (worker, overlap) = (reservation.worker.0 as usize, reservation.overlap_blocks);
+        let now = number * 100_000_000_000;
+        let mut live = Live::new(sequence, keys, now, true);
+        live.reservation = Some(reservation);
+        fleet.engines[worker].deliver(live, now);
+        let before = fleet.tally.cached_tokens;
+        while let Some(wake) = fleet.engines[worker].next_wake() {
+            let events = fleet.engines[worker].wake(wake, &mut fleet.tally);
+            let batch = KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None };
+            fleet.router.apply(WorkerId(worker as u32), &batch);
+        }
+        // The engine computes the last token again.
+        let expected = overlap.min((prompt - 1) / 16) * 16;
+        assert_eq!((fleet.tally.cached_tokens - before) as usize, expected);
+        compared += usize::from(expected > 0);
+    }
+    assert!(compared > 150, "only {compared} requests had an overlap");
+}
+
+#[test]
+fn tensors_are_made_once_per_engine_and_waited_for() {
+    let scenario = scenario(Workload::SharedImageQa, 1, 10);
+    let mut fleet = Fleet::new(&scenario, Policy::RoundRobin, Arrivals::Poisson(1.0));
+    let image = crate::sequence::Image { id: 1, embeds: 1000 };
+    let text = crate::sequence::Piece::Text { seed: 1, length: 10 };
+    let sequence = Sequence::new(&[crate::sequence::Piece::Image(image), text], text);
+    let made = nanos(image.pixels() as f64 * scenario.frontend.pixel);
+    assert_eq!(fleet.make_tensors(0, &sequence, 100, true), 100 + made);
+    // On their way, then there.
+    assert_eq!(fleet.make_tensors(0, &sequence, 200, true), 100 + made);
+    assert_eq!(fleet.make_tensors(0, &sequence, 1 << 40, true), 1 << 40);
+    assert_eq!((fleet.tally.items, fleet.tally.reused_items), (3, 2));
+}
+
+#[test]
+fn tensors_wait_for_a_free_thread() {
+    let scenario = scenario(Workload::SharedImageQa, 1, 10);
+    let mut fleet = Fleet::new(&scenario, Policy::RoundRobin, Arrivals::Poisson(1.0));
+    let of = |id| crate::sequence::Piece::Image(crate::sequence::Image { id, embeds: 1000 });
+    let text = crate::sequence::Piece::Text { seed: 1, length: 10 };
+    let made = nanos(1000.0 * 784.0 * scenario.frontend.pixel);
+    // Two threads, three images.
+    assert_eq!(fleet.make_tensors(0, &Sequence::new(&[of(1), of(2), of(3)], text), 0, true), 2 * made);
+}
+
+#[test]
+fn more_than_saturation_queues_and_less_does_not() {
+    let scenario = scenario(Workload::UniqueImages, 4, 4000);
+    let saturation = scenario.saturation(Policy::RoundRobin).unwrap();
+    let run = |load: f64| scenario.run(Policy::RoundRobin, Arrivals::Poisson(load * saturation)).unwrap();
+    let (less, more) = (run(0.8), run(1.5));
+    assert!(less.ttft_ms.p90 < 300.0, "{less:?}");
+    assert!(more.ttft_ms.p90 > 10_000.0, "{more:?}");
+    // More in flight makes steps longer, and what is begun at the end is not counted.
+    assert!(
+        (0.8..1.05).contains(&(more.requests_per_second / saturation)),
+        "{} of {saturation}",
+        more.requests_per_second
+    );
+    assert!((less.requests_per_second / saturation - 0.8).abs() < 0.04, "{} of {saturation}", less.requests_per_second);
+}
+
+#[test]
+fn images_that_many_ask_about_come_sooner_where_they_are_known() {
+    let scenario = scenario(Workload::SharedImageQa, 16, 8000);
+    let rate = 0.7 * scenario.saturation(Policy::RoundRobin).unwrap();
+    let run = |policy| scenario.run(policy, Arrivals::Poisson(rate)).unwrap();
+    let (media, robin) = (run(Policy::KvMedia), run(Policy::RoundRobin));
+    assert!(media.hit_rate > robin.hit_rate + 0.2, "{} and {}", media.hit_rate, robin.hit_rate);
+    assert!(media.encoder_saved > robin.encoder_saved.map(|saved| saved + 0.3), "{media:?} and {robin:?}");
+    assert!(robin.ttft_ms.p90 > 2.0 * media.ttft_ms.p90, "{:?} and {:?}", robin.ttft_ms, media.ttft_ms);
+}
+
+#[test]
+fn a_trace_is_played_at_its_times() {
+    use std::io::Write as _;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for number in 0..200 {
+        // Ten requests a second; three blocks that all share, one of its own.
+        let (at, own) = (100 * number, 10 + number);
+        let hashes = format!("[0, 1, 2, {own}]");
+        writeln!(file, r#"{{"timestamp": {at}, "input_length": 2000, "output_length": 20, "hash_ids": {hashes}}}"#)
+            .unwrap();
+    }
+    let source = Source::Trace(file.path().to_owned());
+    let summary = source.trace_summary().unwrap().unwrap();
+    assert_eq!((summary.requests, summary.seconds), (200, 19.9));
+    let scenario = Scenario { source, ..scenario(Workload::Mixed, 2, 200) };
+    let report = scenario.run(Policy::Kv, Arrivals::Traced(2.0)).unwrap();
+    assert_eq!(report.completed, 200);
+    assert!((9.95..10.5).contains(&report.virtual_seconds), "{report:?}");
+    assert!((report.hit_rate - 1536.0 / 2000.0).abs() < 0.01, "{report:?}");
+    assert_eq!((report.encoder_saved, report.tensors_reused), (None, None));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let good = scenario(Workload::Mixed, 2, 10);
+    let refused = |scenario: &Scenario, arrivals| scenario.run(Policy::Kv, arrivals).is_err();
+    assert!(refused(&Scenario { workers: 0, ..good.clone() }, Arrivals::Poisson(1.0)));
+    assert!(refused(&Scenario { warm_up: 10, ..good.clone() }, Arrivals::Poisson(1.0)));
+    assert!(refused(&good, Arrivals::Poisson(f64::NAN)));
+    assert!(refused(&good, Arrivals::Traced(1.0)));
+    assert!(refused(&good, Arrivals::Closed(0)));
+    let engine = EngineModel { num_blocks: 2, ..EngineModel::default() };
+    let tiny = Scenario { engine, ..good };
+    assert!(matches!(tiny.run(Policy::Kv, Arrivals::Poisson(1.0)), Err(SimulateError::NothingFits)));
+}

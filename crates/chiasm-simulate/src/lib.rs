@@ -1,0 +1,55 @@
+//! A fleet in virtual time: the real router, with its prefix index, before modelled engines.
+//!
+//! ```
+//! use chiasm_router::Policy;
+//! use chiasm_simulate::{Arrivals, Scenario, Source, Workload};
+//!
+//! let source = Source::Generated(Workload::SharedImageQa, Default::default());
+//! let scenario = Scenario {
+//!     workers: 4,
+//!     requests: 400,
+//!     warm_up: 100,
+//!     source,
+//!     seed: 1,
+//!     engine: Default::default(),
+//!     frontend: Default::default(),
+//!     router: Default::default(),
+//! };
+//! let rate = 0.7 * scenario.saturation(Policy::RoundRobin)?;
+//! let report = scenario.run(Policy::KvMedia, Arrivals::Poisson(rate))?;
+//! assert_eq!(report.completed, 400);
+//! # Ok::<(), chiasm_simulate::SimulateError>(())
+//! ```
+//!
+//! Nothing waits and nothing is random but by the seed: the same scenario gives the same report, up to its wall time. What
+//! the models leave out is in `docs/routing.md`.
+//!
+//! | module | is about |
+//! |---|---|
+//! | `scenario` | what is simulated |
+//! | `workload` | what is asked: generated requests and traces |
+//! | `sequence` | a request's tokens in few words |
+//! | `fleet` | the event loop: router, frontend, engines |
+//! | `engine` | a modelled engine: scheduler, KV cache, encoder's cache |
+//! | `model` | the engines' and the frontend's speeds and sizes, and where the numbers come from |
+//! | `tally`, `histogram` | what is counted |
+//! | `report` | what a run tells |
+#![forbid(unsafe_code)]
+
+mod engine;
+mod error;
+mod fleet;
+mod histogram;
+mod model;
+mod report;
+mod scenario;
+mod sequence;
+mod tally;
+mod virtual_time;
+mod workload;
+
+pub use error::SimulateError;
+pub use model::{EngineModel, FrontendModel};
+pub use report::{Latency, PolicyReport, table};
+pub use scenario::{Arrivals, Scenario, Source};
+pub use workload::{TraceSummary, Workload, WorkloadSize};

@@ -1,0 +1,125 @@
+//! What the modelled engines and the frontend before them are.
+
+use chiasm_types::BlockSize;
+
+use crate::error::SimulateError;
+
+/// A modelled engine. Times are in seconds of virtual time.
+///
+/// A step that computes `t` tokens (prompt and decode), encodes `e` image embeddings and has `c` tokens of context to read
+/// takes
+///
+/// ```text
+/// overhead + max(weights, t · token) + e · embed + c · kv_read + p · attention
+/// ```
+///
+/// where `p` counts, for each prompt token computed, the tokens before it. The first `max` is the roofline of the matrix
+/// products: either reading the weights or the arithmetic is what takes time.
+///
+/// The defaults are Qwen2.5-VL-7B in bfloat16 on a GPU of the H100's class: 3.35 TB/s and 989 TFLOP/s on paper, of which
+/// three quarters and two fifths are reached, 2.5 TB/s and 400 TFLOP/s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EngineModel {
+    /// Tokens per block of the KV cache. Default 16, as vLLM.
+    pub block_size: BlockSize,
+    /// Blocks of the KV cache that can be used. Default 60,000: 55 GB (80 less 17 of weights and 8 of activations) over 57 kB per
+    /// token (2 · 28 layers · 4 heads · 128 · 2 bytes) and 16 tokens.
+    pub num_blocks: u32,
+    /// Requests that run at once. Default 256.
+    pub max_running: usize,
+    /// Tokens that a step computes at most; longer prompts are computed in chunks. Default 8192.
+    pub max_batched_tokens: usize,
+    /// What every step costs: scheduling, launching, sampling. Default 2 ms.
+    pub overhead: f64,
+    /// Reading the weights once. Default 6 ms: 15.2 GB at 2.5 TB/s.
+    pub weights: f64,
+    /// Arithmetic of one token. Default 1/28,000 s: 14 GFLOP at 400 TFLOP/s.
+    pub token: f64,
+    /// Encoding one image embedding. Default 1/70,000 s: 4 patches of 2 · 0.63 G parameters and the merger, 5.1 GFLOP at
+    /// 360 TFLOP/s.
+    pub embed: f64,
+    /// Reading the keys and values of one token of context. Default 23 ns: 57 kB at 2.5 TB/s.
+    pub kv_read: f64,
+    /// Attention of one prompt token to one before it. Default 1 ns: 4 · 28 layers · 3584 FLOP at 400 TFLOP/s.
+    pub attention: f64,
+    /// Embeddings that the encoder's cache holds. Default 16,384.
+    pub encoder_cache_tokens: u64,
+    /// Bytes of the receiver cache. Default 4 GiB, vLLM's `--mm-processor-cache-gb 4`.
+    pub receiver_cache_bytes: u64,
+    /// From the end of a step until the frontend has its KV events and statistics. Default 1 ms.
+    pub event_delay: f64,
+}
+
+const BLOCK_SIZE: BlockSize = match BlockSize::new(16) {
+    Some(size) => size,
+    None => unreachable!(),
+};
+
+impl Default for EngineModel {
+    fn default() -> Self {
+        Self {
+            block_size: BLOCK_SIZE,
+            num_blocks: 60_000,
+            max_running: 256,
+            max_batched_tokens: 8192,
+            overhead: 2e-3,
+            weights: 6e-3,
+            token: 1.0 / 28_000.0,
+            embed: 1.0 / 70_000.0,
+            kv_read: 23e-9,
+            attention: 1e-9,
+            encoder_cache_tokens: 16_384,
+            receiver_cache_bytes: 4 << 30,
+            event_delay: 1e-3,
+        }
+    }
+}
+
+/// The modelled frontend: threads that turn images into tensors, first come, first served. Everything else it does takes no
+/// time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FrontendModel {
+    /// Threads per worker; all of them serve the whole fleet. Default 2.
+    pub threads_per_worker: usize,
+    /// Seconds per pixel of an image that the chosen engine's receiver cache lacks. Default 5 ns: a JPEG of 1024² takes
+    /// 4.6 ms (`docs/benchmarks/pixels.md`), and its tensor has to be written into shared memory.
+    pub pixel: f64,
+}
+
+impl Default for FrontendModel {
+    fn default() -> Self {
+        Self { threads_per_worker: 2, pixel: 5e-9 }
+    }
+}
+
+impl EngineModel {
+    /// Refuses what no engine could be.
+    pub(crate) fn check(&self) -> Result<(), SimulateError> {
+        let times =
+            [self.overhead, self.weights, self.token, self.embed, self.kv_read, self.attention, self.event_delay];
+        if times.iter().any(|time| !time.is_finite() || *time < 0.0) {
+            return Err(SimulateError::Config("the times of an engine must be 0 or more"));
+        }
+        if self.overhead + self.weights.max(self.token) <= 0.0 {
+            return Err(SimulateError::Config("an engine's step must take time; raise the overhead"));
+        }
+        if self.num_blocks == 0 || self.max_running == 0 || self.max_batched_tokens <= self.max_running {
+            return Err(SimulateError::Config(
+                "an engine needs a block, a running request, and more batched tokens than running requests",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl FrontendModel {
+    /// Refuses what no frontend could be.
+    pub(crate) fn check(&self) -> Result<(), SimulateError> {
+        if self.threads_per_worker == 0 || !self.pixel.is_finite() || self.pixel < 0.0 {
+            return Err(SimulateError::Config(
+                "a frontend needs a thread per worker and a time per pixel of 0 or more",
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! What is simulated.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use chiasm_router::{Policy, RouterConfig};
+
+use crate::error::SimulateError;
+use crate::fleet::Fleet;
+use crate::model::{EngineModel, FrontendModel};
+use crate::report::PolicyReport;
+use crate::workload::{Generator, Request, Trace, TraceSummary, Workload, WorkloadSize};
+
+/// Requests that each worker has in flight when saturation is measured.
+const SATURATING: usize = 128;
+/// Requests per worker from which saturation is measured, at least and at most.
+const SATURATION_SAMPLE: RangeInclusive<u64> = 512..=2000;
+/// Most workers; more would be a wrong number rather than a fleet.
+const MOST_WORKERS: usize = 100_000;
+
+/// Where requests come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Source {
+    /// They are generated.
+    Generated(Workload, WorkloadSize),
+    /// From a file in Mooncake's format: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids` of
+    /// 512-token blocks.
+    Trace(PathBuf),
+}
+
+/// When requests arrive.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arrivals {
+    /// Independently of each other, so many per second on average.
+    Poisson(f64),
+    /// When the trace says, so many times as fast.
+    Traced(f64),
+    /// As soon as fewer than this number per worker are in flight.
+    Closed(usize),
+}
+
+/// A fleet, what is asked of it, and the router before it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scenario {
+    /// Engines, 1 to 100,000.
+    pub workers: usize,
+    /// Requests; fewer when a trace has fewer.
+    pub requests: u64,
+    /// How many of them come first and don't count, while caches fill.
+    pub warm_up: u64,
+    /// Where they come from.
+    pub source: Source,
+    /// Of the requests, their arrivals, and the router's choices.
+    pub seed: u64,
+    /// All engines are alike.
+    pub engine: EngineModel,
+    /// The frontend.
+    pub frontend: FrontendModel,
+    /// The router's weights and limits; policy and seed are replaced.
+    pub router: RouterConfig,
+}
+
+impl Source {
+    /// Reads a trace to its end, which finds its mistakes; `None` for generated requests.
+    ///
+    /// # Errors
+    /// [`SimulateError::TraceRead`] and [`SimulateError::TraceLine`].
+    pub fn trace_summary(&self) -> Result<Option<TraceSummary>, SimulateError> {
+        match self {
+            Self::Generated(..) => Ok(None),
+            Self::Trace(path) => Trace::open(path)?.summary().map(Some),
+        }
+    }
+}
+
+impl Scenario {
+    /// Runs one policy to the end of the last request.
+    ///
+    /// # Errors
+    /// The scenario makes no sense, its trace can't be read, or nothing in it fits the engines.
+    pub fn run(&self, policy: Policy, arrivals: Arrivals) -> Result<PolicyReport, SimulateError> {
+        self.check(arrivals)?;
+        Fleet::new(self, policy, arrivals).run(self.requests()?)
+    }
+
+    /// Runs several policies on so many threads; the reports are in the order of the policies.
+    ///
+    /// # Errors
+    /// As [`Scenario::run`].
+    pub fn run_all(
+        &self,
+        policies: &[Policy],
+        arrivals: Arrivals,
+        threads: usize,
+    ) -> Result<Vec<PolicyReport>, SimulateError> {
+        let next = AtomicUsize::new(0);
+        let done = Mutex::new(Vec::with_capacity(policies.len()));
+        std::thread::scope(|scope| {
+            for _ in 0..threads.clamp(1, policies.len().max(1)) {
+                scope.spawn(|| {
+                    while let Some((at, policy)) = policies.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        let report = self.run(*policy, arrivals);
+                        done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((at, report));
+                    }
+                });
+            }
+        });
+        let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        done.sort_by_key(|(at, _)| *at);
+        done.into_iter().map(|(_, report)| report).collect()
+    }
+
+    /// Requests per second that the fleet can serve under a policy: what ends while 128 requests per worker are in flight, after
+    /// the warm-up. Measured with as many requests as the scenario has, but 512 to 2,000 per worker.
+    ///
+    /// # Errors
+    /// As [`Scenario::run`].
+    pub fn saturation(&self, policy: Policy) -> Result<f64, SimulateError> {
+        let workers = self.workers as u64;
+        let (least, most) = (SATURATION_SAMPLE.start() * workers, SATURATION_SAMPLE.end() * workers);
+        let requests = match self.source {
+            Source::Generated(..) => self.requests.clamp(least, most),
+            Source::Trace(_) => self.requests.min(most),
+        };
+        let warm_up = self.warm_up.max(SATURATING as u64 * workers).min(requests / 2);
+        let sample = Self { requests, warm_up, ..self.clone() };
+        Ok(sample.run(policy, Arrivals::Closed(SATURATING))?.requests_per_second)
+    }
+
+    fn requests(&self) -> Result<Box<dyn Iterator<Item = Result<Request, SimulateError>>>, SimulateError> {
+        let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
+        Ok(match &self.source {
+            Source::Generated(workload, size) => {
+                Box::new(Generator::new(*workload, size, self.workers, self.seed).map(Ok).take(most))
+            }
+            Source::Trace(path) => Box::new(Trace::open(path)?.take(most)),
+        })
+    }
+
+    fn check(&self, arrivals: Arrivals) -> Result<(), SimulateError> {
+        self.engine.check()?;
+        self.frontend.check()?;
+        if !(1..=MOST_WORKERS).contains(&self.workers) {
+            return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
+        }
+        if self.warm_up >= self.requests {
+            return Err(SimulateError::Config("some requests must come after the warm-up; simulate more"));
+        }
+        match arrivals {
+            Arrivals::Poisson(number) | Arrivals::Traced(number) if !(number.is_finite() && number > 0.0) => {
+                Err(SimulateError::Config("the rate of requests and the speed of a trace must be more than 0"))
+            }
+            Arrivals::Closed(0) => Err(SimulateError::Config("at least one request per worker must be in flight")),
+            Arrivals::Traced(_) if matches!(self.source, Source::Generated(..)) => {
+                Err(SimulateError::Config("generated requests have no times of their own; give a rate"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What is counted during a run.
+
+use crate::engine::{Live, Observer};
+use crate::histogram::Histogram;
+use crate::sequence::Sequence;
+use crate::virtual_time::Nanos;
+
+/// Sums and histograms over the requests that count.
+pub(crate) struct Tally {
+    /// From when on gaps between tokens count: the arrival of the first request that does.
+    pub(crate) count_from: Nanos,
+    pub(crate) ttft: Histogram,
+    pub(crate) gaps: Histogram,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) cached_tokens: u64,
+    pub(crate) embeds: u64,
+    pub(crate) encoded: u64,
+    pub(crate) items: u64,
+    /// Items whose tensors the chosen engine had.
+    pub(crate) reused_items: u64,
+    /// All that ended, also those that don't count.
+    pub(crate) completed: u64,
+    /// Never given to an engine, as none could hold them.
+    pub(crate) refused: u64,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        Self {
+            count_from: Nanos::MAX,
+            ttft: Histogram::new(),
+            gaps: Histogram::new(),
+            prompt_tokens: 0,
+            cached_tokens: 0,
+            embeds: 0,
+            encoded: 0,
+            items: 0,
+            reused_items: 0,
+            completed: 0,
+            refused: 0,
+        }
+    }
+}
+
+fn embeds(sequence: &Sequence) -> u64 {
+    sequence.items().iter().map(|item| u64::from(item.image.embeds)).sum()
+}
+
+impl Observer for Tally {
+    fn first_token(&mut self, live: &mut Live, now: Nanos) {
+        if let Some(reservation) = &mut live.reservation {
+            reservation.first_token();
+        }
+        if live.counted {
+            self.ttft.add(now - live.arrival, 1);
+        }
+    }
+
+    fn finished(&mut self, live: Live, _: Nanos) {
+        self.completed += 1;
+        if live.counted {
+            self.prompt_tokens += live.sequence.prompt() as u64;
+            self.cached_tokens += live.cached as u64;
+            self.embeds += embeds(&live.sequence);
+            self.encoded += live.encoded;
+        }
+    }
+
+    fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos) {
+        if now >= self.count_from {
+            self.gaps.add(gap, tokens);
+        }
+    }
+}

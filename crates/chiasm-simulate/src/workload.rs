@@ -1,0 +1,214 @@
+//! What is asked of the fleet.
+
+mod chats;
+mod trace;
+mod zipf;
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::error::SimulateError;
+use crate::sequence::{Image, Piece, Sequence, mix};
+use crate::virtual_time::Nanos;
+use chats::Chats;
+pub(crate) use trace::Trace;
+pub use trace::TraceSummary;
+use zipf::Zipf;
+
+/// A kind of requests. All prompts begin with the 24 tokens of a chat template; answers have 150 tokens on average, between 1
+/// and 1,200, distributed exponentially. Images have 20 to 48 patches of 28 pixels along each side, so 400 to 2,304
+/// embeddings, 1,156 on average.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workload {
+    /// An image from a catalogue, then a question of 20 to 100 tokens that nobody asked before.
+    SharedImageQa,
+    /// Conversations of five turns on average, with an image in the first and in 30 % of the others. Each turn has 20 to
+    /// 150 tokens of text and repeats all before it, answers included.
+    MultiTurnImages,
+    /// 50 to 400 tokens of text that nobody sent before, an image from a catalogue, a question: the KV cache can't help
+    /// with the image, its embeddings and its tensors can.
+    ImageAfterText,
+    /// An image that nobody sent before, then a question.
+    UniqueImages,
+    /// No images: one of 16 system prompts of 1,000 to 3,000 tokens (Zipf, exponent 1), then 50 to 500 tokens of text.
+    SharedSystemPrompt,
+    /// 30 % of the first, 30 % of the second, 10 % each of the third and the fourth, 20 % of the fifth.
+    Mixed,
+}
+
+/// How large a generated workload's world is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkloadSize {
+    /// Images of the catalogue per worker of the fleet. Default 32.
+    pub images_per_worker: usize,
+    /// How unequal their popularity is: Zipf's exponent. Default 0.9.
+    pub zipf_exponent: f64,
+    /// Conversations that are open at once, per worker. Default 64.
+    pub chats_per_worker: usize,
+}
+
+impl Default for WorkloadSize {
+    fn default() -> Self {
+        Self { images_per_worker: 32, zipf_exponent: 0.9, chats_per_worker: 64 }
+    }
+}
+
+/// A request as it arrives.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    /// When, for traces; generated requests come when the simulation wants them.
+    pub(crate) at: Nanos,
+    pub(crate) sequence: Sequence,
+}
+
+const NAMES: [(Workload, &str); 6] = [
+    (Workload::SharedImageQa, "shared-image-qa"),
+    (Workload::MultiTurnImages, "multi-turn-images"),
+    (Workload::ImageAfterText, "image-after-text"),
+    (Workload::UniqueImages, "unique-images"),
+    (Workload::SharedSystemPrompt, "shared-system-prompt"),
+    (Workload::Mixed, "mixed"),
+];
+
+impl Workload {
+    /// All of them.
+    pub const ALL: [Self; 6] = [
+        Self::SharedImageQa,
+        Self::MultiTurnImages,
+        Self::ImageAfterText,
+        Self::UniqueImages,
+        Self::SharedSystemPrompt,
+        Self::Mixed,
+    ];
+
+    pub(crate) fn names() -> String {
+        NAMES.map(|(_, name)| name).join(", ")
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(NAMES.iter().find(|(workload, _)| workload == self).map_or("", |(_, name)| name))
+    }
+}
+
+impl FromStr for Workload {
+    type Err = SimulateError;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = NAMES.iter().find(|(_, known)| *known == name);
+        known.map(|(workload, _)| *workload).ok_or_else(|| SimulateError::UnknownWorkload(name.to_owned()))
+    }
+}
+
+/// What every prompt begins with.
+const TEMPLATE: Piece = Piece::Text { seed: 0x7e_3f_1a_7e, length: 24 };
+const SYSTEM_PROMPTS: usize = 16;
+const MEAN_ANSWER: f64 = 150.0;
+const LONGEST_ANSWER: f64 = 1200.0;
+const QUESTION: RangeInclusive<u32> = 20..=100;
+
+fn fresh_text(rng: &mut SmallRng, lengths: RangeInclusive<u32>) -> Piece {
+    Piece::Text { seed: rng.random(), length: rng.random_range(lengths) }
+}
+
+fn answer(rng: &mut SmallRng) -> Piece {
+    let length = (exponential(rng) * MEAN_ANSWER).ceil().clamp(1.0, LONGEST_ANSWER);
+    Piece::Text { seed: rng.random(), length: length as u32 }
+}
+
+fn fresh_image(rng: &mut SmallRng) -> Image {
+    image(rng.random())
+}
+
+fn image(id: u64) -> Image {
+    let side = |bits: u64| 20 + (bits % 29) as u32;
+    let bits = mix(id);
+    Image { id, embeds: side(bits >> 32) * side(bits & 0xffff_ffff) }
+}
+
+/// Exponentially distributed, 1 on average.
+pub(crate) fn exponential(rng: &mut SmallRng) -> f64 {
+    -(1.0 - rng.random::<f64>()).ln()
+}
+
+/// An endless stream of requests. The same seed gives the same ones.
+pub(crate) struct Generator {
+    workload: Workload,
+    rng: SmallRng,
+    /// Sets the catalogue and the system prompts apart from those of other seeds.
+    world: u64,
+    images: Zipf,
+    systems: Zipf,
+    chats: Chats,
+}
+
+impl Generator {
+    pub(crate) fn new(workload: Workload, size: &WorkloadSize, workers: usize, seed: u64) -> Self {
+        Self {
+            workload,
+            rng: SmallRng::seed_from_u64(seed),
+            world: mix(seed),
+            images: Zipf::new(size.images_per_worker.saturating_mul(workers), size.zipf_exponent),
+            systems: Zipf::new(SYSTEM_PROMPTS, 1.0),
+            chats: Chats::new(size.chats_per_worker.saturating_mul(workers)),
+        }
+    }
+
+    fn known_image(&mut self) -> Piece {
+        Piece::Image(image(mix(self.world ^ self.images.draw(&mut self.rng) as u64)))
+    }
+
+    fn sequence(&mut self, workload: Workload) -> Sequence {
+        match workload {
+            Workload::SharedImageQa => {
+                let image = self.known_image();
+                let rng = &mut self.rng;
+                Sequence::new(&[TEMPLATE, image, fresh_text(rng, QUESTION)], answer(rng))
+            }
+            Workload::MultiTurnImages => self.chats.next(&mut self.rng),
+            Workload::ImageAfterText => {
+                let image = self.known_image();
+                let rng = &mut self.rng;
+                let (before, question) = (fresh_text(rng, 50..=400), fresh_text(rng, QUESTION));
+                Sequence::new(&[TEMPLATE, before, image, question], answer(rng))
+            }
+            Workload::UniqueImages => {
+                let rng = &mut self.rng;
+                let image = Piece::Image(fresh_image(rng));
+                Sequence::new(&[TEMPLATE, image, fresh_text(rng, QUESTION)], answer(rng))
+            }
+            Workload::SharedSystemPrompt => {
+                let rng = &mut self.rng;
+                let seed = mix(!self.world ^ self.systems.draw(rng) as u64);
+                let system = Piece::Text { seed, length: 1000 + (mix(seed) % 2001) as u32 };
+                Sequence::new(&[TEMPLATE, system, fresh_text(rng, 50..=500)], answer(rng))
+            }
+            Workload::Mixed => {
+                let one = match self.rng.random_range(0..10) {
+                    0..3 => Workload::SharedImageQa,
+                    3..6 => Workload::MultiTurnImages,
+                    6 => Workload::ImageAfterText,
+                    7 => Workload::UniqueImages,
+                    _ => Workload::SharedSystemPrompt,
+                };
+                self.sequence(one)
+            }
+        }
+    }
+}
+
+impl Iterator for Generator {
+    type Item = Request;
+
+    fn next(&mut self) -> Option<Request> {
+        Some(Request { at: 0, sequence: self.sequence(self.workload) })
+    }
+}
+
+#[cfg(test)]
+mod tests;
