@@ -1,0 +1,118 @@
+//! How the weights of the cost change what requests wait for, over all generated workloads: each weight alone, around the
+//! defaults.
+//!
+//! `cargo run --release -p chiasm-simulate --example weights [workers] [requests] [load…]`; `docs/routing.md` has a run.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use chiasm_router::{Policy, RouterConfig, Weights};
+use chiasm_simulate::{Arrivals, PolicyReport, Scenario, Source, Workload, WorkloadSize};
+
+fn main() {
+    let numbers: Vec<f64> = std::env::args().skip(1).map(|number| number.parse().unwrap()).collect();
+    let workers = numbers.first().map_or(16, |number| *number as usize);
+    let requests = numbers.get(1).map_or(10_000, |number| *number as u64);
+    let loads = numbers.get(2..).filter(|loads| !loads.is_empty()).unwrap_or(&[0.5, 0.7, 0.85]);
+
+    let candidates = candidates();
+    let scenarios: Vec<Scenario> = Workload::ALL
+        .iter()
+        .map(|workload| Scenario {
+            workers,
+            requests,
+            warm_up: requests / 4,
+            source: Source::Generated(*workload, WorkloadSize::default()),
+            seed: 1,
+            engine: Default::default(),
+            frontend: Default::default(),
+            router: Default::default(),
+        })
+        .collect();
+    let rates = parallel(scenarios.len(), |at| scenarios[at].saturation(Policy::RoundRobin).unwrap());
+    for load in loads {
+        let jobs = candidates.len() * scenarios.len();
+        let reports = parallel(jobs, |job| {
+            let (at, workload) = (job / scenarios.len(), job % scenarios.len());
+            let (_, policy, router) = &candidates[at];
+            let scenario = Scenario { router: router.clone(), ..scenarios[workload].clone() };
+            scenario.run(*policy, Arrivals::Poisson(load * rates[workload])).unwrap()
+        });
+        print(*load, &candidates, &reports, workers, requests);
+    }
+}
+
+type Candidate = (String, Policy, RouterConfig);
+
+fn candidates() -> Vec<Candidate> {
+    let default = RouterConfig::default();
+    let plain = |policy: Policy| (policy.to_string(), policy, RouterConfig::default());
+    let mut candidates =
+        vec![plain(Policy::KvMedia), plain(Policy::Kv), plain(Policy::LeastLoaded), plain(Policy::RoundRobin)];
+    type Change = fn(&mut Weights, f64);
+    let changes: [(&str, Change, &[f64]); 4] = [
+        ("queue", |weights, to| weights.queue = to, &[0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 2.0]),
+        ("load", |weights, to| weights.load = to, &[0.0, 0.03, 0.1, 0.3, 1.0, 3.0]),
+        ("encode", |weights, to| weights.encode = to, &[0.0, 4.0, 6.5, 8.0, 12.0]),
+        ("process", |weights, to| weights.process = to, &[0.0, 1.5, 3.0, 6.0]),
+    ];
+    for (name, change, values) in changes {
+        for value in values {
+            let mut router = default.clone();
+            change(&mut router.weights, *value);
+            if router.weights != default.weights {
+                candidates.push((format!("{name} {value}"), Policy::KvMedia, router));
+            }
+        }
+    }
+    for temperature in [10.0, 50.0, 200.0] {
+        let router = RouterConfig { temperature, ..default.clone() };
+        candidates.push((format!("temperature {temperature}"), Policy::KvMedia, router));
+    }
+    candidates
+}
+
+/// TTFT p90 in ms (and the balance), and the geometric mean of its ratios to the first line's.
+fn print(load: f64, candidates: &[Candidate], reports: &[PolicyReport], workers: usize, requests: u64) {
+    let count = Workload::ALL.len();
+    println!(
+        "\n{workers} workers, {requests} requests, {load} of round-robin's saturation, {:?}\n",
+        RouterConfig::default().weights
+    );
+    println!("| | {} | p90 | p99 |", Workload::ALL.map(|workload| workload.to_string()).join(" | "));
+    println!("|---|{}---|---|", "---|".repeat(count));
+    let (first, _) = reports.split_at(count);
+    for ((name, ..), reports) in candidates.iter().zip(reports.chunks(count)) {
+        let cells: Vec<String> =
+            reports.iter().map(|report| format!("{:.1} ({:.2})", report.ttft_ms.p90, report.balance)).collect();
+        let mean = |of: fn(&PolicyReport) -> f64| {
+            let logarithms = reports.iter().zip(first).map(|(report, first)| (of(report) / of(first)).ln());
+            (logarithms.sum::<f64>() / count as f64).exp()
+        };
+        let (p90, p99) = (mean(|report| report.ttft_ms.p90), mean(|report| report.ttft_ms.p99));
+        println!("| {name} | {} | {p90:.3} | {p99:.3} |", cells.join(" | "));
+    }
+}
+
+/// Results in order, on two threads.
+fn parallel<T: Send>(jobs: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let job = next.fetch_add(1, Ordering::Relaxed);
+                    if job >= jobs {
+                        break;
+                    }
+                    let result = run(job);
+                    done.lock().unwrap().push((job, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap();
+    done.sort_by_key(|(job, _)| *job);
+    done.into_iter().map(|(_, result)| result).collect()
+}
