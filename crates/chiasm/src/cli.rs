@@ -1,5 +1,7 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
+mod simulate;
+
 use std::net::IpAddr;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -7,6 +9,8 @@ use std::time::Duration;
 
 use chiasm_router::{Policy, Weights};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use simulate::SimulateArgs;
 
 /// One fast front door before many multimodal LLM engines.
 #[derive(Debug, Parser)]
@@ -26,6 +30,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Run one simulated engine on vLLM's wire
     SimEngine(SimEngineArgs),
+    /// Compare routing policies on a modelled fleet in virtual time
+    Simulate(Box<SimulateArgs>),
 }
 
 #[derive(Debug, Args)]
@@ -368,5 +374,15 @@ mod tests {
         let Command::Serve(args) = cli.command else { panic!("serve") };
         assert_eq!(args.engines.engines, 2);
         assert_eq!(args.vllm_args, ["--dtype", "float32"]);
+    }
+
+    #[test]
+    fn policies_and_workloads_are_lists() {
+        let cli = Cli::parse_from(["chiasm", "simulate", "--policy", "kv,kv+media", "--workload", "all"]);
+        let Command::Simulate(args) = cli.command else { panic!("simulate") };
+        assert_eq!(args.policy.0, [Policy::Kv, Policy::KvMedia]);
+        assert_eq!(args.workload.0.len(), 6);
+        let error = Cli::try_parse_from(["chiasm", "simulate", "--policy", "best"]).unwrap_err().to_string();
+        assert!(error.contains("round-robin"), "{error}");
     }
 }

@@ -7,6 +7,7 @@
 //! | `demo` | the main job in a minute, on simulated engines |
 //! | `inspect` | what an image means for a model's prompt |
 //! | `sim_engine` | one simulated engine as a process |
+//! | `simulate` | routing policies on a modelled fleet |
 //! | [`scenarios`] | the conversations of demo and tests, and what they must show |
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod serve;
 mod signals;
 mod sim_engine;
 mod sim_host;
+mod simulate;
 mod stdout;
 
 use std::io::IsTerminal;
@@ -57,6 +59,8 @@ pub fn main() -> ExitCode {
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,
+            // Nothing else runs in this process.
+            Command::Simulate(args) => simulate::run(&args),
         }
     });
     match done {

@@ -1,0 +1,163 @@
+//! The flags of `chiasm simulate`.
+
+use std::path::PathBuf;
+
+use chiasm_router::{Policy, Weights};
+use chiasm_simulate::Workload;
+use clap::Args;
+
+use super::{positive, weight};
+
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    /// Engines of the fleet
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) workers: u32,
+    /// Requests; of a trace at most so many [default: 1,000 per worker, or the whole trace]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) requests: Option<u64>,
+    /// Part of the requests that come first and don't count, while caches fill
+    #[arg(long, value_parser = part, default_value_t = 0.25)]
+    pub(crate) warm_up: f64,
+    /// What is asked: shared-image-qa, multi-turn-images, image-after-text, unique-images, shared-system-prompt, mixed, or
+    /// several of them, or all
+    #[arg(long, value_name = "LIST", default_value = "mixed", value_parser = workloads, conflicts_with = "trace")]
+    pub(crate) workload: List<Workload>,
+    /// Requests from a file of JSON lines in Mooncake's format: timestamp (ms), input_length, output_length, hash_ids
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// How workers are picked: kv+media, kv, round-robin, random, least-loaded, power-of-two, or several, or all
+    #[arg(long, value_name = "LIST", default_value = "all", value_parser = policies)]
+    pub(crate) policy: List<Policy>,
+    /// Part of the fleet's saturation at which requests arrive [default: 0.7; a trace has times of its own]
+    #[arg(long, value_parser = positive, conflicts_with = "rate")]
+    pub(crate) load: Option<f64>,
+    /// The policy whose saturation it is
+    #[arg(long, value_name = "POLICY", default_value_t = Policy::RoundRobin)]
+    pub(crate) saturation_of: Policy,
+    /// Requests per second, instead of --load
+    #[arg(long, value_parser = positive)]
+    pub(crate) rate: Option<f64>,
+    /// Of the requests, their times and the router's choices
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Policies that run side by side, each on one thread
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: u16,
+    /// Print JSON lines
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten, next_help_heading = "Cost of a worker")]
+    pub(crate) weights: WeightArgs,
+    #[command(flatten, next_help_heading = "Generated requests")]
+    pub(crate) size: SizeArgs,
+    #[command(flatten, next_help_heading = "Engine model")]
+    pub(crate) engine: ModelArgs,
+}
+
+/// The router's weights, as for `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct WeightArgs {
+    /// A prompt block that has to be computed
+    #[arg(long, value_parser = weight, default_value_t = Weights::default().prefill)]
+    pub(crate) prefill_weight: f64,
+    /// A block's worth of image embeddings that has to be encoded
+    #[arg(long, value_parser = weight, default_value_t = Weights::default().encode)]
+    pub(crate) encode_weight: f64,
+    /// A block's worth of image embeddings whose tensors have to be made
+    #[arg(long, value_parser = weight, default_value_t = Weights::default().process)]
+    pub(crate) process_weight: f64,
+    /// The work of requests that wait, in parts of the request's own
+    #[arg(long, value_parser = weight, default_value_t = Weights::default().queue)]
+    pub(crate) queue_weight: f64,
+    /// A block that running requests use
+    #[arg(long, value_parser = weight, default_value_t = Weights::default().load)]
+    pub(crate) load_weight: f64,
+    /// Spreads choices
+    #[arg(long, value_parser = weight, default_value_t = 0.0)]
+    pub(crate) routing_temperature: f64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SizeArgs {
+    /// Images of the catalogue, per worker
+    #[arg(long, default_value_t = 32)]
+    pub(crate) images_per_worker: usize,
+    /// How unequal their popularity is (Zipf's exponent)
+    #[arg(long, value_parser = weight, default_value_t = 0.9)]
+    pub(crate) zipf_exponent: f64,
+    /// Conversations that are open at once, per worker
+    #[arg(long, default_value_t = 64)]
+    pub(crate) chats_per_worker: usize,
+}
+
+/// The defaults are Qwen2.5-VL-7B on a GPU of the H100's class; `docs/routing.md` derives them.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// Tokens per block of an engine's KV cache
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) block_size: u32,
+    /// Blocks of its KV cache
+    #[arg(long, default_value_t = 60_000)]
+    pub(crate) num_blocks: u32,
+    /// Requests that run at once
+    #[arg(long, default_value_t = 256)]
+    pub(crate) max_num_seqs: usize,
+    /// Tokens of a step
+    #[arg(long, default_value_t = 8192)]
+    pub(crate) max_num_batched_tokens: usize,
+    /// Milliseconds that a step takes besides its work
+    #[arg(long, value_parser = weight, default_value_t = 2.0)]
+    pub(crate) step_overhead_ms: f64,
+    /// Milliseconds that reading the weights takes, once a step
+    #[arg(long, value_parser = weight, default_value_t = 6.0)]
+    pub(crate) weights_ms: f64,
+    /// Tokens that it computes per second
+    #[arg(long, value_parser = positive, default_value_t = 28_000.0)]
+    pub(crate) prefill_rate: f64,
+    /// Image embeddings that it encodes per second
+    #[arg(long, value_parser = positive, default_value_t = 70_000.0)]
+    pub(crate) encode_rate: f64,
+    /// Image embeddings that its encoder's cache holds
+    #[arg(long, default_value_t = 16_384)]
+    pub(crate) encoder_cache_tokens: u64,
+    /// GiB of its cache of tensors
+    #[arg(long, value_parser = weight, default_value_t = 4.0)]
+    pub(crate) receiver_cache_gb: f64,
+    /// Milliseconds until its events are known
+    #[arg(long, value_parser = weight, default_value_t = 1.0)]
+    pub(crate) event_delay_ms: f64,
+    /// Nanoseconds that the frontend takes per pixel whose tensor the engine lacks
+    #[arg(long, value_parser = weight, default_value_t = 5.0)]
+    pub(crate) pixel_ns: f64,
+    /// Threads of the frontend, per worker
+    #[arg(long, default_value_t = 2)]
+    pub(crate) threads_per_worker: usize,
+}
+
+/// Several of something, separated by commas. A type of its own, lest clap take each as a flag's own value.
+#[derive(Clone, Debug)]
+pub(crate) struct List<T>(pub(crate) Vec<T>);
+
+fn list<T: Clone>(text: &str, all: &[T], one: impl Fn(&str) -> Result<T, String>) -> Result<List<T>, String> {
+    if text == "all" {
+        return Ok(List(all.to_vec()));
+    }
+    text.split(',').map(one).collect::<Result<_, _>>().map(List)
+}
+
+fn workloads(text: &str) -> Result<List<Workload>, String> {
+    list(text, &Workload::ALL, |name| name.parse().map_err(|error: chiasm_simulate::SimulateError| error.to_string()))
+}
+
+fn policies(text: &str) -> Result<List<Policy>, String> {
+    list(text, &Policy::ALL, |name| name.parse().map_err(|error: chiasm_router::UnknownPolicy| error.to_string()))
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    weight(text)
+        .ok()
+        .filter(|part| *part < 1.0)
+        .ok_or_else(|| "expected a number, 0 or more and less than 1".to_owned())
+}

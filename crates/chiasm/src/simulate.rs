@@ -1,0 +1,128 @@
+//! `chiasm simulate`: policies against each other, on a modelled fleet in virtual time.
+
+use chiasm_router::{RouterConfig, Weights};
+use chiasm_simulate::{
+    Arrivals, EngineModel, FrontendModel, PolicyReport, Scenario, SimulateError, Source, WorkloadSize, table,
+};
+use chiasm_types::BlockSize;
+use serde_json::json;
+
+use crate::cli::SimulateArgs;
+use crate::error::CliError;
+use crate::stdout::line;
+
+const REQUESTS_PER_WORKER: u64 = 1000;
+const LOAD: f64 = 0.7;
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Prints a table, or lines, per workload.
+pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
+    let sources: Vec<(String, Source)> = match &args.trace {
+        Some(path) => vec![(path.display().to_string(), Source::Trace(path.clone()))],
+        None => args.workload.0.iter().map(|workload| (workload.to_string(), generated(args, *workload))).collect(),
+    };
+    sources.into_iter().try_for_each(|(name, source)| simulate(args, &name, source).map_err(usage))
+}
+
+/// What goes wrong is in the flags or in the file that they name.
+fn usage(error: SimulateError) -> CliError {
+    CliError::Usage(error.to_string())
+}
+
+fn generated(args: &SimulateArgs, workload: chiasm_simulate::Workload) -> Source {
+    let size = WorkloadSize {
+        images_per_worker: args.size.images_per_worker,
+        zipf_exponent: args.size.zipf_exponent,
+        chats_per_worker: args.size.chats_per_worker,
+    };
+    Source::Generated(workload, size)
+}
+
+fn simulate(args: &SimulateArgs, name: &str, source: Source) -> Result<(), SimulateError> {
+    let trace = source.trace_summary()?;
+    let most = trace.map_or(u64::from(args.workers) * REQUESTS_PER_WORKER, |trace| trace.requests);
+    let requests = match trace {
+        Some(_) => args.requests.map_or(most, |requests| requests.min(most)),
+        None => args.requests.unwrap_or(most),
+    };
+    let scenario = scenario(args, source, requests);
+    let load = args.load.or((args.rate.is_none() && trace.is_none()).then_some(LOAD));
+    let saturation = load.map(|_| scenario.saturation(args.saturation_of)).transpose()?;
+    let rate = args.rate.or(load.zip(saturation).map(|(load, saturation)| load * saturation));
+    let arrivals = match (trace, rate) {
+        (None, rate) => Arrivals::Poisson(rate.unwrap_or_default()),
+        (Some(_), None) => Arrivals::Traced(1.0),
+        (Some(trace), Some(rate)) => Arrivals::Traced(rate * trace.seconds / trace.requests as f64),
+    };
+    let reports = scenario.run_all(&args.policy.0, arrivals, usize::from(args.threads))?;
+    if args.json {
+        reports.iter().for_each(|report| line!("{}", row(args, name, requests, rate, saturation, report)));
+        return Ok(());
+    }
+    let rate = rate.map_or_else(|| "at the trace's times".to_owned(), |rate| format!("{rate:.1} a second"));
+    let part = load.zip(saturation).map_or_else(String::new, |(load, saturation)| {
+        format!(" = {load} of the saturation of {}, {saturation:.1}", args.saturation_of)
+    });
+    line!("{name}: {} workers, {requests} requests, {} of them warm-up, {rate}{part}", args.workers, scenario.warm_up);
+    line!("\n{}", table(&reports));
+    Ok(())
+}
+
+fn scenario(args: &SimulateArgs, source: Source, requests: u64) -> Scenario {
+    let model = &args.engine;
+    let engine = EngineModel {
+        block_size: BlockSize::new(model.block_size).unwrap_or(EngineModel::default().block_size),
+        num_blocks: model.num_blocks,
+        max_running: model.max_num_seqs,
+        max_batched_tokens: model.max_num_batched_tokens,
+        overhead: model.step_overhead_ms / 1e3,
+        weights: model.weights_ms / 1e3,
+        token: 1.0 / model.prefill_rate,
+        embed: 1.0 / model.encode_rate,
+        encoder_cache_tokens: model.encoder_cache_tokens,
+        receiver_cache_bytes: (model.receiver_cache_gb * GIB) as u64,
+        event_delay: model.event_delay_ms / 1e3,
+        ..EngineModel::default()
+    };
+    let weights = Weights {
+        prefill: args.weights.prefill_weight,
+        encode: args.weights.encode_weight,
+        process: args.weights.process_weight,
+        queue: args.weights.queue_weight,
+        load: args.weights.load_weight,
+    };
+    Scenario {
+        workers: args.workers as usize,
+        requests,
+        warm_up: (requests as f64 * args.warm_up) as u64,
+        source,
+        seed: args.seed,
+        engine,
+        frontend: FrontendModel { threads_per_worker: model.threads_per_worker, pixel: model.pixel_ns / 1e9 },
+        router: RouterConfig { weights, temperature: args.weights.routing_temperature, ..RouterConfig::default() },
+    }
+}
+
+/// The report's fields, and what they are of.
+fn row(
+    args: &SimulateArgs,
+    name: &str,
+    requests: u64,
+    rate: Option<f64>,
+    saturation: Option<f64>,
+    report: &PolicyReport,
+) -> serde_json::Value {
+    let mut row = json!({
+        "workload": name,
+        "workers": args.workers,
+        "requests": requests,
+        "seed": args.seed,
+        "rate": rate,
+        "saturation": saturation,
+    });
+    // A report is an object of numbers: nothing in it can fail.
+    if let (Some(row), Ok(serde_json::Value::Object(report))) = (row.as_object_mut(), serde_json::to_value(report)) {
+        row.extend(report);
+    }
+    row
+}
