@@ -66,11 +66,13 @@ impl FromStr for Policy {
 pub struct Weights {
     /// One block of the prompt that the worker has to compute.
     pub prefill: f64,
+    /// One block of the prompt that the worker has on the CPU or in storage and loads instead.
+    pub fetch: f64,
     /// One block's worth of image embeddings that the worker has to encode.
     pub encode: f64,
     /// One block's worth of image embeddings whose tensors have to be made and handed over.
     pub process: f64,
-    /// One unit of the work (`prefill` and `encode`) of requests that were given to the worker and have no token yet.
+    /// One unit of the work (`prefill`, `fetch` and `encode`) of requests that were given to the worker and have no token yet.
     pub queue: f64,
     /// One block that a running request of the worker uses.
     pub load: f64,
@@ -117,7 +119,7 @@ pub struct RouterConfig {
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { prefill: 16.0, encode: 8.0, process: 3.0, queue: 0.25, load: 1.0 }
+        Self { prefill: 16.0, fetch: 1.0, encode: 8.0, process: 3.0, queue: 0.25, load: 1.0 }
     }
 }
 

@@ -50,6 +50,8 @@ struct Candidate {
     overlap: u32,
     /// Leading blocks that it will hold when requests in flight are computed.
     expected: u32,
+    /// Leading blocks that it holds with those on the CPU and in storage.
+    loadable: u32,
     /// Blocks in use.
     load: f64,
     /// Of the requests that wait there.
@@ -57,6 +59,23 @@ struct Candidate {
     /// Media work that it is spared, in the unit of costs.
     spared: f64,
     cost: f64,
+}
+
+impl Candidate {
+    /// Leading blocks that it need not compute.
+    fn covered(&self) -> u32 {
+        self.expected.max(self.loadable)
+    }
+
+    fn covered_tokens(&self) -> usize {
+        self.covered() as usize * self.block_size as usize
+    }
+
+    /// The cost of computing and loading the prompt.
+    fn prefill(&self, weights: &Weights) -> f64 {
+        let missing = self.blocks.saturating_sub(self.covered().into());
+        weights.prefill * missing as f64 + weights.fetch * f64::from(self.covered() - self.expected)
+    }
 }
 
 /// A request's media items in the order in which they end, each once.
@@ -116,12 +135,10 @@ pub(crate) fn choose(
         fleet.sessions.went_to(session, seat);
     }
     fleet.last = Some(id);
-    let covered = candidate.overlap.max(candidate.expected);
-    let encodes_from = scratch.items.encoded_from(covered as usize * candidate.block_size as usize);
-    let missing = candidate.blocks.saturating_sub(u64::from(covered));
-    let blocks_of = |tokens: usize| tokens as f64 / f64::from(candidate.block_size);
-    let work = config.weights.prefill * missing as f64
-        + config.weights.encode * blocks_of(scratch.items.embeds_from(encodes_from));
+    let covered = candidate.covered();
+    let encodes_from = scratch.items.encoded_from(candidate.covered_tokens());
+    let encode = scratch.items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
+    let work = candidate.prefill(&config.weights) + config.weights.encode * encode;
     let tokens = (request.prompt_tokens as u64).saturating_sub(u64::from(covered) * u64::from(candidate.block_size));
     let worker = fleet.at(seat).ok_or(RouteError::NoWorker)?;
     Ok(Choice {
@@ -157,12 +174,15 @@ impl Scratch {
         self.candidate_at.clear();
         self.candidate_at.resize(fleet.places(), NONE);
         let mut found = self.overlaps.found().iter().peekable();
+        let mut lower = self.overlaps.with_lower_tiers().iter().peekable();
         let mut busy = 0;
         // The block size of nearly all.
         let (mut size, mut blocks) = (0, 0);
         for (id, worker) in fleet.workers() {
             while found.next_if(|(other, _)| *other < id).is_some() {}
             let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
+            while lower.next_if(|(other, _)| *other < id).is_some() {}
+            let loadable = lower.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
             if request.exclude.contains(&id) {
                 continue;
             }
@@ -182,6 +202,7 @@ impl Scratch {
                 block_size: size as u32,
                 overlap: overlap as u32,
                 expected: overlap as u32,
+                loadable: loadable as u32,
                 load: worker.blocks_in_use as f64,
                 waiting_work: worker.pending.work + fleet.typical.work * waiting_of_others(worker) as f64,
                 spared: 0.0,
@@ -261,8 +282,7 @@ impl Scratch {
                 let Some(at) = self.candidate_of(seat) else { continue };
                 let candidate = &mut self.candidates[at];
                 let blocks = embeds as f64 / f64::from(candidate.block_size);
-                let covered = candidate.expected as usize * candidate.block_size as usize;
-                if held.embeddings && end > covered {
+                if held.embeddings && end > candidate.covered_tokens() {
                     candidate.spared += weights.encode * blocks;
                 }
                 if held.tensors {
@@ -278,14 +298,12 @@ impl Scratch {
         let (mut known, mut encode) = (None, 0.0);
         for candidate in candidates {
             let per_block = 1.0 / f64::from(candidate.block_size);
-            if known != Some((candidate.expected, candidate.block_size)) {
-                known = Some((candidate.expected, candidate.block_size));
-                let covered = candidate.expected as usize * candidate.block_size as usize;
-                encode = items.embeds_from(items.encoded_from(covered)) as f64 * per_block;
+            if known != Some((candidate.covered(), candidate.block_size)) {
+                known = Some((candidate.covered(), candidate.block_size));
+                encode = items.embeds_from(items.encoded_from(candidate.covered_tokens())) as f64 * per_block;
             }
             let process = items.embeds_from(0) as f64 * per_block;
-            let missing = candidate.blocks.saturating_sub(u64::from(candidate.expected)) as f64;
-            candidate.cost = weights.prefill * missing + weights.encode * encode + weights.process * process
+            candidate.cost = candidate.prefill(weights) + weights.encode * encode + weights.process * process
                 - candidate.spared
                 + weights.queue * candidate.waiting_work
                 + weights.load * candidate.load;

@@ -143,6 +143,9 @@ pub(crate) struct RoutingArgs {
     /// Cost of a prompt block that has to be computed
     #[arg(long, env = "CHIASM_PREFILL_WEIGHT", value_parser = weight, default_value_t = Weights::default().prefill)]
     pub(crate) prefill_weight: f64,
+    /// Cost of a prompt block that an engine loads from its CPU or storage tier
+    #[arg(long, env = "CHIASM_FETCH_WEIGHT", value_parser = weight, default_value_t = Weights::default().fetch)]
+    pub(crate) fetch_weight: f64,
     /// Cost of a block's worth of image embeddings that has to be encoded
     #[arg(long, env = "CHIASM_ENCODE_WEIGHT", value_parser = weight, default_value_t = Weights::default().encode)]
     pub(crate) encode_weight: f64,

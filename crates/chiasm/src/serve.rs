@@ -207,6 +207,7 @@ fn router_config(args: &RoutingArgs) -> RouterConfig {
         policy: args.policy,
         weights: Weights {
             prefill: args.prefill_weight,
+            fetch: args.fetch_weight,
             encode: args.encode_weight,
             process: args.process_weight,
             queue: args.queue_weight,

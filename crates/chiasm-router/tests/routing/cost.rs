@@ -1,6 +1,7 @@
 //! What a worker's cost is made of, term by term.
 
-use crate::workload::{BLOCK, INFO, Prompt, per_worker, router};
+use crate::workload::{BLOCK, INFO, Prompt, batch, per_worker, router};
+use chiasm_kv::event::KvEvent;
 use chiasm_router::{EngineStats, Policy, Reservation, RouteError, RouteItem, RouteRequest, Router, Weights};
 use chiasm_types::{MmHash, WorkerId};
 
@@ -9,7 +10,7 @@ fn item(image: u8, start: usize) -> RouteItem {
     RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, bytes: 10_000 }
 }
 
-const NO_WEIGHTS: Weights = Weights { prefill: 0.0, encode: 0.0, process: 0.0, queue: 0.0, load: 0.0 };
+const NO_WEIGHTS: Weights = Weights { prefill: 0.0, fetch: 0.0, encode: 0.0, process: 0.0, queue: 0.0, load: 0.0 };
 
 fn weighted(workers: u32, weights: Weights) -> Router {
     router(workers, |config| config.weights = weights)
@@ -76,6 +77,35 @@ fn embeddings_are_forgotten_with_the_encoder_cache_and_tensors_with_the_receiver
         assert!((0..16).all(|seed| returns_after(capacity - 1, seed)), "{capacity}");
         assert!(!(0..16).all(|seed| returns_after(capacity, seed)), "{capacity}");
     }
+}
+
+#[test]
+fn blocks_on_the_cpu_are_loaded_where_that_is_cheaper_than_computing() {
+    let prompt = Prompt::text(1, 160);
+    let pick = |fetch| {
+        let router = weighted(2, Weights { prefill: 16.0, fetch, ..NO_WEIGHTS });
+        router.apply(WorkerId(0), &prompt.stored());
+        // Worker 1 holds the first four on its device and the rest on the CPU.
+        router.apply(WorkerId(1), &Prompt::text(1, 64).stored());
+        let KvEvent::BlockStored(mut offloaded) = prompt.stored().events.remove(0) else { panic!("stored") };
+        offloaded.medium = Some("CPU".to_owned());
+        // As vLLM tells of its lower tiers: hashes alone, known from the device.
+        (offloaded.token_ids, offloaded.extra_keys) = (Vec::new(), None);
+        router.apply(WorkerId(1), &prompt.stored());
+        router.apply(WorkerId(1), &batch(KvEvent::BlockStored(offloaded)));
+        router.apply(WorkerId(1), &prompt.removed());
+        router.apply(WorkerId(1), &Prompt::text(1, 64).stored());
+        let other = prompt.select_but(&router, &[WorkerId(0)]).unwrap();
+        assert_eq!(other.overlap_blocks, 4, "the overlap is that of the device");
+        let busy = router.workers()[1].pending_tokens;
+        drop(other);
+        // Who would get it if worker 0 had to compute two blocks that worker 1 can load.
+        router.apply(WorkerId(0), &prompt.removed());
+        router.apply(WorkerId(0), &Prompt::text(1, 128).stored());
+        (prompt.select(&router).worker, busy)
+    };
+    assert_eq!(pick(1.0), (WorkerId(1), 1), "6 loaded against 2 computed");
+    assert_eq!(pick(16.0).0, WorkerId(0));
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl Prompt {
     }
 }
 
-fn batch(event: KvEvent) -> KvEventBatch {
+pub(crate) fn batch(event: KvEvent) -> KvEventBatch {
     KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }
 }
 
