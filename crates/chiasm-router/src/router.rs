@@ -183,7 +183,8 @@ impl Router {
 
     /// Every worker, in the order of their ids. Takes a moment per worker and promise.
     pub fn workers(&self) -> Vec<WorkerSnapshot> {
-        let fleet = self.shared.fleet();
+        let mut fleet = self.shared.fleet();
+        fleet.promises.expire(self.shared.clock.now());
         let promised = fleet.promises.counts();
         fleet
             .workers()

@@ -169,7 +169,6 @@ fn the_grace_ends() {
     let mut first = Prompt::text(1, 64).select(&router);
     first.first_token();
     drop(first);
-    drop(Prompt::text(2, 64).select(&router));
     assert_eq!(promised(&router), 0);
 }
 
