@@ -30,7 +30,6 @@ pub(super) struct Part {
     /// don't, such as those of two LoRA adapters with the same name.
     more: HashMap<BlockKey, u32, BuildBlockKeyHasher>,
     counts: PartCounts,
-    segments: Vec<Segment>,
     /// Blocks that share their hash with others, to be released.
     collided: Vec<Spot>,
 }
@@ -43,7 +42,8 @@ pub(super) struct PartCounts {
     pub(super) shed: u64,
 }
 
-/// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as many of their BLAKE3.
+/// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as many of their BLAKE3; mixed,
+/// as nothing says that their bits are uniform.
 pub(super) type Name = u64;
 
 #[derive(Clone, Copy)]
@@ -71,10 +71,9 @@ impl Slot for Entry {
         (self.run != NONE).then_some(self.name)
     }
 
-    /// Engines send hashes, but nothing says that their bits are uniform.
+    /// Names are uniform.
     fn hash(name: Name) -> u64 {
-        let product = u128::from(name ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
-        (product >> 64) as u64 ^ product as u64
+        name
     }
 }
 
@@ -97,7 +96,6 @@ impl Part {
             copies: HashMap::new(),
             more: HashMap::default(),
             counts: PartCounts::default(),
-            segments: Vec::new(),
             collided: Vec::new(),
         }
     }
@@ -112,21 +110,21 @@ impl Part {
     }
 
     /// One copy more of each of these blocks, which follow a block or start a prompt. Pushes those that the part did not
-    /// hold.
+    /// hold; the other buffer is for its own use.
     pub(super) fn store(
         &mut self,
         parent: Option<Spot>,
         blocks: (&[Name], &[BlockKey]),
         tree: &mut Tree,
         clock: &Clock,
-        added: &mut Vec<(Name, BlockKey)>,
+        (segments, added): (&mut Vec<Segment>, &mut Vec<(Name, BlockKey)>),
     ) {
         let (names, keys) = blocks;
-        let mut segments = std::mem::take(&mut self.segments);
         segments.clear();
-        tree.hold(parent, keys, self.place, clock, &mut segments);
+        self.entries.warm(names.iter().copied());
+        tree.hold(parent, keys, self.place, clock, segments);
         let mut block = 0;
-        for segment in &segments {
+        for segment in segments {
             for at in 0..segment.len {
                 let spot = Spot { run: segment.spot.run, at: segment.spot.at + at };
                 let new = !(segment.before.0..segment.before.1).contains(&at);
@@ -134,7 +132,6 @@ impl Part {
                 block += 1;
             }
         }
-        self.segments = segments;
         // Where the tree has no room.
         names[block..].iter().for_each(|name| self.store_unkeyed(*name));
     }
@@ -173,6 +170,11 @@ impl Part {
         {
             self.identify(name, key, spot, new, added);
         }
+    }
+
+    /// Before several removals.
+    pub(super) fn warm(&self, names: impl Iterator<Item = Name>) {
+        self.entries.warm(names);
     }
 
     /// One copy less; whether there was one.
@@ -219,7 +221,6 @@ impl Part {
         self.entries.bytes()
             + self.more.capacity() * (size_of::<(BlockKey, u32)>() + 1)
             + self.copies.capacity() * (size_of::<(Name, u32)>() + 1)
-            + self.segments.capacity() * size_of::<Segment>()
     }
 
     /// Forgets blocks of runs that are at least so old, and those without a key, up to a number. What the engine says of
@@ -339,11 +340,26 @@ impl Part {
 }
 
 pub(super) fn name(hash: &ExternalHash) -> Name {
-    match hash {
+    mixed(match hash {
         ExternalHash::U64(hash) => *hash,
         ExternalHash::Bytes(bytes) => {
             let digest = blake3::derive_key("chiasm 2026 engine's long block hash", bytes);
             digest.iter().take(size_of::<Name>()).fold(0, |name, byte| name << 8 | Name::from(*byte))
         }
-    }
+    })
+}
+
+/// One to one (splitmix64's last steps: Steele, Lea and Flood 2014).
+fn mixed(hash: u64) -> Name {
+    let hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ hash >> 31
+}
+
+/// The hash that has a name.
+#[cfg(test)]
+pub(super) fn unmixed(name: Name) -> u64 {
+    let name = (name ^ name >> 31 ^ name >> 62).wrapping_mul(0x3196_42b2_d24d_8ec3);
+    let name = (name ^ name >> 27 ^ name >> 54).wrapping_mul(0x96de_1b17_3f11_9089);
+    name ^ name >> 30 ^ name >> 60
 }

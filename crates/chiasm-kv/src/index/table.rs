@@ -1,8 +1,10 @@
-//! An open-addressing hash table that stays full and shrinks.
+//! A hash table that is nearly full, and shrinks.
 //!
 //! `std`'s table doubles, so that it may be less than half full, and gives nothing back by itself. Here capacities grow by
-//! a quarter; a place is the key's hash times the capacity (no power of two needed), and collisions go to the next free
-//! slot. Removal moves later slots back, so that there are no marks of removed entries.
+//! an eighth or a sixteenth when nine tenths are taken. Entries lie in the order of their hashes, each at its home (the hash times the
+//! capacity, no power of two needed) or as close behind as the order allows. So a search for what is not there ends where it
+//! would be, what is put in or taken out moves its neighbours by one, and a new capacity is one pass over both tables. Behind
+//! the last home there is room for those that are pushed beyond it.
 
 /// What is in a slot; the default is a free slot.
 pub(super) trait Slot: Default {
@@ -15,12 +17,14 @@ pub(super) trait Slot: Default {
 
 pub(super) struct Table<S> {
     slots: Vec<S>,
+    /// Homes; there may be more slots.
+    capacity: usize,
     len: usize,
 }
 
 impl<S: Slot> Table<S> {
     pub(super) const fn new() -> Self {
-        Self { slots: Vec::new(), len: 0 }
+        Self { slots: Vec::new(), capacity: 0, len: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -46,40 +50,36 @@ impl<S: Slot> Table<S> {
 
     /// The slot of a key, and whether it is a new one, made by `new`, which must give it that key.
     pub(super) fn entry(&mut self, key: S::Key, new: impl FnOnce() -> S) -> (&mut S, bool) {
-        match self.find(key) {
-            Ok(at) => (&mut self.slots[at], false),
-            Err(free) => {
-                let free = if self.len + 1 > self.slots.len() / 5 * 4 {
-                    // Four fifths full at most: 3 slots are looked at on average to find one, 13 to miss one.
-                    self.resize((self.slots.len() * 5 / 4).max(self.slots.len() + 10));
-                    self.free_slot(key)
-                } else {
-                    free
-                };
-                self.slots[free] = new();
-                self.len += 1;
-                (&mut self.slots[free], true)
+        let at = match self.find(key) {
+            Ok(at) => return (&mut self.slots[at], false),
+            Err(_) if self.len + 1 > self.capacity / 10 * 9 => {
+                self.resize((self.capacity + self.capacity / self.steps()).max(self.capacity + 10));
+                match self.find(key) {
+                    Ok(at) | Err(at) => at,
+                }
             }
+            Err(at) => at,
+        };
+        let taken = self.slots[at..].iter().position(|slot| slot.key().is_none());
+        let free = at + taken.unwrap_or(self.slots.len() - at);
+        if free == self.slots.len() {
+            self.make_room(free + 16);
         }
+        self.slots[at..=free].rotate_right(1);
+        self.slots[at] = new();
+        self.len += 1;
+        (&mut self.slots[at], true)
     }
 
     pub(super) fn remove(&mut self, key: S::Key) -> Option<S> {
-        let mut hole = self.find(key).ok()?;
-        let removed = std::mem::take(&mut self.slots[hole]);
+        let at = self.find(key).ok()?;
+        let at_home = |(slot, at): (&S, usize)| slot.key().is_none_or(|key| self.home(S::hash(key)) == at);
+        let behind = self.slots[at + 1..].iter().zip(at + 1..).position(at_home);
+        let end = behind.map_or(self.slots.len(), |behind| at + 1 + behind);
+        self.slots[at..end].rotate_left(1);
         self.len -= 1;
-        let capacity = self.slots.len();
-        let mut at = hole;
-        loop {
-            at = if at + 1 == capacity { 0 } else { at + 1 };
-            let Some(key) = self.slots[at].key() else { break };
-            // Stays when its home lies after the hole, seen from where it is.
-            let distance = |from: usize| if at >= from { at - from } else { at + capacity - from };
-            if distance(self.home(key)) >= distance(hole) {
-                self.slots.swap(hole, at);
-                hole = at;
-            }
-        }
-        if self.len < capacity / 5 * 2 {
+        let removed = std::mem::take(&mut self.slots[end - 1]);
+        if self.len < self.capacity / 5 * 2 {
             self.fit();
         }
         Some(removed)
@@ -87,47 +87,91 @@ impl<S: Slot> Table<S> {
 
     /// Gives back what is free beyond some room to grow.
     pub(super) fn fit(&mut self) {
-        let capacity = if self.len == 0 { 0 } else { self.len * 4 / 3 + 10 };
-        if capacity < self.slots.len() {
+        let capacity = if self.len == 0 { 0 } else { self.len * 5 / 4 + 10 };
+        if capacity < self.capacity {
             self.resize(capacity);
         }
     }
 
+    /// One by this is what capacities grow by. Allocators move large pieces by mapping them elsewhere; small ones leave a hole
+    /// each time.
+    fn steps(&self) -> usize {
+        if self.bytes() < 1 << 17 { 8 } else { 16 }
+    }
+
+    /// Brings the homes of some keys near, all at a time: to wait for one after the other takes longer.
+    pub(super) fn warm(&self, keys: impl Iterator<Item = S::Key>) {
+        for key in keys {
+            let slot = self.slots.get(self.home(S::hash(key)));
+            std::hint::black_box(slot.and_then(S::key));
+        }
+    }
+
+    /// In place, so that memory is extended or cut where the allocator can do so, and never there twice.
     fn resize(&mut self, capacity: usize) {
-        let mut slots = Vec::new();
-        slots.reserve_exact(capacity);
-        slots.resize_with(capacity, S::default);
-        for slot in std::mem::replace(&mut self.slots, slots) {
-            if let Some(key) = slot.key() {
-                let at = self.free_slot(key);
-                self.slots[at] = slot;
+        self.capacity = capacity;
+        // Enough behind the last home for tables of all sizes, nearly always.
+        let room = if capacity == 0 { 0 } else { capacity + 16 + capacity / 128 };
+        let mut from = 0;
+        if room > self.slots.len() {
+            let filled = self.slots.len();
+            let last = self.places().last();
+            self.make_room(room.max(last.map_or(0, |to| to + 1)));
+            // To the end first: from there nothing is moved onto what still has to be moved.
+            from = self.slots.len();
+            for at in (0..filled).rev() {
+                if self.slots[at].key().is_some() {
+                    from -= 1;
+                    self.slots.swap(at, from);
+                }
             }
         }
+        let mut next = 0;
+        for at in from..self.slots.len() {
+            if let Some(key) = self.slots[at].key() {
+                let to = self.home(S::hash(key)).max(next);
+                self.slots.swap(at, to);
+                next = to + 1;
+            }
+        }
+        self.slots.truncate(room.max(next));
+        self.slots.shrink_to_fit();
     }
 
-    fn home(&self, key: S::Key) -> usize {
-        ((u128::from(S::hash(key)) * self.slots.len() as u128) >> 64) as usize
+    /// Where entries should be, in order.
+    fn places(&self) -> impl Iterator<Item = usize> {
+        self.iter().filter_map(S::key).scan(0, |next, key| {
+            let to = self.home(S::hash(key)).max(*next);
+            *next = to + 1;
+            Some(to)
+        })
     }
 
-    fn free_slot(&self, key: S::Key) -> usize {
-        match self.find(key) {
-            Ok(at) | Err(at) => at,
+    fn make_room(&mut self, slots: usize) {
+        if slots > self.slots.len() {
+            self.slots.reserve_exact(slots - self.slots.len());
+            self.slots.resize_with(slots, S::default);
         }
     }
 
-    /// Where it is, or where it would go; 0 when there is no slot at all.
+    fn home(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.capacity as u128) >> 64) as usize
+    }
+
+    /// Where it is, or where it would go.
     fn find(&self, key: S::Key) -> Result<usize, usize> {
-        if self.slots.is_empty() {
-            return Err(0);
-        }
-        let mut at = self.home(key);
-        loop {
-            match self.slots[at].key() {
-                None => return Err(at),
-                Some(found) if found == key => return Ok(at),
-                Some(_) => at = if at + 1 == self.slots.len() { 0 } else { at + 1 },
+        let hash = S::hash(key);
+        let mut at = self.home(hash);
+        while let Some(found) = self.slots.get(at).and_then(S::key) {
+            if found == key {
+                return Ok(at);
             }
+            if S::hash(found) > hash {
+                break;
+            }
+            at += 1;
         }
+        Err(at)
     }
 }
 
@@ -149,9 +193,9 @@ mod tests {
             self.0.map(|(key, _)| key)
         }
 
-        /// Bad on purpose: runs that wrap around.
+        /// Bad on purpose: long runs, beyond the last home too.
         fn hash(key: u64) -> u64 {
-            (key % 7).wrapping_mul(0x2492_4924_9249_2492)
+            (key % 7).wrapping_mul(0x2a92_4924_9249_2492)
         }
     }
 
@@ -171,7 +215,7 @@ mod tests {
                 for key in 0..60 {
                     prop_assert_eq!(table.get(key).and_then(|pair| pair.0).map(|(_, value)| value), model.get(&key).copied());
                 }
-                prop_assert!(table.bytes() <= (model.len() * 5 / 2 + 20) * size_of::<Pair>());
+                prop_assert!(table.bytes() <= (model.len() * 5 / 2 + 60) * size_of::<Pair>());
             }
         }
     }

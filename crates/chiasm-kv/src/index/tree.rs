@@ -268,7 +268,7 @@ impl Tree {
                 let before = run.bytes();
                 let free = run.keys.capacity() - run.keys.len();
                 if free < keys.len() {
-                    run.keys.reserve_exact(keys.len().max(run.keys.len() / 4));
+                    run.keys.reserve_exact(keys.len().max(run.keys.len() / 8).max(4));
                 }
                 run.keys.extend_from_slice(keys);
                 let (from, to) = (run.holders.get(place, len).map_or(0, |(from, _)| from), run.len());
@@ -344,7 +344,7 @@ impl Tree {
             }
             None => {
                 if self.runs.len() == self.runs.capacity() {
-                    self.runs.reserve_exact(16.max(self.runs.len() / 4));
+                    self.runs.reserve_exact(16.max(self.runs.len() / 8));
                 }
                 self.runs.push(run);
                 self.runs.len() as u32 - 1
@@ -402,8 +402,8 @@ impl Tree {
             }
             if end > 0 {
                 run.keys.truncate(end as usize);
-                if run.keys.capacity() > 8 + 2 * run.keys.len() {
-                    run.keys.shrink_to(run.keys.len() * 5 / 4);
+                if run.keys.capacity() > 8 + run.keys.len() * 5 / 4 {
+                    run.keys.shrink_to_fit();
                 }
                 let after = run.bytes();
                 self.heap = self.heap + after - bytes;

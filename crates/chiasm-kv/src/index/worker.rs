@@ -7,7 +7,7 @@ use super::forest::Forest;
 use super::marks::Marks;
 use super::part::{Name, Part, Shared, name};
 use super::source::{Source, Tier};
-use super::tree::Spot;
+use super::tree::{Segment, Spot};
 use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
 use crate::event::{BlockRemoved, BlockStored};
@@ -22,18 +22,31 @@ pub(super) struct Worker {
     parts: Vec<(Source, Part)>,
     /// Whether events have said which group the first part is.
     named: bool,
-    hasher: BlockHasher,
-    marks: Marks,
-    names: Vec<Name>,
-    keys: Vec<BlockKey>,
-    /// Blocks newly held: of groups that need all leading blocks, if there is one.
-    added: Vec<(Name, BlockKey)>,
-    /// Of the others.
-    untold: Vec<(Name, BlockKey)>,
     /// Removed from the index: what still comes is ignored.
     gone: bool,
     /// Without the counts of parts.
     stats: WorkerIndexStats,
+}
+
+/// Buffers of a batch, used again by the next one of any worker.
+#[derive(Default)]
+pub(super) struct Scratch {
+    hasher: BlockHasher,
+    marks: Marks,
+    names: Vec<Name>,
+    keys: Vec<BlockKey>,
+    segments: Vec<Segment>,
+    /// Blocks newly held: of groups that need all leading blocks, if there is one.
+    added: Vec<(Name, BlockKey)>,
+    /// Of the others.
+    untold: Vec<(Name, BlockKey)>,
+}
+
+impl Scratch {
+    /// Whether it is worth keeping: not after an event of uncommon size.
+    pub(super) fn is_small(&self) -> bool {
+        self.names.capacity() <= 1 << 14
+    }
 }
 
 impl Worker {
@@ -43,12 +56,6 @@ impl Worker {
             block_size,
             parts: vec![(Source::default(), part)],
             named: false,
-            hasher: BlockHasher::default(),
-            marks: Marks::default(),
-            names: Vec::new(),
-            keys: Vec::new(),
-            added: Vec::new(),
-            untold: Vec::new(),
             gone: false,
             stats: WorkerIndexStats::default(),
         }
@@ -67,7 +74,14 @@ impl Worker {
         &mut self.parts[0].1
     }
 
-    pub(super) fn store(&mut self, event: &BlockStored, shared: &Shared, workers: &Workers, added: &mut Vec<BlockKey>) {
+    pub(super) fn store(
+        &mut self,
+        event: &BlockStored,
+        shared: &Shared,
+        workers: &Workers,
+        scratch: &mut Scratch,
+        added: &mut Vec<BlockKey>,
+    ) {
         let source = Source::of(event, self.block_size).filter(|source| {
             // Events of lower tiers may come without tokens and without a size; those that have tokens lack the marks of
             // images. So only the hashes of theirs are used.
@@ -80,54 +94,63 @@ impl Worker {
         let blocks = event.block_hashes.len();
         let fits = event.token_ids.len() == blocks * self.block_size.get()
             && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
-        self.names.clear();
-        self.names.extend(event.block_hashes.iter().map(name));
-        self.keys.clear();
+        scratch.names.clear();
+        scratch.names.extend(event.block_hashes.iter().map(name));
+        scratch.keys.clear();
         let parent = event.parent_block_hash.as_ref().map(name);
         // Of the blocks without keys, how many have none because of what they are, not for want of a parent.
         let mut unreadable = if fits { 0 } else { blocks };
         if self.parts[at].0.tier == Tier::Device && fits {
             let parent = parent.map(|parent| self.spot_of(parent));
             if parent != Some(None) {
-                self.store_tokens(at, event, parent.flatten(), shared);
+                self.store_tokens(at, event, parent.flatten(), shared, scratch);
                 unreadable = 1;
             }
         }
-        self.store_by_name(at, unreadable, shared);
+        self.store_by_name(at, unreadable, shared, scratch);
         self.parts.iter_mut().for_each(|(_, part)| part.release_collided(shared));
-        let chains = |source: &Source| source.is_chain();
         let several = self.parts.len() > 1;
-        for (name, key) in self.added.drain(..) {
-            let mut leading = self.parts.iter().filter(|(source, _)| chains(source));
-            if !several || leading.all(|(_, part)| part.spot_of(name).is_some()) {
-                added.push(key);
-            }
+        let held = |name| {
+            let mut leading = self.parts.iter().filter(|(source, _)| source.is_chain());
+            leading.all(|(_, part)| part.spot_of(name).is_some())
+        };
+        if several {
+            scratch.added.retain(|(name, _)| held(*name));
         }
-        self.untold.clear();
+        added.extend(scratch.added.drain(..).map(|(_, key)| key));
+        scratch.untold.clear();
     }
 
     /// As many blocks as have keys.
-    fn store_tokens(&mut self, at: usize, event: &BlockStored, parent: Option<Spot>, shared: &Shared) {
+    fn store_tokens(
+        &mut self,
+        at: usize,
+        event: &BlockStored,
+        parent: Option<Spot>,
+        shared: &Shared,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { hasher, marks, names, keys, segments, added, untold } = scratch;
         let before = parent.and_then(|parent| shared.forest.read(Forest::tree_with(parent.run)).key(parent));
         let lora = event.lora_name.as_deref();
         let tokens = event.token_ids.chunks_exact(self.block_size.get());
         let mut last = before;
         for (block, tokens) in tokens.enumerate() {
             let extra_keys = event.extra_keys.as_ref().and_then(|keys| keys[block].as_deref()).unwrap_or_default();
-            let Some(salt) = self.marks.read(extra_keys, lora, last.is_none()) else { break };
-            let content = BlockContent { parent: last, tokens, media: &self.marks.media, lora, salt };
-            let key = self.hasher.key(&content);
-            self.keys.push(key);
+            let Some(salt) = marks.read(extra_keys, lora, last.is_none()) else { break };
+            let content = BlockContent { parent: last, tokens, media: &marks.media, lora, salt };
+            let key = hasher.key(&content);
+            keys.push(key);
             last = Some(key);
         }
-        let Some(first) = self.keys.first() else { return };
+        let Some(first) = keys.first() else { return };
         let mut tree =
             shared.forest.write(parent.map_or(Forest::tree_of(*first), |parent| Forest::tree_with(parent.run)));
         let chains = self.parts.iter().any(|(source, _)| source.is_chain());
         let (source, part) = &mut self.parts[at];
-        let names = &self.names[..self.keys.len()];
-        let added = if source.is_chain() || !chains { &mut self.added } else { &mut self.untold };
-        part.store(parent, (names, &self.keys), &mut tree, &shared.clock, added);
+        let names = &names[..keys.len()];
+        let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
+        part.store(parent, (names, keys), &mut tree, &shared.clock, (segments, news));
         if self.parts.len() == 1 {
             return;
         }
@@ -135,24 +158,24 @@ impl Worker {
         for name in names {
             let Some(spot) = self.parts[at].1.spot_of(*name) else { continue };
             for (_, (source, part)) in self.parts.iter_mut().enumerate().filter(|(other, _)| *other != at) {
-                let added = if source.is_chain() { &mut self.added } else { &mut self.untold };
-                part.tell(*name, spot, &mut tree, &shared.clock, added);
+                let news = if source.is_chain() { &mut *added } else { &mut *untold };
+                part.tell(*name, spot, &mut tree, &shared.clock, news);
             }
         }
     }
 
     /// The blocks without keys of an event: another part may know them. So it is with an attention group that skips blocks,
     /// and with lower tiers.
-    fn store_by_name(&mut self, at: usize, unreadable: usize, shared: &Shared) {
-        let from = self.keys.len();
-        for block in from..self.names.len() {
-            let name = self.names[block];
+    fn store_by_name(&mut self, at: usize, unreadable: usize, shared: &Shared, scratch: &mut Scratch) {
+        let Scratch { names, keys, added, untold, .. } = scratch;
+        let from = keys.len();
+        for (block, name) in names.iter().copied().enumerate().skip(from) {
             let spot = self.spot_of(name);
             let chains = self.parts.iter().any(|(source, _)| source.is_chain());
             let (source, part) = &mut self.parts[at];
-            let added = if source.is_chain() || !chains { &mut self.added } else { &mut self.untold };
+            let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
             match spot {
-                Some(spot) => part.store_at(name, spot, shared, added),
+                Some(spot) => part.store_at(name, spot, shared, news),
                 None => {
                     let unreadable = block - from < unreadable;
                     self.stats.unreadable_extra_keys += u64::from(unreadable);
@@ -171,6 +194,7 @@ impl Worker {
             None => self.stats.ignored_events += 1,
             Some(None) => self.stats.unknown_removals += event.block_hashes.len() as u64,
             Some(Some((_, part))) => {
+                part.warm(event.block_hashes.iter().map(name));
                 let unknown = event.block_hashes.iter().filter(|hash| !part.remove(name(hash), shared)).count();
                 self.stats.unknown_removals += unknown as u64;
             }

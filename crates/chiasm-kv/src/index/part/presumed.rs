@@ -10,7 +10,8 @@ impl Part {
     pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
         let Some(first) = chain.first() else { return };
         let mut tree = shared.forest.write(Forest::tree_of(*first));
-        let (mut parent, mut rest, mut added) = (None, chain, Vec::new());
+        let (mut parent, mut rest) = (None, chain);
+        let (mut segments, mut added) = (Vec::new(), Vec::new());
         while !rest.is_empty() {
             let there = rest.iter().take_while(|key| self.entries.get(key.name()).is_some());
             let there: Vec<_> = there.map(|key| (key, self.spot_of(key.name()))).collect();
@@ -25,7 +26,7 @@ impl Part {
             let missing = rest.iter().take_while(|key| self.entries.get(key.name()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
             let names: Vec<Name> = keys.iter().map(|key| key.name()).collect();
-            self.store(parent, (&names, keys), &mut tree, &shared.clock, &mut added);
+            self.store(parent, (&names, keys), &mut tree, &shared.clock, (&mut segments, &mut added));
             parent = names.last().and_then(|name| self.spot_of(*name)).or(parent);
             rest = after;
         }
