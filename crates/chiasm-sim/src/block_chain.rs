@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn extra_keys_are_those_of_the_captured_events() {
-        // shared/wire-captures/kv_events/stored_image_0: an image at 41, blocks of 32
+        // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, stored_image_0): an image at 41, blocks of 32
         let media = vec![image("abab", 41, 80)];
         let expected = [None, Some(vec![media_key("abab", 9)]), Some(vec![media_key("abab", -23)])];
         assert_eq!(chain(media, None, None).extra_keys(), expected);

@@ -96,7 +96,7 @@ fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
 
 #[test]
 fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
-    // shared/wire-captures/kv_events/topic_dup_*: the second of two equal prompts recomputes its last block.
+    // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, topic_dup_*): the second of two equal prompts recomputes its last block.
     let mut cache = PagedCache::new(5, BLOCK);
     let (mut one, mut two) = (Prompt::new(tokens(0, 8)), Prompt::new(tokens(0, 8)));
     assert_eq!(one.compute(&mut cache), Some(0));
