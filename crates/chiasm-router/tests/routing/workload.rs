@@ -25,6 +25,13 @@ impl Prompt {
         Self::new(tokens, vec![MediaSpan { hash: MmHash::new([image; 32]), offset: 0, length: 160 }])
     }
 
+    /// An image of 1,024 placeholder tokens and 40 tokens of question: 66 full blocks and a half.
+    pub(crate) fn photo_question(image: u8, question: u32) -> Self {
+        let mut tokens = vec![TokenId(7); 1024];
+        tokens.extend((0..40).map(|i| TokenId(1000 * question + i)));
+        Self::new(tokens, vec![MediaSpan { hash: MmHash::new([image; 32]), offset: 0, length: 1024 }])
+    }
+
     fn new(tokens: Vec<TokenId>, media: Vec<MediaSpan>) -> Self {
         let keys = block_keys(&PromptBlocks { tokens: &tokens, media: &media, ..Default::default() }, BLOCK);
         Self { tokens, media, keys }
