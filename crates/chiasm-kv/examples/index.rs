@@ -1,6 +1,6 @@
 //! Speed and memory of block keys and of the prefix index, at 1,000 workers and 10 million blocks.
 //!
-//! `cargo run --release -p chiasm-kv --example index [million entries]`; docs/index.md has the numbers of one run.
+//! `cargo run --release -p chiasm-kv --example index [million entries]`, 0 for block keys alone; docs/index.md has the numbers of one run.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::collections::HashSet;

@@ -31,8 +31,8 @@ use workers::Workers;
 /// The blocks of every worker, kept up to date by their KV events.
 ///
 /// All methods take `&self` and may be called from any thread; see `docs/index.md` for the structure. Batches of one worker
-/// wait for each other; batches of different workers and lookups run side by side. What a lookup tells of a worker is true
-/// at some moment during the call, also while events of that worker are applied one by one.
+/// wait for each other; batches of different workers and lookups run side by side. What a lookup tells is true of all workers
+/// at one moment during the call; each event of a batch is seen whole or not at all.
 ///
 /// Each worker has a map from the engine's own block hashes to our [`BlockKey`]s, because events name blocks by hash and
 /// give tokens only once. The key of a stored block follows from its parent's key, its tokens and its extra keys. A hash
@@ -165,7 +165,8 @@ impl PrefixIndex {
     }
 
     /// An index that forgets the least recently used blocks to stay below a number of bytes on the heap. A block is used
-    /// when it is stored and when a lookup ends at it. Above the cap for as long as it takes to apply a batch.
+    /// when it or one after it in its run is stored, and when a lookup passes it. Above the cap for as long as it takes to
+    /// apply a batch.
     pub fn with_max_bytes(bytes: usize) -> Self {
         Self::make(Some(bytes))
     }
@@ -228,7 +229,7 @@ impl PrefixIndex {
     }
 
     /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
-    /// lookups get slower, not wrong. Those that are not presumed (any more) count as unknown removals.
+    /// runs of blocks are cut up, and nothing else. Those that are not presumed (any more) count as unknown removals.
     pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
         self.workers.change(worker, |worker| worker.forget_presumed(keys, &self.shared));
     }

@@ -226,19 +226,14 @@ impl Part {
     /// Forgets blocks of runs that are at least so old, and those without a key, up to a number. What the engine says of
     /// them later is as of blocks that we never heard of. Returns how many.
     pub(super) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
-        let mut old: Vec<(Spot, Name)> = self
-            .entries
-            .iter()
-            .map(|entry| (entry.spot().unwrap_or(Spot { run: UNKEYED, at: 0 }), entry.name))
-            .collect();
-        old.sort_unstable();
         let mut chosen = Vec::new();
-        for entries in old.chunk_by(|(one, _), (other, _)| Forest::same_tree(one.run, other.run)) {
-            let tree = shared.forest.read(Forest::tree_with(entries[0].0.run));
-            for (spot, name) in entries {
-                let found = if spot.run == UNKEYED { None } else { tree.find(*spot) };
-                if found.is_none_or(|spot| shared.clock.age(&tree.run(spot.run).used) >= oldest) {
-                    chosen.push((found.unwrap_or(*spot), *name));
+        {
+            let trees: Vec<_> = shared.forest.each().collect();
+            for entry in self.entries.iter() {
+                let spot = entry.spot().and_then(|spot| trees[Forest::tree_with(spot.run) as usize].find(spot));
+                let used = spot.map(|spot| &trees[Forest::tree_with(spot.run) as usize].run(spot.run).used);
+                if used.is_none_or(|used| shared.clock.age(used) >= oldest) {
+                    chosen.push((spot.unwrap_or(Spot { run: UNKEYED, at: 0 }), entry.name));
                 }
             }
         }
