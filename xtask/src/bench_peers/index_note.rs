@@ -16,9 +16,9 @@ Written by `cargo xtask bench-peers index`; to change it, run that again. The sa
 
 const HOW: &str = "\
 All sides go through the same trace in one process: slice by slice, in an order that turns round each time, and hold the same.
-One thread's speed is by CPU time, so that what else the machine does counts little. Two threads' is by the clock on the wall,
-and the best round counts, as what else the machine does can only slow it. Memory is measured with one side alone in a process.
-Only ratios of one run mean something.
+One thread's speed is by CPU time, so that what else the machine does counts little. Two threads' is that of the slower one, by
+the clock on the wall without what threads waited for a core that others had; times beside events are by the clock on the wall.
+Both need a quiet machine. Memory is measured with one side alone in a process. Only ratios of one run mean something.
 
 | side | is |
 |---|---|

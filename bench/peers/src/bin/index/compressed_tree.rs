@@ -4,14 +4,15 @@
 //! `SyncIndexer::worker`. The pool's own wrapper is left out, and so is the sweep that it starts every five minutes.
 
 use std::hint::black_box;
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, OnceLock};
+use std::{slice, thread};
 
 use dynamo_kv_router::indexer::concurrent_radix_tree_compressed::ConcurrentRadixTreeCompressed;
 use dynamo_kv_router::indexer::{SyncIndexer, WorkerTask};
 use dynamo_kv_router::protocols::LocalBlockHash;
 use tokio::sync::oneshot;
 
+use crate::clock::Thread;
 use crate::dynamo::{Work, block_hashes, cleared, overlaps};
 use crate::subject::{From, Index, LANES, lane};
 use crate::trace::Trace;
@@ -19,25 +20,40 @@ use crate::trace::Trace;
 /// The tree and its threads.
 pub(crate) struct Compressed {
     tree: Arc<ConcurrentRadixTreeCompressed>,
-    lanes: [flume::Sender<WorkerTask>; LANES],
+    lanes: [Lane; LANES],
+}
+
+/// A thread that applies events.
+struct Lane {
+    tasks: flume::Sender<WorkerTask>,
+    /// Known as soon as it runs.
+    thread: Arc<OnceLock<Thread>>,
+}
+
+impl Lane {
+    fn start(tree: Arc<ConcurrentRadixTreeCompressed>) -> Self {
+        let (tasks, receiver) = flume::unbounded();
+        let thread = Arc::new(OnceLock::new());
+        let this = Arc::clone(&thread);
+        thread::spawn(move || {
+            this.get_or_init(Thread::this);
+            tree.worker(receiver, None)
+        });
+        Self { tasks, thread }
+    }
 }
 
 impl Compressed {
     /// Starts the threads. They end with the process.
     pub(crate) fn new() -> Self {
         let tree = Arc::new(ConcurrentRadixTreeCompressed::new());
-        let lanes = [(); LANES].map(|()| {
-            let (sender, receiver) = flume::unbounded();
-            let tree = Arc::clone(&tree);
-            thread::spawn(move || tree.worker(receiver, None));
-            sender
-        });
+        let lanes = [(); LANES].map(|()| Lane::start(Arc::clone(&tree)));
         Self { tree, lanes }
     }
 
     fn send(&self, lane: usize, task: WorkerTask) {
         // A thread that is gone shows as overlaps that are missing.
-        let _ = self.lanes[lane].send(task);
+        let _ = self.lanes[lane].tasks.send(task);
     }
 }
 
@@ -62,6 +78,10 @@ impl Index for Compressed {
         let (sender, receiver) = oneshot::channel();
         self.send(lane, WorkerTask::Flush(sender));
         let _ = receiver.blocking_recv();
+    }
+
+    fn threads(&self, lane: usize) -> &[Thread] {
+        self.lanes[lane].thread.get().map_or(&[], slice::from_ref)
     }
 
     fn text(tokens: &[u32]) -> Vec<u32> {

@@ -6,6 +6,7 @@ use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent, KvEvent
 use chiasm_kv::{BlockKey, Overlaps, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, TokenId, WorkerId};
 
+use crate::clock::Thread;
 use crate::subject::{From, Index};
 use crate::trace::{BLOCK_SIZE, Event, Trace};
 
@@ -67,6 +68,10 @@ impl Index for Ours {
     }
 
     fn settle(&self, _: usize) {}
+
+    fn threads(&self, _: usize) -> &[Thread] {
+        &[]
+    }
 
     fn text(tokens: &[u32]) -> Vec<TokenId> {
         tokens.iter().copied().map(TokenId).collect()

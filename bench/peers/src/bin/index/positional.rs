@@ -10,6 +10,7 @@ use dynamo_kv_router::indexer::positional::{LevelIndex, PositionalIndexer, Searc
 use dynamo_kv_router::protocols::{LocalBlockHash, RouterEvent, WorkerWithDpRank};
 use rustc_hash::FxHashMap;
 
+use crate::clock::Thread;
 use crate::dynamo::{Work, block_hashes, cleared, overlaps};
 use crate::subject::{From, Index, LANES, lane};
 use crate::trace::Trace;
@@ -55,6 +56,10 @@ impl Index for Positional {
     }
 
     fn settle(&self, _: usize) {}
+
+    fn threads(&self, _: usize) -> &[Thread] {
+        &[]
+    }
 
     fn text(tokens: &[u32]) -> Vec<u32> {
         tokens.to_vec()

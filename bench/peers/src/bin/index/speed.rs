@@ -1,7 +1,6 @@
 //! Speed of all sides in one process, which hold the same and take turns, and whether they answer the same.
 //!
-//! Of CPU time the median over the rounds counts; of time on the wall the best round, as what else the machine does can only
-//! make it longer.
+//! Medians over the rounds. Time on the wall is without what threads waited for a core, which others had.
 //!
 //! | metric | is |
 //! |---|---|
@@ -21,7 +20,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::Value;
-use crate::clock::{cpu, wall};
+use crate::clock::cpu;
 use crate::subject::{From, Subject};
 use crate::trace::Trace;
 
@@ -119,7 +118,7 @@ fn apply(
             subject.load(trace, slice.clone(), from);
             match subject.threaded() {
                 Some(subject) if threads => {
-                    rates[side].push(blocks / wall(|| subject.apply_on_all()).as_secs_f64());
+                    rates[side].push(blocks / subject.apply_on_all().as_secs_f64());
                 }
                 // Stays up to date.
                 None if threads => subject.apply(),
@@ -127,7 +126,7 @@ fn apply(
             }
         });
     }
-    report(sides, metric, if threads { best } else { median }, rates, values);
+    report(sides, metric, rates, values);
 }
 
 fn look_up(sides: &mut [Side], rounds: usize, prompts: f64, values: &mut Vec<Value>) {
@@ -140,13 +139,13 @@ fn look_up(sides: &mut [Side], rounds: usize, prompts: f64, values: &mut Vec<Val
         });
         turns(sides, round, |side, subject| {
             if let Some(subject) = subject.threaded() {
-                threads[side].push(2.0 * prompts / wall(|| subject.look_up_on_two()).as_secs_f64());
+                threads[side].push(2.0 * prompts / subject.look_up_on_two().as_secs_f64());
             }
         });
     }
-    report(sides, "lookups", median, hashed, values);
-    report(sides, "lookups, from tokens", median, tokens, values);
-    report(sides, "lookups, 2 threads", best, threads, values);
+    report(sides, "lookups", hashed, values);
+    report(sides, "lookups, from tokens", tokens, values);
+    report(sides, "lookups, 2 threads", threads, values);
 }
 
 fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>], values: &mut Vec<Value>) {
@@ -169,27 +168,14 @@ fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>], va
     }
 }
 
-/// One number of all rounds, for those sides that have any.
-fn report(
-    sides: &[Side],
-    metric: &'static str,
-    of: fn(&[f64]) -> Option<f64>,
-    rates: Vec<Vec<f64>>,
-    values: &mut Vec<Value>,
-) {
+/// The median over the rounds, for those sides that have any.
+fn report(sides: &[Side], metric: &'static str, rates: Vec<Vec<f64>>, values: &mut Vec<Value>) {
     for ((name, _), mut rates) in sides.iter().zip(rates) {
         rates.sort_by(f64::total_cmp);
-        values.extend(of(&rates).map(|rate| (*name, metric, rate)));
+        if let Some(middle) = rates.len().checked_sub(1) {
+            values.push((*name, metric, (rates[middle / 2] + rates[rates.len() / 2]) / 2.0));
+        }
     }
-}
-
-fn median(sorted: &[f64]) -> Option<f64> {
-    let middle = sorted.len().checked_sub(1)? / 2;
-    Some((sorted[middle] + sorted[sorted.len() / 2]) / 2.0)
-}
-
-fn best(sorted: &[f64]) -> Option<f64> {
-    sorted.last().copied()
 }
 
 /// How many answers were compared with those of the first side.

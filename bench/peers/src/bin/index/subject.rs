@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::clock::{Thread, wall};
 use crate::trace::Trace;
 
 /// Threads that apply events, each those of its own workers.
@@ -61,11 +62,11 @@ pub(crate) trait Subject {
 
 /// With several threads at once.
 pub(crate) trait Threaded {
-    /// Applies what was made ready on [`LANES`] threads.
-    fn apply_on_all(&mut self);
+    /// Applies what was made ready on [`LANES`] threads. Returns how long the slower one took.
+    fn apply_on_all(&mut self) -> Duration;
 
-    /// Looks up every prompt once, by the hashes of its blocks, on each of two threads.
-    fn look_up_on_two(&mut self);
+    /// Looks up every prompt once, by the hashes of its blocks, on each of two threads. Returns how long the slower one took.
+    fn look_up_on_two(&mut self) -> Duration;
 
     /// Applies what was made ready at a pace of so many blocks a second, and meanwhile looks up prompts on another thread.
     /// Returns how long each lookup took.
@@ -88,6 +89,8 @@ pub(crate) trait Index: Sync {
     fn apply(&self, lane: usize, work: Vec<Self::Work>);
     /// Waits until all that was handed over is applied.
     fn settle(&self, lane: usize);
+    /// The threads of its own that apply a lane's batches.
+    fn threads(&self, lane: usize) -> &[Thread];
     fn text(tokens: &[u32]) -> Vec<Self::Token>;
     fn keys(text: &[Self::Token]) -> Vec<Self::Key>;
     fn look_up(&self, keys: &[Self::Key], buffers: &mut Self::Buffers);
@@ -170,32 +173,41 @@ impl<I: Index> Subject for Ready<I> {
     }
 }
 
+/// Runs each on a thread of its own, all at once.
+fn slowest(work: impl Iterator<Item = impl FnOnce() -> Duration + Send>) -> Duration {
+    thread::scope(|scope| {
+        let threads: Vec<_> = work.map(|work| scope.spawn(work)).collect();
+        // One that panicked has said so.
+        threads.into_iter().map(|thread| thread.join().unwrap_or(Duration::MAX)).max().unwrap_or_default()
+    })
+}
+
 impl<I: Index> Threaded for Ready<I> {
-    fn apply_on_all(&mut self) {
+    fn apply_on_all(&mut self) -> Duration {
         let index = &self.index;
-        thread::scope(|scope| {
-            for (lane, work) in self.work.iter_mut().enumerate() {
-                let work = std::mem::take(work);
-                scope.spawn(move || {
+        let apply = |(lane, work): (usize, &mut Vec<I::Work>)| {
+            let work = std::mem::take(work);
+            move || {
+                wall(index.threads(lane), || {
                     index.apply(lane, work);
                     index.settle(lane);
-                });
+                })
             }
-        });
+        };
+        slowest(self.work.iter_mut().enumerate().map(apply))
     }
 
-    fn look_up_on_two(&mut self) {
+    fn look_up_on_two(&mut self) -> Duration {
         let (index, keys) = (&self.index, &self.keys);
-        thread::scope(|scope| {
-            // Not the same prompts at the same time.
-            for start in [0, keys.len() / 2] {
-                scope.spawn(move || {
-                    let mut buffers = I::Buffers::default();
-                    let (last, first) = (&keys[..start], &keys[start..]);
-                    first.iter().chain(last).for_each(|keys| index.look_up(keys, &mut buffers));
-                });
+        let look_up = |start: usize| {
+            move || {
+                let mut buffers = I::Buffers::default();
+                let (last, first) = keys.split_at(start);
+                wall(&[], || first.iter().chain(last).for_each(|keys| index.look_up(keys, &mut buffers)))
             }
-        });
+        };
+        // Not the same prompts at the same time.
+        slowest([0, keys.len() / 2].into_iter().map(look_up))
     }
 
     fn look_up_beside(&mut self, pace: f64) -> Vec<Duration> {
