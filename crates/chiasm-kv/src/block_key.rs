@@ -111,11 +111,15 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
     let mut hasher = BlockHasher::default();
     let mut touching = Vec::new();
     let mut passed = 0;
-    let mut parent = None;
+    let (mut parent, mut near) = (None, 0);
     let mut keys = Vec::with_capacity(prompt.tokens.len() / block_size.get());
     for (block, tokens) in prompt.tokens.chunks_exact(block_size.get()).enumerate() {
         let start = block * block_size.get();
         let end = start + block_size.get();
+        if start >= near {
+            near = start + AHEAD;
+            bring_near(&prompt.tokens[start..near.min(prompt.tokens.len())]);
+        }
         while media.get(passed).is_some_and(|span| span.offset + span.length <= start) {
             passed += 1;
         }
@@ -137,6 +141,16 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
         parent = Some(key);
     }
     keys
+}
+
+/// Tokens that are brought near at a time: 8 KiB.
+const AHEAD: usize = 2048;
+
+/// Looks at each cache line: so the memory works on many at a time, not on those of the next few blocks.
+fn bring_near(tokens: &[TokenId]) {
+    for line in tokens.chunks(16) {
+        std::hint::black_box(line.first().map(|token| token.0));
+    }
 }
 
 /// What one block is made of.

@@ -125,8 +125,9 @@ struct Sum {
     low_over: u64,
     /// To be multiplied by 2^64.
     high: u128,
-    /// To be multiplied by 2^192.
-    high_over: u64,
+    /// To be multiplied by 2^192. Of another width than `low_over`, lest the compiler put both into one vector register, carry
+    /// by carry, which takes longer than the sums.
+    high_over: u32,
 }
 
 /// Of words with the coefficients of their places.
@@ -141,7 +142,7 @@ impl Sum {
         let (sum, over) = self.low.overflowing_add(u128::from(low) * u128::from(word));
         (self.low, self.low_over) = (sum, self.low_over + u64::from(over));
         let (sum, over) = self.high.overflowing_add(u128::from(high) * u128::from(word));
-        (self.high, self.high_over) = (sum, self.high_over + u64::from(over));
+        (self.high, self.high_over) = (sum, self.high_over + u32::from(over));
     }
 
     fn reduced(&self) -> u128 {
