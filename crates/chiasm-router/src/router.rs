@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, IndexStats, PrefixIndex};
+use chiasm_kv::{BlockKey, IndexStats, PrefixIndex, WorkerIndexStats};
 use chiasm_types::{MmHash, WorkerId};
 
 use crate::believed::Believed;
 use crate::clock::Clock;
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
-use crate::fleet::{Fleet, Hold};
+use crate::fleet::{Fleet, Hold, Worker};
 use crate::reservation::Reservation;
 use crate::select::{self, Choice, Scratch};
 use crate::worker::{EngineStats, WorkerInfo, WorkerSnapshot};
@@ -97,9 +97,9 @@ impl Router {
     /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old
     /// one held or was given no longer counts.
     pub fn add_worker(&self, id: WorkerId, info: WorkerInfo) {
-        let mut fleet = self.shared.fleet();
+        // Dropping what one of the same id held takes a while: not while the fleet is locked.
         self.shared.index.add_worker(id, info.block_size);
-        fleet.add(id, info);
+        self.shared.fleet().add(id, info);
     }
 
     /// Forgets a worker, its blocks and the promises of its requests. Reservations for it may live on.
@@ -122,11 +122,10 @@ impl Router {
 
     /// Forgets what a worker holds, not the worker: its events were lost. What its requests in flight promise stays.
     pub fn reset_worker_blocks(&self, id: WorkerId) {
-        let mut fleet = self.shared.fleet();
-        self.shared.index.clear(id);
-        if let Some(worker) = fleet.get_mut(id).filter(|worker| worker.believed.is_some()) {
+        if let Some(worker) = self.shared.fleet().get_mut(id).filter(|worker| worker.believed.is_some()) {
             worker.believed = Some(Believed::new(worker.info.total_blocks));
         }
+        self.shared.index.clear(id);
     }
 
     /// Takes note of whether events of a worker are missing that can still be had. Workers start as
@@ -141,13 +140,13 @@ impl Router {
     /// on. If not, blocks that follow unknown ones could not be learned for as long as the engine keeps those; so the worker
     /// is also believed to hold what it computes, as one without events.
     pub fn set_history_known(&self, id: WorkerId, known: bool) {
-        let mut fleet = self.shared.fleet();
-        let Some(worker) = fleet.get_mut(id).filter(|worker| worker.info.publishes_events) else { return };
-        if known == worker.believed.is_none() {
-            return;
-        }
-        let believed = worker.believed.take();
-        worker.believed = (!known).then(|| Believed::new(worker.info.total_blocks));
+        let believed = {
+            let mut fleet = self.shared.fleet();
+            let worker = fleet.get_mut(id).filter(|worker| worker.info.publishes_events);
+            let Some(worker) = worker.filter(|worker| known == worker.believed.is_some()) else { return };
+            let new = (!known).then(|| Believed::new(worker.info.total_blocks));
+            std::mem::replace(&mut worker.believed, new)
+        };
         if let Some(mut believed) = believed {
             let mut forgotten = Vec::new();
             believed.expire(Duration::MAX, &mut forgotten);
@@ -183,12 +182,11 @@ impl Router {
 
     /// Every worker, in the order of their ids. Takes a moment per worker and promise.
     pub fn workers(&self) -> Vec<WorkerSnapshot> {
-        let mut fleet = self.shared.fleet();
-        fleet.promises.expire(self.shared.clock.now());
-        let promised = fleet.promises.counts();
-        fleet
-            .workers()
-            .map(|(id, worker)| WorkerSnapshot {
+        let mut workers: Vec<WorkerSnapshot> = {
+            let mut fleet = self.shared.fleet();
+            fleet.promises.expire(self.shared.clock.now());
+            let promised = fleet.promises.counts();
+            let snapshot = |(id, worker): (WorkerId, &Worker)| WorkerSnapshot {
                 id,
                 info: worker.info,
                 knowledge: worker.knowledge(),
@@ -196,10 +194,16 @@ impl Router {
                 blocks_in_use: worker.blocks_in_use,
                 pending_tokens: worker.pending.tokens,
                 promised_blocks: promised.get(&worker.seat).copied().unwrap_or(0),
-                index: self.shared.index.stats(id).unwrap_or_default(),
+                index: WorkerIndexStats::default(),
                 engine: worker.engine,
-            })
-            .collect()
+            };
+            fleet.workers().map(snapshot).collect()
+        };
+        // Waits for a worker whose events are being applied: not while the fleet is locked.
+        for worker in &mut workers {
+            worker.index = self.shared.index.stats(worker.id).unwrap_or_default();
+        }
+        workers
     }
 }
 
