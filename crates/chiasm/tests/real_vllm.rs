@@ -379,7 +379,7 @@ async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
     for (model, blocks, flags) in [
         ("qwen2vl", "60", &[][..]),
         ("gemma3", "80", &[]),
-        ("llama4", "160", &[]),
+        ("llama4", "400", &[]),
         ("qwen35", "60", &["--dtype", "bfloat16"]),
     ] {
         if chosen.as_ref().is_some_and(|chosen| !chosen.split(',').any(|name| name == model)) {
