@@ -1,0 +1,56 @@
+//! `chiasm simulate` as a user runs it.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use support::chiasm;
+
+fn simulate(args: &[&str]) -> (bool, String, String) {
+    let output = chiasm(&["simulate", "--workers", "2"]).args(args).output().expect("it runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn each_policy_is_a_line_of_json_and_the_same_seed_gives_the_same_numbers() {
+    let args = ["--requests", "400", "--workload", "shared-image-qa", "--policy", "kv+media,round-robin", "--json"];
+    let run = || -> Vec<Value> {
+        let (ok, out, err) = simulate(&args);
+        assert!(ok, "{err}");
+        let lines = out.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        lines
+            .map(|mut row: Value| {
+                // The one number that depends on the machine.
+                row.as_object_mut().expect("an object").remove("wall_seconds").expect("a wall time");
+                row
+            })
+            .collect()
+    };
+    let rows = run();
+    assert_eq!(rows.iter().map(|row| &row["policy"]).collect::<Vec<_>>(), ["kv+media", "round-robin"]);
+    for row in &rows {
+        assert_eq!(row["completed"], 400, "{row}");
+        assert!(row["ttft_ms"]["p90"].as_f64().is_some_and(|p90| p90 > 0.0), "{row}");
+    }
+    let hits = |row: &Value| row["hit_rate"].as_f64().expect("a hit rate");
+    assert!(hits(&rows[0]) > hits(&rows[1]), "{rows:?}");
+    assert_eq!(rows, run());
+}
+
+#[test]
+fn a_trace_is_played_and_a_bad_line_of_it_is_told_by_its_number() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let trace = dir.path().join("trace.jsonl");
+    let line = r#"{"timestamp": 0, "input_length": 1000, "output_length": 10, "hash_ids": [1, 2]}"#;
+    std::fs::write(&trace, format!("{line}\n{line}\n")).expect("written");
+    let path = trace.display().to_string();
+    let (ok, out, err) = simulate(&["--trace", &path, "--policy", "kv", "--warm-up", "0"]);
+    assert!(ok, "{err}");
+    assert!(out.contains("| kv "), "{out}");
+    std::fs::write(&trace, format!("{line}\n{{\"timestamp\": 1}}\n")).expect("written");
+    let (ok, _, err) = simulate(&["--trace", &path, "--policy", "kv", "--warm-up", "0"]);
+    assert!(!ok && err.contains("line 2"), "{err}");
+    let (ok, _, err) = simulate(&["--trace", "/nowhere", "--policy", "kv"]);
+    assert!(!ok && err.contains("/nowhere"), "{err}");
+}
