@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use chiasm_kv::event::{BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
-use chiasm_router::{EngineStats, Policy, Reservation, RouteItem, RouteRequest, Router, RouterConfig, WorkerInfo};
+use chiasm_router::{
+    Clock, EngineStats, Policy, Reservation, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,
+};
 use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
 
 const BLOCK: BlockSize = BlockSize::new(16).unwrap();
@@ -21,9 +23,13 @@ const QUESTION: usize = 128;
 /// Images that each worker holds; every fourth is held by two.
 const IMAGES: u32 = 16;
 const SELECTIONS: usize = 20_000;
+/// Per second.
+const RATE: u64 = 5000;
 
 fn main() {
-    println!("one selection, µs: system prompt ({SYSTEM} tokens), image ({IMAGE}), question ({QUESTION}), one thread");
+    println!(
+        "one selection, µs: system prompt ({SYSTEM} tokens), image ({IMAGE}), question ({QUESTION}), {RATE} a second, one thread"
+    );
     println!("workers | in flight | policy       |   p50 |   p99 |  p99.9");
     for workers in [8, 64, 1000] {
         for policy in [Policy::KvMedia, Policy::Kv, Policy::LeastLoaded, Policy::RoundRobin] {
@@ -33,7 +39,9 @@ fn main() {
 }
 
 fn measure(workers: u32, policy: Policy) {
-    let router = Router::new(RouterConfig { policy, seed: Some(1), ..Default::default() });
+    let clock = VirtualClock::default();
+    let config = RouterConfig { policy, seed: Some(1), ..Default::default() };
+    let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
     for worker in (0..workers).map(WorkerId) {
         let info = WorkerInfo {
             total_blocks: 60_000,
@@ -48,7 +56,7 @@ fn measure(workers: u32, policy: Policy) {
             router.apply(worker, &Prompt::new(worker.0 * IMAGES + image - (image % 4) / 3, 0).stored());
         }
     }
-    let mut running: VecDeque<Reservation> = VecDeque::new();
+    let mut running: VecDeque<(Reservation, Prompt)> = VecDeque::new();
     let mut times = Vec::with_capacity(SELECTIONS);
     let in_flight = 8 * workers as usize;
     for number in 0..(in_flight + SELECTIONS) as u32 {
@@ -62,14 +70,18 @@ fn measure(workers: u32, policy: Policy) {
             media: &media,
             ..Default::default()
         };
+        // Promises end by time: as if requests came at this rate.
+        clock.set(u64::from(number) * 1_000_000_000 / RATE);
         let start = Instant::now();
         let reservation = router.select(&request);
         let time = start.elapsed();
-        running.push_back(reservation.unwrap());
+        running.push_back((reservation.unwrap(), prompt));
         if running.len() > in_flight {
             times.push(time);
-            // A quarter of those in flight wait for their first tokens.
-            running[in_flight * 3 / 4].first_token();
+            // A quarter of those in flight wait for their first tokens; the others' blocks are told.
+            let (reservation, prompt) = &mut running[in_flight * 3 / 4];
+            router.apply(reservation.worker, &prompt.stored());
+            reservation.first_token();
             running.pop_front();
         }
     }
