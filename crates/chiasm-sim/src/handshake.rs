@@ -1,7 +1,7 @@
 //! How the engine introduces itself, as `startup_handshake` and `_make_ready_response` in `vllm/v1/engine/core.py`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_engine::wire::handshake::{KvEventsConfig, identity};
 use chiasm_engine::wire::{EngineReady, Hello, InitMessage};
@@ -10,6 +10,10 @@ use zeromq::{DealerSocket, SocketRecv, SocketSend};
 use crate::config::SimConfig;
 use crate::connection::{Connection, check_address};
 use crate::error::SimError;
+
+/// A frontend answers at once, unless it was about to close the socket that took the connection: it waited for the engine
+/// before this one. libzmq's sockets would notice; a connection that `zeromq` took on its way out can stay open and silent.
+const HELLO_AGAIN: Duration = Duration::from_secs(10);
 
 /// The handshake socket between HELLO and READY.
 pub(crate) struct Handshake {
@@ -34,10 +38,14 @@ impl Handshake {
     }
 
     async fn greet(config: &SimConfig) -> Result<(Self, InitMessage), SimError> {
-        let connection = Connection::open(&config.handshake, Some(identity(config.rank))).await;
-        let mut handshake = Self { connection, address: config.handshake.clone() };
-        let init = handshake.hello().await?;
-        Ok((handshake, init))
+        loop {
+            let connection = Connection::open(&config.handshake, Some(identity(config.rank))).await;
+            let mut handshake = Self { connection, address: config.handshake.clone() };
+            match tokio::time::timeout(HELLO_AGAIN, handshake.hello()).await {
+                Ok(init) => return Ok((handshake, init?)),
+                Err(_) => tracing::debug!(address = handshake.address, "no answer to HELLO, saying it again"),
+            }
+        }
     }
 
     async fn hello(&mut self) -> Result<InitMessage, SimError> {
