@@ -122,6 +122,9 @@ pub enum MediaError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// This process holds as many bytes of media and request bodies as it may.
+    #[error("the server holds as many bytes of media and requests as it may; try again")]
+    Busy,
     /// A worker thread of this process died, or TLS could not be set up; not the client's fault.
     #[error("the media could not be processed; try again")]
     Internal,
@@ -146,6 +149,8 @@ pub enum Fault {
     OriginFailed,
     /// The origin was too slow (504).
     OriginTimeout,
+    /// There is no room now (503).
+    Busy,
     /// This process failed (500).
     Internal,
 }
@@ -173,6 +178,7 @@ impl MediaError {
             Self::OriginStatus { .. } | Self::TooManyRedirects { .. } | Self::InvalidRedirect | Self::OriginFailed => {
                 Fault::OriginFailed
             }
+            Self::Busy => Fault::Busy,
             Self::Internal => Fault::Internal,
         }
     }

@@ -26,6 +26,7 @@
 //! |---|---|
 //! | `door` | one way in for every kind of URL |
 //! | `config` | limits and permissions |
+//! | `budget` | bytes in memory, counted and bounded |
 //! | `data_uri`, `fetch`, `local_file` | the three kinds of URL |
 //! | `policy` | which network addresses may be fetched from |
 //! | `image`, `identity` | what is known without decoding |
@@ -36,6 +37,7 @@
 //! | `error` | what went wrong and whose fault it is |
 #![forbid(unsafe_code)]
 
+mod budget;
 mod config;
 mod container;
 mod data_uri;
@@ -53,6 +55,7 @@ mod policy;
 mod probe;
 mod reader;
 
+pub use budget::{ByteBudget, Charge, ChargedBuffer};
 pub use config::MediaConfig;
 pub use decode::{DecodeMemory, caught_panics, decode, decode_into, with_pixels};
 pub use door::MediaDoor;

@@ -106,6 +106,7 @@ impl From<MediaError> for ApiError {
             Fault::Unsupported => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_unsupported"),
             Fault::Corrupt => (StatusCode::UNPROCESSABLE_ENTITY, "media_corrupt"),
             Fault::OriginFailed => (StatusCode::BAD_GATEWAY, "media_origin_failed"),
+            Fault::Busy => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
             Fault::OriginTimeout => (StatusCode::GATEWAY_TIMEOUT, "media_origin_timeout"),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "media_failed"),
         };

@@ -1,0 +1,202 @@
+//! Bytes of media and of request bodies in this process's memory, counted together and bounded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use crate::MediaError;
+
+/// How many bytes may be held at once. Clones count together.
+///
+/// Nothing waits for room: who has half of what it needs and waits for the rest would keep it from others that do the
+/// same. What does not fit is refused with [`MediaError::Busy`].
+#[derive(Clone, Debug)]
+pub struct ByteBudget {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    limit: u64,
+    held: AtomicU64,
+}
+
+impl ByteBudget {
+    /// Of `limit` bytes.
+    pub fn new(limit: u64) -> Self {
+        Self { inner: Arc::new(Inner { limit, held: AtomicU64::new(0) }) }
+    }
+
+    /// Bytes that may be held.
+    pub fn limit(&self) -> u64 {
+        self.inner.limit
+    }
+
+    /// Bytes that are held now.
+    pub fn held(&self) -> u64 {
+        self.inner.held.load(Ordering::Relaxed)
+    }
+
+    /// Counts `bytes` until the charge is dropped.
+    ///
+    /// # Errors
+    /// [`MediaError::Busy`] when there is no room.
+    pub fn charge(&self, bytes: u64) -> Result<Charge, MediaError> {
+        let mut charge = Charge { budget: self.clone(), bytes: 0 };
+        charge.grow(bytes)?;
+        Ok(charge)
+    }
+
+    /// An empty buffer that is counted while it grows.
+    pub fn buffer(&self) -> ChargedBuffer {
+        ChargedBuffer { bytes: Vec::new(), charge: Charge { budget: self.clone(), bytes: 0 } }
+    }
+}
+
+/// Bytes that are counted until this is dropped.
+#[derive(Debug)]
+pub struct Charge {
+    budget: ByteBudget,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Counts `more` bytes as well.
+    ///
+    /// # Errors
+    /// [`MediaError::Busy`] when there is no room; then nothing has changed.
+    pub fn grow(&mut self, more: u64) -> Result<(), MediaError> {
+        let Inner { limit, held } = &*self.budget.inner;
+        held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+            now.checked_add(more).filter(|then| then <= limit)
+        })
+        .map_err(|_| MediaError::Busy)?;
+        self.bytes += more;
+        Ok(())
+    }
+
+    /// Counts no more than `bytes` from now on.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        if let Some(less) = self.bytes.checked_sub(bytes) {
+            self.budget.inner.held.fetch_sub(less, Ordering::Relaxed);
+            self.bytes = bytes;
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+/// Bytes whose memory is counted, for as long as anybody holds a part of them.
+#[derive(Debug)]
+pub struct ChargedBuffer {
+    bytes: Vec<u8>,
+    charge: Charge,
+}
+
+impl ChargedBuffer {
+    /// What is there so far.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Makes room for exactly `more` bytes, which are then zero, and returns them.
+    ///
+    /// # Errors
+    /// [`MediaError::Busy`] when the budget has no room for them.
+    pub fn extend_zeroed(&mut self, more: usize) -> Result<&mut [u8], MediaError> {
+        let start = self.bytes.len();
+        self.reserve(start + more)?;
+        self.bytes.resize(start + more, 0);
+        Ok(&mut self.bytes[start..])
+    }
+
+    /// Appends a part whose followers are not known yet: memory grows by doubling.
+    ///
+    /// # Errors
+    /// [`MediaError::Busy`] when the budget has no room for it.
+    pub fn extend(&mut self, part: &[u8]) -> Result<(), MediaError> {
+        let needed = self.bytes.len() + part.len();
+        if needed > self.bytes.capacity() && self.reserve(needed.max(2 * self.bytes.capacity())).is_err() {
+            self.reserve(needed)?;
+        }
+        self.bytes.extend_from_slice(part);
+        Ok(())
+    }
+
+    /// Gives back spare memory and the right to change.
+    pub fn freeze(mut self) -> Bytes {
+        self.bytes.shrink_to_fit();
+        self.charge.shrink_to(self.bytes.capacity() as u64);
+        Bytes::from_owner(self)
+    }
+
+    /// Room for `capacity` bytes in all.
+    fn reserve(&mut self, capacity: usize) -> Result<(), MediaError> {
+        if let Some(more) = capacity.checked_sub(self.bytes.capacity()) {
+            self.charge.grow(more as u64)?;
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+        }
+        Ok(())
+    }
+}
+
+impl AsRef<[u8]> for ChargedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_changes_nothing() {
+        let budget = ByteBudget::new(10);
+        let mut charge = budget.charge(6).unwrap();
+        assert_eq!(budget.charge(5).unwrap_err(), MediaError::Busy);
+        assert_eq!(charge.grow(u64::MAX).unwrap_err(), MediaError::Busy);
+        assert_eq!(budget.held(), 6);
+        charge.grow(4).unwrap();
+        assert_eq!(budget.held(), 10);
+        charge.shrink_to(3);
+        assert_eq!(budget.held(), 3);
+        drop(charge);
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn a_buffer_counts_until_its_last_part_is_gone() {
+        let budget = ByteBudget::new(100);
+        let mut buffer = budget.buffer();
+        for _ in 0..9 {
+            buffer.extend(&[1; 10]).unwrap();
+            assert!(budget.held() >= buffer.as_slice().len() as u64);
+        }
+        assert_eq!(buffer.extend(&[1; 11]).unwrap_err(), MediaError::Busy);
+        buffer.extend(&[1; 10]).unwrap();
+        let bytes = buffer.freeze();
+        assert_eq!((bytes.len(), budget.held()), (100, 100));
+        let part = bytes.slice(3..4);
+        drop(bytes);
+        assert_eq!(budget.held(), 100);
+        drop(part);
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn zeroed_bytes_are_counted_exactly() {
+        let budget = ByteBudget::new(8);
+        let mut buffer = budget.buffer();
+        buffer.extend_zeroed(5).unwrap().fill(7);
+        assert_eq!((buffer.as_slice(), budget.held()), (&[7; 5][..], 5));
+        assert_eq!(buffer.extend_zeroed(4).unwrap_err(), MediaError::Busy);
+        drop(buffer);
+        assert_eq!(budget.held(), 0);
+    }
+}
