@@ -76,6 +76,8 @@ struct State {
     used: u64,
     /// By their start.
     slots: HashMap<u64, Holders>,
+    /// Number of slots so far.
+    serial: u64,
     leases: Leases,
 }
 
@@ -84,8 +86,10 @@ struct State {
 struct Holders {
     end: u64,
     /// Leases that have not ended, and one for the frontend itself as long as it has a [`SlotWriter`] or
-    /// [`Slot`].
+    /// [`Slot`], or one for each time that it came back to it.
     count: usize,
+    /// Tells it from others that began at the same place.
+    serial: u64,
 }
 
 impl Arena {
@@ -111,6 +115,7 @@ impl Arena {
             reserved: 0,
             used: 0,
             slots: HashMap::new(),
+            serial: 0,
             leases: Leases::new(header),
         };
         let (path, unlinked) = (dir.join(&name), AtomicBool::new(false));
@@ -278,6 +283,22 @@ impl Shared {
         Ok(lent)
     }
 
+    /// Which of the slots that ever began there a slot that has a holder is.
+    pub(crate) fn serial(&self, start: u64) -> u64 {
+        self.state().slots.get(&start).map_or(0, |holders| holders.serial)
+    }
+
+    /// The frontend holds a slot once more, if it is still that slot.
+    pub(crate) fn hold_again(&self, start: u64, serial: u64) -> bool {
+        match self.state().slots.get_mut(&start) {
+            Some(holders) if holders.serial == serial => {
+                holders.count += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// The frontend does not need a slot any more.
     pub(crate) fn release(&self, start: u64) {
         self.state().release(start);
@@ -308,7 +329,8 @@ impl State {
 
     fn hold(&mut self, range: Range<u64>) {
         self.used += range.end - range.start;
-        self.slots.insert(range.start, Holders { end: range.end, count: 1 });
+        self.serial += 1;
+        self.slots.insert(range.start, Holders { end: range.end, count: 1, serial: self.serial });
     }
 
     /// What to reserve next, so that there is room for `length` bytes.

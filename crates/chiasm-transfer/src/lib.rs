@@ -26,7 +26,7 @@
 //!
 //! | part | is |
 //! |---|---|
-//! | [`Arena`], [`SlotWriter`], [`Slot`], [`Lease`] | the frontend's side |
+//! | [`Arena`], [`SlotWriter`], [`Slot`], [`WeakSlot`], [`Lease`] | the frontend's side |
 //! | [`ArenaReader`], [`SlotView`] | the engine's side, as the simulated engine has it; vLLM's is `python/chiasm_vllm` |
 //! | [`Handle`] | what a request carries in place of a tensor's bytes |
 //! | [`sweep`], [`free_shm_bytes`] | the state of `/dev/shm` at a start |
@@ -52,5 +52,5 @@ pub use layout::{Handle, LAYOUT_VERSION};
 pub use leases::LeaseId;
 pub use reader::{ArenaReader, SlotView};
 pub use shm::{SHM_DIR, free_shm_bytes};
-pub use slot::{Lease, Slot, SlotWriter};
+pub use slot::{Lease, Slot, SlotWriter, WeakSlot};
 pub use sweep::sweep;

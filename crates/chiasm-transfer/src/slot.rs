@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::arena::Shared;
 use crate::error::NoSlot;
@@ -20,6 +20,14 @@ pub struct SlotWriter {
 #[derive(Clone)]
 pub struct Slot {
     held: Arc<Held>,
+}
+
+/// A way back to a [`Slot`], for as long as somebody else, mostly the engine, has use for it. Keeps no room.
+#[derive(Clone, Debug)]
+pub struct WeakSlot {
+    arena: Weak<Shared>,
+    range: Range<u64>,
+    serial: u64,
 }
 
 /// A slot that was lent to the engine.
@@ -93,8 +101,26 @@ impl Slot {
         Ok(Lease { id, handle })
     }
 
+    /// A way back to it that does not keep it.
+    pub fn downgrade(&self) -> WeakSlot {
+        let Held { arena, range } = &*self.held;
+        WeakSlot { arena: Arc::downgrade(arena), range: range.clone(), serial: arena.serial(range.start) }
+    }
+
     pub(crate) fn is_in(&self, arena: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.held.arena, arena)
+    }
+}
+
+impl WeakSlot {
+    /// The slot, if nobody else has its room by now.
+    pub fn upgrade(&self) -> Option<Slot> {
+        let arena = self.arena.upgrade()?;
+        // Nobody writes to it any more: it was published before there was a way back to it.
+        arena.hold_again(self.range.start, self.serial).then(|| {
+            let held = Held { arena, range: self.range.clone() };
+            Slot { held: Arc::new(held) }
+        })
     }
 }
 

@@ -97,6 +97,30 @@ fn the_frontends_own_hold_counts() {
 }
 
 #[test]
+fn a_way_back_leads_to_the_same_slot_or_nowhere() {
+    let arena = arena(4096);
+    let reader = reader(&arena);
+    let slot = filled(&arena, 4096, 1).unwrap();
+    let back = slot.downgrade();
+    let lease = slot.lend().unwrap();
+    drop(slot);
+    // The engine has it.
+    let again = back.upgrade().unwrap();
+    assert_eq!(again[..], [1; 4096]);
+    drop(reader.resolve(&lease.handle).unwrap());
+    arena.expect_return([lease.id]);
+    // Now only we do.
+    assert!(matches!(arena.slot(4096), Err(NoSlot::Full)));
+    assert!(back.upgrade().is_some());
+    drop(again);
+    assert_eq!(arena.usage().slots, 0);
+    assert!(back.upgrade().is_none());
+    // Another slot in the same place is another one.
+    let _other = filled(&arena, 4096, 2).unwrap();
+    assert!(back.upgrade().is_none());
+}
+
+#[test]
 fn a_late_return_of_an_older_lease_frees_nothing() {
     let arena = arena(4096);
     let reader = reader(&arena);
