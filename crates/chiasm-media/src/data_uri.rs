@@ -4,7 +4,9 @@ use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-use crate::MediaError;
+use bytes::Bytes;
+
+use crate::{ByteBudget, MediaError};
 
 /// Strict as vLLM's decoder: padding is needed, white space is not allowed; unused last bits do not matter.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -22,25 +24,33 @@ pub(crate) fn content(url: &str) -> Option<&str> {
 
 /// Decodes `[mediatype][;param]*;base64,DATA`. The media type does not matter, as in vLLM: the format is found from the
 /// bytes.
-pub(crate) fn decode(content: &str, max_bytes: u64) -> Result<Vec<u8>, MediaError> {
+pub(crate) fn decode(content: &str, max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
     let invalid = |reason| MediaError::InvalidDataUri { reason };
     let (description, data) = content.split_once(',').ok_or(invalid("there is no comma"))?;
     if description.rsplit_once(';').is_none_or(|(_, encoding)| encoding != "base64") {
         return Err(invalid("only base64 is supported; write data:image/...;base64,..."));
     }
     let padding = data.bytes().rev().take(2).filter(|&byte| byte == b'=').count();
-    if (data.len() as u64 / 4 * 3).saturating_sub(padding as u64) > max_bytes {
+    let length = (data.len() / 4 * 3).saturating_sub(padding);
+    if length as u64 > max_bytes {
         return Err(MediaError::TooManyBytes { limit: max_bytes });
     }
-    BASE64.decode(data).map_err(|_| invalid("its content is not standard base64 with padding"))
+    let mut buffer = budget.buffer();
+    match BASE64.decode_slice(data, buffer.extend_zeroed(length)?) {
+        Ok(decoded) if decoded == length => Ok(buffer.freeze()),
+        _ => Err(invalid("its content is not standard base64 with padding")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn decode_url(url: &str) -> Result<Vec<u8>, MediaError> {
-        decode(content(url).unwrap(), 1000)
+    fn decode_url(url: &str) -> Result<Bytes, MediaError> {
+        let budget = ByteBudget::new(1000);
+        let decoded = decode(content(url).unwrap(), 1000, &budget);
+        assert_eq!(budget.held(), decoded.as_ref().map_or(0, Bytes::len) as u64);
+        decoded
     }
 
     #[test]
@@ -51,7 +61,7 @@ mod tests {
             "data:;base64,QUJD",
             "data:text/plain;base64,QUJD",
         ] {
-            assert_eq!(decode_url(url).unwrap(), b"ABC", "{url}");
+            assert_eq!(decode_url(url).unwrap(), "ABC", "{url}");
         }
     }
 
@@ -77,15 +87,18 @@ mod tests {
 
     #[test]
     fn unused_bits_are_ignored_like_vllm_does() {
-        assert_eq!(decode_url("data:;base64,QR==").unwrap(), b"A");
-        assert_eq!(decode_url("data:;base64,").unwrap(), b"");
+        assert_eq!(decode_url("data:;base64,QR==").unwrap(), "A");
+        assert_eq!(decode_url("data:;base64,").unwrap(), "");
     }
 
     #[test]
     fn the_limit_counts_decoded_bytes() {
-        assert_eq!(decode(";base64,QUJD", 3).unwrap().len(), 3);
-        assert_eq!(decode(";base64,QUI=", 2).unwrap().len(), 2);
-        assert_eq!(decode(";base64,QUJD", 2), Err(MediaError::TooManyBytes { limit: 2 }));
+        let budget = ByteBudget::new(3);
+        assert_eq!(decode(";base64,QUJD", 3, &budget).unwrap().len(), 3);
+        assert_eq!(decode(";base64,QUI=", 2, &budget).unwrap().len(), 2);
+        assert_eq!(decode(";base64,QUJD", 2, &budget), Err(MediaError::TooManyBytes { limit: 2 }));
+        assert_eq!(decode(";base64,QUJDQUJD", 6, &budget), Err(MediaError::Busy));
+        assert_eq!(budget.held(), 0);
     }
 
     #[test]

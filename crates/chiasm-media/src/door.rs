@@ -1,18 +1,49 @@
-//! One way in for media of every kind of URL.
+//! One way in for media, whatever names it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use reqwest::Url;
 
-use crate::fetch::Fetcher;
+use crate::contents::Contents;
+use crate::counts::{Counters, MediaCounts};
+use crate::fetch::{Answer, Fetcher};
+use crate::flight::{Boarded, Flights};
+use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
-use crate::{EncodedImage, MediaConfig, MediaError, data_uri};
+use crate::names::{Known, MediaName, Names, UrlKey, Urls};
+use crate::{ByteBudget, EncodedImage, Fault, MediaConfig, MediaError, data_uri};
 
-/// Headers of up to this many bytes are read in place: that takes less time than handing them to another thread.
-const IN_PLACE: usize = 4 << 10;
+/// Files of up to this many bytes are decoded from base64, hashed and looked at in place: that takes less time than handing
+/// them to another thread.
+const IN_PLACE: usize = 16 << 10;
 
-/// Turns media URLs into images, within the limits of its [`MediaConfig`]. Clones share connections.
+/// A part of a request that stands for a media item.
+#[derive(Clone, PartialEq, Eq)]
+pub struct MediaPart {
+    /// `data:`, `http:`, `https:` or `file:`. Without one, the name must be known.
+    pub url: Option<String>,
+    /// What the client calls the item.
+    pub name: Option<MediaName>,
+}
+
+impl<S: Into<String>> From<S> for MediaPart {
+    fn from(url: S) -> Self {
+        Self { url: Some(url.into()), name: None }
+    }
+}
+
+/// URLs may hold secrets and pictures.
+impl std::fmt::Debug for MediaPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let url = self.url.as_ref().map(String::len);
+        f.debug_struct("MediaPart").field("url_bytes", &url).field("name", &self.name).finish()
+    }
+}
+
+/// Turns parts of requests into images, within the limits of its [`MediaConfig`]. Nothing else in Chiasm opens files or
+/// connections for media. Clones share connections, caches and limits.
 #[derive(Clone)]
 pub struct MediaDoor {
     inner: Arc<Inner>,
@@ -20,19 +51,35 @@ pub struct MediaDoor {
 
 struct Inner {
     config: MediaConfig,
+    budget: ByteBudget,
     fetcher: Fetcher,
     local_files: Option<LocalFiles>,
+    contents: Contents,
+    urls: Urls,
+    names: Names,
+    downloads: Flights<UrlKey, Result<EncodedImage, MediaError>>,
+    counters: Counters,
 }
 
 impl MediaDoor {
-    /// Checks the configuration once.
+    /// Checks the configuration once. `budget` counts encoded media in memory, cached ones too: it should have room for
+    /// more than [`MediaConfig::cache_bytes`].
     ///
     /// # Errors
     /// [`MediaError::LocalFileNotFound`] when the allowed local media path is no directory.
-    pub fn new(config: MediaConfig) -> Result<Self, MediaError> {
-        let fetcher = Fetcher::new(&config)?;
-        let local_files = config.allowed_local_media_path.as_deref().map(LocalFiles::new).transpose()?;
-        Ok(Self { inner: Arc::new(Inner { config, fetcher, local_files }) })
+    pub fn new(config: MediaConfig, budget: ByteBudget) -> Result<Self, MediaError> {
+        let inner = Inner {
+            fetcher: Fetcher::new(&config, budget.clone())?,
+            local_files: config.allowed_local_media_path.as_deref().map(LocalFiles::new).transpose()?,
+            contents: Contents::new(config.cache_bytes),
+            urls: Urls::new(config.max_known_names, config.failures_last),
+            names: Names::new(config.max_known_names),
+            downloads: Flights::default(),
+            counters: Counters::default(),
+            budget,
+            config,
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The limits and permissions.
@@ -40,38 +87,169 @@ impl MediaDoor {
         &self.inner.config
     }
 
-    /// Gets the bytes behind a `data:`, `http:`, `https:` or `file:` URL and reads the image's header.
+    /// What counts encoded media in memory, cached or not. Whoever else holds bytes of requests counts them here too.
+    pub fn budget(&self) -> &ByteBudget {
+        &self.inner.budget
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> MediaCounts {
+        MediaCounts { cached_bytes: self.inner.contents.bytes(), ..self.inner.counters.snapshot() }
+    }
+
+    /// Gets the bytes of a media item and reads the image's header.
     ///
-    /// Fetched URLs are not cached: the same URL may give other content the next time.
+    /// A URL is fetched as often as HTTP's rules for caches ask for, and once for all who want it at the same time. A name
+    /// that comes with a URL stands for what that leads to from then on.
     ///
     /// # Errors
-    /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the future ends the fetch.
-    pub async fn open(&self, url: &str) -> Result<EncodedImage, MediaError> {
-        let limits = self.inner.config.image_limits();
-        if let Some(content) = data_uri::content(url) {
-            let max_bytes = self.inner.config.max_bytes;
-            let image =
-                move |content: &str| EncodedImage::from_bytes(data_uri::decode(content, max_bytes)?.into(), limits);
-            if content.len() <= IN_PLACE {
-                return image(content);
-            }
-            let content = content.to_owned();
-            return blocking(move || image(&content)).await;
+    /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the future ends the fetch unless
+    /// somebody else waits for it too.
+    pub async fn open(&self, part: impl Into<MediaPart>) -> Result<EncodedImage, MediaError> {
+        let MediaPart { url, name } = part.into();
+        let Some(url) = url else { return self.inner.named(name) };
+        let image = self.open_url(url).await?;
+        if let Some(name) = name {
+            self.inner.names.give(name, image.content);
         }
-        let url = Url::parse(url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
-        let bytes = match url.scheme() {
-            "http" | "https" => self.inner.fetcher.get(url).await?,
+        Ok(image)
+    }
+
+    async fn open_url(&self, url: String) -> Result<EncodedImage, MediaError> {
+        let inner = &self.inner;
+        if data_uri::content(&url).is_some() {
+            inner.counters.data.inc();
+            return inner.on_bytes(url.len(), move |inner| inner.open_data(&url)).await;
+        }
+        let url = Url::parse(&url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
+        match url.scheme() {
+            "http" | "https" => self.open_http(url).await,
             "file" => {
-                let files = self.inner.local_files.clone().ok_or(MediaError::LocalFilesDisabled)?;
-                let max_bytes = self.inner.config.max_bytes;
-                Bytes::from(blocking(move || files.read(&url, max_bytes)).await?)
+                inner.counters.files.inc();
+                inner.on_bytes(usize::MAX, move |inner| inner.open_file(&url)).await
             }
-            _ => return Err(MediaError::UnsupportedScheme),
-        };
-        if bytes.len() <= IN_PLACE {
-            return EncodedImage::from_bytes(bytes, limits);
+            _ => Err(MediaError::UnsupportedScheme),
         }
-        blocking(move || EncodedImage::from_bytes(bytes, limits)).await
+    }
+
+    async fn open_http(&self, url: Url) -> Result<EncodedImage, MediaError> {
+        let inner = &self.inner;
+        // Also for what is cached.
+        inner.fetcher.check(&url)?;
+        let key = UrlKey::of(&url);
+        let now = Instant::now();
+        let mut known = None;
+        match inner.urls.get(&key) {
+            Some(Known::Failed { error, until }) if now < until => {
+                inner.counters.failed_again.inc();
+                return Err(error);
+            }
+            Some(Known::Content(content, freshness)) => {
+                if let Some(image) = inner.contents.get(&content) {
+                    if freshness.is_fresh(now) {
+                        inner.counters.fresh.inc();
+                        return Ok(image);
+                    }
+                    known = Some((image, freshness));
+                }
+            }
+            _ => {}
+        }
+        let download = {
+            let inner = inner.clone();
+            move || async move { inner.download(url, key, known).await }
+        };
+        let (boarded, outcome) = inner.downloads.join(key, download).await;
+        if boarded == Boarded::Later {
+            inner.counters.shared.inc();
+        }
+        outcome
+    }
+}
+
+impl Inner {
+    /// Fetches a URL, or learns that what is known of it still holds.
+    async fn download(
+        self: Arc<Self>,
+        url: Url,
+        key: UrlKey,
+        known: Option<(EncodedImage, Freshness)>,
+    ) -> Result<EncodedImage, MediaError> {
+        let known = known.filter(|(_, freshness)| freshness.can_revalidate());
+        let fetched = match self.fetcher.get(url, known.as_ref().map(|(_, freshness)| freshness)).await {
+            Ok(Answer::New(fetched)) => Ok(fetched),
+            Ok(Answer::NotModified(newer)) => match known {
+                Some((image, freshness)) => {
+                    self.counters.revalidated.inc();
+                    self.urls.learn(key, image.content, freshness.refreshed(newer));
+                    return Ok(image);
+                }
+                None => Err(MediaError::OriginFailed),
+            },
+            Err(error) => Err(error),
+        };
+        let opened = match fetched {
+            Ok(fetched) => {
+                self.counters.fetched.inc();
+                self.counters.fetched_bytes.add(fetched.bytes.len() as u64);
+                let opened = self.on_bytes(fetched.bytes.len(), move |inner| inner.image(fetched.bytes)).await;
+                opened.map(|image| (image, fetched.freshness))
+            }
+            Err(error) => Err(error),
+        };
+        match opened {
+            Ok((image, freshness)) => {
+                self.urls.learn(key, image.content, freshness);
+                Ok(image)
+            }
+            Err(error) => {
+                match error.fault() {
+                    // Ours, and over in a moment.
+                    Fault::Busy | Fault::Internal => {}
+                    _ => self.urls.failed(key, &error, Instant::now()),
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn open_data(&self, url: &str) -> Result<EncodedImage, MediaError> {
+        let content = data_uri::content(url).ok_or(MediaError::UnsupportedScheme)?;
+        self.image(data_uri::decode(content, self.config.max_bytes, &self.budget)?)
+    }
+
+    fn open_file(&self, url: &Url) -> Result<EncodedImage, MediaError> {
+        let files = self.local_files.as_ref().ok_or(MediaError::LocalFilesDisabled)?;
+        self.image(files.read(url, self.config.max_bytes, &self.budget)?)
+    }
+
+    /// What a client's name stands for.
+    fn named(&self, name: Option<MediaName>) -> Result<EncodedImage, MediaError> {
+        let name = name.ok_or(MediaError::InvalidUrl { reason: "there is none" })?;
+        let known = self.names.get(&name).and_then(|content| self.contents.get(&content));
+        match &known {
+            Some(_) => self.counters.named.inc(),
+            None => self.counters.unknown_names.inc(),
+        }
+        known.ok_or(MediaError::UnknownUuid)
+    }
+
+    /// Identity and header of a file.
+    fn image(&self, bytes: Bytes) -> Result<EncodedImage, MediaError> {
+        EncodedImage::from_bytes(bytes, self.config.image_limits()).map(|image| self.contents.keep(image))
+    }
+
+    /// Does work on so many bytes, in place if they are few.
+    async fn on_bytes<T: Send + 'static>(
+        self: &Arc<Self>,
+        bytes: usize,
+        work: impl FnOnce(&Self) -> Result<T, MediaError> + Send + 'static,
+    ) -> Result<T, MediaError> {
+        if bytes <= IN_PLACE {
+            return work(self);
+        }
+        let inner = self.clone();
+        tokio::task::spawn_blocking(move || work(&inner)).await.unwrap_or(Err(MediaError::Internal))
     }
 }
 
@@ -79,11 +257,4 @@ impl std::fmt::Debug for MediaDoor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MediaDoor").field("config", &self.inner.config).finish_non_exhaustive()
     }
-}
-
-/// Runs CPU-heavy or blocking work on a thread made for it.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, MediaError> + Send + 'static,
-) -> Result<T, MediaError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or(Err(MediaError::Internal))
 }

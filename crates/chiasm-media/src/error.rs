@@ -14,6 +14,15 @@ pub enum MediaError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A client's name for an item that is empty or too long.
+    #[error("the uuid must have 1 to {limit} bytes")]
+    InvalidUuid {
+        /// Most bytes.
+        limit: usize,
+    },
+    /// A client's name without a URL, for something that was not seen before, or not lately.
+    #[error("nothing is known under this uuid (any more); send the image itself, with or without the uuid")]
+    UnknownUuid,
     /// A scheme other than `data`, `http`, `https` and `file`.
     #[error("the media URL must be a data:, http:, https: or file: URL")]
     UnsupportedScheme,
@@ -41,6 +50,15 @@ pub enum MediaError {
     /// The host is, or resolves to, an address outside the public internet.
     #[error("the media host is not allowed: its address is not public")]
     AddressForbidden,
+    /// A port that is not allowed.
+    #[error("the media port is not allowed")]
+    PortForbidden,
+    /// A host that is not allowed.
+    #[error("the media host is not among those that the server may fetch from")]
+    HostForbidden,
+    /// A rule for allowed hosts that is neither a host nor `*.` and a domain.
+    #[error("the rule for allowed media domains is not valid: write a host like example.com, or *.example.com")]
+    InvalidDomainRule,
     /// The origin answered with something other than success.
     #[error("the media origin answered with status {status}")]
     OriginStatus {
@@ -53,10 +71,14 @@ pub enum MediaError {
         /// How many redirects are followed.
         limit: usize,
     },
-    /// The origin redirects to something that is no `http:` or `https:` URL, or that holds credentials.
+    /// The origin redirects to something that is no `http:` or `https:` URL, that holds credentials, or from `https:`
+    /// to `http:`.
     #[error("the media origin redirects to a URL that is not allowed")]
     InvalidRedirect,
-    /// No name, no connection, no TLS session, or a connection that broke.
+    /// The origin compressed its answer although it was asked not to.
+    #[error("the media origin sends compressed content, which is not supported; it must send the plain file")]
+    OriginEncoding,
+    /// No name, no connection, no TLS session, a connection that broke, or an answer against the rules of HTTP.
     #[error("the media origin cannot be reached, or broke off the connection")]
     OriginFailed,
     /// The origin took longer than allowed.
@@ -160,13 +182,18 @@ impl MediaError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::InvalidUrl { .. }
+            | Self::InvalidUuid { .. }
+            | Self::UnknownUuid
             | Self::UnsupportedScheme
             | Self::CredentialsInUrl
+            | Self::InvalidDomainRule
             | Self::InvalidDataUri { .. } => Fault::BadRequest,
             Self::LocalFilesDisabled
             | Self::LocalPathForbidden
             | Self::LocalFileUnreadable
-            | Self::AddressForbidden => Fault::Forbidden,
+            | Self::AddressForbidden
+            | Self::PortForbidden
+            | Self::HostForbidden => Fault::Forbidden,
             Self::LocalFileNotFound | Self::OriginStatus { status: 404 | 410 } => Fault::NotFound,
             Self::TooManyBytes { .. }
             | Self::TooManyPixels { .. }
@@ -175,9 +202,11 @@ impl MediaError {
             Self::UnsupportedFormat { .. } | Self::UnsupportedVariant { .. } => Fault::Unsupported,
             Self::Corrupt { .. } => Fault::Corrupt,
             Self::OriginStatus { status: 408 | 504 } | Self::OriginTimeout => Fault::OriginTimeout,
-            Self::OriginStatus { .. } | Self::TooManyRedirects { .. } | Self::InvalidRedirect | Self::OriginFailed => {
-                Fault::OriginFailed
-            }
+            Self::OriginStatus { .. }
+            | Self::TooManyRedirects { .. }
+            | Self::InvalidRedirect
+            | Self::OriginEncoding
+            | Self::OriginFailed => Fault::OriginFailed,
             Self::Busy => Fault::Busy,
             Self::Internal => Fault::Internal,
         }

@@ -1,126 +1,216 @@
-//! `http:` and `https:` URLs: bounded in time, bytes, redirects and addresses.
+//! `http:` and `https:` URLs: bounded in time, bytes, redirects, addresses and number.
+
+mod client;
+mod turns;
 
 use std::error::Error;
-use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use bytes::{Bytes, BytesMut};
-use reqwest::header::{ACCEPT, CONTENT_LENGTH, LOCATION};
-use reqwest::{Client, Response, StatusCode, Url};
-use url::Host;
+use bytes::Bytes;
+use reqwest::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, LOCATION};
+use reqwest::{Response, StatusCode};
+use rustls::RootCertStore;
+use tokio::time::{Instant, timeout_at};
+use url::Url;
 
-use crate::policy::{AddressRefused, AddressRule, GuardedResolver, Lookup, is_public, system_lookup};
-use crate::{MediaConfig, MediaError};
+use crate::freshness::{Freshness, FreshnessBounds, Received, RedirectFreshness};
+use crate::policy::{AddressRefused, AddressRule, GuardedResolver, Lookup, MAX_URL_BYTES, UrlPolicy, system_lookup};
+use crate::{ByteBudget, MediaConfig, MediaError};
 
-/// Fetches over HTTP/1.1. Keeps connections for reuse; does not look at proxy variables, and asks for no compression.
+use client::{Clients, web_roots};
+use turns::{Turn, Turns};
+
+/// A body, and for how long it may be reused.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub(crate) bytes: Bytes,
+    pub(crate) freshness: Freshness,
+}
+
+/// What an origin says to somebody who may know an earlier answer.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    New(Fetched),
+    /// The known answer holds; [`Freshness::refreshed`] takes this.
+    NotModified(Freshness),
+}
+
+/// Fetches over HTTP/1.1 and HTTP/2. Keeps connections for reuse; does not look at proxy variables, and asks for no
+/// compression. The same request goes out whoever asks: no cookies, no credentials, nothing of the client's own request.
 pub(crate) struct Fetcher {
-    client: Client,
-    rule: AddressRule,
-    limits: MediaConfig,
+    clients: Clients,
+    policy: UrlPolicy,
+    turns: Turns,
+    limits: Limits,
+    freshness: FreshnessBounds,
+    budget: ByteBudget,
+}
+
+struct Limits {
+    first_byte_timeout: Duration,
+    stall_timeout: Duration,
+    /// In each `stall_timeout` of a body.
+    min_bytes: u64,
+    total_timeout: Duration,
+    max_redirects: usize,
+    max_bytes: u64,
 }
 
 impl Fetcher {
-    pub(crate) fn new(config: &MediaConfig) -> Result<Self, MediaError> {
-        let rule: AddressRule = if config.allow_private_addresses { Arc::new(|_| true) } else { Arc::new(is_public) };
-        Self::with(config, rule, system_lookup())
+    /// That reads bodies into this budget.
+    pub(crate) fn new(config: &MediaConfig, budget: ByteBudget) -> Result<Self, MediaError> {
+        Self::with(config, budget, UrlPolicy::address_rule(config), system_lookup(), web_roots())
     }
 
-    /// With another rule or look-up, for tests.
-    pub(crate) fn with(config: &MediaConfig, rule: AddressRule, lookup: Lookup) -> Result<Self, MediaError> {
-        let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|_| MediaError::Internal)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let client = Client::builder()
-            .tls_backend_preconfigured(tls)
-            .dns_resolver(GuardedResolver { lookup, rule: rule.clone() })
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .referer(false)
-            .connect_timeout(config.connect_timeout)
-            .user_agent(concat!("chiasm/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|_| MediaError::Internal)?;
-        Ok(Self { client, rule, limits: config.clone() })
+    /// With other rules, look-ups or certificate authorities, for tests.
+    fn with(
+        config: &MediaConfig,
+        budget: ByteBudget,
+        rule: AddressRule,
+        lookup: Lookup,
+        roots: RootCertStore,
+    ) -> Result<Self, MediaError> {
+        let min_bytes = (config.stall_timeout.as_secs_f64() * config.min_body_rate as f64) as u64;
+        Ok(Self {
+            clients: Clients::new(config, GuardedResolver { lookup, rule: rule.clone() }, roots)?,
+            policy: UrlPolicy::new(config, rule),
+            turns: Turns::new(config.max_fetches, config.max_fetches_per_origin),
+            limits: Limits {
+                first_byte_timeout: config.first_byte_timeout,
+                stall_timeout: config.stall_timeout,
+                min_bytes: min_bytes.max(1),
+                total_timeout: config.total_timeout,
+                max_redirects: config.max_redirects,
+                max_bytes: config.max_bytes,
+            },
+            freshness: FreshnessBounds { min: config.min_freshness, max: config.max_freshness },
+            budget,
+        })
     }
 
-    /// The body behind a URL.
-    pub(crate) async fn get(&self, url: Url) -> Result<Bytes, MediaError> {
-        match tokio::time::timeout(self.limits.total_timeout, self.follow(url)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(MediaError::OriginTimeout),
-        }
+    /// What can be refused before anything is sent: scheme, credentials, port, domain, literal address.
+    pub(crate) fn check(&self, url: &Url) -> Result<(), MediaError> {
+        self.policy.check(url)
     }
 
-    async fn follow(&self, mut url: Url) -> Result<Bytes, MediaError> {
+    /// The body behind a URL, or that it is still what an earlier answer, of which `known` is left, was.
+    ///
+    /// Dropping the future ends the fetch.
+    pub(crate) async fn get(&self, mut url: Url, mut known: Option<&Freshness>) -> Result<Answer, MediaError> {
         self.check(&url)?;
+        let deadline = Instant::now() + self.limits.total_timeout;
+        let mut redirects = RedirectFreshness::none();
         for _ in 0..=self.limits.max_redirects {
-            let request = self.client.get(url.clone()).header(ACCEPT, "image/*,*/*;q=0.5");
-            let response = request.send().await.map_err(fault_of)?;
-            let status = response.status();
-            if is_redirect(status)
-                && let Some(location) = response.headers().get(LOCATION)
-            {
-                let location = location.to_str().map_err(|_| MediaError::InvalidRedirect)?;
-                url = url.join(location).map_err(|_| MediaError::InvalidRedirect)?;
-                self.check(&url).map_err(|error| match error {
-                    MediaError::AddressForbidden => error,
-                    _ => MediaError::InvalidRedirect,
-                })?;
+            let turn = self.turns.take(&url, deadline).await?;
+            let condition = known.and_then(|known| known.condition(&url));
+            let conditional = condition.is_some();
+            let (response, received) = self.ask(&turn, &url, condition, deadline).await?;
+            let (status, headers) = (response.status(), response.headers());
+            if is_redirect(status) && headers.contains_key(LOCATION) {
+                let target = redirect_target(&url, headers)?;
+                self.policy.check_redirect(&url, &target)?;
+                redirects.follow(is_permanent(status), headers, received, self.freshness);
+                url = target;
                 continue;
             }
-            if !status.is_success() {
-                return Err(MediaError::OriginStatus { status: status.as_u16() });
+            let mut freshness = Freshness::of(&url, headers, received, redirects, self.freshness);
+            match status {
+                StatusCode::OK => {}
+                // Made by a proxy from what the origin answered.
+                StatusCode::NON_AUTHORITATIVE_INFORMATION => freshness.forbid_storing(),
+                StatusCode::NOT_MODIFIED if conditional => {
+                    if known.is_some_and(|known| known.is_confirmed_by(headers)) {
+                        return Ok(Answer::NotModified(freshness));
+                    }
+                    // It speaks of another answer than the known one.
+                    known = None;
+                    continue;
+                }
+                _ => return Err(MediaError::OriginStatus { status: status.as_u16() }),
             }
-            return self.body(response).await;
+            let bytes = self.body(response, deadline).await?;
+            return Ok(Answer::New(Fetched { bytes, freshness }));
         }
         Err(MediaError::TooManyRedirects { limit: self.limits.max_redirects })
     }
 
-    /// What can be refused before anything is sent. Host names are checked by the resolver, when they have addresses.
-    fn check(&self, url: &Url) -> Result<(), MediaError> {
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(MediaError::UnsupportedScheme);
+    /// Sends one request and waits for the head of its answer.
+    async fn ask(
+        &self,
+        turn: &Turn<'_>,
+        url: &Url,
+        condition: Option<(reqwest::header::HeaderName, reqwest::header::HeaderValue)>,
+        deadline: Instant,
+    ) -> Result<(Response, Received), MediaError> {
+        let mut request = self.clients.client(turn.keep_alive()).get(url.clone());
+        if let Some((name, value)) = condition {
+            request = request.header(name, value);
         }
-        if !url.username().is_empty() || url.password().is_some() {
-            return Err(MediaError::CredentialsInUrl);
-        }
-        let literal = match url.host() {
-            None => {
-                return Err(MediaError::InvalidUrl { reason: "it has no host" });
-            }
-            Some(Host::Domain(_)) => None,
-            Some(Host::Ipv4(address)) => Some(address.into()),
-            Some(Host::Ipv6(address)) => Some(address.into()),
-        };
-        match literal {
-            Some(address) if !(self.rule)(address) => Err(MediaError::AddressForbidden),
-            _ => Ok(()),
-        }
+        let asked = Instant::now();
+        let until = deadline.min(asked + self.limits.first_byte_timeout);
+        let response =
+            timeout_at(until, request.send()).await.map_err(|_| MediaError::OriginTimeout)?.map_err(fault_of)?;
+        let received = Received { asked: asked.into_std(), at: Instant::now().into_std(), date: SystemTime::now() };
+        Ok((response, received))
     }
 
-    /// Reads up to the limit and drops the connection at the first byte behind it.
-    async fn body(&self, mut response: Response) -> Result<Bytes, MediaError> {
+    /// Reads up to the limit and drops the connection at the first byte behind it. Memory is counted as bytes come: what
+    /// an origin announces takes none.
+    async fn body(&self, mut response: Response, deadline: Instant) -> Result<Bytes, MediaError> {
         let limit = self.limits.max_bytes;
+        if !is_plain(response.headers()) {
+            return Err(MediaError::OriginEncoding);
+        }
         let announced =
             response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|announced| announced > limit) {
             return Err(MediaError::TooManyBytes { limit });
         }
-        let mut body = BytesMut::new();
-        while let Some(part) = response.chunk().await.map_err(fault_of)? {
-            if body.len() as u64 + part.len() as u64 > limit {
+        let mut body = self.budget.buffer();
+        let mut since = (Instant::now(), 0);
+        loop {
+            let until = deadline.min(since.0 + self.limits.stall_timeout);
+            let part = timeout_at(until, response.chunk()).await.map_err(|_| MediaError::OriginTimeout)?;
+            let Some(part) = part.map_err(fault_of)? else {
+                return Ok(body.freeze());
+            };
+            let length = body.as_slice().len() as u64 + part.len() as u64;
+            if length > limit {
                 return Err(MediaError::TooManyBytes { limit });
             }
-            body.extend_from_slice(&part);
+            body.extend(&part)?;
+            if length - since.1 >= self.limits.min_bytes {
+                since = (Instant::now(), length);
+            }
         }
-        Ok(body.freeze())
     }
 }
 
 fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)
+}
+
+fn is_permanent(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 301 | 308)
+}
+
+/// Where an answer redirects to. Bytes above ASCII are UTF-8, as browsers take them.
+fn redirect_target(from: &Url, headers: &HeaderMap) -> Result<Url, MediaError> {
+    let mut locations = headers.get_all(LOCATION).iter().map(|location| location.as_bytes());
+    let location = locations.next().filter(|location| location.len() <= MAX_URL_BYTES);
+    let text = location.and_then(|location| str::from_utf8(location).ok()).ok_or(MediaError::InvalidRedirect)?;
+    if locations.any(|other| other != text.as_bytes()) {
+        return Err(MediaError::InvalidRedirect);
+    }
+    from.join(text).map_err(|_| MediaError::InvalidRedirect)
+}
+
+/// Whether the body is the file itself, not a compressed form, which may be larger than any limit by far.
+fn is_plain(headers: &HeaderMap) -> bool {
+    headers.get_all(CONTENT_ENCODING).iter().all(|encoding| {
+        let encoding = encoding.as_bytes().trim_ascii();
+        encoding.is_empty() || encoding.eq_ignore_ascii_case(b"identity")
+    })
 }
 
 /// What an error of the HTTP client means. Its text may hold URLs and addresses and is not passed on.
@@ -131,6 +221,9 @@ fn fault_of(error: reqwest::Error) -> MediaError {
             return MediaError::AddressForbidden;
         }
         cause = error.source();
+    }
+    if error.is_builder() {
+        return MediaError::InvalidUrl { reason: "it cannot be asked for over HTTP" };
     }
     if error.is_timeout() { MediaError::OriginTimeout } else { MediaError::OriginFailed }
 }

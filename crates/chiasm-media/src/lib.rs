@@ -24,11 +24,15 @@
 //!
 //! | module | is about |
 //! |---|---|
-//! | `door` | one way in for every kind of URL |
+//! | `door` | one way in for whatever names a media item |
 //! | `config` | limits and permissions |
 //! | `budget` | bytes in memory, counted and bounded |
 //! | `data_uri`, `fetch`, `local_file` | the three kinds of URL |
-//! | `policy` | which network addresses may be fetched from |
+//! | `flight` | one piece of work for all who want the same |
+//! | `contents`, `names` | what was seen before: files by content; URLs and clients' names |
+//! | `counts` | what has happened, in numbers |
+//! | `policy/*` | which URLs and network addresses may be fetched |
+//! | `freshness/*` | for how long an answer may be reused |
 //! | `image`, `identity` | what is known without decoding |
 //! | `limits` | how large an image may be, by its header |
 //! | `probe`, `container/*`, `exif` | headers: format, size, orientation |
@@ -40,16 +44,21 @@
 mod budget;
 mod config;
 mod container;
+mod contents;
+mod counts;
 mod data_uri;
 mod decode;
 mod door;
 mod error;
 mod exif;
 mod fetch;
+mod flight;
+mod freshness;
 mod identity;
 mod image;
 mod limits;
 mod local_file;
+mod names;
 mod other_format;
 mod policy;
 mod probe;
@@ -57,9 +66,12 @@ mod reader;
 
 pub use budget::{ByteBudget, Charge, ChargedBuffer};
 pub use config::MediaConfig;
+pub use counts::MediaCounts;
 pub use decode::{DecodeMemory, caught_panics, decode, decode_into, with_pixels};
-pub use door::MediaDoor;
+pub use door::{MediaDoor, MediaPart};
 pub use error::{Fault, MediaError};
 pub use identity::{ContentHash, mm_hash};
 pub use image::{EncodedImage, ImageFormat, RgbImage, RgbPixels};
 pub use limits::ImageLimits;
+pub use names::MediaName;
+pub use policy::DomainRule;

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Component, Path, PathBuf};
 
+use bytes::Bytes;
 use reqwest::Url;
 
-use crate::MediaError;
+use crate::{ByteBudget, MediaError};
 
 /// The directory that may be read from.
 #[derive(Clone, Debug)]
@@ -30,7 +31,7 @@ impl LocalFiles {
     }
 
     /// Reads the file of a `file:` URL. Blocks.
-    pub(crate) fn read(&self, url: &Url, max_bytes: u64) -> Result<Vec<u8>, MediaError> {
+    pub(crate) fn read(&self, url: &Url, max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
         let path = url.to_file_path().map_err(|()| MediaError::InvalidUrl { reason: "it has no local path" })?;
         // Before the file system is asked, so that answers tell nothing about what lies outside.
         let climbs = path.components().any(|component| component == Component::ParentDir);
@@ -53,12 +54,10 @@ impl LocalFiles {
         if about.len() > max_bytes {
             return Err(MediaError::TooManyBytes { limit: max_bytes });
         }
-        let mut bytes = Vec::with_capacity(about.len() as usize);
-        file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes).map_err(|error| fault_of(&error))?;
-        if bytes.len() as u64 > max_bytes {
-            return Err(MediaError::TooManyBytes { limit: max_bytes });
-        }
-        Ok(bytes)
+        // A file that shrinks meanwhile is unreadable; of one that grows this is the beginning.
+        let mut buffer = budget.buffer();
+        (&file).read_exact(buffer.extend_zeroed(about.len() as usize)?).map_err(|error| fault_of(&error))?;
+        Ok(buffer.freeze())
     }
 }
 
@@ -91,15 +90,15 @@ mod tests {
     }
 
     impl Fixture {
-        fn read(&self, path: &str) -> Result<Vec<u8>, MediaError> {
+        fn read(&self, path: &str) -> Result<Bytes, MediaError> {
             let url = format!("file://{}/{path}", self.directory.path().display());
-            self.files.read(&Url::parse(&url).unwrap(), 10)
+            self.files.read(&Url::parse(&url).unwrap(), 10, &ByteBudget::new(100))
         }
     }
 
     #[test]
     fn files_below_the_directory_are_read() {
-        assert_eq!(fixture().read("allowed/sub%20dir/image").unwrap(), b"1234");
+        assert_eq!(fixture().read("allowed/sub%20dir/image").unwrap(), &b"1234"[..]);
     }
 
     #[test]
@@ -126,7 +125,7 @@ mod tests {
         std::os::unix::fs::symlink("sub dir/image", allowed.join("inside")).unwrap();
         assert_eq!(fixture.read("allowed/file"), Err(MediaError::LocalPathForbidden));
         assert_eq!(fixture.read("allowed/directory/secret"), Err(MediaError::LocalPathForbidden));
-        assert_eq!(fixture.read("allowed/inside").unwrap(), b"1234");
+        assert_eq!(fixture.read("allowed/inside").unwrap(), &b"1234"[..]);
     }
 
     #[test]
@@ -158,9 +157,9 @@ mod tests {
         let files = LocalFiles::new(&link).unwrap();
         for path in [&link, &real] {
             let url = Url::from_file_path(path.canonicalize().unwrap().join("image")).unwrap();
-            assert_eq!(files.read(&url, 10).unwrap(), b"1");
+            assert_eq!(files.read(&url, 10, &ByteBudget::new(100)).unwrap(), &b"1"[..]);
             let url = Url::from_file_path(path.join("image")).unwrap();
-            assert_eq!(files.read(&url, 10).unwrap(), b"1");
+            assert_eq!(files.read(&url, 10, &ByteBudget::new(100)).unwrap(), &b"1"[..]);
         }
     }
 

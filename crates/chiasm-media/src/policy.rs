@@ -1,177 +1,89 @@
-//! Which network addresses may be fetched from, checked where connections are made.
+//! What may be fetched: schemes, ports, hosts and network addresses.
+//!
+//! A URL is checked before anything is sent, the URL of each redirect as well. Addresses that names resolve to are checked
+//! where connections are made: [`GuardedResolver`] hands out allowed ones only, and the client connects to those.
 
-use std::future::Future;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::pin::Pin;
+mod address;
+mod domain;
+mod resolver;
+
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use url::{Host, Url};
 
-/// Whether to connect to an address.
-pub(crate) type AddressRule = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
+use crate::{MediaConfig, MediaError};
 
-/// How names become addresses.
-pub(crate) type Lookup =
-    Arc<dyn Fn(String) -> Pin<Box<dyn Future<Output = std::io::Result<Vec<IpAddr>>> + Send>> + Send + Sync>;
+use address::is_public;
+pub use domain::DomainRule;
+pub(crate) use resolver::{AddressRefused, AddressRule, GuardedResolver, Lookup, system_lookup};
 
-/// Whether an address belongs to the public internet: not loopback, private, link-local, shared (CGNAT), multicast,
-/// documentation, benchmarking, reserved or unspecified, also not inside an IPv6 form that carries an IPv4 address.
-///
-/// Source: IANA's special-purpose address registries for IPv4 and IPv6.
-pub(crate) fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => is_public_v6(address),
+/// Ports of the web, which are allowed unless the configuration says otherwise.
+const WEB_PORTS: [u16; 2] = [80, 443];
+
+/// Longest URL that is fetched, in bytes; also of a redirect. What servers commonly accept.
+pub(crate) const MAX_URL_BYTES: usize = 8 << 10;
+
+/// Which URLs may be fetched.
+pub(crate) struct UrlPolicy {
+    /// `None` for any.
+    ports: Option<Vec<u16>>,
+    /// Empty for any.
+    domains: Vec<DomainRule>,
+    addresses: AddressRule,
+}
+
+impl UrlPolicy {
+    pub(crate) fn new(config: &MediaConfig, addresses: AddressRule) -> Self {
+        let web = || (!config.allow_private_addresses).then(|| WEB_PORTS.to_vec());
+        let ports = config.allowed_ports.clone().or_else(web);
+        Self { ports, domains: config.allowed_domains.clone(), addresses }
     }
-}
 
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    !matches!(
-        address.octets(),
-        [0 | 10 | 127, ..]
-            | [100, 64..=127, ..]
-            | [169, 254, ..]
-            | [172, 16..=31, ..]
-            | [192, 0, 0 | 2, _]
-            | [192, 88, 99, _]
-            | [192, 168, ..]
-            | [198, 18 | 19, ..]
-            | [198, 51, 100, _]
-            | [203, 0, 113, _]
-            | [224..=255, ..]
-    )
-}
-
-fn is_public_v6(address: Ipv6Addr) -> bool {
-    let embedded = |high: u16, low: u16| is_public_v4(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
-    match address.segments() {
-        // IPv4-mapped.
-        [0, 0, 0, 0, 0, 0xffff, high, low] => embedded(high, low),
-        // NAT64.
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
-        // 6to4.
-        [0x2002, high, low, ..] => embedded(high, low),
-        // IETF protocol assignments, among them Teredo and ORCHID; documentation.
-        [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
-        // Global unicast; all that is outside it is special in one way or another.
-        [0x2000..=0x3fff, ..] => true,
-        _ => false,
+    /// Whether addresses are allowed, as the configuration says.
+    pub(crate) fn address_rule(config: &MediaConfig) -> AddressRule {
+        if config.allow_private_addresses { Arc::new(|_| true) } else { Arc::new(is_public) }
     }
-}
 
-/// The look-up of the operating system.
-pub(crate) fn system_lookup() -> Lookup {
-    Arc::new(|host| {
-        Box::pin(async move {
-            let addresses = tokio::net::lookup_host((host, 0)).await?;
-            Ok(addresses.map(|address| address.ip()).collect())
-        })
-    })
-}
-
-/// All addresses of a name, or the literal address of a URL, are refused by the rule.
-#[derive(Debug, thiserror::Error)]
-#[error("no address of the host is allowed")]
-pub(crate) struct AddressRefused;
-
-/// Hands the HTTP client only allowed addresses, so that what was checked is what is connected to.
-pub(crate) struct GuardedResolver {
-    pub(crate) lookup: Lookup,
-    pub(crate) rule: AddressRule,
-}
-
-impl Resolve for GuardedResolver {
-    fn resolve(&self, name: Name) -> Resolving {
-        let (lookup, rule) = (self.lookup.clone(), self.rule.clone());
-        Box::pin(async move {
-            let found = lookup(name.as_str().to_owned()).await?;
-            let any = !found.is_empty();
-            let allowed: Vec<SocketAddr> =
-                found.into_iter().filter(|&ip| rule(ip)).map(|ip| SocketAddr::new(ip, 0)).collect();
-            if any && allowed.is_empty() {
-                return Err(AddressRefused.into());
-            }
-            Ok(Box::new(allowed.into_iter()) as Addrs)
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_public_internet_is_public() {
-        for address in [
-            "0.0.0.0",
-            "0.1.2.3",
-            "10.1.2.3",
-            "100.64.0.1",
-            "100.127.255.255",
-            "127.0.0.1",
-            "127.9.9.9",
-            "169.254.169.254",
-            "172.16.0.1",
-            "172.31.255.255",
-            "192.0.0.8",
-            "192.0.2.1",
-            "192.88.99.1",
-            "192.168.1.1",
-            "198.18.0.1",
-            "198.19.255.255",
-            "198.51.100.7",
-            "203.0.113.9",
-            "224.0.0.1",
-            "239.1.1.1",
-            "240.0.0.1",
-            "255.255.255.255",
-            "::",
-            "::1",
-            "::ffff:127.0.0.1",
-            "::ffff:10.0.0.1",
-            "::127.0.0.1",
-            "64:ff9b::10.0.0.1",
-            "64:ff9b::7f00:1",
-            "64:ff9b:1::8.8.8.8",
-            "100::1",
-            "2001::1",
-            "2001:0:53aa:64c:0:fbff:ffff:fffe",
-            "2001:20::1",
-            "2001:db8::1",
-            "2002:7f00:1::",
-            "2002:a00:1::1",
-            "2002:c0a8:101::",
-            "3fff::1",
-            "5f00::1",
-            "fc00::1",
-            "fd12::1",
-            "fe80::1",
-            "fec0::1",
-            "ff02::1",
-            "4000::1",
-        ] {
-            assert!(!is_public(address.parse().unwrap()), "{address}");
+    /// What can be refused before anything is sent. Names are checked by the resolver, when they have addresses.
+    pub(crate) fn check(&self, url: &Url) -> Result<(), MediaError> {
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(MediaError::UnsupportedScheme);
         }
-        for address in [
-            "1.1.1.1",
-            "8.8.8.8",
-            "100.63.255.255",
-            "100.128.0.1",
-            "172.15.0.1",
-            "172.32.0.1",
-            "192.0.1.1",
-            "192.169.0.1",
-            "198.17.0.1",
-            "198.20.0.1",
-            "223.255.255.255",
-            "::ffff:8.8.8.8",
-            "64:ff9b::8.8.8.8",
-            "2001:4860:4860::8888",
-            "2002:808:808::1",
-            "2606:4700::1111",
-            "2a00:1450::1",
-        ] {
-            assert!(is_public(address.parse().unwrap()), "{address}");
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(MediaError::CredentialsInUrl);
         }
+        if url.as_str().len() > MAX_URL_BYTES {
+            return Err(MediaError::InvalidUrl { reason: "it is too long" });
+        }
+        let (Some(host), Some(port)) = (url.host(), url.port_or_known_default()) else {
+            return Err(MediaError::InvalidUrl { reason: "it has no host" });
+        };
+        if !self.domains.is_empty() && !self.domains.iter().any(|rule| rule.allows(&host)) {
+            return Err(MediaError::HostForbidden);
+        }
+        let literal: Option<IpAddr> = match host {
+            Host::Domain(_) => None,
+            Host::Ipv4(address) => Some(address.into()),
+            Host::Ipv6(address) => Some(address.into()),
+        };
+        if literal.is_some_and(|address| !(self.addresses)(address)) {
+            return Err(MediaError::AddressForbidden);
+        }
+        if self.ports.as_ref().is_some_and(|ports| !ports.contains(&port)) {
+            return Err(MediaError::PortForbidden);
+        }
+        Ok(())
+    }
+
+    /// [`check`](Self::check), and never from an encrypted origin to one that anybody on the way could replace.
+    pub(crate) fn check_redirect(&self, from: &Url, to: &Url) -> Result<(), MediaError> {
+        if from.scheme() == "https" && to.scheme() == "http" {
+            return Err(MediaError::InvalidRedirect);
+        }
+        self.check(to).map_err(|error| match error {
+            MediaError::AddressForbidden | MediaError::PortForbidden | MediaError::HostForbidden => error,
+            _ => MediaError::InvalidRedirect,
+        })
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use chiasm_media::{ContentHash, Fault, ImageFormat, MediaConfig, MediaDoor, MediaError};
+use chiasm_media::{ByteBudget, ContentHash, Fault, ImageFormat, MediaConfig, MediaDoor, MediaError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -21,13 +21,18 @@ fn data_uri(bytes: &[u8]) -> String {
     format!("data:image/png;base64,{}", BASE64_STANDARD.encode(bytes))
 }
 
+/// Room for everything.
+fn budget() -> ByteBudget {
+    ByteBudget::new(u64::MAX)
+}
+
 fn door(allowed: Option<&Path>) -> MediaDoor {
-    MediaDoor::new(MediaConfig {
+    let config = MediaConfig {
         allowed_local_media_path: allowed.map(Path::to_owned),
         allow_private_addresses: true,
         ..MediaConfig::default()
-    })
-    .unwrap()
+    };
+    MediaDoor::new(config, budget()).unwrap()
 }
 
 #[tokio::test]
@@ -66,7 +71,8 @@ async fn large_data_uris_work_as_small_ones_do() {
 
 #[tokio::test]
 async fn local_files_are_off_by_default() {
-    let error = MediaDoor::new(MediaConfig::default()).unwrap().open("file:///etc/hostname").await.unwrap_err();
+    let error =
+        MediaDoor::new(MediaConfig::default(), budget()).unwrap().open("file:///etc/hostname").await.unwrap_err();
     assert_eq!(error, MediaError::LocalFilesDisabled);
     assert_eq!(error.fault(), Fault::Forbidden);
 }
@@ -95,17 +101,13 @@ async fn what_is_no_media_url_is_refused_without_repeating_it() {
 
 #[tokio::test]
 async fn limits_hold_for_every_kind_of_url() {
-    let door = MediaDoor::new(MediaConfig {
-        max_bytes: 100,
-        allowed_local_media_path: Some(goldens()),
-        ..MediaConfig::default()
-    })
-    .unwrap();
+    let config = MediaConfig { max_bytes: 100, allowed_local_media_path: Some(goldens()), ..MediaConfig::default() };
+    let door = MediaDoor::new(config, budget()).unwrap();
     let bytes = file("jpeg-420-37x23.jpg");
     for url in [data_uri(&bytes), format!("file://{}/jpeg-420-37x23.jpg", goldens().display())] {
         assert_eq!(door.open(&url).await.unwrap_err(), MediaError::TooManyBytes { limit: 100 });
     }
-    let door = MediaDoor::new(MediaConfig { max_pixels: 10, ..MediaConfig::default() }).unwrap();
+    let door = MediaDoor::new(MediaConfig { max_pixels: 10, ..MediaConfig::default() }, budget()).unwrap();
     assert_eq!(door.open(&data_uri(&bytes)).await.unwrap_err().fault(), Fault::TooLarge);
 }
 
@@ -113,5 +115,5 @@ async fn limits_hold_for_every_kind_of_url() {
 async fn a_door_to_a_directory_that_is_not_there_does_not_open() {
     let missing = goldens().join("missing");
     let config = MediaConfig { allowed_local_media_path: Some(missing), ..MediaConfig::default() };
-    assert!(MediaDoor::new(config).is_err());
+    assert!(MediaDoor::new(config, budget()).is_err());
 }

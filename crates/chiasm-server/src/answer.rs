@@ -8,15 +8,15 @@ use axum::response::{IntoResponse, Response};
 use chiasm_types::TokenId;
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::{StreamExt, iter, select_all};
-use serde_json::Value;
 
+use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::meter::{Meter, metered};
 use crate::openai::chat::{self, ChatRequest};
 use crate::openai::completions::{self, CompletionRequest};
 use crate::openai::{AnswerHead, Common, Usage};
-use crate::pipeline::{Attempted, ChoiceDelta, Generation, Prepared, collect, prepare};
+use crate::pipeline::{Attempted, Caller, ChoiceDelta, Generation, Prepared, collect, prepare};
 use crate::routes::{Held, routing_headers};
 use crate::sse;
 
@@ -24,13 +24,15 @@ use crate::sse;
 pub(crate) async fn chat(
     frontend: &Arc<Frontend>,
     held: Held,
-    session: Option<u64>,
-    body: Value,
+    caller: Caller,
+    body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let ChatRequest { common, mut generate } = ChatRequest::parse(body)?;
-    generate.session = session;
+    let JsonBody { value, charge } = body;
+    let ChatRequest { common, mut generate } = ChatRequest::parse(value)?;
+    generate.caller = caller;
     check_model(frontend, &common)?;
     let prepared = prepare(frontend, generate, frontend.fleet.shape_or_unavailable()?).await?;
+    drop(charge);
     let head = AnswerHead::new("chatcmpl", &frontend.model.name);
     let shown = common.return_token_ids.then(|| prepared.tokens.clone());
 
@@ -76,14 +78,16 @@ pub(crate) async fn chat(
 pub(crate) async fn completions(
     frontend: &Arc<Frontend>,
     held: Held,
-    session: Option<u64>,
-    body: Value,
+    caller: Caller,
+    body: JsonBody,
 ) -> Result<Response, ApiError> {
-    let CompletionRequest { common, mut generate } = CompletionRequest::parse(body)?;
-    generate.iter_mut().for_each(|request| request.session = session);
+    let JsonBody { value, charge } = body;
+    let CompletionRequest { common, mut generate } = CompletionRequest::parse(value)?;
+    generate.iter_mut().for_each(|request| request.caller = caller.clone());
     check_model(frontend, &common)?;
     let shape = frontend.fleet.shape_or_unavailable()?;
     let prepared = try_join_all(generate.into_iter().map(|request| prepare(frontend, request, shape))).await?;
+    drop(charge);
     let head = AnswerHead::new("cmpl", &frontend.model.name);
 
     let Some(options) = common.stream else {

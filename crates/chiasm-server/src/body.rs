@@ -2,6 +2,8 @@
 
 use axum::body::{Body, HttpBody};
 use axum::http::StatusCode;
+use bytes::Bytes;
+use chiasm_media::{ByteBudget, Charge};
 use http_body_util::BodyExt;
 use serde_json::Value;
 
@@ -12,40 +14,67 @@ use crate::frontend::{Frontend, Limits};
 /// async threads.
 const SMALL: usize = 64 << 10;
 
+/// Memory that a JSON value takes beside its text, at most: an entry of an object with its key.
+const VALUE_BYTES: u64 = 128;
+
+/// A body that has been understood.
+pub(crate) struct JsonBody {
+    pub(crate) value: Value,
+    /// Its memory, counted until this is dropped.
+    pub(crate) charge: Charge,
+}
+
 /// Reads a body as JSON.
-pub(crate) async fn read_json(frontend: &Frontend, body: Body) -> Result<Value, ApiError> {
-    let limits = &frontend.limits;
-    let body = tokio::time::timeout(limits.body_timeout, read(body, limits)).await.map_err(|_| {
+pub(crate) async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBody, ApiError> {
+    let (limits, budget) = (&frontend.limits, frontend.door.budget());
+    let body = tokio::time::timeout(limits.body_timeout, read(body, limits, budget)).await.map_err(|_| {
         let seconds = limits.body_timeout.as_secs_f64();
         let message = format!("the body did not arrive within {seconds} s (--body-timeout)");
         invalid(StatusCode::REQUEST_TIMEOUT, message)
     })??;
+    // Many small values take many times the memory of their text.
+    let parsed_bytes = body.len() as u64 + VALUE_BYTES * separators(&body);
+    if parsed_bytes > budget.limit() / 2 {
+        let message = "the body has too many values (--max-bytes-in-flight)".to_owned();
+        return Err(invalid(StatusCode::PAYLOAD_TOO_LARGE, message));
+    }
+    let charge = budget.charge(parsed_bytes)?;
     let parsed = if body.len() <= SMALL {
         serde_json::from_slice(&body)
     } else {
         frontend.cpu.run(move || serde_json::from_slice(&body)).await?
     };
-    parsed.map_err(|error| ApiError {
+    let value = parsed.map_err(|error| ApiError {
         code: "invalid_json",
         ..ApiError::invalid("body", format!("the body is not valid JSON: {error}"))
-    })
+    })?;
+    Ok(JsonBody { value, charge })
+}
+
+/// An upper bound on how many values there are beside the first.
+fn separators(json: &[u8]) -> u64 {
+    // In pieces whose counts fit a byte, so that compilers can count many at once.
+    json.chunks(255).map(|piece| u64::from(piece.iter().map(|&byte| u8::from(byte == b',')).sum::<u8>())).sum()
 }
 
 /// Reads a body. Of one that is too large as much again is read and thrown away: a client that is still sending when its
 /// connection is closed sees a broken connection instead of the answer.
-async fn read(mut body: Body, limits: &Limits) -> Result<Vec<u8>, ApiError> {
+async fn read(mut body: Body, limits: &Limits, budget: &ByteBudget) -> Result<Bytes, ApiError> {
     let mut too_large = body.size_hint().lower() > limits.body_bytes as u64;
-    let mut bytes = Vec::new();
+    let mut no_room = None;
+    let mut bytes = budget.buffer();
     let mut discarded = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| invalid(StatusCode::BAD_REQUEST, "the body could not be read".to_owned()))?;
         let Ok(data) = frame.into_data() else { continue };
-        too_large |= bytes.len() + data.len() > limits.body_bytes;
-        if !too_large {
-            bytes.extend_from_slice(&data);
-            continue;
+        too_large |= bytes.as_slice().len() + data.len() > limits.body_bytes;
+        if !too_large && no_room.is_none() {
+            match bytes.extend(&data) {
+                Ok(()) => continue,
+                Err(error) => no_room = Some(error),
+            }
         }
-        bytes = Vec::new();
+        bytes = budget.buffer();
         discarded += data.len();
         if discarded > limits.body_bytes {
             break;
@@ -55,7 +84,10 @@ async fn read(mut body: Body, limits: &Limits) -> Result<Vec<u8>, ApiError> {
         let message = format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes);
         return Err(invalid(StatusCode::PAYLOAD_TOO_LARGE, message));
     }
-    Ok(bytes)
+    match no_room {
+        Some(error) => Err(error.into()),
+        None => Ok(bytes.freeze()),
+    }
 }
 
 fn invalid(status: StatusCode, message: String) -> ApiError {
@@ -68,7 +100,10 @@ mod tests {
 
     async fn outcome(body: Vec<u8>) -> Result<usize, StatusCode> {
         let limits = Limits { body_bytes: 100, ..Limits::default() };
-        read(Body::from(body), &limits).await.map(|bytes| bytes.len()).map_err(|error| error.status)
+        read(Body::from(body), &limits, &ByteBudget::new(150))
+            .await
+            .map(|bytes| bytes.len())
+            .map_err(|error| error.status)
     }
 
     #[tokio::test]
@@ -81,7 +116,26 @@ mod tests {
     async fn a_body_of_unknown_length_is_counted() {
         let pieces = futures_util::stream::iter((0..11).map(|_| Ok::<_, std::io::Error>(vec![0; 10])));
         let limits = Limits { body_bytes: 100, ..Limits::default() };
-        let error = read(Body::from_stream(pieces), &limits).await.unwrap_err();
+        let error = read(Body::from_stream(pieces), &limits, &ByteBudget::new(1000)).await.unwrap_err();
         assert_eq!(error.status, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_memory_has_no_room_for_is_refused_for_now() {
+        let (limits, budget) = (Limits::default(), ByteBudget::new(100));
+        let pieces = || futures_util::stream::iter((0..10).map(|_| Ok::<_, std::io::Error>(vec![0; 10])));
+        let held = read(Body::from_stream(pieces()), &limits, &budget).await.unwrap();
+        assert_eq!(budget.held(), 100);
+        let error = read(Body::from_stream(pieces()), &limits, &budget).await.unwrap_err();
+        assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
+        drop(held);
+        assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn every_value_but_the_first_follows_a_separator() {
+        let json = [b"[".to_vec(), b"0,".repeat(1000), b"{\"a\": 1, \"b\": [2, 3]}]".to_vec()].concat();
+        assert_eq!(separators(&json), 1002);
+        assert_eq!(separators(&[b','; 5000]), 5000);
     }
 }

@@ -5,7 +5,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderName, StatusCode};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use chiasm_media::MediaDoor;
 use chiasm_router::RouteError;
 use tokio::sync::Semaphore;
@@ -15,6 +15,7 @@ use crate::error::ApiError;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
+use crate::pipeline::{Caller, Plans, ProcessedImages};
 
 /// Bounds on what clients can ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +24,10 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Time that a request body may take to arrive.
     pub body_timeout: Duration,
-    /// Images in one request.
-    pub images_per_request: usize,
+    /// Images in one prompt.
+    pub images_per_prompt: usize,
+    /// Bytes of processed pixels that are kept for other engines, where they travel in messages; 0 keeps none.
+    pub processed_bytes: u64,
     /// Requests in flight; more are refused with 503.
     pub requests: usize,
     /// Threads for CPU-heavy work.
@@ -36,7 +39,8 @@ impl Default for Limits {
         Self {
             body_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
-            images_per_request: 64,
+            images_per_prompt: 64,
+            processed_bytes: 256 << 20,
             requests: 1024,
             cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
         }
@@ -67,6 +71,10 @@ pub struct Frontend {
     pub model: Arc<ServedModel>,
     /// Opens media items.
     pub door: MediaDoor,
+    /// Layouts of images that were seen before.
+    pub plans: Plans,
+    /// Pixels of images that were seen before.
+    pub processed: ProcessedImages,
     /// The engines.
     pub fleet: Arc<Fleet>,
     /// Bounds.
@@ -88,6 +96,8 @@ impl Frontend {
         Self {
             model,
             door,
+            plans: Plans::default(),
+            processed: ProcessedImages::new(limits.processed_bytes),
             metrics: fleet.metrics(),
             fleet,
             limits,
@@ -104,10 +114,13 @@ impl Frontend {
         Self { routing, ..self }
     }
 
-    /// The session that a request belongs to, if it says so.
-    pub(crate) fn session(&self, headers: &HeaderMap) -> Option<u64> {
-        let name = headers.get(self.routing.session_header.as_ref()?)?;
-        Some(self.sessions.hash_one(name.as_bytes()))
+    /// Who asks.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Caller {
+        let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
+        Caller {
+            session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
+            credentials: headers.get(header::AUTHORIZATION).cloned(),
+        }
     }
 
     /// Why no worker was picked, as it is told to the client.

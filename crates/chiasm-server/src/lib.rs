@@ -19,6 +19,7 @@
 mod answer;
 mod body;
 pub mod cpu;
+mod door_metrics;
 pub mod error;
 pub mod fleet;
 mod frontend;

@@ -14,8 +14,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::door_metrics::DoorMetrics;
 use crate::error::ApiError;
-use crate::fleet::{Fleet, KvEventCounts};
+use crate::fleet::KvEventCounts;
+use crate::frontend::Frontend;
 use crate::openai::Usage;
 use crate::pipeline::{Attempted, Transfer};
 
@@ -111,6 +113,8 @@ pub struct Metrics {
     step_downs: Family<CauseLabel, Counter>,
     /// Images decoded and processed.
     pub(crate) media_decoded: Counter,
+    /// Images whose pixels another request or engine had been given.
+    pub(crate) media_reused: Counter,
     /// Media items that engines did not hold although they were believed to.
     pub(crate) mm_cache_misses: Counter,
     /// Requests that were moved to another worker because theirs died.
@@ -126,6 +130,7 @@ pub struct Metrics {
     index_bytes: Gauge,
     index_shed: Gauge,
     kv_events: KvEvents,
+    door: DoorMetrics,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
@@ -152,6 +157,7 @@ impl Default for Metrics {
             transfers: Family::default(),
             step_downs: Family::default(),
             media_decoded: Counter::default(),
+            media_reused: Counter::default(),
             mm_cache_misses: Counter::default(),
             retries: Counter::default(),
             engine_deaths: Counter::default(),
@@ -165,6 +171,7 @@ impl Default for Metrics {
             index_bytes: Gauge::default(),
             index_shed: Gauge::default(),
             kv_events: KvEvents::default(),
+            door: DoorMetrics::default(),
             worker_knowledge: Family::default(),
             worker_pending: Family::default(),
             worker_running: Family::default(),
@@ -202,6 +209,11 @@ impl Metrics {
             self.step_downs.clone(),
         );
         r.register("media_decoded", "Images decoded and processed", self.media_decoded.clone());
+        r.register(
+            "media_reused",
+            "Images sent to an engine whose pixels had been made for another request or engine",
+            self.media_reused.clone(),
+        );
         r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.mm_cache_misses.clone());
         r.register("retries", "Requests moved to another worker because theirs died", self.retries.clone());
         r.register("engine_deaths", "Engines that died", self.engine_deaths.clone());
@@ -223,6 +235,7 @@ impl Metrics {
         r.register_with_unit("index", "Memory for what workers hold", Unit::Bytes, self.index_bytes.clone());
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         self.kv_events.register(r);
+        self.door.register(r);
         r.register(
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",
@@ -320,7 +333,9 @@ impl Metrics {
     }
 
     /// Prometheus' text format, with the workers as they are now.
-    pub(crate) fn render(&self, fleet: &Fleet) -> Result<String, std::fmt::Error> {
+    pub(crate) fn render(&self, frontend: &Frontend) -> Result<String, std::fmt::Error> {
+        self.door.set(frontend);
+        let fleet = &frontend.fleet;
         let workers = fleet.router().workers();
         self.workers.set(workers.len() as i64);
         self.worker_knowledge.clear();

@@ -46,8 +46,8 @@ pub(crate) struct Held {
 async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
     let answered = async {
         let held = admit(&frontend)?;
-        let session = frontend.session(request.headers());
-        answer::chat(&frontend, held, session, read_json(&frontend, request.into_body()).await?).await
+        let caller = frontend.caller(request.headers());
+        answer::chat(&frontend, held, caller, read_json(&frontend, request.into_body()).await?).await
     };
     finish(&frontend, "chat", answered.await)
 }
@@ -55,8 +55,8 @@ async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Respon
 async fn completions(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
     let answered = async {
         let held = admit(&frontend)?;
-        let session = frontend.session(request.headers());
-        answer::completions(&frontend, held, session, read_json(&frontend, request.into_body()).await?).await
+        let caller = frontend.caller(request.headers());
+        answer::completions(&frontend, held, caller, read_json(&frontend, request.into_body()).await?).await
     };
     finish(&frontend, "completions", answered.await)
 }
@@ -125,7 +125,7 @@ async fn workers(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
 }
 
 async fn metrics(State(frontend): State<Arc<Frontend>>) -> Response {
-    match frontend.metrics.render(&frontend.fleet) {
+    match frontend.metrics.render(&frontend) {
         Ok(text) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
             .into_response(),
         Err(error) => ApiError::internal(error.to_string()).into_response(),

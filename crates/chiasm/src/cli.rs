@@ -1,5 +1,6 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
+mod media;
 mod simulate;
 
 use std::net::IpAddr;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use chiasm_router::{Policy, Weights};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use media::MediaArgs;
 pub(crate) use simulate::SimulateArgs;
 
 /// One fast front door before many multimodal LLM engines.
@@ -188,35 +190,7 @@ pub(crate) struct RoutingArgs {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct MediaArgs {
-    /// Folder below which file:// URLs may be read [default: none may]
-    #[arg(long, env = "CHIASM_ALLOWED_LOCAL_MEDIA_PATH", value_name = "DIR")]
-    pub(crate) allowed_local_media_path: Option<PathBuf>,
-    /// Fetch images from loopback, private and link-local addresses too
-    #[arg(long, env = "CHIASM_ALLOW_PRIVATE_MEDIA")]
-    pub(crate) allow_private_media: bool,
-    /// Most bytes of one encoded image
-    #[arg(long, env = "CHIASM_MAX_IMAGE_BYTES", default_value_t = 32 << 20)]
-    pub(crate) max_image_bytes: u64,
-    /// Most pixels of one image
-    #[arg(long, env = "CHIASM_MAX_IMAGE_PIXELS", default_value_t = 178_956_970)]
-    pub(crate) max_image_pixels: u64,
-    /// Most pixels along a side of one image
-    #[arg(long, env = "CHIASM_MAX_IMAGE_SIDE", default_value_t = 65_535)]
-    pub(crate) max_image_side: u32,
-    /// How many times longer than the other the longer side of one image may be
-    #[arg(long, env = "CHIASM_MAX_IMAGE_ASPECT_RATIO", default_value_t = 1000)]
-    pub(crate) max_image_aspect_ratio: u32,
-    /// Seconds that fetching one image may take
-    #[arg(long, env = "CHIASM_MEDIA_TIMEOUT", value_parser = seconds, default_value = "10")]
-    pub(crate) media_timeout: Duration,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
-    /// Most images in one request
-    #[arg(long, env = "CHIASM_LIMIT_IMAGES", default_value_t = 64)]
-    pub(crate) limit_images: usize,
     /// Most bytes of a request body
     #[arg(long, env = "CHIASM_MAX_BODY_BYTES", default_value_t = 64 << 20)]
     pub(crate) max_body_bytes: usize,

@@ -5,7 +5,7 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use chiasm_media::{EncodedImage, ImageLimits, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, EncodedImage, ImageLimits, MediaConfig, MediaDoor};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
 use chiasm_types::{BlockSize, Dtype, MmHash};
@@ -31,9 +31,10 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     };
     let block_size = BlockSize::new(args.block_size).ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
     // The person at the command line may read what they can reach.
-    let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
+    let media = MediaConfig { allow_private_addresses: true, cache_bytes: 0, ..MediaConfig::default() };
     let limits = media.image_limits();
-    let door = MediaDoor::new(media)?;
+    let budget = ByteBudget::new(media.max_bytes);
+    let door = MediaDoor::new(media, budget)?;
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
     }

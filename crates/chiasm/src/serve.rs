@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use chiasm_engine::ClientOptions;
-use chiasm_media::{MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_router::{BusyThresholds, RouterConfig, Weights};
 use chiasm_server::fleet::{ArenaPolicy, AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
@@ -33,7 +33,7 @@ const NO_DEVICE_NORMALIZE: &str = "--no-mm-device-do-normalize";
 pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let model = Arc::new(ServedModel::load(&args.model, name, args.chat_template.as_deref())?);
-    let door = MediaDoor::new(media_config(&args.media))?;
+    let door = MediaDoor::new(media_config(&args.media), byte_budget(&args.media))?;
     let hosts = hosts(&args, &model)?;
     let workers = hosts.len();
     let routing = routing_options(&args.routing)?;
@@ -245,11 +245,30 @@ fn media_config(args: &MediaArgs) -> MediaConfig {
         max_pixels: args.max_image_pixels,
         max_side: args.max_image_side,
         max_aspect_ratio: args.max_image_aspect_ratio,
+        connect_timeout: args.media_connect_timeout,
+        first_byte_timeout: args.media_first_byte_timeout,
+        min_body_rate: args.media_min_rate,
         total_timeout: args.media_timeout,
+        max_fetches: args.max_media_fetches,
+        max_fetches_per_origin: args.max_media_fetches_per_origin,
+        max_redirects: args.media_max_redirects,
+        cache_bytes: args.media_cache_bytes,
+        max_known_names: args.max_media_names,
+        failures_last: args.media_error_ttl,
         allowed_local_media_path: args.allowed_local_media_path.clone(),
         allow_private_addresses: args.allow_private_media,
+        allowed_ports: args.allowed_media_ports.clone(),
+        allowed_domains: args.allowed_media_domains.clone(),
+        min_freshness: args.media_min_freshness,
+        max_freshness: args.media_max_freshness,
         ..MediaConfig::default()
     }
+}
+
+/// Caches count too, and must not take the room of requests.
+fn byte_budget(args: &MediaArgs) -> ByteBudget {
+    let caches = args.media_cache_bytes.saturating_add(args.processed_cache_bytes);
+    ByteBudget::new(args.max_bytes_in_flight.saturating_add(caches))
 }
 
 fn limits(args: &ServeArgs) -> Limits {
@@ -257,7 +276,8 @@ fn limits(args: &ServeArgs) -> Limits {
     Limits {
         body_bytes: args.limits.max_body_bytes,
         body_timeout: args.limits.body_timeout,
-        images_per_request: args.limits.limit_images,
+        images_per_prompt: args.media.limit_mm_per_prompt.0,
+        processed_bytes: args.media.processed_cache_bytes,
         requests: args.limits.max_requests,
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
     }

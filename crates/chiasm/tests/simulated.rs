@@ -176,7 +176,7 @@ async fn several_choices_and_several_prompts_are_numbered() {
 
 #[tokio::test]
 async fn bad_input_is_refused_with_the_fields_name() {
-    let server = serve(1, &["--max-body-bytes", "200000", "--limit-images", "2"]).await;
+    let server = serve(1, &["--max-body-bytes", "200000", "--limit-mm-per-prompt", "image=2"]).await;
     for (body, status, param) in [
         (with(ask("x"), json!({"tools": [{"type": "function"}]})), 400, "tools"),
         (with(ask("x"), json!({"response_format": {"type": "json_object"}})), 400, "response_format"),

@@ -1,6 +1,7 @@
 //! Against a small HTTP server in the process.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -75,13 +76,26 @@ fn config() -> MediaConfig {
     MediaConfig { max_bytes: 1000, max_redirects: 3, allow_private_addresses: true, ..MediaConfig::default() }
 }
 
+fn fetcher(config: &MediaConfig) -> Fetcher {
+    Fetcher::new(config, ByteBudget::new(1 << 20)).unwrap()
+}
+
 fn open_fetcher() -> Fetcher {
-    Fetcher::new(&config()).unwrap()
+    fetcher(&config())
+}
+
+/// What a fetch that knows nothing yet gives.
+async fn get(fetcher: &Fetcher, url: Url) -> Result<Bytes, MediaError> {
+    match fetcher.get(url, None).await? {
+        Answer::New(fetched) => Ok(fetched.bytes),
+        Answer::NotModified(_) => panic!("nobody asked whether it was modified"),
+    }
 }
 
 /// 127.0.0.1 stands for the public internet, everything else for what is behind the firewall.
 fn guarded_fetcher(lookup: Lookup) -> Fetcher {
-    Fetcher::with(&config(), Arc::new(|address| address == IpAddr::V4(Ipv4Addr::LOCALHOST)), lookup).unwrap()
+    let rule = Arc::new(|address| address == IpAddr::V4(Ipv4Addr::LOCALHOST));
+    Fetcher::with(&config(), ByteBudget::new(1 << 20), rule, lookup, web_roots()).unwrap()
 }
 
 fn names(entries: &'static [(&'static str, &'static [&'static str])]) -> Lookup {
@@ -117,11 +131,12 @@ async fn a_body_is_fetched_with_a_plain_request() {
         }
     })
     .await;
-    assert_eq!(open_fetcher().get(origin.url("/a?b=c#d")).await.unwrap(), "pixels");
+    assert_eq!(get(&open_fetcher(), origin.url("/a?b=c#d")).await.unwrap(), "pixels");
     let head = seen.recv().await.unwrap().to_ascii_lowercase();
     assert!(head.starts_with("get /a?b=c http/1.1\r\n"), "{head}");
     assert!(head.contains("user-agent: chiasm/"), "{head}");
-    for unwanted in ["accept-encoding", "cookie", "authorization", "referer"] {
+    assert!(head.contains("accept-encoding: identity\r\n"), "{head}");
+    for unwanted in ["cookie", "if-", "authorization", "referer"] {
         assert!(!head.contains(unwanted), "{head}");
     }
 }
@@ -138,7 +153,7 @@ async fn statuses_become_faults() {
         (304, Fault::OriginFailed),
     ] {
         let origin = Origin::fixed(format!("HTTP/1.1 {status} Secret\r\ncontent-length: 6\r\n\r\nsecret")).await;
-        let error = open_fetcher().get(origin.url("/")).await.unwrap_err();
+        let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
         assert_eq!(error, MediaError::OriginStatus { status });
         assert_eq!(error.fault(), fault);
         assert!(!error.to_string().contains("ecret"));
@@ -148,7 +163,7 @@ async fn statuses_become_faults() {
 #[tokio::test]
 async fn an_announced_length_over_the_limit_is_refused_unread() {
     let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
-    let error = open_fetcher().get(origin.url("/")).await.unwrap_err();
+    let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
     assert_eq!(error, MediaError::TooManyBytes { limit: 1000 });
 }
 
@@ -170,7 +185,7 @@ async fn an_endless_body_is_dropped_at_the_limit() {
         }
     })
     .await;
-    let error = open_fetcher().get(origin.url("/")).await.unwrap_err();
+    let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
     assert_eq!(error, MediaError::TooManyBytes { limit: 1000 });
     // The origin notices, after what the socket's buffers took.
     let sent = seen.recv().await.unwrap();
@@ -181,21 +196,30 @@ async fn an_endless_body_is_dropped_at_the_limit() {
 async fn a_body_of_just_the_limit_is_fine() {
     for body in ["y".repeat(999), "y".repeat(1000)] {
         let origin = Origin::fixed(ok(&body)).await;
-        assert_eq!(open_fetcher().get(origin.url("/")).await.unwrap(), body);
+        assert_eq!(get(&open_fetcher(), origin.url("/")).await.unwrap(), body);
     }
 }
 
 #[tokio::test]
 async fn a_body_that_breaks_off_is_an_error() {
     let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhalf").await;
-    let error = open_fetcher().get(origin.url("/")).await.unwrap_err();
+    let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
     assert_eq!(error, MediaError::OriginFailed);
 }
 
 #[tokio::test]
-async fn compressed_bodies_are_not_expanded() {
-    let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 3\r\n\r\nraw").await;
-    assert_eq!(open_fetcher().get(origin.url("/")).await.unwrap(), "raw");
+async fn compressed_bodies_are_refused_unread() {
+    for (encoding, expected) in [
+        ("gzip", Err(MediaError::OriginEncoding)),
+        ("identity, br", Err(MediaError::OriginEncoding)),
+        ("identity\r\ncontent-encoding: gzip", Err(MediaError::OriginEncoding)),
+        ("Identity", Ok(Bytes::from("raw"))),
+        ("", Ok(Bytes::from("raw"))),
+    ] {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-encoding: {encoding}\r\ncontent-length: 3\r\n\r\n");
+        let origin = Origin::fixed(head + "raw").await;
+        assert_eq!(get(&open_fetcher(), origin.url("/")).await, expected, "{encoding}");
+    }
 }
 
 #[tokio::test]
@@ -206,8 +230,8 @@ async fn redirects_are_followed_up_to_the_limit() {
         stream.write_all(answer.as_bytes()).await.unwrap();
     })
     .await;
-    assert_eq!(open_fetcher().get(origin.url("/3")).await.unwrap(), "there");
-    let error = open_fetcher().get(origin.url("/4")).await.unwrap_err();
+    assert_eq!(get(&open_fetcher(), origin.url("/3")).await.unwrap(), "there");
+    let error = get(&open_fetcher(), origin.url("/4")).await.unwrap_err();
     assert_eq!(error, MediaError::TooManyRedirects { limit: 3 });
 }
 
@@ -225,7 +249,7 @@ async fn every_hop_is_checked() {
     ] {
         let origin = Origin::fixed(redirect(target)).await;
         let fetcher = guarded_fetcher(names(&[("inside.test", &["10.0.0.7", "127.0.0.2"])]));
-        assert_eq!(fetcher.get(origin.url("/")).await.unwrap_err(), expected, "{target}");
+        assert_eq!(get(&fetcher, origin.url("/")).await.unwrap_err(), expected, "{target}");
     }
 }
 
@@ -239,26 +263,27 @@ async fn names_are_bound_to_allowed_addresses() {
         ("empty.test", &[]),
     ];
     let fetcher = guarded_fetcher(names(entries));
-    let get = |host: &str| fetcher.get(Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap());
-    assert_eq!(get("public.test").await.unwrap(), "public");
-    assert_eq!(get("mixed.test").await.unwrap(), "public");
+    let from = |host: &str| get(&fetcher, Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap());
+    assert_eq!(from("public.test").await.unwrap(), "public");
+    assert_eq!(from("mixed.test").await.unwrap(), "public");
     assert_eq!(origin.connections.load(Ordering::SeqCst), 2);
-    let error = get("private.test").await.unwrap_err();
+    let error = from("private.test").await.unwrap_err();
     assert_eq!(error, MediaError::AddressForbidden);
     assert!(!error.to_string().contains("127"));
-    assert_eq!(get("empty.test").await.unwrap_err(), MediaError::OriginFailed);
-    assert_eq!(get("unknown.test").await.unwrap_err(), MediaError::OriginFailed);
+    assert_eq!(from("empty.test").await.unwrap_err(), MediaError::OriginFailed);
+    assert_eq!(from("unknown.test").await.unwrap_err(), MediaError::OriginFailed);
     assert_eq!(origin.connections.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
 async fn the_default_refuses_this_machine_under_every_name() {
     let origin = Origin::fixed(ok("secret")).await;
-    let fetcher = Fetcher::new(&MediaConfig::default()).unwrap();
+    let fetcher = fetcher(&MediaConfig { allowed_ports: Some(vec![origin.port]), ..MediaConfig::default() });
     for host in [
         "127.0.0.1",
         "localhost",
         "0.0.0.0",
+        "127.0.0.1.",
         "127.1",
         "2130706433",
         "0177.0.0.1",
@@ -271,7 +296,7 @@ async fn the_default_refuses_this_machine_under_every_name() {
         "10.0.0.1",
     ] {
         let url = Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap();
-        assert_eq!(fetcher.get(url).await.unwrap_err(), MediaError::AddressForbidden, "{host}");
+        assert_eq!(get(&fetcher, url).await.unwrap_err(), MediaError::AddressForbidden, "{host}");
     }
     assert_eq!(origin.connections.load(Ordering::SeqCst), 0);
 }
@@ -279,7 +304,7 @@ async fn the_default_refuses_this_machine_under_every_name() {
 #[tokio::test]
 async fn credentials_are_refused_and_not_repeated() {
     for url in ["http://user@127.0.0.1/", "http://:secret@127.0.0.1/", "https://user:secret@127.0.0.1/"] {
-        let error = open_fetcher().get(Url::parse(url).unwrap()).await.unwrap_err();
+        let error = get(&open_fetcher(), Url::parse(url).unwrap()).await.unwrap_err();
         assert_eq!(error, MediaError::CredentialsInUrl);
         assert!(!error.to_string().contains("secret"));
     }
@@ -295,7 +320,7 @@ async fn a_slow_origin_times_out_wherever_it_is_slow() {
         })
         .await;
         let limits = MediaConfig { total_timeout: Duration::from_millis(50), ..config() };
-        let error = Fetcher::new(&limits).unwrap().get(origin.url("/")).await.unwrap_err();
+        let error = get(&fetcher(&limits), origin.url("/")).await.unwrap_err();
         assert_eq!(error, MediaError::OriginTimeout, "{answer:?}");
         assert_eq!(error.fault(), Fault::OriginTimeout);
     }
@@ -305,8 +330,8 @@ async fn a_slow_origin_times_out_wherever_it_is_slow() {
 async fn a_name_that_does_not_resolve_in_time_is_given_up() {
     let never: Lookup = Arc::new(|_| Box::pin(std::future::pending()));
     let limits = MediaConfig { connect_timeout: Duration::from_millis(50), ..config() };
-    let fetcher = Fetcher::with(&limits, Arc::new(is_public), never).unwrap();
-    let error = fetcher.get(Url::parse("http://slow.test/").unwrap()).await.unwrap_err();
+    let fetcher = Fetcher::with(&limits, ByteBudget::new(0), Arc::new(|_| true), never, web_roots()).unwrap();
+    let error = get(&fetcher, Url::parse("http://slow.test/").unwrap()).await.unwrap_err();
     assert_eq!(error, MediaError::OriginTimeout);
 }
 
@@ -316,7 +341,7 @@ async fn nobody_there_is_the_origins_fault() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         listener.local_addr().unwrap().port()
     };
-    let error = open_fetcher().get(Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()).await.unwrap_err();
+    let error = get(&open_fetcher(), Url::parse(&format!("http://127.0.0.1:{port}/")).unwrap()).await.unwrap_err();
     assert_eq!(error, MediaError::OriginFailed);
     assert!(!error.to_string().contains("127"));
 }
@@ -332,6 +357,6 @@ async fn a_tls_connection_that_fails_is_the_origins_fault() {
     });
     let url = Url::parse(&format!("https://127.0.0.1:{port}/")).unwrap();
     let fetcher = guarded_fetcher(no_names());
-    assert_eq!(fetcher.get(url).await.unwrap_err(), MediaError::OriginFailed);
+    assert_eq!(get(&fetcher, url).await.unwrap_err(), MediaError::OriginFailed);
     origin.await.unwrap();
 }

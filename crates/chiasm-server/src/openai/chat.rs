@@ -9,7 +9,7 @@ use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, logprobs, messages};
 use crate::error::ApiError;
-use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::pipeline::{Caller, Chat, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 
 /// A parsed body.
 pub(crate) struct ChatRequest {
@@ -54,7 +54,7 @@ impl ChatRequest {
             sampling: common.sampling.clone(),
             cache_salt: common.cache_salt.clone(),
             priority: common.priority,
-            session: None,
+            caller: Caller::default(),
         };
         Ok(Self { common, generate })
     }

@@ -10,7 +10,7 @@ use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, logprobs};
 use crate::error::ApiError;
-use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::pipeline::{Caller, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -64,7 +64,7 @@ impl CompletionRequest {
                 sampling: common.sampling.clone(),
                 cache_salt: common.cache_salt.clone(),
                 priority: common.priority,
-                session: None,
+                caller: Caller::default(),
             })
             .collect();
         Ok(Self { common, generate })

@@ -1,5 +1,6 @@
 //! `messages` of a chat request: roles, content as a string or as parts, and the media items in them.
 
+use chiasm_media::MediaName;
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use serde_json::Value;
 
@@ -96,25 +97,38 @@ fn parse_part(part: Value, path: String, media: &mut Vec<MediaRef>) -> Result<Ch
 
 fn parse_image(fields: &mut Fields) -> Result<MediaRef, ApiError> {
     let field = fields.name("image_url");
-    let url = match fields.require::<Value>("image_url")? {
-        Value::String(url) => url,
-        image => {
+    let uuid = take_uuid(fields)?;
+    let (url, inner) = match fields.take::<Value>("image_url")? {
+        None => (None, None),
+        Some(Value::String(url)) => (Some(url), None),
+        Some(image) => {
             let mut image = Fields::new(image, field.clone())?;
-            let url = image.require("url")?;
+            let url = image.take("url")?;
             // vLLM ignores it too: the model's processor alone decides on the resolution.
             image.refuse_unless("detail", |v| v.is_string())?;
-            take_uuid(&mut image)?;
+            let uuid = take_uuid(&mut image)?;
             image.finish()?;
-            url
+            (url, uuid)
         }
     };
-    take_uuid(fields)?;
-    Ok(MediaRef { url, field })
+    let uuid = uuid.or(inner);
+    if url.is_none() && uuid.is_none() {
+        let name = format!("{field}.url");
+        return Err(ApiError { code: "missing_field", ..ApiError::invalid(&name, format!("'{name}' is required")) });
+    }
+    Ok(MediaRef { url, uuid, field })
 }
 
-/// A client's name for an item is checked and dropped: identity is the content, which no client can forge.
-fn take_uuid(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.take::<String>("uuid").map(drop)
+/// A client's name for an item: for sending it once and naming it later. It is not its identity.
+fn take_uuid(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let uuid: Option<String> = fields.take("uuid")?;
+    if let Some(uuid) = &uuid
+        && !(1..=MediaName::MAX_BYTES).contains(&uuid.len())
+    {
+        let name = fields.name("uuid");
+        return Err(ApiError::invalid(&name, format!("'{name}' must have 1 to {} bytes", MediaName::MAX_BYTES)));
+    }
+    Ok(uuid)
 }
 
 #[cfg(test)]
@@ -136,15 +150,24 @@ mod tests {
                 {"type": "text", "text": "a"},
                 {"type": "image_url", "image_url": {"url": "data:x", "detail": "high"}, "uuid": "u"},
                 {"type": "image_url", "image_url": "http://b"},
+                {"type": "image_url", "image_url": null, "uuid": "v"},
+                {"type": "image_url", "image_url": {"uuid": "w"}},
             ]}),
         ];
         let (messages, media) = parse(messages).unwrap();
         assert_eq!(messages.len(), 2);
+        let item = |url: Option<&str>, uuid: Option<&str>, part: usize| MediaRef {
+            url: url.map(str::to_owned),
+            uuid: uuid.map(str::to_owned),
+            field: format!("messages[1].content[{part}].image_url"),
+        };
         assert_eq!(
             media,
             [
-                MediaRef { url: "data:x".into(), field: "messages[1].content[1].image_url".into() },
-                MediaRef { url: "http://b".into(), field: "messages[1].content[2].image_url".into() },
+                item(Some("data:x"), Some("u"), 1),
+                item(Some("http://b"), None, 2),
+                item(None, Some("v"), 3),
+                item(None, Some("w"), 4),
             ]
         );
     }
@@ -164,6 +187,10 @@ mod tests {
             "messages[0].content[0].image_url.url"
         );
         assert_eq!(refused(json!([{"role": "user", "content": "x", "audio": {}}])), "messages[0].audio");
+        assert_eq!(
+            refused(json!([{"role": "user", "content": [{"type": "image_url", "uuid": "x".repeat(300)}]}])),
+            "messages[0].content[0].uuid"
+        );
     }
 
     #[test]

@@ -7,11 +7,16 @@
 mod choice;
 mod generation;
 mod pixels;
+mod plans;
 mod prepare;
+mod processed;
 mod request;
 mod sampling;
+mod turns;
 
 pub use choice::{ChoiceDelta, Finish, FinishedChoice, TokenLogprob};
 pub use generation::{Attempted, Generation, Transfer, collect};
+pub use plans::Plans;
 pub use prepare::{MediaItem, Prepared, prepare};
-pub use request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+pub use processed::ProcessedImages;
+pub use request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};

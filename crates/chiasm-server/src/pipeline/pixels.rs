@@ -1,17 +1,20 @@
-//! From encoded images to the features that the engine is sent: decode and process, off the async threads, and only what
-//! the engine lacks.
+//! From encoded images to the features that the engine is sent: decode and process, off the async threads, only what the
+//! engine lacks, and once for all requests and engines that want it at the same time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_engine::wire::{MmFeature, MmField, MmItem, WireTensor};
+use chiasm_media::{ByteBudget, EncodedImage};
 use chiasm_transfer::{Arena, SlotWriter};
 use chiasm_types::MmHash;
 use chiasm_vision::{Contents, Field, ImagePlan, Parallelism, PixelFormat, RgbView, TensorSpec};
 use futures_util::future::try_join_all;
 
 use super::prepare::MediaItem;
+use super::processed::{Form, Pixels};
+use crate::cpu::CpuPool;
 use crate::error::ApiError;
 use crate::fleet::Worker;
 use crate::frontend::Frontend;
@@ -50,14 +53,16 @@ impl<'a> Tensors<'a> {
         Self { frontend, items, worker, place, made: HashMap::new() }
     }
 
-    /// Decodes and processes the items that are wanted, each once however often it appears.
+    /// Gets the tensors of the items that are wanted, each once however often it appears. What is not wanted any more when its
+    /// turn comes is left out.
     pub(super) async fn make(&mut self, wanted: impl Fn(&MediaItem) -> bool) -> Result<(), ApiError> {
         let mut distinct: HashMap<MmHash, &MediaItem> = HashMap::new();
         for item in self.items.iter().filter(|item| !self.made.contains_key(&item.hash) && wanted(item)) {
             distinct.entry(item.hash).or_insert(item);
         }
-        let processing = distinct.into_values().map(|item| self.process(item));
-        self.made.extend(try_join_all(processing).await?);
+        let making = distinct.into_values().map(|item| self.process(item, &wanted));
+        let made = try_join_all(making).await?;
+        self.made.extend(made.into_iter().flatten());
         Ok(())
     }
 
@@ -75,28 +80,41 @@ impl<'a> Tensors<'a> {
             .collect()
     }
 
-    async fn process(&self, item: &MediaItem) -> Result<(MmHash, MmItem), ApiError> {
-        let Frontend { model, cpu, metrics, .. } = self.frontend;
+    async fn process(
+        &self,
+        item: &MediaItem,
+        wanted: &impl Fn(&MediaItem) -> bool,
+    ) -> Result<Option<(MmHash, MmItem)>, ApiError> {
+        let Frontend { model, cpu, metrics, processed, door, .. } = self.frontend;
+        let form = Form { hash: item.hash, format: self.worker.pixel_format };
+        let _turn = processed.turn(form).await;
+        // The one before may have sent it to the same engine.
+        if !wanted(item) {
+            return Ok(None);
+        }
+        let at_field = |error: ApiError| error.at(&item.field);
+        let found = processed.find(&form).map_err(at_field)?;
         let job = Job {
             model: model.clone(),
             metrics: metrics.clone(),
+            budget: door.budget().clone(),
             place: self.place.clone(),
-            format: self.worker.pixel_format,
+            format: form.format,
             plan: item.plan.clone(),
         };
-        let (image, pool, hash) = (item.image.clone(), cpu.clone(), item.hash);
-        let made = cpu
-            .run(move || {
-                chiasm_media::with_pixels(&image, |decoded| {
-                    let original = job.plan.original;
-                    let parallelism = pool.shared(original.area()).map_or(Parallelism::Single, Parallelism::Pool);
-                    job.item(RgbView::new(original, decoded.pixels)?, parallelism)
-                })?
-            })
-            .await?
-            .map_err(|error| error.at(&item.field))?;
-        metrics.media_decoded.inc();
-        Ok((hash, made))
+        let is_new = found.is_none();
+        let pixels = match found {
+            Some(pixels) if job.is_in_place(&pixels) => Ok(pixels),
+            Some(pixels) => cpu.run(move || job.copy(&pixels)).await?,
+            None => {
+                let (image, pool) = (item.image.clone(), cpu.clone());
+                cpu.run(move || job.make(&image, &pool)).await?
+            }
+        };
+        let pixels = pixels.inspect_err(|error| processed.failed(form, error)).map_err(at_field)?;
+        processed.made(form, &pixels);
+        if is_new { &metrics.media_decoded } else { &metrics.media_reused }.inc();
+        Ok(Some((form.hash, to_item(&item.plan, form.format, pixels)?)))
     }
 }
 
@@ -104,44 +122,53 @@ impl<'a> Tensors<'a> {
 struct Job {
     model: Arc<ServedModel>,
     metrics: Arc<Metrics>,
+    budget: ByteBudget,
     place: Place,
     format: PixelFormat,
-    plan: ImagePlan,
+    plan: Arc<ImagePlan>,
 }
 
 impl Job {
-    /// Processes the image into the engine's named tensors.
-    fn item(&self, image: RgbView<'_>, parallelism: Parallelism<'_>) -> Result<MmItem, ApiError> {
-        let vision = self.model.vision.as_ref().ok_or_else(|| ApiError::internal("the model takes no images"))?;
-        let mut fields = Vec::new();
-        for spec in self.plan.tensors(self.format) {
-            let TensorSpec { name, dtype, shape, contents, field } = spec;
-            let tensor = match contents {
-                Contents::Small(bytes) => WireTensor::new(dtype, shape, Bytes::from(bytes)),
-                Contents::Pixels => {
-                    let bytes = self.plan.pixel_bytes(self.format);
-                    match self.slot(bytes) {
-                        Some(mut slot) => {
-                            vision.process_with(image, &self.plan, self.format, parallelism, &mut slot)?;
-                            WireTensor::in_slot(dtype, shape, slot.publish())
-                        }
-                        None => {
-                            let mut pixels = vec![0; bytes];
-                            vision.process_with(image, &self.plan, self.format, parallelism, &mut pixels)?;
-                            WireTensor::new(dtype, shape, Bytes::from(pixels))
-                        }
-                    }
-                }
-            };
-            let tensor = tensor.ok_or_else(|| ApiError::internal(format!("'{name}' does not fit its shape")))?;
-            let field = match field {
-                Field::Flat { rows } => MmField::flat(tensor, rows),
-                Field::Batched { keep_on_cpu } => MmField::batched(tensor, keep_on_cpu),
-                Field::Shared { keep_on_cpu } => MmField::shared(tensor, keep_on_cpu),
-            };
-            fields.push((name.to_owned(), field));
+    /// Whether the engine can be sent these pixels as they are.
+    fn is_in_place(&self, pixels: &Pixels) -> bool {
+        match (&self.place, pixels) {
+            (Place::Arena(arena), Pixels::Slot(slot)) => arena.owns(slot),
+            (Place::Arena(_), Pixels::Here(_)) | (_, Pixels::Slot(_)) => false,
+            (Place::Here | Place::HereFor(_), Pixels::Here(_)) => true,
         }
-        Ok(MmItem(fields))
+    }
+
+    /// Decodes and processes.
+    fn make(&self, image: &EncodedImage, pool: &CpuPool) -> Result<Pixels, ApiError> {
+        let vision = self.model.vision.as_ref().ok_or_else(|| ApiError::internal("the model takes no images"))?;
+        chiasm_media::with_pixels(image, |decoded| {
+            let original = self.plan.original;
+            let parallelism = pool.shared(original.area()).map_or(Parallelism::Single, Parallelism::Pool);
+            let view = RgbView::new(original, decoded.pixels)?;
+            self.fill(self.plan.pixel_bytes(self.format), |out| {
+                Ok(vision.process_with(view, &self.plan, self.format, parallelism, out)?)
+            })
+        })?
+    }
+
+    /// Brings pixels from another engine's arena, or from this process, to where they are needed.
+    fn copy(&self, pixels: &Pixels) -> Result<Pixels, ApiError> {
+        let bytes = pixels.bytes();
+        self.fill(bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// Memory of the right kind, filled.
+    fn fill(&self, bytes: usize, write: impl FnOnce(&mut [u8]) -> Result<(), ApiError>) -> Result<Pixels, ApiError> {
+        if let Some(mut slot) = self.slot(bytes) {
+            write(&mut slot)?;
+            return Ok(Pixels::Slot(slot.publish()));
+        }
+        let mut buffer = self.budget.buffer();
+        write(buffer.extend_zeroed(bytes)?)?;
+        Ok(Pixels::Here(buffer.freeze()))
     }
 
     /// Shared memory for a tensor; `None` when it has to be in this process.
@@ -155,4 +182,25 @@ impl Job {
             }
         }
     }
+}
+
+/// The engine's named tensors of an item.
+fn to_item(plan: &ImagePlan, format: PixelFormat, pixels: Pixels) -> Result<MmItem, ApiError> {
+    let mut fields = Vec::new();
+    for spec in plan.tensors(format) {
+        let TensorSpec { name, dtype, shape, contents, field } = spec;
+        let tensor = match (contents, &pixels) {
+            (Contents::Small(bytes), _) => WireTensor::new(dtype, shape, Bytes::from(bytes)),
+            (Contents::Pixels, Pixels::Slot(slot)) => WireTensor::in_slot(dtype, shape, slot.clone()),
+            (Contents::Pixels, Pixels::Here(bytes)) => WireTensor::new(dtype, shape, bytes.clone()),
+        };
+        let tensor = tensor.ok_or_else(|| ApiError::internal(format!("'{name}' does not fit its shape")))?;
+        let field = match field {
+            Field::Flat { rows } => MmField::flat(tensor, rows),
+            Field::Batched { keep_on_cpu } => MmField::batched(tensor, keep_on_cpu),
+            Field::Shared { keep_on_cpu } => MmField::shared(tensor, keep_on_cpu),
+        };
+        fields.push((name.to_owned(), field));
+    }
+    Ok(MmItem(fields))
 }

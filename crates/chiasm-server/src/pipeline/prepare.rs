@@ -1,16 +1,17 @@
 //! From a parsed request to an expanded prompt, the identity of its media items and its block keys. Needs no pixel.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
-use chiasm_media::EncodedImage;
+use chiasm_media::{EncodedImage, MediaName, MediaPart};
 use chiasm_prompt::{Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
 use chiasm_types::{Dtype, MmHash, Placeholder, TokenId};
 use chiasm_vision::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, VisionModel};
 use futures_util::future::try_join_all;
 
+use super::plans::Plans;
 use super::request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};
 use crate::error::ApiError;
 use crate::fleet::Shape;
@@ -42,7 +43,7 @@ pub struct MediaItem {
     /// Its identity.
     pub hash: MmHash,
     /// Its size, grid and tensors.
-    pub plan: ImagePlan,
+    pub plan: Arc<ImagePlan>,
     /// Where it stands in the prompt.
     pub placeholder: Placeholder,
     /// Its encoded bytes.
@@ -72,12 +73,17 @@ impl MediaItem {
 
 /// Runs media, prompt, plan and keys for one request.
 pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape) -> Result<Prepared, ApiError> {
-    let GenerateRequest { prompt, sampling, cache_salt, priority, session } = request;
-    let images = match &prompt {
-        Prompt::Chat(chat) => open_all(frontend, &chat.media).await?,
+    let GenerateRequest { prompt, sampling, cache_salt, priority, caller } = request;
+    let mut prompt = prompt;
+    let images = match &mut prompt {
+        Prompt::Chat(chat) => {
+            let owner =
+                [caller.credentials.as_ref().map(HeaderValue::as_bytes), cache_salt.as_deref().map(str::as_bytes)];
+            open_all(frontend, &mut chat.media, owner).await?
+        }
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
-    let model = frontend.model.clone();
+    let (model, plans, session) = (frontend.model.clone(), frontend.plans.clone(), caller.session);
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
     frontend
         .cpu
@@ -85,7 +91,7 @@ pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape
             let (tokens, items) = match prompt {
                 Prompt::Tokens(tokens) => (tokens, Vec::new()),
                 Prompt::Text(text) => (model.tokenizer.encode(&text, true)?, Vec::new()),
-                Prompt::Chat(chat) => lay_out(&model, &chat, images, shape)?,
+                Prompt::Chat(chat) => lay_out(&model, &plans, &chat, images, shape)?,
             };
             check_tokens(&tokens, model.last_token())?;
             let media: Vec<MediaSpan> = items
@@ -103,42 +109,40 @@ pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape
         .await?
 }
 
-/// Bytes of every media item. One URL named several times is opened once.
-async fn open_all(frontend: &Frontend, media: &[MediaRef]) -> Result<Vec<EncodedImage>, ApiError> {
+/// Bytes of every media item. URLs are taken out: they may be large.
+async fn open_all(
+    frontend: &Frontend,
+    media: &mut [MediaRef],
+    owner: [Option<&[u8]>; 2],
+) -> Result<Vec<EncodedImage>, ApiError> {
     if media.is_empty() {
         return Ok(Vec::new());
     }
     if frontend.model.vision.is_none() {
         return Err(ApiError::invalid(&media[0].field, format!("the model '{}' takes no images", frontend.model.name)));
     }
-    let limit = frontend.limits.images_per_request;
+    let limit = frontend.limits.images_per_prompt;
     if media.len() > limit {
         return Err(ApiError {
             status: StatusCode::PAYLOAD_TOO_LARGE,
             ..ApiError::invalid(
                 &media[limit].field,
-                format!("the request has {} images, at most {limit} are allowed (--limit-images)", media.len()),
+                format!("the prompt has {} images, at most {limit} are allowed (--limit-mm-per-prompt)", media.len()),
             )
         });
     }
-    let mut distinct: Vec<&MediaRef> = Vec::new();
-    let mut index_of: HashMap<&str, usize> = HashMap::new();
-    for item in media {
-        index_of.entry(&item.url).or_insert_with(|| {
-            distinct.push(item);
-            distinct.len() - 1
-        });
-    }
-    let opened = try_join_all(distinct.iter().map(|item| async {
-        frontend.door.open(&item.url).await.map_err(|error| ApiError::from(error).at(&item.field))
-    }))
-    .await?;
-    Ok(media.iter().map(|item| opened[index_of[item.url.as_str()]].clone()).collect())
+    let open = async |item: &mut MediaRef| {
+        let at_field = |error| ApiError::from(error).at(&item.field);
+        let name = item.uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
+        frontend.door.open(MediaPart { url: item.url.take(), name }).await.map_err(at_field)
+    };
+    try_join_all(media.iter_mut().map(open)).await
 }
 
 /// Renders and tokenizes a conversation and puts a placeholder where each image goes.
 fn lay_out(
     model: &ServedModel,
+    plans: &Plans,
     chat: &Chat,
     images: Vec<EncodedImage>,
     shape: Shape,
@@ -171,14 +175,15 @@ fn lay_out(
     let mut image_tokens = 0;
     for (image, source) in images.into_iter().zip(&chat.media) {
         let size = ImageSize { width: image.width, height: image.height };
-        let plan = vision.plan(size, &kwargs).map_err(|error| ApiError::from(error).at(&source.field))?;
+        let hash = chiasm_media::mm_hash(&image.content, "image", &fingerprint);
+        let plan = || vision.plan(size, &kwargs).map_err(|error| ApiError::from(error).at(&source.field));
+        let plan = plans.get_or_make(hash, plan)?;
         // Settings of a request can ask for images of any size: checked before anything of that size is made.
         image_tokens += plan.tokens;
         if image_tokens > shape.max_model_len {
             return Err(too_long(image_tokens, shape.max_model_len).at(&source.field));
         }
         check_fits_encoder_cache(vision, size, &plan, shape).map_err(|error| error.at(&source.field))?;
-        let hash = chiasm_media::mm_hash(&image.content, "image", &fingerprint);
         items.push((hash, plan, image, source.field.clone()));
     }
     let runs: Vec<_> = items.iter().map(|(_, plan, ..)| plan.placeholder.clone()).collect();

@@ -1,5 +1,6 @@
 //! What a client asks for, whichever endpoint it came by: parsed and in range.
 
+use axum::http::HeaderValue;
 use chiasm_prompt::ChatMessage;
 use chiasm_types::TokenId;
 use serde_json::{Map, Value};
@@ -15,8 +16,17 @@ pub struct GenerateRequest {
     pub cache_salt: Option<String>,
     /// Lower is handled earlier, by engines with a priority scheduler.
     pub priority: i64,
+    /// Who asks.
+    pub caller: Caller,
+}
+
+/// Who asks, as the request's headers tell.
+#[derive(Clone, Debug, Default)]
+pub struct Caller {
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
+    /// The `Authorization` header: names that clients give to media items are their own.
+    pub credentials: Option<HeaderValue>,
 }
 
 /// What to continue.
@@ -50,8 +60,10 @@ pub struct Chat {
 /// Where a media item comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaRef {
-    /// `data:`, `http(s)://` or `file://`.
-    pub url: String,
+    /// `data:`, `http(s)://` or `file://`; `None` for an item that was seen before.
+    pub url: Option<String>,
+    /// What the client calls it.
+    pub uuid: Option<String>,
     /// The request field that holds it, such as `messages[0].content[1].image_url`.
     pub field: String,
 }

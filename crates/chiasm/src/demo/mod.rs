@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_engine::ClientOptions;
-use chiasm_media::{MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_server::fleet::{ArenaPolicy, EngineHost, Fleet, FleetOptions, PixelPolicy};
 use chiasm_server::model::ServedModel;
@@ -31,6 +31,8 @@ const ENGINES: usize = 2;
 
 /// Shared memory for each engine: plenty for the demo's few small pictures.
 const ARENA_BYTES: u64 = 64 << 20;
+/// For encoded images, a cache of a GiB included, and request bodies.
+const DEMO_BYTES: u64 = 2 << 30;
 
 /// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen in the time to
 /// first token.
@@ -120,7 +122,8 @@ impl Stand {
         let fleet = Fleet::start(hosts, RouterConfig { policy, ..RouterConfig::default() }, options)?;
         // The demo's web server is on this machine, so the door must let loopback addresses in.
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
-        let frontend = Frontend::new(model.clone(), MediaDoor::new(media)?, fleet.clone(), Limits::default());
+        let door = MediaDoor::new(media, ByteBudget::new(DEMO_BYTES))?;
+        let frontend = Frontend::new(model.clone(), door, fleet.clone(), Limits::default());
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let stopped = async {
             let _ = stopped.await;

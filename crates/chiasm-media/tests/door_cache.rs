@@ -1,0 +1,246 @@
+//! The door's memory: what is fetched once, what is asked again, what is forgotten, and who shares.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use chiasm_media::{
+    ByteBudget, ContentHash, EncodedImage, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaName, MediaPart,
+};
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
+
+/// A GIF of one pixel, and a byte after it that makes it another file.
+fn gif(number: u8) -> Vec<u8> {
+    [b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;", &[number][..]].concat()
+}
+
+/// What an origin answers at the moment.
+#[derive(Clone)]
+struct Now {
+    status: &'static str,
+    headers: &'static str,
+    body: Vec<u8>,
+    delay: Duration,
+}
+
+/// An origin whose one picture can be changed. `If-None-Match: "1"` is answered with 304 while its headers have that tag.
+struct Origin {
+    url: String,
+    now: Arc<Mutex<Now>>,
+    asked: Arc<AtomicUsize>,
+    sent: Arc<AtomicUsize>,
+}
+
+impl Origin {
+    async fn start(headers: &'static str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/a.gif", listener.local_addr().unwrap());
+        let now = Now { status: "200 OK", headers, body: gif(0), delay: Duration::ZERO };
+        let origin = Self { url, now: Arc::new(Mutex::new(now)), asked: Arc::default(), sent: Arc::default() };
+        let (now, asked, sent) = (origin.now.clone(), origin.asked.clone(), origin.sent.clone());
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer_all(stream, now.clone(), asked.clone(), sent.clone()));
+            }
+        });
+        origin
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Now)) {
+        change(&mut self.now.lock().unwrap());
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    fn sent(&self) -> usize {
+        self.sent.load(Ordering::SeqCst)
+    }
+}
+
+async fn answer_all(mut stream: TcpStream, now: Arc<Mutex<Now>>, asked: Arc<AtomicUsize>, sent: Arc<AtomicUsize>) {
+    loop {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let Ok(byte) = stream.read_u8().await else { return };
+            head.push(byte);
+        }
+        asked.fetch_add(1, Ordering::SeqCst);
+        let Now { status, headers, body, delay } = now.lock().unwrap().clone();
+        sleep(delay).await;
+        let known = String::from_utf8(head).unwrap().to_lowercase().contains("if-none-match: \"1\"");
+        let answer = if known && headers.contains("ETag: \"1\"") {
+            format!("HTTP/1.1 304 Not Modified\r\n{headers}\r\n").into_bytes()
+        } else {
+            sent.fetch_add(1, Ordering::SeqCst);
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
+            [head.as_bytes(), &body].concat()
+        };
+        if stream.write_all(&answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn config() -> MediaConfig {
+    MediaConfig { allow_private_addresses: true, failures_last: Duration::from_millis(200), ..MediaConfig::default() }
+}
+
+fn door() -> MediaDoor {
+    MediaDoor::new(config(), ByteBudget::new(10_000_000)).unwrap()
+}
+
+async fn content(door: &MediaDoor, url: &str) -> ContentHash {
+    door.open(url).await.unwrap().content
+}
+
+#[tokio::test]
+async fn a_fresh_image_is_fetched_once() {
+    let (origin, door) = (Origin::start("Cache-Control: max-age=60\r\n").await, door());
+    for _ in 0..5 {
+        assert_eq!(content(&door, &origin.url).await, ContentHash::of(&gif(0)));
+    }
+    assert_eq!(origin.asked(), 1);
+    let MediaCounts { fetched, fetched_bytes, fresh, cached_bytes, .. } = door.counts();
+    assert_eq!((fetched, fetched_bytes, fresh), (1, gif(0).len() as u64, 4));
+    assert!(cached_bytes > 0);
+    // Another query is another URL; another fragment is not.
+    content(&door, &format!("{}?x=1", origin.url)).await;
+    content(&door, &format!("{}#y", origin.url)).await;
+    assert_eq!(origin.asked(), 2);
+}
+
+#[tokio::test]
+async fn a_changed_image_behind_the_same_url_is_noticed() {
+    let (origin, door) = (Origin::start("ETag: \"1\"\r\nCache-Control: no-cache\r\n").await, door());
+    for _ in 0..3 {
+        content(&door, &origin.url).await;
+    }
+    assert_eq!((origin.asked(), origin.sent()), (3, 1), "asked each time, sent once");
+    assert_eq!(door.counts().revalidated, 2);
+    origin.change(|now| (now.headers, now.body) = ("ETag: \"2\"\r\nCache-Control: no-cache\r\n", gif(1)));
+    assert_eq!(content(&door, &origin.url).await, ContentHash::of(&gif(1)));
+}
+
+#[tokio::test]
+async fn what_must_not_be_stored_is_fetched_each_time() {
+    let (origin, door) = (Origin::start("ETag: \"1\"\r\nCache-Control: no-store\r\n").await, door());
+    for _ in 0..3 {
+        content(&door, &origin.url).await;
+    }
+    assert_eq!(origin.sent(), 3);
+}
+
+#[tokio::test]
+async fn a_minimum_freshness_spares_origins_that_say_nothing() {
+    let origin = Origin::start("").await;
+    let config = MediaConfig { min_freshness: Duration::from_millis(300), ..config() };
+    let door = MediaDoor::new(config, ByteBudget::new(10_000_000)).unwrap();
+    content(&door, &origin.url).await;
+    content(&door, &origin.url).await;
+    assert_eq!(origin.asked(), 1);
+    sleep(Duration::from_millis(350)).await;
+    content(&door, &origin.url).await;
+    assert_eq!(origin.asked(), 2);
+}
+
+#[tokio::test]
+async fn many_who_want_the_same_wait_for_one_fetch() {
+    let (origin, door) = (Origin::start("Cache-Control: no-store\r\n").await, door());
+    origin.change(|now| now.delay = Duration::from_millis(50));
+    let images: Vec<EncodedImage> =
+        join_all((0..200).map(|_| door.open(&origin.url))).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(origin.asked(), 1);
+    assert!(images.iter().all(|image| image.bytes.as_ptr() == images[0].bytes.as_ptr()), "in memory once");
+    assert_eq!(door.counts().shared, 199);
+}
+
+#[tokio::test]
+async fn a_failure_is_shared_believed_for_a_moment_and_then_forgotten() {
+    let (origin, door) = (Origin::start("").await, door());
+    content(&door, &origin.url).await;
+    origin.change(|now| (now.status, now.delay) = ("500 Oops", Duration::from_millis(20)));
+    let errors = join_all((0..50).map(|_| door.open(&origin.url))).await;
+    assert!(errors.iter().all(|error| *error == Err(MediaError::OriginStatus { status: 500 })));
+    origin.change(|now| (now.status, now.body) = ("200 OK", gif(1)));
+    assert_eq!(door.open(&origin.url).await.unwrap_err().fault(), Fault::OriginFailed);
+    assert_eq!(origin.asked(), 2);
+    sleep(Duration::from_millis(250)).await;
+    assert_eq!(content(&door, &origin.url).await, ContentHash::of(&gif(1)));
+    assert_eq!(origin.asked(), 3);
+}
+
+#[tokio::test]
+async fn who_gives_up_does_not_take_the_fetch_away_from_others() {
+    let (origin, door) = (Origin::start("").await, door());
+    origin.change(|now| now.delay = Duration::from_millis(100));
+    let ask = || {
+        let (door, url) = (door.clone(), origin.url.clone());
+        tokio::spawn(async move { door.open(url).await })
+    };
+    let leader = ask();
+    sleep(Duration::from_millis(20)).await;
+    let follower = ask();
+    sleep(Duration::from_millis(20)).await;
+    leader.abort();
+    assert!(follower.await.unwrap().is_ok());
+    assert_eq!(origin.asked(), 1);
+}
+
+#[tokio::test]
+async fn without_room_requests_are_refused_and_nothing_stays_behind() {
+    let origin = Origin::start("").await;
+    origin.change(|now| now.body = [gif(0), vec![0; 50_000]].concat());
+    let budget = ByteBudget::new(60_000);
+    let door = MediaDoor::new(MediaConfig { cache_bytes: 0, ..config() }, budget.clone()).unwrap();
+    let held = door.open(&origin.url).await.unwrap();
+    assert_eq!(budget.held(), held.bytes.len() as u64);
+    let error = door.open(&origin.url).await.unwrap_err();
+    assert_eq!((error.clone(), error.fault()), (MediaError::Busy, Fault::Busy));
+    assert_eq!(budget.held(), held.bytes.len() as u64);
+    drop(held);
+    assert_eq!(budget.held(), 0);
+    assert!(door.open(&origin.url).await.is_ok(), "not having had room is not the URL's failure");
+}
+
+#[tokio::test]
+async fn the_cache_gives_its_memory_back() {
+    let budget = ByteBudget::new(1_000_000);
+    let door = MediaDoor::new(MediaConfig { cache_bytes: 100_000, ..config() }, budget.clone()).unwrap();
+    for number in 0..200_u8 {
+        let file = [gif(number), vec![0; 10_000]].concat();
+        let url = format!("data:;base64,{}", base64::Engine::encode(&base64::prelude::BASE64_STANDARD, file));
+        door.open(url).await.unwrap();
+        assert!(budget.held() <= 100_000, "{}", budget.held());
+    }
+    assert!(budget.held() > 50_000);
+}
+
+fn named(url: Option<&str>, name: MediaName) -> MediaPart {
+    MediaPart { url: url.map(str::to_owned), name: Some(name) }
+}
+
+#[tokio::test]
+async fn a_uuid_stands_for_what_it_last_came_with_and_for_its_owner_only() {
+    let door = door();
+    let data =
+        |number| format!("data:;base64,{}", base64::Engine::encode(&base64::prelude::BASE64_STANDARD, gif(number)));
+    let name = |owner: &str| MediaName::new([Some(owner.as_bytes())], "uuid").unwrap();
+    assert_eq!(door.open(named(None, name("a"))).await, Err(MediaError::UnknownUuid));
+    let first = door.open(named(Some(&data(1)), name("a"))).await.unwrap();
+    assert_eq!(door.open(named(None, name("a"))).await.unwrap(), first);
+    assert_eq!(door.open(named(None, name("b"))).await.unwrap_err().fault(), Fault::BadRequest);
+    // The same name with another image is that image.
+    let second = door.open(named(Some(&data(2)), name("a"))).await.unwrap();
+    assert_eq!(second.content, ContentHash::of(&gif(2)));
+    assert_eq!(door.open(named(None, name("a"))).await.unwrap(), second);
+    // What fails does not rename anything.
+    assert!(door.open(named(Some("data:;base64,AAAA"), name("a"))).await.is_err());
+    assert_eq!(door.open(named(None, name("a"))).await.unwrap(), second);
+    assert_eq!((door.counts().named, door.counts().unknown_names), (3, 2));
+}

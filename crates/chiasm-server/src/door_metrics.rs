@@ -1,0 +1,86 @@
+//! The media door's part of the metrics.
+
+use std::sync::atomic::Ordering;
+
+use chiasm_media::MediaCounts;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::frontend::Frontend;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HowLabel {
+    how: &'static str,
+}
+
+/// How media items came in, and the memory that they take.
+#[derive(Default)]
+pub(crate) struct DoorMetrics {
+    opened: Family<HowLabel, Counter>,
+    fetched: Counter,
+    held: Gauge,
+    cached: Gauge,
+    processed: Gauge,
+}
+
+impl DoorMetrics {
+    pub(crate) fn register(&self, r: &mut Registry) {
+        r.register(
+            "media_opened",
+            "Media items asked for: data URLs, files, URLs that were fresh, revalidated, fetched, waited for with somebody \
+             else, or had just failed; names of items that were known or unknown",
+            self.opened.clone(),
+        );
+        r.register_with_unit("media_fetched", "Bodies fetched from origins", Unit::Bytes, self.fetched.clone());
+        r.register_with_unit(
+            "held",
+            "Encoded media, request bodies and pixels in messages that are in memory, cached ones too",
+            Unit::Bytes,
+            self.held.clone(),
+        );
+        r.register_with_unit("media_cache", "Encoded media kept for later requests", Unit::Bytes, self.cached.clone());
+        r.register_with_unit(
+            "processed_cache",
+            "Processed pixels kept for other engines",
+            Unit::Bytes,
+            self.processed.clone(),
+        );
+    }
+
+    /// Brings them up to date.
+    pub(crate) fn set(&self, frontend: &Frontend) {
+        let MediaCounts {
+            data,
+            files,
+            fresh,
+            revalidated,
+            fetched,
+            fetched_bytes,
+            shared,
+            failed_again,
+            named,
+            unknown_names,
+            cached_bytes,
+        } = frontend.door.counts();
+        for (how, count) in [
+            ("data", data),
+            ("file", files),
+            ("fresh", fresh),
+            ("revalidated", revalidated),
+            ("fetched", fetched),
+            ("shared", shared),
+            ("failed_again", failed_again),
+            ("named", named),
+            ("unknown_name", unknown_names),
+        ] {
+            self.opened.get_or_create(&HowLabel { how }).inner().store(count, Ordering::Relaxed);
+        }
+        self.fetched.inner().store(fetched_bytes, Ordering::Relaxed);
+        self.held.set(frontend.door.budget().held() as i64);
+        self.cached.set(cached_bytes as i64);
+        self.processed.set(frontend.processed.bytes() as i64);
+    }
+}
