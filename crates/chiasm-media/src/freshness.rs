@@ -130,6 +130,13 @@ impl Freshness {
         now < self.own.until(self.bounds) && self.redirects.until.is_none_or(|until| now < until)
     }
 
+    /// Bytes that it takes beside its own size.
+    pub(crate) fn bytes(&self) -> usize {
+        let header = |value: &Option<HeaderValue>| value.as_ref().map_or(0, HeaderValue::len);
+        let known = |known: &Validator| known.url.len() + header(&known.etag) + header(&known.last_modified);
+        self.validator.as_ref().map_or(0, known)
+    }
+
     /// Whether the origin can be asked if the answer has changed.
     pub(crate) fn can_revalidate(&self) -> bool {
         self.validator.is_some()

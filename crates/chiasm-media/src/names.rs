@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use quick_cache::sync::Cache;
+use quick_cache::{OptionsBuilder, Weighter};
 
 use crate::freshness::Freshness;
 use crate::{ContentHash, MediaError};
@@ -30,34 +31,62 @@ pub(crate) enum Known {
 
 /// What URLs led to.
 pub(crate) struct Urls {
-    known: Cache<UrlKey, Known>,
+    /// `None` remembers nothing.
+    known: Option<Cache<UrlKey, Known, Weight>>,
     failures_last: Duration,
+}
+
+/// Long URLs and tags count as several short ones.
+#[derive(Clone)]
+struct Weight;
+
+/// Bytes of URL and tags that count as one name.
+const NAME_BYTES: usize = 256;
+
+impl Weighter<UrlKey, Known> for Weight {
+    fn weight(&self, _: &UrlKey, known: &Known) -> u64 {
+        match known {
+            Known::Content(_, freshness) => 1 + (freshness.bytes() / NAME_BYTES) as u64,
+            Known::Failed { .. } => 1,
+        }
+    }
 }
 
 impl Urls {
     /// Of at most `count` URLs. Failures are believed for `failures_last`.
     pub(crate) fn new(count: usize, failures_last: Duration) -> Self {
-        Self { known: Cache::new(count), failures_last }
+        let options =
+            OptionsBuilder::new().weight_capacity(count as u64).estimated_items_capacity(count.min(1 << 16)).build();
+        let cache = |options| Cache::with_options(options, Weight, Default::default(), Default::default());
+        Self { known: options.ok().filter(|_| count > 0).map(cache), failures_last }
     }
 
     pub(crate) fn get(&self, key: &UrlKey) -> Option<Known> {
-        self.known.get(key)
+        self.known.as_ref()?.get(key)
     }
 
     pub(crate) fn learn(&self, key: UrlKey, content: ContentHash, freshness: Freshness) {
         match freshness.may_be_stored() {
-            true => self.known.insert(key, Known::Content(content, freshness)),
+            true => self.set(key, Known::Content(content, freshness)),
             false => self.forget(&key),
         }
     }
 
     /// The URL leads to nothing now. What it led to before does not count any more.
     pub(crate) fn failed(&self, key: UrlKey, error: &MediaError, now: Instant) {
-        self.known.insert(key, Known::Failed { error: error.clone(), until: now + self.failures_last });
+        self.set(key, Known::Failed { error: error.clone(), until: now + self.failures_last });
     }
 
-    pub(crate) fn forget(&self, key: &UrlKey) {
-        self.known.remove(key);
+    fn set(&self, key: UrlKey, known: Known) {
+        if let Some(cache) = &self.known {
+            cache.insert(key, known);
+        }
+    }
+
+    fn forget(&self, key: &UrlKey) {
+        if let Some(cache) = &self.known {
+            cache.remove(key);
+        }
     }
 }
 
@@ -93,7 +122,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Of at most `count` items.
+    /// Of at most `count` items. Each takes about a hundred bytes.
     pub(crate) fn new(count: usize) -> Self {
         Self { contents: Cache::new(count) }
     }

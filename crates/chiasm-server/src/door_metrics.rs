@@ -21,6 +21,7 @@ struct HowLabel {
 pub(crate) struct DoorMetrics {
     opened: Family<HowLabel, Counter>,
     fetched: Counter,
+    panics: Counter,
     held: Gauge,
     cached: Gauge,
     processed: Gauge,
@@ -35,6 +36,11 @@ impl DoorMetrics {
             self.opened.clone(),
         );
         r.register_with_unit("media_fetched", "Bodies fetched from origins", Unit::Bytes, self.fetched.clone());
+        r.register(
+            "media_decoder_panics",
+            "Broken images that made a decoder panic, which was caught",
+            self.panics.clone(),
+        );
         r.register_with_unit(
             "held",
             "Encoded media, request bodies and pixels in messages that are in memory, cached ones too",
@@ -79,6 +85,7 @@ impl DoorMetrics {
             self.opened.get_or_create(&HowLabel { how }).inner().store(count, Ordering::Relaxed);
         }
         self.fetched.inner().store(fetched_bytes, Ordering::Relaxed);
+        self.panics.inner().store(chiasm_media::caught_panics(), Ordering::Relaxed);
         self.held.set(frontend.door.budget().held() as i64);
         self.cached.set(cached_bytes as i64);
         self.processed.set(frontend.processed.bytes() as i64);
