@@ -48,6 +48,16 @@ impl ByteBudget {
         Ok(charge)
     }
 
+    /// An empty buffer with room for so many bytes, which are counted from now on.
+    ///
+    /// # Errors
+    /// [`MediaError::Busy`] when there is no room for them.
+    pub fn buffer_for(&self, bytes: usize) -> Result<ChargedBuffer, MediaError> {
+        let mut buffer = self.buffer();
+        buffer.reserve(bytes)?;
+        Ok(buffer)
+    }
+
     /// An empty buffer that is counted while it grows.
     pub fn buffer(&self) -> ChargedBuffer {
         ChargedBuffer { bytes: Vec::new(), charge: Charge { budget: self.clone(), bytes: 0 } }

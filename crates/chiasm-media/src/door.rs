@@ -15,9 +15,9 @@ use crate::local_file::LocalFiles;
 use crate::names::{Known, MediaName, Names, UrlKey, Urls};
 use crate::{ByteBudget, EncodedImage, Fault, MediaConfig, MediaError, data_uri};
 
-/// Files of up to this many bytes are decoded from base64, hashed and looked at in place: that takes less time than handing
-/// them to another thread.
-const IN_PLACE: usize = 16 << 10;
+/// Files of up to this many bytes, or characters of base64, are decoded, hashed and looked at in place: that takes a hundred
+/// microseconds, and handing them to another thread some tens.
+const IN_PLACE: usize = 512 << 10;
 
 /// A part of a request that stands for a media item.
 #[derive(Clone, PartialEq, Eq)]

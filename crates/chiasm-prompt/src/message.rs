@@ -48,6 +48,21 @@ pub enum ChatPart {
 }
 
 impl ChatMessage {
+    /// Bytes of its text.
+    pub fn text_bytes(&self) -> usize {
+        match &self.content {
+            None => 0,
+            Some(ChatContent::Text(text)) => text.len(),
+            Some(ChatContent::Parts(parts)) => parts
+                .iter()
+                .map(|part| match part {
+                    ChatPart::Text(text) => text.len(),
+                    ChatPart::Image => 0,
+                })
+                .sum(),
+        }
+    }
+
     /// Number of images in this message.
     pub fn image_count(&self) -> usize {
         match &self.content {

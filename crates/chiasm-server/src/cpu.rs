@@ -1,5 +1,6 @@
 //! Where CPU-heavy work runs: off the async threads, and no more of it at once than there are cores.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -38,6 +39,19 @@ impl CpuPool {
             pool.inspect_err(|error| tracing::warn!(%error, "images are processed by one thread each")).ok()
         };
         self.shared.get_or_init(start).as_ref()
+    }
+
+    /// Runs a job here if it is `small`, that is, done in less time than waking another thread and being woken by it takes:
+    /// some tens of microseconds. Fails only if the job panics.
+    pub async fn run_or_here<T: Send + 'static>(
+        &self,
+        small: bool,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if !small {
+            return self.run(job).await;
+        }
+        catch_unwind(AssertUnwindSafe(job)).map_err(|_| ApiError::internal("a request's work failed"))
     }
 
     /// Runs a job. Fails only if the job panics.
@@ -90,7 +104,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_panicking_job_is_an_error() {
-        let error = CpuPool::new(1).run::<()>(|| panic!("on purpose")).await.unwrap_err();
-        assert_eq!(error.status.as_u16(), 500);
+        for small in [true, false] {
+            let error = CpuPool::new(1).run_or_here::<()>(small, || panic!("on purpose")).await.unwrap_err();
+            assert_eq!(error.status.as_u16(), 500);
+        }
     }
 }

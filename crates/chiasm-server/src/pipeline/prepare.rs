@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::{HeaderValue, StatusCode};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::{EncodedImage, MediaName, MediaPart};
-use chiasm_prompt::{Markers, RenderOptions, expand};
+use chiasm_prompt::{ChatMessage, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
 use chiasm_types::{Dtype, MmHash, Placeholder, TokenId};
 use chiasm_vision::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, VisionModel};
@@ -85,9 +85,10 @@ pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape
     };
     let (model, plans, session) = (frontend.model.clone(), frontend.plans.clone(), caller.session);
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
+    let small = is_small(&prompt);
     frontend
         .cpu
-        .run(move || {
+        .run_or_here(small, move || {
             let (tokens, items) = match prompt {
                 Prompt::Tokens(tokens) => (tokens, Vec::new()),
                 Prompt::Text(text) => (model.tokenizer.encode(&text, true)?, Vec::new()),
@@ -107,6 +108,28 @@ pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape
             Ok(Prepared { tokens, items, keys, sampling, cache_salt, priority, session })
         })
         .await?
+}
+
+/// Text of a prompt that is tokenized in less than a hundred microseconds.
+const SMALL_TEXT: usize = 512;
+/// Token ids of a prompt whose keys are computed in as much time.
+const SMALL_TOKENS: usize = 16 << 10;
+/// Messages that a template renders in as much time.
+const FEW_MESSAGES: usize = 8;
+
+/// Whether a prompt is made in so little time that another thread would not be faster.
+fn is_small(prompt: &Prompt) -> bool {
+    match prompt {
+        Prompt::Text(text) => text.len() <= SMALL_TEXT,
+        Prompt::Tokens(tokens) => tokens.len() <= SMALL_TOKENS,
+        Prompt::Chat(chat) => {
+            chat.messages.len() <= FEW_MESSAGES
+                && chat.messages.iter().all(|message| message.tool_calls.is_none())
+                && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= SMALL_TEXT
+                && chat.media.len() <= FEW_MESSAGES
+                && chat.template_kwargs.is_empty()
+        }
+    }
 }
 
 /// Bytes of every media item. URLs are taken out: they may be large.
