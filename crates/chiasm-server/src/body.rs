@@ -37,7 +37,7 @@ pub(crate) async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBod
     // Many small values take many times the memory of their text.
     let values = separators(&body);
     let parsed_bytes = body.len() as u64 + VALUE_BYTES * values;
-    if parsed_bytes > budget.limit() / 2 {
+    if body.len() as u64 + parsed_bytes > budget.limit() {
         let message = "the body has too many values (--max-bytes-in-flight)".to_owned();
         return Err(invalid(StatusCode::PAYLOAD_TOO_LARGE, message));
     }
@@ -61,9 +61,12 @@ fn separators(json: &[u8]) -> u64 {
 /// connection is closed sees a broken connection instead of the answer.
 async fn read(mut body: Body, limits: &Limits, budget: &ByteBudget) -> Result<Bytes, ApiError> {
     let mut too_large = body.size_hint().lower() > limits.body_bytes as u64;
-    let mut no_room = None;
     // What is announced is believed as far as most bodies with an image go.
-    let mut bytes = budget.buffer_for((body.size_hint().lower() as usize).min(SMALL))?;
+    let expected = (body.size_hint().lower() as usize).min(SMALL);
+    let (mut bytes, mut no_room) = match budget.buffer_for(expected) {
+        Ok(buffer) => (buffer, None),
+        Err(error) => (budget.buffer(), Some(error)),
+    };
     let mut discarded = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| invalid(StatusCode::BAD_REQUEST, "the body could not be read".to_owned()))?;

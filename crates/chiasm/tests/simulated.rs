@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use chiasm::scenarios::{DAWN, NIGHT, SNOW, STORM};
+use chiasm::scenarios::{DAWN, NIGHT, Picture, SNOW, STORM};
 use serde_json::{Value, json};
 use support::{Process, Server, chiasm, demo_model, free_port, scenario_run, wait_for};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -242,6 +244,79 @@ async fn files_are_read_only_below_the_allowed_folder() {
     server.chat(&image_url(&format!("file://{allowed}/dawn.jpg"))).await.ok();
     let outside = server.chat(&image_url(&format!("file://{allowed}/../../etc/passwd"))).await;
     assert_eq!(outside.refused(403), "messages[0].content[1].image_url");
+}
+
+#[tokio::test]
+async fn a_uuid_is_a_name_for_what_its_owner_sent_and_nothing_else() {
+    let server = serve(1, &[]).await;
+    let ask = async |part: Value, authorization: &str, salt: Option<&str>| {
+        let mut body = json!({"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": [part]}]});
+        body["cache_salt"] = json!(salt);
+        let url = format!("{}/v1/chat/completions", server.url);
+        let request = server.client.post(url).header("authorization", authorization).body(body.to_string());
+        let response = request.send().await.expect("the server answers");
+        let status = response.status().as_u16();
+        (status, support::json(response).await)
+    };
+    let named = json!({"type": "image_url", "image_url": null, "uuid": "cat"});
+    let with =
+        |picture: Picture| json!({"type": "image_url", "image_url": {"url": data_uri(picture.jpeg)}, "uuid": "cat"});
+    let (status, refused) = ask(named.clone(), "Bearer a", None).await;
+    assert_eq!((status, &refused["error"]["param"]), (400, &json!("messages[0].content[0].image_url")));
+    assert_eq!(ask(with(DAWN), "Bearer a", None).await.0, 200);
+    let (status, first) = ask(named.clone(), "Bearer a", None).await;
+    assert_eq!(status, 200, "{first}");
+    assert_eq!(server.metric("chiasm_media_decoded_total").await, 1.0);
+    // Other owners have other names.
+    for (authorization, salt) in [("Bearer b", None), ("", None), ("Bearer a", Some("s"))] {
+        assert_eq!(ask(named.clone(), authorization, salt).await.0, 400);
+    }
+    // With another image it is that image, for the engine too.
+    assert_eq!(ask(with(NIGHT), "Bearer a", None).await.0, 200);
+    assert_eq!(server.metric("chiasm_media_decoded_total").await, 2.0);
+    let (_, second) = ask(named, "Bearer a", None).await;
+    assert_ne!(
+        first["choices"][0]["message"], second["choices"][0]["message"],
+        "the simulated engine says what it saw"
+    );
+}
+
+#[tokio::test]
+async fn pixels_are_made_once_for_all_engines() {
+    for mode in ["auto", "inline"] {
+        let server = serve(3, &["--policy", "round-robin", "--mm-transfer", mode]).await;
+        let body = image_url(&data_uri(NIGHT.jpeg));
+        for _ in 0..6 {
+            server.chat(&body).await.ok();
+        }
+        assert_eq!(server.metric("chiasm_media_decoded_total").await, 1.0, "{mode}");
+        assert_eq!(server.metric("chiasm_media_reused_total").await, 2.0, "{mode}");
+        assert_eq!(server.metric("chiasm_mm_transfer_total{mode=\"cached\"}").await, 3.0, "{mode}");
+    }
+}
+
+#[tokio::test]
+async fn what_memory_has_no_room_for_is_refused_and_worth_retrying() {
+    let small = ["--max-bytes-in-flight", "300000", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
+    let server = serve(1, &small).await;
+    // Few bytes, but many values, which would take more memory than there may be.
+    let many = json!({"model": "m", "prompt": vec![0; 10_000]});
+    assert_eq!(server.post("/v1/completions", &many).await.refused(413), "body");
+    let body = json!({"model": "m", "prompt": "x".repeat(100_000), "max_tokens": 1}).to_string();
+    // Somebody else's body that does not come to its end.
+    let mut slow = TcpStream::connect(server.url.trim_start_matches("http://")).await.expect("a connection");
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 250000\r\n\r\n";
+    slow.write_all(&[head.as_bytes(), &[b' '; 200_000]].concat()).await.expect("sent");
+    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 200_000.0).await;
+    let send = async || server.client.post(format!("{}/v1/completions", server.url)).body(body.clone()).send().await;
+    let refused = send().await.expect("an answer");
+    assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().expect("a value")));
+    drop(slow);
+    wait_for("room", SOON, async || server.metric("chiasm_held_bytes").await == 0.0).await;
+    // Too long for the context, but read.
+    assert_eq!(send().await.expect("an answer").status().as_u16(), 400);
+    server.chat(&ask("hello")).await.ok();
+    assert_eq!(server.metric("chiasm_held_bytes").await, 0.0);
 }
 
 #[tokio::test]
