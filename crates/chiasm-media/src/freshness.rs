@@ -127,6 +127,7 @@ impl Freshness {
 
     /// Whether the answer may be used without asking the origin.
     pub(crate) fn is_fresh(&self, now: Instant) -> bool {
+        let now = now.max(self.own.at);
         now < self.own.until(self.bounds) && self.redirects.until.is_none_or(|until| now < until)
     }
 

@@ -12,6 +12,12 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::Fault;
 
+mod addresses;
+mod encrypted;
+mod hostile;
+
+mod reuse;
+
 /// An origin on 127.0.0.1 that answers every connection with what `answer` makes of the request's head.
 struct Origin {
     port: u16,
@@ -26,10 +32,28 @@ impl Drop for Origin {
 }
 
 impl Origin {
+    /// Reads a request's head and leaves the rest to `answer`.
     async fn start<F, A>(answer: F) -> Self
     where
         F: Fn(String, TcpStream) -> A + Clone + Send + Sync + 'static,
         A: Future<Output = ()> + Send + 'static,
+    {
+        Self::accepting(move |mut stream| {
+            let answer = answer.clone();
+            async move {
+                if let Some(head) = read_head(&mut stream).await {
+                    answer(head, stream).await;
+                }
+            }
+        })
+        .await
+    }
+
+    /// Leaves connections to `serve`.
+    async fn accepting<F, S>(serve: F) -> Self
+    where
+        F: Fn(TcpStream) -> S + Send + Sync + 'static,
+        S: Future<Output = ()> + Send + 'static,
     {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -37,19 +61,9 @@ impl Origin {
         let counter = connections.clone();
         let task = tokio::spawn(async move {
             loop {
-                let (mut stream, _) = listener.accept().await.unwrap();
+                let (stream, _) = listener.accept().await.unwrap();
                 counter.fetch_add(1, Ordering::SeqCst);
-                let answer = answer.clone();
-                tokio::spawn(async move {
-                    let mut head = Vec::new();
-                    while !head.ends_with(b"\r\n\r\n") {
-                        match stream.read_u8().await {
-                            Ok(byte) => head.push(byte),
-                            Err(_) => return,
-                        }
-                    }
-                    answer(String::from_utf8(head).unwrap(), stream).await;
-                });
+                tokio::spawn(serve(stream));
             }
         });
         Self { port, connections, task }
@@ -70,6 +84,15 @@ impl Origin {
     fn url(&self, path: &str) -> Url {
         Url::parse(&format!("http://127.0.0.1:{}{path}", self.port)).unwrap()
     }
+}
+
+/// The head of the next request; `None` when the other side hangs up.
+async fn read_head(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    Some(String::from_utf8(head).unwrap())
 }
 
 fn config() -> MediaConfig {
@@ -151,6 +174,10 @@ async fn statuses_become_faults() {
         (503, Fault::OriginFailed),
         (504, Fault::OriginTimeout),
         (304, Fault::OriginFailed),
+        (204, Fault::OriginFailed),
+        (206, Fault::OriginFailed),
+        (302, Fault::OriginFailed),
+        (999, Fault::OriginFailed),
     ] {
         let origin = Origin::fixed(format!("HTTP/1.1 {status} Secret\r\ncontent-length: 6\r\n\r\nsecret")).await;
         let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
@@ -161,64 +188,10 @@ async fn statuses_become_faults() {
 }
 
 #[tokio::test]
-async fn an_announced_length_over_the_limit_is_refused_unread() {
-    let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
-    let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
-    assert_eq!(error, MediaError::TooManyBytes { limit: 1000 });
-}
-
-#[tokio::test]
-async fn an_endless_body_is_dropped_at_the_limit() {
-    let (closed, mut seen) = mpsc::unbounded_channel();
-    let origin = Origin::start(move |_, mut stream| {
-        let closed = closed.clone();
-        async move {
-            stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
-            let mut sent = 0u64;
-            while stream.write_all(b"64\r\n").await.is_ok()
-                && stream.write_all(&[b'x'; 100]).await.is_ok()
-                && stream.write_all(b"\r\n").await.is_ok()
-            {
-                sent += 100;
-            }
-            closed.send(sent).unwrap();
-        }
-    })
-    .await;
-    let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
-    assert_eq!(error, MediaError::TooManyBytes { limit: 1000 });
-    // The origin notices, after what the socket's buffers took.
-    let sent = seen.recv().await.unwrap();
-    assert!(sent < 64 << 20, "{sent} bytes were taken");
-}
-
-#[tokio::test]
 async fn a_body_of_just_the_limit_is_fine() {
     for body in ["y".repeat(999), "y".repeat(1000)] {
         let origin = Origin::fixed(ok(&body)).await;
         assert_eq!(get(&open_fetcher(), origin.url("/")).await.unwrap(), body);
-    }
-}
-
-#[tokio::test]
-async fn a_body_that_breaks_off_is_an_error() {
-    let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhalf").await;
-    let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
-    assert_eq!(error, MediaError::OriginFailed);
-}
-
-#[tokio::test]
-async fn compressed_bodies_are_refused_unread() {
-    for (encoding, expected) in [
-        ("gzip", Err(MediaError::OriginEncoding)),
-        ("identity, br", Err(MediaError::OriginEncoding)),
-        ("identity\r\ncontent-encoding: gzip", Err(MediaError::OriginEncoding)),
-        ("Identity", Ok(Bytes::from("raw"))),
-        ("", Ok(Bytes::from("raw"))),
-    ] {
-        let head = format!("HTTP/1.1 200 OK\r\ncontent-encoding: {encoding}\r\ncontent-length: 3\r\n\r\n");
-        let origin = Origin::fixed(head + "raw").await;
-        assert_eq!(get(&open_fetcher(), origin.url("/")).await, expected, "{encoding}");
     }
 }
 
@@ -233,106 +206,6 @@ async fn redirects_are_followed_up_to_the_limit() {
     assert_eq!(get(&open_fetcher(), origin.url("/3")).await.unwrap(), "there");
     let error = get(&open_fetcher(), origin.url("/4")).await.unwrap_err();
     assert_eq!(error, MediaError::TooManyRedirects { limit: 3 });
-}
-
-#[tokio::test]
-async fn every_hop_is_checked() {
-    for (target, expected) in [
-        ("http://127.0.0.2/", MediaError::AddressForbidden),
-        ("http://[::1]/", MediaError::AddressForbidden),
-        ("//0x7f000002/", MediaError::AddressForbidden),
-        ("http://inside.test/", MediaError::AddressForbidden),
-        ("http://user:secret@127.0.0.1/", MediaError::InvalidRedirect),
-        ("file:///etc/passwd", MediaError::InvalidRedirect),
-        ("ftp://127.0.0.1/", MediaError::InvalidRedirect),
-        ("http://", MediaError::InvalidRedirect),
-    ] {
-        let origin = Origin::fixed(redirect(target)).await;
-        let fetcher = guarded_fetcher(names(&[("inside.test", &["10.0.0.7", "127.0.0.2"])]));
-        assert_eq!(get(&fetcher, origin.url("/")).await.unwrap_err(), expected, "{target}");
-    }
-}
-
-#[tokio::test]
-async fn names_are_bound_to_allowed_addresses() {
-    let origin = Origin::fixed(ok("public")).await;
-    let entries: &[(&str, &[&str])] = &[
-        ("public.test", &["127.0.0.1"]),
-        ("mixed.test", &["127.0.0.2", "127.0.0.1"]),
-        ("private.test", &["127.0.0.2"]),
-        ("empty.test", &[]),
-    ];
-    let fetcher = guarded_fetcher(names(entries));
-    let from = |host: &str| get(&fetcher, Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap());
-    assert_eq!(from("public.test").await.unwrap(), "public");
-    assert_eq!(from("mixed.test").await.unwrap(), "public");
-    assert_eq!(origin.connections.load(Ordering::SeqCst), 2);
-    let error = from("private.test").await.unwrap_err();
-    assert_eq!(error, MediaError::AddressForbidden);
-    assert!(!error.to_string().contains("127"));
-    assert_eq!(from("empty.test").await.unwrap_err(), MediaError::OriginFailed);
-    assert_eq!(from("unknown.test").await.unwrap_err(), MediaError::OriginFailed);
-    assert_eq!(origin.connections.load(Ordering::SeqCst), 2);
-}
-
-#[tokio::test]
-async fn the_default_refuses_this_machine_under_every_name() {
-    let origin = Origin::fixed(ok("secret")).await;
-    let fetcher = fetcher(&MediaConfig { allowed_ports: Some(vec![origin.port]), ..MediaConfig::default() });
-    for host in [
-        "127.0.0.1",
-        "localhost",
-        "0.0.0.0",
-        "127.0.0.1.",
-        "127.1",
-        "2130706433",
-        "0177.0.0.1",
-        "0x7f.1",
-        "[::1]",
-        "[::]",
-        "[::ffff:127.0.0.1]",
-        "[64:ff9b::7f00:1]",
-        "169.254.169.254",
-        "10.0.0.1",
-    ] {
-        let url = Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap();
-        assert_eq!(get(&fetcher, url).await.unwrap_err(), MediaError::AddressForbidden, "{host}");
-    }
-    assert_eq!(origin.connections.load(Ordering::SeqCst), 0);
-}
-
-#[tokio::test]
-async fn credentials_are_refused_and_not_repeated() {
-    for url in ["http://user@127.0.0.1/", "http://:secret@127.0.0.1/", "https://user:secret@127.0.0.1/"] {
-        let error = get(&open_fetcher(), Url::parse(url).unwrap()).await.unwrap_err();
-        assert_eq!(error, MediaError::CredentialsInUrl);
-        assert!(!error.to_string().contains("secret"));
-    }
-}
-
-#[tokio::test]
-async fn a_slow_origin_times_out_wherever_it_is_slow() {
-    for answer in ["", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nslow"] {
-        let origin = Origin::start(move |_, mut stream| async move {
-            stream.write_all(answer.as_bytes()).await.unwrap();
-            // Until the other side gives up.
-            let _ = stream.read_u8().await;
-        })
-        .await;
-        let limits = MediaConfig { total_timeout: Duration::from_millis(50), ..config() };
-        let error = get(&fetcher(&limits), origin.url("/")).await.unwrap_err();
-        assert_eq!(error, MediaError::OriginTimeout, "{answer:?}");
-        assert_eq!(error.fault(), Fault::OriginTimeout);
-    }
-}
-
-#[tokio::test]
-async fn a_name_that_does_not_resolve_in_time_is_given_up() {
-    let never: Lookup = Arc::new(|_| Box::pin(std::future::pending()));
-    let limits = MediaConfig { connect_timeout: Duration::from_millis(50), ..config() };
-    let fetcher = Fetcher::with(&limits, ByteBudget::new(0), Arc::new(|_| true), never, web_roots()).unwrap();
-    let error = get(&fetcher, Url::parse("http://slow.test/").unwrap()).await.unwrap_err();
-    assert_eq!(error, MediaError::OriginTimeout);
 }
 
 #[tokio::test]

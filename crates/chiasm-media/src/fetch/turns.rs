@@ -21,6 +21,8 @@ const FORGET: Duration = KEEP_ALIVE.saturating_mul(2);
 pub(super) struct Turns {
     all: Semaphore,
     per_origin: usize,
+    /// [`FORGET`].
+    forget: Duration,
     origins: Mutex<HashMap<Origin, Entry>>,
 }
 
@@ -59,7 +61,8 @@ struct Visit<'a> {
 
 impl Turns {
     pub(super) fn new(all: usize, per_origin: usize) -> Self {
-        Self { all: Semaphore::new(all.min(Semaphore::MAX_PERMITS)), per_origin, origins: Mutex::default() }
+        let all = Semaphore::new(all.min(Semaphore::MAX_PERMITS));
+        Self { all, per_origin, forget: FORGET, origins: Mutex::default() }
     }
 
     /// Waits, in the order of asking. One slow origin does not keep others waiting before it has all turns that it may
@@ -83,7 +86,7 @@ impl Turns {
             (host.strip_suffix('.').unwrap_or(host).into(), url.port_or_known_default().unwrap_or_default());
         let now = Instant::now();
         let mut origins = self.lock();
-        let keep = origins.contains_key(&origin) || make_room(&mut origins, now);
+        let keep = origins.contains_key(&origin) || self.make_room(&mut origins, now);
         let new = || Entry {
             turns: Arc::new(Semaphore::new(self.per_origin.min(Semaphore::MAX_PERMITS))),
             users: 0,
@@ -96,18 +99,18 @@ impl Turns {
         (Visit { turns: self, origin, kept: entry.kept }, entry.turns.clone())
     }
 
+    /// Forgets kept origins that have no connections any more; whether there is room for one more.
+    fn make_room(&self, origins: &mut HashMap<Origin, Entry>, now: Instant) -> bool {
+        let kept = |origins: &HashMap<Origin, Entry>| origins.values().filter(|entry| entry.kept).count();
+        if kept(origins) >= MAX_KEPT {
+            origins.retain(|_, entry| entry.users > 0 || now.duration_since(entry.used) < self.forget);
+        }
+        kept(origins) < MAX_KEPT
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Origin, Entry>> {
         self.origins.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Forgets kept origins that have no connections any more; whether there is room for one more.
-fn make_room(origins: &mut HashMap<Origin, Entry>, now: Instant) -> bool {
-    let kept = |origins: &HashMap<Origin, Entry>| origins.values().filter(|entry| entry.kept).count();
-    if kept(origins) >= MAX_KEPT {
-        origins.retain(|_, entry| entry.users > 0 || now.duration_since(entry.used) < FORGET);
-    }
-    kept(origins) < MAX_KEPT
 }
 
 impl Drop for Visit<'_> {
@@ -120,5 +123,79 @@ impl Drop for Visit<'_> {
                 origins.remove(&self.origin);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(host: usize) -> Url {
+        Url::parse(&format!("http://host{host}.test/")).unwrap()
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    fn known(turns: &Turns) -> usize {
+        turns.lock().len()
+    }
+
+    #[tokio::test]
+    async fn an_origin_is_a_host_and_a_port() {
+        let turns = Turns::new(10, 1);
+        let _turn = turns.take(&Url::parse("http://a.test/x").unwrap(), soon()).await.unwrap();
+        for same in ["http://A.test:80/y", "http://a.test./"] {
+            let waited = turns.take(&Url::parse(same).unwrap(), soon()).await.err();
+            assert_eq!(waited, Some(MediaError::OriginTimeout), "{same}");
+        }
+        for other in ["http://b.test/", "http://a.test:81/", "https://a.test/"] {
+            assert!(turns.take(&Url::parse(other).unwrap(), soon()).await.is_ok(), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_ends_or_is_given_up_goes_to_the_next() {
+        let turns = Turns::new(1, 1);
+        let first = turns.take(&url(0), soon()).await.unwrap();
+        assert_eq!(turns.take(&url(1), soon()).await.err(), Some(MediaError::Busy));
+        let end = async {
+            tokio::task::yield_now().await;
+            drop(first);
+        };
+        let url_1 = url(1);
+        let (second, ()) = tokio::join!(turns.take(&url_1, soon()), end);
+        drop(second.unwrap());
+        assert!(turns.take(&url(2), soon()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn connections_are_kept_to_a_bounded_number_of_origins() {
+        let mut turns = Turns::new(1000, 1);
+        for host in 0..MAX_KEPT {
+            assert!(turns.take(&url(host), soon()).await.unwrap().keep_alive());
+        }
+        for host in MAX_KEPT..3 * MAX_KEPT {
+            assert!(!turns.take(&url(host), soon()).await.unwrap().keep_alive());
+        }
+        assert!(turns.take(&url(0), soon()).await.unwrap().keep_alive());
+        assert_eq!(known(&turns), MAX_KEPT);
+        // Their connections are closed after a while, and others may keep theirs.
+        turns.forget = Duration::ZERO;
+        assert!(turns.take(&url(MAX_KEPT), soon()).await.unwrap().keep_alive());
+        assert_eq!(known(&turns), 1);
+    }
+
+    #[tokio::test]
+    async fn an_origin_in_use_is_not_forgotten() {
+        let turns = Turns { forget: Duration::ZERO, ..Turns::new(1000, 1) };
+        let mut held = Vec::new();
+        for host in 0..MAX_KEPT {
+            held.push(turns.take(&url(host), soon()).await.unwrap());
+        }
+        assert!(!turns.take(&url(MAX_KEPT), soon()).await.unwrap().keep_alive());
+        assert_eq!(turns.take(&url(3), soon()).await.err(), Some(MediaError::OriginTimeout));
+        assert_eq!(known(&turns), MAX_KEPT);
     }
 }
