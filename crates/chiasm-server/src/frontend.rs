@@ -28,6 +28,10 @@ pub struct Limits {
     pub images_per_prompt: usize,
     /// Bytes of processed pixels that are kept for other engines, where they travel in messages; 0 keeps none.
     pub processed_bytes: u64,
+    /// Open connections of clients; more wait until one is closed.
+    pub connections: usize,
+    /// Time that the head of a connection's next request may take to arrive, counted from when it could.
+    pub head_timeout: Duration,
     /// Requests in flight; more are refused with 503.
     pub requests: usize,
     /// Threads for CPU-heavy work.
@@ -41,6 +45,8 @@ impl Default for Limits {
             body_timeout: Duration::from_secs(60),
             images_per_prompt: 64,
             processed_bytes: 256 << 20,
+            connections: 8192,
+            head_timeout: Duration::from_secs(60),
             requests: 1024,
             cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
         }

@@ -18,6 +18,7 @@
 
 mod answer;
 mod body;
+pub mod connections;
 pub mod cpu;
 mod door_metrics;
 pub mod error;

@@ -197,6 +197,12 @@ pub(crate) struct LimitArgs {
     /// Seconds that a request body may take to arrive
     #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]
     pub(crate) body_timeout: Duration,
+    /// Most open connections of clients; more wait until one is closed
+    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192)]
+    pub(crate) max_connections: usize,
+    /// Seconds after which a connection is closed that has not sent the head of its next request
+    #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = seconds, default_value = "60")]
+    pub(crate) head_timeout: Duration,
     /// Most requests in flight; more get 503
     #[arg(long, env = "CHIASM_MAX_REQUESTS", default_value_t = 1024)]
     pub(crate) max_requests: usize,

@@ -11,7 +11,7 @@ use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_router::{BusyThresholds, RouterConfig, Weights};
 use chiasm_server::fleet::{ArenaPolicy, AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Frontend, Limits, RoutingOptions, routes};
+use chiasm_server::{Frontend, Limits, RoutingOptions, connections};
 use chiasm_sim::SimConfig;
 use tokio::net::TcpListener;
 
@@ -62,12 +62,12 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     if let Ok(address) = listener.local_addr() {
         tracing::info!("serving '{}' at http://{address}/v1", model.name);
     }
-    let served = tokio::select! {
-        served = serve(listener, frontend, terminated, args.limits.drain_timeout) => served,
-        served = async { announce.await; std::future::pending().await } => served,
-    };
+    tokio::select! {
+        () = serve(listener, frontend, terminated, args.limits.drain_timeout) => {}
+        () = async { announce.await; std::future::pending().await } => {}
+    }
     fleet.shutdown().await;
-    served
+    Ok(())
 }
 
 /// Binds the frontend's address.
@@ -79,25 +79,23 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError>
 pub(crate) async fn serve(
     listener: TcpListener,
     frontend: Arc<Frontend>,
-    stop: impl Future<Output = ()> + Send + 'static,
+    stop: impl Future<Output = ()>,
     drain: Duration,
-) -> Result<(), CliError> {
+) {
     let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
     let graceful = async move {
         stop.await;
         drop(stopping);
     };
-    let serving = axum::serve(listener, routes::router(frontend)).with_graceful_shutdown(graceful);
     let too_long = async {
         // Ends with an error when `stopping` is dropped, which is the signal.
         let _ = stopped.await;
         tokio::time::sleep(drain).await;
     };
     tokio::select! {
-        served = serving => served.map_err(CliError::Server),
+        () = connections::serve(listener, frontend, graceful) => {}
         () = too_long => {
             tracing::warn!("requests were still in flight after {} s (--drain-timeout)", drain.as_secs());
-            Ok(())
         }
     }
 }
@@ -278,6 +276,8 @@ fn limits(args: &ServeArgs) -> Limits {
         body_timeout: args.limits.body_timeout,
         images_per_prompt: args.media.limit_mm_per_prompt.0,
         processed_bytes: args.media.processed_cache_bytes,
+        connections: args.limits.max_connections,
+        head_timeout: args.limits.head_timeout,
         requests: args.limits.max_requests,
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
     }

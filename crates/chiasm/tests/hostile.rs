@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,6 +13,8 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use support::{Server, demo_model};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 const REQUESTS: u64 = 400;
 
@@ -127,4 +129,36 @@ async fn odd_requests_are_answered_and_leave_the_engine_unharmed() {
     assert!((10..REQUESTS - 10).contains(&accepted), "{accepted} accepted");
     assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
     server.chat(&valid()).await.ok();
+}
+
+#[tokio::test]
+async fn connections_that_say_nothing_do_not_keep_others_out() {
+    let model = demo_model().display().to_string();
+    let args =
+        [model.as_str(), "--served-model-name", "m", "--sim", "1", "--max-connections", "2", "--head-timeout", "1"];
+    let server = Server::start(&args);
+    let address = server.url.trim_start_matches("http://");
+    let connect = async || TcpStream::connect(address).await.expect("a connection");
+    let mut silent = connect().await;
+    let mut slow = connect().await;
+    slow.write_all(b"GET /health HTTP/1.1\r\nx: ").await.expect("sent");
+    let start = Instant::now();
+    // The third has to wait until one of them is closed.
+    let mut third = connect().await;
+    third.write_all(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").await.expect("sent");
+    let mut answer = String::new();
+    third.read_to_string(&mut answer).await.expect("an answer");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!((0.9..5.0).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
+    for connection in [&mut silent, &mut slow] {
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(5), connection.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "still open");
+    }
+    // Only HTTP/1.1 is spoken.
+    let mut http2 = connect().await;
+    http2.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("sent");
+    let mut answer = Vec::new();
+    http2.read_to_end(&mut answer).await.expect("closed");
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{}", String::from_utf8_lossy(&answer));
 }

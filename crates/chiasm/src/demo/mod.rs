@@ -104,7 +104,7 @@ struct Stand {
     policy: Policy,
     fleet: Arc<Fleet>,
     stop: tokio::sync::oneshot::Sender<()>,
-    server: tokio::task::JoinHandle<Result<(), CliError>>,
+    server: tokio::task::JoinHandle<()>,
 }
 
 impl Stand {
@@ -135,8 +135,8 @@ impl Stand {
 
     async fn stop(self) -> Result<(), CliError> {
         drop(self.stop);
-        let served = self.server.await.unwrap_or(Ok(()));
+        let served = self.server.await;
         self.fleet.shutdown().await;
-        served
+        served.map_err(|_| CliError::Demo("the server failed".to_owned()))
     }
 }
