@@ -1,20 +1,26 @@
 //! `data:` URLs with base64 content.
 
-use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use std::sync::LazyLock;
 
+use base64::Engine;
+use base64::engine::{DecodePaddingMode, GeneralPurposeConfig};
 use bytes::Bytes;
 
 use crate::{ByteBudget, MediaError};
 
 /// Strict as vLLM's decoder: padding is needed, white space is not allowed; unused last bits do not matter.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_decode_padding_mode(DecodePaddingMode::RequireCanonical)
-        .with_decode_allow_trailing_bits(true),
-);
+const STRICT: GeneralPurposeConfig = GeneralPurposeConfig::new()
+    .with_decode_padding_mode(DecodePaddingMode::RequireCanonical)
+    .with_decode_allow_trailing_bits(true);
+
+/// With AVX2 or NEON where the machine has it: five times as fast as without, at a third to nine tenths of the speed of a
+/// copy.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+static BASE64: LazyLock<base64::engine::Simd> = LazyLock::new(|| base64::engine::Simd::standard(STRICT));
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+static BASE64: LazyLock<base64::engine::GeneralPurpose> =
+    LazyLock::new(|| base64::engine::GeneralPurpose::new(&base64::alphabet::STANDARD, STRICT));
 
 /// What follows `data:`, in any case; `None` for other URLs.
 pub(crate) fn content(url: &str) -> Option<&str> {
@@ -44,6 +50,8 @@ pub(crate) fn decode(content: &str, max_bytes: u64, budget: &ByteBudget) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn decode_url(url: &str) -> Result<Bytes, MediaError> {
@@ -99,6 +107,44 @@ mod tests {
         assert_eq!(decode(";base64,QUJD", 2, &budget), Err(MediaError::TooManyBytes { limit: 2 }));
         assert_eq!(decode(";base64,QUJDQUJD", 6, &budget), Err(MediaError::Busy));
         assert_eq!(budget.held(), 0);
+    }
+
+    /// Long enough for the vector code, which takes 32 or 64 characters at a time and leaves the rest to the scalar one.
+    fn base64_of(bytes: &[u8]) -> String {
+        base64::engine::general_purpose::STANDARD.encode(bytes)
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_is_decoded(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+            let budget = ByteBudget::new(1000);
+            let decoded = decode(&format!(";base64,{}", base64_of(&bytes)), 400, &budget).unwrap();
+            prop_assert_eq!(&decoded, &bytes);
+            prop_assert_eq!(budget.held(), bytes.len() as u64);
+        }
+
+        /// Vector code is as strict as the scalar code, wherever the fault is.
+        #[test]
+        fn one_wrong_byte_is_found_anywhere(
+            bytes in prop::collection::vec(any::<u8>(), 1..400),
+            place: prop::sample::Index,
+            wrong: u8,
+        ) {
+            let mut text = base64_of(&bytes).into_bytes();
+            let place = place.index(text.len());
+            text[place] = wrong & 0x7f;
+            let text = String::from_utf8(text).unwrap();
+            let scalar = base64::engine::GeneralPurpose::new(&base64::alphabet::STANDARD, STRICT).decode(&text).ok();
+            let ours = decode(&format!(";base64,{text}"), 400, &ByteBudget::new(1000)).ok();
+            prop_assert_eq!(ours.as_deref(), scalar.as_deref());
+        }
+
+        #[test]
+        fn any_text_is_decoded_or_refused(text in ".{0,200}") {
+            let budget = ByteBudget::new(1000);
+            let outcome = decode(&text, 100, &budget);
+            prop_assert_eq!(budget.held(), outcome.as_ref().map_or(0, Bytes::len) as u64);
+        }
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl Fetcher {
             let (response, received) = self.ask(&turn, &url, condition, deadline).await?;
             let (status, headers) = (response.status(), response.headers());
             if is_redirect(status) && headers.contains_key(LOCATION) {
-                let target = redirect_target(&url, headers)?;
+                let target = redirect_target(&url, location(headers)?)?;
                 self.policy.check_redirect(&url, &target)?;
                 redirects.follow(is_permanent(status), headers, received, self.freshness);
                 url = target;
@@ -194,14 +194,17 @@ fn is_permanent(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 308)
 }
 
-/// Where an answer redirects to. Bytes above ASCII are UTF-8, as browsers take them.
-fn redirect_target(from: &Url, headers: &HeaderMap) -> Result<Url, MediaError> {
+/// The only `Location` of an answer.
+fn location(headers: &HeaderMap) -> Result<&[u8], MediaError> {
     let mut locations = headers.get_all(LOCATION).iter().map(|location| location.as_bytes());
-    let location = locations.next().filter(|location| location.len() <= MAX_URL_BYTES);
+    let location = locations.next().ok_or(MediaError::InvalidRedirect)?;
+    if locations.all(|other| other == location) { Ok(location) } else { Err(MediaError::InvalidRedirect) }
+}
+
+/// Where a `Location` leads to. Bytes above ASCII are UTF-8, as browsers take them.
+pub(crate) fn redirect_target(from: &Url, location: &[u8]) -> Result<Url, MediaError> {
+    let location = Some(location).filter(|location| location.len() <= MAX_URL_BYTES);
     let text = location.and_then(|location| str::from_utf8(location).ok()).ok_or(MediaError::InvalidRedirect)?;
-    if locations.any(|other| other != text.as_bytes()) {
-        return Err(MediaError::InvalidRedirect);
-    }
     from.join(text).map_err(|_| MediaError::InvalidRedirect)
 }
 

@@ -54,6 +54,8 @@ mod exif;
 mod fetch;
 mod flight;
 mod freshness;
+#[doc(hidden)]
+pub mod fuzzing;
 mod identity;
 mod image;
 mod limits;
