@@ -264,6 +264,18 @@ fn a_stream_of_outputs_reads_from_first_to_last() {
 }
 
 #[test]
+fn scheduler_stats_are_written_with_all_the_fields_that_vllm_writes() {
+    let frames = frames("outputs_stream/req-u8-0", 1);
+    let stats = |frame: &[u8]| {
+        let outputs: Value = rmpv::decode::read_value(&mut &*frame).unwrap();
+        let mut stats = outputs[2].as_map().unwrap().clone();
+        stats.sort_by_key(|(name, _)| name.to_string());
+        stats
+    };
+    assert_eq!(stats(&output::encode(&outputs(&frames))[0]), stats(&frames[0]));
+}
+
+#[test]
 fn a_batch_holds_outputs_of_several_requests() {
     let batch: Vec<_> = (0..7).map(|i| outputs(&frames(&format!("outputs_batch/b-{i}"), 1))).collect();
     assert!(batch[0].outputs.is_empty() && batch[0].scheduler_stats.is_some());

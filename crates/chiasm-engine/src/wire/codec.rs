@@ -130,16 +130,39 @@ pub(crate) fn write_list_or_nil<T: Wire>(list: &Vec<T>, to: &mut Writer) {
     if list.is_empty() { to.nil() } else { list.write(to) }
 }
 
+/// What Python sends for a field that has nothing to say.
+#[derive(Clone, Copy)]
+pub(crate) enum Nothing {
+    /// `None`
+    Nil,
+    /// `[]`
+    List,
+    /// `{}`
+    Map,
+}
+
+impl Nothing {
+    pub(crate) fn write(self, to: &mut Writer) {
+        match self {
+            Self::Nil => to.nil(),
+            Self::List => to.array(0),
+            Self::Map => to.map(0),
+        }
+    }
+}
+
 /// Implements [`Wire`] for a struct that travels as a map from field names to values.
 ///
 /// A key that is absent leaves the field's default; an unknown key is passed over. With `sparse`, fields that
-/// have their default value are not written, as msgspec's `omit_defaults` does.
+/// have their default value are not written, as msgspec's `omit_defaults` does. Fields after `passed over` are written
+/// as what the other side has for none and not read: it may insist on the key.
 macro_rules! wire_map {
-    ($name:ident { $($field:ident = $key:literal),* $(,)? }) => {
+    ($name:ident { $($field:ident = $key:literal),* $(,)? } $(passed over { $($absent:literal = $none:ident),* $(,)? })?) => {
         impl $crate::wire::codec::Wire for $name {
             fn write(&self, to: &mut $crate::wire::writer::Writer) {
-                to.map([$($key),*].len());
+                to.map([$($key,)* $($($absent,)*)?].len());
                 $( to.str($key); self.$field.write(to); )*
+                $($( to.str($absent); $crate::wire::codec::Nothing::$none.write(to); )*)?
             }
             $crate::wire::codec::wire_map!(@read $($field = $key),*);
         }

@@ -64,7 +64,8 @@ wire_map!(PrefixCacheStats {
 
 /// State of an engine's scheduler (`SchedulerStats` in `vllm/v1/metrics/stats.py`).
 ///
-/// Fields for LoRA, speculative decoding, KV connectors and profiling are passed over.
+/// Fields for LoRA, speculative decoding, KV connectors and profiling are passed over, and written as empty: vLLM's Rust
+/// frontend takes no message without them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerStats {
     /// Requests that are being computed.
@@ -94,4 +95,15 @@ wire_map!(SchedulerStats {
     current_wave = "current_wave",
     kv_cache_usage = "kv_cache_usage",
     prefix_cache_stats = "prefix_cache_stats",
+} passed over {
+    "iteration_details" = Nil,
+    "connector_prefix_cache_stats" = Nil,
+    "kv_cache_eviction_events" = List,
+    "spec_decoding_stats" = Nil,
+    "kv_connector_stats" = Nil,
+    "ec_connector_stats" = Nil,
+    "waiting_lora_adapters" = Map,
+    "running_lora_adapters" = Map,
+    "cudagraph_stats" = Nil,
+    "perf_stats" = Nil,
 });
