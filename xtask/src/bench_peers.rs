@@ -8,12 +8,17 @@
 //! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its note |
 //! | `handoff`, `handoff_note` | the bench of the way into the engine: its targets, its note |
 //! | `index`, `index_note` | the bench of the prefix index: its targets, its note |
-//! | `peers` | the programs that measure pixels and index, which have a workspace of their own |
+//! | `door`, `door_note` | the bench of the frontend: its targets, its note |
+//! | `door_peers` | the frontends that it is measured against, its model and pictures |
+//! | `peers` | the programs that measure pixels, index and door, which have a workspace of their own |
 //! | `load` | what else the machine does |
 //! | `built` | where cargo puts what it builds |
 //! | `turbojpeg` | a library that one of the peers needs to be exact |
 
 mod built;
+mod door;
+mod door_note;
+mod door_peers;
 mod handoff;
 mod handoff_note;
 mod index;
@@ -56,6 +61,8 @@ pub(crate) enum Bench {
     Handoff,
     /// The prefix index and those of `dynamo-kv-router` on the same traces.
     Index,
+    /// `chiasm serve`, vLLM's Rust frontend and Dynamo's under the same load.
+    Door,
 }
 
 impl Bench {
@@ -64,6 +71,7 @@ impl Bench {
             pixels::BENCH => Some(Self::Pixels),
             handoff::BENCH => Some(Self::Handoff),
             index::BENCH => Some(Self::Index),
+            door::BENCH => Some(Self::Door),
             _ => None,
         }
     }
@@ -73,6 +81,8 @@ impl Bench {
         match self {
             Self::Pixels | Self::Index => 15,
             Self::Handoff => 21,
+            // A round takes a minute.
+            Self::Door => 7,
         }
     }
 }
@@ -83,6 +93,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool) -> Resul
         Bench::Pixels => pixels(setup, rounds, json),
         Bench::Handoff => handoff(setup, rounds, json),
         Bench::Index => index(setup, rounds, json),
+        Bench::Door => door(setup, rounds, json),
     }
 }
 
@@ -155,6 +166,36 @@ fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         let different = row.peer.unwrap_or_default();
         setup.output.say(&format!("!!! other overlaps: {}, {}: {different} prompts", row.case, row.peer_name))?;
     }
+    setup.output.say(&written)
+}
+
+fn door(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
+    let manifest = setup.workspace.file(MANIFEST)?;
+    let others = door_peers::ensure(setup)?;
+    let inputs = door_peers::inputs(setup, &others)?;
+    let program = peers::build(setup, door::BENCH)?;
+    setup.output.say("building chiasm")?;
+    let mut build = cargo(&setup.workspace);
+    build.args(["build", "--release", "--locked", "--package", "chiasm"]);
+    child::run(&mut build, "cargo build of chiasm", &setup.output, &setup.cancel)?;
+    let mut measure = Command::new(program);
+    measure.arg("run").stdin(Stdio::null());
+    for (flag, value) in [
+        ("--chiasm", built::target_directory(setup, &manifest)?.join("release/chiasm")),
+        ("--vllm-rs", others.vllm_rs()),
+        ("--vllm", door_peers::VLLM.into()),
+        ("--python", others.python()),
+        ("--dynamo", door_peers::DYNAMO.into()),
+        ("--model", inputs.join("model")),
+        ("--pictures", inputs.join("pictures")),
+        ("--rounds", rounds.to_string().into()),
+    ] {
+        measure.arg(flag).arg(value);
+    }
+    let load = Load::now();
+    let measurements = door::parse(&peers::lines(&mut measure, "door run")?)?;
+    let rows = door::rows(&measurements, rounds, load);
+    let written = write(setup, door::BENCH, &rows, &door_note::write(&rows), json)?;
     setup.output.say(&written)
 }
 

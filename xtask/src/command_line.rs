@@ -21,6 +21,9 @@ usage: cargo xtask COMMAND
   bench-peers index [--rounds N] [--json]
                     measure the prefix index against those of dynamo-kv-router, write docs/benchmarks/index.*
                     --rounds takes 15 or more
+  bench-peers door [--rounds N] [--json]
+                    measure what a request costs in the frontend against vllm-rs and Dynamo, write docs/benchmarks/door.*
+                    --rounds takes 7 or more
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
@@ -107,6 +110,8 @@ mod tests {
         assert_eq!(parse_words("bench-peers handoff --json").unwrap(), handoff);
         let index = Command::BenchPeers { bench: Bench::Index, rounds: 15, json: false };
         assert_eq!(parse_words("bench-peers index").unwrap(), index);
+        let door = Command::BenchPeers { bench: Bench::Door, rounds: 7, json: false };
+        assert_eq!(parse_words("bench-peers door").unwrap(), door);
         assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));
         assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));
         for line in ["bench-peers pixels --rounds 14", "bench-peers pixels --rounds", "bench-peers pixels --rounds x"] {

@@ -13,7 +13,7 @@ pub(crate) enum Error {
     #[error("`{command}` does not take `{flag}`, see `cargo xtask help`")]
     UnknownFlag { command: String, flag: String },
 
-    #[error("there is no bench `{name}`, only `pixels`, `handoff` and `index`")]
+    #[error("there is no bench `{name}`, only `pixels`, `handoff`, `index` and `door`")]
     UnknownBench { name: String },
 
     #[error("`--rounds` takes a number of at least {fewest}, not `{found}`: fewer rounds say nothing")]

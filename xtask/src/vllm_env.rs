@@ -181,7 +181,7 @@ fn install(setup: &Setup, list: &str, pip: impl Fn() -> Result<Command, Error>) 
 }
 
 /// Settings that would bring in packages from elsewhere, or put new ones there, are not meant for this environment.
-fn isolate(command: &mut Command) {
+pub(crate) fn isolate(command: &mut Command) {
     for name in ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"] {
         command.env_remove(name);
     }

@@ -1,0 +1,47 @@
+//! Dynamo's frontend before its own simulated engine, the mocker.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::origin::Origin;
+use crate::program::Program;
+use crate::side::{Inputs, Side, command, free_address};
+use crate::workload::MODEL;
+
+pub(crate) fn start(inputs: &Inputs, version: &str, origin: &Origin) -> Result<Side, Box<dyn Error>> {
+    let address = free_address()?;
+    let store = inputs.scratch.join("dynamo-store");
+    fs::create_dir(&store)?;
+    let mut frontend = python(inputs, &store, "dynamo.frontend");
+    frontend.args(["--http-host", "127.0.0.1", "--http-port", &address.port().to_string(), "--router-mode", "kv"]);
+    let mut engine = python(inputs, &store, "dynamo.mocker");
+    engine.arg("--model-path").arg(&inputs.model).args(["--model-name", MODEL, "--block-size", "16"]);
+    // 0, said to be infinite, costs 20 ms.
+    engine.args(["--speedup-ratio", "1000000"]);
+    Ok(Side {
+        name: format!("Dynamo {version}"),
+        address,
+        url: origin.url(),
+        counts_images: false,
+        frontend: Program::start("dynamo-frontend", &mut frontend, &inputs.scratch)?,
+        children: 0,
+        engine: Some(Program::start("dynamo-mocker", &mut engine, &inputs.scratch)?),
+    })
+}
+
+/// A module that finds others by files, and talks to them on this machine only.
+fn python(inputs: &Inputs, store: &Path, module: &str) -> Command {
+    let mut python = command(&inputs.python);
+    python.args(["-B", "-m", module]).env("DYN_FILE_KV", store);
+    for (name, value) in [("DYN_DISCOVERY_BACKEND", "file"), ("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq")] {
+        python.env(name, value);
+    }
+    // The origin is on this machine. It only looks at the URL: who fetches is the worker.
+    python.env("DYN_MM_ALLOW_INTERNAL", "1");
+    for name in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"] {
+        python.env(name, "127.0.0.1");
+    }
+    python
+}

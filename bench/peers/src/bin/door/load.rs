@@ -1,0 +1,106 @@
+//! A number of clients that each ask again when they are answered, for a while.
+
+use std::cell::RefCell;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use rustix::time::{ClockId, clock_gettime};
+
+use tokio::time::timeout;
+
+use crate::client::Connection;
+use crate::side::Side;
+use crate::workload::{Case, Workload};
+
+/// How long a frontend gets, after its last answer, for what it does behind them.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// How long the last answers may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What came of it.
+pub(crate) struct Outcome {
+    pub(crate) answered: Answered,
+    /// The frontend's.
+    pub(crate) cpu: Duration,
+    /// Requests that the origin got.
+    pub(crate) origin: u64,
+}
+
+/// What the clients saw.
+pub(crate) struct Answered {
+    /// From sending a request to the end of its answer, one per request.
+    pub(crate) latencies: Vec<Duration>,
+    /// From the first request to the last answer.
+    pub(crate) wall: Duration,
+    /// That of the clients, all on one thread.
+    pub(crate) cpu: Duration,
+}
+
+/// Asks with `clients` at once until `time` is over; what was asked by then is waited for.
+///
+/// # Errors
+/// Any answer that is not a 200 with a number of prompt tokens in `expected`.
+pub(crate) async fn run(
+    side: &mut Side,
+    workload: &RefCell<Workload>,
+    case: Case,
+    clients: usize,
+    time: Duration,
+    expected: &RangeInclusive<u64>,
+) -> Result<Outcome, Box<dyn Error>> {
+    // What other cases have pushed out of caches comes back untold.
+    let first = workload.borrow_mut().next(case, &side.url);
+    Connection::open(side.address).await?.chat(first).await?;
+    let origin = workload.borrow().origin().requests();
+    let cpu = side.frontend.cpu()?;
+    let answered = ask(side.address, workload, (case, &side.url), clients, time, expected).await;
+    let answered =
+        answered.map_err(|error| side.frontend.failed(&format!("was asked for '{}': {error}", case.name())))?;
+    tokio::time::sleep(SETTLE).await;
+    let cpu = side.frontend.cpu()?.saturating_sub(cpu);
+    Ok(Outcome { answered, cpu, origin: workload.borrow().origin().requests() - origin })
+}
+
+/// The same, of any frontend at an address that finds the picture at a URL.
+pub(crate) async fn ask(
+    address: SocketAddr,
+    workload: &RefCell<Workload>,
+    (case, url): (Case, &str),
+    clients: usize,
+    time: Duration,
+    expected: &RangeInclusive<u64>,
+) -> Result<Answered, Box<dyn Error>> {
+    let mut connections = Vec::new();
+    for _ in 0..clients {
+        connections.push(Connection::open(address).await?);
+    }
+    let (cpu, start) = (thread_cpu(), Instant::now());
+    let end = start + time;
+    let clients = connections.into_iter().map(async |mut connection| {
+        let mut latencies = Vec::new();
+        while latencies.is_empty() || Instant::now() < end {
+            let body = workload.borrow_mut().next(case, url);
+            let start = Instant::now();
+            let usage = connection.chat(body).await?;
+            latencies.push(start.elapsed());
+            if !expected.contains(&usage.prompt_tokens) || usage.completion_tokens == 0 {
+                return Err(format!("{usage:?}, expected {expected:?} prompt tokens").into());
+            }
+        }
+        Ok::<_, Box<dyn Error>>(latencies)
+    });
+    let latencies =
+        timeout(time + PATIENCE, try_join_all(clients)).await.map_err(|_| "some requests get no answer")??;
+    let (wall, cpu) = (start.elapsed(), thread_cpu().saturating_sub(cpu));
+    Ok(Answered { latencies: latencies.concat(), wall, cpu })
+}
+
+fn thread_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    // Neither is negative: it is time spent.
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}

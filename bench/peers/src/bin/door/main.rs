@@ -1,0 +1,147 @@
+//! Frontends under the same load, in turns: the measuring half of `cargo xtask bench-peers door`, which builds this program
+//! and turns what it prints into rows.
+//!
+//! ```text
+//! door run --chiasm PROGRAM --vllm-rs PROGRAM --vllm VERSION --python PROGRAM --dynamo VERSION
+//!          --model DIR --pictures DIR --rounds N
+//! ```
+//!
+//! prints one JSON object per result: see [`Measurement`].
+//!
+//! ```text
+//! door load --address HOST:PORT --case NUMBER --clients N --seconds N --model DIR --pictures DIR
+//! ```
+//!
+//! asks a frontend that somebody else has started, for a profile.
+//!
+//! | file | is |
+//! |---|---|
+//! | `workload` | the cases, and the requests of each |
+//! | `picture`, `words` | JPEG files and texts, no two alike |
+//! | `origin` | the server that images are fetched from |
+//! | `body`, `client`, `load` | a request's body, a connection, many at once |
+//! | `program` | another program: its start, its CPU time, its end |
+//! | `side` | what all sides have in common |
+//! | `ours`, `vllm_rs`, `dynamo` | the sides |
+//! | `measure` | in which order what is asked, and what comes of it |
+
+#![forbid(unsafe_code)]
+
+mod body;
+mod client;
+mod dynamo;
+mod load;
+mod measure;
+mod origin;
+mod ours;
+mod picture;
+mod program;
+mod side;
+mod vllm_rs;
+mod words;
+mod workload;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::side::Inputs;
+use crate::workload::{Case, Workload};
+
+const USAGE: &str = "usage: see the head of bench/peers/src/bin/door/main.rs";
+
+/// One side's result for one case.
+#[derive(Serialize)]
+struct Measurement<'a> {
+    /// For instance `1k-token text`.
+    case: &'static str,
+    /// At once; none for what does not depend on it.
+    clients: Option<usize>,
+    /// `chiasm`, or a peer's name and version.
+    side: &'a str,
+    /// See `measure`.
+    metric: &'static str,
+    value: f64,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let (command, flags) = arguments.split_first().ok_or(USAGE)?;
+    let flags: BTreeMap<&str, &str> = flags.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
+    let flag = |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing"));
+    let model = Path::new(flag("--model")?);
+    let workload = RefCell::new(Workload::new(Path::new(flag("--pictures")?), model)?);
+    match command.as_str() {
+        "run" => {
+            let scratch = tempfile::tempdir()?;
+            let [chiasm, vllm_rs, python] =
+                [flag("--chiasm")?, flag("--vllm-rs")?, flag("--python")?].map(PathBuf::from);
+            let inputs = Inputs { chiasm, vllm_rs, python, model: model.into(), scratch: scratch.path().into() };
+            all(&inputs, flag("--vllm")?, flag("--dynamo")?, flag("--rounds")?.parse()?, workload).await
+        }
+        "load" => {
+            let address = flag("--address")?.parse()?;
+            let case = Case::ALL.get(flag("--case")?.parse::<usize>()?).copied().ok_or("--case is 0 to 4")?;
+            let time = Duration::from_secs(flag("--seconds")?.parse()?);
+            let url = workload.borrow().origin().url();
+            let answered =
+                load::ask(address, &workload, (case, &url), flag("--clients")?.parse()?, time, &(1..=u64::MAX)).await?;
+            eprintln!("{} requests of '{}'", answered.latencies.len(), case.name());
+            Ok(())
+        }
+        _ => Err(USAGE.into()),
+    }
+}
+
+async fn all(
+    inputs: &Inputs,
+    vllm: &str,
+    dynamo: &str,
+    rounds: usize,
+    workload: RefCell<Workload>,
+) -> Result<(), Box<dyn Error>> {
+    let mut sides = {
+        let workload = workload.borrow();
+        let origin = workload.origin();
+        vec![
+            ours::start(inputs, origin)?,
+            vllm_rs::start(inputs, vllm, origin)?,
+            dynamo::start(inputs, dynamo, origin)?,
+        ]
+    };
+    for side in &mut sides {
+        side.wait(&workload).await?;
+    }
+    measure::calibrate(&sides[0], &workload).await?;
+    let mut values = measure::compare(&sides, &workload).await?;
+    values.extend(measure::measure(&mut sides, &workload, rounds).await?);
+    for value in values {
+        let side = &sides[value.side].name;
+        let measurement = Measurement {
+            case: value.case.name(),
+            clients: value.clients,
+            side,
+            metric: value.metric,
+            value: value.value,
+        };
+        println!("{}", serde_json::to_string(&measurement)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! A program beside this one: started, waited for, its CPU time read, ended.
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long it gets to end by itself.
+const GRACE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
+/// Lines of a log that go into an error.
+const TAIL: usize = 15;
+
+/// Ends with this value, but not with a killed bench: then the terminal's signal reaches it, as it is in the same group.
+pub(crate) struct Program {
+    name: &'static str,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Program {
+    /// Starts it with its output in a file of `dir`.
+    pub(crate) fn start(name: &'static str, command: &mut Command, dir: &Path) -> Result<Self, Box<dyn Error>> {
+        let log = dir.join(format!("{name}.log"));
+        let file = File::create(&log)?;
+        let child = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn();
+        let child = child.map_err(|error| format!("could not start {}: {error}", command.get_program().display()))?;
+        Ok(Self { name, child, log })
+    }
+
+    /// # Errors
+    /// With the end of its log, if it has ended.
+    pub(crate) fn check(&mut self) -> Result<(), Box<dyn Error>> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => Err(self.failed(&format!("ended with {status}"))),
+        }
+    }
+
+    /// An error about it, with the end of its log.
+    pub(crate) fn failed(&self, what: &str) -> Box<dyn Error> {
+        let log = fs::read(&self.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");
+        format!("{} {what}; the end of its log:\n{tail}", self.name).into()
+    }
+
+    /// CPU time of all its threads since its start, ended ones too, without its children. In steps of 10 ms.
+    pub(crate) fn cpu(&self) -> Result<Duration, Box<dyn Error>> {
+        let fields = stat(self.child.id())?;
+        // `utime` and `stime`, 14 and 15 in proc_pid_stat(5); the first two are cut off.
+        let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+        Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+    }
+
+    /// Processes that it has started and that still run.
+    pub(crate) fn children(&self) -> Result<usize, Box<dyn Error>> {
+        let parent = self.child.id().to_string();
+        let ids = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        // `ppid` is the fourth. Who has gone since has no file.
+        Ok(ids.filter(|&id: &u32| stat(id).is_ok_and(|fields| fields[1] == parent)).count())
+    }
+}
+
+/// The fields of `/proc/PID/stat` after the name, which may hold spaces.
+fn stat(id: u32) -> Result<Vec<String>, Box<dyn Error>> {
+    let text = fs::read_to_string(format!("/proc/{id}/stat"))?;
+    let (_, fields) = text.rsplit_once(") ").ok_or("/proc/PID/stat has another form")?;
+    Ok(fields.split_whitespace().map(str::to_owned).collect())
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        if let Some(id) = id
+            && self.check().is_ok()
+        {
+            // Fails when it has just ended, which is what is wanted.
+            let _ = kill_process(id, Signal::TERM);
+        }
+        let start = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < GRACE {
+            std::thread::sleep(POLL);
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,110 @@
+//! What all sides have in common: a frontend that is measured, an engine that is not, and an address.
+
+use std::cell::RefCell;
+use std::error::Error;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::client::Connection;
+use crate::program::Program;
+use crate::workload::{Case, Workload};
+
+/// How long a side may take to serve its first request. Python imports much.
+const START: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(100);
+
+/// What the sides are started with.
+pub(crate) struct Inputs {
+    /// Our binary: frontend and simulated engine.
+    pub(crate) chiasm: PathBuf,
+    /// From the wheel of vLLM.
+    pub(crate) vllm_rs: PathBuf,
+    /// One that has Dynamo.
+    pub(crate) python: PathBuf,
+    pub(crate) model: PathBuf,
+    /// For logs and scripts.
+    pub(crate) scratch: PathBuf,
+}
+
+pub(crate) struct Side {
+    pub(crate) name: String,
+    pub(crate) address: SocketAddr,
+    /// Where it gets the repeated picture.
+    pub(crate) url: String,
+    /// Whether its count of prompt tokens has those of images.
+    pub(crate) counts_images: bool,
+    pub(crate) frontend: Program,
+    /// Processes that the frontend itself starts: its engine.
+    pub(crate) children: usize,
+    /// Its engine, if the frontend has not started it. Ended after the frontend.
+    pub(crate) engine: Option<Program>,
+}
+
+impl Side {
+    /// Waits until a text is answered.
+    pub(crate) async fn wait(&mut self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
+        let start = Instant::now();
+        loop {
+            self.frontend.check()?;
+            if let Some(engine) = &mut self.engine {
+                engine.check()?;
+            }
+            match self.try_once(workload).await {
+                Ok(()) => break,
+                Err(error) if start.elapsed() > START => {
+                    return Err(self.frontend.failed(&format!("is not ready: {error}")));
+                }
+                Err(_) => tokio::time::sleep(POLL).await,
+            }
+        }
+        match self.frontend.children()? {
+            children if children == self.children => Ok(()),
+            children => Err(format!("{} runs {children} processes, whose CPU time would not count", self.name).into()),
+        }
+    }
+
+    async fn try_once(&self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
+        let mut connection = Connection::open(self.address).await?;
+        if !connection.serves_the_model().await? {
+            return Err("it does not know the model".into());
+        }
+        let body = workload.borrow_mut().next(Case::Text, &self.url);
+        connection.chat(body).await.map(drop)
+    }
+}
+
+/// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is measured.
+pub(crate) fn engine_arguments(inputs: &Inputs) -> Vec<String> {
+    let model = inputs.model.display().to_string();
+    ["sim-engine", "--model", &model, "--receiver-cache-gb", RECEIVER_CACHE_GB, "--sim-speedup", "1000000"]
+        .map(str::to_owned)
+        .into()
+}
+
+/// Enough for the repeated image, and soon full of distinct ones, as it is in an engine that has run for a while: of 40 here.
+/// Our frontend's shared memory is 1 GiB more.
+pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
+
+/// One that nobody listens on now.
+pub(crate) fn free_address() -> Result<SocketAddr, Box<dyn Error>> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+}
+
+/// A program without what the environment would have it do otherwise.
+pub(crate) fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let ours = ["CHIASM_", "VLLM_", "DYN_", "PYTHON", "TOKIO_", "RUST_"];
+        if name.to_str().is_some_and(|name| ours.iter().any(|prefix| name.starts_with(prefix))) {
+            command.env_remove(name);
+        }
+    }
+    for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
+        command.env_remove(name).env_remove(name.to_uppercase());
+    }
+    // Nothing is to be fetched from anywhere.
+    command.env("HF_HUB_OFFLINE", "1");
+    command
+}

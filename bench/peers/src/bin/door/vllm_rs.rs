@@ -1,0 +1,56 @@
+//! vLLM's Rust frontend, which starts its engine itself: a Python module in its mind, our simulated engine here.
+
+use std::error::Error;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use crate::origin::Origin;
+use crate::program::Program;
+use crate::side::{Inputs, Side, command, engine_arguments, free_address};
+use crate::workload::MODEL;
+
+/// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that is for examples (RFC 5737),
+/// and the origin as its proxy: it opens the same connection and gets the same answers.
+const PUBLIC_URL: &str = "http://203.0.113.10/picture.jpg";
+
+pub(crate) fn start(inputs: &Inputs, version: &str, origin: &Origin) -> Result<Side, Box<dyn Error>> {
+    let address = free_address()?;
+    let mut frontend = command(&inputs.vllm_rs);
+    frontend.env("VLLM_RS_PYTHON", engine_script(inputs)?).arg("serve").arg(&inputs.model);
+    frontend.env("http_proxy", format!("http://{}", origin.address()));
+    frontend.args(["--served-model-name", MODEL, "--port", &address.port().to_string()]);
+    Ok(Side {
+        name: format!("vllm-rs {version}"),
+        address,
+        url: PUBLIC_URL.to_owned(),
+        counts_images: true,
+        frontend: Program::start("vllm-rs", &mut frontend, &inputs.scratch)?,
+        children: 1,
+        engine: None,
+    })
+}
+
+/// Stands for the Python that is called as `python -m … --data-parallel-address HOST --data-parallel-rpc-port PORT …`.
+fn engine_script(inputs: &Inputs) -> Result<PathBuf, Box<dyn Error>> {
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
+    let engine: Vec<String> = engine_arguments(inputs).iter().map(|argument| quoted(argument)).collect();
+    let script = format!(
+        r#"#!/bin/sh
+while [ $# -gt 1 ]; do
+    case "$1" in
+        --data-parallel-address) host=$2 ;;
+        --data-parallel-rpc-port) port=$2 ;;
+    esac
+    shift
+done
+exec {} {} --handshake "tcp://$host:$port"
+"#,
+        quoted(&inputs.chiasm.display().to_string()),
+        engine.join(" "),
+    );
+    let path = inputs.scratch.join("engine.sh");
+    fs::write(&path, script)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}

@@ -1,0 +1,179 @@
+//! `docs/benchmarks/door.md`, made of the rows and nothing else.
+
+use std::fmt::Write;
+
+use crate::bench_peers::door::{DIFFERENT, METRICS, Metric, ORIGIN, PER_CPU, ROUNDS};
+use crate::bench_peers::load;
+use crate::bench_peers::row::Row;
+
+const HEAD: &str = "\
+# Door: what a request costs in the frontend
+
+Written by `cargo xtask bench-peers door`; to change it, run that again. The same numbers as rows: [door.json](door.json).
+";
+
+const HOW: &str = "\
+All frontends run at once, each before an engine of its own, and are asked in turns: case by case, with 1, 16 and 64 clients, in
+an order that turns round each time. A client asks again when it is answered, for 0.8 s. What counts is the frontend's CPU time,
+user and system, of all its threads; engines, the origin and the clients are other processes or threads and are not in it. They want
+the same cores, so requests per second and latencies are those of a machine that is too small for all of it, and say little
+beyond themselves. Only ratios of one run mean something.
+
+| side | is |
+|---|---|
+| chiasm | `chiasm serve --attach`, cargo's release profile; images to the engine in shared memory, or not at all if it has them |
+| vllm-rs | vLLM's Rust frontend, the program in vLLM's wheel, by `vllm-rs serve`; images to the engine in messages, every time |
+| Dynamo | `python -m dynamo.frontend --router-mode kv`; images are left to its workers, so this is no decoding at all |
+
+| case | is |
+|---|---|
+| repeated image | the same JPEG of 1024 × 1024 pixels (270 kB) with another question in each request: as data URI, or by a URL of an origin that sends `Cache-Control: max-age` and `ETag` |
+| distinct images | another JPEG file of that size in each request: one of 4 pictures, with a comment segment that no other has |
+| 1k-token text | 1,000 tokens in each request, of words drawn by Zipf's law, one of 25 made of two |
+| shared system prompt | the same, but the first seven tenths are the same system prompt each time |
+
+- chiasm and vllm-rs have the same engine: `chiasm sim-engine`, so fast that it waits for nothing, a receiver cache of 0.25 GiB. Dynamo
+  has its mocker at a speed-up of a million. Answers have 4 tokens, in one piece.
+- The model is Qwen2-VL: its vocabulary and its image processor, no weights; an image is 1,369 tokens.
+- Each answer is a 200 with the expected number of prompt tokens, or the run fails. Before, the same prompts go to all: their
+  lengths have to be equal. Dynamo's frontend does not count an image's tokens, so only its texts are compared.
+- Before they are measured, sides are asked for a second per case, and for distinct images until 400 are answered, so caches are full
+  and shared memory was used before. Each measurement begins after one more request, so a repeated image is known.
+- vllm-rs fetches nothing from this machine's addresses, so its URL has an address for examples, and the origin is its proxy. Dynamo
+  fetches what it wants to know of an image by itself; how often the origin was asked is in the table.
+- All log as they do by default, into files.
+";
+
+/// The whole text.
+pub(crate) fn write(rows: &[Row]) -> String {
+    let mut text = String::from(HEAD);
+    let rounds = rows.iter().find(|row| row.metric == ROUNDS).and_then(|row| row.ours).unwrap_or_default();
+    let peers = peers(rows);
+    push(
+        &mut text,
+        format_args!(
+            "\nMedians of {rounds} rounds, latencies of all rounds together, against {}.",
+            peers.join(" and ")
+        ),
+    );
+    text.push_str(&load::sentence(rows));
+    push(&mut text, format_args!("\n\n{HOW}"));
+    targets(rows, &mut text);
+    lengths(rows, &mut text);
+    let cases = rows.chunk_by(|a, b| a.case == b.case);
+    for case in cases.filter(|case| case[0].case != "all" && case.iter().any(|row| row.metric == PER_CPU)) {
+        table(case, &peers, &mut text);
+    }
+    text
+}
+
+fn peers(rows: &[Row]) -> Vec<&str> {
+    let mut peers = Vec::new();
+    for row in rows.iter().filter(|row| row.metric == PER_CPU) {
+        if !peers.contains(&row.peer_name.as_str()) {
+            peers.push(&row.peer_name);
+        }
+    }
+    peers
+}
+
+fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
+    // Writing to a String can't fail.
+    let _ = text.write_fmt(line);
+}
+
+fn targets(rows: &[Row], text: &mut String) {
+    text.push_str("\n## Targets: requests per second of the frontend's CPU time\n\n");
+    text.push_str("| case | against | ours | theirs | ratio | target | reached |\n|---|---|---|---|---|---|---|\n");
+    for row in rows {
+        let Some(target) = row.target else { continue };
+        let reached = match row.ok {
+            Some(true) => "yes",
+            _ if row.equal == Some(false) => "**no: other prompts**",
+            _ => "**no**",
+        };
+        let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);
+        let Row { case, peer_name, .. } = row;
+        push(text, format_args!("| {case} | {peer_name} | {ours} | {peer} | {ratio} | ≥ {target} | {reached} |\n"));
+    }
+}
+
+fn lengths(rows: &[Row], text: &mut String) {
+    text.push_str("\n## Prompts\n\n| case | against | compared | of another length |\n|---|---|---|---|\n");
+    for row in rows.iter().filter(|row| row.metric == DIFFERENT) {
+        let [compared, different] =
+            [row.ours, row.peer].map(|count| count.map_or("–".to_owned(), |count| count.to_string()));
+        push(text, format_args!("| {} | {} | {compared} | {different} |\n", row.case, row.peer_name));
+    }
+}
+
+/// A case, a line per metric, a column per side, the peers' with the ratio.
+fn table(case: &[Row], peers: &[&str], text: &mut String) {
+    push(text, format_args!("\n## {}\n\n| | unit | chiasm | {} |\n|---|---|---|", case[0].case, peers.join(" | ")));
+    text.push_str(&"---|".repeat(peers.len()));
+    text.push('\n');
+    for Metric { name, unit, .. } in METRICS {
+        let of = |peer: &str| case.iter().find(|row| row.metric == name && row.peer_name == peer);
+        // Told where an image comes from somewhere.
+        if name == ORIGIN && !case[0].case.contains("URL") {
+            continue;
+        }
+        let ours = number(peers.first().and_then(|peer| of(peer)?.ours));
+        push(text, format_args!("| {name} | {unit} | {ours} |"));
+        for peer in peers {
+            let row = of(peer);
+            let ratio =
+                row.and_then(|row| row.ratio).map_or(String::new(), |ratio| format!(" (× {})", number(Some(ratio))));
+            push(text, format_args!(" {}{ratio} |", number(row.and_then(|row| row.peer))));
+        }
+        text.push('\n');
+    }
+}
+
+/// Three digits are what such a run can tell.
+fn number(number: Option<f64>) -> String {
+    match number {
+        None => "–".to_owned(),
+        Some(number) if number >= 100.0 => format!("{number:.0}"),
+        Some(number) if number >= 10.0 => format!("{number:.1}"),
+        Some(number) => format!("{number:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench_peers::door;
+
+    #[test]
+    fn the_note_tells_targets_lengths_and_all_metrics() {
+        let text = write(&door::rows(&door::tests::measurements(0.0), 7, None));
+        assert!(
+            text.contains("Medians of 7 rounds, latencies of all rounds together, against vllm-rs 0.1 and Dynamo 0.2."),
+            "{text}"
+        );
+        assert!(
+            text.contains("| repeated image, URL, 1 client | vllm-rs 0.1 | 1000 | 100 | 10.0 | ≥ 8 | yes |"),
+            "{text}"
+        );
+        assert!(
+            text.contains("| 1k-token text, 16 clients | Dynamo 0.2 | 1000 | 500 | 2.00 | ≥ 3 | **no** |"),
+            "{text}"
+        );
+        assert!(text.contains("| 1k-token text | Dynamo 0.2 | 20 | 0 |"), "{text}");
+        assert!(
+            text.contains(
+                "## 1k-token text, 1 client\n\n| | unit | chiasm | vllm-rs 0.1 | Dynamo 0.2 |\n|---|---|---|---|---|\n"
+            ),
+            "{text}"
+        );
+        assert!(text.contains("| CPU per request | ms | 1.00 | 10.0 (× 10.0) | 2.00 (× 2.00) |"), "{text}");
+        assert_eq!(text.matches("| origin requests per request | requests | 1.00 | 1.00 | 1.00 |").count(), 2);
+    }
+
+    #[test]
+    fn prompts_of_another_length_are_told() {
+        let text = write(&door::rows(&door::tests::measurements(2.0), 7, None));
+        assert!(text.contains("**no: other prompts**"), "{text}");
+    }
+}

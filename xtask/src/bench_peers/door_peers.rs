@@ -1,0 +1,124 @@
+//! What the door benchmark measures against, and with which model and pictures: fetched and made once, kept in the user's cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::child;
+use crate::error::Error;
+use crate::keyed_dir::{Held, KeyedDir};
+use crate::python;
+use crate::vllm_env::{Setup, isolate};
+
+/// The vLLM whose wheel holds `vllm-rs`. Its engines are 0.32's on the wire.
+pub(crate) const VLLM: &str = "0.33.0";
+/// As pinned in the list below.
+pub(crate) const DYNAMO: &str = "1.6.1";
+
+const REQUIREMENTS: &str = "bench/peers/door/requirements.txt";
+const MAKE_INPUTS: &str = "bench/peers/door/make_inputs.py";
+const MAKE_PICTURES: &str = "bench/peers/make_pictures.py";
+const MODEL: &str = "bench/peers/door";
+/// Counted up when the steps below change what comes out of the same lists.
+const RECIPE: &[u8] = b"1";
+
+/// Takes one file out of a wheel of 340 MB; a wheel is a zip file, and has it marked as a program.
+const EXTRACT: &str = "\
+import pathlib, sys, zipfile
+wheel, target = next(pathlib.Path(sys.argv[1]).glob('vllm-*.whl')), pathlib.Path(sys.argv[2])
+target.write_bytes(zipfile.ZipFile(wheel).read('vllm/vllm-rs'))
+target.chmod(0o755)
+";
+
+/// The peers' programs.
+pub(crate) struct Peers {
+    path: PathBuf,
+}
+
+impl Peers {
+    /// A Python with Dynamo.
+    pub(crate) fn python(&self) -> PathBuf {
+        self.path.join("env/bin/python")
+    }
+
+    /// vLLM's Rust frontend.
+    pub(crate) fn vllm_rs(&self) -> PathBuf {
+        self.path.join("vllm-rs")
+    }
+
+    fn python_command(&self) -> Command {
+        let mut command = Command::new(self.python());
+        isolate(&mut command);
+        command
+    }
+}
+
+/// Fetches the peers, or finds them fetched.
+pub(crate) fn ensure(setup: &Setup) -> Result<Peers, Error> {
+    let list = setup.workspace.file(REQUIREMENTS)?;
+    let list = fs::read(&list).map_err(Error::io("read", list))?;
+    let dir = KeyedDir::new(&setup.workspace.cache, "door-peers", &[RECIPE, VLLM.as_bytes(), &list]);
+    let peers = Peers { path: dir.path().to_owned() };
+    dir.ensure(
+        &setup.output,
+        &setup.cancel,
+        |_| peers.vllm_rs().is_file(),
+        |path, held| fetch(setup, &peers, path, held),
+    )?;
+    Ok(peers)
+}
+
+fn fetch(setup: &Setup, peers: &Peers, path: &Path, held: &Held) -> Result<(), Error> {
+    let program = python::find()?;
+    setup.output.say(&format!("making {} with {program}: 0.6 GB to download", path.display()))?;
+    let mut venv = Command::new(program);
+    venv.args(["-m", "venv"]).arg(path.join("env")).stdin(held.as_input()?);
+    isolate(&mut venv);
+    child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)?;
+    let wheels = path.join("wheels");
+    fs::create_dir(&wheels).map_err(Error::io("create", &wheels))?;
+    let run = |what: &str, arguments: &[&str], paths: &[&Path]| -> Result<(), Error> {
+        let mut python = peers.python_command();
+        // /tmp is often small, or memory.
+        python.args(arguments).args(paths).env("TMPDIR", &wheels).stdin(held.as_input()?);
+        child::run(&mut python, what, &setup.output, &setup.cancel)
+    };
+    let pip = ["-m", "pip", "--no-input", "--disable-pip-version-check"];
+    let list = setup.workspace.file(REQUIREMENTS)?;
+    run("pip install for Dynamo", &[&pip[..], &["install", "--no-deps", "-r"]].concat(), &[&list])?;
+    let vllm = format!("vllm=={VLLM}");
+    let download = ["download", "--no-deps", "--only-binary", ":all:", &vllm, "--dest"];
+    run("pip download of vLLM", &[&pip[..], &download].concat(), &[&wheels])?;
+    run("taking vllm-rs out of its wheel", &["-c", EXTRACT], &[&wheels, &peers.vllm_rs()])?;
+    fs::remove_dir_all(&wheels).map_err(Error::io("remove", &wheels))
+}
+
+/// Makes the model's files and the pictures, or finds them made; returns the directory with `model` and `pictures`.
+pub(crate) fn inputs(setup: &Setup, peers: &Peers) -> Result<PathBuf, Error> {
+    let script = setup.workspace.file(MAKE_INPUTS)?;
+    let mut inputs = vec![RECIPE.to_vec()];
+    let folder = setup.workspace.root.join(MODEL);
+    let entries = fs::read_dir(&folder).map_err(Error::io("list", &folder))?;
+    let mut files: Vec<PathBuf> =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect();
+    files.push(setup.workspace.file(MAKE_PICTURES)?);
+    files.sort();
+    for file in files {
+        inputs.push(fs::read(&file).map_err(Error::io("read", &file))?);
+    }
+    let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+    let dir = KeyedDir::new(&setup.workspace.cache, "door-inputs", &inputs);
+    dir.ensure(
+        &setup.output,
+        &setup.cancel,
+        |_| true,
+        |path, held| {
+            setup.output.say(&format!("making {}", path.display()))?;
+            let mut python = peers.python_command();
+            // -B: a __pycache__ beside a script would be one more thing to ignore.
+            python.arg("-B").arg(&script).arg(path).stdin(held.as_input()?);
+            child::run(&mut python, MAKE_INPUTS, &setup.output, &setup.cancel)
+        },
+    )?;
+    Ok(dir.path().to_owned())
+}
