@@ -1,5 +1,6 @@
 //! One way in for media, whatever names it.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,6 +27,18 @@ pub struct MediaPart {
     pub url: Option<String>,
     /// What the client calls the item.
     pub name: Option<MediaName>,
+}
+
+impl MediaPart {
+    /// A file of this machine, which must lie below the allowed local media path.
+    ///
+    /// # Errors
+    /// [`MediaError::LocalFileNotFound`] when there is no such file.
+    pub fn file(path: &Path) -> Result<Self, MediaError> {
+        let path = path.canonicalize().map_err(|_| MediaError::LocalFileNotFound)?;
+        let url = Url::from_file_path(path).map_err(|()| MediaError::LocalFileNotFound)?;
+        Ok(String::from(url).into())
+    }
 }
 
 impl<S: Into<String>> From<S> for MediaPart {

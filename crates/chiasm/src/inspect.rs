@@ -4,8 +4,7 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
-use chiasm_media::{ByteBudget, EncodedImage, ImageLimits, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, EncodedImage, MediaConfig, MediaDoor, MediaPart};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
 use chiasm_types::{BlockSize, Dtype, MmHash};
@@ -31,15 +30,19 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     };
     let block_size = BlockSize::new(args.block_size).ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
     // The person at the command line may read what they can reach.
-    let media = MediaConfig { allow_private_addresses: true, cache_bytes: 0, ..MediaConfig::default() };
-    let limits = media.image_limits();
+    let media = MediaConfig {
+        allow_private_addresses: true,
+        allowed_local_media_path: Some("/".into()),
+        cache_bytes: 0,
+        ..MediaConfig::default()
+    };
     let budget = ByteBudget::new(media.max_bytes);
     let door = MediaDoor::new(media, budget)?;
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
     }
     for (index, source) in args.images.iter().enumerate() {
-        let image = open(&door, source, limits).await?;
+        let image = open(&door, source).await?;
         let size = ImageSize { width: image.width, height: image.height };
         let plan = model.plan(size, &kwargs)?;
         let hash = chiasm_media::mm_hash(&image.content, "image", &model.fingerprint(&kwargs));
@@ -74,12 +77,13 @@ fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
     Ok(VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?)
 }
 
-async fn open(door: &MediaDoor, source: &str, limits: ImageLimits) -> Result<EncodedImage, CliError> {
+async fn open(door: &MediaDoor, source: &str) -> Result<EncodedImage, CliError> {
     if source.starts_with("data:") || source.contains("://") {
         return Ok(door.open(source).await?);
     }
-    let bytes = fs::read(source).map_err(|error| CliError::file(Path::new(source), error))?;
-    Ok(EncodedImage::from_bytes(Bytes::from(bytes), limits)?)
+    let path = Path::new(source);
+    let opened = async { door.open(MediaPart::file(path)?).await };
+    opened.await.map_err(|error| CliError::file(path, std::io::Error::other(error)))
 }
 
 /// Full blocks of a prompt that is this image alone.
