@@ -1,5 +1,6 @@
 //! The model's tokenizer: `tokenizer.json` with the settings of `tokenizer_config.json` that `transformers` applies.
 
+mod encoder;
 mod token_bytes;
 
 use std::path::Path;
@@ -11,11 +12,13 @@ use tokenizers::AddedToken;
 
 use crate::PromptError;
 use crate::special_tokens::SpecialTokens;
+use encoder::Encoder;
 use token_bytes::ByteForm;
 
 /// A model's tokenizer. Cheap to clone.
 ///
-/// Encoding is CPU work, about a microsecond per token: keep it off async threads.
+/// Encoding is CPU work: some microseconds per kilobyte for the kinds of tokenizer that [`encoder`] knows, ten times that
+/// for others. Keep it off async threads.
 ///
 /// `tokenizer.json` is taken as it is, like the generic class of `transformers` does. What that adds is added here too:
 /// tokens of `added_tokens_decoder` and named special tokens that the file lacks, and `split_special_tokens`. Padding
@@ -29,6 +32,8 @@ pub struct Tokenizer {
 
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
+    /// For the kinds of tokenizer that it knows; the others are left to `tokenizers`.
+    encoder: Option<Encoder>,
     byte_form: ByteForm,
     eos: Option<TokenId>,
     max_id: Option<TokenId>,
@@ -49,7 +54,7 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let json = std::fs::read(&path).map_err(|source| PromptError::Unreadable { path: path.clone(), source })?;
         let bad = |reason: String| PromptError::BadFile { path: path.clone(), reason };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json).map_err(|error| bad(error.to_string()))?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&json).map_err(|error| bad(error.to_string()))?;
         tokenizer.with_truncation(None).map_err(|error| bad(error.to_string()))?;
         tokenizer.with_padding(None);
         let special = SpecialTokens::from_model_dir(dir)?;
@@ -59,7 +64,8 @@ impl Tokenizer {
         let eos = special.get("eos_token").and_then(|text| tokenizer.token_to_id(text)).map(TokenId);
         let max_id = tokenizer.get_vocab(true).into_values().max().map(TokenId);
         let byte_form = ByteForm::of(&tokenizer);
-        Ok(Self { inner: Arc::new(Inner { tokenizer, byte_form, eos, max_id }) })
+        let encoder = Encoder::of(&tokenizer, &json);
+        Ok(Self { inner: Arc::new(Inner { tokenizer, encoder, byte_form, eos, max_id }) })
     }
 
     /// Token ids of a text.
@@ -70,6 +76,10 @@ impl Tokenizer {
     /// # Errors
     /// [`PromptError::Encode`] if the tokenizer's model fails, such as on text for which it has no unknown token.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+        let encoder = self.inner.encoder.as_ref();
+        if let Some(ids) = encoder.and_then(|encoder| encoder.encode(&self.inner.tokenizer, text, add_special_tokens)) {
+            return Ok(ids);
+        }
         let encoding = self.inner.tokenizer.encode_fast(text, add_special_tokens);
         let encoding = encoding.map_err(|error| PromptError::Encode { reason: error.to_string() })?;
         Ok(encoding.get_ids().iter().copied().map(TokenId).collect())

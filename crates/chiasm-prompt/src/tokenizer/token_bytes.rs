@@ -67,6 +67,15 @@ fn byte_level(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
+/// The same table forwards: the character of each byte.
+pub(super) fn byte_letters() -> [char; 256] {
+    let mut shifted = '\u{100}'..;
+    std::array::from_fn(|byte| match byte {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => char::from(byte as u8),
+        _ => shifted.next().unwrap_or_default(),
+    })
+}
+
 /// The byte of a token such as `<0xE2>`.
 fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -80,17 +89,13 @@ mod tests {
 
     #[test]
     fn the_table_covers_every_byte_once() {
-        let printable = |byte: u8| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-        let mut next = 0x100;
+        let letters = byte_letters();
         for byte in 0..=255u8 {
-            let c = if printable(byte) {
-                char::from(byte)
-            } else {
-                next += 1;
-                char::from_u32(next - 1).unwrap()
-            };
-            assert_eq!(byte_level(&c.to_string()), Some(vec![byte]), "{c}");
+            let letter = letters[usize::from(byte)];
+            assert_eq!(byte_level(&letter.to_string()), Some(vec![byte]), "{letter}");
         }
+        // Of GPT-2's `encoder.py`: a space and a line's end.
+        assert_eq!((letters[0x20], letters[0x0a], letters[0x41]), ('Ġ', 'Ċ', 'A'));
         assert_eq!(byte_level("€"), None);
     }
 

@@ -1,0 +1,118 @@
+//! Cutting a text at the added tokens, as `AddedVocabulary` of `tokenizers` 0.23 does.
+
+use aho_corasick::{AhoCorasick, FindIter, MatchKind};
+use tokenizers::AddedVocabulary;
+
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Piece<'t> {
+    /// Text between added tokens, not empty.
+    Text(&'t str),
+    /// An added token.
+    Added(u32),
+    /// A token that takes white space with it or stands only between words. These are rare and left out here.
+    LeftOut,
+}
+
+/// The added tokens of a tokenizer: those that are found in the raw text, and those found after normalisation.
+pub(super) struct AddedTokens {
+    raw: Option<Finder>,
+    normalized: Option<Finder>,
+}
+
+/// Finds the leftmost and there the longest token.
+struct Finder {
+    automaton: AhoCorasick,
+    /// By number of the pattern; `None` for a token that is text like any other (`split_special_tokens`).
+    pieces: Vec<Option<Piece<'static>>>,
+}
+
+impl AddedTokens {
+    /// `None` if the tokens can't be searched for.
+    pub(super) fn of(vocabulary: &AddedVocabulary) -> Option<Self> {
+        let (mut raw, mut normalized) = (Vec::new(), Vec::new());
+        for (id, token) in vocabulary.get_added_tokens_decoder() {
+            let as_text = vocabulary.get_encode_special_tokens() && vocabulary.is_special_token(&token.content);
+            let piece = if as_text {
+                None
+            } else if token.single_word || token.lstrip || token.rstrip {
+                Some(Piece::LeftOut)
+            } else {
+                Some(Piece::Added(*id))
+            };
+            if token.normalized {
+                // Which is the normalised form of such a token.
+                normalized.push((vocabulary.simple_id_to_token(*id)?, piece));
+            } else {
+                raw.push((token.content.clone(), piece));
+            }
+        }
+        Some(Self { raw: Finder::of(raw)?, normalized: Finder::of(normalized)? })
+    }
+
+    pub(super) fn in_text<'a, 't>(&'a self, text: &'t str) -> Pieces<'a, 't> {
+        Pieces::of(self.raw.as_ref(), text)
+    }
+
+    pub(super) fn in_normalized<'a, 't>(&'a self, text: &'t str) -> Pieces<'a, 't> {
+        Pieces::of(self.normalized.as_ref(), text)
+    }
+}
+
+impl Finder {
+    /// `Some(None)` if there are no tokens.
+    fn of(tokens: Vec<(String, Option<Piece<'static>>)>) -> Option<Option<Self>> {
+        if tokens.is_empty() {
+            return Some(None);
+        }
+        if tokens.iter().any(|(text, _)| text.is_empty()) {
+            return None;
+        }
+        let (texts, pieces): (Vec<_>, Vec<_>) = tokens.into_iter().unzip();
+        let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts).ok()?;
+        Some(Some(Self { automaton, pieces }))
+    }
+}
+
+/// The pieces of a text in order.
+pub(super) struct Pieces<'a, 't> {
+    text: &'t str,
+    matches: Option<(FindIter<'a, 't>, &'a [Option<Piece<'static>>])>,
+    /// End of the last piece.
+    at: usize,
+    /// A token that was found behind a piece of text, and where it ends.
+    next: Option<(Piece<'static>, usize)>,
+}
+
+impl<'a, 't> Pieces<'a, 't> {
+    fn of(finder: Option<&'a Finder>, text: &'t str) -> Self {
+        let matches = finder.map(|finder| (finder.automaton.find_iter(text), finder.pieces.as_slice()));
+        Self { text, matches, at: 0, next: None }
+    }
+}
+
+impl<'t> Iterator for Pieces<'_, 't> {
+    type Item = Piece<'t>;
+
+    fn next(&mut self) -> Option<Piece<'t>> {
+        if let Some((piece, end)) = self.next.take() {
+            self.at = end;
+            return Some(piece);
+        }
+        let begin = self.at;
+        if let Some((matches, pieces)) = &mut self.matches {
+            for found in matches {
+                let Some(piece) = pieces[found.pattern().as_usize()] else { continue };
+                if found.start() == begin {
+                    self.at = found.end();
+                    return Some(piece);
+                }
+                self.next = Some((piece, found.end()));
+                self.at = found.start();
+                return Some(Piece::Text(&self.text[begin..found.start()]));
+            }
+        }
+        self.at = self.text.len();
+        (begin < self.at).then(|| Piece::Text(&self.text[begin..]))
+    }
+}
