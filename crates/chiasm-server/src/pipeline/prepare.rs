@@ -85,7 +85,7 @@ pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape
     };
     let (model, plans, session) = (frontend.model.clone(), frontend.plans.clone(), caller.session);
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
-    let small = is_small(&prompt);
+    let small = is_small(&prompt, &model);
     frontend
         .cpu
         .run_or_here(small, move || {
@@ -110,22 +110,21 @@ pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape
         .await?
 }
 
-/// Text of a prompt that is tokenized in less than a hundred microseconds.
-const SMALL_TEXT: usize = 512;
-/// Token ids of a prompt whose keys are computed in as much time.
+/// Token ids of a prompt whose keys are computed in a hundred microseconds.
 const SMALL_TOKENS: usize = 16 << 10;
 /// Messages that a template renders in as much time.
 const FEW_MESSAGES: usize = 8;
 
 /// Whether a prompt is made in so little time that another thread would not be faster.
-fn is_small(prompt: &Prompt) -> bool {
+fn is_small(prompt: &Prompt, model: &ServedModel) -> bool {
+    let small_text = model.tokenizer.quick_bytes();
     match prompt {
-        Prompt::Text(text) => text.len() <= SMALL_TEXT,
+        Prompt::Text(text) => text.len() <= small_text,
         Prompt::Tokens(tokens) => tokens.len() <= SMALL_TOKENS,
         Prompt::Chat(chat) => {
             chat.messages.len() <= FEW_MESSAGES
                 && chat.messages.iter().all(|message| message.tool_calls.is_none())
-                && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= SMALL_TEXT
+                && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= small_text
                 && chat.media.len() <= FEW_MESSAGES
                 && chat.template_kwargs.is_empty()
         }
