@@ -42,18 +42,6 @@ impl BlockKey {
     pub(crate) const fn name(self) -> u64 {
         self.0 as u64
     }
-
-    /// No block's key.
-    pub(crate) const NONE: Self = Self(u128::MAX);
-
-    /// Low and high 64 bits.
-    pub(crate) const fn halves(self) -> [u64; 2] {
-        [self.0 as u64, (self.0 >> 64) as u64]
-    }
-
-    pub(crate) const fn from_halves([low, high]: [u64; 2]) -> Self {
-        Self(low as u128 | (high as u128) << 64)
-    }
 }
 
 impl fmt::Display for BlockKey {

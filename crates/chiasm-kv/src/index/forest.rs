@@ -4,11 +4,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::tree::{RUN_BITS, RunId, Tree};
+use super::tree::{NONE, RUN_BITS, RunId, Tree};
 use crate::BlockKey;
 
 /// Prompts are told apart by their first block. A lock is held for one event or one lookup.
-const TREES: u32 = 1 << (u32::BITS - RUN_BITS);
+const TREES: u32 = (NONE >> RUN_BITS) + 1;
 
 pub(super) struct Forest {
     trees: Box<[Line]>,

@@ -46,45 +46,55 @@ pub(super) struct PartCounts {
 /// as nothing says that their bits are uniform.
 pub(super) type Name = u64;
 
+/// 13 bytes, one after the other: most of what the index takes. Fields are copied, never borrowed.
 #[derive(Clone, Copy)]
+#[repr(Rust, packed)]
 struct Entry {
     name: Name,
-    /// [`UNKEYED`], or where the block is.
+    /// [`UNKEYED`], or where the block is, and [`SEVERAL`].
     run: RunId,
-    /// Its position · 2 + whether there are several copies.
-    at: u32,
+    at: u8,
 }
 
 /// Of a block whose key is unknown.
 const UNKEYED: RunId = NONE - 1;
 
-impl Default for Entry {
-    fn default() -> Self {
-        Self { name: 0, run: NONE, at: 0 }
-    }
-}
+/// There are several copies.
+const SEVERAL: RunId = 1 << 31;
 
 impl Slot for Entry {
-    type Key = Name;
+    const FREE: Self = Self { name: Name::MAX, run: NONE, at: 0 };
 
-    fn key(&self) -> Option<Name> {
-        (self.run != NONE).then_some(self.name)
+    fn is_free(&self) -> bool {
+        self.run == NONE
     }
 
     /// Names are uniform.
-    fn hash(name: Name) -> u64 {
-        name
+    fn hash(&self) -> u64 {
+        self.name
     }
 }
 
 impl Entry {
+    fn new(name: Name, spot: Option<Spot>) -> Self {
+        let mut entry = Self { name, run: UNKEYED, at: 0 };
+        entry.set_spot(spot);
+        entry
+    }
+
     fn spot(&self) -> Option<Spot> {
-        (self.run != UNKEYED).then_some(Spot { run: self.run, at: self.at / 2 })
+        let run = self.run & !SEVERAL;
+        (run != UNKEYED).then_some(Spot { run, at: self.at.into() })
     }
 
     fn set_spot(&mut self, spot: Option<Spot>) {
         let Spot { run, at } = spot.unwrap_or(Spot { run: UNKEYED, at: 0 });
-        (self.run, self.at) = (run, (at * 2) | (self.at & 1));
+        // Runs have no more blocks than this has numbers.
+        (self.run, self.at) = (run | (self.run & SEVERAL), at as u8);
+    }
+
+    fn has_several(&self) -> bool {
+        self.run & SEVERAL != 0
     }
 }
 
@@ -104,9 +114,17 @@ impl Part {
         self.place
     }
 
+    fn entry(&self, name: Name) -> Option<&Entry> {
+        self.entries.get(name, |_| true)
+    }
+
+    fn entry_mut(&mut self, name: Name) -> Option<&mut Entry> {
+        self.entries.get_mut(name, |_| true)
+    }
+
     /// Of a block that is held and keyed.
     pub(super) fn spot_of(&self, name: Name) -> Option<Spot> {
-        self.entries.get(name).and_then(Entry::spot)
+        self.entry(name).and_then(Entry::spot)
     }
 
     /// One copy more of each of these blocks, which follow a block or start a prompt. Pushes those that the part did not
@@ -147,11 +165,11 @@ impl Part {
 
     /// One copy more of a block whose key is unknown, unless others tell.
     pub(super) fn store_unkeyed(&mut self, name: Name) {
-        let (entry, is_new) = self.entries.entry(name, || Entry { name, run: UNKEYED, at: 0 });
+        let (entry, is_new) = self.entries.entry(name, |_| true, || Entry::new(name, None));
         if is_new {
             self.counts.unkeyed += 1;
         } else {
-            entry.at |= 1;
+            entry.run |= SEVERAL;
             *self.copies.entry(name).or_default() += 1;
         }
     }
@@ -165,7 +183,7 @@ impl Part {
         clock: &Clock,
         added: &mut Vec<(Name, BlockKey)>,
     ) {
-        if self.entries.get(name).is_some_and(|entry| entry.spot().is_none())
+        if self.entry(name).is_some_and(|entry| entry.spot().is_none())
             && let Some((spot, key, new)) = tree.hold_at(spot, self.place, clock)
         {
             self.identify(name, key, spot, new, added);
@@ -179,13 +197,13 @@ impl Part {
 
     /// One copy less; whether there was one.
     pub(super) fn remove(&mut self, name: Name, shared: &Shared) -> bool {
-        let Some(entry) = self.entries.get_mut(name) else { return false };
-        if entry.at & 1 != 0
+        let Some(entry) = self.entries.get_mut(name, |_| true) else { return false };
+        if entry.has_several()
             && let Some(copies) = self.copies.get_mut(&name)
         {
             *copies -= 1;
             if *copies == 0 {
-                entry.at &= !1;
+                entry.run &= !SEVERAL;
                 self.copies.remove(&name);
             }
             return true;
@@ -257,12 +275,12 @@ impl Part {
         added: &mut Vec<(Name, BlockKey)>,
     ) {
         let place = self.place;
-        let (entry, is_first) = self.entries.entry(name, || Entry { name, run: spot.run, at: spot.at * 2 });
+        let (entry, is_first) = self.entries.entry(name, |_| true, || Entry::new(name, Some(spot)));
         if is_first {
             self.count(name, key, new, added);
             return;
         }
-        entry.at |= 1;
+        entry.run |= SEVERAL;
         *self.copies.entry(name).or_default() += 1;
         match entry.spot() {
             None => self.identify(name, key, spot, new, added),
@@ -289,7 +307,7 @@ impl Part {
 
     /// The key of an entry becomes known.
     fn identify(&mut self, name: Name, key: BlockKey, spot: Spot, new: bool, added: &mut Vec<(Name, BlockKey)>) {
-        if let Some(entry) = self.entries.get_mut(name) {
+        if let Some(entry) = self.entry_mut(name) {
             entry.set_spot(Some(spot));
             self.counts.unkeyed -= 1;
             self.count(name, key, new, added);
@@ -307,8 +325,8 @@ impl Part {
 
     /// All copies.
     fn forget(&mut self, name: Name, shared: &Shared) {
-        let Some(entry) = self.entries.remove(name) else { return };
-        if entry.at & 1 != 0 {
+        let Some(entry) = self.entries.remove(name, |_| true) else { return };
+        if entry.has_several() {
             self.copies.remove(&name);
         }
         match entry.spot() {

@@ -14,14 +14,17 @@ use super::holders::{Holders, Place};
 use super::table::{Slot, Table};
 use crate::BlockKey;
 
-/// Which run: the number of its tree in the highest bits, then its number there.
+/// Which run, in 31 bits: the number of its tree in the highest four, then its number there.
 pub(super) type RunId = u32;
 
 /// No run.
-pub(super) const NONE: RunId = RunId::MAX;
+pub(super) const NONE: RunId = (1 << 31) - 1;
 
 /// Bits of a run's number.
-pub(super) const RUN_BITS: u32 = 28;
+pub(super) const RUN_BITS: u32 = 27;
+
+/// Blocks of a run, at most: so many as a byte has numbers. Longer prompts are several runs.
+const MOST_BLOCKS: usize = 256;
 
 /// A block, by the run that it was in when it got this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,28 +61,33 @@ pub(super) struct Run {
     pub(super) used: AtomicU32,
 }
 
+/// A run by a part of its first key; the rest of it is in the run.
 #[derive(Clone, Copy)]
 struct First {
-    key: [u64; 2],
+    tag: u32,
     run: RunId,
 }
 
-impl Default for First {
-    fn default() -> Self {
-        Self { key: BlockKey::NONE.halves(), run: NONE }
+impl First {
+    /// Keys are uniform below 2^127.
+    fn tag(key: BlockKey) -> u32 {
+        (key.get() >> 95) as u32
+    }
+
+    fn hash_of(key: BlockKey) -> u64 {
+        u64::from(Self::tag(key)) << 32
     }
 }
 
 impl Slot for First {
-    type Key = BlockKey;
+    const FREE: Self = Self { tag: 0, run: NONE };
 
-    fn key(&self) -> Option<BlockKey> {
-        (self.run != NONE).then(|| BlockKey::from_halves(self.key))
+    fn is_free(&self) -> bool {
+        self.run == NONE
     }
 
-    /// Keys are uniform below 2^127.
-    fn hash(key: BlockKey) -> u64 {
-        (key.get() >> 63) as u64
+    fn hash(&self) -> u64 {
+        if self.is_free() { u64::MAX } else { u64::from(self.tag) << 32 }
     }
 }
 
@@ -167,7 +175,10 @@ impl Tree {
     /// The run that goes on with a block after the last of another, or at the start.
     pub(super) fn next(&self, after: Option<RunId>, key: BlockKey) -> Option<RunId> {
         let tail = after.and_then(|run| self.run(run).tail);
-        tail.filter(|tail| self.run(*tail).keys[0] == key).or_else(|| self.first.get(key).map(|first| first.run))
+        tail.filter(|tail| self.run(*tail).keys[0] == key).or_else(|| {
+            let is = |first: &First| self.run(first.run).keys[0] == key;
+            self.first.get(First::hash_of(key), is).map(|first| first.run)
+        })
     }
 
     /// Whether a worker holds a block.
@@ -215,8 +226,9 @@ impl Tree {
                 continue;
             }
             let Some(segment) = self.add(here, keys, place, clock) else { return };
+            keys = &keys[segment.len as usize..];
+            here = Some(Spot { run: segment.spot.run, at: segment.spot.at + segment.len });
             segments.push(segment);
-            return;
         }
     }
 
@@ -258,13 +270,13 @@ impl Tree {
         }
     }
 
-    /// New blocks after a run's last, or at the start.
+    /// New blocks after a run's last, or at the start: as many as fit into one run.
     fn add(&mut self, after: Option<Spot>, keys: &[BlockKey], place: Place, clock: &Clock) -> Option<Segment> {
         if let Some(spot) = after {
             let run = self.run_mut(spot.run);
             let len = run.len();
-            let room = (len as usize + keys.len()) < (1 << 31);
-            if room && run.tail.is_none() && run.children == 0 && run.holders.ends_with_only(place, len) {
+            let keys = &keys[..keys.len().min(MOST_BLOCKS - len as usize)];
+            if !keys.is_empty() && run.tail.is_none() && run.children == 0 && run.holders.ends_with_only(place, len) {
                 let before = run.bytes();
                 let free = run.keys.capacity() - run.keys.len();
                 if free < keys.len() {
@@ -280,12 +292,14 @@ impl Tree {
                 return Some(Segment { spot, len: keys.len() as u32, before: (0, 0) });
             }
         }
+        let keys = &keys[..keys.len().min(MOST_BLOCKS)];
         let parent = after.map(|spot| Spot { at: spot.at - 1, ..spot });
         let run =
             Run { keys: keys.to_vec(), holders: Holders::one(place, keys.len() as u32), parent, ..Run::default() };
         clock.note(&run.used);
         let id = self.new_run(run)?;
-        self.first.entry(keys[0], || First { key: keys[0].halves(), run: id }).0.run = id;
+        let new = || First { tag: First::tag(keys[0]), run: id };
+        self.first.entry(First::hash_of(keys[0]), |first| first.run == id, new);
         if let Some(spot) = after {
             self.run_mut(spot.run).children += 1;
         }
@@ -417,7 +431,7 @@ impl Tree {
             if parent.is_some_and(|parent| self.run(parent).tail == Some(id)) {
                 parent.into_iter().for_each(|parent| self.run_mut(parent).tail = None);
             } else {
-                self.first.remove(first);
+                self.first.remove(First::hash_of(first), |first| first.run == id);
                 if let Some(parent) = parent {
                     self.run_mut(parent).children -= 1;
                 }

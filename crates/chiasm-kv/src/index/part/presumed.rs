@@ -13,7 +13,7 @@ impl Part {
         let (mut parent, mut rest) = (None, chain);
         let (mut segments, mut added) = (Vec::new(), Vec::new());
         while !rest.is_empty() {
-            let there = rest.iter().take_while(|key| self.entries.get(key.name()).is_some());
+            let there = rest.iter().take_while(|key| self.entry(key.name()).is_some());
             let there: Vec<_> = there.map(|key| (key, self.spot_of(key.name()))).collect();
             for (key, spot) in &there {
                 // Another block's name otherwise, or that of one without a key.
@@ -23,7 +23,7 @@ impl Part {
                 }
             }
             rest = &rest[there.len()..];
-            let missing = rest.iter().take_while(|key| self.entries.get(key.name()).is_none()).count();
+            let missing = rest.iter().take_while(|key| self.entry(key.name()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
             let names: Vec<Name> = keys.iter().map(|key| key.name()).collect();
             self.store(parent, (&names, keys), &mut tree, &shared.clock, (&mut segments, &mut added));
@@ -36,7 +36,7 @@ impl Part {
     pub(in crate::index) fn forget_presumed(&mut self, keys: &[BlockKey], shared: &Shared) -> u64 {
         let mut unknown = 0;
         for key in keys {
-            let spot = self.entries.get(key.name()).and_then(Entry::spot);
+            let spot = self.entry(key.name()).and_then(Entry::spot);
             let same = spot.is_some_and(|spot| shared.forest.read(Forest::tree_with(spot.run)).key(spot) == Some(*key));
             if same {
                 self.forget(key.name(), shared);
