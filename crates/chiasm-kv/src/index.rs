@@ -14,7 +14,8 @@ mod tree;
 mod worker;
 mod workers;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::cell::RefCell;
+use std::sync::Mutex;
 
 use chiasm_types::{BlockSize, WorkerId};
 
@@ -25,7 +26,7 @@ use forest::Forest;
 use lookup::{Found, Lookup};
 use mixed::{Mixed, Path};
 use part::Shared;
-use worker::Scratch;
+use worker::{Scratch, Worker};
 use workers::Workers;
 
 /// The blocks of every worker, kept up to date by their KV events.
@@ -83,8 +84,6 @@ pub struct PrefixIndex {
     max_bytes: Option<usize>,
     /// Held by the one thread that sheds: where it goes on next time, as a number of workers.
     shedding: Mutex<usize>,
-    /// As many as there were batches at a time.
-    scratches: Mutex<Vec<Scratch>>,
 }
 
 /// What the index knows of one worker, and what it could not use.
@@ -152,6 +151,11 @@ impl Overlaps {
     }
 }
 
+thread_local! {
+    /// Of the batch that this thread applies.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
 impl Default for PrefixIndex {
     fn default() -> Self {
         Self::new()
@@ -174,7 +178,7 @@ impl PrefixIndex {
     fn make(max_bytes: Option<usize>) -> Self {
         let clock = Clock::new(max_bytes.is_some());
         let shared = Shared { forest: Forest::new(), clock };
-        Self { workers: Workers::default(), shared, max_bytes, shedding: Mutex::default(), scratches: Mutex::default() }
+        Self { workers: Workers::default(), shared, max_bytes, shedding: Mutex::default() }
     }
 
     /// Adds a worker that holds nothing. One that is known already starts over.
@@ -192,29 +196,27 @@ impl PrefixIndex {
     pub fn apply(&self, worker: WorkerId, batch: &KvEventBatch) -> Vec<BlockKey> {
         let mut added = Vec::new();
         self.shared.clock.tick();
-        let mut scratch = self.scratches().pop().unwrap_or_default();
-        self.workers.change(worker, |worker| {
-            for event in &batch.events {
-                worker.count_event(matches!(event, KvEvent::Unknown(_)));
-                match event {
-                    KvEvent::BlockStored(stored) => {
-                        worker.store(stored, &self.shared, &self.workers, &mut scratch, &mut added);
-                    }
-                    KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.shared),
-                    KvEvent::AllBlocksCleared => worker.clear(&self.shared),
-                    KvEvent::Unknown(_) => {}
-                }
-            }
+        SCRATCH.with_borrow_mut(|scratch| {
+            self.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, &mut added));
+            scratch.trim();
         });
-        if scratch.is_small() {
-            self.scratches().push(scratch);
-        }
         self.shed_if_needed();
         added
     }
 
-    fn scratches(&self) -> MutexGuard<'_, Vec<Scratch>> {
-        self.scratches.lock().unwrap_or_else(PoisonError::into_inner)
+    fn apply_to(&self, worker: &mut Worker, batch: &KvEventBatch, scratch: &mut Scratch, added: &mut Vec<BlockKey>) {
+        worker.warm(&batch.events, &self.shared, scratch);
+        for event in &batch.events {
+            worker.count_event(matches!(event, KvEvent::Unknown(_)));
+            match event {
+                KvEvent::BlockStored(stored) => {
+                    worker.store(stored, &self.shared, &self.workers, scratch, added);
+                }
+                KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.shared, scratch),
+                KvEvent::AllBlocksCleared => worker.clear(&self.shared),
+                KvEvent::Unknown(_) => {}
+            }
+        }
     }
 
     /// A worker that publishes no events is believed to hold a chain of blocks: the keys of a prompt from the first on.

@@ -12,27 +12,31 @@ const TREES: u32 = (NONE >> RUN_BITS) + 1;
 
 pub(super) struct Forest {
     trees: Box<[Line]>,
-    bytes: AtomicUsize,
-    blocks: AtomicUsize,
 }
 
 /// On cache lines of its own, lest locks of neighbours disturb each other.
 #[repr(align(128))]
-struct Line(RwLock<Tree>);
+struct Line {
+    tree: RwLock<Tree>,
+    /// The tree's, for those who don't want to wait for it.
+    bytes: AtomicUsize,
+    blocks: AtomicUsize,
+}
 
-/// Counts what changed when it is done.
+/// Tells the tree's counts when it is done.
 pub(super) struct Writer<'a> {
     tree: RwLockWriteGuard<'a, Tree>,
-    forest: &'a Forest,
-    bytes: usize,
-    blocks: usize,
+    line: &'a Line,
 }
 
 impl Forest {
     pub(super) fn new() -> Self {
-        let trees: Box<[Line]> = (0..TREES).map(|number| Line(RwLock::new(Tree::new(number)))).collect();
-        let bytes = AtomicUsize::new(size_of_val(&*trees));
-        Self { trees, bytes, blocks: AtomicUsize::new(0) }
+        let line = |number| Line {
+            tree: RwLock::new(Tree::new(number)),
+            bytes: AtomicUsize::new(size_of::<Line>()),
+            blocks: AtomicUsize::new(0),
+        };
+        Self { trees: (0..TREES).map(line).collect() }
     }
 
     /// Of a prompt's first block.
@@ -51,13 +55,12 @@ impl Forest {
     // A panic inside a tree's methods would be a fault of ours; what others can read is still in order.
 
     pub(super) fn read(&self, tree: u32) -> RwLockReadGuard<'_, Tree> {
-        self.trees[tree as usize].0.read().unwrap_or_else(PoisonError::into_inner)
+        self.trees[tree as usize].tree.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn write(&self, tree: u32) -> Writer<'_> {
-        let tree = self.trees[tree as usize].0.write().unwrap_or_else(PoisonError::into_inner);
-        let (bytes, blocks) = (tree.bytes(), tree.blocks());
-        Writer { tree, forest: self, bytes, blocks }
+        let line = &self.trees[tree as usize];
+        Writer { tree: line.tree.write().unwrap_or_else(PoisonError::into_inner), line }
     }
 
     pub(super) fn each(&self) -> impl Iterator<Item = RwLockReadGuard<'_, Tree>> {
@@ -66,11 +69,11 @@ impl Forest {
 
     /// Blocks that somebody holds.
     pub(super) fn blocks(&self) -> usize {
-        self.blocks.load(Ordering::Relaxed)
+        self.trees.iter().map(|line| line.blocks.load(Ordering::Relaxed)).sum()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
+        self.trees.iter().map(|line| line.bytes.load(Ordering::Relaxed)).sum()
     }
 }
 
@@ -90,13 +93,7 @@ impl DerefMut for Writer<'_> {
 
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
-        let note = |sum: &AtomicUsize, before: usize, after: usize| {
-            if after != before {
-                // Wraps around for a decrease, as the sum does.
-                sum.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
-            }
-        };
-        note(&self.forest.bytes, self.bytes, self.tree.bytes());
-        note(&self.forest.blocks, self.blocks, self.tree.blocks());
+        self.line.bytes.store(size_of::<Line>() + self.tree.bytes(), Ordering::Relaxed);
+        self.line.blocks.store(self.tree.blocks(), Ordering::Relaxed);
     }
 }

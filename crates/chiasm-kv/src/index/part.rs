@@ -30,8 +30,17 @@ pub(super) struct Part {
     /// don't, such as those of two LoRA adapters with the same name.
     more: HashMap<BlockKey, u32, BuildBlockKeyHasher>,
     counts: PartCounts,
+    /// Copies of hashes that were here for what may be another block.
+    doubted: Vec<Doubt>,
     /// Blocks that share their hash with others, to be released.
     collided: Vec<Spot>,
+}
+
+struct Doubt {
+    name: Name,
+    key: BlockKey,
+    spot: Spot,
+    new: bool,
 }
 
 /// As in [`WorkerIndexStats`](super::WorkerIndexStats).
@@ -106,6 +115,7 @@ impl Part {
             copies: HashMap::new(),
             more: HashMap::default(),
             counts: PartCounts::default(),
+            doubted: Vec::new(),
             collided: Vec::new(),
         }
     }
@@ -127,26 +137,34 @@ impl Part {
         self.entry(name).and_then(Entry::spot)
     }
 
-    /// One copy more of each of these blocks, which follow a block or start a prompt. Pushes those that the part did not
-    /// hold; the other buffer is for its own use.
-    pub(super) fn store(
-        &mut self,
+    /// Holds these blocks, which follow a block or start a prompt. Tells where they are. [`Part::name`] has to follow.
+    pub(super) fn hold(
+        &self,
         parent: Option<Spot>,
-        blocks: (&[Name], &[BlockKey]),
+        keys: &[BlockKey],
         tree: &mut Tree,
         clock: &Clock,
-        (segments, added): (&mut Vec<Segment>, &mut Vec<(Name, BlockKey)>),
+        segments: &mut Vec<Segment>,
+    ) {
+        segments.clear();
+        tree.hold(parent, keys, self.place, clock, segments);
+    }
+
+    /// One copy more of each of these blocks, which are where [`Part::hold`] said. Pushes those that the part did not hold.
+    /// Needs no tree, so that nobody waits for it; but see [`Part::doubts`].
+    pub(super) fn name(
+        &mut self,
+        blocks: (&[Name], &[BlockKey]),
+        segments: &[Segment],
+        added: &mut Vec<(Name, BlockKey)>,
     ) {
         let (names, keys) = blocks;
-        segments.clear();
-        self.entries.warm(names.iter().copied());
-        tree.hold(parent, keys, self.place, clock, segments);
         let mut block = 0;
         for segment in segments {
             for at in 0..segment.len {
                 let spot = Spot { run: segment.spot.run, at: segment.spot.at + at };
                 let new = !(segment.before.0..segment.before.1).contains(&at);
-                self.name(names[block], keys[block], spot, new, tree, added);
+                self.name_one(names[block], keys[block], spot, new, added);
                 block += 1;
             }
         }
@@ -154,11 +172,19 @@ impl Part {
         names[block..].iter().for_each(|name| self.store_unkeyed(*name));
     }
 
+    /// Whether [`Part::settle_doubts`] has to follow.
+    pub(super) fn doubts(&self) -> bool {
+        !self.doubted.is_empty()
+    }
+
     /// One copy more of a block that is somewhere in the tree already.
     pub(super) fn store_at(&mut self, name: Name, spot: Spot, shared: &Shared, added: &mut Vec<(Name, BlockKey)>) {
         let mut tree = shared.forest.write(Forest::tree_with(spot.run));
         match tree.hold_at(spot, self.place, &shared.clock) {
-            Some((spot, key, new)) => self.name(name, key, spot, new, &mut tree, added),
+            Some((spot, key, new)) => {
+                self.name_one(name, key, spot, new, added);
+                self.settle_doubts(&mut tree, added);
+            }
             None => self.store_unkeyed(name),
         }
     }
@@ -190,26 +216,47 @@ impl Part {
         }
     }
 
-    /// Before several removals.
-    pub(super) fn warm(&self, names: impl Iterator<Item = Name>) {
-        self.entries.warm(names);
+    /// Brings near what events about these names need, all at a time: to wait for one after the other takes longer. First the
+    /// slots, then, for those of `ends`, what the slots lead to.
+    pub(super) fn warm(&self, names: &[Name], ends: &[Name], shared: &Shared) {
+        self.entries.warm(names.iter().copied());
+        let spots = ends.iter().filter_map(|name| self.spot_of(*name));
+        let mut tree = None;
+        let mut all = 0;
+        for spot in spots {
+            let number = Forest::tree_with(spot.run);
+            let (_, tree) = match tree.take().filter(|(known, _)| *known == number) {
+                Some(known) => tree.insert(known),
+                None => tree.insert((number, shared.forest.read(number))),
+            };
+            all ^= tree.touch(spot);
+        }
+        std::hint::black_box(all);
     }
 
-    /// One copy less; whether there was one.
-    pub(super) fn remove(&mut self, name: Name, shared: &Shared) -> bool {
-        let Some(entry) = self.entries.get_mut(name, |_| true) else { return false };
-        if entry.has_several()
-            && let Some(copies) = self.copies.get_mut(&name)
-        {
-            *copies -= 1;
-            if *copies == 0 {
-                entry.run &= !SEVERAL;
-                self.copies.remove(&name);
+    /// One copy less of each of these. Returns how many there were none of.
+    pub(super) fn remove(&mut self, names: &[Name], spots: &mut Vec<Spot>, shared: &Shared) -> u64 {
+        let mut unknown = 0;
+        spots.clear();
+        for name in names {
+            match self.entries.remove_if(*name, |_| true, |entry| !entry.has_several()) {
+                Some(Ok(entry)) => match entry.spot() {
+                    Some(spot) => spots.push(spot),
+                    None => self.counts.unkeyed -= 1,
+                },
+                Some(Err(entry)) => {
+                    let copies = self.copies.entry(*name).or_default();
+                    *copies = copies.saturating_sub(1);
+                    if *copies == 0 {
+                        entry.run &= !SEVERAL;
+                        self.copies.remove(name);
+                    }
+                }
+                None => unknown += 1,
             }
-            return true;
         }
-        self.forget(name, shared);
-        true
+        self.release(spots, shared);
+        unknown
     }
 
     /// Holds nothing any more; lookups see all or nothing of a prompt.
@@ -265,43 +312,44 @@ impl Part {
     }
 
     /// One copy of a block that the tree says is held here now, and whether it was not before.
-    fn name(
-        &mut self,
-        name: Name,
-        key: BlockKey,
-        spot: Spot,
-        new: bool,
-        tree: &mut Tree,
-        added: &mut Vec<(Name, BlockKey)>,
-    ) {
-        let place = self.place;
+    fn name_one(&mut self, name: Name, key: BlockKey, spot: Spot, new: bool, added: &mut Vec<(Name, BlockKey)>) {
         let (entry, is_first) = self.entries.entry(name, |_| true, || Entry::new(name, Some(spot)));
         if is_first {
-            self.count(name, key, new, added);
-            return;
+            return self.count(name, key, new, added);
         }
         entry.run |= SEVERAL;
         *self.copies.entry(name).or_default() += 1;
-        match entry.spot() {
-            None => self.identify(name, key, spot, new, added),
-            Some(other) if Forest::same_tree(other.run, spot.run) && tree.find(other) == tree.find(spot) => {}
-            Some(other) => {
-                // One hash of two blocks: neither counts.
-                entry.set_spot(None);
-                self.counts.unkeyed += 1;
-                if new {
-                    tree.release(spot, place);
+        if entry.spot() != Some(spot) {
+            self.doubted.push(Doubt { name, key, spot, new });
+        }
+    }
+
+    /// Looks at copies of hashes that were here for a block with another spot, or none.
+    pub(super) fn settle_doubts(&mut self, tree: &mut Tree, added: &mut Vec<(Name, BlockKey)>) {
+        for Doubt { name, key, spot, new } in std::mem::take(&mut self.doubted) {
+            let Some(entry) = self.entries.get_mut(name, |_| true) else { continue };
+            match entry.spot() {
+                None => self.identify(name, key, spot, new, added),
+                Some(other) if Forest::same_tree(other.run, spot.run) && tree.find(other) == tree.find(spot) => {}
+                Some(other) => {
+                    // One hash of two blocks: neither counts.
+                    entry.set_spot(None);
+                    self.counts.unkeyed += 1;
+                    if new {
+                        tree.release(spot, 1, self.place);
+                    }
+                    // It may be in another tree.
+                    self.collided.push(other);
                 }
-                // It may be in another tree.
-                self.collided.push(other);
             }
         }
     }
 
     /// Without any tree locked: what collided meanwhile.
     pub(super) fn release_collided(&mut self, shared: &Shared) {
-        while let Some(spot) = self.collided.pop() {
-            self.release(spot, &mut shared.forest.write(Forest::tree_with(spot.run)));
+        if !self.collided.is_empty() {
+            let collided = std::mem::take(&mut self.collided);
+            self.release(&collided, shared);
         }
     }
 
@@ -330,25 +378,37 @@ impl Part {
             self.copies.remove(&name);
         }
         match entry.spot() {
-            Some(spot) => self.release(spot, &mut shared.forest.write(Forest::tree_with(spot.run))),
+            Some(spot) => self.release(&[spot], shared),
             None => self.counts.unkeyed -= 1,
         }
     }
 
-    /// A keyed entry is so no longer.
-    fn release(&mut self, spot: Spot, tree: &mut Tree) {
-        if !self.more.is_empty()
-            && let Some(key) = tree.key(spot)
-            && let Some(more) = self.more.get_mut(&key)
-        {
-            *more -= 1;
-            if *more == 0 {
-                self.more.remove(&key);
+    /// Keyed entries are so no longer.
+    fn release(&mut self, spots: &[Spot], shared: &Shared) {
+        for spots in spots.chunk_by(|one, other| Forest::same_tree(one.run, other.run)) {
+            let mut tree = shared.forest.write(Forest::tree_with(spots[0].run));
+            let mut rest = spots;
+            while let [first, ..] = rest {
+                if !self.more.is_empty()
+                    && let Some(key) = tree.key(*first)
+                    && let Some(more) = self.more.get_mut(&key)
+                {
+                    *more -= 1;
+                    if *more == 0 {
+                        self.more.remove(&key);
+                    }
+                    rest = &rest[1..];
+                    continue;
+                }
+                // Engines evict the last blocks of a prompt first.
+                let before = |pair: &&[Spot]| pair[0].run == pair[1].run && pair[0].at == pair[1].at + 1;
+                let blocks = if self.more.is_empty() { 1 + rest.windows(2).take_while(before).count() } else { 1 };
+                let (some, others) = rest.split_at(blocks);
+                self.counts.blocks -= blocks;
+                tree.release(some[blocks - 1], blocks as u32, self.place);
+                rest = others;
             }
-            return;
         }
-        self.counts.blocks -= 1;
-        tree.release(spot, self.place);
     }
 }
 

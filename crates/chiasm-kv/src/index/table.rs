@@ -78,8 +78,21 @@ impl<S: Slot> Table<S> {
     }
 
     pub(super) fn remove(&mut self, hash: u64, is: impl Fn(&S) -> bool) -> Option<S> {
+        self.remove_if(hash, is, |_| true)?.ok()
+    }
+
+    /// Takes it out if it `goes`, or else tells where it is.
+    pub(super) fn remove_if(
+        &mut self,
+        hash: u64,
+        is: impl Fn(&S) -> bool,
+        goes: impl FnOnce(&S) -> bool,
+    ) -> Option<Result<S, &mut S>> {
         let at = self.find(hash, is).ok()?;
         let removed = self.slots[at];
+        if !goes(&removed) {
+            return Some(Err(&mut self.slots[at]));
+        }
         let stays = |(slot, at): (&S, usize)| slot.is_free() || self.home(slot.hash()) == at;
         let behind = self.slots[at + 1..].iter().zip(at + 1..).position(stays);
         let end = behind.map_or(self.slots.len(), |behind| at + 1 + behind);
@@ -89,7 +102,7 @@ impl<S: Slot> Table<S> {
         if self.len < self.capacity / 3 {
             self.fit();
         }
-        Some(removed)
+        Some(Ok(removed))
     }
 
     /// Gives back what is free beyond some room to grow.

@@ -167,6 +167,12 @@ impl Tree {
         }
     }
 
+    /// Looks at what is needed of a run to change it.
+    pub(super) fn touch(&self, spot: Spot) -> u128 {
+        let run = self.runs.get((spot.run - self.tag) as usize);
+        run.and_then(|run| run.keys.last()).map_or(0, |key| key.get())
+    }
+
     /// Of a block that somebody holds.
     pub(super) fn key(&self, spot: Spot) -> Option<BlockKey> {
         self.find(spot).map(|spot| self.run(spot.run).keys[spot.at as usize])
@@ -307,22 +313,36 @@ impl Tree {
         Some(Segment { spot: Spot { run: id, at: 0 }, len: keys.len() as u32, before: (0, 0) })
     }
 
-    /// A worker holds a block no more.
-    pub(super) fn release(&mut self, spot: Spot, place: Place) {
-        let Some(spot) = self.find(spot) else { return };
+    /// A worker holds so many blocks from this one on no more. They are named by the same run, whatever it has become.
+    pub(super) fn release(&mut self, spot: Spot, blocks: u32, place: Place) {
+        let mut left = blocks;
+        // From the last one on, so that tails go before what they follow.
+        while let Some(last) = left.checked_sub(1) {
+            let Some(last) = self.find(Spot { at: spot.at + last, ..spot }) else {
+                left -= 1;
+                continue;
+            };
+            let here = left.min(last.at + 1);
+            self.release_piece(Spot { at: last.at + 1 - here, ..last }, here, place);
+            left -= here;
+        }
+    }
+
+    /// Of one run.
+    fn release_piece(&mut self, spot: Spot, len: u32, place: Place) {
         let run = self.run(spot.run);
-        let Some((from, to)) = run.holders.get(place, run.len()).filter(|(from, to)| (*from..*to).contains(&spot.at))
-        else {
+        let (first, end) = (spot.at, spot.at + len);
+        let Some((from, to)) = run.holders.get(place, run.len()).filter(|(from, to)| *from < end && first < *to) else {
             return;
         };
-        if spot.at == from && to > from + 1 {
-            self.set(spot.run, place, from + 1, to);
+        if first <= from && end < to {
+            self.set(spot.run, place, end, to);
         } else {
-            // Without room for a tail, what comes after the block is forgotten with it.
-            if spot.at + 1 < to {
-                self.split(Spot { at: spot.at + 1, ..spot });
+            // Without room for a tail, what comes after the blocks is forgotten with them.
+            if end < to {
+                self.split(Spot { at: end, ..spot });
             }
-            self.set(spot.run, place, from, spot.at);
+            self.set(spot.run, place, from, first.max(from));
         }
         self.settle(spot.run);
     }

@@ -10,7 +10,7 @@ use super::source::{Source, Tier};
 use super::tree::{Segment, Spot};
 use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
-use crate::event::{BlockRemoved, BlockStored};
+use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
 /// More than any model has of groups, times the tiers: what engines send must not take all places.
 const MOST_PARTS: usize = 64;
@@ -34,8 +34,10 @@ pub(super) struct Scratch {
     hasher: BlockHasher,
     marks: Marks,
     names: Vec<Name>,
+    ends: Vec<Name>,
     keys: Vec<BlockKey>,
     segments: Vec<Segment>,
+    spots: Vec<Spot>,
     /// Blocks newly held: of groups that need all leading blocks, if there is one.
     added: Vec<(Name, BlockKey)>,
     /// Of the others.
@@ -43,9 +45,11 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Whether it is worth keeping: not after an event of uncommon size.
-    pub(super) fn is_small(&self) -> bool {
-        self.names.capacity() <= 1 << 14
+    /// After an event of uncommon size it is not worth keeping.
+    pub(super) fn trim(&mut self) {
+        if self.names.capacity() > 1 << 14 {
+            *self = Self::default();
+        }
     }
 }
 
@@ -72,6 +76,33 @@ impl Worker {
     /// The first one is always there.
     fn first(&mut self) -> &mut Part {
         &mut self.parts[0].1
+    }
+
+    /// Before a batch: see [`Part::warm`].
+    pub(super) fn warm(&self, events: &[KvEvent], shared: &Shared, scratch: &mut Scratch) {
+        let [(_, part)] = &self.parts[..] else { return };
+        let Scratch { names, ends, .. } = scratch;
+        names.clear();
+        ends.clear();
+        // To hash long names twice would take longer.
+        let short = |hash: &ExternalHash| matches!(hash, ExternalHash::U64(_)).then(|| name(hash));
+        for event in events {
+            match event {
+                KvEvent::BlockStored(stored) => {
+                    ends.extend(stored.parent_block_hash.as_ref().and_then(short));
+                    names.extend(stored.block_hashes.iter().filter_map(short));
+                }
+                KvEvent::BlockRemoved(removed) => {
+                    ends.extend(removed.block_hashes.first().and_then(short));
+                    names.extend(removed.block_hashes.iter().skip(1).filter_map(short));
+                }
+                KvEvent::AllBlocksCleared | KvEvent::Unknown(_) => {}
+            }
+        }
+        names.extend(&ends[..]);
+        if names.len() > 1 {
+            part.warm(names, ends, shared);
+        }
     }
 
     pub(super) fn store(
@@ -130,7 +161,7 @@ impl Worker {
         shared: &Shared,
         scratch: &mut Scratch,
     ) {
-        let Scratch { hasher, marks, names, keys, segments, added, untold } = scratch;
+        let Scratch { hasher, marks, names, keys, segments, added, untold, .. } = scratch;
         let before = parent.and_then(|parent| shared.forest.read(Forest::tree_with(parent.run)).key(parent));
         let lora = event.lora_name.as_deref();
         let tokens = event.token_ids.chunks_exact(self.block_size.get());
@@ -144,16 +175,24 @@ impl Worker {
             last = Some(key);
         }
         let Some(first) = keys.first() else { return };
-        let mut tree =
-            shared.forest.write(parent.map_or(Forest::tree_of(*first), |parent| Forest::tree_with(parent.run)));
+        let number = parent.map_or(Forest::tree_of(*first), |parent| Forest::tree_with(parent.run));
+        let mut tree = shared.forest.write(number);
         let chains = self.parts.iter().any(|(source, _)| source.is_chain());
+        let several = self.parts.len() > 1;
         let (source, part) = &mut self.parts[at];
         let names = &names[..keys.len()];
         let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
-        part.store(parent, (names, keys), &mut tree, &shared.clock, (segments, news));
-        if self.parts.len() == 1 {
+        part.hold(parent, keys, &mut tree, &shared.clock, segments);
+        if !several {
+            drop(tree);
+            part.name((names, keys), segments, news);
+            if part.doubts() {
+                part.settle_doubts(&mut shared.forest.write(number), news);
+            }
             return;
         }
+        part.name((names, keys), segments, news);
+        part.settle_doubts(&mut tree, news);
         // What one part says of a hash holds for all: the groups of a model and the tiers share the hashes.
         for name in names {
             let Some(spot) = self.parts[at].1.spot_of(*name) else { continue };
@@ -186,7 +225,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn remove(&mut self, event: &BlockRemoved, shared: &Shared) {
+    pub(super) fn remove(&mut self, event: &BlockRemoved, shared: &Shared, scratch: &mut Scratch) {
         let part = Source::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref()).map(|removed| {
             self.parts.iter_mut().find(|(source, _)| source.tier == removed.tier && source.group == removed.group)
         });
@@ -194,9 +233,9 @@ impl Worker {
             None => self.stats.ignored_events += 1,
             Some(None) => self.stats.unknown_removals += event.block_hashes.len() as u64,
             Some(Some((_, part))) => {
-                part.warm(event.block_hashes.iter().map(name));
-                let unknown = event.block_hashes.iter().filter(|hash| !part.remove(name(hash), shared)).count();
-                self.stats.unknown_removals += unknown as u64;
+                scratch.names.clear();
+                scratch.names.extend(event.block_hashes.iter().map(name));
+                self.stats.unknown_removals += part.remove(&scratch.names, &mut scratch.spots, shared);
             }
         }
     }

@@ -175,8 +175,12 @@ impl Workers {
         }
         let before = worker.bytes();
         let result = change(&mut worker);
-        // Wraps around for a decrease, as the sum does.
-        self.bytes.fetch_add(worker.bytes().wrapping_sub(before), Ordering::Relaxed);
+        let grown = worker.bytes().wrapping_sub(before);
+        // Not for nothing: all threads that apply events write here.
+        if grown != 0 {
+            // Wraps around for a decrease, as the sum does.
+            self.bytes.fetch_add(grown, Ordering::Relaxed);
+        }
         Some(result)
     }
 

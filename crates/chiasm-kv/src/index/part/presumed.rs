@@ -9,15 +9,16 @@ use crate::BlockKey;
 impl Part {
     pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
         let Some(first) = chain.first() else { return };
-        let mut tree = shared.forest.write(Forest::tree_of(*first));
+        let number = Forest::tree_of(*first);
         let (mut parent, mut rest) = (None, chain);
         let (mut segments, mut added) = (Vec::new(), Vec::new());
         while !rest.is_empty() {
             let there = rest.iter().take_while(|key| self.entry(key.name()).is_some());
             let there: Vec<_> = there.map(|key| (key, self.spot_of(key.name()))).collect();
+            let mut tree = shared.forest.write(number);
             for (key, spot) in &there {
                 // Another block's name otherwise, or that of one without a key.
-                match spot.filter(|spot| Forest::tree_with(spot.run) == Forest::tree_of(*first)) {
+                match spot.filter(|spot| Forest::tree_with(spot.run) == number) {
                     Some(spot) if tree.key(spot) == Some(**key) => parent = Some(spot),
                     _ => return,
                 }
@@ -26,7 +27,9 @@ impl Part {
             let missing = rest.iter().take_while(|key| self.entry(key.name()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
             let names: Vec<Name> = keys.iter().map(|key| key.name()).collect();
-            self.store(parent, (&names, keys), &mut tree, &shared.clock, (&mut segments, &mut added));
+            self.hold(parent, keys, &mut tree, &shared.clock, &mut segments);
+            self.name((&names, keys), &segments, &mut added);
+            self.settle_doubts(&mut tree, &mut added);
             parent = names.last().and_then(|name| self.spot_of(*name)).or(parent);
             rest = after;
         }
