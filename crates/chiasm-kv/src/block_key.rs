@@ -100,6 +100,7 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
     let mut touching = Vec::new();
     let mut passed = 0;
     let (mut parent, mut near) = (None, 0);
+    let plain = media.is_empty() && prompt.lora.is_none();
     let mut keys = Vec::with_capacity(prompt.tokens.len() / block_size.get());
     for (block, tokens) in prompt.tokens.chunks_exact(block_size.get()).enumerate() {
         let start = block * block_size.get();
@@ -107,6 +108,12 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
         if start >= near {
             near = start + AHEAD;
             bring_near(&prompt.tokens[start..near.min(prompt.tokens.len())]);
+        }
+        if plain && let Some(before) = parent {
+            let key = hasher.text_key(before, tokens);
+            keys.push(key);
+            parent = Some(key);
+            continue;
         }
         while media.get(passed).is_some_and(|span| span.offset + span.length <= start) {
             passed += 1;
@@ -175,7 +182,16 @@ impl Default for BlockHasher {
 }
 
 impl BlockHasher {
+    /// Of a block of nothing but text after another.
+    #[inline]
+    fn text_key(&self, parent: BlockKey, tokens: &[TokenId]) -> BlockKey {
+        BlockKey(self.secret.extend(parent.0, HAS_PARENT | (tokens.len() as u64) << 32, tokens, &[]))
+    }
+
     pub(crate) fn key(&mut self, block: &BlockContent<'_>) -> BlockKey {
+        if let BlockContent { parent: Some(parent), tokens, media: [], lora: None, salt: None } = block {
+            return self.text_key(*parent, tokens);
+        }
         // Counts above 2^24 don't occur: tokens of a block, items that touch it.
         let mut head = (block.media.len() as u64) << 8 | (block.tokens.len() as u64) << 32;
         self.marks.clear();

@@ -18,6 +18,13 @@ const P: u128 = (1 << 127) - 1;
 /// Words per group: more than any block of common size has, and 8 KiB of coefficients.
 const GROUP: usize = 512;
 
+/// Bits of tokens of all usual vocabularies, and of words made of two of them. No other tokens are wrong, only slower.
+const SMALL_TOKEN: u32 = 25;
+const SMALL_WORD: u32 = 32 + SMALL_TOKEN;
+
+/// Words of which sums of products need no carries: with coefficients of 64 and 63 bits, below 2^(57 + 6 + 64).
+const SHORT: usize = 64;
+
 /// What whoever chooses prompts must not know.
 pub(super) struct Secret {
     /// As low 64 and high 63 bits, uniform below 2^127.
@@ -80,7 +87,39 @@ impl Secret {
     }
 
     /// As [`Secret::extend_summed`] with nothing summed up, of any length.
+    #[inline]
     pub(super) fn extend(&self, state: u128, head: u64, body: &[TokenId], tail: &[u64]) -> u128 {
+        if tail.is_empty()
+            && let (pairs, []) = body.as_chunks()
+            && pairs.len() < SHORT
+            && (body.iter().fold(0, |all, token| all | token.0) >> SMALL_TOKEN == 0)
+            && head >> SMALL_WORD == 0
+        {
+            // So many steps as a known number are faster than as many.
+            return match <&[_; 8]>::try_from(pairs) {
+                Ok(pairs) => self.extend_small(state, head, pairs),
+                Err(_) => self.extend_small(state, head, pairs),
+            };
+        }
+        self.extend_any(state, head, body, tail)
+    }
+
+    /// By fewer than [`SHORT`] pairs of tokens and a head, all small.
+    #[inline(always)]
+    fn extend_small(&self, state: u128, head: u64, pairs: &[[TokenId; 2]]) -> u128 {
+        let [for_head, rest @ ..] = &self.coefficients;
+        // Without carries: so many products of coefficients with small words stay below 2^127 and 2^126.
+        let (mut low, mut high) = (product(for_head.0, head), product(for_head.1, head));
+        for (coefficient, pair) in rest[..pairs.len()].iter().zip(pairs) {
+            let word = word(*pair);
+            low += product(coefficient.0, word);
+            high += product(coefficient.1, word);
+        }
+        multiply_add_wide(state, self.point, low, high)
+    }
+
+    #[inline(never)]
+    fn extend_any(&self, state: u128, head: u64, body: &[TokenId], tail: &[u64]) -> u128 {
         if 1 + body.len().div_ceil(2) + tail.len() <= GROUP {
             return self.extend_once(state, head, body, (Sum::default(), 0), tail);
         }
@@ -172,11 +211,30 @@ fn add(one: u128, other: u128) -> u128 {
     if sum >= P { sum - P } else { sum }
 }
 
+fn product(one: u64, other: u64) -> u128 {
+    u128::from(one) * u128::from(other)
+}
+
+/// one · other + low + 2^64 · high, of numbers below p, 2^127 and 2^126.
+#[inline(always)]
+fn multiply_add_wide(one: u128, other: u128, low: u128, high: u128) -> u128 {
+    const HIGH: u64 = (1 << 63) - 1;
+    let ((a0, a1), (b0, b1)) = (split(one), split(other));
+    // 2^128 = 2, and a1 and b1 are below 2^63: the first sum is below 2^128.
+    let (low, over) = product(a0, b0).overflowing_add(low + product(a1, 2 * b1));
+    // The products are at most 2^128 − 3 · 2^64 + 2 together; what is added is below 2^65.
+    let middle = product(a0, b1) + product(a1, b0) + ((low >> 64) | u128::from(over) << 64);
+    // low's lower half + 2^64 · (middle + high), and 2^127 = 1.
+    let (lower, upper) = (low as u64, (middle as u64 & HIGH, high as u64 & HIGH));
+    let sum = (u128::from(lower) | u128::from(upper.0) << 64) + (u128::from(upper.1) << 64);
+    // The last two are below 2^65 and 2^63.
+    reduce((sum & P) + (sum >> 127) + (middle >> 63) + (high >> 63))
+}
+
 /// Of one factor that is at most 2^127 and two numbers below p. Each block's state waits for that of the block before, so
 /// this reduces by halves and to the end only once.
 fn multiply_add(one: u128, other: u128, more: u128) -> u128 {
     let ((a0, a1), (b0, b1)) = (split(one), split(other));
-    let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
     // Leaves at most 2^127 of a number below 2^128.
     let fold = |number: u128| (number & P) + (number >> 127);
     let low = product(a0, b0);
@@ -217,9 +275,23 @@ mod tests {
         }
 
         #[test]
+        fn wide_sums_are_those_of_the_field(
+            one in 0..P,
+            other in 0..P,
+            low in 0..1_u128 << 127,
+            high in 0..1_u128 << 126,
+        ) {
+            let expected = add(add(slow(one, other), reduce(low)), slow(high, 1 << 64));
+            prop_assert_eq!(multiply_add_wide(one, other, low, high), expected);
+        }
+
+        #[test]
         fn extending_follows_the_formula(
             head in any::<u64>(),
-            tokens in proptest::collection::vec(prop_oneof![any::<u32>(), Just(u32::MAX)], 0..1500),
+            tokens in prop_oneof![
+                proptest::collection::vec(prop_oneof![any::<u32>(), Just(u32::MAX)], 0..1500),
+                proptest::collection::vec(prop_oneof![0..1_u32 << 25, Just((1 << 25) - 1)], 0..150),
+            ],
             tail in proptest::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX)], 0..600),
         ) {
             let secret = Secret::of_process();
@@ -248,6 +320,15 @@ mod tests {
                 for more in ends {
                     let expected = add(slow(one, other), more);
                     assert_eq!(multiply_add(one, other, more), expected, "{one:x} · {other:x} + {more:x}");
+                    if one < P {
+                        for high in [0, (1 << 126) - 1, (1 << 64) - 1] {
+                            let expected = add(expected, slow(high, 1 << 64));
+                            let found = multiply_add_wide(one, other, more, high);
+                            assert_eq!(found, expected, "{one:x} · {other:x} + {more:x} + {high:x}");
+                        }
+                        let expected = add(slow(one, other), slow((1 << 126) - 1, 1 << 64));
+                        assert_eq!(multiply_add_wide(one, other, P, (1 << 126) - 1), expected);
+                    }
                 }
             }
         }
