@@ -278,11 +278,12 @@ impl PrefixIndex {
                 let all = workers.in_order().map(|(id, place)| (id, depths[place as usize] as usize));
                 into.extend(all.filter(|(_, overlap)| *overlap >= at_least));
             };
-            let len = search
-                .path
-                .last()
-                .map_or(0, |(run, before)| before + tree.run(*run).agrees(0, &keys[*before..]) as usize);
-            let path = Path { tree: &tree, runs: &search.path, len };
+            if plain {
+                return list(depths, found);
+            }
+            let last = search.path.last();
+            let last = last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..]) as usize);
+            let path = Path { tree: &tree, runs: &search.path, len: last.unwrap_or(0) };
             for mixed in workers.mixed() {
                 depths[mixed.place() as usize] = mixed.overlap(depths, &path) as u32;
             }

@@ -36,10 +36,10 @@ impl Lookup<'_> {
         active.clear();
         let (mut depth, mut last) = (0, None);
         while depth < self.keys.len() {
-            let Some(id) = self.tree.next(last, self.keys[depth]) else { break };
+            let Some((id, agree)) = self.tree.follow(last, &self.keys[depth..]) else { break };
             let run = self.tree.run(id);
             self.clock.note(&run.used);
-            let (agree, len) = (run.agrees(0, &self.keys[depth..]), run.len());
+            let len = run.len();
             path.push((id, depth));
             self.go_on(&run.holders, agree, depth, active, next, ended);
             std::mem::swap(active, next);

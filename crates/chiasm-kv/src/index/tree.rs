@@ -109,6 +109,17 @@ impl Run {
         self.keys.capacity() * size_of::<BlockKey>() + self.holders.bytes()
     }
 
+    /// Into memory of few different sizes, which allocators have at hand; most of glibc's `realloc` is not even tried that way.
+    fn extend(&mut self, keys: &[BlockKey]) {
+        let len = self.keys.len() + keys.len();
+        if len > self.keys.capacity() {
+            let mut grown = Vec::with_capacity(len.max(self.keys.len() * 9 / 8).next_multiple_of(8));
+            grown.extend_from_slice(&self.keys);
+            self.keys = grown;
+        }
+        self.keys.extend_from_slice(keys);
+    }
+
     /// How many of the keys are those of this run from `at` on. Keys are chained: if two agree, those before do.
     pub(super) fn agrees(&self, at: u32, keys: &[BlockKey]) -> u32 {
         let ours = &self.keys[at as usize..];
@@ -116,7 +127,10 @@ impl Run {
         if most == 0 || ours[most - 1] == keys[most - 1] {
             return most as u32;
         }
-        let (mut low, mut high) = (0, most - 1);
+        if ours[0] != keys[0] {
+            return 0;
+        }
+        let (mut low, mut high) = (1, most - 1);
         while low < high {
             let middle = low.midpoint(high);
             if ours[middle] == keys[middle] {
@@ -185,6 +199,16 @@ impl Tree {
             let is = |first: &First| self.run(first.run).keys[0] == key;
             self.first.get(First::hash_of(key), is).map(|first| first.run)
         })
+    }
+
+    /// As [`Tree::next`], with how many of the keys that run has. Looks at its last key first: the others are seldom needed.
+    pub(super) fn follow(&self, after: Option<RunId>, keys: &[BlockKey]) -> Option<(RunId, u32)> {
+        let agrees = |run: RunId| {
+            let agree = self.run(run).agrees(0, keys);
+            (agree > 0).then_some((run, agree))
+        };
+        let tail = after.and_then(|run| self.run(run).tail);
+        tail.and_then(agrees).or_else(|| self.first.find_map(First::hash_of(*keys.first()?), |first| agrees(first.run)))
     }
 
     /// Whether a worker holds a block.
@@ -284,11 +308,7 @@ impl Tree {
             let keys = &keys[..keys.len().min(MOST_BLOCKS - len as usize)];
             if !keys.is_empty() && run.tail.is_none() && run.children == 0 && run.holders.ends_with_only(place, len) {
                 let before = run.bytes();
-                let free = run.keys.capacity() - run.keys.len();
-                if free < keys.len() {
-                    run.keys.reserve_exact(keys.len().max(run.keys.len() / 8).max(4));
-                }
-                run.keys.extend_from_slice(keys);
+                run.extend(keys);
                 let (from, to) = (run.holders.get(place, len).map_or(0, |(from, _)| from), run.len());
                 run.holders = Holders::default();
                 run.holders.set(place, from, to, to);
