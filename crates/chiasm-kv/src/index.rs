@@ -23,7 +23,8 @@ use crate::block_key::BlockKey;
 use crate::event::{KvEvent, KvEventBatch};
 use clock::Clock;
 use forest::Forest;
-use lookup::{Found, Lookup};
+use holders::Place;
+use lookup::{Ended, Found, Lookup};
 use mixed::{Mixed, Path};
 use part::Shared;
 use worker::{Scratch, Worker};
@@ -128,7 +129,7 @@ pub struct Overlaps {
     found: Vec<(WorkerId, usize)>,
     search: Found,
     /// By place.
-    depths: Vec<u32>,
+    depths: Vec<[u32; 64]>,
     lower: Vec<(WorkerId, usize)>,
     has_lower: bool,
 }
@@ -265,18 +266,27 @@ impl PrefixIndex {
             let plain = workers.mixed().len() == 0;
             Lookup { tree: &tree, clock: &self.shared.clock, keys, aside: workers.aside() }.run(search, !plain);
             // Fewer than this are sorted more quickly than looked up one after the other.
-            if plain && at_least > 0 && search.ended.len() <= workers.places() / 16 {
-                let ids = workers.ids();
-                found.extend(search.ended.iter().filter_map(|(place, n)| Some((ids[*place as usize]?, *n as usize))));
+            if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.places() / 16
+            {
+                let (ids, ended) = (workers.ids(), search.ended.iter().flat_map(Ended::each));
+                found.extend(ended.filter_map(|(place, depth)| Some((ids[place as usize]?, depth as usize))));
                 return found.sort_unstable();
             }
             depths.clear();
-            depths.resize(workers.places(), 0);
-            search.ended.iter().for_each(|(place, overlap)| depths[*place as usize] = *overlap);
+            depths.resize(workers.places().div_ceil(64), [0; 64]);
+            search.ended.iter().for_each(|ended| ended.write(depths));
+            let depths = depths.as_flattened_mut();
             let list = |depths: &[u32], into: &mut Vec<_>| {
                 into.clear();
-                let all = workers.in_order().map(|(id, place)| (id, depths[place as usize] as usize));
-                into.extend(all.filter(|(_, overlap)| *overlap >= at_least));
+                let found = |(_, place): &(WorkerId, Place)| depths[*place as usize] as usize >= at_least;
+                let mut rest = workers.in_order();
+                // Most of them or few: so as many at a time as follow each other.
+                while let Some(from) = rest.iter().position(found) {
+                    let (_, those) = rest.split_at(from);
+                    let (those, others) = those.split_at(those.iter().position(|it| !found(it)).unwrap_or(those.len()));
+                    into.extend(those.iter().map(|(id, place)| (*id, depths[*place as usize] as usize)));
+                    rest = others;
+                }
             };
             if plain {
                 return list(depths, found);

@@ -19,12 +19,54 @@ pub(super) struct Lookup<'a> {
 /// Buffers, used again.
 #[derive(Default)]
 pub(super) struct Found {
-    /// Workers that hold the first block, and how many, in no order.
-    pub(super) ended: Vec<(Place, u32)>,
+    /// Workers that hold the first block, and how many, in no order; each once.
+    pub(super) ended: Vec<Ended>,
     /// The runs of the prompt, with the number of blocks before each.
     pub(super) path: Vec<(RunId, usize)>,
     active: Vec<u64>,
     next: Vec<u64>,
+}
+
+/// Up to 64 workers that hold equally many of the leading blocks.
+pub(super) struct Ended {
+    word: u32,
+    /// How many.
+    depth: u32,
+    /// Of the places of that word.
+    bits: u64,
+}
+
+impl Ended {
+    fn one(place: Place, depth: u32) -> Self {
+        Self { word: word(place) as u32, depth, bits: bit(place) }
+    }
+
+    fn all(words: &[u64], depth: u32) -> impl Iterator<Item = Self> {
+        let some = words.iter().zip(0..).filter(|(bits, _)| **bits != 0);
+        some.map(move |(bits, word)| Self { word, depth, bits: *bits })
+    }
+
+    pub(super) fn workers(&self) -> usize {
+        self.bits.count_ones() as usize
+    }
+
+    pub(super) fn each(&self) -> impl Iterator<Item = (Place, u32)> {
+        let first = self.word * 64;
+        places(std::slice::from_ref(&self.bits)).map(move |place| (first + place, self.depth))
+    }
+
+    /// Writes it down by place, 64 to a word.
+    pub(super) fn write(&self, depths: &mut [[u32; 64]]) {
+        let Some(depths) = depths.get_mut(self.word as usize) else { return };
+        // Most of them at once, and those few again that have other depths.
+        if self.bits.count_ones() > 40 {
+            let before = *depths;
+            *depths = [self.depth; 64];
+            places(&[!self.bits]).for_each(|place| depths[place as usize] = before[place as usize]);
+        } else {
+            places(&[self.bits]).for_each(|place| depths[place as usize] = self.depth);
+        }
+    }
 }
 
 impl Lookup<'_> {
@@ -49,7 +91,7 @@ impl Lookup<'_> {
                 break;
             }
         }
-        ended.extend(places(active).map(|place| (place, depth as u32)));
+        ended.extend(Ended::all(active, depth as u32));
     }
 
     /// Puts those of the active into `next` that hold the first `agree` blocks of a run, and tells where the others end.
@@ -60,7 +102,7 @@ impl Lookup<'_> {
         depth: usize,
         active: &mut [u64],
         next: &mut Vec<u64>,
-        ended: &mut Vec<(Place, u32)>,
+        ended: &mut Vec<Ended>,
     ) {
         next.clear();
         let first = depth == 0;
@@ -94,14 +136,14 @@ impl Lookup<'_> {
                 }
                 next[word(held.place)] |= bit(held.place);
             } else {
-                ended.push((held.place, depth as u32 + held.to));
+                ended.push(Ended::one(held.place, depth as u32 + held.to));
             }
             if !first {
                 active[word(held.place)] &= !bit(held.place);
             }
         }
         if !first {
-            ended.extend(places(active).map(|place| (place, depth as u32)));
+            ended.extend(Ended::all(active, depth as u32));
         }
     }
 }

@@ -42,8 +42,8 @@ impl List {
         self.places
     }
 
-    pub(super) fn in_order(&self) -> impl Iterator<Item = (WorkerId, Place)> {
-        self.in_order.iter().copied()
+    pub(super) fn in_order(&self) -> &[(WorkerId, Place)] {
+        &self.in_order
     }
 
     /// By place; of further places of workers none.
