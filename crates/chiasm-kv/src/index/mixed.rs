@@ -6,6 +6,7 @@ use super::source::{Source, Tier, Use};
 use super::tree::{RunId, Spot, Tree};
 
 /// The places of one worker.
+#[derive(Clone)]
 pub(super) struct Mixed {
     /// The one that stands for the worker.
     place: Place,

@@ -207,8 +207,10 @@ impl Tree {
             let agree = self.run(run).agrees(0, keys);
             (agree > 0).then_some((run, agree))
         };
-        let tail = after.and_then(|run| self.run(run).tail);
-        tail.and_then(agrees).or_else(|| self.first.find_map(First::hash_of(*keys.first()?), |first| agrees(first.run)))
+        let key = *keys.first()?;
+        // Most prompts part where a run was split.
+        let tail = after.and_then(|run| self.run(run).tail).filter(|tail| self.run(*tail).keys[0] == key);
+        tail.and_then(agrees).or_else(|| self.first.find_map(First::hash_of(key), |first| agrees(first.run)))
     }
 
     /// Whether a worker holds a block.

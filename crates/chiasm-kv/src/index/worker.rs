@@ -15,6 +15,9 @@ use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 /// More than any model has of groups, times the tiers: what engines send must not take all places.
 const MOST_PARTS: usize = 64;
 
+/// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of an answer.
+const FEW: usize = 2;
+
 pub(super) struct Worker {
     id: WorkerId,
     block_size: BlockSize,
@@ -166,7 +169,13 @@ impl Worker {
         scratch: &mut Scratch,
     ) {
         let Scratch { hasher, marks, names, keys, segments, added, untold, .. } = scratch;
-        let before = parent.and_then(|parent| shared.forest.read(Forest::tree_with(parent.run)).key(parent));
+        // To take the lock twice takes longer than to hash these with it.
+        let few = event.block_hashes.len() <= FEW;
+        let mut tree = parent.filter(|_| few).map(|parent| shared.forest.write(Forest::tree_with(parent.run)));
+        let before = parent.and_then(|parent| match &tree {
+            Some(tree) => tree.key(parent),
+            None => shared.forest.read(Forest::tree_with(parent.run)).key(parent),
+        });
         let lora = event.lora_name.as_deref();
         let tokens = event.token_ids.chunks_exact(self.block_size.get());
         let mut last = before;
@@ -180,7 +189,7 @@ impl Worker {
         }
         let Some(first) = keys.first() else { return };
         let number = parent.map_or(Forest::tree_of(*first), |parent| Forest::tree_with(parent.run));
-        let mut tree = shared.forest.write(number);
+        let mut tree = tree.take().unwrap_or_else(|| shared.forest.write(number));
         let chains = self.parts.iter().any(|(source, _)| source.is_chain());
         let several = self.parts.len() > 1;
         let (source, part) = &mut self.parts[at];

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use chiasm_types::{BlockSize, WorkerId};
 
@@ -12,14 +12,29 @@ use super::part::{Part, Shared};
 use super::source::Source;
 use super::worker::Worker;
 
-/// A worker's lock is taken before any shard's and before that of the list, never after it.
+/// A worker's lock is taken before any tree's and before that of the list, never after it.
 #[derive(Default)]
 pub(super) struct Workers {
-    list: RwLock<List>,
+    /// One list behind several locks: a thread that reads takes its own, who changes it takes all. So threads that look up
+    /// don't write to the same memory all the time.
+    list: [Line; LINES],
     bytes: AtomicUsize,
 }
 
+const LINES: usize = 8;
+
+/// On cache lines of its own.
 #[derive(Default)]
+#[repr(align(128))]
+struct Line(RwLock<Arc<List>>);
+
+thread_local! {
+    static LINE: usize = NEXT_LINE.fetch_add(1, Ordering::Relaxed) % LINES;
+}
+
+static NEXT_LINE: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Clone, Default)]
 pub(super) struct List {
     /// Shared with who works on it while the list changes.
     by_id: BTreeMap<WorkerId, (Place, Arc<Mutex<Worker>>)>,
@@ -86,21 +101,21 @@ impl Workers {
         if self.change(worker, |known| known.start_over(block_size, shared, self)).is_some() {
             return;
         }
-        let mut list = self.write();
-        let place = list.new_place();
-        let new = Worker::new(worker, Part::new(place), block_size);
-        list.by_id.insert(worker, (place, Arc::new(Mutex::new(new))));
-        list.update_order();
+        self.rewrite(|list| {
+            let place = list.new_place();
+            let new = Worker::new(worker, Part::new(place), block_size);
+            list.by_id.insert(worker, (place, Arc::new(Mutex::new(new))));
+            list.update_order();
+        });
     }
 
     pub(super) fn remove(&self, worker: WorkerId, shared: &Shared) {
-        let removed = {
-            let mut list = self.write();
+        let removed = self.rewrite(|list| {
             let removed = list.by_id.remove(&worker);
             list.mixed.remove(&worker);
             list.update_order();
             removed
-        };
+        });
         let Some((_, removed)) = removed else { return };
         // Takes a while: not under the lock of the list, that lookups need.
         let places = self.with(&removed, |removed| {
@@ -112,31 +127,33 @@ impl Workers {
 
     /// For one more part of a worker.
     pub(super) fn new_place(&self) -> Place {
-        self.write().new_place()
+        self.rewrite(List::new_place)
     }
 
     /// Places that no block's holders name any more.
     pub(super) fn free(&self, places: Vec<Place>) {
-        let mut list = self.write();
-        for place in &places {
-            list.set_aside(*place, false);
-        }
-        list.free.extend(places);
+        self.rewrite(|list| {
+            for place in &places {
+                list.set_aside(*place, false);
+            }
+            list.free.extend(places);
+        });
     }
 
     /// Lookups take a worker's parts for these from now on.
     pub(super) fn list_parts(&self, worker: WorkerId, parts: &[(Source, Part)]) {
-        let mut list = self.write();
-        if !list.by_id.contains_key(&worker) {
-            return;
-        }
-        for (source, part) in parts {
-            list.set_aside(part.place(), !source.is_chain());
-        }
-        match Mixed::of(parts) {
-            Some(mixed) => drop(list.mixed.insert(worker, mixed)),
-            None => drop(list.mixed.remove(&worker)),
-        }
+        self.rewrite(|list| {
+            if !list.by_id.contains_key(&worker) {
+                return;
+            }
+            for (source, part) in parts {
+                list.set_aside(part.place(), !source.is_chain());
+            }
+            match Mixed::of(parts) {
+                Some(mixed) => drop(list.mixed.insert(worker, mixed)),
+                None => drop(list.mixed.remove(&worker)),
+            }
+        });
     }
 
     /// `None` when it is unknown.
@@ -184,11 +201,19 @@ impl Workers {
         Some(result)
     }
 
-    fn list(&self) -> RwLockReadGuard<'_, List> {
-        self.list.read().unwrap_or_else(PoisonError::into_inner)
+    fn list(&self) -> RwLockReadGuard<'_, Arc<List>> {
+        // A thread that ends may have lost its number.
+        let line = LINE.try_with(|line| *line).unwrap_or(0);
+        self.list[line].0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, List> {
-        self.list.write().unwrap_or_else(PoisonError::into_inner)
+    fn rewrite<T>(&self, change: impl FnOnce(&mut List) -> T) -> T {
+        // Always in this order, and all before anything changes: nobody reads the old list beside the new one.
+        let mut lines = self.list.each_ref().map(|line| line.0.write().unwrap_or_else(PoisonError::into_inner));
+        let mut list = List::clone(&lines[0]);
+        let result = change(&mut list);
+        let list = Arc::new(list);
+        lines.iter_mut().for_each(|line| **line = list.clone());
+        result
     }
 }
