@@ -1,5 +1,6 @@
 //! The blocks of one KV-cache group of one worker in one tier, by the engine's names for them.
 
+mod entry;
 mod presumed;
 
 use std::collections::HashMap;
@@ -7,10 +8,11 @@ use std::collections::HashMap;
 use super::clock::Clock;
 use super::forest::Forest;
 use super::holders::Place;
-use super::table::{Slot, Table};
-use super::tree::{NONE, RunId, Segment, Spot, Tree};
+use super::table::Table;
+use super::tree::{RunId, Segment, Spot, Tree};
 use crate::block_key::{BlockKey, BuildBlockKeyHasher};
 use crate::event::ExternalHash;
+use entry::{Entry, UNKEYED};
 
 /// What all workers share.
 pub(super) struct Shared {
@@ -54,58 +56,6 @@ pub(super) struct PartCounts {
 /// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as many of their BLAKE3; mixed,
 /// as nothing says that their bits are uniform.
 pub(super) type Name = u64;
-
-/// 13 bytes, one after the other: most of what the index takes. Fields are copied, never borrowed.
-#[derive(Clone, Copy)]
-#[repr(Rust, packed)]
-struct Entry {
-    name: Name,
-    /// [`UNKEYED`], or where the block is, and [`SEVERAL`].
-    run: RunId,
-    at: u8,
-}
-
-/// Of a block whose key is unknown.
-const UNKEYED: RunId = NONE - 1;
-
-/// There are several copies.
-const SEVERAL: RunId = 1 << 31;
-
-impl Slot for Entry {
-    const FREE: Self = Self { name: Name::MAX, run: NONE, at: 0 };
-
-    fn is_free(&self) -> bool {
-        self.run == NONE
-    }
-
-    /// Names are uniform.
-    fn hash(&self) -> u64 {
-        self.name
-    }
-}
-
-impl Entry {
-    fn new(name: Name, spot: Option<Spot>) -> Self {
-        let mut entry = Self { name, run: UNKEYED, at: 0 };
-        entry.set_spot(spot);
-        entry
-    }
-
-    fn spot(&self) -> Option<Spot> {
-        let run = self.run & !SEVERAL;
-        (run != UNKEYED).then_some(Spot { run, at: self.at.into() })
-    }
-
-    fn set_spot(&mut self, spot: Option<Spot>) {
-        let Spot { run, at } = spot.unwrap_or(Spot { run: UNKEYED, at: 0 });
-        // Runs have no more blocks than this has numbers.
-        (self.run, self.at) = (run | (self.run & SEVERAL), at as u8);
-    }
-
-    fn has_several(&self) -> bool {
-        self.run & SEVERAL != 0
-    }
-}
 
 impl Part {
     pub(super) fn new(place: Place) -> Self {
@@ -195,7 +145,7 @@ impl Part {
         if is_new {
             self.counts.unkeyed += 1;
         } else {
-            entry.run |= SEVERAL;
+            entry.set_several(true);
             *self.copies.entry(name).or_default() += 1;
         }
     }
@@ -248,7 +198,7 @@ impl Part {
                     let copies = self.copies.entry(*name).or_default();
                     *copies = copies.saturating_sub(1);
                     if *copies == 0 {
-                        entry.run &= !SEVERAL;
+                        entry.set_several(false);
                         self.copies.remove(name);
                     }
                 }
@@ -317,7 +267,7 @@ impl Part {
         if is_first {
             return self.count(name, key, new, added);
         }
-        entry.run |= SEVERAL;
+        entry.set_several(true);
         *self.copies.entry(name).or_default() += 1;
         if entry.spot() != Some(spot) {
             self.doubted.push(Doubt { name, key, spot, new });

@@ -23,7 +23,7 @@ impl PrefixIndex {
                 entries += worker.entries();
                 true
             });
-            // Tables that are three quarters full after this grow by a quarter when they are four fifths full. Taking
+            // Tables that are three quarters full after this grow by an eighth when they are four fifths full. Taking
             // off less would bring the next round with the next batches.
             let keep = entries as f64 * (max as f64 / self.bytes() as f64) * 11.0 / 12.0;
             let excess = entries.saturating_sub(keep as usize).max(1);

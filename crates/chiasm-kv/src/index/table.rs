@@ -1,7 +1,7 @@
 //! A hash table of small slots that keeps what it takes in memory down, and shrinks.
 //!
 //! `std`'s table doubles, so that it may be less than half full, and gives nothing back by itself. Here capacities grow by
-//! an eighth when four fifths are taken. Entries lie in the order of their hashes, each at its home (the hash times the
+//! an eighth or a twelfth when four fifths are taken. Entries lie in the order of their hashes, each at its home (the hash times the
 //! capacity, no power of two needed) or as close behind as the order allows. So a search for what is not there ends where it
 //! would be, what is put in or taken out moves its neighbours by one, and a new capacity is one pass over both tables. Behind
 //! the last home there is room for those that are pushed beyond it.
@@ -65,7 +65,7 @@ impl<S: Slot> Table<S> {
         let at = match self.find(hash, &is) {
             Ok(at) => return (&mut self.slots[at], false),
             Err(_) if self.len + 1 > self.capacity / 5 * 4 => {
-                self.resize((self.capacity + self.capacity / 8).max(self.capacity + 12));
+                self.resize((self.capacity + self.capacity / self.steps()).max(self.capacity + 12));
                 match self.find(hash, is) {
                     Ok(at) | Err(at) => at,
                 }
@@ -126,6 +126,12 @@ impl<S: Slot> Table<S> {
         if capacity < self.capacity {
             self.resize(capacity);
         }
+    }
+
+    /// One by this is what capacities grow by. Allocators move large pieces by mapping them elsewhere; small ones leave a hole
+    /// each time.
+    fn steps(&self) -> usize {
+        if self.bytes() < 1 << 17 { 8 } else { 12 }
     }
 
     /// Brings the homes of some hashes near, all at a time: to wait for one after the other takes longer.

@@ -7,12 +7,15 @@
 //! Whoever names a block by run and position keeps its name good when runs are split: positions beyond a run's end go on in
 //! its tail.
 
+mod run;
+
 use std::sync::atomic::AtomicU32;
 
 use super::clock::Clock;
 use super::holders::{Holders, Place};
-use super::table::{Slot, Table};
+use super::table::Table;
 use crate::BlockKey;
+use run::{First, Run};
 
 /// Which run, in 31 bits: the number of its tree in the highest four, then its number there.
 pub(super) type RunId = u32;
@@ -47,50 +50,6 @@ pub(super) struct Tree {
     blocks: usize,
 }
 
-#[derive(Default)]
-pub(super) struct Run {
-    /// Of its blocks. Those that nobody holds are kept while something comes after them.
-    pub(super) keys: Vec<BlockKey>,
-    pub(super) holders: Holders,
-    /// The block before the first; its run is [`NONE`] at the start of a prompt.
-    parent: Option<Spot>,
-    /// Where it went on before it was split.
-    tail: Option<RunId>,
-    /// Runs that start after its last block, beside the tail.
-    children: u32,
-    pub(super) used: AtomicU32,
-}
-
-/// A run by a part of its first key; the rest of it is in the run.
-#[derive(Clone, Copy)]
-struct First {
-    tag: u32,
-    run: RunId,
-}
-
-impl First {
-    /// Keys are uniform below 2^127.
-    fn tag(key: BlockKey) -> u32 {
-        (key.get() >> 95) as u32
-    }
-
-    fn hash_of(key: BlockKey) -> u64 {
-        u64::from(Self::tag(key)) << 32
-    }
-}
-
-impl Slot for First {
-    const FREE: Self = Self { tag: 0, run: NONE };
-
-    fn is_free(&self) -> bool {
-        self.run == NONE
-    }
-
-    fn hash(&self) -> u64 {
-        if self.is_free() { u64::MAX } else { u64::from(self.tag) << 32 }
-    }
-}
-
 /// Consecutive blocks of a prompt in one run, that a worker holds now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
@@ -98,49 +57,6 @@ pub(super) struct Segment {
     pub(super) len: u32,
     /// Those of them that it held before, counted from the first.
     pub(super) before: (u32, u32),
-}
-
-impl Run {
-    pub(super) fn len(&self) -> u32 {
-        self.keys.len() as u32
-    }
-
-    fn bytes(&self) -> usize {
-        self.keys.capacity() * size_of::<BlockKey>() + self.holders.bytes()
-    }
-
-    /// Into memory of few different sizes, which allocators have at hand; most of glibc's `realloc` is not even tried that way.
-    fn extend(&mut self, keys: &[BlockKey]) {
-        let len = self.keys.len() + keys.len();
-        if len > self.keys.capacity() {
-            let mut grown = Vec::with_capacity(len.max(self.keys.len() * 9 / 8).next_multiple_of(8));
-            grown.extend_from_slice(&self.keys);
-            self.keys = grown;
-        }
-        self.keys.extend_from_slice(keys);
-    }
-
-    /// How many of the keys are those of this run from `at` on. Keys are chained: if two agree, those before do.
-    pub(super) fn agrees(&self, at: u32, keys: &[BlockKey]) -> u32 {
-        let ours = &self.keys[at as usize..];
-        let most = ours.len().min(keys.len());
-        if most == 0 || ours[most - 1] == keys[most - 1] {
-            return most as u32;
-        }
-        if ours[0] != keys[0] {
-            return 0;
-        }
-        let (mut low, mut high) = (1, most - 1);
-        while low < high {
-            let middle = low.midpoint(high);
-            if ours[middle] == keys[middle] {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low as u32
-    }
 }
 
 impl Tree {
@@ -177,7 +93,7 @@ impl Tree {
             if spot.at < run.len() {
                 return Some(spot);
             }
-            spot = Spot { run: run.tail?, at: spot.at - run.len() };
+            spot = Spot { run: run.tail()?, at: spot.at - run.len() };
         }
     }
 
@@ -194,7 +110,7 @@ impl Tree {
 
     /// The run that goes on with a block after the last of another, or at the start.
     pub(super) fn next(&self, after: Option<RunId>, key: BlockKey) -> Option<RunId> {
-        let tail = after.and_then(|run| self.run(run).tail);
+        let tail = after.and_then(|run| self.run(run).tail());
         tail.filter(|tail| self.run(*tail).keys[0] == key).or_else(|| {
             let is = |first: &First| self.run(first.run).keys[0] == key;
             self.first.get(First::hash_of(key), is).map(|first| first.run)
@@ -209,7 +125,7 @@ impl Tree {
         };
         let key = *keys.first()?;
         // Most prompts part where a run was split.
-        let tail = after.and_then(|run| self.run(run).tail).filter(|tail| self.run(*tail).keys[0] == key);
+        let tail = after.and_then(|run| self.run(run).tail()).filter(|tail| self.run(*tail).keys[0] == key);
         tail.and_then(agrees).or_else(|| self.first.find_map(First::hash_of(key), |first| agrees(first.run)))
     }
 
@@ -281,7 +197,7 @@ impl Tree {
             // Two pieces: what comes later goes to the tail.
             Some((_, old_to)) if old_to < from => {
                 self.split(spot)?;
-                let spot = Spot { run: self.run(spot.run).tail?, at: 0 };
+                let spot = Spot { run: self.run(spot.run).tail()?, at: 0 };
                 self.set(spot.run, place, 0, len);
                 Some(Segment { spot, len, before: (0, 0) })
             }
@@ -308,7 +224,7 @@ impl Tree {
             let run = self.run_mut(spot.run);
             let len = run.len();
             let keys = &keys[..keys.len().min(MOST_BLOCKS - len as usize)];
-            if !keys.is_empty() && run.tail.is_none() && run.children == 0 && run.holders.ends_with_only(place, len) {
+            if !keys.is_empty() && run.tail().is_none() && run.children == 0 && run.holders.ends_with_only(place, len) {
                 let before = run.bytes();
                 run.extend(keys);
                 let (from, to) = (run.holders.get(place, len).map_or(0, |(from, _)| from), run.len());
@@ -322,12 +238,10 @@ impl Tree {
         }
         let keys = &keys[..keys.len().min(MOST_BLOCKS)];
         let parent = after.map(|spot| Spot { at: spot.at - 1, ..spot });
-        let run =
-            Run { keys: keys.to_vec(), holders: Holders::one(place, keys.len() as u32), parent, ..Run::default() };
+        let run = Run::new(keys.to_vec(), Holders::one(place, keys.len() as u32), parent);
         clock.note(&run.used);
         let id = self.new_run(run)?;
-        let new = || First { tag: First::tag(keys[0]), run: id };
-        self.first.entry(First::hash_of(keys[0]), |first| first.run == id, new);
+        self.first.entry(First::hash_of(keys[0]), |first| first.run == id, || First::new(keys[0], id));
         if let Some(spot) = after {
             self.run_mut(spot.run).children += 1;
         }
@@ -372,7 +286,7 @@ impl Tree {
     /// A worker holds nothing of a run any more, nor of its tails.
     pub(super) fn release_run(&mut self, run: RunId, place: Place) {
         let there = |run: RunId| self.runs.get((run - self.tag) as usize);
-        let tails: Vec<_> = std::iter::successors(Some(run), |run| there(*run)?.tail).collect();
+        let tails: Vec<_> = std::iter::successors(Some(run), |run| there(*run)?.tail()).collect();
         for run in tails.into_iter().rev() {
             let there = self.runs.get((run - self.tag) as usize);
             if there.is_some_and(|run| run.holders.get(place, run.len()).is_some()) {
@@ -426,20 +340,17 @@ impl Tree {
         }
         let run = self.run_mut(spot.run);
         let (bytes, len) = (run.bytes(), run.len());
-        let rest = Run {
-            keys: run.keys[spot.at as usize..].to_vec(),
-            holders: run.holders.split(spot.at, len),
-            parent: Some(Spot { run: spot.run, at: spot.at - 1 }),
-            tail: run.tail.take(),
-            children: std::mem::take(&mut run.children),
-            used: AtomicU32::new(*run.used.get_mut()),
-        };
+        let (keys, holders) = (run.keys[spot.at as usize..].to_vec(), run.holders.split(spot.at, len));
+        let mut rest = Run::new(keys, holders, Some(Spot { run: spot.run, at: spot.at - 1 }));
+        rest.set_tail(run.tail());
+        rest.children = std::mem::take(&mut run.children);
+        rest.used = AtomicU32::new(*run.used.get_mut());
         run.keys.truncate(spot.at as usize);
         run.keys.shrink_to_fit();
         let after = run.bytes();
         self.heap = self.heap + after - bytes;
         let tail = self.new_run(rest);
-        self.run_mut(spot.run).tail = tail;
+        self.run_mut(spot.run).set_tail(tail);
         Some(())
     }
 
@@ -448,7 +359,7 @@ impl Tree {
         let mut next = Some(run);
         while let Some(id) = next.take() {
             let run = self.run_mut(id);
-            if run.tail.is_some() || run.children > 0 || run.keys.is_empty() {
+            if run.tail().is_some() || run.children > 0 || run.keys.is_empty() {
                 return;
             }
             let (len, bytes) = (run.len(), run.bytes());
@@ -465,13 +376,13 @@ impl Tree {
                 self.heap = self.heap + after - bytes;
                 return;
             }
-            let (first, parent) = (run.keys[0], run.parent);
+            let (first, parent) = (run.keys[0], run.parent());
             *run = Run::default();
             self.heap -= bytes;
             self.free.push(id - self.tag);
             let parent = parent.and_then(|parent| self.find_end(parent));
-            if parent.is_some_and(|parent| self.run(parent).tail == Some(id)) {
-                parent.into_iter().for_each(|parent| self.run_mut(parent).tail = None);
+            if parent.is_some_and(|parent| self.run(parent).tail() == Some(id)) {
+                parent.into_iter().for_each(|parent| self.run_mut(parent).set_tail(None));
             } else {
                 self.first.remove(First::hash_of(first), |first| first.run == id);
                 if let Some(parent) = parent {
