@@ -342,3 +342,50 @@ proptest! {
         check(&prompts, steps)?;
     }
 }
+
+#[test]
+fn prompts_of_many_runs_are_held_split_and_let_go() {
+    const BLOCKS: usize = 1000;
+    let tokens: Vec<TokenId> = (0..2 * BLOCKS as u32).map(TokenId).collect();
+    let mut other = tokens.clone();
+    other[2 * 700] = TokenId(7);
+    let keys = |tokens: &[TokenId]| block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK);
+    // Of the engine's names, the lower ones are of the first prompt.
+    let stored = |tokens: &[TokenId], names: u64, blocks: std::ops::Range<usize>| {
+        batch(KvEvent::BlockStored(BlockStored {
+            block_hashes: blocks.clone().map(|block| ExternalHash::U64(names + block as u64)).collect(),
+            parent_block_hash: blocks.start.checked_sub(1).map(|parent| ExternalHash::U64(parent as u64)),
+            token_ids: tokens[2 * blocks.start..2 * blocks.end].to_vec(),
+            block_size: 2,
+            ..Default::default()
+        }))
+    };
+    let removed = |names: &mut dyn Iterator<Item = usize>| {
+        let block_hashes = names.map(|name| ExternalHash::U64(name as u64)).collect();
+        batch(KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..Default::default() }))
+    };
+    let index = PrefixIndex::new();
+    (0..3).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
+    index.apply(WorkerId(0), &stored(&tokens, 0, 0..BLOCKS));
+    // Not at once: the ends of runs are elsewhere then.
+    for start in (0..BLOCKS).step_by(50) {
+        index.apply(WorkerId(1), &stored(&tokens, 0, start..start + 50));
+    }
+    index.apply(WorkerId(2), &stored(&tokens, 0, 0..256));
+    index.apply(WorkerId(2), &stored(&tokens, 0, 256..257));
+    let overlaps = |tokens: &[TokenId]| index.overlaps(&keys(tokens)).into_iter().map(|(_, blocks)| blocks);
+    assert_eq!(Vec::from_iter(overlaps(&tokens)), [BLOCKS, BLOCKS, 257]);
+    index.apply(WorkerId(1), &stored(&other, 5000, 700..BLOCKS));
+    assert_eq!(Vec::from_iter(overlaps(&other)), [700, BLOCKS, 257]);
+    index.apply(WorkerId(0), &removed(&mut (300..BLOCKS).rev()));
+    index.apply(WorkerId(2), &removed(&mut [255, 256].into_iter()));
+    assert_eq!(Vec::from_iter(overlaps(&tokens)), [300, BLOCKS, 255]);
+    index.apply(WorkerId(1), &removed(&mut (600..650)));
+    assert_eq!(Vec::from_iter(overlaps(&tokens)), [300, 600, 255]);
+    index.apply(WorkerId(1), &removed(&mut (0..600).chain(650..BLOCKS).chain(5700..5000 + BLOCKS)));
+    index.apply(WorkerId(0), &removed(&mut (0..300).rev()));
+    index.apply(WorkerId(2), &removed(&mut (0..255)));
+    let totals = index.totals();
+    assert_eq!((totals.blocks, totals.entries, totals.runs), (0, 0, 0));
+    assert!((0..3).all(|worker| index.stats(WorkerId(worker)).unwrap().unknown_removals == 0));
+}

@@ -26,8 +26,9 @@ pub(super) const NONE: RunId = (1 << 31) - 1;
 /// Bits of a run's number.
 pub(super) const RUN_BITS: u32 = 27;
 
-/// Blocks of a run, at most: so many as a byte has numbers. Longer prompts are several runs.
-const MOST_BLOCKS: usize = 256;
+/// Blocks of a run, at most: so many as a byte has numbers. Longer prompts are several runs. Fewer in tests, so that short
+/// prompts are that too.
+const MOST_BLOCKS: usize = if cfg!(test) { 16 } else { 256 };
 
 /// A block, by the run that it was in when it got this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
