@@ -26,9 +26,9 @@ pub struct MediaConfig {
     pub min_body_rate: u64,
     /// Longest time for a whole fetch: waiting for its turn, redirects and body included. Default 15 s.
     pub total_timeout: Duration,
-    /// Most fetches at once. Default 128.
+    /// Most fetches at once, at least 1. Default 128.
     pub max_fetches: usize,
-    /// Most fetches at once from one host and port. Default 32.
+    /// Most fetches at once from one host and port, at least 1. Default 32.
     pub max_fetches_per_origin: usize,
     /// Most redirects that are followed; 0 follows none. Default 5.
     pub max_redirects: usize,

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use reqwest::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, LOCATION};
+use reqwest::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Response, StatusCode};
 use rustls::RootCertStore;
 use tokio::time::{Instant, timeout_at};
@@ -19,6 +19,9 @@ use crate::{ByteBudget, MediaConfig, MediaError};
 
 use client::{Clients, web_roots};
 use turns::{Turn, Turns};
+
+/// Longer timeouts count as this one, so that no point in time is beyond what clocks can tell.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A body, and for how long it may be reused.
 #[derive(Debug)]
@@ -70,16 +73,18 @@ impl Fetcher {
         lookup: Lookup,
         roots: RootCertStore,
     ) -> Result<Self, MediaError> {
-        let min_bytes = (config.stall_timeout.as_secs_f64() * config.min_body_rate as f64) as u64;
+        let [first_byte_timeout, stall_timeout, total_timeout] =
+            [config.first_byte_timeout, config.stall_timeout, config.total_timeout].map(|timeout| timeout.min(LONGEST));
+        let min_bytes = (stall_timeout.as_secs_f64() * config.min_body_rate as f64) as u64;
         Ok(Self {
             clients: Clients::new(config, GuardedResolver { lookup, rule: rule.clone() }, roots)?,
             policy: UrlPolicy::new(config, rule),
             turns: Turns::new(config.max_fetches, config.max_fetches_per_origin),
             limits: Limits {
-                first_byte_timeout: config.first_byte_timeout,
-                stall_timeout: config.stall_timeout,
+                first_byte_timeout,
+                stall_timeout,
                 min_bytes: min_bytes.max(1),
-                total_timeout: config.total_timeout,
+                total_timeout,
                 max_redirects: config.max_redirects,
                 max_bytes: config.max_bytes,
             },
@@ -100,13 +105,18 @@ impl Fetcher {
         self.check(&url)?;
         let deadline = Instant::now() + self.limits.total_timeout;
         let mut redirects = RedirectFreshness::none();
-        for _ in 0..=self.limits.max_redirects {
+        let mut followed = 0;
+        loop {
             let turn = self.turns.take(&url, deadline).await?;
             let condition = known.and_then(|known| known.condition(&url));
             let conditional = condition.is_some();
             let (response, received) = self.ask(&turn, &url, condition, deadline).await?;
             let (status, headers) = (response.status(), response.headers());
             if is_redirect(status) && headers.contains_key(LOCATION) {
+                if followed == self.limits.max_redirects {
+                    return Err(MediaError::TooManyRedirects { limit: self.limits.max_redirects });
+                }
+                followed += 1;
                 let target = redirect_target(&url, location(headers)?)?;
                 self.policy.check_redirect(&url, &target)?;
                 redirects.follow(is_permanent(status), headers, received, self.freshness);
@@ -122,7 +132,7 @@ impl Fetcher {
                     if known.is_some_and(|known| known.is_confirmed_by(headers)) {
                         return Ok(Answer::NotModified(freshness));
                     }
-                    // It speaks of another answer than the known one.
+                    // It speaks of another answer than the known one. Without that, it cannot say so again.
                     known = None;
                     continue;
                 }
@@ -131,7 +141,6 @@ impl Fetcher {
             let bytes = self.body(response, deadline).await?;
             return Ok(Answer::New(Fetched { bytes, freshness }));
         }
-        Err(MediaError::TooManyRedirects { limit: self.limits.max_redirects })
     }
 
     /// Sends one request and waits for the head of its answer.
@@ -139,7 +148,7 @@ impl Fetcher {
         &self,
         turn: &Turn<'_>,
         url: &Url,
-        condition: Option<(reqwest::header::HeaderName, reqwest::header::HeaderValue)>,
+        condition: Option<(HeaderName, HeaderValue)>,
         deadline: Instant,
     ) -> Result<(Response, Received), MediaError> {
         let mut request = self.clients.client(turn.keep_alive()).get(url.clone());

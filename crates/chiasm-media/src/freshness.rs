@@ -26,6 +26,9 @@ use cache_control::{CacheControl, seconds};
 /// 8.8.2.2).
 const SETTLED: Duration = Duration::from_secs(60);
 
+/// Nothing is fresh for longer: clocks do not tell all times.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// Longest validator that is kept, in bytes. Longer ones make an answer one that cannot be asked for again.
 const MAX_VALIDATOR_BYTES: usize = 512;
 
@@ -203,8 +206,7 @@ impl Statement {
     /// When it is not fresh any more.
     fn until(&self, bounds: FreshnessBounds) -> Instant {
         let left = self.lifetime.unwrap_or_default().saturating_sub(self.age).min(bounds.max).max(bounds.min);
-        // A time beyond what the clock can tell does not come.
-        self.at.checked_add(left).unwrap_or(self.at)
+        self.at + left.min(FOREVER)
     }
 }
 

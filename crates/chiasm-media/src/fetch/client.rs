@@ -7,6 +7,7 @@ use reqwest::Client;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderValue};
 use rustls::{ClientConfig, RootCertStore};
 
+use super::LONGEST;
 use crate::policy::GuardedResolver;
 use crate::{MediaConfig, MediaError};
 
@@ -63,7 +64,7 @@ impl Clients {
                     (ACCEPT, HeaderValue::from_static("image/*,*/*;q=0.5")),
                     (ACCEPT_ENCODING, HeaderValue::from_static("identity")),
                 ]))
-                .connect_timeout(config.connect_timeout)
+                .connect_timeout(config.connect_timeout.min(LONGEST))
                 .pool_max_idle_per_host(idle_per_origin)
                 .pool_idle_timeout(KEEP_ALIVE)
                 .http1_max_headers(MAX_HEADERS)

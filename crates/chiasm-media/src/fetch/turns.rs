@@ -61,7 +61,7 @@ struct Visit<'a> {
 
 impl Turns {
     pub(super) fn new(all: usize, per_origin: usize) -> Self {
-        let all = Semaphore::new(all.min(Semaphore::MAX_PERMITS));
+        let all = Semaphore::new(all.clamp(1, Semaphore::MAX_PERMITS));
         Self { all, per_origin, forget: FORGET, origins: Mutex::default() }
     }
 
@@ -88,7 +88,7 @@ impl Turns {
         let mut origins = self.lock();
         let keep = origins.contains_key(&origin) || self.make_room(&mut origins, now);
         let new = || Entry {
-            turns: Arc::new(Semaphore::new(self.per_origin.min(Semaphore::MAX_PERMITS))),
+            turns: Arc::new(Semaphore::new(self.per_origin.clamp(1, Semaphore::MAX_PERMITS))),
             users: 0,
             kept: keep,
             used: now,

@@ -386,7 +386,7 @@ async fn an_origin_that_fails_now_and_then_is_believed_each_time() {
     }
 }
 
-/// Ten bodies of 100 bytes each would fit, were it not for the budget.
+/// Bodies of 100 bytes each are far below the limit for one, and of four the last has no room.
 #[tokio::test]
 async fn bodies_are_read_into_the_budget_or_not_at_all() {
     let origin = Origin::fixed(ok(&"x".repeat(100))).await;
@@ -467,4 +467,28 @@ async fn when_all_turns_are_taken_the_server_is_busy() {
     assert_eq!(waiting.err(), Some(MediaError::Busy));
     task.abort();
     assert_eq!(get(&holder, good.url("/")).await.unwrap(), "fine");
+}
+
+#[tokio::test]
+async fn limits_without_sense_do_no_harm() {
+    let origin = Origin::fixed(ok("fine")).await;
+    let endless = MediaConfig {
+        connect_timeout: Duration::MAX,
+        first_byte_timeout: Duration::MAX,
+        stall_timeout: Duration::MAX,
+        total_timeout: Duration::MAX,
+        min_body_rate: u64::MAX,
+        max_fetches: usize::MAX,
+        max_fetches_per_origin: usize::MAX,
+        min_freshness: Duration::MAX,
+        max_freshness: Duration::MAX,
+        ..config()
+    };
+    let none = MediaConfig { max_fetches: 0, max_fetches_per_origin: 0, min_body_rate: 0, ..config() };
+    for (limits, fresh) in [(endless, true), (none, false)] {
+        let fetcher = fetcher(&limits);
+        let Ok(Answer::New(fetched)) = fetcher.get(origin.url("/"), None).await else { panic!("it is there") };
+        assert_eq!(fetched.bytes, "fine");
+        assert_eq!(fetched.freshness.is_fresh(Instant::now().into_std()), fresh);
+    }
 }

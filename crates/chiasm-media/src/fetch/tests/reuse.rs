@@ -89,7 +89,8 @@ async fn not_modified_of_something_else_is_asked_again_plainly() {
         "HTTP/1.1 200 OK\r\netag: \"2\"\r\ncontent-length: 3\r\n\r\ndef",
     ])
     .await;
-    let fetcher = open_fetcher();
+    // It is no redirect.
+    let fetcher = fetcher(&MediaConfig { max_redirects: 0, ..config() });
     let fetched = first(&fetcher, origin.url("/")).await;
     let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&fetched.freshness)).await.unwrap() else {
         panic!("it was modified");
