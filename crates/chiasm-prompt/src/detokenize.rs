@@ -33,6 +33,11 @@ impl Detokenizer {
     ///
     /// `skip_special`: whether special tokens give no text.
     pub fn new(tokenizer: Tokenizer, prompt: &[TokenId], skip_special: bool) -> Self {
+        // After whole characters nothing before them matters.
+        let last = prompt.last().and_then(|last| Some((last, closed(tokenizer.whole_characters(*last)?)?)));
+        if let Some((last, prefix)) = last {
+            return Self { tokenizer, skip_special, ids: vec![last.0], prefix, prefix_index: 1, pending: 0 };
+        }
         let begin = char_begin(&tokenizer, prompt, prompt.len().saturating_sub(PROMPT_TOKENS));
         let prompt = &prompt[begin..];
         let complete = prompt.len() - open_tokens(&tokenizer, prompt);
@@ -43,6 +48,9 @@ impl Detokenizer {
 
     /// The text that `token` completes; empty while a character is incomplete.
     pub fn push(&mut self, token: TokenId) -> String {
+        if let Some(text) = self.whole_characters(token) {
+            return text;
+        }
         let text = match self.step(token) {
             Ok(text) => text,
             // The decoder took back what it had given, so nothing can be told about what follows it: begin anew
@@ -72,6 +80,22 @@ impl Detokenizer {
         self.pending
     }
 
+    /// The text of a token that is whole characters after whole characters, which is nearly every one: what `step` would
+    /// come to, without decoding the last tokens twice. `None` in any other case.
+    fn whole_characters(&mut self, token: TokenId) -> Option<String> {
+        let begins_anew = self.prefix_index == self.ids.len() && !self.prefix.is_empty();
+        if !begins_anew || self.prefix.ends_with(char::REPLACEMENT_CHARACTER) {
+            return None;
+        }
+        let text = closed(self.tokenizer.whole_characters(token)?)?;
+        self.ids.clear();
+        self.ids.push(token.0);
+        self.prefix.clone_from(&text);
+        self.prefix_index = 1;
+        self.pending = 0;
+        Some(text)
+    }
+
     fn step(&mut self, token: TokenId) -> tokenizers::Result<Option<String>> {
         step_decode_stream(
             self.tokenizer.raw(),
@@ -82,6 +106,11 @@ impl Detokenizer {
             &mut self.prefix_index,
         )
     }
+}
+
+/// The text if there is any and it does not end like one with an incomplete character.
+fn closed(text: String) -> Option<String> {
+    (!text.is_empty() && !text.ends_with(char::REPLACEMENT_CHARACTER)).then_some(text)
 }
 
 /// The last position up to `at` where a token does not go on with a character of the tokens before it.

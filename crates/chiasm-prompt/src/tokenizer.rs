@@ -131,6 +131,11 @@ impl Tokenizer {
         self.inner.byte_form.bytes(&self.inner.tokenizer, token)
     }
 
+    /// The text of a token that is whole characters wherever it stands; `None` if that can't be said of it alone.
+    pub(crate) fn whole_characters(&self, token: TokenId) -> Option<String> {
+        self.inner.byte_form.whole_characters(&self.inner.tokenizer, token)
+    }
+
     pub(crate) fn raw(&self) -> &tokenizers::Tokenizer {
         &self.inner.tokenizer
     }

@@ -26,6 +26,14 @@ fn in_pieces(tokenizer: &Tokenizer, prompt: &[TokenId], answer: &[TokenId], skip
     (text, detokenizer.pending())
 }
 
+/// A stream that knows the whole prompt, as vLLM's does.
+fn primed(tokenizer: &Tokenizer, prompt: &[TokenId], skip_special: bool) -> Detokenizer {
+    let complete = prompt.len() - open_tokens(tokenizer, prompt);
+    let ids = prompt.iter().map(|token| token.0).collect();
+    let prefix = tokenizer.decode(&prompt[..complete], skip_special);
+    Detokenizer { tokenizer: tokenizer.clone(), skip_special, ids, prefix, prefix_index: complete, pending: 0 }
+}
+
 #[test]
 fn a_character_comes_out_whole_with_its_last_token() {
     for model in ["qwen2_vl", "llama2"] {
@@ -116,6 +124,27 @@ proptest! {
             let space = if model == "llama2" && !text.is_empty() { " " } else { "" };
             if !whole.ends_with('\u{fffd}') {
                 prop_assert_eq!(pieces, format!("{space}{whole}"));
+            }
+        }
+    }
+
+    #[test]
+    fn whole_characters_come_out_as_the_stream_gives_them(
+        prompt in prop::collection::vec(0u32..345, 0..6),
+        answer in prop::collection::vec(prop_oneof![0u32..345, Just(u32::MAX)], 0..60),
+        skip_special: bool,
+    ) {
+        for model in ["qwen2_vl", "llama3", "llama2"] {
+            let tokenizer = tokenizer(model);
+            let prompt: Vec<TokenId> = prompt.iter().copied().map(TokenId).collect();
+            let mut ours = Detokenizer::new(tokenizer.clone(), &prompt, skip_special);
+            let mut stream = primed(&tokenizer, &prompt, skip_special);
+            for token in answer.iter().copied().map(TokenId) {
+                let expected = match stream.step(token) {
+                    Ok(text) => text.unwrap_or_default(),
+                    Err(_) => break,
+                };
+                prop_assert_eq!(ours.push(token), expected);
             }
         }
     }

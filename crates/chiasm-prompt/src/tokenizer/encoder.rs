@@ -20,12 +20,13 @@ mod split;
 mod word_cache;
 mod words;
 
+use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
 use chiasm_types::TokenId;
 
 use added_tokens::{AddedTokens, Piece};
-use normalize::Normalization;
+use normalize::{Metaspace, Normalization};
 use split::Splitter;
 use words::{WordState, Words};
 
@@ -46,6 +47,7 @@ const SELF_CHECK: &[&str] = &[
 pub(super) struct Encoder {
     added: AddedTokens,
     normalization: Normalization,
+    metaspace: Option<Metaspace>,
     splitters: Vec<Splitter>,
     words: Words,
     /// What the post-processor puts before and behind a text.
@@ -81,12 +83,13 @@ impl Encoder {
     fn new(
         added: AddedTokens,
         normalization: Normalization,
+        metaspace: Option<Metaspace>,
         splitters: Vec<Splitter>,
         words: Words,
         around: (Vec<u32>, Vec<u32>),
     ) -> Self {
         let max_idle = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { added, normalization, splitters, words, around, idle: Mutex::default(), max_idle }
+        Self { added, normalization, metaspace, splitters, words, around, idle: Mutex::default(), max_idle }
     }
 
     /// Token ids of a text, or `None` if the text has a case that is left to `tokenizers`.
@@ -116,10 +119,13 @@ impl Encoder {
         state: &mut WordState,
         ids: &mut Vec<TokenId>,
     ) -> bool {
+        // Whether nothing of the text has been passed.
+        let mut first = true;
         for piece in self.added.in_text(text) {
             let text = match piece {
                 Piece::Added(id) => {
                     ids.push(TokenId(id));
+                    first = false;
                     continue;
                 }
                 Piece::Text(text) => text,
@@ -131,9 +137,14 @@ impl Encoder {
                     Piece::Added(id) => ids.push(TokenId(id)),
                     Piece::LeftOut => return false,
                     Piece::Text(text) => {
-                        split::split(&self.splitters, text, &mut |word| self.words.push(tokenizer, word, state, ids));
+                        let text = match &self.metaspace {
+                            None => Cow::Borrowed(text),
+                            Some(metaspace) => Cow::Owned(metaspace.apply(text, first)),
+                        };
+                        split::split(&self.splitters, &text, &mut |word| self.words.push(tokenizer, word, state, ids));
                     }
                 }
+                first = false;
             }
         }
         true

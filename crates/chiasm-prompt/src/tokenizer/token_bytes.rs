@@ -2,13 +2,16 @@
 
 use chiasm_types::TokenId;
 use serde_json::Value;
-use tokenizers::Tokenizer;
+use tokenizers::{Model, Tokenizer};
 
 /// How a tokenizer writes bytes into its vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ByteForm {
     /// Each byte is a printable character, as in GPT-2.
-    ByteLevel,
+    ByteLevel {
+        /// Whether decoding is joining the bytes and nothing else.
+        alone: bool,
+    },
     /// Text, with `▁` for a space and `<0xE2>` for a byte that has no token, as in Llama 2.
     ByteFallback,
     /// Plain text, or something else.
@@ -22,12 +25,23 @@ impl ByteForm {
         let mut kinds = Vec::new();
         collect_kinds(&decoder.unwrap_or_default(), &mut kinds);
         if kinds.iter().any(|kind| kind == "ByteLevel") {
-            Self::ByteLevel
+            Self::ByteLevel { alone: kinds.len() == 1 }
         } else if kinds.iter().any(|kind| kind == "ByteFallback") {
             Self::ByteFallback
         } else {
             Self::Text
         }
+    }
+
+    /// The text of a token of the model's own vocabulary, if it decodes to the same in any place: if it is whole
+    /// characters, and decoding is joining bytes.
+    pub(super) fn whole_characters(self, tokenizer: &Tokenizer, token: TokenId) -> Option<String> {
+        let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        if self != (Self::ByteLevel { alone: true }) || added.contains_key(&token.0) {
+            return None;
+        }
+        let text = tokenizer.get_model().id_to_token(token.0)?;
+        String::from_utf8(byte_level(&text).unwrap_or_else(|| text.into_bytes())).ok()
     }
 
     pub(super) fn bytes(self, tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
@@ -36,7 +50,7 @@ impl ByteForm {
             return text.into_bytes();
         }
         match self {
-            Self::ByteLevel => byte_level(&text).unwrap_or_else(|| text.into_bytes()),
+            Self::ByteLevel { .. } => byte_level(&text).unwrap_or_else(|| text.into_bytes()),
             Self::ByteFallback => match fallback_byte(&text) {
                 Some(byte) => vec![byte],
                 None => text.replace('▁', " ").into_bytes(),

@@ -17,6 +17,9 @@ const NEVER: u32 = u32::MAX;
 /// The pairs of tokens that merge.
 pub(super) struct Merges {
     by_pair: HashMap<u64, Merge, BuildHasherDefault<PairHasher>>,
+    /// One bit for each hash of a pair that merges. Most neighbours never do, and this is small enough to stay in the
+    /// processor's cache, as the table is not.
+    any: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,13 +70,22 @@ impl Merges {
     /// From the two tokens of each merge and the token they make, in the order of the file. A pair that comes twice
     /// counts where it comes last.
     pub(super) fn new(merges: impl IntoIterator<Item = (u32, u32, u32)>) -> Self {
-        let by_pair =
-            (0..).zip(merges).map(|(rank, (left, right, id))| (pair(left, right), Merge { rank, id })).collect();
-        Self { by_pair }
+        let merges = (0..).zip(merges).map(|(rank, (left, right, id))| (pair(left, right), Merge { rank, id }));
+        let by_pair: HashMap<_, _, _> = merges.collect();
+        // Sixteen bits for each pair, so that one in sixteen of the others looks like one.
+        let mut any = vec![0; (by_pair.len() / 4).next_power_of_two()];
+        for pair in by_pair.keys() {
+            let (word, bit) = place(*pair, any.len());
+            any[word] |= bit;
+        }
+        Self { by_pair, any }
     }
 
     fn get(&self, left: u32, right: u32) -> Merge {
-        self.by_pair.get(&pair(left, right)).copied().unwrap_or(Merge { rank: NEVER, id: 0 })
+        let pair = pair(left, right);
+        let (word, bit) = place(pair, self.any.len());
+        let merge = if self.any[word] & bit == 0 { None } else { self.by_pair.get(&pair) };
+        merge.copied().unwrap_or(Merge { rank: NEVER, id: 0 })
     }
 
     /// Merges the symbols of a word to its tokens.
@@ -153,6 +165,14 @@ impl Merges {
 
 fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
+}
+
+/// The place of a pair's bit among a power of two of words.
+fn place(pair: u64, words: usize) -> (usize, u64) {
+    let mut hasher = PairHasher::default();
+    hasher.write_u64(pair);
+    let hash = hasher.finish();
+    ((hash >> 16) as usize & (words - 1), 1 << (hash & 63))
 }
 
 /// The first of the lowest ranks.

@@ -27,6 +27,10 @@ impl Normalization {
         Some(Self(steps))
     }
 
+    pub(super) fn is_nothing(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether no text that was normalised contains `pattern`.
     pub(super) fn removes(&self, pattern: &str) -> bool {
         let last = self.0.last();
@@ -69,4 +73,46 @@ fn nfc(text: Cow<'_, str>) -> Cow<'_, str> {
         return text;
     }
     Cow::Owned(text.chars().nfc().map(|(c, _)| c).collect())
+}
+
+/// The pre-tokenizer of SentencePiece's vocabularies: another sign for spaces, and one before a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Metaspace {
+    pub(super) sign: char,
+    prepend: Prepend,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prepend {
+    Never,
+    /// Before the piece that begins the text.
+    First,
+    Always,
+}
+
+impl Metaspace {
+    /// `None` if a setting is not known.
+    pub(super) fn of(json: &Value) -> Option<Self> {
+        let mut sign = json["replacement"].as_str()?.chars();
+        let prepend = match json["prepend_scheme"].as_str()? {
+            "never" => Prepend::Never,
+            "first" => Prepend::First,
+            "always" => Prepend::Always,
+            _ => return None,
+        };
+        Some(Self { sign: sign.next()?, prepend })
+    }
+
+    /// `first`: whether the piece begins the text.
+    pub(super) fn apply(&self, text: &str, first: bool) -> String {
+        let before = match self.prepend {
+            Prepend::Never => false,
+            Prepend::First => first,
+            Prepend::Always => true,
+        };
+        let mut out = String::with_capacity(2 * text.len());
+        out.extend((before && !text.starts_with([' ', self.sign])).then_some(self.sign));
+        out.extend(text.chars().map(|c| if c == ' ' { self.sign } else { c }));
+        out
+    }
 }

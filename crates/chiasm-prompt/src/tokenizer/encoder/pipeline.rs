@@ -9,7 +9,7 @@ use tokenizers::{Encoding, Model, Token, Tokenizer};
 use super::Encoder;
 use super::added_tokens::AddedTokens;
 use super::merges::Merges;
-use super::normalize::Normalization;
+use super::normalize::{Metaspace, Normalization};
 use super::split::{self, Splitter};
 use super::words::{Alphabet, Words};
 use crate::tokenizer::token_bytes::byte_letters;
@@ -55,13 +55,24 @@ pub(super) fn encoder(tokenizer: &Tokenizer, json: &[u8]) -> Option<Encoder> {
     let file: File<'_> = serde_json::from_slice(json).ok()?;
     let normalization = Normalization::of(&serde_json::to_value(tokenizer.get_normalizer()).ok()?)?;
     let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
-    let (mut splitters, byte_level) = split::steps(&pre_tokenizer, &|pattern| normalization.removes(pattern))?;
+    let mut metaspace = None;
+    let (mut splitters, byte_level) = if pre_tokenizer["type"] == "Metaspace" {
+        let sign = metaspace.insert(Metaspace::of(&pre_tokenizer)?).sign;
+        // A normaliser could move the text's beginning.
+        if !normalization.is_nothing() {
+            return None;
+        }
+        let split = pre_tokenizer["split"].as_bool()?;
+        (split.then_some(Splitter::BeforeEach(sign)).into_iter().collect(), false)
+    } else {
+        split::steps(&pre_tokenizer, &|pattern| normalization.removes(pattern))?
+    };
     let words = words(tokenizer, &file.model, byte_level)?;
     if let (Alphabet::Characters { .. }, true) = (&words.alphabet, splitters.is_empty()) {
         splitters.extend(space_splitter(tokenizer, &file.model));
     }
     let added = AddedTokens::of(tokenizer.get_added_vocabulary())?;
-    Some(Encoder::new(added, normalization, splitters, words, around(tokenizer)?))
+    Some(Encoder::new(added, normalization, metaspace, splitters, words, around(tokenizer)?))
 }
 
 fn words(tokenizer: &Tokenizer, model: &BytePairModel<'_>, byte_level: bool) -> Option<Words> {

@@ -15,6 +15,8 @@ pub(super) enum Splitter {
     Regex(SysRegex),
     /// Before each run of this character. Only for a model that merges nothing across this place.
     BeforeRuns(char),
+    /// Before each of this character.
+    BeforeEach(char),
 }
 
 impl Splitter {
@@ -50,10 +52,11 @@ impl Splitter {
                     each(&text[at..]);
                 }
             }
-            Self::BeforeRuns(c) => {
+            Self::BeforeRuns(c) | Self::BeforeEach(c) => {
+                let each_one = matches!(self, Self::BeforeEach(_));
                 let mut begin = 0;
                 for (at, _) in text.match_indices(*c) {
-                    if at > begin && !text[..at].ends_with(*c) {
+                    if at > begin && (each_one || !text[..at].ends_with(*c)) {
                         each(&text[begin..at]);
                         begin = at;
                     }

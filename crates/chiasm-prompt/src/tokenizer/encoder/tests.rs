@@ -137,6 +137,18 @@ fn kinds() -> Vec<Pair> {
         json["pre_tokenizer"] =
             json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
     });
+    for scheme in ["first", "always", "never"] {
+        for split in [false, true] {
+            for base in [&characters, &dense_characters] {
+                add(&format!("metaspace {scheme} {split}"), base, &|json| {
+                    json["normalizer"] = Value::Null;
+                    json["pre_tokenizer"] =
+                        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split});
+                    json["added_tokens"][2]["normalized"] = json!(true);
+                });
+            }
+        }
+    }
     add("normalised added tokens", &characters, &|json| {
         for token in json["added_tokens"].as_array_mut().unwrap() {
             token["normalized"] = json!(true);
@@ -248,7 +260,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 800, ..ProptestConfig::default() })]
 
     #[test]
     fn any_text_has_the_tokens_of_tokenizers(text in text(), special in any::<bool>()) {
