@@ -13,7 +13,7 @@
 //! | `peers` | the programs that measure pixels, index and door, which have a workspace of their own |
 //! | `load` | what else the machine does |
 //! | `built` | where cargo puts what it builds |
-//! | `turbojpeg` | a library that one of the peers needs to be exact |
+//! | `turbojpeg` | a library that two of the peers decode with |
 
 mod built;
 mod door;
@@ -173,6 +173,8 @@ fn door(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let manifest = setup.workspace.file(MANIFEST)?;
     let others = door_peers::ensure(setup)?;
     let inputs = door_peers::inputs(setup, &others)?;
+    // Without it vllm-rs would decode JPEG files with something slower.
+    let libraries = turbojpeg::ensure(setup)?;
     let program = peers::build(setup, door::BENCH)?;
     setup.output.say("building chiasm")?;
     let mut build = cargo(&setup.workspace);
@@ -184,6 +186,7 @@ fn door(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         ("--chiasm", built::target_directory(setup, &manifest)?.join("release/chiasm")),
         ("--vllm-rs", others.vllm_rs()),
         ("--vllm", door_peers::VLLM.into()),
+        ("--libraries", libraries),
         ("--python", others.python()),
         ("--dynamo", door_peers::DYNAMO.into()),
         ("--model", inputs.join("model")),

@@ -22,7 +22,7 @@ beyond themselves. Only ratios of one run mean something.
 | side | is |
 |---|---|
 | chiasm | `chiasm serve --attach`, cargo's release profile; images to the engine in shared memory, or not at all if it has them |
-| vllm-rs | vLLM's Rust frontend, the program in vLLM's wheel, by `vllm-rs serve`; images to the engine in messages, every time |
+| vllm-rs | vLLM's Rust frontend, the program in vLLM's wheel, by `vllm-rs serve`, with libturbojpeg at hand; images to the engine in messages, every time |
 | Dynamo | `python -m dynamo.frontend --router-mode kv`; images are left to its workers, so this is no decoding at all |
 
 | case | is |

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! door run --chiasm PROGRAM --vllm-rs PROGRAM --vllm VERSION --python PROGRAM --dynamo VERSION
-//!          --model DIR --pictures DIR --rounds N
+//!          --model DIR --pictures DIR --rounds N [--libraries DIR]
 //! ```
 //!
 //! prints one JSON object per result: see [`Measurement`].
@@ -93,7 +93,9 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             let scratch = tempfile::tempdir()?;
             let [chiasm, vllm_rs, python] =
                 [flag("--chiasm")?, flag("--vllm-rs")?, flag("--python")?].map(PathBuf::from);
-            let inputs = Inputs { chiasm, vllm_rs, python, model: model.into(), scratch: scratch.path().into() };
+            let libraries = flags.get("--libraries").map(PathBuf::from);
+            let inputs =
+                Inputs { chiasm, vllm_rs, libraries, python, model: model.into(), scratch: scratch.path().into() };
             all(&inputs, flag("--vllm")?, flag("--dynamo")?, flag("--rounds")?.parse()?, workload).await
         }
         "load" => {

@@ -21,6 +21,8 @@ pub(crate) struct Inputs {
     pub(crate) chiasm: PathBuf,
     /// From the wheel of vLLM.
     pub(crate) vllm_rs: PathBuf,
+    /// Where libturbojpeg is, if not where the loader looks anyway: what `vllm-rs` decodes with if it finds it.
+    pub(crate) libraries: Option<PathBuf>,
     /// One that has Dynamo.
     pub(crate) python: PathBuf,
     pub(crate) model: PathBuf,

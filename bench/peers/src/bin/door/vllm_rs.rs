@@ -19,6 +19,9 @@ pub(crate) fn start(inputs: &Inputs, version: &str, origin: &Origin) -> Result<S
     let mut frontend = command(&inputs.vllm_rs);
     frontend.env("VLLM_RS_PYTHON", engine_script(inputs)?).arg("serve").arg(&inputs.model);
     frontend.env("http_proxy", format!("http://{}", origin.address()));
+    if let Some(libraries) = &inputs.libraries {
+        frontend.env("LD_LIBRARY_PATH", libraries);
+    }
     frontend.args(["--served-model-name", MODEL, "--port", &address.port().to_string()]);
     Ok(Side {
         name: format!("vllm-rs {version}"),
