@@ -91,7 +91,7 @@ pub(super) fn byte_letters() -> [char; 256] {
 }
 
 /// The byte of a token such as `<0xE2>`.
-fn fallback_byte(text: &str) -> Option<u8> {
+pub(super) fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     if hex { u8::from_str_radix(digits, 16).ok() } else { None }

@@ -12,10 +12,13 @@ use super::merges::Merges;
 use super::normalize::{Metaspace, Normalization};
 use super::split::{self, Splitter};
 use super::words::{Alphabet, Words};
-use crate::tokenizer::token_bytes::byte_letters;
+use crate::tokenizer::token_bytes::{byte_letters, fallback_byte};
 
 /// Stands for a space in vocabularies made by SentencePiece.
 const SPACE_SIGN: char = '▁';
+
+/// Most characters behind which a text is not split. Gemma 3 has one; with many, little would be gained.
+const MAX_NOT_AFTER: usize = 8;
 
 /// What of `tokenizer.json` can't be asked of `tokenizers`.
 #[derive(Deserialize)]
@@ -139,16 +142,26 @@ fn characters(vocabulary: &HashMap<String, u32>, byte_fallback: bool) -> Option<
     Some(Alphabet::Characters { ascii, others, bytes: Box::new(bytes.try_into().ok()?) })
 }
 
-/// A text that no pre-tokenizer splits is one word to the model. It can be split before a run of [`SPACE_SIGN`]s if no
-/// merge has one behind another character: then no token reaches over that place, and what is merged on one side
-/// never depends on the other. A word that is a token as a whole would be an exception.
+/// A text that no pre-tokenizer splits is one word to the model. It can be split before a run of [`SPACE_SIGN`]s behind a
+/// character that ends the left part of no merge with a right part that begins with the sign: then no token reaches over
+/// that place, and what is merged on one side never depends on the other. A word that is a token as a whole would be an
+/// exception.
 fn space_splitter(tokenizer: &Tokenizer, model: &BytePairModel<'_>) -> Option<Splitter> {
-    let across = |merge: &Merge<'_>| {
-        merge.parts().is_none_or(|(left, right)| !left.ends_with(SPACE_SIGN) && right.starts_with(SPACE_SIGN))
-    };
     tokenizer.get_model().token_to_id(SPACE_SIGN.encode_utf8(&mut [0; 4]))?;
-    let splits = !model.ignore_merges && !model.merges.iter().any(across);
-    splits.then_some(Splitter::BeforeRuns(SPACE_SIGN))
+    let mut not_after = Vec::new();
+    for merge in &model.merges {
+        let (left, right) = merge.parts()?;
+        // A character without a token is the tokens of its bytes, whose text ends in another character than it.
+        if [left, right].into_iter().any(|part| fallback_byte(part).is_some()) {
+            return None;
+        }
+        let last = left.chars().next_back()?;
+        if right.starts_with(SPACE_SIGN) && last != SPACE_SIGN && !not_after.contains(&last) {
+            not_after.push(last);
+        }
+    }
+    let splits = !model.ignore_merges && not_after.len() <= MAX_NOT_AFTER;
+    splits.then_some(Splitter::BeforeRuns { sign: SPACE_SIGN, not_after })
 }
 
 /// What the post-processor puts around a text of one token. No kind of it looks at the tokens themselves.

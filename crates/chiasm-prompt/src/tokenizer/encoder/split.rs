@@ -13,8 +13,8 @@ pub(super) enum Splitter {
     Scan(Scan),
     /// Any other pattern, by the engine that `tokenizers` uses: matches and what lies between them.
     Regex(SysRegex),
-    /// Before each run of this character. Only for a model that merges nothing across this place.
-    BeforeRuns(char),
+    /// Before each run of a character, but not behind some. Only for a model that merges nothing across such a place.
+    BeforeRuns { sign: char, not_after: Vec<char> },
     /// Before each of this character.
     BeforeEach(char),
 }
@@ -52,20 +52,25 @@ impl Splitter {
                     each(&text[at..]);
                 }
             }
-            Self::BeforeRuns(c) | Self::BeforeEach(c) => {
-                let each_one = matches!(self, Self::BeforeEach(_));
-                let mut begin = 0;
-                for (at, _) in text.match_indices(*c) {
-                    if at > begin && (each_one || !text[..at].ends_with(*c)) {
-                        each(&text[begin..at]);
-                        begin = at;
-                    }
-                }
-                if begin < text.len() {
-                    each(&text[begin..]);
-                }
+            Self::BeforeRuns { sign, not_after } => {
+                split_before(text, *sign, |before| before != *sign && !not_after.contains(&before), each);
             }
+            Self::BeforeEach(sign) => split_before(text, *sign, |_| true, each),
         }
+    }
+}
+
+/// Splits before a sign where the character before it lets it.
+fn split_before<'t>(text: &'t str, sign: char, lets: impl Fn(char) -> bool, each: &mut dyn FnMut(&'t str)) {
+    let mut begin = 0;
+    for (at, _) in text.match_indices(sign) {
+        if text[..at].chars().next_back().is_some_and(&lets) {
+            each(&text[begin..at]);
+            begin = at;
+        }
+    }
+    if begin < text.len() {
+        each(&text[begin..]);
     }
 }
 

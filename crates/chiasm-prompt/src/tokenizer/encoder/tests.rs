@@ -132,6 +132,14 @@ fn kinds() -> Vec<Pair> {
         json["model"]["merges"] = json!(merges.filter(|merge| merge.matches(' ').count() == 1).collect::<Vec<_>>());
     });
     add("merges across spaces", &dense_characters, &|_| {});
+    let few_across = with_random_merges(characters.clone(), "etaoins▁▁é北", 900, 3);
+    add("merges across spaces behind two characters", &few_across, &|json| {
+        let merges = json["model"]["merges"].as_array_mut().unwrap();
+        merges.retain(|merge| {
+            let (left, right) = (merge[0].as_str().unwrap(), merge[1].as_str().unwrap());
+            !right.starts_with('▁') || left.ends_with(['▁', 'e', '北'])
+        });
+    });
     add("gemma", &characters, &|json| {
         json["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
         json["pre_tokenizer"] =
@@ -324,6 +332,24 @@ fn what_is_not_known_is_left_to_tokenizers() {
     leave("white space splits", "qwen2_vl", "/pre_tokenizer", json!({"type": "Whitespace"}));
     let removed = json!({"type": "Split", "pattern": {"Regex": " "}, "behavior": "Removed", "invert": false});
     leave("matches are removed", "qwen2_vl", "/pre_tokenizer", removed);
+}
+
+#[test]
+fn a_text_without_words_is_split_where_nothing_merges_across() {
+    let splitters = |json: &Value| Pair::known("", json).encoder.splitters;
+    let mut llama2 = fixture("llama2");
+    llama2["model"]["merges"] = json!([]);
+    assert!(matches!(&splitters(&llama2)[..], [Splitter::BeforeRuns { not_after, .. }] if not_after.is_empty()));
+    let mut across = llama2.clone();
+    let id = across["model"]["vocab"].as_object().unwrap().len() + 1000;
+    across["model"]["vocab"]["e▁"] = json!(id);
+    across["model"]["merges"].as_array_mut().unwrap().push(json!(["e", "▁"]));
+    assert!(matches!(&splitters(&across)[..], [Splitter::BeforeRuns { not_after, .. }] if *not_after == ['e']));
+    let mut of_bytes = across.clone();
+    of_bytes["model"]["vocab"]["<0x41>e"] = json!(id + 1);
+    of_bytes["model"]["merges"].as_array_mut().unwrap().push(json!(["<0x41>", "e"]));
+    assert!(splitters(&of_bytes).is_empty());
+    assert!(splitters(&with_random_merges(llama2, "etaoins▁▁é北h", 900, 2)).is_empty());
 }
 
 #[test]
