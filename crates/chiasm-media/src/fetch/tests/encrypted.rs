@@ -178,7 +178,7 @@ async fn hostile_streams_of_http2_are_given_up() {
         }
     })
     .await;
-    let short = Duration::from_millis(200);
+    let short = Duration::from_secs(1);
     let limits = MediaConfig { first_byte_timeout: short, stall_timeout: short, ..config() };
     let budget = ByteBudget::new(1 << 20);
     let fetcher = trusting(&limits, &budget);

@@ -174,16 +174,16 @@ async fn a_body_that_drips_is_given_up() {
 #[tokio::test]
 async fn a_body_that_is_slow_but_not_too_slow_is_read() {
     let origin = Origin::start(|_, mut stream| async move {
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 40\r\n\r\n").await.unwrap();
-        for _ in 0..40 {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 120\r\n\r\n").await.unwrap();
+        for _ in 0..120 {
             stream.write_all(b"x").await.unwrap();
             tokio::time::sleep(2 * DRIP).await;
         }
     })
     .await;
-    // One byte per 300 ms; the whole takes longer than that.
-    let limits = MediaConfig { stall_timeout: 3 * SHORT, min_body_rate: 1, ..patient() };
-    assert_eq!(fetch(&limits, origin.url("/")).await.unwrap(), "x".repeat(40));
+    // One byte per second; the whole takes longer than that.
+    let limits = MediaConfig { stall_timeout: 10 * SHORT, min_body_rate: 1, ..patient() };
+    assert_eq!(fetch(&limits, origin.url("/")).await.unwrap(), "x".repeat(120));
 }
 
 #[tokio::test]
