@@ -74,9 +74,11 @@ class FrontendArena:
 
     def mappings(self) -> int:
         """How often this process maps the file, our own mapping included."""
-        inode = str(os.fstat(self.fd).st_ino)
+        about = os.fstat(self.fd)
+        # An inode number alone may be a library's on another file system.
+        file = [f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}", str(about.st_ino)]
         with open("/proc/self/maps") as maps:
-            return sum(line.split()[4] == inode for line in maps)
+            return sum(line.split()[3:5] == file for line in maps)
 
     def remove_name(self) -> None:
         if os.path.lexists(self.path):
