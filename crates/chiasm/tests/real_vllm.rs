@@ -283,8 +283,9 @@ async fn real_engines_do_what_is_promised() {
     let answers = scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
     // Now with images from the engines' receiver caches, which by now have evicted some.
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-    // How many of each depends on which engine ties went to.
+    // How many travel does not depend on which engine ties went to; how many of them in which way does.
     let (cached, shm) = (travelled(&server, "cached").await, travelled(&server, "shm").await);
+    assert!(cached + shm >= 20.0, "{cached} cached, {shm} in shared memory");
     assert!(cached >= 4.0 && shm >= 4.0, "{cached} cached, {shm} in shared memory");
     assert_eq!(travelled(&server, "inline").await, 0.0, "every slot came back in time");
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "the mirrors are exact");
