@@ -5,6 +5,7 @@
 //! with its class in `type`. Later versions append: unknown events, fields and positions are skipped.
 
 mod decode;
+mod decoder;
 mod encode;
 
 use chiasm_types::TokenId;
@@ -113,6 +114,7 @@ pub struct BlockRemoved {
 }
 
 pub use decode::decode;
+pub use decoder::Decoder;
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use chiasm_kv::event::{self, BlockStored, ExtraKey, KvEvent, KvEventBatch};
+use chiasm_kv::event::{self, BlockStored, Decoder, ExtraKey, KvEvent, KvEventBatch};
 use chiasm_kv::{MediaSpan, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, WorkerId};
 use serde_json::{Value, json};
@@ -48,6 +48,7 @@ fn decode(payload: &[u8], name: &str) -> KvEventBatch {
     let batch = event::decode(payload).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert_eq!(batch.encode(), payload, "{name} is not written as it was read");
     assert_eq!(event::decode(&batch.encode()).unwrap(), batch, "{name}");
+    assert_eq!(Decoder::default().decode(payload).unwrap(), &batch, "{name}");
     batch
 }
 

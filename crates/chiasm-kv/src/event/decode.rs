@@ -9,8 +9,8 @@ use super::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventB
 use crate::KvError;
 
 /// The rest of a payload. The functions below each take one value off its front.
-type Input<'i, 'p> = &'i mut &'p [u8];
-type Decoded<T> = Result<T, KvError>;
+pub(super) type Input<'i, 'p> = &'i mut &'p [u8];
+pub(super) type Decoded<T> = Result<T, KvError>;
 
 /// Reads the payload frame of one message.
 ///
@@ -18,13 +18,22 @@ type Decoded<T> = Result<T, KvError>;
 /// [`KvError::Malformed`] when the bytes are not a batch or a known field has another type. Unknown events, fields and
 /// appended positions are no error.
 pub fn decode(payload: &[u8]) -> Decoded<KvEventBatch> {
+    let (timestamp, events, data_parallel_rank) = batch(payload, |input| list(input, "events", event))?;
+    Ok(KvEventBatch { timestamp, events, data_parallel_rank })
+}
+
+/// The positions of a batch, whatever becomes of its events.
+pub(super) fn batch<E>(
+    payload: &[u8],
+    events: impl FnOnce(Input<'_, '_>) -> Decoded<E>,
+) -> Decoded<(f64, E, Option<u32>)> {
     let input = &mut &payload[..];
     let positions = array_len(input, "batch")?;
     if positions < 2 {
         return Err(malformed("batch"));
     }
     let timestamp = float(input, "timestamp")?;
-    let events = list(input, "events", event)?;
+    let events = events(input)?;
     let data_parallel_rank = match positions {
         2 => None,
         _ => optional(input, |input| integer(input, "data_parallel_rank"))?,
@@ -32,10 +41,10 @@ pub fn decode(payload: &[u8]) -> Decoded<KvEventBatch> {
     for _ in 3..positions {
         skip(input, "batch")?;
     }
-    Ok(KvEventBatch { timestamp, events, data_parallel_rank })
+    Ok((timestamp, events, data_parallel_rank))
 }
 
-fn event(input: Input<'_, '_>) -> Decoded<KvEvent> {
+pub(super) fn event(input: Input<'_, '_>) -> Decoded<KvEvent> {
     match tag(input)? {
         "BlockStored" => Ok(KvEvent::BlockStored(block_stored(input)?)),
         "BlockRemoved" => Ok(KvEvent::BlockRemoved(block_removed(input)?)),
@@ -150,7 +159,7 @@ impl<const N: usize> Required<N> {
     }
 }
 
-fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
+pub(super) fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
     match peek(input) {
         Some(Marker::Bin8 | Marker::Bin16 | Marker::Bin32) => {
             let length = decode::read_bin_len(input).map_err(|_| malformed("block_hashes"))? as usize;
@@ -199,23 +208,27 @@ fn peek(input: &[u8]) -> Option<Marker> {
     input.first().map(|byte| Marker::from_u8(*byte))
 }
 
-fn array_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
+pub(super) fn array_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
     decode::read_array_len(input).map_err(|_| malformed(what))
 }
 
-fn map_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
+pub(super) fn map_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
     decode::read_map_len(input).map_err(|_| malformed(what))
 }
 
-fn text<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p str> {
+pub(super) fn text<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p str> {
     let (text, rest) = decode::read_str_from_slice(*input).map_err(|_| malformed(what))?;
     *input = rest;
     Ok(text)
 }
 
-fn integer<T: TryFrom<i128>>(input: Input<'_, '_>, what: &'static str) -> Decoded<T> {
+pub(super) fn integer<T: TryFrom<i128>>(input: Input<'_, '_>, what: &'static str) -> Decoded<T> {
     // Hashes exceed i64 and offsets are negative: i128 holds both.
     let wide: i128 = match peek(input) {
+        Some(Marker::FixPos(small)) => {
+            *input = &input[1..];
+            small.into()
+        }
         Some(Marker::U64) => decode::read_u64(input).map_err(|_| malformed(what))?.into(),
         _ => decode::read_int::<i64, _>(input).map_err(|_| malformed(what))?.into(),
     };
@@ -231,7 +244,10 @@ fn float(input: Input<'_, '_>, what: &'static str) -> Decoded<f64> {
     }
 }
 
-fn optional<'p, T>(input: Input<'_, 'p>, read: impl FnOnce(Input<'_, 'p>) -> Decoded<T>) -> Decoded<Option<T>> {
+pub(super) fn optional<'p, T>(
+    input: Input<'_, 'p>,
+    read: impl FnOnce(Input<'_, 'p>) -> Decoded<T>,
+) -> Decoded<Option<T>> {
     if peek(input) == Some(Marker::Null) {
         *input = &input[1..];
         return Ok(None);
@@ -258,7 +274,7 @@ fn list<'p, T>(
 }
 
 /// Passes over one value of any type and gives its bytes.
-fn skip<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p [u8]> {
+pub(super) fn skip<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p [u8]> {
     let mut rest = *input;
     rmpv::decode::read_value_ref(&mut rest).map_err(|_| malformed(what))?;
     let skipped = &input[..input.len() - rest.len()];

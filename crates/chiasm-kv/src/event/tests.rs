@@ -5,11 +5,11 @@ use rmpv::Value;
 
 use super::*;
 
-fn batch(events: Vec<KvEvent>) -> KvEventBatch {
+pub(super) fn batch(events: Vec<KvEvent>) -> KvEventBatch {
     KvEventBatch { timestamp: 1.5, events, data_parallel_rank: Some(0) }
 }
 
-fn stored() -> BlockStored {
+pub(super) fn stored() -> BlockStored {
     BlockStored {
         block_hashes: vec![ExternalHash::U64(u64::MAX)],
         token_ids: vec![TokenId(1), TokenId(2)],
@@ -18,14 +18,14 @@ fn stored() -> BlockStored {
     }
 }
 
-fn to_bytes(value: &Value) -> Vec<u8> {
+pub(super) fn to_bytes(value: &Value) -> Vec<u8> {
     let mut bytes = Vec::new();
     rmpv::encode::write_value(&mut bytes, value).unwrap();
     bytes
 }
 
 /// The batch as a tree that a test can change.
-fn tree(batch: &KvEventBatch) -> Value {
+pub(super) fn tree(batch: &KvEventBatch) -> Value {
     rmpv::decode::read_value(&mut &batch.encode()[..]).unwrap()
 }
 
@@ -153,7 +153,7 @@ prop_compose! {
     }
 }
 
-fn any_event() -> impl Strategy<Value = KvEvent> {
+pub(super) fn any_event() -> impl Strategy<Value = KvEvent> {
     let removed = (vec(external_hash(), 0..5), option::of(any::<u32>()), vec(option::of(".{0,40}"), 3)).prop_map(
         |(block_hashes, group_idx, texts)| BlockRemoved {
             block_hashes,

@@ -1,0 +1,270 @@
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use rmpv::Value;
+
+use super::*;
+use crate::event::decode;
+use crate::event::tests::{any_event, batch, stored, to_bytes, tree};
+
+/// Both read a payload; the same must come out.
+fn agree(decoder: &mut Decoder, payload: &[u8]) -> Result<(), TestCaseError> {
+    // As text, for a time may be NaN.
+    let quick = decoder.decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}"));
+    prop_assert_eq!(quick, decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}")));
+    Ok(())
+}
+
+/// What a batch may look like besides: choices are used up one after the other, and then none is left.
+struct Forms<'c>(std::slice::Iter<'c, u8>);
+
+impl Forms<'_> {
+    fn choose(&mut self, of: usize) -> usize {
+        self.0.next().map_or(0, |choice| usize::from(*choice) % of)
+    }
+
+    /// Fields in another order, twice, with unknown ones between.
+    fn change(&mut self, value: &mut Value) {
+        let Value::Array(positions) = value else { panic!("a batch is an array") };
+        for _ in 0..self.choose(3) {
+            positions.push(Value::Map(vec![(1.into(), Value::Nil)]));
+        }
+        let Value::Array(events) = &mut positions[1] else { panic!("events are an array") };
+        for event in events {
+            let Value::Map(fields) = event else { panic!("an event is a map") };
+            for _ in 0..self.choose(3) {
+                let field = match self.choose(3) {
+                    0 => fields[self.choose(fields.len())].clone(),
+                    1 => ("medium_size".into(), Value::Array(vec![Value::Nil, 1.5.into()])),
+                    _ => (7.into(), "no name".into()),
+                };
+                fields.insert(self.choose(fields.len() + 1), field);
+            }
+            for _ in 0..self.choose(3) {
+                let (one, other) = (self.choose(fields.len()), self.choose(fields.len()));
+                fields.swap(one, other);
+            }
+        }
+    }
+
+    /// Numbers and lengths in any form that is wide enough.
+    fn write(&mut self, value: &Value, out: &mut Vec<u8>) {
+        match value {
+            Value::Integer(number) => match number.as_u64() {
+                Some(number) => self.write_number(number, out),
+                None => rmpv::encode::write_value(out, value).unwrap(),
+            },
+            Value::String(text) => {
+                let bytes = text.as_bytes();
+                self.write_length(bytes.len(), &[(0xa0, 32)], &[0xd9, 0xda, 0xdb], out);
+                out.extend(bytes);
+            }
+            Value::Array(values) => {
+                self.write_length(values.len(), &[(0x90, 16)], &[0xdc, 0xdd], out);
+                values.iter().for_each(|value| self.write(value, out));
+            }
+            Value::Map(fields) => {
+                self.write_length(fields.len(), &[(0x80, 16)], &[0xde, 0xdf], out);
+                for (name, value) in fields {
+                    self.write(name, out);
+                    self.write(value, out);
+                }
+            }
+            _ => rmpv::encode::write_value(out, value).unwrap(),
+        }
+    }
+
+    fn write_number(&mut self, number: u64, out: &mut Vec<u8>) {
+        let mut forms = Vec::new();
+        forms.extend((number < 128).then(|| vec![number as u8]));
+        for width in 0..4 {
+            let digits = &number.to_be_bytes()[8 - (1 << width)..];
+            let bits = 8 << width;
+            if bits == 64 || number < 1 << bits {
+                forms.push([&[0xcc + width as u8], digits].concat());
+            }
+            if number < 1 << (bits - 1) {
+                forms.push([&[0xd0 + width as u8], digits].concat());
+            }
+        }
+        out.extend(&forms[self.choose(forms.len())]);
+    }
+
+    fn write_length(&mut self, length: usize, fixed: &[(u8, usize)], markers: &[u8], out: &mut Vec<u8>) {
+        let mut forms: Vec<Vec<u8>> =
+            fixed.iter().filter(|(_, limit)| length < *limit).map(|(marker, _)| vec![marker | length as u8]).collect();
+        for (widths_left, marker) in (0..markers.len()).rev().zip(markers) {
+            let bytes = 4 >> widths_left;
+            if bytes == 4 || length < 1 << (8 * bytes) {
+                forms.push([&[*marker], &(length as u32).to_be_bytes()[4 - bytes..]].concat());
+            }
+        }
+        out.extend(&forms[self.choose(forms.len())]);
+    }
+}
+
+fn any_batch() -> impl Strategy<Value = KvEventBatch> {
+    (-1e12..1e12f64, vec(any_event(), 0..5), option::of(any::<u32>()))
+        .prop_map(|(timestamp, events, data_parallel_rank)| KvEventBatch { timestamp, events, data_parallel_rank })
+}
+
+proptest! {
+    #[test]
+    fn one_batch_after_the_other_reads_as_each_for_itself(batches in vec(any_batch(), 1..6)) {
+        let mut decoder = Decoder::default();
+        for batch in &batches {
+            prop_assert_eq!(decoder.decode(&batch.encode()).unwrap(), batch);
+        }
+    }
+
+    #[test]
+    fn all_legal_forms_are_read_alike(
+        batches in vec(any_batch(), 1..4),
+        choices in vec(any::<u8>(), 0..400),
+    ) {
+        let (mut decoder, mut forms) = (Decoder::default(), Forms(choices.iter()));
+        for batch in &batches {
+            let mut tree = tree(batch);
+            forms.change(&mut tree);
+            let mut payload = Vec::new();
+            forms.write(&tree, &mut payload);
+            agree(&mut decoder, &payload)?;
+            agree(&mut decoder, &batch.encode())?;
+        }
+    }
+
+    #[test]
+    fn damaged_payloads_are_refused_for_the_same_reason_and_leave_nothing_behind(
+        batches in vec(any_batch(), 1..4),
+        damage in vec((any::<Index>(), any::<u8>()), 1..4),
+        cut in any::<Index>(),
+    ) {
+        let mut decoder = Decoder::default();
+        for batch in &batches {
+            let whole = batch.encode();
+            let mut payload = whole.clone();
+            for (at, byte) in &damage {
+                let at = at.index(payload.len());
+                payload[at] = *byte;
+            }
+            agree(&mut decoder, &payload)?;
+            agree(&mut decoder, &whole[..cut.index(whole.len())])?;
+            agree(&mut decoder, &whole)?;
+        }
+    }
+
+    #[test]
+    fn token_lists_of_any_length_may_end_a_payload(
+        tokens in vec(prop_oneof![0..200u32, 200..70_000u32, any::<u32>()], 0..40),
+        field in any::<Index>(),
+        byte in any::<u8>(),
+    ) {
+        let token_ids = tokens.into_iter().map(TokenId).collect();
+        let event = KvEvent::BlockStored(BlockStored { token_ids, ..stored() });
+        let mut tree = tree(&KvEventBatch { data_parallel_rank: None, ..batch(vec![event]) });
+        let Value::Array(positions) = &mut tree else { panic!() };
+        let Value::Array(events) = &mut positions[1] else { panic!() };
+        let Value::Map(fields) = &mut events[0] else { panic!() };
+        let place = fields.iter().position(|(name, _)| name.as_str() == Some("token_ids")).unwrap();
+        let list = fields.remove(place);
+        fields.push(list);
+        let mut payload = to_bytes(&tree);
+        agree(&mut Decoder::default(), &payload)?;
+        // And with the list where it belongs, one of its bytes another.
+        let place = field.index(payload.len());
+        payload[place] = byte;
+        agree(&mut Decoder::default(), &payload)?;
+    }
+}
+
+/// Four answers, a prompt with an image, what they push out.
+fn busy() -> Vec<u8> {
+    let text = |blocks: usize, seed: u64| {
+        KvEvent::BlockStored(BlockStored {
+            block_hashes: (0..blocks as u64).map(|block| ExternalHash::U64(u64::MAX - 1000 * seed - block)).collect(),
+            parent_block_hash: Some(ExternalHash::U64(1 << 63)),
+            token_ids: (0..16 * blocks as u32).map(|token| TokenId(token * 4099 % 151_936)).collect(),
+            block_size: 16,
+            medium: Some("GPU".into()),
+            extra_keys: Some(vec![None; blocks]),
+            group_idx: Some(0),
+            kv_cache_spec_kind: Some("full_attention".into()),
+            ..Default::default()
+        })
+    };
+    let mut events: Vec<KvEvent> = (0..4).map(|answer| text(1, answer)).collect();
+    let mut image = text(64, 5);
+    if let KvEvent::BlockStored(image) = &mut image {
+        let media = |block: i64| ExtraKey::Media { identifier: "ab".repeat(32), offset: 3 - 16 * block };
+        image.extra_keys = Some((0..64).map(|block| Some(vec![media(block), ExtraKey::Text("salt".into())])).collect());
+        image.parent_block_hash = Some(ExternalHash::Bytes(vec![9; 32]));
+    }
+    events.push(image);
+    let block_hashes = vec![ExternalHash::Bytes(vec![7; 32]), ExternalHash::U64(3), ExternalHash::U64(u64::MAX)];
+    events.push(KvEvent::BlockRemoved(BlockRemoved { block_hashes, medium: Some("GPU".into()), ..Default::default() }));
+    batch(events).encode()
+}
+
+#[test]
+fn what_was_large_enough_once_is_not_allocated_again() {
+    let mut decoder = Decoder::default();
+    let others: Vec<Vec<u8>> = [
+        batch(vec![KvEvent::BlockRemoved(BlockRemoved::default()), KvEvent::BlockStored(stored())]),
+        batch(vec![KvEvent::BlockStored(BlockStored { session_id: Some("7".into()), ..stored() })]),
+    ]
+    .iter()
+    .map(KvEventBatch::encode)
+    .collect();
+    let round = |decoder: &mut Decoder| {
+        for payload in [&busy(), &others[0], &busy(), &others[1]] {
+            assert_eq!(*decoder.decode(payload).unwrap(), decode(payload).unwrap());
+        }
+        decoder.spare.kept
+    };
+    round(&mut decoder);
+    // Memory changes places for a while.
+    for _ in 0..20 {
+        round(&mut decoder);
+    }
+    let kept = round(&mut decoder);
+    for _ in 0..100 {
+        assert_eq!(round(&mut decoder), kept);
+    }
+}
+
+#[test]
+fn an_announced_length_reserves_no_more_than_the_payload_can_hold() {
+    for name in ["block_hashes", "token_ids", "extra_keys"] {
+        let mut tree =
+            tree(&batch(vec![KvEvent::BlockStored(BlockStored { extra_keys: Some(Vec::new()), ..stored() })]));
+        let Value::Array(positions) = &mut tree else { panic!() };
+        let Value::Array(events) = &mut positions[1] else { panic!() };
+        let Value::Map(fields) = &mut events[0] else { panic!() };
+        let place = fields.iter().position(|(field, _)| field.as_str() == Some(name)).unwrap();
+        fields.truncate(place + 1);
+        let head = to_bytes(&tree);
+        let mut payload = head[..head.windows(name.len()).position(|it| it == name.as_bytes()).unwrap()].to_vec();
+        payload.extend(name.as_bytes());
+        payload.extend([0xdd, 0xff, 0xff, 0xff, 0xff, 1, 2, 3]);
+        let mut decoder = Decoder::default();
+        assert!(decoder.decode(&payload).is_err());
+        assert!(decoder.spare.kept < 10_000, "{name}: {}", decoder.spare.kept);
+    }
+}
+
+#[test]
+fn what_is_kept_has_a_limit() {
+    let mut decoder = Decoder::default();
+    let cleared = batch(vec![KvEvent::AllBlocksCleared]).encode();
+    for large in [
+        KvEvent::BlockStored(BlockStored { token_ids: vec![TokenId(1); 2 << 20], ..stored() }),
+        KvEvent::BlockRemoved(BlockRemoved { medium: Some("x".repeat(5 << 20)), ..Default::default() }),
+    ] {
+        let large = batch(vec![large]).encode();
+        assert_eq!(*decoder.decode(&large).unwrap(), decode(&large).unwrap());
+        assert!(decoder.spare.kept > MOST_KEPT);
+        decoder.decode(&cleared).unwrap();
+        assert!(decoder.spare.kept < 10_000, "{}", decoder.spare.kept);
+    }
+}
