@@ -115,6 +115,7 @@ pub struct BlockRemoved {
 
 pub use decode::decode;
 pub use decoder::Decoder;
+pub(crate) use decoder::with_decoded;
 
 #[cfg(test)]
 mod tests;

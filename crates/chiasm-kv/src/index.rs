@@ -19,8 +19,9 @@ use std::sync::Mutex;
 
 use chiasm_types::{BlockSize, WorkerId};
 
+use crate::KvError;
 use crate::block_key::BlockKey;
-use crate::event::{KvEvent, KvEventBatch};
+use crate::event::{KvEvent, KvEventBatch, with_decoded};
 use clock::Clock;
 use forest::Forest;
 use holders::Place;
@@ -203,6 +204,30 @@ impl PrefixIndex {
         });
         self.shed_if_needed();
         added
+    }
+
+    /// As [`PrefixIndex::apply`], from the payload that the engine publishes. `look` sees the batch before it is applied, and
+    /// must not apply another; the keys go to the end of `added`. Reading allocates nothing once the thread has read as
+    /// large ones.
+    ///
+    /// # Errors
+    /// [`KvError::Malformed`] when the payload can't be read. Nothing was applied then, and `look` was not called.
+    pub fn apply_payload(
+        &self,
+        worker: WorkerId,
+        payload: &[u8],
+        added: &mut Vec<BlockKey>,
+        look: impl FnOnce(&KvEventBatch),
+    ) -> Result<(), KvError> {
+        with_decoded(payload, |batch| {
+            look(batch);
+            self.shared.clock.tick();
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, added));
+                scratch.trim();
+            });
+            self.shed_if_needed();
+        })
     }
 
     fn apply_to(&self, worker: &mut Worker, batch: &KvEventBatch, scratch: &mut Scratch, added: &mut Vec<BlockKey>) {

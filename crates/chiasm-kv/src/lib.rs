@@ -1,24 +1,29 @@
 //! Who holds what: block keys, the KV events of engines, and the prefix index built from them.
 //!
 //! ```no_run
-//! use chiasm_kv::{Feed, PrefixIndex, Subscriber, SubscriberConfig};
+//! use chiasm_kv::{KvError, KvEventReceiver, PrefixIndex, Subscriber, SubscriberConfig};
 //! use chiasm_types::{BlockSize, WorkerId};
-//! use tokio::sync::mpsc;
+//!
+//! struct Feed(PrefixIndex, WorkerId);
+//!
+//! impl KvEventReceiver for Feed {
+//!     fn batch(&mut self, _seq: u64, payload: &[u8]) -> Result<(), KvError> {
+//!         self.0.apply_payload(self.1, payload, &mut Vec::new(), |_| ())
+//!     }
+//!
+//!     fn reset(&mut self) {
+//!         self.0.clear(self.1);
+//!     }
+//!
+//!     fn set_caught_up(&mut self, _: bool) {}
+//! }
 //!
 //! # async fn follow() {
 //! let (worker, index) = (WorkerId(0), PrefixIndex::new());
 //! index.add_worker(worker, BlockSize::new(32).unwrap());
 //!
 //! let config = SubscriberConfig::new("tcp://127.0.0.1:5557", Some("tcp://127.0.0.1:5558".into()));
-//! let (sender, mut feed) = mpsc::channel(64);
-//! let _subscriber = Subscriber::start(config, sender);
-//! while let Some(next) = feed.recv().await {
-//!     match next {
-//!         Feed::Batch { batch, .. } => drop(index.apply(worker, &batch)),
-//!         Feed::Reset => index.clear(worker),
-//!         _ => {}
-//!     }
-//! }
+//! let _until_dropped = Subscriber::start(config, Feed(index, worker));
 //! # }
 //! ```
 //!
@@ -41,4 +46,4 @@ mod subscriber;
 pub use block_key::{BlockKey, BlockKeyHasher, BuildBlockKeyHasher, MediaSpan, PromptBlocks, block_keys};
 pub use error::KvError;
 pub use index::{IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
-pub use subscriber::{Feed, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
+pub use subscriber::{KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};

@@ -7,10 +7,9 @@ mod replay;
 
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::event::KvEventBatch;
+use crate::KvError;
 pub use counters::{SubscriberCounters, SubscriberStats};
 use follow::Follower;
 
@@ -54,24 +53,23 @@ impl SubscriberConfig {
     }
 }
 
-/// What a [`Subscriber`] hands over, in order.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Feed {
-    /// The next batch. Between two resets nothing is missing and nothing comes twice.
-    Batch {
-        /// The engine's number for the batch, counted from 0 at its start.
-        seq: u64,
-        /// What happened.
-        batch: KvEventBatch,
-    },
+/// Takes what a [`Subscriber`] hands over, in order, in the subscriber's task: so each call should be short.
+pub trait KvEventReceiver: Send + 'static {
+    /// The payload of the next batch, which the engine counts as `seq`, from 0 at its start. Between two resets nothing is
+    /// missing and nothing comes twice.
+    ///
+    /// # Errors
+    /// When the payload can't be read. What it said is lost, so a [`KvEventReceiver::reset`] follows if anything was taken
+    /// since the last one.
+    fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError>;
+
     /// Messages were lost for good or the engine was restarted: drop everything known about its cache.
-    Reset,
-    /// What the engine kept from before we listened, or what was missing, has been handed over, or there is no way to get
-    /// it: from here on batches come as they are published.
-    CaughtUp,
-    /// After [`Feed::CaughtUp`]: messages are missing, or the connection is lost. Another [`Feed::CaughtUp`] follows.
-    Behind,
+    fn reset(&mut self);
+
+    /// True: what the engine kept from before we listened, or what was missing, has been handed over, or there is no way to
+    /// get it: from here on batches come as they are published. False, after that: messages are missing, or the connection
+    /// is lost; another true follows.
+    fn set_caught_up(&mut self, caught_up: bool);
 }
 
 /// Follows the KV events of one engine until dropped.
@@ -81,28 +79,28 @@ pub enum Feed {
 /// before the missing ones: if that message is not the one that was seen (payloads carry a time), another process
 /// answers. So a restarted engine is noticed even when its numbers fit.
 ///
-/// [`Feed::Reset`] is sent, and everything starts over with what the engine still has, when
+/// The receiver is reset, and everything starts over with what the engine still has, when
 /// - the engine was restarted: its numbers go back, or the replay shows another past;
 /// - a lost message is not in the replay (it was too long ago), `replay_attempts` replays bring nothing, or there
 ///   is no replay socket;
-/// - a payload can't be read: what it said is lost.
+/// - the receiver can't read a payload: what it said is lost.
 ///
-/// A slow receiver slows the subscriber down; once the queues between are full the engine drops messages, which shows as
-/// a gap and is replayed.
+/// A slow receiver slows the subscriber down; once the queues of the connection are full the engine drops messages, which
+/// shows as a gap and is replayed.
 pub struct Subscriber {
     task: JoinHandle<()>,
     counters: SubscriberCounters,
 }
 
 impl Subscriber {
-    /// Starts the task on the current tokio runtime. It ends when the receiver of `sender` is gone.
-    pub fn start(config: SubscriberConfig, sender: mpsc::Sender<Feed>) -> Self {
-        Self::counting(config, sender, SubscriberCounters::default())
+    /// Starts the task on the current tokio runtime.
+    pub fn start(config: SubscriberConfig, receiver: impl KvEventReceiver) -> Self {
+        Self::counting(config, receiver, SubscriberCounters::default())
     }
 
     /// As [`Subscriber::start`], adding to counters that earlier ones may have used.
-    pub fn counting(config: SubscriberConfig, sender: mpsc::Sender<Feed>, counters: SubscriberCounters) -> Self {
-        let task = tokio::spawn(Follower::new(config, sender, counters.clone()).run());
+    pub fn counting(config: SubscriberConfig, receiver: impl KvEventReceiver, counters: SubscriberCounters) -> Self {
+        let task = tokio::spawn(Follower::new(config, receiver, counters.clone()).follow_forever());
         Self { task, counters }
     }
 

@@ -217,8 +217,8 @@ fn a_continuation_chains_to_its_parent() {
 
 #[test]
 fn a_whole_session_of_clears_evictions_and_duplicates_leaves_what_the_engine_holds() {
-    let index = PrefixIndex::new();
-    index.add_worker(WORKER, BLOCK);
+    let [index, from_payloads] = [PrefixIndex::new(), PrefixIndex::new()];
+    [&index, &from_payloads].into_iter().for_each(|index| index.add_worker(WORKER, BLOCK));
     // Copies per hash, as the engine counts them.
     let mut copies = std::collections::HashMap::<_, i32>::new();
     for message in captured("kv_replay") {
@@ -226,7 +226,13 @@ fn a_whole_session_of_clears_evictions_and_duplicates_leaves_what_the_engine_hol
             continue;
         }
         let batch = decode(&message.frames[3], &message.name);
-        index.apply(WORKER, &batch);
+        let (payload, before) = (&message.frames[3], index.stats(WORKER));
+        let cut = from_payloads.apply_payload(WORKER, &payload[..payload.len() - 1], &mut Vec::new(), |_| panic!());
+        assert!(cut.is_err());
+        let (added, mut also_added) = (index.apply(WORKER, &batch), Vec::new());
+        let look = |seen: &KvEventBatch| assert_eq!((seen, from_payloads.stats(WORKER)), (&batch, before));
+        from_payloads.apply_payload(WORKER, payload, &mut also_added, look).unwrap();
+        assert_eq!((also_added, from_payloads.stats(WORKER)), (added, index.stats(WORKER)), "{}", message.name);
         for event in batch.events {
             match event {
                 KvEvent::BlockStored(stored) => {

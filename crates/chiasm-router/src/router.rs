@@ -1,11 +1,12 @@
 //! The router's public face, and its locks.
 
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, IndexStats, PrefixIndex, WorkerIndexStats};
+use chiasm_kv::{BlockKey, IndexStats, KvError, PrefixIndex, WorkerIndexStats};
 use chiasm_types::{MmHash, WorkerId};
 
 use crate::believed::Believed;
@@ -55,6 +56,14 @@ pub struct Router {
 
 /// Workers without events may be believed to hold a block for so much longer: looking at all of them takes a while.
 const BELIEFS_PAUSE: Duration = Duration::from_secs(1);
+
+/// After a batch that added more blocks their list is not worth keeping.
+const MOST_ADDED: usize = 1 << 12;
+
+thread_local! {
+    /// By the payload that this thread applies.
+    static ADDED: RefCell<Vec<BlockKey>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The index has locks of its own. They may be taken while the fleet is locked, not the other way round. No lock is held
 /// longer than a call.
@@ -111,12 +120,32 @@ impl Router {
     /// Takes in a batch of a worker's KV events.
     pub fn apply(&self, id: WorkerId, batch: &KvEventBatch) {
         let added = self.shared.index.apply(id, batch);
+        self.confirm(id, &added);
+    }
+
+    /// As [`Router::apply`], from the payload that the engine publishes. `look` sees the batch before it is applied, and must
+    /// not apply another.
+    ///
+    /// # Errors
+    /// When the payload can't be read; nothing was applied then, and `look` was not called.
+    pub fn apply_payload(&self, id: WorkerId, payload: &[u8], look: impl FnOnce(&KvEventBatch)) -> Result<(), KvError> {
+        ADDED.with_borrow_mut(|added| {
+            added.clear();
+            added.shrink_to(MOST_ADDED);
+            self.shared.index.apply_payload(id, payload, added, look)?;
+            self.confirm(id, added);
+            Ok(())
+        })
+    }
+
+    /// After a batch: a worker holds these blocks now.
+    fn confirm(&self, id: WorkerId, added: &[BlockKey]) {
         let mut fleet = self.shared.fleet();
         let batches = self.shared.batches.fetch_add(1, Ordering::AcqRel) + 1;
         if let Some(worker) = fleet.get_mut(id) {
             worker.events_at = batches;
             let seat = worker.seat;
-            added.into_iter().for_each(|block| fleet.promises.confirm(seat, block));
+            added.iter().for_each(|block| fleet.promises.confirm(seat, *block));
         }
     }
 

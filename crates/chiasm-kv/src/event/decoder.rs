@@ -4,6 +4,8 @@
 //! out or not, later ones after them. An event in any other form is read again from its start by [`super::decode`], which
 //! knows all forms: so both tell the same of all bytes, and only one of them tells what is wrong.
 
+use std::cell::RefCell;
+
 use chiasm_types::TokenId;
 use rmp::decode::read_bin_len;
 
@@ -46,6 +48,15 @@ struct Spare {
     marks_of_block: Vec<Vec<ExtraKey>>,
     /// Bytes allocated, as far as they are not freed for certain.
     kept: usize,
+}
+
+thread_local! {
+    static DECODER: RefCell<Decoder> = RefCell::default();
+}
+
+/// Shows what a payload says, read with memory that belongs to the thread. `take` must not read another.
+pub(crate) fn with_decoded<T>(payload: &[u8], take: impl FnOnce(&KvEventBatch) -> T) -> Result<T, KvError> {
+    DECODER.with_borrow_mut(|decoder| decoder.decode(payload).map(take))
 }
 
 impl Default for Decoder {

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub struct SubscriberStats {
     /// Connections made to the engine's PUB socket.
     pub connections: u64,
-    /// Batches handed over as they were published.
+    /// Batches handed over, and read, as they were published.
     pub live_batches: u64,
-    /// Batches handed over from a replay.
+    /// Batches handed over, and read, from a replay.
     pub replayed_batches: u64,
     /// Times a number was skipped.
     pub gaps: u64,
@@ -18,9 +18,9 @@ pub struct SubscriberStats {
     pub replays: u64,
     /// Replays that did not come to their end.
     pub failed_replays: u64,
-    /// Resets sent.
+    /// Resets of the receiver.
     pub resets: u64,
-    /// Messages that were published and never handed over: no replay had them, or they could not be read.
+    /// Messages that were published and never taken in: no replay had them, or they could not be read.
     pub lost: u64,
     /// Messages that could not be read.
     pub malformed: u64,

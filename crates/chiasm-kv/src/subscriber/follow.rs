@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 use futures_util::Stream;
-use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
@@ -10,12 +9,11 @@ use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
 use super::connection::{connectable, disconnected, options};
 use super::counters::SubscriberCounters;
 use super::replay::{self, Answer, ReplayFailure};
-use super::{Feed, SubscriberConfig};
-use crate::event;
+use super::{KvEventReceiver, SubscriberConfig};
 
-pub(super) struct Follower {
+pub(super) struct Follower<R> {
     config: SubscriberConfig,
-    sender: mpsc::Sender<Feed>,
+    receiver: R,
     counters: SubscriberCounters,
     /// The last message handed over since the last reset.
     position: Option<Position>,
@@ -47,22 +45,11 @@ enum Source {
     Replay,
 }
 
-/// Why a step of the follower did not come to its end.
+/// Why a replay did not come to its end.
 enum Interrupted {
-    /// The receiver is gone.
-    Closed,
     /// The replay shows that another process publishes now.
     AnotherEngine,
     Replay(ReplayFailure),
-}
-
-/// The receiver is gone.
-struct Closed;
-
-impl From<Closed> for Interrupted {
-    fn from(_: Closed) -> Self {
-        Self::Closed
-    }
 }
 
 impl From<ReplayFailure> for Interrupted {
@@ -71,59 +58,20 @@ impl From<ReplayFailure> for Interrupted {
     }
 }
 
-impl Follower {
-    pub(super) fn new(mut config: SubscriberConfig, sender: mpsc::Sender<Feed>, counters: SubscriberCounters) -> Self {
+impl<R: KvEventReceiver> Follower<R> {
+    pub(super) fn new(mut config: SubscriberConfig, receiver: R, counters: SubscriberCounters) -> Self {
         config.endpoint = connectable(&config.endpoint);
         config.replay_endpoint = config.replay_endpoint.as_deref().map(connectable);
-        Self { config, sender, counters, position: None, published: None, told: false, caught_up: false }
+        Self { config, receiver, counters, position: None, published: None, told: false, caught_up: false }
     }
 
-    /// Ends when the receiver is gone.
-    pub(super) async fn run(mut self) {
-        let receiver = self.sender.clone();
-        tokio::select! {
-            () = receiver.closed() => {}
-            Closed = self.follow_forever() => {}
-        }
-    }
-
-    async fn follow_forever(&mut self) -> Closed {
+    pub(super) async fn follow_forever(mut self) {
         let mut engine = Engine::Same;
         loop {
-            let (socket, monitor) = self.connect().await;
-            if let Err(closed) = self.follow(socket, monitor, engine).await {
-                return closed;
-            }
-            if let Err(closed) = self.fell_behind().await {
-                return closed;
-            }
+            let (socket, monitor) = connect(&self.config, &self.counters).await;
+            self.follow(socket, monitor, engine).await;
+            self.fell_behind();
             engine = Engine::MaybeAnother;
-        }
-    }
-
-    /// A subscribed socket with its monitor.
-    ///
-    /// A socket is used for one connection only. The zeromq crate would reconnect by itself, but after pauses of up to
-    /// 30 s, and without a moment between the connections to catch up in.
-    async fn connect(&self) -> (SubSocket, impl Stream<Item = SocketEvent> + Unpin + use<>) {
-        loop {
-            let mut socket = SubSocket::with_options(options(self.config.connect_timeout));
-            let monitor = socket.monitor();
-            let connected = async {
-                // Before connecting, so that the subscription is the first thing that the engine hears.
-                socket.subscribe(&self.config.topic).await?;
-                socket.connect(&self.config.endpoint).await
-            };
-            match connected.await {
-                Ok(()) => {
-                    self.counters.count(|counters| &counters.connections);
-                    return (socket, monitor);
-                }
-                Err(error) => {
-                    debug!(endpoint = self.config.endpoint, %error, "kv event endpoint is not there yet")
-                }
-            }
-            sleep(self.config.retry_delay).await;
         }
     }
 
@@ -133,10 +81,10 @@ impl Follower {
         mut socket: SubSocket,
         mut monitor: impl Stream<Item = SocketEvent> + Unpin,
         engine: Engine,
-    ) -> Result<(), Closed> {
+    ) {
         self.published = None;
-        self.catch_up(engine).await?;
-        self.has_caught_up().await?;
+        self.catch_up(engine).await;
+        self.has_caught_up();
         loop {
             let message = tokio::select! {
                 // What arrived before the connection broke still counts.
@@ -144,75 +92,72 @@ impl Follower {
                 message = socket.recv() => Some(message),
                 () = disconnected(&mut monitor) => {
                     info!(endpoint = self.config.endpoint, "kv event connection lost");
-                    return Ok(());
+                    return;
                 }
                 () = sleep(self.config.audit_interval), if self.config.replay_endpoint.is_some() => None,
             };
             match message {
-                Some(Ok(message)) => self.take(message).await?,
+                Some(Ok(message)) => self.take(message).await,
                 Some(Err(error)) => {
                     warn!(endpoint = self.config.endpoint, %error, "kv event connection broken");
-                    return Ok(());
+                    return;
                 }
-                None => self.catch_up(Engine::Same).await?,
+                None => self.catch_up(Engine::Same).await,
             }
         }
     }
 
     /// Takes one published message: `[topic, seq, payload]`.
-    async fn take(&mut self, message: ZmqMessage) -> Result<(), Closed> {
+    async fn take(&mut self, message: ZmqMessage) {
         let frames = message.into_vec();
         let seq = frames.get(1).and_then(|seq| <[u8; 8]>::try_from(&seq[..]).ok()).map(u64::from_be_bytes);
         let (Some(seq), Some(payload)) = (seq, frames.get(2)) else {
             self.counters.count(|counters| &counters.malformed);
             warn!(endpoint = self.config.endpoint, frames = frames.len(), "kv event message has other frames");
-            return Ok(());
+            return;
         };
         if self.published.is_some_and(|last| seq <= last) {
             info!(endpoint = self.config.endpoint, seq, "kv event numbers went back, the engine was restarted");
-            self.reset().await?;
+            self.reset();
         }
         self.published = Some(seq);
 
         if seq > self.expected() {
             self.counters.count(|counters| &counters.gaps);
             debug!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv event numbers skipped");
-            self.fell_behind().await?;
-            self.catch_up(Engine::Same).await?;
+            self.fell_behind();
+            self.catch_up(Engine::Same).await;
         }
         // If not, a replay was faster.
         if self.position.as_ref().is_none_or(|position| seq > position.seq) {
-            self.hand_over(seq, payload.clone(), Source::Live).await?;
+            self.hand_over(seq, payload.clone(), Source::Live);
         }
-        self.has_caught_up().await
+        self.has_caught_up();
     }
 
     /// Something is missing.
-    async fn fell_behind(&mut self) -> Result<(), Closed> {
+    fn fell_behind(&mut self) {
         if std::mem::take(&mut self.caught_up) {
-            self.send(Feed::Behind).await?;
+            self.receiver.set_caught_up(false);
         }
-        Ok(())
     }
 
-    async fn has_caught_up(&mut self) -> Result<(), Closed> {
+    fn has_caught_up(&mut self) {
         if !std::mem::replace(&mut self.caught_up, true) {
-            self.send(Feed::CaughtUp).await?;
+            self.receiver.set_caught_up(true);
         }
-        Ok(())
     }
 
     /// Hands over what the engine kept and we don't have. Whatever is lost for good after this shows as a gap.
-    async fn catch_up(&mut self, mut engine: Engine) -> Result<(), Closed> {
+    async fn catch_up(&mut self, mut engine: Engine) {
         let mut failures = 0;
         while let Some(endpoint) = self.config.replay_endpoint.clone() {
             let before = self.expected();
             match self.replay(&endpoint, engine).await {
-                Ok(()) => return Ok(()),
-                Err(Interrupted::Closed) => return Err(Closed),
+                Ok(()) => return,
                 Err(Interrupted::AnotherEngine) => {
                     info!(endpoint, "kv event replay shows another past, the engine was restarted");
-                    self.reset().await?;
+                    self.reset();
                     engine = Engine::Same;
                 }
                 Err(Interrupted::Replay(failure)) => {
@@ -234,9 +179,8 @@ impl Follower {
         }
         if engine == Engine::MaybeAnother {
             // Nobody can tell.
-            self.reset().await?;
+            self.reset();
         }
-        Ok(())
     }
 
     async fn replay(&mut self, endpoint: &str, engine: Engine) -> Result<(), Interrupted> {
@@ -270,22 +214,21 @@ impl Follower {
             }
             complete_from = complete_from.or(Some(seq));
             if seq >= expected {
-                self.hand_over(seq, payload, Source::Replay).await?;
+                self.hand_over(seq, payload, Source::Replay);
             }
         }
     }
 
     /// Hands over a message that comes after the position.
-    async fn hand_over(&mut self, seq: u64, payload: Bytes, source: Source) -> Result<(), Closed> {
+    fn hand_over(&mut self, seq: u64, payload: Bytes, source: Source) {
         if self.position.is_some() && seq > self.expected() {
             warn!(endpoint = self.config.endpoint, expected = self.expected(), seq, "kv events lost for good");
             self.counters.add(seq - self.expected(), |counters| &counters.lost);
-            self.reset().await?;
+            self.reset();
         }
-        match event::decode(&payload) {
-            Ok(batch) => {
+        match self.receiver.batch(seq, &payload) {
+            Ok(()) => {
                 self.told = true;
-                self.send(Feed::Batch { seq, batch }).await?;
                 self.counters.count(|counters| match source {
                     Source::Live => &counters.live_batches,
                     Source::Replay => &counters.replayed_batches,
@@ -295,11 +238,10 @@ impl Follower {
                 self.counters.count(|counters| &counters.malformed);
                 self.counters.count(|counters| &counters.lost);
                 warn!(endpoint = self.config.endpoint, seq, %error, "kv events lost for good");
-                self.reset().await?;
+                self.reset();
             }
         }
         self.position = Some(Position { seq, payload });
-        Ok(())
     }
 
     /// The number of the next message. Engines count from 0.
@@ -307,17 +249,41 @@ impl Follower {
         self.position.as_ref().map_or(0, |position| position.seq.saturating_add(1))
     }
 
-    async fn reset(&mut self) -> Result<(), Closed> {
+    fn reset(&mut self) {
         self.position = None;
         if self.told {
             self.told = false;
             self.counters.count(|counters| &counters.resets);
-            self.send(Feed::Reset).await?;
+            self.receiver.reset();
         }
-        Ok(())
     }
+}
 
-    async fn send(&self, feed: Feed) -> Result<(), Closed> {
-        self.sender.send(feed).await.map_err(|_| Closed)
+/// A subscribed socket with its monitor.
+///
+/// A socket is used for one connection only. The zeromq crate would reconnect by itself, but after pauses of up to
+/// 30 s, and without a moment between the connections to catch up in.
+async fn connect(
+    config: &SubscriberConfig,
+    counters: &SubscriberCounters,
+) -> (SubSocket, impl Stream<Item = SocketEvent> + Unpin + use<>) {
+    loop {
+        let mut socket = SubSocket::with_options(options(config.connect_timeout));
+        let monitor = socket.monitor();
+        let connected = async {
+            // Before connecting, so that the subscription is the first thing that the engine hears.
+            socket.subscribe(&config.topic).await?;
+            socket.connect(&config.endpoint).await
+        };
+        match connected.await {
+            Ok(()) => {
+                counters.count(|counters| &counters.connections);
+                return (socket, monitor);
+            }
+            Err(error) => {
+                debug!(endpoint = config.endpoint, %error, "kv event endpoint is not there yet")
+            }
+        }
+        sleep(config.retry_delay).await;
     }
 }

@@ -7,12 +7,41 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::*;
+use crate::event::{self, KvEventBatch};
 use fake_engine::{Answers, FakeEngine, Kept, PATIENCE, batch};
+
+/// What a receiver is told.
+#[derive(Debug, PartialEq)]
+enum Feed {
+    Batch { seq: u64, batch: KvEventBatch },
+    Reset,
+    CaughtUp,
+    Behind,
+}
+
+/// Passes on what it is told.
+struct Told(mpsc::UnboundedSender<Feed>);
+
+impl KvEventReceiver for Told {
+    fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
+        let batch = event::decode(payload)?;
+        let _ = self.0.send(Feed::Batch { seq, batch });
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        let _ = self.0.send(Feed::Reset);
+    }
+
+    fn set_caught_up(&mut self, caught_up: bool) {
+        let _ = self.0.send(if caught_up { Feed::CaughtUp } else { Feed::Behind });
+    }
+}
 
 /// A subscriber and what it hands over.
 struct Followed {
     subscriber: Subscriber,
-    feed: mpsc::Receiver<Feed>,
+    feed: mpsc::UnboundedReceiver<Feed>,
 }
 
 fn config(engine: &FakeEngine) -> SubscriberConfig {
@@ -26,8 +55,8 @@ fn config(engine: &FakeEngine) -> SubscriberConfig {
 }
 
 fn follow(config: SubscriberConfig) -> Followed {
-    let (sender, feed) = mpsc::channel(1);
-    Followed { subscriber: Subscriber::start(config, sender), feed }
+    let (sender, feed) = mpsc::unbounded_channel();
+    Followed { subscriber: Subscriber::start(config, Told(sender)), feed }
 }
 
 impl Followed {
@@ -295,14 +324,6 @@ async fn only_the_topic_asked_for_is_followed() {
         engine.send(vec![topic.into(), seq, batch(mark).encode().into()]).await;
     }
     followed.expect([message(0, 8)]).await;
-}
-
-#[tokio::test]
-async fn the_task_ends_with_its_receiver() {
-    let (_engine, followed) = followed_engine(1, |_| ()).await;
-    let Followed { mut subscriber, feed } = followed;
-    drop(feed);
-    timeout(PATIENCE, &mut subscriber.task).await.expect("the task ends").expect("and does not panic");
 }
 
 #[tokio::test]

@@ -6,15 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_engine::wire::EngineReady;
 use chiasm_kv::event::KvEvent;
-use chiasm_kv::{Feed, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
+use chiasm_kv::{KvError, KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
 use chiasm_router::Router;
 use chiasm_types::WorkerId;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-
-/// KV event batches that may wait for the index; the subscriber waits when there are more, and replays if that makes
-/// it lose some.
-const FEED_CAPACITY: usize = 1024;
 
 /// What has been counted for one worker. Clones are the same counts.
 #[derive(Clone, Default)]
@@ -67,52 +61,99 @@ pub(super) fn source(info: &EngineReady) -> Option<SubscriberConfig> {
     Some(SubscriberConfig { topic: config.topic.clone(), ..SubscriberConfig::new(endpoint, replay) })
 }
 
-/// Ends with this value.
-pub(super) struct Following {
-    _subscriber: Subscriber,
-    task: JoinHandle<()>,
+/// Feeds an engine's KV events to the router until dropped.
+pub(super) fn follow(router: Arc<Router>, id: WorkerId, source: SubscriberConfig, followed: Followed) -> Subscriber {
+    let counters = followed.subscriber.clone();
+    Subscriber::counting(source, Feed { router, id, followed, fresh: true }, counters)
 }
 
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.task.abort();
+struct Feed {
+    router: Arc<Router>,
+    id: WorkerId,
+    followed: Followed,
+    /// Nothing was applied since the index was empty.
+    fresh: bool,
+}
+
+impl KvEventReceiver for Feed {
+    fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
+        let Self { router, id, followed, fresh } = self;
+        let (mut events, mut timestamp) = (0, 0.0);
+        router.apply_payload(*id, payload, |batch| {
+            // Engines count from 0 on, with an empty cache.
+            let cleared = batch.events.contains(&KvEvent::AllBlocksCleared);
+            if *fresh && seq > 0 && !cleared {
+                tracing::warn!("{id}: its first KV events are lost; also taken to hold what it computes (approximate)");
+                router.set_history_known(*id, false);
+            } else if *fresh || cleared {
+                router.set_history_known(*id, true);
+            }
+            *fresh = false;
+            (events, timestamp) = (batch.events.len(), batch.timestamp);
+        })?;
+        followed.applied(events, timestamp);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        tracing::warn!("{}: KV events lost for good, or another engine; forgetting its blocks", self.id);
+        self.router.reset_worker_blocks(self.id);
+        self.fresh = true;
+    }
+
+    fn set_caught_up(&mut self, caught_up: bool) {
+        self.router.set_caught_up(self.id, caught_up);
     }
 }
 
-/// Feeds an engine's KV events to the router.
-pub(super) fn follow(router: Arc<Router>, id: WorkerId, source: SubscriberConfig, followed: Followed) -> Following {
-    let (sender, mut feed) = mpsc::channel(FEED_CAPACITY);
-    let subscriber = Subscriber::counting(source, sender, followed.subscriber.clone());
-    let task = tokio::spawn(async move {
-        // Nothing was applied since the index was empty.
-        let mut fresh = true;
-        while let Some(item) = feed.recv().await {
-            match item {
-                Feed::Batch { seq, batch } => {
-                    // Engines count from 0 on, with an empty cache.
-                    let cleared = batch.events.contains(&KvEvent::AllBlocksCleared);
-                    if fresh && seq > 0 && !cleared {
-                        tracing::warn!(
-                            "{id}: its first KV events are lost; also taken to hold what it computes (approximate)"
-                        );
-                        router.set_history_known(id, false);
-                    } else if fresh || cleared {
-                        router.set_history_known(id, true);
-                    }
-                    fresh = false;
-                    router.apply(id, &batch);
-                    followed.applied(batch.events.len(), batch.timestamp);
-                }
-                Feed::Reset => {
-                    tracing::warn!("{id}: KV events lost for good, or another engine; forgetting its blocks");
-                    router.reset_worker_blocks(id);
-                    fresh = true;
-                }
-                Feed::CaughtUp => router.set_caught_up(id, true),
-                Feed::Behind => router.set_caught_up(id, false),
-                _ => {}
-            }
-        }
-    });
-    Following { _subscriber: subscriber, task }
+#[cfg(test)]
+mod tests {
+    use chiasm_kv::event::{BlockStored, ExternalHash, KvEventBatch};
+    use chiasm_router::{Knowledge, RouterConfig, WorkerInfo};
+    use chiasm_types::{BlockSize, TokenId};
+
+    use super::*;
+
+    fn stored(hash: u64) -> Vec<u8> {
+        let event = BlockStored {
+            block_hashes: vec![ExternalHash::U64(hash)],
+            token_ids: vec![TokenId(hash as u32)],
+            block_size: 1,
+            ..Default::default()
+        };
+        let events = vec![KvEvent::BlockStored(event)];
+        KvEventBatch { timestamp: 1.5, events, data_parallel_rank: Some(0) }.encode()
+    }
+
+    #[test]
+    fn a_payload_that_can_t_be_read_changes_nothing_and_after_a_reset_the_history_is_unknown() {
+        let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
+        let info = WorkerInfo {
+            total_blocks: 10,
+            block_size: BlockSize::new(1).unwrap(),
+            publishes_events: true,
+            encoder_cache_tokens: 0,
+            receiver_cache_bytes: 0,
+        };
+        router.add_worker(id, info);
+        let mut feed = Feed { router: router.clone(), id, followed: followed.clone(), fresh: true };
+        feed.set_caught_up(true);
+        let known = || {
+            let worker = router.workers()[0];
+            (worker.index.blocks, worker.knowledge, followed.counts().applied)
+        };
+        feed.batch(0, &stored(1)).unwrap();
+        let exact = known();
+        assert_eq!(exact, (1, Knowledge::Exact, 1));
+        assert!(feed.batch(1, &stored(2)[..20]).is_err());
+        assert_eq!(known(), exact);
+        feed.reset();
+        assert_eq!(known(), (0, Knowledge::Exact, 1));
+        feed.batch(2, &stored(3)).unwrap();
+        assert_eq!(known(), (1, Knowledge::Approximate, 2));
+        let cleared =
+            KvEventBatch { timestamp: 1.5, events: vec![KvEvent::AllBlocksCleared], data_parallel_rank: None };
+        feed.batch(3, &cleared.encode()).unwrap();
+        assert_eq!(known(), (0, Knowledge::Exact, 3));
+    }
 }
