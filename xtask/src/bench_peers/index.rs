@@ -56,10 +56,12 @@ const FASTER: Option<f64> = Some(3.0);
 const SMALLER: Option<f64> = Some(2.0);
 
 /// All comparisons, in the order of rows.
-pub(crate) const METRICS: [Metric; 11] = [
+pub(crate) const METRICS: [Metric; 13] = [
     metric("events, filling", "M blocks/s", 1e6, true, FASTER),
     metric("events", "M blocks/s", 1e6, true, FASTER),
     metric("events, 2 threads", "M blocks/s", 1e6, true, FASTER),
+    metric("events, from frames", "M blocks/s", 1e6, true, FASTER),
+    metric("events, from frames, 2 threads", "M blocks/s", 1e6, true, FASTER),
     metric("events, hashed", "M blocks/s", 1e6, true, None),
     metric(LOOKUPS, "k prompts/s", 1e3, true, FASTER),
     metric("lookups, 2 threads", "k prompts/s", 1e3, true, FASTER),

@@ -22,7 +22,7 @@ Both need a quiet machine. Memory is measured with one side alone in a process. 
 
 | side | is |
 |---|---|
-| chiasm | `chiasm_kv::PrefixIndex`, without a cap; decoded event batches in, block keys of 127 bits |
+| chiasm | `chiasm_kv::PrefixIndex`, without a cap; decoded event batches or frames in, block keys of 127 bits |
 | RadixTree | for one thread; what Dynamo's router uses when told to have one event thread |
 | ConcurrentRadixTreeCompressed | what Dynamo's router uses by default, on the threads and through the channels that it needs, without the pool's own wrapper; those threads' CPU time counts |
 | PositionalIndexer | the strided search, jumps of 32 as documented; called directly |
@@ -32,7 +32,9 @@ Both need a quiet machine. Memory is measured with one side alone in a process. 
 | events, filling | stored and removed blocks per second, from the engine's tokens and hashes to the index, while the caches fill |
 | events | the same when the caches are full, so that what comes in pushes something out |
 | events, 2 threads | the same on two threads, each with half of the workers |
-| events, hashed | the same, but someone else has hashed the peers' tokens, as Dynamo's publishers do beside each engine; ours are hashed here |
+| events, from frames | as `events`, from the bytes that an engine publishes: with decoding, what a router does for each frame |
+| events, from frames, 2 threads | the same on two threads, each with half of the workers |
+| events, hashed | as `events`, but someone else has hashed the peers' tokens, as Dynamo's publishers do beside each engine; ours are hashed here |
 | lookups | prompts per second, by hashes that are ready, to the overlap of every worker (`find_matches(…, false)`) |
 | lookups, from tokens | the same with hashing the prompt |
 | lookup p50, p99 beside events | of one lookup, while another thread applies 200,000 blocks a second |
@@ -42,7 +44,10 @@ Both need a quiet machine. Memory is measured with one side alone in a process. 
 
 - Tokens are hashed for the peers with `compute_block_hash_for_seq`, an event at a time, which is less than their publisher does.
   Theirs are 64 bits that anyone can compute, ours 127 bits with a secret.
-- Events are taken out of the inputs and dropped on the way on all sides, as when they come from the wire. Decoding is not measured.
+- Events are there twice: decoded ones show what the index alone takes, frames what a router takes to know of them. Decoded
+  events are taken out of the inputs and dropped on the way on all sides, as when they come from the wire.
+- Frames are as vLLM 0.32 writes them for text. Ours go through `apply_payload`, the peers' through `zmq_wire::decode_event_batch`
+  and a `ZmqEventNormalizer` for each engine, in the order of Dynamo's listener, without its network; it hashes block by block.
 - `RadixTree` takes prompts by value: the copies are made outside of the times.
 - The sweep of the compressed tree, every five minutes, does not happen here.
 - `PositionalIndexer` finds nothing unless engines hash blocks as Dynamo does, because it computes their hashes; so these do.

@@ -4,7 +4,7 @@
 //! `SyncIndexer::worker`. The pool's own wrapper is left out, and so is the sweep that it starts every five minutes.
 
 use std::hint::black_box;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{slice, thread};
 
 use dynamo_kv_router::indexer::concurrent_radix_tree_compressed::ConcurrentRadixTreeCompressed;
@@ -13,7 +13,7 @@ use dynamo_kv_router::protocols::LocalBlockHash;
 use tokio::sync::oneshot;
 
 use crate::clock::Thread;
-use crate::dynamo::{Work, block_hashes, cleared, overlaps};
+use crate::dynamo::{Listeners, Work, block_hashes, cleared, overlaps};
 use crate::subject::{From, Index, LANES, lane};
 use crate::trace::Trace;
 
@@ -28,6 +28,8 @@ struct Lane {
     tasks: flume::Sender<WorkerTask>,
     /// Known as soon as it runs.
     thread: Arc<OnceLock<Thread>>,
+    /// Of those who send it events.
+    listeners: Mutex<Listeners>,
 }
 
 impl Lane {
@@ -39,7 +41,7 @@ impl Lane {
             this.get_or_init(Thread::this);
             tree.worker(receiver, None)
         });
-        Self { tasks, thread }
+        Self { tasks, thread, listeners: Mutex::default() }
     }
 }
 
@@ -70,7 +72,8 @@ impl Index for Compressed {
     fn apply(&self, lane: usize, work: Vec<Work>) {
         // All at once, so that its thread wakes up once and not for each event.
         let mut tasks = Vec::with_capacity(work.len());
-        work.into_iter().for_each(|work| work.each(|event| tasks.push(WorkerTask::Event(event))));
+        let mut listeners = self.lanes[lane].listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        work.into_iter().for_each(|work| work.each(&mut listeners, |event| tasks.push(WorkerTask::Event(event))));
         tasks.into_iter().for_each(|task| self.send(lane, task));
     }
 

@@ -1,13 +1,18 @@
 //! What the indexes of `dynamo-kv-router` have in common: their events and their hashes.
 //!
-//! Dynamo hashes the tokens of each block where events are published, in `zmq_wire::create_stored_blocks`, block by block
-//! and with a vector for each. Here a whole event is hashed at once with the same function, which is less work.
+//! Dynamo hashes the tokens of each block where it reads events, in `zmq_wire::create_stored_blocks`, block by block and
+//! with a vector for each. Events that come as tokens are hashed here, a whole event at once with the same function, which
+//! is less work; frames go through Dynamo's own code.
+
+use std::collections::HashMap;
 
 use dynamo_kv_router::protocols::{
     BlockHashOptions, ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData, KvCacheStoreData,
-    KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent, compute_block_hash_for_seq,
+    KvCacheStoredBlockData, LocalBlockHash, OverlapScores, RouterEvent, WorkerWithDpRank, compute_block_hash_for_seq,
 };
+use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};
 
+use crate::frame::frame;
 use crate::subject::From;
 use crate::trace::{BLOCK_SIZE, Event, Trace};
 
@@ -20,6 +25,8 @@ pub(crate) enum Work {
     Tokens(Vec<Told>),
     /// As Dynamo's publisher passes it on.
     Hashed(Vec<RouterEvent>),
+    /// As the engine publishes it.
+    Frame(u32, Vec<u8>),
 }
 
 /// An event as an engine tells it.
@@ -38,14 +45,37 @@ impl Work {
         match from {
             From::Tokens => Self::Tokens(told.collect()),
             From::Hashes => Self::Hashed(told.map(publish).collect()),
+            From::Frames => Self::Frame(trace.batch(batch)[0].worker, frame(trace, batch)),
         }
     }
 
     /// Hands on what the indexes apply, after what of the work is left to do.
-    pub(crate) fn each(self, apply: impl FnMut(RouterEvent)) {
+    pub(crate) fn each(self, listeners: &mut Listeners, apply: impl FnMut(RouterEvent)) {
         match self {
             Self::Tokens(told) => told.into_iter().map(publish).for_each(apply),
             Self::Hashed(events) => events.into_iter().for_each(apply),
+            Self::Frame(worker, payload) => listeners.live_batch(worker, &payload, apply),
+        }
+    }
+}
+
+/// What Dynamo keeps for each engine whose frames it reads: some of `services::indexer::listener`.
+#[derive(Default)]
+pub(crate) struct Listeners(HashMap<u32, ZmqEventNormalizer>);
+
+impl Listeners {
+    /// As `ListenerLoop::apply_live_batch`, up to the index that the event goes to.
+    fn live_batch(&mut self, worker: u32, payload: &[u8], mut apply: impl FnMut(RouterEvent)) {
+        // What is refused here and below shows as overlaps that are missing.
+        let Ok(batch) = decode_event_batch(payload) else { return };
+        let rank = batch.data_parallel_rank.map_or(0, |rank| rank.cast_unsigned());
+        let listener = self.0.entry(worker).or_insert_with(|| ZmqEventNormalizer::new(BLOCK_SIZE as u32));
+        for raw in batch.events {
+            let worker = WorkerWithDpRank::new(u64::from(worker), rank);
+            let Some(placed) = listener.normalize(raw, 0, worker) else { continue };
+            if let Some(event) = placed.into_router_event().filter(|event| event.targets_primary() == Ok(true)) {
+                apply(event);
+            }
         }
     }
 }

@@ -20,6 +20,7 @@
 //! | `subject` | what all sides have in common |
 //! | `ours`, `radix_tree`, `compressed_tree`, `positional` | the sides |
 //! | `dynamo` | events and hashes as Dynamo has them |
+//! | `frame` | events as an engine publishes them |
 //! | `speed`, `memory` | what is measured |
 //! | `clock` | CPU time and the clock on the wall |
 
@@ -29,6 +30,7 @@ mod cache;
 mod clock;
 mod compressed_tree;
 mod dynamo;
+mod frame;
 mod memory;
 mod ours;
 mod positional;

@@ -7,6 +7,7 @@ use chiasm_kv::{BlockKey, Overlaps, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, TokenId, WorkerId};
 
 use crate::clock::Thread;
+use crate::frame::frame;
 use crate::subject::{From, Index};
 use crate::trace::{BLOCK_SIZE, Event, Trace};
 
@@ -45,25 +46,41 @@ fn event(trace: &Trace, event: &Event) -> KvEvent {
     })
 }
 
+/// A batch of one worker.
+pub(crate) enum Work {
+    Batch(WorkerId, KvEventBatch),
+    /// As the engine publishes it.
+    Frame(WorkerId, Vec<u8>),
+}
+
 impl Index for Ours {
-    type Work = (WorkerId, KvEventBatch);
+    type Work = Work;
     type Token = TokenId;
     type Key = BlockKey;
     type Buffers = Overlaps;
 
-    fn work(trace: &Trace, batch: usize, _: From) -> Self::Work {
+    fn work(trace: &Trace, batch: usize, from: From) -> Work {
         let events = trace.batch(batch);
-        let batch = KvEventBatch {
-            timestamp: 0.0,
-            events: events.iter().map(|it| event(trace, it)).collect(),
-            data_parallel_rank: None,
-        };
-        (WorkerId(events[0].worker), batch)
+        let worker = WorkerId(events[0].worker);
+        if from == From::Frames {
+            return Work::Frame(worker, frame(trace, batch));
+        }
+        let events = events.iter().map(|it| event(trace, it)).collect();
+        Work::Batch(worker, KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None })
     }
 
-    fn apply(&self, _: usize, work: Vec<Self::Work>) {
-        for (worker, batch) in work {
-            black_box(self.0.apply(worker, &batch));
+    fn apply(&self, _: usize, work: Vec<Work>) {
+        let mut added = Vec::new();
+        for work in work {
+            match work {
+                Work::Batch(worker, batch) => drop(black_box(self.0.apply(worker, &batch))),
+                Work::Frame(worker, payload) => {
+                    added.clear();
+                    // One that can't be read shows as overlaps that are missing.
+                    let _ = self.0.apply_payload(worker, &payload, &mut added, |_| ());
+                    black_box(&added);
+                }
+            }
         }
     }
 

@@ -11,15 +11,20 @@ use dynamo_kv_router::protocols::{LocalBlockHash, RouterEvent, WorkerWithDpRank}
 use rustc_hash::FxHashMap;
 
 use crate::clock::Thread;
-use crate::dynamo::{Work, block_hashes, cleared, overlaps};
+use crate::dynamo::{Listeners, Work, block_hashes, cleared, overlaps};
 use crate::subject::{From, Index, LANES, lane};
 use crate::trace::Trace;
 
 /// How far it jumps: what its documentation proposes.
 const JUMP: usize = 32;
 
-/// The blocks of a lane's workers by the engine's hash, which each of its threads keeps for itself.
-type Lane = FxHashMap<WorkerWithDpRank, LevelIndex>;
+/// What each thread keeps for itself.
+#[derive(Default)]
+struct Lane {
+    /// The blocks of a lane's workers by the engine's hash.
+    blocks: FxHashMap<WorkerWithDpRank, LevelIndex>,
+    listeners: Listeners,
+}
 
 /// The index, and what its threads keep.
 pub(crate) struct Positional {
@@ -34,9 +39,9 @@ impl Positional {
         Self { index, lanes: [(); LANES].map(|()| Mutex::default()) }
     }
 
-    fn event(&self, lane: &mut Lane, event: RouterEvent) {
+    fn event(&self, blocks: &mut FxHashMap<WorkerWithDpRank, LevelIndex>, event: RouterEvent) {
         // A refused event shows as overlaps that are missing.
-        let _ = self.index.apply_event(lane, event, None);
+        let _ = self.index.apply_event(blocks, event, None);
     }
 }
 
@@ -52,7 +57,8 @@ impl Index for Positional {
 
     fn apply(&self, lane: usize, work: Vec<Work>) {
         let mut lane = self.lanes[lane].lock().unwrap_or_else(PoisonError::into_inner);
-        work.into_iter().for_each(|work| work.each(|event| self.event(&mut lane, event)));
+        let Lane { blocks, listeners } = &mut *lane;
+        work.into_iter().for_each(|work| work.each(listeners, |event| self.event(blocks, event)));
     }
 
     fn settle(&self, _: usize) {}
@@ -83,7 +89,7 @@ impl Index for Positional {
 
     fn clear(&self, worker: u32) {
         let mut lane = self.lanes[lane(worker)].lock().unwrap_or_else(PoisonError::into_inner);
-        self.event(&mut lane, cleared(worker));
+        self.event(&mut lane.blocks, cleared(worker));
     }
 
     fn bytes(&self) -> Option<usize> {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use dynamo_kv_router::indexer::RadixTree;
 use dynamo_kv_router::protocols::LocalBlockHash;
 
-use crate::dynamo::{Work, block_hashes, cleared, overlaps};
+use crate::dynamo::{Listeners, Work, block_hashes, cleared, overlaps};
 use crate::subject::{From, Subject};
 use crate::trace::Trace;
 
@@ -14,6 +14,7 @@ use crate::trace::Trace;
 #[derive(Default)]
 pub(crate) struct Single {
     tree: RadixTree,
+    listeners: Listeners,
     work: Vec<Work>,
     tokens: Vec<Vec<u32>>,
     keys: Vec<Vec<LocalBlockHash>>,
@@ -30,7 +31,7 @@ impl Subject for Single {
 
     fn apply(&mut self) {
         for work in std::mem::take(&mut self.work) {
-            work.each(|event| self.refused += usize::from(self.tree.apply_event(event).is_err()));
+            work.each(&mut self.listeners, |event| self.refused += usize::from(self.tree.apply_event(event).is_err()));
         }
     }
 

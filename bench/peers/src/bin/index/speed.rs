@@ -7,7 +7,9 @@
 //! | `events, filling` | stored and removed blocks per second of CPU time while the caches fill, from tokens |
 //! | `events` | the same when they are full |
 //! | `events, hashed` | the same where someone else has hashed the tokens for the peers, but not for us |
+//! | `events, from frames` | as `events`, from the bytes that an engine publishes |
 //! | `events, 2 threads` | blocks per second on the wall, from tokens, on two threads |
+//! | `events, from frames, 2 threads` | the same from the bytes that an engine publishes |
 //! | `lookups` | prompts per second of CPU time, by the hashes of their blocks |
 //! | `lookups, from tokens` | the same with hashing |
 //! | `lookups, 2 threads` | prompts per second on the wall, by hashes, on two threads |
@@ -36,7 +38,7 @@ type Side = (&'static str, Box<dyn Subject>);
 /// How many blocks a trace needs after the caches are full.
 pub(crate) fn blocks(rounds: usize) -> usize {
     // A slice is longer than asked for by a part of a batch.
-    rounds * (3 * SLICE + SLICE_BESIDE) / 100 * 110
+    rounds * (5 * SLICE + SLICE_BESIDE) / 100 * 110
 }
 
 /// Measures all metrics.
@@ -62,7 +64,9 @@ pub(crate) fn measure(trace: &Trace, sides: &mut [Side], rounds: usize) -> Resul
     };
     events(From::Tokens, "events", false)?;
     events(From::Hashes, "events, hashed", false)?;
-    let end = events(From::Tokens, "events, 2 threads", true)?;
+    events(From::Frames, "events, from frames", false)?;
+    events(From::Tokens, "events, 2 threads", true)?;
+    let end = events(From::Frames, "events, from frames, 2 threads", true)?;
     let slices = trace.slices(end..trace.batches.len(), SLICE_BESIDE);
     let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
     look_up_beside(trace, sides, slices, &mut values);
@@ -233,8 +237,13 @@ mod tests {
         }
         let metrics = |side: &str| values.iter().filter(|it| it.0 == side).map(|it| it.1).collect::<HashSet<_>>();
         let missing: HashSet<_> = metrics(SIDES[0]).difference(&metrics("RadixTree")).copied().collect();
-        let threaded =
-            ["events, 2 threads", "lookups, 2 threads", "lookup p50 beside events", "lookup p99 beside events"];
+        let threaded = [
+            "events, 2 threads",
+            "events, from frames, 2 threads",
+            "lookups, 2 threads",
+            "lookup p50 beside events",
+            "lookup p99 beside events",
+        ];
         assert_eq!(missing, threaded.into_iter().chain(["prompt blocks", "prompt workers"]).collect());
         assert!(of(SIDES[0], "prompt workers").is_some_and(|workers| workers > 1.0));
         // A side that forgot everything answers otherwise.

@@ -19,6 +19,8 @@ pub(crate) enum From {
     Tokens,
     /// Dynamo's form, in which someone else has hashed the tokens of each block.
     Hashes,
+    /// What an engine publishes: bytes.
+    Frames,
 }
 
 /// An index with the events that it is to apply next and the prompts that it is asked for.
@@ -262,14 +264,17 @@ mod tests {
             batches: vec![events.len() as u32],
             ..Trace::default()
         };
-        let answer = |name| {
+        let answer = |name, from| {
             let mut side = side(name, 1)?;
             side.load_prompts(&[trace.prompt(0)]);
-            side.load(&trace, 0..1, From::Tokens);
+            side.load(&trace, 0..1, from);
             side.apply();
             Some(side.overlaps(0))
         };
-        SIDES.into_iter().filter_map(answer).collect()
+        let answers = |from| SIDES.into_iter().filter_map(|name| answer(name, from)).collect::<Vec<_>>();
+        let told = answers(From::Tokens);
+        assert_eq!(answers(From::Frames), told);
+        told
     }
 
     const OWN: [u64; 3] = [71, 72, 73];
