@@ -1,3 +1,4 @@
+use chiasm_types::TokenId;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -5,8 +6,8 @@ use proptest::sample::Index;
 use rmpv::Value;
 
 use super::*;
-use crate::event::decode;
 use crate::event::tests::{any_event, batch, stored, to_bytes, tree};
+use crate::event::{BlockRemoved, BlockStored, ExtraKey, decode};
 
 /// Both read a payload; the same must come out.
 fn agree(decoder: &mut Decoder, payload: &[u8]) -> Result<(), TestCaseError> {

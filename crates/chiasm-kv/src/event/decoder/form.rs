@@ -1,0 +1,111 @@
+//! What msgspec writes: names in order, numbers and lists in their shortest forms.
+
+use chiasm_types::TokenId;
+
+use super::spare::room;
+use crate::event::decode::{Input, array_len, integer, map_len, optional, skip, text};
+
+pub(super) const NIL: u8 = 0xc0;
+pub(super) const U64: u8 = 0xcf;
+
+/// The fields of an event that have not been read.
+pub(super) struct Fields {
+    left: u32,
+}
+
+impl Fields {
+    pub(super) fn of(input: Input<'_, '_>) -> Option<Self> {
+        let left = match **input {
+            [marker @ 0x80..=0x8f, ref rest @ ..] => {
+                *input = rest;
+                u32::from(marker & 0xf)
+            }
+            _ => map_len(input, "event").ok()?,
+        };
+        Some(Self { left })
+    }
+
+    /// Takes the name of the next field off the input, if it is this one: the marker and the name.
+    #[inline]
+    pub(super) fn next<const N: usize>(&mut self, input: Input<'_, '_>, name: &[u8; N]) -> bool {
+        match input.split_first_chunk::<N>() {
+            Some((next, rest)) if next == name && self.left > 0 => {
+                self.left -= 1;
+                *input = rest;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Passes over fields of later versions. A known one here is out of order.
+    pub(super) fn skip_rest(self, input: Input<'_, '_>, known: &[&str]) -> Option<()> {
+        for _ in 0..self.left {
+            if known.contains(&text(input, "event").ok()?) {
+                return None;
+            }
+            skip(input, "event").ok()?;
+        }
+        Some(())
+    }
+}
+
+/// Reads a list of token ids without a branch that depends on them: a vocabulary has ids of three widths, in an order that
+/// no processor foresees.
+pub(super) fn tokens(input: Input<'_, '_>, tokens: &mut Vec<TokenId>, kept: &mut usize) -> Option<()> {
+    let length = length(input)?;
+    if length > input.len() {
+        return None;
+    }
+    room(tokens, length.saturating_sub(tokens.len()), kept);
+    tokens.resize(length, TokenId(0));
+    let (bytes, mut at, mut odd) = (*input, 0, 0);
+    for token in &mut tokens[..] {
+        // Nothing but a list that ends the payload has none.
+        let Some(window) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) else {
+            odd = 1;
+            break;
+        };
+        // A number below 128 is its own marker; those of the three wider forms are cc, cd and ce.
+        let marker = u64::from(window[0]);
+        let wide = marker >> 7;
+        let length = wide << (marker & 3);
+        odd |= wide & u64::from(marker.wrapping_sub(0xcc) > 2);
+        at += 1 + length as usize;
+        let digits = u64::from_be_bytes(*window) << (8 * wide);
+        *token = TokenId((digits >> (64 - 8 * (length | (wide ^ 1)))) as u32);
+    }
+    if odd == 0 {
+        *input = &input[at..];
+        return Some(());
+    }
+    tokens.clear();
+    for _ in 0..length {
+        tokens.push(TokenId(integer(input, "token_ids").ok()?));
+    }
+    Some(())
+}
+
+/// Of a list.
+#[inline]
+pub(super) fn length(input: Input<'_, '_>) -> Option<usize> {
+    let (length, rest) = match **input {
+        [marker @ 0x90..=0x9f, ref rest @ ..] => (usize::from(marker & 0xf), rest),
+        [0xdc, high, low, ref rest @ ..] => (usize::from(u16::from_be_bytes([high, low])), rest),
+        _ => return array_len(input, "list").ok().map(|length| length as usize),
+    };
+    *input = rest;
+    Some(length)
+}
+
+pub(super) fn number<T: TryFrom<i128>>(given: bool, input: Input<'_, '_>) -> Option<Option<T>> {
+    if given { optional(input, |input| integer(input, "number")).ok() } else { Some(None) }
+}
+
+/// Takes a nil off the input, if there is one.
+#[inline]
+pub(super) fn nil(input: Input<'_, '_>) -> bool {
+    let rest = input.strip_prefix(&[NIL]);
+    *input = rest.unwrap_or(input);
+    rest.is_some()
+}
