@@ -1,11 +1,15 @@
 //! Our identity of a KV-cache block.
 
+mod field;
 mod hasher;
+#[allow(unsafe_code, reason = "vector code")]
+mod kernels;
 mod universal;
 
 use std::fmt;
 
 use chiasm_types::{BlockSize, MmHash, TokenId};
+use kernels::{Kernel, Series};
 use universal::{Secret, Summed};
 
 pub use hasher::{BlockKeyHasher, BuildBlockKeyHasher};
@@ -30,6 +34,7 @@ pub use hasher::{BlockKeyHasher, BuildBlockKeyHasher};
 /// process draws: below 2^-60 for any collision at all among 100 million blocks of prompts of 4,096 blocks. Keys are for
 /// use inside one process; whoever sends prompts must not see them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(transparent)]
 pub struct BlockKey(u128);
 
 impl BlockKey {
@@ -99,22 +104,12 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
     let mut hasher = BlockHasher::default();
     let mut touching = Vec::new();
     let mut passed = 0;
-    let (mut parent, mut near) = (None, 0);
-    let plain = media.is_empty() && prompt.lora.is_none();
-    let mut keys = Vec::with_capacity(prompt.tokens.len() / block_size.get());
-    for (block, tokens) in prompt.tokens.chunks_exact(block_size.get()).enumerate() {
-        let start = block * block_size.get();
-        let end = start + block_size.get();
-        if start >= near {
-            near = start + AHEAD;
-            bring_near(&prompt.tokens[start..near.min(prompt.tokens.len())]);
-        }
-        if plain && let Some(before) = parent {
-            let key = hasher.text_key(before, tokens);
-            keys.push(key);
-            parent = Some(key);
-            continue;
-        }
+    let size = block_size.get();
+    let blocks = prompt.tokens.len() / size;
+    let mut keys = Vec::with_capacity(blocks);
+    while keys.len() < blocks {
+        let start = keys.len() * size;
+        let end = start + size;
         while media.get(passed).is_some_and(|span| span.offset + span.length <= start) {
             passed += 1;
         }
@@ -125,27 +120,27 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
                 .take_while(|span| span.offset < end)
                 .map(|span| (span.hash, span.offset as i64 - start as i64)),
         );
-        let key = hasher.key(&BlockContent {
-            parent,
-            tokens,
-            media: &touching,
-            lora: prompt.lora,
-            salt: prompt.salt.filter(|_| block == 0),
-        });
-        keys.push(key);
-        parent = Some(key);
+        let parent = keys.last().copied();
+        let salt = prompt.salt.filter(|_| start == 0);
+        let mut content = BlockContent { parent, tokens: &[], media: &touching, lora: prompt.lora, salt };
+        // The next blocks are alike up to one in which something begins, or that what touches these touches no more.
+        let next = media.get(passed + touching.len()).map_or(blocks, |span| span.offset / size);
+        let over = match media.get(passed) {
+            Some(span) if !touching.is_empty() => (span.offset + span.length).div_ceil(size),
+            _ => blocks,
+        };
+        let alike = blocks.min(next).min(over) - keys.len();
+        content.tokens = &prompt.tokens[start..][..alike * size];
+        if alike > 1
+            && let Some(series) = hasher.series(&content, size)
+        {
+            hasher.extend_series(series, &mut keys);
+        } else {
+            content.tokens = &prompt.tokens[start..end];
+            keys.push(hasher.key(&content));
+        }
     }
     keys
-}
-
-/// Tokens that are brought near at a time: 8 KiB.
-const AHEAD: usize = 2048;
-
-/// Looks at each cache line: so the memory works on many at a time, not on those of the next few blocks.
-fn bring_near(tokens: &[TokenId]) {
-    for line in tokens.chunks(16) {
-        std::hint::black_box(line.first().map(|token| token.0));
-    }
 }
 
 /// What one block is made of.
@@ -161,6 +156,7 @@ pub(crate) struct BlockContent<'a> {
 /// Makes keys; keeps the buffer for what is not tokens.
 pub(crate) struct BlockHasher {
     secret: &'static Secret,
+    kernel: Option<Kernel>,
     marks: Vec<u64>,
     /// The last LoRA name and its words: the same for all blocks of a prompt.
     lora: Option<(String, [u64; DIGEST])>,
@@ -177,7 +173,7 @@ const HAS_SALT: u64 = 4;
 
 impl Default for BlockHasher {
     fn default() -> Self {
-        Self { secret: Secret::of_process(), marks: Vec::new(), lora: None, item: None }
+        Self { secret: Secret::of_process(), kernel: Kernel::fastest(), marks: Vec::new(), lora: None, item: None }
     }
 }
 
@@ -192,8 +188,61 @@ impl BlockHasher {
         if let BlockContent { parent: Some(parent), tokens, media: [], lora: None, salt: None } = block {
             return self.text_key(*parent, tokens);
         }
+        let head = self.mark(block, block.tokens.len());
+        let before = block.parent.map_or(self.secret.start(), |parent| parent.0);
+        if let Some((hash, _)) = block.media.first() {
+            let tokens = block.tokens.len();
+            let known = self.item.take().filter(|(known, length, _)| known == hash && *length == tokens);
+            let (item, rest) = self.marks.split_at(DIGEST);
+            let sum_up = || self.secret.sum_up(tokens, item).map(|summed| (*hash, tokens, summed));
+            self.item = known.or_else(sum_up);
+            let summed = self.item.as_ref().map(|(_, _, summed)| summed);
+            let extend = |summed| self.secret.extend_summed(before, head, block.tokens, summed, rest);
+            if let Some(state) = summed.and_then(extend) {
+                return BlockKey(state);
+            }
+        }
+        BlockKey(self.secret.extend(before, head, block.tokens, &self.marks))
+    }
+
+    /// Appends the keys of the full blocks of nothing but text after another.
+    #[allow(dead_code, reason = "events take that way soon")]
+    pub(crate) fn text_keys(&self, parent: BlockKey, tokens: &[TokenId], block_size: usize, keys: &mut Vec<BlockKey>) {
+        let tokens = &tokens[..tokens.len() / block_size * block_size];
+        match self.secret.sum_around(HAS_PARENT | (block_size as u64) << 32, block_size, &[]) {
+            Some(first) => self.extend_series(Series { state: parent.0, first, step: 0, tokens, block_size }, keys),
+            None => {
+                let mut parent = parent;
+                for tokens in tokens.chunks_exact(block_size) {
+                    parent = self.text_key(parent, tokens);
+                    keys.push(parent);
+                }
+            }
+        }
+    }
+
+    /// Blocks that follow each other and are all as `content`, but that each has a part of its tokens, and a lower offset of its
+    /// item. `None` if they are not of that kind: salted, without a parent, with several items or one that begins in the
+    /// first; or if what is around the tokens is too long.
+    fn series<'a>(&mut self, content: &BlockContent<'a>, block_size: usize) -> Option<Series<'a>> {
+        let &BlockContent { parent: Some(BlockKey(state)), tokens, media: [] | [(_, ..0)], salt: None, .. } = content
+        else {
+            return None;
+        };
+        let head = self.mark(content, block_size);
+        let first = self.secret.sum_around(head, block_size, &self.marks)?;
+        let step = if content.media.is_empty() { 0 } else { self.secret.growth(block_size, DIGEST, block_size)? };
+        Some(Series { state, first, step, tokens, block_size })
+    }
+
+    fn extend_series(&self, series: Series<'_>, keys: &mut Vec<BlockKey>) {
+        self.secret.extend_series(self.kernel, series, keys);
+    }
+
+    /// The words of a block that are not tokens: returns the first and leaves the others in `marks`.
+    fn mark(&mut self, block: &BlockContent<'_>, block_size: usize) -> u64 {
         // Counts above 2^24 don't occur: tokens of a block, items that touch it.
-        let mut head = (block.media.len() as u64) << 8 | (block.tokens.len() as u64) << 32;
+        let mut head = (block.media.len() as u64) << 8 | (block_size as u64) << 32;
         self.marks.clear();
         for (hash, offset) in block.media {
             self.marks.extend(words(hash.as_bytes()));
@@ -209,26 +258,7 @@ impl BlockHasher {
             head |= HAS_SALT;
             self.marks.extend(digest(salt));
         }
-        let before = match block.parent {
-            Some(parent) => {
-                head |= HAS_PARENT;
-                parent.0
-            }
-            None => self.secret.start(),
-        };
-        if let Some((hash, _)) = block.media.first() {
-            let tokens = block.tokens.len();
-            let known = self.item.take().filter(|(known, length, _)| known == hash && *length == tokens);
-            let (item, rest) = self.marks.split_at(DIGEST);
-            let sum_up = || self.secret.sum_up(tokens, item).map(|summed| (*hash, tokens, summed));
-            self.item = known.or_else(sum_up);
-            let summed = self.item.as_ref().map(|(_, _, summed)| summed);
-            let extend = |summed| self.secret.extend_summed(before, head, block.tokens, summed, rest);
-            if let Some(state) = summed.and_then(extend) {
-                return BlockKey(state);
-            }
-        }
-        BlockKey(self.secret.extend(before, head, block.tokens, &self.marks))
+        head | if block.parent.is_some() { HAS_PARENT } else { 0 }
     }
 }
 

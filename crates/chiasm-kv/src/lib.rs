@@ -34,7 +34,7 @@
 //! | [`event`] | what engines publish, and its msgpack form in both directions |
 //! | `subscriber` | following an engine's events without gaps |
 //! | `index` | who holds which blocks |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod block_key;
 mod error;

@@ -163,6 +163,57 @@ proptest! {
     }
 
     #[test]
+    fn blocks_in_a_row_have_the_keys_that_they_have_one_by_one(
+        ids in proptest::collection::vec(prop_oneof![60 => 0..150_000u32, 1 => any::<u32>()], 0..1200),
+        spans in proptest::collection::vec((0..3u8, 0..90usize, 0..300usize), 0..5),
+        size in prop_oneof![Just(16u32), Just(32), 1..=70u32],
+        lora in proptest::option::of("[ab]{0,2}"),
+        salt in proptest::option::of("[ab]{0,2}"),
+        by_kernel in any::<bool>(),
+    ) {
+        let mut end = 0;
+        let media: Vec<_> = spans
+            .into_iter()
+            .map(|(name, gap, length)| {
+                let span = item(name, end + gap, length);
+                end = span.offset + length;
+                span
+            })
+            .collect();
+        let (prompt, size) = (tokens(ids), BlockSize::new(size).unwrap());
+        let mut hasher = BlockHasher { kernel: None, ..Default::default() };
+        let mut parent = None;
+        let expected: Vec<_> = prompt
+            .chunks_exact(size.get())
+            .enumerate()
+            .map(|(block, tokens)| {
+                let (start, end) = (block * size.get(), (block + 1) * size.get());
+                let touching: Vec<_> = media
+                    .iter()
+                    .filter(|span| span.offset < end && span.offset + span.length > start)
+                    .map(|span| (span.hash, span.offset as i64 - start as i64))
+                    .collect();
+                let salt = salt.as_deref().filter(|_| block == 0);
+                let content = BlockContent { parent, tokens, media: &touching, lora: lora.as_deref(), salt };
+                parent = Some(hasher.key(&content));
+                hasher.key(&content)
+            })
+            .collect();
+        let whole = PromptBlocks { tokens: &prompt, media: &media, lora: lora.as_deref(), salt: salt.as_deref() };
+        prop_assert_eq!(&block_keys(&whole, size), &expected);
+
+        let kernel = Kernel::fastest().filter(|_| by_kernel);
+        let text = BlockHasher { kernel, ..Default::default() };
+        let mut keys = vec![BlockKey(3)];
+        text.text_keys(BlockKey(3), &prompt, size.get(), &mut keys);
+        for (block, tokens) in prompt.chunks_exact(size.get()).enumerate() {
+            let content = BlockContent { parent: Some(keys[block]), tokens, media: &[], lora: None, salt: None };
+            prop_assert_eq!(keys[block + 1], hasher.key(&content));
+        }
+        prop_assert_eq!(keys.len(), 1 + prompt.len() / size.get());
+    }
+
+    #[test]
     fn a_longer_prompt_starts_with_the_keys_of_the_shorter(
         ids in proptest::collection::vec(0..5u32, 0..40),
         cut in 0..40usize,

@@ -1,4 +1,4 @@
-//! A keyed hash of sequences of 64-bit words into 127 bits that needs no vector code to run at the speed of memory.
+//! A keyed hash of sequences of 64-bit words into 127 bits.
 //!
 //! Words are taken 512 at a time. A group is hashed by the sum of coefficient · word modulo p = 2^127 − 1 with one
 //! random coefficient per place (multilinear hashing: Carter and Wegman 1979), and the groups by a polynomial in a random
@@ -12,8 +12,9 @@ use std::sync::LazyLock;
 
 use chiasm_types::TokenId;
 
-/// 2^127 − 1, a prime.
-const P: u128 = (1 << 127) - 1;
+use super::BlockKey;
+use super::field::{P, add, multiply_add, multiply_add_wide, product, reduce, split};
+use super::kernels::{Kernel, Series, Tables, WORDS};
 
 /// Words per group: more than any block of common size has, and 8 KiB of coefficients.
 const GROUP: usize = 512;
@@ -25,12 +26,30 @@ const SMALL_WORD: u32 = 32 + SMALL_TOKEN;
 /// Words of which sums of products need no carries: with coefficients of 64 and 63 bits, below 2^(57 + 6 + 64).
 const SHORT: usize = 64;
 
+/// Tokens that are brought near at a time, unless a block has more: 8 KiB.
+const AHEAD: usize = 2048;
+
+/// Looks at each cache line: so the memory works on many at a time, not on those of the next few blocks.
+fn bring_near(tokens: &[TokenId]) {
+    for line in tokens.chunks(16) {
+        std::hint::black_box(line.first().map(|token| token.0));
+    }
+}
+
+/// Blocks from which on a kernel is faster than one after the other, measured with 16 to 128 tokens a block.
+const WORTH: usize = 4;
+
+/// Blocks that are hashed one by one where a kernel stopped, before it is tried again.
+const FEW: usize = 8;
+
 /// What whoever chooses prompts must not know.
 pub(super) struct Secret {
     /// As low 64 and high 63 bits, uniform below 2^127.
     coefficients: [(u64, u64); GROUP],
+    /// Not 0: vector code divides by it.
     point: u128,
     start: u128,
+    tables: Tables,
 }
 
 /// One secret per process: keys of two processes don't compare.
@@ -39,6 +58,11 @@ static SECRET: LazyLock<Secret> = LazyLock::new(Secret::random);
 impl Secret {
     pub(super) fn of_process() -> &'static Self {
         &SECRET
+    }
+
+    #[cfg(test)]
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     fn random() -> Self {
@@ -53,9 +77,15 @@ impl Secret {
             reader.fill(&mut bytes);
             u128::from_le_bytes(bytes) >> 1
         };
-        let (point, start) = (reduce(number()), reduce(number()));
-        let coefficients = std::array::from_fn(|_| split(number()));
-        Self { coefficients, point, start }
+        let start = reduce(number());
+        let coefficients: [_; GROUP] = std::array::from_fn(|_| split(number()));
+        let mut point = 0;
+        while point == 0 {
+            point = reduce(number());
+        }
+        // The first is the head's.
+        let of_tokens = std::array::from_fn(|word| reduce(whole(coefficients[1 + word])));
+        Self { coefficients, point, start, tables: Tables::new(&of_tokens, point) }
     }
 
     /// The state before anything is hashed, below 2^127 − 1 as all states.
@@ -86,30 +116,81 @@ impl Secret {
         fits.then(|| self.extend_once(state, head, body, (summed.sum.clone(), summed.words), tail))
     }
 
+    /// What a head and the words after a body of so many tokens add to a sum; below p. `None` if they don't fit into the first group.
+    pub(super) fn sum_around(&self, head: u64, tokens: usize, words: &[u64]) -> Option<u128> {
+        let Summed { mut sum, .. } = self.sum_up(tokens, words)?;
+        sum.add(self.coefficients[0], head);
+        Some(sum.reduced())
+    }
+
+    /// What a sum grows by when the word at this place after a body of so many tokens falls by `fall`; below p. `None` if it is
+    /// not in the first group.
+    pub(super) fn growth(&self, tokens: usize, place: usize, fall: usize) -> Option<u128> {
+        let coefficient = self.coefficients.get(1 + tokens.div_ceil(2) + place)?;
+        Some(reduce(P - multiply_add(reduce(whole(*coefficient)), fall as u128, 0)))
+    }
+
+    /// Appends the keys of a series, of as many blocks as it can by the kernel.
+    pub(super) fn extend_series(&self, kernel: Option<Kernel>, mut series: Series<'_>, keys: &mut Vec<BlockKey>) {
+        let worth = WORTH * series.block_size..;
+        let Some(kernel) = kernel.filter(|_| series.block_size <= 2 * WORDS && worth.contains(&series.tokens.len()))
+        else {
+            return self.extend_each(&series, keys);
+        };
+        while !series.tokens.is_empty() {
+            let known = keys.len();
+            kernel.extend(&self.tables, &series, keys);
+            series.skip(&keys[known..]);
+            // It stopped at large tokens, if at all.
+            let known = keys.len();
+            let few = series.tokens.len().min(FEW * series.block_size);
+            self.extend_each(&Series { tokens: &series.tokens[..few], ..series }, keys);
+            series.skip(&keys[known..]);
+        }
+    }
+
+    /// Appends the keys of a series one after the other: the reference of all kernels. Each block and what is around its tokens fit
+    /// into one group.
+    pub(super) fn extend_each(&self, series: &Series<'_>, keys: &mut Vec<BlockKey>) {
+        let (mut state, mut more) = (series.state, series.first);
+        for near in series.tokens.chunks((AHEAD / series.block_size).max(1) * series.block_size) {
+            bring_near(near);
+            for tokens in near.chunks_exact(series.block_size) {
+                state = match small(tokens) {
+                    Some(pairs) => self.extend_small(state, more.into(), pairs),
+                    None => {
+                        let mut sum = Sum::default();
+                        self.sum_tokens(&mut sum, tokens);
+                        multiply_add(state, self.point, add(sum.reduced(), more))
+                    }
+                };
+                keys.push(BlockKey(state));
+                more = add(more, series.step);
+            }
+        }
+    }
+
     /// As [`Secret::extend_summed`] with nothing summed up, of any length.
     #[inline]
     pub(super) fn extend(&self, state: u128, head: u64, body: &[TokenId], tail: &[u64]) -> u128 {
-        if tail.is_empty()
-            && let (pairs, []) = body.as_chunks()
-            && pairs.len() < SHORT
-            && (body.iter().fold(0, |all, token| all | token.0) >> SMALL_TOKEN == 0)
-            && head >> SMALL_WORD == 0
-        {
+        if let (true, true, Some(pairs)) = (tail.is_empty(), head >> SMALL_WORD == 0, small(body)) {
+            let [for_head, ..] = &self.coefficients;
+            let before = Halves { low: product(for_head.0, head), high: product(for_head.1, head) };
             // So many steps as a known number are faster than as many.
             return match <&[_; 8]>::try_from(pairs) {
-                Ok(pairs) => self.extend_small(state, head, pairs),
-                Err(_) => self.extend_small(state, head, pairs),
+                Ok(pairs) => self.extend_small(state, before, pairs),
+                Err(_) => self.extend_small(state, before, pairs),
             };
         }
         self.extend_any(state, head, body, tail)
     }
 
-    /// By fewer than [`SHORT`] pairs of tokens and a head, all small.
+    /// By fewer than [`SHORT`] pairs of small tokens, and by what is summed up before: at most the product of a small word.
     #[inline(always)]
-    fn extend_small(&self, state: u128, head: u64, pairs: &[[TokenId; 2]]) -> u128 {
-        let [for_head, rest @ ..] = &self.coefficients;
+    fn extend_small(&self, state: u128, before: Halves, pairs: &[[TokenId; 2]]) -> u128 {
+        let [_, rest @ ..] = &self.coefficients;
         // Without carries: so many products of coefficients with small words stay below 2^127 and 2^126.
-        let (mut low, mut high) = (product(for_head.0, head), product(for_head.1, head));
+        let Halves { mut low, mut high } = before;
         for (coefficient, pair) in rest[..pairs.len()].iter().zip(pairs) {
             let word = word(*pair);
             low += product(coefficient.0, word);
@@ -139,16 +220,23 @@ impl Secret {
     /// By one group, in which words are summed up already. Inlined, so that nothing summed up costs nothing.
     #[inline(always)]
     fn extend_once(&self, state: u128, head: u64, body: &[TokenId], summed: (Sum, usize), tail: &[u64]) -> u128 {
-        let (pairs, odd) = body.as_chunks();
-        let [for_head, rest @ ..] = &self.coefficients;
-        let (for_pairs, rest) = rest.split_at(pairs.len());
-        let (for_odd, rest) = rest.split_at(odd.len());
         let (mut sum, skipped) = summed;
-        sum.add(*for_head, head);
-        for_pairs.iter().zip(pairs).for_each(|(coefficient, pair)| sum.add(*coefficient, word(*pair)));
-        for_odd.iter().zip(odd).for_each(|(coefficient, token)| sum.add(*coefficient, u64::from(token.0)));
+        let rest = self.sum_tokens(&mut sum, body);
+        sum.add(self.coefficients[0], head);
         rest[skipped..].iter().zip(tail).for_each(|(coefficient, word)| sum.add(*coefficient, *word));
         self.next(state, sum)
+    }
+
+    /// Adds the words of tokens, and returns the coefficients of what comes after them.
+    #[inline(always)]
+    fn sum_tokens(&self, sum: &mut Sum, tokens: &[TokenId]) -> &[(u64, u64)] {
+        let (pairs, odd) = tokens.as_chunks();
+        let [_, rest @ ..] = &self.coefficients;
+        let (for_pairs, rest) = rest.split_at(pairs.len());
+        let (for_odd, rest) = rest.split_at(odd.len());
+        for_pairs.iter().zip(pairs).for_each(|(coefficient, pair)| sum.add(*coefficient, word(*pair)));
+        for_odd.iter().zip(odd).for_each(|(coefficient, token)| sum.add(*coefficient, u64::from(token.0)));
+        rest
     }
 
     fn next(&self, state: u128, sum: Sum) -> u128 {
@@ -192,62 +280,36 @@ impl Sum {
     }
 }
 
+/// Low 64 and high 63 bits of a number; or sums of products with those of coefficients.
+struct Halves {
+    low: u128,
+    high: u128,
+}
+
+impl From<u128> for Halves {
+    fn from(number: u128) -> Self {
+        let (low, high) = split(number);
+        Self { low: low.into(), high: high.into() }
+    }
+}
+
+/// Pairs of tokens, if there are fewer than [`SHORT`] and all tokens are small.
+#[inline(always)]
+fn small(tokens: &[TokenId]) -> Option<&[[TokenId; 2]]> {
+    match tokens.as_chunks() {
+        (pairs, []) if pairs.len() < SHORT => {
+            (tokens.iter().fold(0, |all, token| all | token.0) >> SMALL_TOKEN == 0).then_some(pairs)
+        }
+        _ => None,
+    }
+}
+
+fn whole((low, high): (u64, u64)) -> u128 {
+    u128::from(low) | u128::from(high) << 64
+}
+
 fn word([first, second]: [TokenId; 2]) -> u64 {
     u64::from(first.0) | u64::from(second.0) << 32
-}
-
-fn split(number: u128) -> (u64, u64) {
-    (number as u64, (number >> 64) as u64)
-}
-
-fn reduce(number: u128) -> u128 {
-    let folded = (number & P) + (number >> 127);
-    if folded >= P { folded - P } else { folded }
-}
-
-/// Of two numbers below p.
-fn add(one: u128, other: u128) -> u128 {
-    let sum = one + other;
-    if sum >= P { sum - P } else { sum }
-}
-
-fn product(one: u64, other: u64) -> u128 {
-    u128::from(one) * u128::from(other)
-}
-
-/// one · other + low + 2^64 · high, of numbers below p, 2^127 and 2^126.
-#[inline(always)]
-fn multiply_add_wide(one: u128, other: u128, low: u128, high: u128) -> u128 {
-    const HIGH: u64 = (1 << 63) - 1;
-    let ((a0, a1), (b0, b1)) = (split(one), split(other));
-    // 2^128 = 2, and a1 and b1 are below 2^63: the first sum is below 2^128.
-    let (low, over) = product(a0, b0).overflowing_add(low + product(a1, 2 * b1));
-    // The products are at most 2^128 − 3 · 2^64 + 2 together; what is added is below 2^65.
-    let middle = product(a0, b1) + product(a1, b0) + ((low >> 64) | u128::from(over) << 64);
-    // low's lower half + 2^64 · (middle + high), and 2^127 = 1.
-    let (lower, upper) = (low as u64, (middle as u64 & HIGH, high as u64 & HIGH));
-    let sum = (u128::from(lower) | u128::from(upper.0) << 64) + (u128::from(upper.1) << 64);
-    // The last two are below 2^65 and 2^63.
-    reduce((sum & P) + (sum >> 127) + (middle >> 63) + (high >> 63))
-}
-
-/// Of one factor that is at most 2^127 and two numbers below p. Each block's state waits for that of the block before, so
-/// this reduces by halves and to the end only once.
-fn multiply_add(one: u128, other: u128, more: u128) -> u128 {
-    let ((a0, a1), (b0, b1)) = (split(one), split(other));
-    // Leaves at most 2^127 of a number below 2^128.
-    let fold = |number: u128| (number & P) + (number >> 127);
-    let low = product(a0, b0);
-    // Each below 2^127, as a1 is at most 2^63 and b1 below it: the sum fits.
-    let middle = product(a0, b1) + product(a1, b0);
-    // Below 2^126.
-    let high = product(a1, b1);
-    // low + 2^64 · middle + 2^128 · high, and 2^127 = 1.
-    let shifted = (middle & ((1 << 63) - 1)) << 64;
-    // What is folded is below 2^128 each time: two numbers below 2^127, of which one is folded already.
-    let sum = fold(fold((low & P) + shifted) + more);
-    let rest = fold((low >> 127) + (middle >> 63) + 2 * high);
-    reduce(sum + rest)
 }
 
 #[cfg(test)]
@@ -255,36 +317,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// By doubling and adding.
-    fn slow(mut one: u128, other: u128) -> u128 {
-        let mut sum = 0;
-        for bit in 0..127 {
-            if other >> bit & 1 == 1 {
-                sum = add(sum, reduce(one));
-            }
-            one = add(reduce(one), reduce(one));
-        }
-        sum
-    }
+    use crate::block_key::field::tests::slow;
 
     proptest! {
-        #[test]
-        fn products_are_those_of_the_field(one in 0..=P + 1, other in 0..P, more in 0..P) {
-            prop_assert_eq!(multiply_add(one, other, more), add(slow(one, other), more));
-        }
-
-        #[test]
-        fn wide_sums_are_those_of_the_field(
-            one in 0..P,
-            other in 0..P,
-            low in 0..1_u128 << 127,
-            high in 0..1_u128 << 126,
-        ) {
-            let expected = add(add(slow(one, other), reduce(low)), slow(high, 1 << 64));
-            prop_assert_eq!(multiply_add_wide(one, other, low, high), expected);
-        }
-
         #[test]
         fn extending_follows_the_formula(
             head in any::<u64>(),
@@ -309,28 +344,6 @@ mod tests {
             let summed = secret.sum_up(body.len(), known);
             let found = summed.and_then(|summed| secret.extend_summed(secret.start(), head, &body, &summed, rest));
             prop_assert_eq!(found, (all.len() <= GROUP).then_some(expected));
-        }
-    }
-
-    #[test]
-    fn the_ends_of_the_field() {
-        let ends = [0, 1, 2, 1 << 63, (1 << 64) - 1, 1 << 64, 1 << 126, P - (1 << 64), P - 2, P - 1];
-        for one in ends.into_iter().chain([P, P + 1]) {
-            for other in ends {
-                for more in ends {
-                    let expected = add(slow(one, other), more);
-                    assert_eq!(multiply_add(one, other, more), expected, "{one:x} · {other:x} + {more:x}");
-                    if one < P {
-                        for high in [0, (1 << 126) - 1, (1 << 64) - 1] {
-                            let expected = add(expected, slow(high, 1 << 64));
-                            let found = multiply_add_wide(one, other, more, high);
-                            assert_eq!(found, expected, "{one:x} · {other:x} + {more:x} + {high:x}");
-                        }
-                        let expected = add(slow(one, other), slow((1 << 126) - 1, 1 << 64));
-                        assert_eq!(multiply_add_wide(one, other, P, (1 << 126) - 1), expected);
-                    }
-                }
-            }
         }
     }
 }
