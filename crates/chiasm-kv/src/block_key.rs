@@ -43,6 +43,14 @@ impl BlockKey {
         self.0
     }
 
+    pub(crate) const fn of_words(low: u64, high: u64) -> Self {
+        Self(low as u128 | (high as u128) << 64)
+    }
+
+    pub(crate) const fn words(self) -> [u64; 2] {
+        [self.0 as u64, (self.0 >> 64) as u64]
+    }
+
     /// 64 of its bits as the engine's name of a block, for engines that name none. Not those that tables go by.
     pub(crate) const fn name(self) -> u64 {
         self.0 as u64
@@ -206,7 +214,6 @@ impl BlockHasher {
     }
 
     /// Appends the keys of the full blocks of nothing but text after another.
-    #[allow(dead_code, reason = "events take that way soon")]
     pub(crate) fn text_keys(&self, parent: BlockKey, tokens: &[TokenId], block_size: usize, keys: &mut Vec<BlockKey>) {
         let tokens = &tokens[..tokens.len() / block_size * block_size];
         match self.secret.sum_around(HAS_PARENT | (block_size as u64) << 32, block_size, &[]) {

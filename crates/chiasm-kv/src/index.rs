@@ -50,7 +50,9 @@ use workers::Workers;
 ///   [`Overlaps::with_lower_tiers`] only; other media and blocks with `REMOTE` locality are ignored.
 /// - Every KV-cache group that events named has to suit: `docs/index.md` says how.
 /// - Only blocks of the worker's own block size count: vLLM also reports fragments of blocks.
-/// - One hash with two keys is a collision of the engine's 64-bit hashes: it matches nothing.
+/// - One hash with two keys is a collision of the engine's 64-bit hashes. It matches nothing where it is seen; a worker
+///   whose blocks are found without a table of all of them (`docs/index.md`) may be believed to hold either until the hash was
+///   removed twice.
 /// - Blocks that were shed to stay below [`PrefixIndex::with_max_bytes`] are as if never stored.
 ///
 /// Known limits: vLLM reports fragments of blocks and groups with larger blocks alike, by another block size; a model with
@@ -317,7 +319,8 @@ impl PrefixIndex {
                 return list(depths, found);
             }
             let last = search.path.last();
-            let last = last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..]) as usize);
+            let last =
+                last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..], |key| *key) as usize);
             let path = Path { tree: &tree, runs: &search.path, len: last.unwrap_or(0) };
             for mixed in workers.mixed() {
                 depths[mixed.place() as usize] = mixed.overlap(depths, &path) as u32;

@@ -1,7 +1,10 @@
 //! The blocks of one KV-cache group of one worker in one tier, by the engine's names for them.
 
+mod anchors;
 mod entry;
 mod presumed;
+mod removal;
+mod walk;
 
 use std::collections::HashMap;
 
@@ -9,10 +12,11 @@ use super::clock::Clock;
 use super::forest::Forest;
 use super::holders::Place;
 use super::table::Table;
-use super::tree::{RunId, Segment, Spot, Tree};
+use super::tree::{Block, Segment, Spot, Tree};
 use crate::block_key::{BlockKey, BuildBlockKeyHasher};
 use crate::event::ExternalHash;
-use entry::{Entry, UNKEYED};
+use anchors::Anchors;
+use entry::Entry;
 
 /// What all workers share.
 pub(super) struct Shared {
@@ -22,10 +26,19 @@ pub(super) struct Shared {
 
 /// See [`PrefixIndex`](super::PrefixIndex) for the rules.
 ///
-/// Invariant: the tree has this place at a block exactly when a keyed entry names that block.
+/// Most blocks that are held need no entry: their runs say what they are called, and engines name blocks beside those that they
+/// named before, which the [`Anchors`] lead to. A block has entries as soon as it is called something else, has several copies
+/// or several names; a part that is looked at in other ways has entries for all of them.
+///
+/// Invariant: the tree has this place at a block exactly when a keyed entry names that block, or there are no entries for it
+/// and its name in the run is its only one.
 pub(super) struct Part {
     place: Place,
     entries: Table<Entry>,
+    /// `None` if all blocks have entries.
+    anchors: Option<Anchors>,
+    /// Removals since all blocks got entries because there were many searches; `None` if they got them for another reason.
+    removals: Option<usize>,
     /// Copies beyond one, of those hashes that have several.
     copies: HashMap<Name, u32>,
     /// How many hashes beyond one have this key, for those keys that have several: the engine tells blocks apart that we
@@ -43,6 +56,8 @@ struct Doubt {
     key: BlockKey,
     spot: Spot,
     new: bool,
+    /// The block is held already, and this copy of the name is not counted yet.
+    uncounted: bool,
 }
 
 /// As in [`WorkerIndexStats`](super::WorkerIndexStats).
@@ -50,6 +65,8 @@ struct Doubt {
 pub(super) struct PartCounts {
     pub(super) blocks: usize,
     pub(super) unkeyed: usize,
+    /// Sum of [`Part::more`].
+    more: usize,
     pub(super) shed: u64,
 }
 
@@ -62,6 +79,8 @@ impl Part {
         Self {
             place,
             entries: Table::new(),
+            anchors: Some(Anchors::default()),
+            removals: None,
             copies: HashMap::new(),
             more: HashMap::default(),
             counts: PartCounts::default(),
@@ -82,44 +101,86 @@ impl Part {
         self.entries.get_mut(name, |_| true)
     }
 
-    /// Of a block that is held and keyed.
+    /// Of a block that is held, keyed, and has an entry.
     pub(super) fn spot_of(&self, name: Name) -> Option<Spot> {
         self.entry(name).and_then(Entry::spot)
+    }
+
+    /// Where a block is that is held and keyed, without looking at the tree: to be confirmed by [`Part::confirm`], or by
+    /// [`Part::search`] if it is not there.
+    pub(super) fn guess(&self, name: Name) -> Option<Spot> {
+        match (self.entry(name), &self.anchors) {
+            (Some(entry), _) => entry.spot(),
+            (None, Some(anchors)) => anchors.get(name),
+            (None, None) => None,
+        }
+    }
+
+    /// Where the block is that was guessed, with its key.
+    pub(super) fn confirm(&self, tree: &Tree, name: Name, guess: Spot) -> Option<(Spot, BlockKey)> {
+        let spot = tree.find(guess)?;
+        let known = tree.name(spot) == name && tree.holds(spot, self.place) || self.spot_of(name) == Some(guess);
+        known.then(|| (spot, tree.run(spot.run).blocks.key(spot.at)))
     }
 
     /// Holds these blocks, which follow a block or start a prompt. Tells where they are. [`Part::name`] has to follow.
     pub(super) fn hold(
         &self,
         parent: Option<Spot>,
-        keys: &[BlockKey],
+        blocks: &[Block],
         tree: &mut Tree,
         clock: &Clock,
         segments: &mut Vec<Segment>,
     ) {
         segments.clear();
-        tree.hold(parent, keys, self.place, clock, segments);
+        tree.hold(parent, blocks, self.place, clock, segments);
     }
 
-    /// One copy more of each of these blocks, which are where [`Part::hold`] said. Pushes those that the part did not hold.
-    /// Needs no tree, so that nobody waits for it; but see [`Part::doubts`].
+    /// One copy more of each of these blocks, which are where [`Part::hold`] said, after `parent`. Pushes those that the part
+    /// did not hold. Needs no tree, so that nobody waits for it; but see [`Part::doubts`].
     pub(super) fn name(
         &mut self,
-        blocks: (&[Name], &[BlockKey]),
+        parent: Option<(Name, Spot)>,
+        blocks: &[Block],
         segments: &[Segment],
         added: &mut Vec<(Name, BlockKey)>,
     ) {
-        let (names, keys) = blocks;
-        let mut block = 0;
+        let mut rest = blocks;
         for segment in segments {
-            for at in 0..segment.len {
+            let (here, others) = rest.split_at(segment.len as usize);
+            rest = others;
+            let is_new = segment.before.0 >= segment.before.1;
+            if is_new && segment.same_names && self.anchors.is_some() && self.entries.len() == 0 {
+                self.counts.blocks += here.len();
+                added.extend(here.iter().map(|block| (block.name, block.key)));
+                continue;
+            }
+            for (block, at) in here.iter().zip(0..) {
                 let spot = Spot { run: segment.spot.run, at: segment.spot.at + at };
                 let new = !(segment.before.0..segment.before.1).contains(&at);
-                self.name_one(names[block], keys[block], spot, new, added);
-                block += 1;
+                self.name_one(block, spot, new, segment.same_names, added);
             }
         }
         // Where the tree has no room.
-        names[block..].iter().for_each(|name| self.store_unkeyed(*name));
+        rest.iter().for_each(|block| self.store_unknown(block.name));
+        let Some(anchors) = &mut self.anchors else { return };
+        anchors.pay(blocks.len());
+        let mut end = 0;
+        for segment in segments {
+            end += segment.len as usize;
+            if segment.same_names {
+                anchors.insert(
+                    blocks[end - 1].name,
+                    Spot { run: segment.spot.run, at: segment.spot.at + segment.len - 1 },
+                );
+            }
+        }
+        // Not needed any more: these come after it in its run.
+        if let (Some((name, spot)), Some(first)) = (parent, segments.first())
+            && first.spot == (Spot { at: spot.at + 1, ..spot })
+        {
+            anchors.remove(name, |anchor| anchor == spot);
+        }
     }
 
     /// Whether [`Part::settle_doubts`] has to follow.
@@ -127,20 +188,26 @@ impl Part {
         !self.doubted.is_empty()
     }
 
-    /// One copy more of a block that is somewhere in the tree already.
+    /// One copy more of a block that is somewhere in the tree already. All blocks have to have entries.
     pub(super) fn store_at(&mut self, name: Name, spot: Spot, shared: &Shared, added: &mut Vec<(Name, BlockKey)>) {
         let mut tree = shared.forest.write(Forest::tree_with(spot.run));
         match tree.hold_at(spot, self.place, &shared.clock) {
             Some((spot, key, new)) => {
-                self.name_one(name, key, spot, new, added);
+                self.name_one(&Block { key, name }, spot, new, false, added);
                 self.settle_doubts(&mut tree, added);
             }
-            None => self.store_unkeyed(name),
+            None => self.store_unknown(name),
         }
     }
 
+    /// One copy more of a block that has no entry and was searched for.
+    pub(super) fn store_again(&mut self, name: Name, spot: Spot) {
+        self.entries.entry(name, |_| true, || Entry::new(name, Some(spot)));
+        self.store_unknown(name);
+    }
+
     /// One copy more of a block whose key is unknown, unless others tell.
-    pub(super) fn store_unkeyed(&mut self, name: Name) {
+    pub(super) fn store_unknown(&mut self, name: Name) {
         let (entry, is_new) = self.entries.entry(name, |_| true, || Entry::new(name, None));
         if is_new {
             self.counts.unkeyed += 1;
@@ -170,7 +237,7 @@ impl Part {
     /// slots, then, for those of `ends`, what the slots lead to.
     pub(super) fn warm(&self, names: &[Name], ends: &[Name], shared: &Shared) {
         self.entries.warm(names.iter().copied());
-        let spots = ends.iter().filter_map(|name| self.spot_of(*name));
+        let spots = ends.iter().filter_map(|name| self.guess(*name));
         let mut tree = None;
         let mut all = 0;
         for spot in spots {
@@ -184,99 +251,50 @@ impl Part {
         std::hint::black_box(all);
     }
 
-    /// One copy less of each of these. Returns how many there were none of.
-    pub(super) fn remove(&mut self, names: &[Name], spots: &mut Vec<Spot>, shared: &Shared) -> u64 {
-        let mut unknown = 0;
-        spots.clear();
-        for name in names {
-            match self.entries.remove_if(*name, |_| true, |entry| !entry.has_several()) {
-                Some(Ok(entry)) => match entry.spot() {
-                    Some(spot) => spots.push(spot),
-                    None => self.counts.unkeyed -= 1,
-                },
-                Some(Err(entry)) => {
-                    let copies = self.copies.entry(*name).or_default();
-                    *copies = copies.saturating_sub(1);
-                    if *copies == 0 {
-                        entry.set_several(false);
-                        self.copies.remove(name);
-                    }
-                }
-                None => unknown += 1,
-            }
-        }
-        self.release(spots, shared);
-        unknown
-    }
-
-    /// Holds nothing any more; lookups see all or nothing of a prompt.
-    pub(super) fn clear(&mut self, shared: &Shared) {
-        let mut runs: Vec<RunId> = self.entries.iter().filter_map(Entry::spot).map(|spot| spot.run).collect();
-        runs.sort_unstable();
-        runs.dedup();
-        for runs in runs.chunk_by(|one, other| Forest::same_tree(*one, *other)) {
-            let mut tree = shared.forest.write(Forest::tree_with(runs[0]));
-            runs.iter().for_each(|run| tree.release_run(*run, self.place));
-        }
-        let shed = self.counts.shed;
-        *self = Self::new(self.place);
-        self.counts.shed = shed;
-    }
-
     pub(super) fn counts(&self) -> PartCounts {
         self.counts
     }
 
+    /// Hashes.
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.counts.blocks + self.counts.more + self.counts.unkeyed
     }
 
     pub(super) fn bytes(&self) -> usize {
         // A map's slot is as large as what is in it, and one byte.
         self.entries.bytes()
+            + self.anchors.as_ref().map_or(0, Anchors::bytes)
             + self.more.capacity() * (size_of::<(BlockKey, u32)>() + 1)
             + self.copies.capacity() * (size_of::<(Name, u32)>() + 1)
     }
 
-    /// Forgets blocks of runs that are at least so old, and those without a key, up to a number. What the engine says of
-    /// them later is as of blocks that we never heard of. Returns how many.
-    pub(super) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
-        let mut chosen = Vec::new();
-        {
-            let trees: Vec<_> = shared.forest.each().collect();
-            for entry in self.entries.iter() {
-                let spot = entry.spot().and_then(|spot| trees[Forest::tree_with(spot.run) as usize].find(spot));
-                let used = spot.map(|spot| &trees[Forest::tree_with(spot.run) as usize].run(spot.run).used);
-                if used.is_none_or(|used| shared.clock.age(used) >= oldest) {
-                    chosen.push((spot.unwrap_or(Spot { run: UNKEYED, at: 0 }), entry.name));
-                }
-            }
-        }
-        // Of each run the last block first, lest it be split.
-        chosen.sort_unstable_by(|one, other| other.cmp(one));
-        chosen.truncate(most);
-        chosen.iter().for_each(|(_, name)| self.forget(*name, shared));
-        self.counts.shed += chosen.len() as u64;
-        self.entries.fit();
-        chosen.len()
-    }
-
     /// One copy of a block that the tree says is held here now, and whether it was not before.
-    fn name_one(&mut self, name: Name, key: BlockKey, spot: Spot, new: bool, added: &mut Vec<(Name, BlockKey)>) {
-        let (entry, is_first) = self.entries.entry(name, |_| true, || Entry::new(name, Some(spot)));
-        if is_first {
-            return self.count(name, key, new, added);
-        }
-        entry.set_several(true);
-        *self.copies.entry(name).or_default() += 1;
-        if entry.spot() != Some(spot) {
-            self.doubted.push(Doubt { name, key, spot, new });
+    fn name_one(&mut self, block: &Block, spot: Spot, new: bool, same_name: bool, added: &mut Vec<(Name, BlockKey)>) {
+        let Block { key, name } = *block;
+        if let Some(entry) = self.entry_mut(name) {
+            entry.set_several(true);
+            let known = entry.spot() == Some(spot);
+            *self.copies.entry(name).or_default() += 1;
+            if !known {
+                self.doubted.push(Doubt { name, key, spot, new, uncounted: false });
+            }
+        } else if self.anchors.is_some() && !new {
+            self.doubted.push(Doubt { name, key, spot, new, uncounted: true });
+        } else {
+            if self.anchors.is_none() || !same_name {
+                self.entries.entry(name, |_| true, || Entry::new(name, Some(spot)));
+            }
+            self.count(name, key, new, added);
         }
     }
 
     /// Looks at copies of hashes that were here for a block with another spot, or none.
     pub(super) fn settle_doubts(&mut self, tree: &mut Tree, added: &mut Vec<(Name, BlockKey)>) {
-        for Doubt { name, key, spot, new } in std::mem::take(&mut self.doubted) {
+        for Doubt { name, key, spot, new, uncounted } in std::mem::take(&mut self.doubted) {
+            if uncounted {
+                self.name_again(name, key, spot, tree, added);
+                continue;
+            }
             let Some(entry) = self.entries.get_mut(name, |_| true) else { continue };
             match entry.spot() {
                 None => self.identify(name, key, spot, new, added),
@@ -293,6 +311,27 @@ impl Part {
                 }
             }
         }
+    }
+
+    /// One copy more of a block that was held already, under this name or another one.
+    fn name_again(&mut self, name: Name, key: BlockKey, spot: Spot, tree: &Tree, added: &mut Vec<(Name, BlockKey)>) {
+        let Some(spot) = tree.find(spot) else { return };
+        let is_its_name = tree.name(spot) == name && self.has_no_entries(key, spot, tree);
+        let (entry, is_first) = self.entries.entry(name, |_| true, || Entry::new(name, Some(spot)));
+        if is_its_name || !is_first {
+            entry.set_several(true);
+            *self.copies.entry(name).or_default() += 1;
+        } else {
+            self.count(name, key, false, added);
+        }
+    }
+
+    /// Whether a block that is held is so by its name in the run.
+    fn has_no_entries(&self, key: BlockKey, spot: Spot, tree: &Tree) -> bool {
+        let of_tree = |other: &Spot| Forest::same_tree(other.run, spot.run);
+        let spots = self.entries.iter().filter_map(Entry::spot).filter(of_tree);
+        let entries = spots.filter(|other| tree.find(*other) == Some(spot)).count();
+        entries < 1 + self.more.get(&key).copied().unwrap_or_default() as usize
     }
 
     /// Without any tree locked: what collided meanwhile.
@@ -318,6 +357,7 @@ impl Part {
             added.push((name, key));
         } else {
             *self.more.entry(key).or_default() += 1;
+            self.counts.more += 1;
         }
     }
 
@@ -330,34 +370,6 @@ impl Part {
         match entry.spot() {
             Some(spot) => self.release(&[spot], shared),
             None => self.counts.unkeyed -= 1,
-        }
-    }
-
-    /// Keyed entries are so no longer.
-    fn release(&mut self, spots: &[Spot], shared: &Shared) {
-        for spots in spots.chunk_by(|one, other| Forest::same_tree(one.run, other.run)) {
-            let mut tree = shared.forest.write(Forest::tree_with(spots[0].run));
-            let mut rest = spots;
-            while let [first, ..] = rest {
-                if !self.more.is_empty()
-                    && let Some(key) = tree.key(*first)
-                    && let Some(more) = self.more.get_mut(&key)
-                {
-                    *more -= 1;
-                    if *more == 0 {
-                        self.more.remove(&key);
-                    }
-                    rest = &rest[1..];
-                    continue;
-                }
-                // Engines evict the last blocks of a prompt first.
-                let before = |pair: &&[Spot]| pair[0].run == pair[1].run && pair[0].at == pair[1].at + 1;
-                let blocks = if self.more.is_empty() { 1 + rest.windows(2).take_while(before).count() } else { 1 };
-                let (some, others) = rest.split_at(blocks);
-                self.counts.blocks -= blocks;
-                tree.release(some[blocks - 1], blocks as u32, self.place);
-                rest = others;
-            }
         }
     }
 }

@@ -3,11 +3,11 @@
 use chiasm_types::{BlockSize, WorkerId};
 
 use super::WorkerIndexStats;
-use super::forest::Forest;
+use super::forest::{Forest, Writer};
 use super::marks::Marks;
 use super::part::{Name, Part, Shared, name};
 use super::source::{Source, Tier};
-use super::tree::{Segment, Spot};
+use super::tree::{Block, Segment, Spot};
 use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
@@ -17,6 +17,9 @@ const MOST_PARTS: usize = 64;
 
 /// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of an answer.
 const FEW: usize = 2;
+
+/// Blocks from which on it takes less time to make their keys side by side.
+const ROW: usize = 6;
 
 pub(super) struct Worker {
     id: WorkerId,
@@ -39,8 +42,8 @@ pub(super) struct Scratch {
     names: Vec<Name>,
     ends: Vec<Name>,
     keys: Vec<BlockKey>,
+    blocks: Vec<Block>,
     segments: Vec<Segment>,
-    spots: Vec<Spot>,
     /// Blocks newly held: of groups that need all leading blocks, if there is one.
     added: Vec<(Name, BlockKey)>,
     /// Of the others.
@@ -125,7 +128,7 @@ impl Worker {
             // images. So only the hashes of theirs are used.
             source.tier != Tier::Device || event.block_size as usize == self.block_size.get()
         });
-        let Some(at) = source.and_then(|source| self.part_of(source, workers)) else {
+        let Some(at) = source.and_then(|source| self.part_of(source, shared, workers)) else {
             self.stats.ignored_events += 1;
             return;
         };
@@ -134,16 +137,12 @@ impl Worker {
             && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
         scratch.names.clear();
         scratch.names.extend(event.block_hashes.iter().map(name));
-        scratch.keys.clear();
+        scratch.blocks.clear();
         let parent = event.parent_block_hash.as_ref().map(name);
         // Of the blocks without keys, how many have none because of what they are, not for want of a parent.
         let mut unreadable = if fits { 0 } else { blocks };
-        if self.parts[at].0.tier == Tier::Device && fits {
-            let parent = parent.map(|parent| self.spot_of(parent));
-            if parent != Some(None) {
-                self.store_tokens(at, event, parent.flatten(), shared, scratch);
-                unreadable = 1;
-            }
+        if self.parts[at].0.tier == Tier::Device && fits && self.store_tokens(at, event, parent, shared, scratch) {
+            unreadable = 1;
         }
         self.store_by_name(at, unreadable, shared, scratch);
         self.parts.iter_mut().for_each(|(_, part)| part.release_collided(shared));
@@ -159,70 +158,121 @@ impl Worker {
         scratch.untold.clear();
     }
 
-    /// As many blocks as have keys.
+    /// As many blocks as have keys; says whether their parent is known.
     fn store_tokens(
         &mut self,
         at: usize,
         event: &BlockStored,
-        parent: Option<Spot>,
+        parent: Option<Name>,
         shared: &Shared,
         scratch: &mut Scratch,
-    ) {
-        let Scratch { hasher, marks, names, keys, segments, added, untold, .. } = scratch;
+    ) -> bool {
         // To take the lock twice takes longer than to hash these with it.
         let few = event.block_hashes.len() <= FEW;
-        let mut tree = parent.filter(|_| few).map(|parent| shared.forest.write(Forest::tree_with(parent.run)));
-        let before = parent.and_then(|parent| match &tree {
-            Some(tree) => tree.key(parent),
-            None => shared.forest.read(Forest::tree_with(parent.run)).key(parent),
-        });
-        let lora = event.lora_name.as_deref();
-        let tokens = event.token_ids.chunks_exact(self.block_size.get());
-        let mut last = before;
-        for (block, tokens) in tokens.enumerate() {
-            let extra_keys = event.extra_keys.as_ref().and_then(|keys| keys[block].as_deref()).unwrap_or_default();
-            let Some(salt) = marks.read(extra_keys, lora, last.is_none()) else { break };
-            let content = BlockContent { parent: last, tokens, media: &marks.media, lora, salt };
-            let key = hasher.key(&content);
-            keys.push(key);
-            last = Some(key);
+        let (mut tree, mut after, mut before) = (None, None, None);
+        if let Some(parent) = parent {
+            let Some((spot, key, locked)) = self.parent(parent, few, shared) else { return false };
+            (tree, after, before) = (locked, Some((parent, spot)), Some(key));
         }
-        let Some(first) = keys.first() else { return };
-        let number = parent.map_or(Forest::tree_of(*first), |parent| Forest::tree_with(parent.run));
+        let parent = after.map(|(_, spot)| spot);
+        self.make_keys(event, before, scratch);
+        let Scratch { blocks, segments, added, untold, .. } = scratch;
+        let Some(first) = blocks.first() else { return true };
+        let number = parent.map_or(Forest::tree_of(first.key), |parent| Forest::tree_with(parent.run));
         let mut tree = tree.take().unwrap_or_else(|| shared.forest.write(number));
         let chains = self.parts.iter().any(|(source, _)| source.is_chain());
         let several = self.parts.len() > 1;
         let (source, part) = &mut self.parts[at];
-        let names = &names[..keys.len()];
         let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
-        part.hold(parent, keys, &mut tree, &shared.clock, segments);
+        part.hold(parent, blocks, &mut tree, &shared.clock, segments);
         if !several {
             drop(tree);
-            part.name((names, keys), segments, news);
+            part.name(after, blocks, segments, news);
             if part.doubts() {
                 part.settle_doubts(&mut shared.forest.write(number), news);
             }
-            return;
+            return true;
         }
-        part.name((names, keys), segments, news);
+        part.name(after, blocks, segments, news);
         part.settle_doubts(&mut tree, news);
         // What one part says of a hash holds for all: the groups of a model and the tiers share the hashes.
-        for name in names {
-            let Some(spot) = self.parts[at].1.spot_of(*name) else { continue };
+        for Block { name, .. } in blocks.iter().copied() {
+            let Some(spot) = self.parts[at].1.spot_of(name) else { continue };
             for (_, (source, part)) in self.parts.iter_mut().enumerate().filter(|(other, _)| *other != at) {
                 let news = if source.is_chain() { &mut *added } else { &mut *untold };
-                part.tell(*name, spot, &mut tree, &shared.clock, news);
+                part.tell(name, spot, &mut tree, &shared.clock, news);
             }
         }
+        true
+    }
+
+    /// Of as many blocks as have keys, after a block with this one or from the start.
+    fn make_keys(&self, event: &BlockStored, before: Option<BlockKey>, scratch: &mut Scratch) {
+        let Scratch { hasher, marks, names, keys, blocks, .. } = scratch;
+        let lora = event.lora_name.as_deref();
+        let marked = event.extra_keys.as_ref().is_some_and(|keys| keys.iter().any(Option::is_some));
+        let size = self.block_size.get();
+        keys.clear();
+        let mut last = before;
+        for (block, tokens) in event.token_ids.chunks_exact(size).enumerate() {
+            if let Some(parent) = last
+                && !marked
+                && lora.is_none()
+                && event.token_ids.len() >= (block + ROW) * size
+            {
+                hasher.text_keys(parent, &event.token_ids[block * size..], size, keys);
+                break;
+            }
+            let extra_keys = event.extra_keys.as_ref().and_then(|keys| keys[block].as_deref()).unwrap_or_default();
+            let Some(salt) = marks.read(extra_keys, lora, last.is_none()) else { break };
+            let key = hasher.key(&BlockContent { parent: last, tokens, media: &marks.media, lora, salt });
+            keys.push(key);
+            last = Some(key);
+        }
+        blocks.extend(keys.iter().zip(names).map(|(key, name)| Block { key: *key, name: *name }));
+    }
+
+    /// Where the block is that an event goes on after, its key, and if `locked` its tree.
+    fn parent<'a>(
+        &mut self,
+        name: Name,
+        locked: bool,
+        shared: &'a Shared,
+    ) -> Option<(Spot, BlockKey, Option<Writer<'a>>)> {
+        if let [(_, part)] = &self.parts[..]
+            && let Some(guess) = part.guess(name)
+        {
+            let number = Forest::tree_with(guess.run);
+            if locked {
+                let tree = shared.forest.write(number);
+                if let Some((spot, key)) = part.confirm(&tree, name, guess) {
+                    return Some((spot, key, Some(tree)));
+                }
+            } else if let Some((spot, key)) = part.confirm(&shared.forest.read(number), name, guess) {
+                return Some((spot, key, None));
+            }
+        }
+        let spot = match &mut self.parts[..] {
+            [(_, part)] => part.search(name, shared)?,
+            _ => self.spot_of(name)?,
+        };
+        let key = shared.forest.read(Forest::tree_with(spot.run)).key(spot)?;
+        Some((spot, key, None))
     }
 
     /// The blocks without keys of an event: another part may know them. So it is with an attention group that skips blocks,
     /// and with lower tiers.
     fn store_by_name(&mut self, at: usize, unreadable: usize, shared: &Shared, scratch: &mut Scratch) {
-        let Scratch { names, keys, added, untold, .. } = scratch;
-        let from = keys.len();
+        let Scratch { names, blocks, added, untold, .. } = scratch;
+        let from = blocks.len();
         for (block, name) in names.iter().copied().enumerate().skip(from) {
             let spot = self.spot_of(name);
+            if let ([(_, part)], None) = (&mut self.parts[..], spot)
+                && let Some(spot) = part.search(name, shared)
+            {
+                part.store_again(name, spot);
+                continue;
+            }
             let chains = self.parts.iter().any(|(source, _)| source.is_chain());
             let (source, part) = &mut self.parts[at];
             let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
@@ -232,7 +282,7 @@ impl Worker {
                     let unreadable = block - from < unreadable;
                     self.stats.unreadable_extra_keys += u64::from(unreadable);
                     self.stats.unknown_parents += u64::from(!unreadable);
-                    part.store_unkeyed(name);
+                    part.store_unknown(name);
                 }
             }
         }
@@ -248,7 +298,7 @@ impl Worker {
             Some(Some((_, part))) => {
                 scratch.names.clear();
                 scratch.names.extend(event.block_hashes.iter().map(name));
-                self.stats.unknown_removals += part.remove(&scratch.names, &mut scratch.spots, shared);
+                self.stats.unknown_removals += part.remove(&scratch.names, shared);
             }
         }
     }
@@ -264,7 +314,19 @@ impl Worker {
 
     /// Holds nothing any more, in no tier. The groups are those of the engine still.
     pub(super) fn clear(&mut self, shared: &Shared) {
+        self.empty(shared);
+        if self.parts.len() > 1 {
+            self.enter_all(shared);
+        }
+    }
+
+    fn empty(&mut self, shared: &Shared) {
         self.parts.iter_mut().for_each(|(_, part)| part.clear(shared));
+    }
+
+    /// Several parts are looked at by all names, whichever was told first.
+    fn enter_all(&mut self, shared: &Shared) {
+        self.parts.iter_mut().for_each(|(_, part)| part.enter_all(shared));
     }
 
     /// As [`Worker::clear`], for good.
@@ -275,7 +337,7 @@ impl Worker {
 
     /// Another engine in the same place.
     pub(super) fn start_over(&mut self, block_size: BlockSize, shared: &Shared, workers: &Workers) {
-        self.clear(shared);
+        self.empty(shared);
         let others: Vec<_> = self.parts.drain(1..).map(|(_, part)| part.place()).collect();
         self.parts[0].0 = Source::default();
         self.named = false;
@@ -318,7 +380,7 @@ impl Worker {
     }
 
     /// The part that a stored event is about, made if need be.
-    fn part_of(&mut self, source: Source, workers: &Workers) -> Option<usize> {
+    fn part_of(&mut self, source: Source, shared: &Shared, workers: &Workers) -> Option<usize> {
         let known = |(known, _): &(Source, Part)| known.tier == source.tier && known.group == source.group;
         if source.tier == Tier::Device && !self.named {
             self.named = true;
@@ -335,6 +397,7 @@ impl Worker {
             return None;
         }
         self.parts.push((source, Part::new(workers.new_place())));
+        self.enter_all(shared);
         workers.list_parts(self.id, &self.parts);
         Some(self.parts.len() - 1)
     }

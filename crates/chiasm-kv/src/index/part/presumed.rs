@@ -3,12 +3,13 @@
 //! Entries as those of events, under a name made from the key. If that is the name of another block, then the presumed
 //! block is not believed, and neither are those after it.
 
-use super::{Entry, Forest, Name, Part, Shared};
+use super::{Block, Entry, Forest, Part, Shared};
 use crate::BlockKey;
 
 impl Part {
     pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
         let Some(first) = chain.first() else { return };
+        self.enter_all(shared);
         let number = Forest::tree_of(*first);
         let (mut parent, mut rest) = (None, chain);
         let (mut segments, mut added) = (Vec::new(), Vec::new());
@@ -26,11 +27,11 @@ impl Part {
             rest = &rest[there.len()..];
             let missing = rest.iter().take_while(|key| self.entry(key.name()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
-            let names: Vec<Name> = keys.iter().map(|key| key.name()).collect();
-            self.hold(parent, keys, &mut tree, &shared.clock, &mut segments);
-            self.name((&names, keys), &segments, &mut added);
+            let blocks: Vec<_> = keys.iter().map(|key| Block { key: *key, name: key.name() }).collect();
+            self.hold(parent, &blocks, &mut tree, &shared.clock, &mut segments);
+            self.name(None, &blocks, &segments, &mut added);
             self.settle_doubts(&mut tree, &mut added);
-            parent = names.last().and_then(|name| self.spot_of(*name)).or(parent);
+            parent = keys.last().and_then(|key| self.spot_of(key.name())).or(parent);
             rest = after;
         }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU32;
 
+use super::blocks::Blocks;
 use super::{NONE, RunId, Spot};
 use crate::BlockKey;
 use crate::index::holders::Holders;
@@ -9,13 +10,13 @@ use crate::index::table::Slot;
 
 /// 64 bytes.
 pub(in crate::index) struct Run {
-    /// Of its blocks. Those that nobody holds are kept while something comes after them.
-    pub(in crate::index) keys: Vec<BlockKey>,
+    /// Those that nobody holds are kept while something comes after them.
+    pub(in crate::index) blocks: Blocks,
     pub(in crate::index) holders: Holders,
     /// The block before the first; its run is [`NONE`] at the start of a prompt.
     parent: Spot,
-    /// Where it went on before it was split, or [`NONE`].
-    tail: RunId,
+    /// Where it went on before it was split.
+    tail: First,
     /// Runs that start after its last block, beside the tail.
     pub(super) children: u32,
     pub(in crate::index) used: AtomicU32,
@@ -24,14 +25,14 @@ pub(in crate::index) struct Run {
 impl Default for Run {
     /// Of no blocks.
     fn default() -> Self {
-        let (keys, holders, used) = (Vec::new(), Holders::default(), AtomicU32::new(0));
-        Self { keys, holders, parent: Spot { run: NONE, at: 0 }, tail: NONE, children: 0, used }
+        let (blocks, holders, used) = (Blocks::default(), Holders::default(), AtomicU32::new(0));
+        Self { blocks, holders, parent: Spot { run: NONE, at: 0 }, tail: First::FREE, children: 0, used }
     }
 }
 
 impl Run {
-    pub(super) fn new(keys: Vec<BlockKey>, holders: Holders, parent: Option<Spot>) -> Self {
-        Self { keys, holders, parent: parent.unwrap_or(Spot { run: NONE, at: 0 }), ..Self::default() }
+    pub(super) fn new(blocks: Blocks, holders: Holders, parent: Option<Spot>) -> Self {
+        Self { blocks, holders, parent: parent.unwrap_or(Spot { run: NONE, at: 0 }), ..Self::default() }
     }
 
     pub(super) fn parent(&self) -> Option<Spot> {
@@ -39,46 +40,46 @@ impl Run {
     }
 
     pub(super) fn tail(&self) -> Option<RunId> {
-        (self.tail != NONE).then_some(self.tail)
+        (!self.tail.is_free()).then_some(self.tail.run)
     }
 
-    pub(super) fn set_tail(&mut self, tail: Option<RunId>) {
-        self.tail = tail.unwrap_or(NONE);
+    /// The tail if it may go on with a block. Most prompts part where a run was split.
+    pub(super) fn tail_with(&self, key: BlockKey) -> Option<RunId> {
+        self.tail().filter(|_| self.tail.tag == First::tag(key))
+    }
+
+    pub(super) fn set_tail(&mut self, tail: Option<First>) {
+        self.tail = tail.unwrap_or(First::FREE);
+    }
+
+    /// Where it goes on, to be handed on to another run.
+    pub(super) fn take_tail(&mut self) -> Option<First> {
+        let tail = std::mem::replace(&mut self.tail, First::FREE);
+        (!tail.is_free()).then_some(tail)
     }
 
     pub(in crate::index) fn len(&self) -> u32 {
-        self.keys.len() as u32
+        self.blocks.len()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.keys.capacity() * size_of::<BlockKey>() + self.holders.bytes()
-    }
-
-    /// Into memory of few different sizes, which allocators have at hand; most of glibc's `realloc` is not even tried that way.
-    pub(super) fn extend(&mut self, keys: &[BlockKey]) {
-        let len = self.keys.len() + keys.len();
-        if len > self.keys.capacity() {
-            let mut grown = Vec::with_capacity(len.max(self.keys.len() * 9 / 8).next_multiple_of(4));
-            grown.extend_from_slice(&self.keys);
-            self.keys = grown;
-        }
-        self.keys.extend_from_slice(keys);
+        self.blocks.bytes() + self.holders.bytes()
     }
 
     /// How many of the keys are those of this run from `at` on. Keys are chained: if two agree, those before do.
-    pub(in crate::index) fn agrees(&self, at: u32, keys: &[BlockKey]) -> u32 {
-        let ours = &self.keys[at as usize..];
-        let most = ours.len().min(keys.len());
-        if most == 0 || ours[most - 1] == keys[most - 1] {
+    pub(in crate::index) fn agrees<T>(&self, at: u32, others: &[T], key: impl Fn(&T) -> BlockKey) -> u32 {
+        let most = ((self.len() - at) as usize).min(others.len());
+        let same = |other: usize| self.blocks.key(at + other as u32) == key(&others[other]);
+        if most == 0 || same(most - 1) {
             return most as u32;
         }
-        if ours[0] != keys[0] {
+        if !same(0) {
             return 0;
         }
         let (mut low, mut high) = (1, most - 1);
         while low < high {
             let middle = low.midpoint(high);
-            if ours[middle] == keys[middle] {
+            if same(middle) {
                 low = middle + 1;
             } else {
                 high = middle;

@@ -1,0 +1,210 @@
+//! All blocks of a worker, with or without entries.
+
+use std::collections::{HashMap, HashSet};
+
+use super::anchors::{Anchors, are_enough};
+use super::{Entry, Forest, Name, Part, PartCounts, Shared, Spot, Tree};
+use crate::index::tree::RunId;
+
+impl Part {
+    /// Each run that blocks are held of, with the first of them and one more than the last, until `visit` says false.
+    fn walk(&self, shared: &Shared, mut visit: impl FnMut(&Tree, RunId, u32, u32) -> bool) {
+        let anchors = self.anchors.iter().flat_map(|anchors| anchors.spots());
+        let mut starts: Vec<Spot> = self.entries.iter().filter_map(Entry::spot).chain(anchors).collect();
+        starts.sort_unstable();
+        let mut seen = HashSet::new();
+        for starts in starts.chunk_by(|one, other| Forest::same_tree(one.run, other.run)) {
+            let tree = shared.forest.read(Forest::tree_with(starts[0].run));
+            for start in starts {
+                let mut here = tree.find(*start).map(|spot| spot.run);
+                while let Some(id) = here.filter(|run| seen.insert(*run)) {
+                    let run = tree.run(id);
+                    let held = run.holders.get(self.place, run.len());
+                    if held.is_some_and(|(from, to)| !visit(&tree, id, from, to)) {
+                        return;
+                    }
+                    here = tree.before(Spot { run: id, at: 0 }).map(|spot| spot.run);
+                }
+            }
+        }
+    }
+
+    /// Looks for a block that is neither anchored nor has an entry.
+    pub(in crate::index) fn search(&mut self, name: Name, shared: &Shared) -> Option<Spot> {
+        if self.entry(name).is_some() {
+            return self.spot_of(name);
+        }
+        let blocks = self.counts.blocks;
+        if self.anchors.as_mut()?.owe(blocks) {
+            self.enter_all(shared);
+            self.removals = Some(0);
+            return self.spot_of(name);
+        }
+        let mut found = None;
+        self.walk(shared, |tree, run, from, to| {
+            let names = &tree.run(run).blocks.names()[from as usize..to as usize];
+            let at = names.iter().position(|other| *other == name);
+            found = at.map(|at| Spot { run, at: from + at as u32 });
+            found.is_none()
+        });
+        if let (Some(anchors), Some(spot)) = (&mut self.anchors, found) {
+            anchors.insert(name, spot);
+        }
+        found
+    }
+
+    /// Makes entries of all blocks, so that each of them is found at once.
+    pub(in crate::index) fn enter_all(&mut self, shared: &Shared) {
+        self.removals = None;
+        if self.anchors.is_none() {
+            return;
+        }
+        let mut entries: HashMap<Spot, u32> = HashMap::new();
+        for spot in self.entries.iter().filter_map(Entry::spot) {
+            let tree = shared.forest.read(Forest::tree_with(spot.run));
+            tree.find(spot).into_iter().for_each(|spot| *entries.entry(spot).or_default() += 1);
+        }
+        let mut missing = Vec::with_capacity(self.counts.blocks);
+        self.walk(shared, |tree, run, from, to| {
+            for at in from..to {
+                let (spot, more) = (Spot { run, at }, || self.more.get(&tree.run(run).blocks.key(at)).copied());
+                // Each name but one is counted among `more`.
+                let names = 1 + if self.more.is_empty() { 0 } else { more().unwrap_or_default() };
+                if entries.get(&spot).copied().unwrap_or_default() < names {
+                    missing.push((tree.run(run).blocks.name(at), spot));
+                }
+            }
+            true
+        });
+        self.anchors = None;
+        for (name, spot) in missing {
+            let (entry, is_new) = self.entries.entry(name, |_| true, || Entry::new(name, Some(spot)));
+            if is_new {
+                continue;
+            }
+            // One hash of two blocks: neither counts.
+            let other = entry.spot();
+            entry.set_several(true);
+            entry.set_spot(None);
+            *self.copies.entry(name).or_default() += 1;
+            self.counts.unkeyed += usize::from(other.is_some());
+            self.collided.extend(other);
+            self.collided.push(spot);
+        }
+        self.release_collided(shared);
+    }
+
+    /// Gives up the entries that are not needed: the other way round.
+    fn leave_all(&mut self, shared: &Shared) {
+        let (mut anchors, mut needless) = (Anchors::default(), Vec::new());
+        let trees: Vec<_> = shared.forest.each().collect();
+        for entry in self.entries.iter().filter(|entry| !entry.has_several()) {
+            let found = entry.spot().and_then(|spot| {
+                let tree = &trees[Forest::tree_with(spot.run) as usize];
+                Some((tree, tree.find(spot)?))
+            });
+            let Some((tree, spot)) = found else { continue };
+            let run = tree.run(spot.run);
+            if run.blocks.name(spot.at) != entry.name || self.more.contains_key(&run.blocks.key(spot.at)) {
+                continue;
+            }
+            needless.push(entry.name);
+            if run.holders.get(self.place, run.len()).is_some_and(|(_, to)| to == spot.at + 1) {
+                anchors.insert(entry.name, spot);
+            }
+        }
+        drop(trees);
+        for name in needless {
+            self.entries.remove(name, |_| true);
+        }
+        self.entries.fit();
+        (self.anchors, self.removals) = (Some(anchors), None);
+    }
+
+    /// Takes out anchors that lead nowhere, when there may be many, and entries that may have become needless.
+    pub(super) fn tidy(&mut self, shared: &Shared) {
+        if self.removals.is_some_and(|removals| are_enough(removals, self.counts.blocks)) {
+            self.leave_all(shared);
+        }
+        let Some(mut anchors) = self.anchors.take_if(|anchors| anchors.want_sweeping()) else { return };
+        let trees: Vec<_> = shared.forest.each().collect();
+        anchors.sweep(|name, spot| {
+            let tree = &trees[Forest::tree_with(spot.run) as usize];
+            tree.find(spot).is_some_and(|spot| tree.name(spot) == name && tree.holds(spot, self.place))
+        });
+        self.anchors = Some(anchors);
+    }
+
+    /// Holds nothing any more; lookups see all or nothing of a prompt.
+    pub(in crate::index) fn clear(&mut self, shared: &Shared) {
+        let mut runs: Vec<RunId> = Vec::new();
+        self.walk(shared, |_, run, _, _| {
+            runs.push(run);
+            true
+        });
+        for runs in runs.chunk_by(|one, other| Forest::same_tree(*one, *other)) {
+            let mut tree = shared.forest.write(Forest::tree_with(runs[0]));
+            runs.iter().for_each(|run| tree.release_run(*run, self.place));
+        }
+        let shed = self.counts.shed;
+        *self = Self::new(self.place);
+        self.counts.shed = shed;
+    }
+
+    /// Forgets blocks of runs that are at least so old, and those without a key, up to a number. What the engine says of
+    /// them later is as of blocks that we never heard of. Returns how many.
+    pub(in crate::index) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
+        let unkeyed = self.entries.iter().filter(|entry| entry.spot().is_none()).map(|entry| entry.name);
+        let unkeyed: Vec<Name> = unkeyed.take(most).collect();
+        for name in &unkeyed {
+            self.entries.remove(*name, |_| true);
+            self.copies.remove(name);
+        }
+        self.counts.unkeyed -= unkeyed.len();
+        let (mut left, mut chosen) = (most - unkeyed.len(), Vec::new());
+        self.walk(shared, |tree, run, from, to| {
+            if shared.clock.age(&tree.run(run).used) >= oldest && left > 0 {
+                // The last blocks, lest the run be split.
+                let blocks = left.min((to - from) as usize) as u32;
+                chosen.push((run, to - blocks, to));
+                left -= blocks as usize;
+            }
+            left > 0
+        });
+        let before = self.counts;
+        for chosen in chosen.chunk_by(|one, other| Forest::same_tree(one.0, other.0)) {
+            self.shed_of_tree(Forest::tree_with(chosen[0].0), chosen, shared);
+        }
+        self.entries.fit();
+        let PartCounts { blocks, more, .. } = self.counts;
+        let shed = unkeyed.len() + (before.blocks - blocks) + (before.more - more);
+        self.counts.shed += shed as u64;
+        shed
+    }
+
+    /// Runs of one tree, each with the first of the blocks that go and one more than the last.
+    fn shed_of_tree(&mut self, number: u32, chosen: &[(RunId, u32, u32)], shared: &Shared) {
+        let mut tree = shared.forest.write(number);
+        for (run, from, to) in chosen.iter().copied() {
+            let first = Spot { run, at: from };
+            if !self.more.is_empty() {
+                let keys = (from..to).filter_map(|at| tree.key(Spot { run, at }));
+                let more: u32 = keys.filter_map(|key| self.more.remove(&key)).sum();
+                self.counts.more -= more as usize;
+            }
+            let before = tree.find(first).and_then(|first| tree.before(first));
+            if let (Some(anchors), Some(before)) = (&mut self.anchors, before) {
+                anchors.insert(tree.name(before), before);
+            }
+            tree.release(first, to - from, self.place);
+            self.counts.blocks -= (to - from) as usize;
+        }
+        let here = |entry: &&Entry| entry.spot().is_some_and(|spot| Forest::tree_with(spot.run) == number);
+        let gone = |entry: &&Entry| entry.spot().is_some_and(|spot| !tree.holds(spot, self.place));
+        let names: Vec<Name> = self.entries.iter().filter(here).filter(gone).map(|entry| entry.name).collect();
+        for name in names {
+            self.entries.remove(name, |_| true);
+            self.copies.remove(&name);
+        }
+    }
+}
