@@ -76,6 +76,9 @@ pub struct Weights {
     pub queue: f64,
     /// One block that a running request of the worker uses.
     pub load: f64,
+    /// One unit of the work (`prefill`, `fetch` and `encode`, and that of answering) that the worker did in the last seconds
+    /// beyond the mean of all workers.
+    pub balance: f64,
 }
 
 /// From when on a worker gets no new requests. `None` never.
@@ -123,7 +126,7 @@ pub struct RouterConfig {
 /// takes as long. `fetch` is arithmetic: a block of 16 tokens is 0.9 MB, 36 µs at 25 GB/s, and 0.57 ms to compute.
 impl Default for Weights {
     fn default() -> Self {
-        Self { prefill: 16.0, fetch: 1.0, encode: 6.5, process: 1.75, queue: 0.75, load: 0.3 }
+        Self { prefill: 16.0, fetch: 1.0, encode: 6.5, process: 1.75, queue: 0.75, load: 0.3, balance: 0.2 }
     }
 }
 

@@ -9,6 +9,7 @@ use rand::rngs::SmallRng;
 
 use crate::believed::Believed;
 use crate::config::RouterConfig;
+use crate::lately::Lately;
 use crate::media_holders::{MediaHolders, Odometer, Odometers};
 use crate::promises::{Promises, RequestNumber};
 use crate::sessions::Sessions;
@@ -27,6 +28,7 @@ pub(crate) struct Fleet {
     /// Whose turn it was last.
     pub(crate) last: Option<WorkerId>,
     pub(crate) typical: Typical,
+    lately: Lately,
     requests: u64,
     lives: u32,
 }
@@ -40,6 +42,8 @@ pub(crate) struct Worker {
     pub(crate) blocks_in_use: u64,
     /// Of requests without a token.
     pub(crate) pending: Pending,
+    /// Work that it did lately, in the unit of costs; see [`Lately`].
+    pub(crate) lately: f64,
     pub(crate) odometers: Odometers,
     pub(crate) engine: Option<EngineStats>,
     /// Of a worker with events: none is missing that could be had.
@@ -109,6 +113,7 @@ impl Fleet {
             rng,
             last: None,
             typical: Typical::default(),
+            lately: Lately::default(),
             requests: 0,
             lives: 0,
         }
@@ -121,6 +126,9 @@ impl Fleet {
             self.places.len() - 1
         });
         self.lives = self.lives.wrapping_add(1);
+        // As much as the others: not one that is to catch up with them.
+        let lately = self.mean_lately();
+        self.lately.grow(lately);
         let at = self.order.partition_point(|(other, _)| *other < id);
         self.order.insert(at, (id, place as u32));
         self.places[place] = Some(Worker {
@@ -130,6 +138,7 @@ impl Fleet {
             requests: 0,
             blocks_in_use: 0,
             pending: Pending::default(),
+            lately,
             odometers: Odometers {
                 tensors: Odometer::new(info.receiver_cache_bytes),
                 embeddings: Odometer::new(info.encoder_cache_tokens),
@@ -144,7 +153,8 @@ impl Fleet {
     pub(crate) fn remove(&mut self, id: WorkerId) {
         if let Ok(at) = self.order.binary_search_by_key(&id, |(other, _)| *other) {
             let (_, place) = self.order.remove(at);
-            self.places[place as usize] = None;
+            let gone = self.places[place as usize].take();
+            self.lately.grow(-gone.map_or(0.0, |worker| worker.lately));
         }
     }
 
@@ -176,6 +186,16 @@ impl Fleet {
     /// `None` when its life is over.
     pub(crate) fn at_mut(&mut self, seat: Seat) -> Option<&mut Worker> {
         self.places.get_mut(seat.place as usize)?.as_mut().filter(|worker| worker.seat == seat)
+    }
+
+    /// Lets what workers did lately fade, now and then. `prefill` is what computing a block costs.
+    pub(crate) fn fade(&mut self, now: Duration, prefill: f64) {
+        self.lately.fade(now, prefill, self.places.iter_mut().flatten());
+    }
+
+    /// What a worker did lately on average, in the unit of costs.
+    pub(crate) fn mean_lately(&self) -> f64 {
+        self.lately.mean(self.order.len())
     }
 
     /// Forgets media items that nobody has any more, now and then.
@@ -213,6 +233,15 @@ impl Fleet {
 
     /// The worker has computed the prompt of a request.
     pub(crate) fn computed(&mut self, hold: &mut Hold) {
+        let work = self.settle(hold);
+        if let Some(worker) = self.at_mut(hold.seat) {
+            worker.lately += work;
+            self.lately.grow(work);
+        }
+    }
+
+    /// A request waits no longer; returns the work that waited with it.
+    fn settle(&mut self, hold: &mut Hold) -> f64 {
         let pending = std::mem::take(&mut hold.pending);
         if let Some(worker) = self.at_mut(hold.seat) {
             worker.pending.tokens -= pending.tokens;
@@ -222,11 +251,13 @@ impl Fleet {
                 worker.pending.work = 0.0;
             }
         }
+        pending.work
     }
 
     /// Takes a request back. Its promises last `until` then if there is a time.
     pub(crate) fn release(&mut self, mut hold: Hold, until: Option<Duration>) {
-        self.computed(&mut hold);
+        // Of one without a token nobody knows what was done of its work.
+        self.settle(&mut hold);
         let until = until.filter(|_| self.at(hold.seat).is_some());
         if let Some(worker) = self.at_mut(hold.seat) {
             worker.requests -= 1;

@@ -33,6 +33,7 @@
 //! | `worker` | what is known of one worker |
 //! | `fleet` | the workers' state and its bookkeeping |
 //! | `select` | the choice itself, by cost |
+//! | `lately` | how much work workers did lately |
 //! | `promises` | blocks that requests in flight will leave behind |
 //! | `believed` | what workers without events are taken to hold |
 //! | `media_holders` | who could reuse an image without its KV blocks |
@@ -46,6 +47,7 @@ mod clock;
 mod config;
 mod error;
 mod fleet;
+mod lately;
 mod media_holders;
 mod promises;
 mod reservation;

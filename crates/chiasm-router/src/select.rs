@@ -56,8 +56,12 @@ struct Candidate {
     load: f64,
     /// Of the requests that wait there.
     waiting_work: f64,
-    /// Media work that it is spared, in the unit of costs.
-    spared: f64,
+    /// What it did lately beyond the mean, in the unit of costs.
+    excess: f64,
+    /// What it need not encode as it has the embeddings, in the unit of costs.
+    encode_spared: f64,
+    /// What need not be processed as it has the tensors, in the unit of costs.
+    process_spared: f64,
     cost: f64,
 }
 
@@ -138,7 +142,9 @@ pub(crate) fn choose(
     let covered = candidate.covered();
     let encodes_from = scratch.items.encoded_from(candidate.covered_tokens());
     let encode = scratch.items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
-    let work = candidate.prefill(&config.weights) + config.weights.encode * encode;
+    // What is spared is a sum in another order: no less than nothing is left.
+    let encode = (config.weights.encode * encode - candidate.encode_spared).max(0.0);
+    let work = candidate.prefill(&config.weights) + encode;
     let tokens = (request.prompt_tokens as u64).saturating_sub(u64::from(covered) * u64::from(candidate.block_size));
     let worker = fleet.at(seat).ok_or(RouteError::NoWorker)?;
     Ok(Choice {
@@ -178,6 +184,7 @@ impl Scratch {
         let mut busy = 0;
         // The block size of nearly all.
         let (mut size, mut blocks) = (0, 0);
+        let mean_lately = fleet.mean_lately();
         for (id, worker) in fleet.workers() {
             while found.next_if(|(other, _)| *other < id).is_some() {}
             let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
@@ -205,7 +212,9 @@ impl Scratch {
                 loadable: loadable as u32,
                 load: worker.blocks_in_use as f64,
                 waiting_work: worker.pending.work + fleet.typical.work * waiting_of_others(worker) as f64,
-                spared: 0.0,
+                excess: (worker.lately - mean_lately).max(0.0),
+                encode_spared: 0.0,
+                process_spared: 0.0,
                 cost: 0.0,
             });
         }
@@ -283,10 +292,10 @@ impl Scratch {
                 let candidate = &mut self.candidates[at];
                 let blocks = embeds as f64 / f64::from(candidate.block_size);
                 if held.embeddings && end > candidate.covered_tokens() {
-                    candidate.spared += weights.encode * blocks;
+                    candidate.encode_spared += weights.encode * blocks;
                 }
                 if held.tensors {
-                    candidate.spared += weights.process * blocks;
+                    candidate.process_spared += weights.process * blocks;
                 }
             }
         }
@@ -304,9 +313,11 @@ impl Scratch {
             }
             let process = items.embeds_from(0) as f64 * per_block;
             candidate.cost = candidate.prefill(weights) + weights.encode * encode + weights.process * process
-                - candidate.spared
+                - candidate.encode_spared
+                - candidate.process_spared
                 + weights.queue * candidate.waiting_work
-                + weights.load * candidate.load;
+                + weights.load * candidate.load
+                + weights.balance * candidate.excess;
         }
     }
 

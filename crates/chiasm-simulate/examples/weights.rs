@@ -51,11 +51,12 @@ fn candidates() -> Vec<Candidate> {
     let mut candidates =
         vec![plain(Policy::KvMedia), plain(Policy::Kv), plain(Policy::LeastLoaded), plain(Policy::RoundRobin)];
     type Change = fn(&mut Weights, f64);
-    let changes: [(&str, Change, &[f64]); 4] = [
+    let changes: [(&str, Change, &[f64]); 5] = [
         ("queue", |weights, to| weights.queue = to, &[0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 2.0]),
         ("load", |weights, to| weights.load = to, &[0.0, 0.03, 0.1, 0.3, 1.0, 3.0]),
         ("encode", |weights, to| weights.encode = to, &[0.0, 4.0, 6.5, 8.0, 12.0]),
         ("process", |weights, to| weights.process = to, &[0.0, 1.5, 3.0, 6.0]),
+        ("balance", |weights, to| weights.balance = to, &[0.0, 0.05, 0.1, 0.2, 0.4, 1.0]),
     ];
     for (name, change, values) in changes {
         for value in values {

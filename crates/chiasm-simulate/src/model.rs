@@ -25,9 +25,11 @@ pub struct EngineModel {
     /// Blocks of the KV cache that can be used. Default 60,000: 55 GB (80 less 17 of weights and 8 of activations) over 57 kB per
     /// token (2 · 28 layers · 4 heads · 128 · 2 bytes) and 16 tokens.
     pub num_blocks: u32,
-    /// Requests that run at once. Default 256.
+    /// Requests that run at once. Default 1024: vLLM's for its API server on a GPU of 70 GiB or more that is no A100
+    /// (`EngineArgs.get_batch_defaults`).
     pub max_running: usize,
-    /// Tokens that a step computes at most; longer prompts are computed in chunks. Default 8192.
+    /// Tokens that a step computes at most; longer prompts are computed in chunks. Default 8192, as vLLM's
+    /// there.
     pub max_batched_tokens: usize,
     /// What every step costs: scheduling, launching, sampling. Default 2 ms.
     pub overhead: f64,
@@ -42,7 +44,9 @@ pub struct EngineModel {
     pub kv_read: f64,
     /// Attention of one prompt token to one before it. Default 1 ns: 4 · 28 layers · 3584 FLOP at 400 TFLOP/s.
     pub attention: f64,
-    /// Embeddings that the encoder's cache holds. Default 16,384.
+    /// Embeddings that the encoder's cache holds. Default 114,688: vLLM gives it room for the largest item that the model takes
+    /// (`compute_mm_encoder_budget`), which is a video of 14 frames with 16,384 embeddings for every two. With
+    /// `--limit-mm-per-prompt '{"video": 0}'` it is an image, 16,384.
     pub encoder_cache_tokens: u64,
     /// Bytes of the receiver cache. Default 4 GiB, vLLM's `--mm-processor-cache-gb 4`.
     pub receiver_cache_bytes: u64,
@@ -60,7 +64,7 @@ impl Default for EngineModel {
         Self {
             block_size: BLOCK_SIZE,
             num_blocks: 60_000,
-            max_running: 256,
+            max_running: 1024,
             max_batched_tokens: 8192,
             overhead: 2e-3,
             weights: 6e-3,
@@ -68,7 +72,7 @@ impl Default for EngineModel {
             embed: 1.0 / 70_000.0,
             kv_read: 23e-9,
             attention: 1e-9,
-            encoder_cache_tokens: 16_384,
+            encoder_cache_tokens: 114_688,
             receiver_cache_bytes: 4 << 30,
             event_delay: 1e-3,
         }

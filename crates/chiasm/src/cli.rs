@@ -160,6 +160,9 @@ pub(crate) struct RoutingArgs {
     /// Cost of a block that running requests use
     #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = weight, default_value_t = Weights::default().load)]
     pub(crate) load_weight: f64,
+    /// What the work that a worker did in the last seconds beyond the mean counts for, in parts of it
+    #[arg(long, env = "CHIASM_BALANCE_WEIGHT", value_parser = weight, default_value_t = Weights::default().balance)]
+    pub(crate) balance_weight: f64,
     /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the lowest
     #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,

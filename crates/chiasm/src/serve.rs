@@ -210,6 +210,7 @@ fn router_config(args: &RoutingArgs) -> RouterConfig {
             process: args.process_weight,
             queue: args.queue_weight,
             load: args.load_weight,
+            balance: args.balance_weight,
         },
         temperature: args.routing_temperature,
         busy: BusyThresholds {

@@ -90,6 +90,7 @@ fn scenario(args: &SimulateArgs, source: Source, requests: u64) -> Scenario {
         process: args.weights.process_weight,
         queue: args.weights.queue_weight,
         load: args.weights.load_weight,
+        balance: args.weights.balance_weight,
         ..Weights::default()
     };
     Scenario {

@@ -10,7 +10,8 @@ fn item(image: u8, start: usize) -> RouteItem {
     RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, bytes: 10_000 }
 }
 
-const NO_WEIGHTS: Weights = Weights { prefill: 0.0, fetch: 0.0, encode: 0.0, process: 0.0, queue: 0.0, load: 0.0 };
+const NO_WEIGHTS: Weights =
+    Weights { prefill: 0.0, fetch: 0.0, encode: 0.0, process: 0.0, queue: 0.0, load: 0.0, balance: 0.0 };
 
 fn weighted(workers: u32, weights: Weights) -> Router {
     router(workers, |config| config.weights = weights)
@@ -134,6 +135,16 @@ fn what_is_held_does_not_wait() {
     let again = Prompt::text(2, 1000).select(&router);
     assert_eq!((again.overlap_blocks, router.workers()[0].pending_tokens), (0, 10 + 1000 + 1000 - 62 * 16));
     assert_eq!(BLOCK.get(), 16);
+}
+
+#[test]
+fn embeddings_that_are_there_do_not_wait_for_the_encoder() {
+    let router = weighted(2, Weights { encode: 1.0, queue: 1.0, ..NO_WEIGHTS });
+    let knows = text_then_image(&router, 1, 0).worker;
+    let waiting = text_then_image(&router, 2, 0);
+    assert_eq!(waiting.worker, knows);
+    // Nothing sets the workers apart for other images.
+    assert!((1..30).any(|image| text_then_image(&router, 3, image).worker == knows));
 }
 
 #[test]

@@ -123,7 +123,9 @@ fn tensors_wait_for_a_free_thread() {
 
 #[test]
 fn more_than_saturation_queues_and_less_does_not() {
-    let scenario = scenario(Workload::UniqueImages, 4, 4000);
+    // With more seats all 4,000 would run at once before the first ends.
+    let engine = EngineModel { max_running: 256, ..EngineModel::default() };
+    let scenario = Scenario { engine, ..scenario(Workload::UniqueImages, 4, 4000) };
     let saturation = scenario.saturation(Policy::RoundRobin).unwrap();
     let run = |load: f64| scenario.run(Policy::RoundRobin, Arrivals::Poisson(load * saturation)).unwrap();
     let (less, more) = (run(0.8), run(1.5));
@@ -147,6 +149,20 @@ fn images_that_many_ask_about_come_sooner_where_they_are_known() {
     assert!(media.hit_rate > robin.hit_rate + 0.2, "{} and {}", media.hit_rate, robin.hit_rate);
     assert!(media.encoder_saved > robin.encoder_saved.map(|saved| saved + 0.3), "{media:?} and {robin:?}");
     assert!(robin.ttft_ms.p90 > 2.0 * media.ttft_ms.p90, "{:?} and {:?}", robin.ttft_ms, media.ttft_ms);
+}
+
+#[test]
+fn the_holders_of_popular_images_get_no_more_than_others() {
+    let scenario = scenario(Workload::SharedImageQa, 32, 16_000);
+    let rate = 0.7 * scenario.saturation(Policy::RoundRobin).unwrap();
+    let run = |balance: f64| {
+        let mut scenario = scenario.clone();
+        scenario.router.weights.balance = balance;
+        scenario.run(Policy::KvMedia, Arrivals::Poisson(rate)).unwrap()
+    };
+    let (with, without) = (run(RouterConfig::default().weights.balance), run(0.0));
+    assert!(with.balance < 1.3 && without.balance > with.balance + 0.2, "{} and {}", with.balance, without.balance);
+    assert!(with.ttft_ms.p90 < 1.05 * without.ttft_ms.p90, "{:?} and {:?}", with.ttft_ms, without.ttft_ms);
 }
 
 #[test]

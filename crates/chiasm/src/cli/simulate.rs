@@ -74,6 +74,9 @@ pub(crate) struct WeightArgs {
     /// A block that running requests use
     #[arg(long, value_parser = weight, default_value_t = Weights::default().load)]
     pub(crate) load_weight: f64,
+    /// The work that a worker did in the last seconds beyond the mean, in parts of it
+    #[arg(long, value_parser = weight, default_value_t = Weights::default().balance)]
+    pub(crate) balance_weight: f64,
     /// Spreads choices
     #[arg(long, value_parser = weight, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,
@@ -102,7 +105,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, default_value_t = 60_000)]
     pub(crate) num_blocks: u32,
     /// Requests that run at once
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 1024)]
     pub(crate) max_num_seqs: usize,
     /// Tokens of a step
     #[arg(long, default_value_t = 8192)]
@@ -120,7 +123,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_parser = positive, default_value_t = 70_000.0)]
     pub(crate) encode_rate: f64,
     /// Image embeddings that its encoder's cache holds
-    #[arg(long, default_value_t = 16_384)]
+    #[arg(long, default_value_t = 114_688)]
     pub(crate) encoder_cache_tokens: u64,
     /// GiB of its cache of tensors
     #[arg(long, value_parser = weight, default_value_t = 4.0)]
