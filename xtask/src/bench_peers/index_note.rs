@@ -35,8 +35,9 @@ Both need a quiet machine. Memory is measured with one side alone in a process. 
 | events, from frames | as `events`, from the bytes that an engine publishes: with decoding, what a router does for each frame |
 | events, from frames, 2 threads | the same on two threads, each with half of the workers |
 | events, hashed | as `events`, but someone else has hashed the peers' tokens, as Dynamo's publishers do beside each engine; ours are hashed here |
-| lookups | prompts per second, by hashes that are ready, to the overlap of every worker (`find_matches(…, false)`) |
-| lookups, from tokens | the same with hashing the prompt |
+| lookups | prompts per second, by hashes that were made just before, 64 prompts at a time, to the overlap of every worker (`find_matches(…, false)`) |
+| lookups, 2 threads | the same on two threads, by hashes that were made long before and are in no near cache |
+| lookups, from tokens | the same on one thread with hashing the prompt |
 | lookup p50, p99 beside events | of one lookup, while another thread applies 200,000 blocks a second |
 | memory | growth of what is resident from nothing to full caches; what the allocator wastes counts |
 | memory, cleared | what is left of it when every worker has dropped all; most of it is the allocator's |
