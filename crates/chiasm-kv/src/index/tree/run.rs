@@ -8,7 +8,8 @@ use crate::BlockKey;
 use crate::index::holders::Holders;
 use crate::index::table::Slot;
 
-/// 64 bytes.
+/// One cache line.
+#[repr(align(64))]
 pub(in crate::index) struct Run {
     /// Those that nobody holds are kept while something comes after them.
     pub(in crate::index) blocks: Blocks,
