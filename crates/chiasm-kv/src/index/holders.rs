@@ -76,6 +76,13 @@ impl Holders {
         matches!(self, Self::One(held) if held.to <= held.from)
     }
 
+    /// Looks at what is further away.
+    pub(super) fn touch(&self) -> u64 {
+        let Self::Several(several) = self else { return 0 };
+        let place = several.list.first().map_or(0, |held| held.place);
+        several.whole.first().copied().unwrap_or_default() ^ u64::from(place)
+    }
+
     /// Whether this worker is the only one, and holds the last block.
     pub(super) fn ends_with_only(&self, place: Place, len: u32) -> bool {
         matches!(self, Self::One(held) if held.place == place && held.to == len && held.from < len)

@@ -76,18 +76,28 @@ impl Lookup<'_> {
         ended.clear();
         path.clear();
         active.clear();
-        let (mut depth, mut last) = (0, None);
-        while depth < self.keys.len() {
-            let Some((id, agree)) = self.tree.follow(last, &self.keys[depth..]) else { break };
+        let (mut end, mut last, mut near) = (0, None, 0);
+        while let Some((id, agree)) = self.tree.follow(last, &self.keys[end..]) {
             let run = self.tree.run(id);
-            self.clock.note(&run.used);
-            let len = run.len();
-            path.push((id, depth));
-            self.go_on(&run.holders, agree, depth, active, next, ended);
-            std::mem::swap(active, next);
-            depth += agree as usize;
+            // Comes near while the next runs are looked for.
+            near ^= run.holders.touch();
+            path.push((id, end));
+            end += agree as usize;
             last = Some(id);
-            if agree < len || !(all || active.iter().any(|word| *word != 0)) {
+            if agree < run.len() {
+                break;
+            }
+        }
+        std::hint::black_box(near);
+        let ends = path.iter().skip(1).map(|(_, before)| *before).chain([end]);
+        let mut depth = 0;
+        for ((id, before), end) in path.iter().zip(ends) {
+            let run = self.tree.run(*id);
+            self.clock.note(&run.used);
+            self.go_on(&run.holders, (end - before) as u32, *before, active, next, ended);
+            std::mem::swap(active, next);
+            depth = end;
+            if !(all || active.iter().any(|word| *word != 0)) {
                 break;
             }
         }
