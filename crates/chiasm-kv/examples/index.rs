@@ -189,7 +189,7 @@ fn capped() {
     (0..WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
     let (mut most, mut applying, mut longest) = (0, Duration::ZERO, Duration::ZERO);
     let mut stored_blocks = 0;
-    while stored_blocks * 100 < 3 * CAP {
+    while stored_blocks * 24 < 3 * CAP {
         for worker in 0..WORKERS {
             let number = u64::from(worker) << 32 | stored_blocks as u64;
             let batch = stored(None, number, &prompt(number, TURNS * BLOCK.get()));
