@@ -1,7 +1,8 @@
 //! The overlap of every worker with a prompt.
 //!
 //! Along the runs of the prompt: the workers that hold a run whole go on, the others end in it. So the work grows with the
-//! number of runs and of workers that hold the first, not with the depth.
+//! number of runs and of workers that hold the first, not with the depth. All runs are found before the first one's holders are
+//! gone through, so that the memory works on those of all runs meanwhile.
 
 use super::clock::Clock;
 use super::holders::{Holders, Place, bit, places, word};

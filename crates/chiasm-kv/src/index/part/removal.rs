@@ -19,7 +19,7 @@ struct Removal<'a> {
     shared: &'a Shared,
     place: Place,
     tree: Option<(u32, Writer<'a>)>,
-    /// The first of them.
+    /// The first of them, if there are any.
     spot: Spot,
     len: u32,
 }
@@ -30,8 +30,7 @@ impl Part {
         let mut unknown = 0;
         // Engines evict the last blocks of a prompt first.
         let mut next = self.anchors.as_mut().and_then(|anchors| anchors.take_next());
-        let none = Spot { run: 0, at: 0 };
-        let mut removal = Removal { shared, place: self.place, tree: None, spot: none, len: 0 };
+        let mut removal = Removal::new(shared, self.place);
         for name in names.iter().copied() {
             let mut taken = self.take(name);
             let mut found = None;
@@ -136,8 +135,7 @@ impl Part {
 
     /// Keyed entries are so no longer.
     pub(super) fn release(&mut self, spots: &[Spot], shared: &Shared) {
-        let none = Spot { run: 0, at: 0 };
-        let mut removal = Removal { shared, place: self.place, tree: None, spot: none, len: 0 };
+        let mut removal = Removal::new(shared, self.place);
         for spot in spots {
             let Some(spot) = removal.tree(spot.run).find(*spot) else { continue };
             let tree = removal.tree(spot.run);
@@ -154,6 +152,11 @@ impl Part {
 }
 
 impl<'a> Removal<'a> {
+    /// Of nothing yet.
+    fn new(shared: &'a Shared, place: Place) -> Self {
+        Self { shared, place, tree: None, spot: Spot { run: 0, at: 0 }, len: 0 }
+    }
+
     /// The tree that a run is in, locked.
     fn tree(&mut self, run: RunId) -> &Tree {
         let number = Forest::tree_with(run);
