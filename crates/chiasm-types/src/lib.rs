@@ -9,18 +9,24 @@
 //! | [`BlockSize`] | tokens per KV-cache block |
 //! | [`WorkerId`] | a serving unit that the router can pick |
 //! | [`Dtype`] | element type of a tensor |
+//! | [`TensorField`] | how an engine joins a tensor with those of other items |
+//! | [`Modality`] | image, video, audio, or what a model's own processor brings |
 #![forbid(unsafe_code)]
 
 mod block_size;
 mod dtype;
 mod mm_hash;
+mod modality;
 mod placeholder;
+mod tensor_field;
 mod token;
 mod worker;
 
 pub use block_size::BlockSize;
 pub use dtype::Dtype;
 pub use mm_hash::{MmHash, ParseMmHashError};
+pub use modality::Modality;
 pub use placeholder::Placeholder;
+pub use tensor_field::TensorField;
 pub use token::{TokenId, TokenRun};
 pub use worker::WorkerId;

@@ -56,5 +56,5 @@ pub use kernels::resize_bicubic;
 pub use kernels::{Implementation, Parallelism};
 pub use model::VisionModel;
 pub use plan::ImagePlan;
-pub use tensor::{Contents, Field, PixelFormat, TensorSpec};
+pub use tensor::{Contents, PixelFormat, TensorSpec};
 pub use vocabulary::{NoVocabulary, Vocabulary};

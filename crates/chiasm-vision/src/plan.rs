@@ -1,9 +1,9 @@
 //! What an image will become, known from its size alone.
 
-use chiasm_types::{Dtype, TokenRun};
+use chiasm_types::{Dtype, TensorField, TokenRun};
 
 use crate::kernels::{Layer, Resampler};
-use crate::{Contents, Field, ImageSize, PixelFormat, TensorSpec, VisionError};
+use crate::{Contents, ImageSize, PixelFormat, TensorSpec, VisionError};
 
 /// The layout of one image in the prompt and in tensors. Made by [`crate::VisionModel::plan`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(crate) struct PixelTensor {
     pub(crate) name: &'static str,
     /// Extents; their product is the number of elements that the layers write.
     pub(crate) shape: Vec<usize>,
-    pub(crate) field: Field,
+    pub(crate) field: TensorField,
     pub(crate) resampler: Resampler,
     /// What is written, one after the other.
     pub(crate) layers: Vec<Layer>,
@@ -89,7 +89,7 @@ impl ImagePlan {
 
 impl TensorSpec {
     /// Integers, as int64.
-    pub(crate) fn integers(name: &'static str, shape: Vec<usize>, field: Field, values: &[i64]) -> Self {
+    pub(crate) fn integers(name: &'static str, shape: Vec<usize>, field: TensorField, values: &[i64]) -> Self {
         let contents = Contents::Small(values.iter().flat_map(|value| value.to_le_bytes()).collect());
         Self { name, dtype: Dtype::I64, shape, field, contents }
     }

@@ -1,6 +1,6 @@
 //! What comes out: the tensors of one item, as vLLM's wire describes them.
 
-use chiasm_types::Dtype;
+use chiasm_types::{Dtype, TensorField};
 
 /// Who normalises the pixels, and what is therefore written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,29 +32,9 @@ pub struct TensorSpec {
     /// Extents.
     pub shape: Vec<usize>,
     /// How the engine joins it with the same tensor of other items.
-    pub field: Field,
+    pub field: TensorField,
     /// Where its bytes come from.
     pub contents: Contents,
-}
-
-/// How vLLM batches a tensor over the items of a request (`MultiModalFieldConfig`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
-    /// Concatenated along the first dimension, of which this item has `rows`.
-    Flat {
-        /// Extent of the first dimension.
-        rows: usize,
-    },
-    /// Stacked along a new first dimension.
-    Batched {
-        /// The engine leaves it in host memory.
-        keep_on_cpu: bool,
-    },
-    /// The same for all items: one stands for all.
-    Shared {
-        /// The engine leaves it in host memory.
-        keep_on_cpu: bool,
-    },
 }
 
 /// Where a tensor's bytes come from.

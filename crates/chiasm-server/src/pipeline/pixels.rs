@@ -8,8 +8,8 @@ use bytes::Bytes;
 use chiasm_engine::wire::{MmFeature, MmField, MmItem, WireTensor};
 use chiasm_media::{ByteBudget, EncodedImage};
 use chiasm_transfer::{Arena, SlotWriter};
-use chiasm_types::MmHash;
-use chiasm_vision::{Contents, Field, ImagePlan, Parallelism, PixelFormat, RgbView, TensorSpec};
+use chiasm_types::{MmHash, TensorField};
+use chiasm_vision::{Contents, ImagePlan, Parallelism, PixelFormat, RgbView, TensorSpec};
 use futures_util::future::try_join_all;
 
 use super::prepare::MediaItem;
@@ -196,9 +196,9 @@ fn to_item(plan: &ImagePlan, format: PixelFormat, pixels: Pixels) -> Result<MmIt
         };
         let tensor = tensor.ok_or_else(|| ApiError::internal(format!("'{name}' does not fit its shape")))?;
         let field = match field {
-            Field::Flat { rows } => MmField::flat(tensor, rows),
-            Field::Batched { keep_on_cpu } => MmField::batched(tensor, keep_on_cpu),
-            Field::Shared { keep_on_cpu } => MmField::shared(tensor, keep_on_cpu),
+            TensorField::Flat { rows } => MmField::flat(tensor, rows),
+            TensorField::Batched { keep_on_cpu } => MmField::batched(tensor, keep_on_cpu),
+            TensorField::Shared { keep_on_cpu } => MmField::shared(tensor, keep_on_cpu),
         };
         fields.push((name.to_owned(), field));
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use chiasm_types::{TokenId, TokenRun};
+use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use crate::family::{Family, ImagePrompt};
@@ -13,7 +13,7 @@ use crate::kernels::{Filter, Layer, Layout, Normalization, Region, Resampler, Ti
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
 use crate::settings::{self, STANDARD};
-use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
 /// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `gemma3_mm.py`).
 const PROMPT_TEXT: &str = "<start_of_image>";
@@ -222,11 +222,11 @@ impl Family for Gemma3 {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![squares, 3, height, width],
-            field: Field::Flat { rows: squares },
+            field: TensorField::Flat { rows: squares },
             resampler: Resampler::Torch(self.filter),
             layers,
         };
-        let field = Field::Batched { keep_on_cpu: true };
+        let field = TensorField::Batched { keep_on_cpu: true };
         let num_patches = TensorSpec::integers("num_patches", vec![], field, &[squares as i64]);
         let grid = [1, 1, squares as u32];
         ImagePlan::new(size, self.size, grid, self.placeholder(squares), pixels, vec![num_patches])

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use chiasm_types::{TokenId, TokenRun};
+use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use crate::family::{Family, ImagePrompt};
@@ -13,7 +13,7 @@ use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
 use crate::settings::{self, STANDARD};
-use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
 /// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `mllama4.py`).
 const PROMPT_TEXT: &str = "<|image|>";
@@ -203,11 +203,11 @@ impl Family for Llama4 {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![count, 3, side as usize, side as usize],
-            field: Field::Flat { rows: count },
+            field: TensorField::Flat { rows: count },
             resampler: Resampler::Torch(self.settings.filter),
             layers,
         };
-        let field = Field::Batched { keep_on_cpu: true };
+        let field = TensorField::Batched { keep_on_cpu: true };
         let small = vec![
             TensorSpec::integers("patches_per_image", vec![], field, &[count as i64]),
             TensorSpec::integers("aspect_ratios", vec![2], field, &[rows.into(), columns.into()]),

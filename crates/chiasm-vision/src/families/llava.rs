@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use chiasm_types::{TokenId, TokenRun};
+use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use super::tower::Tower;
@@ -13,7 +13,7 @@ use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
 use crate::settings::{self, CLIP, STANDARD, Target};
-use crate::{Field, ImagePlan, ImageSize, VisionError};
+use crate::{ImagePlan, ImageSize, VisionError};
 
 /// `image_token_index` of `LlavaConfig`, for a config.json without it.
 pub(super) const IMAGE_TOKEN: u32 = 32_000;
@@ -104,7 +104,7 @@ impl Family for Llava {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![3, side, side],
-            field: Field::Batched { keep_on_cpu: false },
+            field: TensorField::Batched { keep_on_cpu: false },
             resampler: Resampler::Torch(filter),
             layers: vec![layer],
         };

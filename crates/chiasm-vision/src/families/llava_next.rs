@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use chiasm_types::{TokenId, TokenRun};
+use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use super::llava::{IMAGE_TOKEN, IMAGE_TOKEN_NAMES, PROMPT_TEXT};
@@ -15,7 +15,7 @@ use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
 use crate::settings::{self, CLIP, Target};
-use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError};
+use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 
 /// `image_grid_pinpoints` of both `LlavaNextConfig` and `LlavaNextImageProcessor`, for files without it.
 const PINPOINTS: [(u32, u32); 5] = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
@@ -165,12 +165,13 @@ impl Family for LlavaNext {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![1 + tiles.len(), 3, side, side],
-            field: Field::Batched { keep_on_cpu: false },
+            field: TensorField::Batched { keep_on_cpu: false },
             resampler: Resampler::Torch(self.filter),
             layers: vec![base, cut],
         };
         let sizes = [i64::from(size.height), i64::from(size.width)];
-        let image_sizes = TensorSpec::integers("image_sizes", vec![2], Field::Batched { keep_on_cpu: true }, &sizes);
+        let image_sizes =
+            TensorSpec::integers("image_sizes", vec![2], TensorField::Batched { keep_on_cpu: true }, &sizes);
         let count = self.tower.tokens + self.tile_tokens(size, tiles);
         let placeholder = vec![TokenRun { token: self.image_token, count, embeds: true }];
         let grid = [1, tiles.rows as u32, tiles.columns as u32];

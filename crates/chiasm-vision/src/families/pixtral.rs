@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use chiasm_types::{TokenId, TokenRun};
+use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use super::llava::IMAGE_TOKEN_NAMES;
@@ -15,7 +15,7 @@ use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
 use crate::settings::{self, CLIP};
-use crate::{Field, ImagePlan, ImageSize, VisionError, Vocabulary};
+use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
 /// What stands for an image in a prompt: the token that embeds.
 const PROMPT_TEXT: &str = "[IMG]";
@@ -146,7 +146,7 @@ impl Family for Pixtral {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![3, height, width],
-            field: Field::Batched { keep_on_cpu: false },
+            field: TensorField::Batched { keep_on_cpu: false },
             resampler: Resampler::Torch(self.filter),
             layers: vec![Layer::whole(size.width as usize, size.height as usize, layout)],
         };

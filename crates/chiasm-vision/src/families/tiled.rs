@@ -1,10 +1,10 @@
 //! Arrangements of square tiles as the InternVL models choose them: the one whose shape is closest to the image's.
 
-use chiasm_types::{TokenId, TokenRun};
+use chiasm_types::{TensorField, TokenId, TokenRun};
 
 use crate::kernels::{Layer, Layout, Resampler, TileGrid};
 use crate::plan::PixelTensor;
-use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
+use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
 /// More tiles than any model is trained for; keeps lists of arrangements short.
 pub(super) const MOST_TILES: u64 = 256;
@@ -74,11 +74,11 @@ impl Tiles {
         let pixels = PixelTensor {
             name,
             shape: vec![tiles, 3, tile.height as usize, tile.width as usize],
-            field: Field::Flat { rows: tiles },
+            field: TensorField::Flat { rows: tiles },
             resampler,
             layers,
         };
-        let (batched, shared) = (Field::Batched { keep_on_cpu: true }, Field::Shared { keep_on_cpu: true });
+        let (batched, shared) = (TensorField::Batched { keep_on_cpu: true }, TensorField::Shared { keep_on_cpu: true });
         let small = vec![
             TensorSpec::integers("image_num_patches", vec![], batched, &[tiles as i64]),
             TensorSpec::integers("image_token_id", vec![], shared, &[i64::from(tokens.context.0)]),

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use chiasm_types::{Dtype, TokenId};
+use chiasm_types::{Dtype, TensorField, TokenId};
 use chiasm_vision::{
-    Contents, Fault, Field, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionError, VisionModel,
-    Vocabulary,
+    Contents, Fault, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionError, VisionModel, Vocabulary,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -237,12 +236,12 @@ fn check_tensor(
     golden: &GoldenTensor,
 ) -> Result<(), String> {
     let field = match tensor.field {
-        Field::Flat { rows } => {
+        TensorField::Flat { rows } => {
             assert_eq!(Some(&rows), tensor.shape.first());
             ("flat", false)
         }
-        Field::Batched { keep_on_cpu } => ("batched", keep_on_cpu),
-        Field::Shared { keep_on_cpu } => ("shared", keep_on_cpu),
+        TensorField::Batched { keep_on_cpu } => ("batched", keep_on_cpu),
+        TensorField::Shared { keep_on_cpu } => ("shared", keep_on_cpu),
     };
     if (field, &tensor.shape) != ((golden.field.as_str(), golden.keep_on_cpu), &golden.shape) {
         return Err(format!(

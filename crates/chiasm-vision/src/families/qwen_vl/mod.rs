@@ -9,14 +9,14 @@ mod smart_resize;
 
 use std::sync::Arc;
 
-use chiasm_types::{TokenId, TokenRun};
+use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use crate::family::{Family, ImagePrompt};
 use crate::kernels::{Filter, Layer, Layout, Normalization, PatchGrid, Resampler};
 use crate::model_dir::ModelDir;
 use crate::plan::PixelTensor;
-use crate::{Field, ImagePlan, ImageSize, TensorSpec, VisionError};
+use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 use kwargs::Kwargs;
 use settings::Settings;
 
@@ -113,12 +113,13 @@ impl Family for QwenVl {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![rows, patches.row_len()],
-            field: Field::Flat { rows },
+            field: TensorField::Flat { rows },
             resampler: Resampler::Torch(Filter::Bicubic),
             layers: vec![Layer::whole(size.width as usize, size.height as usize, Layout::Patches(patches))],
         };
         let extents = grid.map(i64::from);
-        let grid_thw = TensorSpec::integers("image_grid_thw", vec![3], Field::Batched { keep_on_cpu: true }, &extents);
+        let grid_thw =
+            TensorSpec::integers("image_grid_thw", vec![3], TensorField::Batched { keep_on_cpu: true }, &extents);
         ImagePlan::new(size, resized, grid, placeholder, pixels, vec![grid_thw])
     }
 
