@@ -36,6 +36,19 @@ impl ImageFormat {
     }
 }
 
+impl ImageFormat {
+    /// The registered media type.
+    pub const fn media_type(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::WebP => "image/webp",
+            Self::Gif => "image/gif",
+            Self::Bmp => "image/bmp",
+        }
+    }
+}
+
 impl fmt::Display for ImageFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

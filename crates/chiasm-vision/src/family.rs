@@ -27,6 +27,11 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
 
     /// How an image is written in a prompt.
     fn prompt(&self) -> &ImagePrompt;
+
+    /// See [`VisionModel::counted_rows`](crate::VisionModel::counted_rows).
+    fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
 }
 
 /// How an image is written in a prompt, before its placeholder takes the place.

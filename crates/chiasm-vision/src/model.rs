@@ -62,6 +62,12 @@ impl VisionModel {
         self.family.prompt()
     }
 
+    /// Pairs of tensors that belong together: the first has as many rows as the product of the second's three extents.
+    /// Engines die of an item where the two differ.
+    pub fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
+        self.family.counted_rows()
+    }
+
     /// Whether vLLM normalises this family's pixels in the engine unless told not to. It then wants
     /// [`PixelFormat::RawU8`]; floats would be normalised twice.
     pub fn engine_normalizes(&self) -> bool {

@@ -143,6 +143,10 @@ impl Family for QwenVl {
     fn prompt(&self) -> &ImagePrompt {
         &self.prompt
     }
+
+    fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
+        &[("pixel_values", "image_grid_thw")]
+    }
 }
 
 #[cfg(test)]
