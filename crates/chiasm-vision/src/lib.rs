@@ -27,6 +27,7 @@
 //! |---|---|
 //! | `model`, `model_dir` | [`VisionModel`]; what it reads from a model directory |
 //! | `family`, `families/` | the table of known families; one module per family: settings and arithmetic |
+//! | `fingerprint` | the settings' part of an item's identity |
 //! | `settings` | settings that the image processors of all families share |
 //! | `vocabulary` | what a family asks the tokenizer |
 //! | `image`, `plan`, `tensor` | what goes in, what is planned, what comes out |
@@ -39,6 +40,7 @@
 mod error;
 mod families;
 mod family;
+mod fingerprint;
 mod image;
 mod kernels;
 mod model;

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use serde_json::{Map, Value};
 
 use crate::family::{self, Family, FamilyEntry};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Elements, Implementation, Job, Parallelism};
 use crate::model_dir::ModelDir;
 use crate::plan::PixelTensor;
@@ -18,6 +19,8 @@ use crate::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView
 pub struct VisionModel {
     entry: &'static FamilyEntry,
     family: Arc<dyn Family>,
+    /// What [`VisionModel::fingerprint`] says of no kwargs: asked for once per request.
+    fingerprint: Vec<u8>,
     kernels: Implementation,
 }
 
@@ -38,7 +41,8 @@ impl VisionModel {
             name: name.into(),
             available: Implementation::available().map(Implementation::name).collect(),
         })?;
-        Ok(Some(Self { entry, family: (entry.build)(&dir, vocabulary)?, kernels }))
+        let family = (entry.build)(&dir, vocabulary)?;
+        Ok(Some(Self { entry, fingerprint: fingerprint(entry, family.as_ref()), family, kernels }))
     }
 
     /// The same model on another implementation of the pixel loops: the bits stay, the time changes.
@@ -98,13 +102,14 @@ impl VisionModel {
         kwargs.0.as_ref().unwrap_or(&self.family).as_ref()
     }
 
-    /// Canonical bytes of everything but the image that changes its tensors: the family and the settings in effect.
-    /// Kwargs that ask for what the model does anyway have the fingerprint of no kwargs.
+    /// Canonical bytes of everything but the image that changes its tensors or its placeholder: the family and the settings
+    /// in effect. Kwargs that ask for what the model does anyway have the fingerprint of no kwargs. The bytes are the same in
+    /// every version of Chiasm that makes the same tensors, as engines keep items under hashes of them.
     pub fn fingerprint(&self, kwargs: &ImageKwargs) -> Vec<u8> {
-        let mut bytes = self.entry.model_type.as_bytes().to_vec();
-        bytes.push(0);
-        self.with(kwargs).fingerprint(&mut bytes);
-        bytes
+        match &kwargs.0 {
+            None => self.fingerprint.clone(),
+            Some(family) => fingerprint(self.entry, family.as_ref()),
+        }
     }
 
     /// Writes the pixel tensor: resized, cut into patches, and normalised if `format` says so. CPU-bound: from a few
@@ -159,4 +164,10 @@ impl VisionModel {
         }
         Ok(())
     }
+}
+
+fn fingerprint(entry: &FamilyEntry, family: &dyn Family) -> Vec<u8> {
+    let mut fingerprint = Fingerprint::of_family(entry.model_type);
+    family.fingerprint(&mut fingerprint);
+    fingerprint.into_bytes()
 }

@@ -5,6 +5,7 @@
 mod any_token;
 mod families;
 mod family_plans;
+mod fingerprints;
 mod fixture_image;
 mod golden;
 mod hostile;
