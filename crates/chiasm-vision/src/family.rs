@@ -17,6 +17,10 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
     /// The same model with a request's `mm_processor_kwargs` in place of its own settings.
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError>;
 
+    /// Gives the settings in a request's kwargs their other names too, if they have any, so that one of the engine's kwargs
+    /// under another name does not win over the request's.
+    fn add_other_names(&self, _request: &mut Map<String, Value>) {}
+
     /// The layout of an image of this size, which is not empty.
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError>;
 

@@ -92,6 +92,10 @@ impl Family for QwenVl {
         Ok(Arc::new(changed))
     }
 
+    fn add_other_names(&self, request: &mut Map<String, Value>) {
+        kwargs::add_pixels_of_edges(request, self.generation.completes_size());
+    }
+
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
         let Settings { patch, merge, temporal, min_pixels, max_pixels, .. } = self.settings;
         let factor = patch * merge;
