@@ -1,7 +1,7 @@
 //! EXIF blocks that are broken, in every container that may hold one: the image is read, and is turned as Pillow turns it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
-use chiasm_media::{EncodedImage, RgbImage, decode};
+use chiasm_media::{EncodedMedia, MediaHeader, MediaLimits, RgbImage, decode};
 use libjpeg_turbo_rs as jpeg;
 
 const WIDTH: u32 = 21;
@@ -167,8 +167,9 @@ fn webp(exif: &[u8]) -> Vec<u8> {
 }
 
 fn opened(file: Vec<u8>) -> (u8, RgbImage) {
-    let image = EncodedImage::from_bytes(file.into(), 1000).unwrap();
-    (image.orientation, decode(&image).unwrap())
+    let image = EncodedMedia::from_bytes(file.into(), &MediaLimits::default()).unwrap();
+    let MediaHeader::Image(header) = image.header else { panic!("{image:?} is no image") };
+    (header.orientation, decode(&image).unwrap())
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use chiasm_engine::ClientOptions;
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
 use chiasm_router::{BusyThresholds, RouterConfig, Weights};
 use chiasm_server::fleet::{ArenaPolicy, AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
@@ -239,11 +239,14 @@ fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliError> {
 }
 
 fn media_config(args: &MediaArgs) -> MediaConfig {
-    MediaConfig {
+    let image = ImageLimits {
         max_bytes: args.max_image_bytes,
         max_pixels: args.max_image_pixels,
         max_side: args.max_image_side,
         max_aspect_ratio: args.max_image_aspect_ratio,
+    };
+    MediaConfig {
+        limits: MediaLimits { image },
         connect_timeout: args.media_connect_timeout,
         first_byte_timeout: args.media_first_byte_timeout,
         min_body_rate: args.media_min_rate,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_engine::wire::{MmFeature, MmField, MmItem, WireTensor};
-use chiasm_media::{ByteBudget, EncodedImage};
+use chiasm_media::{ByteBudget, EncodedMedia};
 use chiasm_transfer::{Arena, SlotWriter};
 use chiasm_types::{MmHash, TensorField};
 use chiasm_vision::{Contents, ImagePlan, Parallelism, PixelFormat, RgbView, TensorSpec};
@@ -139,7 +139,7 @@ impl Job {
     }
 
     /// Decodes and processes.
-    fn make(&self, image: &EncodedImage, pool: &CpuPool) -> Result<Pixels, ApiError> {
+    fn make(&self, image: &EncodedMedia, pool: &CpuPool) -> Result<Pixels, ApiError> {
         let vision = self.model.vision.as_ref().ok_or_else(|| ApiError::internal("the model takes no images"))?;
         chiasm_media::with_pixels(image, |decoded| {
             let original = self.plan.original;

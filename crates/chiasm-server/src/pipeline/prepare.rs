@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderValue, StatusCode};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
-use chiasm_media::{EncodedImage, MediaName, MediaPart};
+use chiasm_media::{EncodedMedia, MediaHeader, MediaName, MediaPart};
 use chiasm_prompt::{ChatMessage, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
 use chiasm_types::{Dtype, MmHash, Placeholder, TokenId};
@@ -47,7 +47,7 @@ pub struct MediaItem {
     /// Where it stands in the prompt.
     pub placeholder: Placeholder,
     /// Its encoded bytes.
-    pub image: EncodedImage,
+    pub image: EncodedMedia,
     /// The request field it came from.
     pub field: String,
 }
@@ -136,7 +136,7 @@ async fn open_all(
     frontend: &Frontend,
     media: &mut [MediaRef],
     owner: [Option<&[u8]>; 2],
-) -> Result<Vec<EncodedImage>, ApiError> {
+) -> Result<Vec<EncodedMedia>, ApiError> {
     if media.is_empty() {
         return Ok(Vec::new());
     }
@@ -166,7 +166,7 @@ fn lay_out(
     model: &ServedModel,
     plans: &Plans,
     chat: &Chat,
-    images: Vec<EncodedImage>,
+    images: Vec<EncodedMedia>,
     shape: Shape,
 ) -> Result<(Vec<TokenId>, Vec<MediaItem>), ApiError> {
     let template = model.template.as_ref().ok_or_else(|| {
@@ -196,8 +196,11 @@ fn lay_out(
     let mut items = Vec::with_capacity(images.len());
     let mut image_tokens = 0;
     for (image, source) in images.into_iter().zip(&chat.media) {
-        let size = ImageSize { width: image.width, height: image.height };
-        let hash = chiasm_media::mm_hash(&image.content, "image", &fingerprint);
+        let MediaHeader::Image(header) = image.header else {
+            return Err(ApiError::invalid(&source.field, format!("the model takes no {}", image.modality())));
+        };
+        let size = ImageSize { width: header.width, height: header.height };
+        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &fingerprint);
         let plan = || vision.plan(size, &kwargs).map_err(|error| ApiError::from(error).at(&source.field));
         let plan = plans.get_or_make(hash, plan)?;
         // Settings of a request can ask for images of any size: checked before anything of that size is made.
