@@ -53,7 +53,7 @@ mod error;
 mod fetch;
 mod flight;
 mod freshness;
-#[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod identity;
 mod image;
