@@ -5,29 +5,32 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use chiasm_media::fuzzing::{allowed_redirect, allowed_url, decode_data_url};
 use chiasm_media::{
-    ByteBudget, EncodedImage, ImageFormat, ImageLimits, MediaConfig, MediaError, caught_panics, with_pixels,
+    ByteBudget, EncodedMedia, ImageFormat, ImageHeader, ImageLimits, MediaConfig, MediaError, MediaHeader, MediaLimits,
+    caught_panics, with_pixels,
 };
 use url::{Host, Url};
 
 /// Small enough to decode thousands of images per second, large enough for every kind of header.
-const LIMITS: ImageLimits = ImageLimits { max_pixels: 1 << 16, max_side: 1 << 12, max_aspect_ratio: 1 << 12 };
+const LIMITS: ImageLimits =
+    ImageLimits { max_bytes: u64::MAX, max_pixels: 1 << 16, max_side: 1 << 12, max_aspect_ratio: 1 << 12 };
 
 /// Reads the header: an error, or a size within the limits.
-pub fn probe(data: &[u8]) -> Option<EncodedImage> {
-    let image = EncodedImage::from_bytes(Bytes::copy_from_slice(data), LIMITS).ok()?;
-    assert!(image.width >= 1 && image.height >= 1 && (1..=8).contains(&image.orientation));
-    assert_eq!(LIMITS.check(image.width, image.height), Ok(()));
-    Some(image)
+pub fn probe(data: &[u8]) -> Option<(EncodedMedia, ImageHeader)> {
+    let item = EncodedMedia::from_bytes(Bytes::copy_from_slice(data), &MediaLimits { image: LIMITS }).ok()?;
+    let MediaHeader::Image(header) = item.header else { panic!("{item:?} is no image") };
+    assert!(header.width >= 1 && header.height >= 1 && (1..=8).contains(&header.orientation));
+    assert_eq!(LIMITS.check(header.width, header.height), Ok(()));
+    Some((item, header))
 }
 
 /// Decodes an image of this format: an error, or pixels of the size that the header says.
 pub fn decode(format: ImageFormat, data: &[u8]) {
-    let Some(image) = probe(data).filter(|image| image.format == format) else {
+    let Some((image, header)) = probe(data).filter(|(_, header)| header.format == format) else {
         return;
     };
     let _ = with_pixels(&image, |pixels| {
-        assert_eq!((pixels.width, pixels.height), (image.width, image.height));
-        assert_eq!(pixels.pixels.len(), 3 * image.width as usize * image.height as usize);
+        assert_eq!((pixels.width, pixels.height), (header.width, header.height));
+        assert_eq!(pixels.pixels.len(), 3 * header.width as usize * header.height as usize);
     });
     assert_eq!(caught_panics(), 0, "a decoder panicked");
 }

@@ -11,7 +11,9 @@ use std::hint::black_box;
 use std::io::Cursor;
 use std::time::Instant;
 
-use chiasm_media::{EncodedImage, ImageFormat, RgbPixels, decode, with_pixels};
+use chiasm_media::{
+    EncodedMedia, ImageFormat, ImageHeader, ImageLimits, MediaHeader, MediaLimits, RgbPixels, decode, with_pixels,
+};
 use flate2::{Decompress, FlushDecompress};
 use libjpeg_turbo_rs as jpeg;
 
@@ -39,7 +41,11 @@ fn main() -> Result<(), Failure> {
 
 fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     let size = bytes.len() >> 10;
-    let image = EncodedImage::from_bytes(bytes.into(), u64::MAX)?;
+    let limits = ImageLimits { max_bytes: u64::MAX, max_pixels: u64::MAX, ..ImageLimits::default() };
+    let image = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: limits })?;
+    let MediaHeader::Image(header) = image.header else {
+        return Err(format!("{name} is no image").into());
+    };
     let expected = decode(&image)?.pixels;
     let mut target = expected.clone();
     let mut works: Vec<(&str, Work<'_>)> = vec![
@@ -53,8 +59,8 @@ fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
             }),
         ),
     ];
-    works.extend(inflate(&image).map(|work| ("inflate", work)));
-    works.extend(peer(&image));
+    works.extend(inflate(&image, header).map(|work| ("inflate", work)));
+    works.extend(peer(&image, header));
     let mut times = vec![Vec::with_capacity(ROUNDS); works.len()];
     for _ in 0..ROUNDS {
         for ((who, work), times) in works.iter_mut().zip(&mut times) {
@@ -95,13 +101,13 @@ fn nothing(_: RgbPixels<'_>) -> Vec<u8> {
 }
 
 /// Inflating alone, for PNG.
-fn inflate(image: &EncodedImage) -> Option<Work<'_>> {
-    if image.format != ImageFormat::Png {
+fn inflate(image: &EncodedMedia, header: ImageHeader) -> Option<Work<'_>> {
+    if header.format != ImageFormat::Png {
         return None;
     }
     let stream = zlib_stream(&image.bytes);
     // One filter byte per row, and at most 16 bits in each of four channels.
-    let mut rows = vec![0; image.height as usize * (1 + 8 * image.width as usize)];
+    let mut rows = vec![0; header.height as usize * (1 + 8 * header.width as usize)];
     Some(Box::new(move || {
         Decompress::new(true).decompress(&stream, &mut rows, FlushDecompress::Finish)?;
         black_box(&rows);
@@ -124,10 +130,10 @@ fn zlib_stream(png: &[u8]) -> Vec<u8> {
 }
 
 /// Another decoder, up to the same pixels; none where it would stop before them.
-fn peer(image: &EncodedImage) -> Option<(&'static str, Work<'_>)> {
+fn peer(image: &EncodedMedia, header: ImageHeader) -> Option<(&'static str, Work<'_>)> {
     let bytes = &image.bytes[..];
-    let length = 3 * image.width as usize * image.height as usize;
-    match image.format {
+    let length = 3 * header.width as usize * header.height as usize;
+    match header.format {
         ImageFormat::Png => {
             let reader = png::Decoder::new(Cursor::new(bytes)).read_info().ok()?;
             if reader.output_color_type() != (png::ColorType::Rgb, png::BitDepth::Eight) {

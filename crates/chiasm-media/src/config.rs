@@ -3,19 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{DomainRule, ImageLimits};
+use crate::{DomainRule, MediaLimits};
 
 /// Limits and permissions. The default refuses local files and private addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaConfig {
-    /// Most encoded bytes of one media item. Default 64 MiB.
-    pub max_bytes: u64,
-    /// Most pixels of one image, as its header says. Default as in [`ImageLimits`].
-    pub max_pixels: u64,
-    /// Most pixels per row of one image and most rows, as its header says. Default as in [`ImageLimits`].
-    pub max_side: u32,
-    /// How many times longer than the other the longer side of an image may be. Default as in [`ImageLimits`].
-    pub max_aspect_ratio: u32,
+    /// How large one media item may be, by its modality.
+    pub limits: MediaLimits,
     /// Longest time for a name look-up and one connection, TLS included. Default 5 s.
     pub connect_timeout: Duration,
     /// Longest time until an origin's answer begins, connecting included; again for each redirect. Default 10 s.
@@ -53,21 +47,10 @@ pub struct MediaConfig {
     pub max_freshness: Duration,
 }
 
-impl MediaConfig {
-    /// The limits for [`EncodedImage::from_bytes`](crate::EncodedImage::from_bytes).
-    pub fn image_limits(&self) -> ImageLimits {
-        ImageLimits { max_pixels: self.max_pixels, max_side: self.max_side, max_aspect_ratio: self.max_aspect_ratio }
-    }
-}
-
 impl Default for MediaConfig {
     fn default() -> Self {
-        let ImageLimits { max_pixels, max_side, max_aspect_ratio } = ImageLimits::default();
         Self {
-            max_bytes: 64 << 20,
-            max_pixels,
-            max_side,
-            max_aspect_ratio,
+            limits: MediaLimits::default(),
             connect_timeout: Duration::from_secs(5),
             first_byte_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(5),

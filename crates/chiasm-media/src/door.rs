@@ -14,7 +14,7 @@ use crate::flight::{Boarded, Flights};
 use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
 use crate::names::{Known, MediaName, Names, UrlKey, Urls};
-use crate::{ByteBudget, EncodedImage, Fault, MediaConfig, MediaError, data_uri};
+use crate::{ByteBudget, EncodedMedia, Fault, MediaConfig, MediaError, data_uri};
 
 /// Files of up to this many bytes, or characters of base64, are decoded, hashed and looked at in place: that takes a hundred
 /// microseconds, and handing them to another thread some tens.
@@ -47,7 +47,7 @@ impl<S: Into<String>> From<S> for MediaPart {
     }
 }
 
-/// URLs may hold secrets and pictures.
+/// Shows no URL: they may hold secrets, and whole files.
 impl std::fmt::Debug for MediaPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let url = self.url.as_ref().map(String::len);
@@ -55,7 +55,7 @@ impl std::fmt::Debug for MediaPart {
     }
 }
 
-/// Turns parts of requests into images, within the limits of its [`MediaConfig`]. Nothing else in Chiasm opens files or
+/// Turns parts of requests into media items, within the limits of its [`MediaConfig`]. Nothing else in Chiasm opens files or
 /// connections for media. Clones share connections, caches and limits.
 #[derive(Clone)]
 pub struct MediaDoor {
@@ -70,7 +70,7 @@ struct Inner {
     contents: Contents,
     urls: Urls,
     names: Names,
-    downloads: Flights<UrlKey, Result<EncodedImage, MediaError>>,
+    downloads: Flights<UrlKey, Result<EncodedMedia, MediaError>>,
     counters: Counters,
 }
 
@@ -110,7 +110,7 @@ impl MediaDoor {
         MediaCounts { cached_bytes: self.inner.contents.bytes(), ..self.inner.counters.snapshot() }
     }
 
-    /// Gets the bytes of a media item and reads the image's header.
+    /// Gets the bytes of a media item and reads its header.
     ///
     /// A URL is fetched as often as HTTP's rules for caches ask for, and once for all who want it at the same time. A name
     /// that comes with a URL stands for what that leads to from then on.
@@ -118,17 +118,17 @@ impl MediaDoor {
     /// # Errors
     /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the future ends the fetch unless
     /// somebody else waits for it too.
-    pub async fn open(&self, part: impl Into<MediaPart>) -> Result<EncodedImage, MediaError> {
+    pub async fn open(&self, part: impl Into<MediaPart>) -> Result<EncodedMedia, MediaError> {
         let MediaPart { url, name } = part.into();
         let Some(url) = url else { return self.inner.named(name) };
-        let image = self.open_url(url).await?;
+        let item = self.open_url(url).await?;
         if let Some(name) = name {
-            self.inner.names.give(name, image.content);
+            self.inner.names.give(name, item.content);
         }
-        Ok(image)
+        Ok(item)
     }
 
-    async fn open_url(&self, url: String) -> Result<EncodedImage, MediaError> {
+    async fn open_url(&self, url: String) -> Result<EncodedMedia, MediaError> {
         let inner = &self.inner;
         if data_uri::content(&url).is_some() {
             inner.counters.data.inc();
@@ -145,7 +145,7 @@ impl MediaDoor {
         }
     }
 
-    async fn open_http(&self, url: Url) -> Result<EncodedImage, MediaError> {
+    async fn open_http(&self, url: Url) -> Result<EncodedMedia, MediaError> {
         let inner = &self.inner;
         // Also for what is cached.
         inner.fetcher.check(&url)?;
@@ -158,12 +158,12 @@ impl MediaDoor {
                 return Err(error);
             }
             Some(Known::Content(content, freshness)) => {
-                if let Some(image) = inner.contents.get(&content) {
+                if let Some(item) = inner.contents.get(&content) {
                     if freshness.is_fresh(now) {
                         inner.counters.fresh.inc();
-                        return Ok(image);
+                        return Ok(item);
                     }
-                    known = Some((image, freshness));
+                    known = Some((item, freshness));
                 }
             }
             _ => {}
@@ -186,16 +186,16 @@ impl Inner {
         self: Arc<Self>,
         url: Url,
         key: UrlKey,
-        known: Option<(EncodedImage, Freshness)>,
-    ) -> Result<EncodedImage, MediaError> {
+        known: Option<(EncodedMedia, Freshness)>,
+    ) -> Result<EncodedMedia, MediaError> {
         let known = known.filter(|(_, freshness)| freshness.can_revalidate());
         let fetched = match self.fetcher.get(url, known.as_ref().map(|(_, freshness)| freshness)).await {
             Ok(Answer::New(fetched)) => Ok(fetched),
             Ok(Answer::NotModified(newer)) => match known {
-                Some((image, freshness)) => {
+                Some((item, freshness)) => {
                     self.counters.revalidated.inc();
-                    self.urls.learn(key, image.content, freshness.refreshed(newer));
-                    return Ok(image);
+                    self.urls.learn(key, item.content, freshness.refreshed(newer));
+                    return Ok(item);
                 }
                 None => Err(MediaError::OriginFailed),
             },
@@ -205,15 +205,15 @@ impl Inner {
             Ok(fetched) => {
                 self.counters.fetched.inc();
                 self.counters.fetched_bytes.add(fetched.bytes.len() as u64);
-                let opened = self.on_bytes(fetched.bytes.len(), move |inner| inner.image(fetched.bytes)).await;
-                opened.map(|image| (image, fetched.freshness))
+                let opened = self.on_bytes(fetched.bytes.len(), move |inner| inner.item(fetched.bytes)).await;
+                opened.map(|item| (item, fetched.freshness))
             }
             Err(error) => Err(error),
         };
         match opened {
-            Ok((image, freshness)) => {
-                self.urls.learn(key, image.content, freshness);
-                Ok(image)
+            Ok((item, freshness)) => {
+                self.urls.learn(key, item.content, freshness);
+                Ok(item)
             }
             Err(error) => {
                 match error.fault() {
@@ -226,18 +226,18 @@ impl Inner {
         }
     }
 
-    fn open_data(&self, url: &str) -> Result<EncodedImage, MediaError> {
+    fn open_data(&self, url: &str) -> Result<EncodedMedia, MediaError> {
         let content = data_uri::content(url).ok_or(MediaError::UnsupportedScheme)?;
-        self.image(data_uri::decode(content, self.config.max_bytes, &self.budget)?)
+        self.item(data_uri::decode(content, self.config.limits.max_bytes(), &self.budget)?)
     }
 
-    fn open_file(&self, url: &Url) -> Result<EncodedImage, MediaError> {
+    fn open_file(&self, url: &Url) -> Result<EncodedMedia, MediaError> {
         let files = self.local_files.as_ref().ok_or(MediaError::LocalFilesDisabled)?;
-        self.image(files.read(url, self.config.max_bytes, &self.budget)?)
+        self.item(files.read(url, self.config.limits.max_bytes(), &self.budget)?)
     }
 
     /// What a client's name stands for.
-    fn named(&self, name: Option<MediaName>) -> Result<EncodedImage, MediaError> {
+    fn named(&self, name: Option<MediaName>) -> Result<EncodedMedia, MediaError> {
         let name = name.ok_or(MediaError::InvalidUrl { reason: "there is none" })?;
         let known = self.names.get(&name).and_then(|content| self.contents.get(&content));
         match &known {
@@ -248,8 +248,8 @@ impl Inner {
     }
 
     /// Identity and header of a file.
-    fn image(&self, bytes: Bytes) -> Result<EncodedImage, MediaError> {
-        EncodedImage::from_bytes(bytes, self.config.image_limits()).map(|image| self.contents.keep(image))
+    fn item(&self, bytes: Bytes) -> Result<EncodedMedia, MediaError> {
+        EncodedMedia::from_bytes(bytes, &self.config.limits).map(|item| self.contents.keep(item))
     }
 
     /// Does work on so many bytes, in place if they are few.

@@ -21,7 +21,7 @@ pub enum MediaError {
         limit: usize,
     },
     /// A client's name without a URL, for something that was not seen before, or not lately.
-    #[error("nothing is known under this uuid (any more); send the image itself, with or without the uuid")]
+    #[error("nothing is known under this uuid (any more); send the item itself, with or without the uuid")]
     UnknownUuid,
     /// A scheme other than `data`, `http`, `https` and `file`.
     #[error("the media URL must be a data:, http:, https: or file: URL")]
@@ -122,7 +122,7 @@ pub enum MediaError {
         /// The limit for the longer side divided by the shorter.
         limit: u32,
     },
-    /// Bytes that are no image of a supported format.
+    /// Bytes that are no media of a supported format.
     #[error("the media is not a PNG, JPEG, WebP, GIF or BMP image{}", found.map_or(String::new(), |name| format!(" but {name}")))]
     UnsupportedFormat {
         /// What it looks like, where that is known.

@@ -86,7 +86,7 @@ impl Fetcher {
                 min_bytes: min_bytes.max(1),
                 total_timeout,
                 max_redirects: config.max_redirects,
-                max_bytes: config.max_bytes,
+                max_bytes: config.limits.max_bytes(),
             },
             freshness: FreshnessBounds { min: config.min_freshness, max: config.max_freshness },
             budget,

@@ -8,8 +8,6 @@
 //! - `Vary` other than `*` needs no second answers: all requests have the same headers, no cookies and no credentials.
 //! - `no-cache` and `private` that name fields count for the whole answer.
 
-#![allow(dead_code, reason = "until the door has its cache")]
-
 mod cache_control;
 
 use std::time::{Duration, Instant, SystemTime};

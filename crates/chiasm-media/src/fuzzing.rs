@@ -1,4 +1,4 @@
-//! What the fuzz targets need of the door's parts, and nobody else.
+//! The parts of the door that the targets in `fuzz/` reach for. Built with the feature `fuzzing` only.
 
 use bytes::Bytes;
 use url::Url;

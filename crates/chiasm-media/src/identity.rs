@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use chiasm_types::MmHash;
+use chiasm_types::{MmHash, Modality};
 
 /// blake3 of an item's encoded bytes. Written as 64 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,15 +32,15 @@ impl fmt::Debug for ContentHash {
     }
 }
 
-/// The identity of a media item: its content, its modality (`"image"`) and everything else that changes its tensors.
+/// The identity of a media item: its content, its modality (by its name) and everything else that changes its tensors.
 ///
 /// `fingerprint` is the model's canonical form of the latter (family, revision, effective processor settings). The hash
 /// is blake3 in key-derivation mode (a domain of its own) over the content hash, then each part after its length as a
 /// little-endian u64, so that no two different inputs read the same.
-pub fn mm_hash(content: &ContentHash, modality: &str, fingerprint: &[u8]) -> MmHash {
+pub fn mm_hash(content: &ContentHash, modality: &Modality, fingerprint: &[u8]) -> MmHash {
     let mut hasher = blake3::Hasher::new_derive_key("chiasm 2026 mm_hash v1");
     hasher.update(content.as_bytes());
-    for part in [modality.as_bytes(), fingerprint] {
+    for part in [modality.name().as_bytes(), fingerprint] {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
@@ -55,17 +55,17 @@ mod tests {
     fn every_part_counts_and_none_runs_into_the_next() {
         let (a, b) = (ContentHash::of(b"a"), ContentHash::of(b"b"));
         let hashes = [
-            mm_hash(&a, "image", b"x"),
-            mm_hash(&b, "image", b"x"),
-            mm_hash(&a, "video", b"x"),
-            mm_hash(&a, "image", b"y"),
-            mm_hash(&a, "imagex", b""),
-            mm_hash(&a, "imag", b"ex"),
+            mm_hash(&a, &Modality::from_name("image"), b"x"),
+            mm_hash(&b, &Modality::from_name("image"), b"x"),
+            mm_hash(&a, &Modality::from_name("video"), b"x"),
+            mm_hash(&a, &Modality::from_name("image"), b"y"),
+            mm_hash(&a, &Modality::from_name("imagex"), b""),
+            mm_hash(&a, &Modality::from_name("imag"), b"ex"),
         ];
         for (i, left) in hashes.iter().enumerate() {
             assert!(hashes[i + 1..].iter().all(|right| left != right));
         }
-        assert_eq!(hashes[0], mm_hash(&a, "image", b"x"));
+        assert_eq!(hashes[0], mm_hash(&a, &Modality::from_name("image"), b"x"));
     }
 
     #[test]
@@ -73,7 +73,7 @@ mod tests {
         // Engines keep items by this hash: a change invalidates every cache, so it must be a decision, not an accident.
         assert_eq!(ContentHash::of(b"chiasm").to_string(), blake3::hash(b"chiasm").to_hex().as_str());
         assert_eq!(
-            mm_hash(&ContentHash::of(b"chiasm"), "image", b"qwen2_vl").to_string(),
+            mm_hash(&ContentHash::of(b"chiasm"), &Modality::Image, b"qwen2_vl").to_string(),
             "844eb38c1cd5267ac8bd5e7483f1b8815ec60b9f038a0deab3323675a6024e5c"
         );
     }

@@ -1,11 +1,20 @@
-//! An image as it arrived, and as pixels.
+//! Still images: what their headers say, and their pixels. All that is known of pixels and of their formats lies below
+//! this module.
+
+mod container;
+mod decode;
+mod exif;
+mod limits;
+mod other_format;
+mod probe;
 
 use std::fmt;
 
-use bytes::Bytes;
+use crate::MediaError;
+use container::Header;
 
-use crate::container::Header;
-use crate::{ContentHash, ImageLimits, MediaError, probe};
+pub use decode::{DecodeMemory, caught_panics, decode, decode_into, with_pixels};
+pub use limits::ImageLimits;
 
 /// The formats that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -55,15 +64,11 @@ impl fmt::Display for ImageFormat {
     }
 }
 
-/// An image file: its bytes, its identity, and what its header says. No pixel has been decoded.
-#[derive(Clone, PartialEq, Eq)]
+/// What an image file says of itself in front of its pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct EncodedImage {
-    /// The file.
-    pub bytes: Bytes,
-    /// blake3 of `bytes`.
-    pub content: ContentHash,
-    /// The format, found from the bytes; declared media types are not trusted.
+pub struct ImageHeader {
+    /// The format, found from the bytes.
     pub format: ImageFormat,
     /// Pixels per row, orientation applied; at least 1.
     pub width: u32,
@@ -73,39 +78,25 @@ pub struct EncodedImage {
     pub orientation: u8,
 }
 
-impl EncodedImage {
-    /// Reads the header and hashes the bytes: linear in their number, no pixel is decoded.
-    ///
-    /// # Errors
-    /// [`MediaError::UnsupportedFormat`], [`MediaError::Corrupt`], [`MediaError::UnsupportedVariant`], or one of
-    /// [`ImageLimits::check`].
-    pub fn from_bytes(bytes: Bytes, limits: impl Into<ImageLimits>) -> Result<Self, MediaError> {
-        let header = probe::probe(&bytes)?;
+impl ImageHeader {
+    /// Reads the header of a file and holds the limits against it.
+    pub(crate) fn read(bytes: &[u8], limits: &ImageLimits) -> Result<Self, MediaError> {
+        if bytes.len() as u64 > limits.max_bytes {
+            return Err(MediaError::TooManyBytes { limit: limits.max_bytes });
+        }
+        let header = probe::probe(bytes)?;
         let (stored_width, stored_height) = header.stored_size();
-        limits.into().check(stored_width, stored_height)?;
-        let format = header.format();
-        let (orientation, width, height) = oriented(&header);
-        Ok(Self { content: ContentHash::of(&bytes), bytes, format, width, height, orientation })
+        limits.check(stored_width, stored_height)?;
+        Ok(Self::of(&header))
     }
-}
 
-/// Orientation, width and height of what a header describes.
-pub(crate) fn oriented(header: &Header<'_>) -> (u8, u32, u32) {
-    let (width, height) = header.stored_size();
-    let orientation = header.orientation();
-    if orientation >= 5 { (orientation, height, width) } else { (orientation, width, height) }
-}
-
-impl fmt::Debug for EncodedImage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EncodedImage")
-            .field("format", &self.format)
-            .field("width", &self.width)
-            .field("height", &self.height)
-            .field("orientation", &self.orientation)
-            .field("bytes", &self.bytes.len())
-            .field("content", &self.content)
-            .finish()
+    /// What is public of a format's own header.
+    fn of(header: &Header<'_>) -> Self {
+        let (format, orientation) = (header.format(), header.orientation());
+        let (stored_width, stored_height) = header.stored_size();
+        let turned = orientation >= 5;
+        let (width, height) = if turned { (stored_height, stored_width) } else { (stored_width, stored_height) };
+        Self { format, width, height, orientation }
     }
 }
 

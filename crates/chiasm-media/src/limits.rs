@@ -1,78 +1,18 @@
-//! How large an image may be, by its header.
+//! How large a media item may be, by its modality.
 
-use crate::MediaError;
+use crate::ImageLimits;
 
-/// Limits that are held against an image's header, before memory for its pixels is asked for.
-///
-/// A number alone limits the pixels and leaves the default for the sides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ImageLimits {
-    /// Most pixels: width times height. Default 178,956,970, which is vLLM's `VLLM_MAX_IMAGE_PIXELS` and where Pillow
-    /// takes a file for a decompression bomb.
-    pub max_pixels: u64,
-    /// Most pixels per row, and most rows. Default 65,535: the most that a JPEG or GIF file can have. vLLM and Pillow
-    /// have no such limit, so that longer PNG and BMP images, which they read, need a higher one.
-    pub max_side: u32,
-    /// How many times longer than the other the longer side may be. Default 1000. vLLM and Pillow have no such limit, but
-    /// few models take more than 200.
-    pub max_aspect_ratio: u32,
+/// Limits of each modality. They hold before memory for what is decoded is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MediaLimits {
+    /// The limits of a still image.
+    pub image: ImageLimits,
 }
 
-impl ImageLimits {
-    /// Whether an image of this size is within the limits.
-    ///
-    /// # Errors
-    /// [`MediaError::TooManyPixels`], [`MediaError::TooLongSide`] and [`MediaError::TooStretched`].
-    pub fn check(&self, width: u32, height: u32) -> Result<(), MediaError> {
-        if width.max(height) > self.max_side {
-            return Err(MediaError::TooLongSide { width, height, limit: self.max_side });
-        }
-        if u64::from(width) * u64::from(height) > self.max_pixels {
-            return Err(MediaError::TooManyPixels { width, height, limit: self.max_pixels });
-        }
-        if u64::from(width.max(height)) > u64::from(width.min(height)) * u64::from(self.max_aspect_ratio) {
-            return Err(MediaError::TooStretched { width, height, limit: self.max_aspect_ratio });
-        }
-        Ok(())
-    }
-}
-
-impl Default for ImageLimits {
-    fn default() -> Self {
-        Self { max_pixels: 178_956_970, max_side: 65_535, max_aspect_ratio: 1000 }
-    }
-}
-
-impl From<u64> for ImageLimits {
-    fn from(max_pixels: u64) -> Self {
-        Self { max_pixels, ..Self::default() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Fault;
-
-    #[test]
-    fn both_limits_are_exact() {
-        let limits = ImageLimits { max_pixels: 200, max_side: 50, max_aspect_ratio: 20 };
-        assert_eq!(limits.check(50, 4), Ok(()));
-        assert_eq!(limits.check(4, 50), Ok(()));
-        assert_eq!(limits.check(51, 1), Err(MediaError::TooLongSide { width: 51, height: 1, limit: 50 }));
-        assert_eq!(limits.check(1, 51).unwrap_err().fault(), Fault::TooLarge);
-        assert_eq!(limits.check(50, 5).unwrap_err().fault(), Fault::TooLarge);
-        assert_eq!(limits.check(2, 40), Ok(()));
-        assert_eq!(limits.check(41, 2), Err(MediaError::TooStretched { width: 41, height: 2, limit: 20 }));
-        assert_eq!(limits.check(u32::MAX, u32::MAX).unwrap_err().fault(), Fault::TooLarge);
-    }
-
-    #[test]
-    fn the_defaults_let_through_what_vllm_does_up_to_the_side() {
-        let limits = ImageLimits::default();
-        assert_eq!(limits.check(65_535, 2_730), Ok(()));
-        assert!(limits.check(65_536, 100).is_err());
-        assert_eq!(limits.check(13_377, 13_377), Ok(()));
-        assert!(limits.check(13_377, 13_379).is_err());
+impl MediaLimits {
+    /// Most encoded bytes of an item whose modality is not known yet: as many as the most generous modality allows.
+    pub fn max_bytes(&self) -> u64 {
+        let Self { image } = self;
+        image.max_bytes
     }
 }

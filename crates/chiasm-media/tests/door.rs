@@ -5,7 +5,11 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use chiasm_media::{ByteBudget, ContentHash, Fault, ImageFormat, MediaConfig, MediaDoor, MediaError};
+use chiasm_media::{
+    ByteBudget, ContentHash, EncodedMedia, Fault, ImageFormat, ImageHeader, ImageLimits, MediaConfig, MediaDoor,
+    MediaError, MediaHeader, MediaLimits,
+};
+use chiasm_types::Modality;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -19,6 +23,11 @@ fn file(name: &str) -> Vec<u8> {
 
 fn data_uri(bytes: &[u8]) -> String {
     format!("data:image/png;base64,{}", BASE64_STANDARD.encode(bytes))
+}
+
+fn header(item: &EncodedMedia) -> ImageHeader {
+    let MediaHeader::Image(header) = item.header else { panic!("{item:?} is no image") };
+    header
 }
 
 /// Room for everything.
@@ -56,7 +65,9 @@ async fn the_same_file_has_one_identity_whichever_way_it_comes() {
         let image = door.open(&url).await.unwrap();
         assert_eq!(image.bytes, bytes);
         assert_eq!(image.content, ContentHash::of(&bytes));
-        assert_eq!((image.format, image.width, image.height, image.orientation), (ImageFormat::Png, 37, 23, 1));
+        assert_eq!(image.modality(), Modality::Image);
+        let header = header(&image);
+        assert_eq!((header.format, header.width, header.height, header.orientation), (ImageFormat::Png, 37, 23, 1));
     }
     origin.await.unwrap();
 }
@@ -66,7 +77,7 @@ async fn large_data_uris_work_as_small_ones_do() {
     let mut bytes = file("jpeg-420-37x23.jpg");
     bytes.resize(3 << 20, 0);
     let image = door(None).open(&data_uri(&bytes)).await.unwrap();
-    assert_eq!((image.bytes.len(), image.width), (3 << 20, 37));
+    assert_eq!((image.bytes.len(), header(&image).width), (3 << 20, 37));
 }
 
 #[tokio::test]
@@ -101,13 +112,17 @@ async fn what_is_no_media_url_is_refused_without_repeating_it() {
 
 #[tokio::test]
 async fn limits_hold_for_every_kind_of_url() {
-    let config = MediaConfig { max_bytes: 100, allowed_local_media_path: Some(goldens()), ..MediaConfig::default() };
+    let limits = |image| MediaLimits { image };
+    let limits_of_bytes = limits(ImageLimits { max_bytes: 100, ..ImageLimits::default() });
+    let config =
+        MediaConfig { limits: limits_of_bytes, allowed_local_media_path: Some(goldens()), ..MediaConfig::default() };
     let door = MediaDoor::new(config, budget()).unwrap();
     let bytes = file("jpeg-420-37x23.jpg");
     for url in [data_uri(&bytes), format!("file://{}/jpeg-420-37x23.jpg", goldens().display())] {
         assert_eq!(door.open(&url).await.unwrap_err(), MediaError::TooManyBytes { limit: 100 });
     }
-    let door = MediaDoor::new(MediaConfig { max_pixels: 10, ..MediaConfig::default() }, budget()).unwrap();
+    let limits_of_pixels = limits(ImageLimits { max_pixels: 10, ..ImageLimits::default() });
+    let door = MediaDoor::new(MediaConfig { limits: limits_of_pixels, ..MediaConfig::default() }, budget()).unwrap();
     assert_eq!(door.open(&data_uri(&bytes)).await.unwrap_err().fault(), Fault::TooLarge);
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chiasm_media::{
-    ByteBudget, ContentHash, EncodedImage, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaName, MediaPart,
+    ByteBudget, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaName, MediaPart,
 };
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -153,7 +153,7 @@ async fn a_minimum_freshness_spares_origins_that_say_nothing() {
 async fn many_who_want_the_same_wait_for_one_fetch() {
     let (origin, door) = (Origin::start("Cache-Control: no-store\r\n").await, door());
     origin.change(|now| now.delay = Duration::from_millis(50));
-    let images: Vec<EncodedImage> =
+    let images: Vec<EncodedMedia> =
         join_all((0..200).map(|_| door.open(&origin.url))).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(origin.asked(), 1);
     assert!(images.iter().all(|image| image.bytes.as_ptr() == images[0].bytes.as_ptr()), "in memory once");

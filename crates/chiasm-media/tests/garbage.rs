@@ -7,13 +7,16 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use chiasm_media::{DecodeMemory, EncodedImage, ImageLimits, caught_panics, decode, decode_into};
+use chiasm_media::{
+    DecodeMemory, EncodedMedia, ImageLimits, MediaHeader, MediaLimits, caught_panics, decode, decode_into,
+};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::TestRunner;
 
 /// Small enough to decode many of them, large enough for every kind of header.
-const LIMITS: ImageLimits = ImageLimits { max_pixels: 1 << 16, max_side: 1 << 12, max_aspect_ratio: 1 << 12 };
+const LIMITS: ImageLimits =
+    ImageLimits { max_bytes: u64::MAX, max_pixels: 1 << 16, max_side: 1 << 12, max_aspect_ratio: 1 << 12 };
 
 /// All fixtures, and for each format where its own are: damage is shared out evenly among the formats.
 fn fixtures() -> [Vec<Vec<u8>>; 5] {
@@ -31,15 +34,16 @@ fn fixtures() -> [Vec<Vec<u8>>; 5] {
 
 fn check(bytes: Vec<u8>) {
     thread_local!(static USED: RefCell<DecodeMemory> = RefCell::default());
-    if let Ok(image) = EncodedImage::from_bytes(bytes.into(), LIMITS) {
-        assert!(image.width >= 1 && image.height >= 1 && (1..=8).contains(&image.orientation));
-        assert_eq!(LIMITS.check(image.width, image.height), Ok(()));
+    if let Ok(image) = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: LIMITS }) {
+        let MediaHeader::Image(header) = image.header else { panic!("{image:?} is no image") };
+        assert!(header.width >= 1 && header.height >= 1 && (1..=8).contains(&header.orientation));
+        assert_eq!(LIMITS.check(header.width, header.height), Ok(()));
         let fresh = decode(&image);
         USED.with_borrow_mut(|memory| match (&fresh, decode_into(&image, memory)) {
             (Ok(fresh), Ok(used)) => {
-                assert_eq!((fresh.width, fresh.height), (image.width, image.height));
-                assert_eq!((used.width, used.height), (image.width, image.height));
-                assert_eq!(fresh.pixels.len(), 3 * image.width as usize * image.height as usize);
+                assert_eq!((fresh.width, fresh.height), (header.width, header.height));
+                assert_eq!((used.width, used.height), (header.width, header.height));
+                assert_eq!(fresh.pixels.len(), 3 * header.width as usize * header.height as usize);
                 assert!(fresh.pixels == used.pixels, "an earlier image shows in this one");
             }
             (Err(fresh), Err(used)) => assert_eq!(*fresh, used),

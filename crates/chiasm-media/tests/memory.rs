@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use chiasm_media::{EncodedImage, Fault, ImageLimits, decode};
+use chiasm_media::{EncodedMedia, Fault, ImageLimits, MediaLimits, decode};
 
 /// The most memory in MiB that this process has had.
 fn peak() -> usize {
@@ -42,10 +42,12 @@ fn memory_follows_the_data_and_not_the_header() {
     for name in ["png-bomb.png", "bmp-bomb.bmp", "webp-bomb.webp"] {
         bombs.push((name, fixture(name)));
     }
-    let limits = ImageLimits { max_pixels: 1 << 33, max_side: u32::MAX, max_aspect_ratio: u32::MAX };
+    let image =
+        ImageLimits { max_bytes: u64::MAX, max_pixels: 1 << 33, max_side: u32::MAX, max_aspect_ratio: u32::MAX };
+    let limits = MediaLimits { image };
     let before = peak();
     for (name, bytes) in bombs {
-        let outcome = EncodedImage::from_bytes(bytes.into(), limits).and_then(|image| decode(&image));
+        let outcome = EncodedMedia::from_bytes(bytes.into(), &limits).and_then(|image| decode(&image));
         assert_eq!(outcome.expect_err(name).fault(), Fault::Corrupt, "{name}");
         assert!(peak() < before + 64, "{name}: {} MiB, {before} before", peak());
     }

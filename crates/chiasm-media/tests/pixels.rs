@@ -4,12 +4,29 @@
 use std::path::PathBuf;
 
 use chiasm_media::{
-    DecodeMemory, EncodedImage, Fault, ImageFormat, ImageLimits, MediaError, caught_panics, decode, decode_into,
-    with_pixels,
+    DecodeMemory, EncodedMedia, Fault, ImageFormat, ImageHeader, ImageLimits, MediaError, MediaHeader, MediaLimits,
+    caught_panics, decode, decode_into, with_pixels,
 };
 use serde_json::Value;
 
-const MAX_PIXELS: u64 = 178_956_970;
+/// Reads a file's header, within the default limits.
+fn open(file: Vec<u8>) -> Result<EncodedMedia, MediaError> {
+    EncodedMedia::from_bytes(file.into(), &MediaLimits::default())
+}
+
+/// Reads a file's header, within these limits.
+fn open_within(file: Vec<u8>, image: ImageLimits) -> Result<EncodedMedia, MediaError> {
+    EncodedMedia::from_bytes(file.into(), &MediaLimits { image })
+}
+
+fn limit_of_pixels(max_pixels: u64) -> ImageLimits {
+    ImageLimits { max_pixels, ..ImageLimits::default() }
+}
+
+fn header(item: &EncodedMedia) -> ImageHeader {
+    let MediaHeader::Image(header) = item.header else { panic!("{item:?} is no image") };
+    header
+}
 
 fn directory() -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests", "goldens"].iter().collect()
@@ -28,12 +45,13 @@ fn bytes(entry: &Value) -> Vec<u8> {
 
 /// Size and hash of the pixels.
 fn outcome(bytes: Vec<u8>) -> Result<(ImageFormat, u32, u32, String), MediaError> {
-    let image = EncodedImage::from_bytes(bytes.into(), MAX_PIXELS)?;
+    let image = open(bytes)?;
     let pixels = decode(&image)?;
-    assert_eq!((image.width, image.height), (pixels.width, pixels.height));
+    let header = header(&image);
+    assert_eq!((header.width, header.height), (pixels.width, pixels.height));
     assert_eq!(pixels.pixels.len(), 3 * pixels.width as usize * pixels.height as usize);
     let hash = blake3::hash(&pixels.pixels).to_hex().to_string();
-    Ok((image.format, pixels.width, pixels.height, hash))
+    Ok((header.format, pixels.width, pixels.height, hash))
 }
 
 #[test]
@@ -86,7 +104,7 @@ fn a_header_that_promises_too_many_pixels_is_refused_before_anything_is_decoded(
         let name = entry["file"].as_str().unwrap();
         matches!(name, "png-bomb.png" | "jpeg-bomb.jpg" | "webp-bomb.webp" | "gif-bomb.gif" | "bmp-bomb.bmp")
     }) {
-        let error = EncodedImage::from_bytes(bytes(entry).into(), 1_000_000).unwrap_err();
+        let error = open_within(bytes(entry), limit_of_pixels(1_000_000)).unwrap_err();
         let is_corrupt_anyway = entry["file"] == "webp-bomb.webp";
         assert_eq!(error.fault() == Fault::TooLarge, !is_corrupt_anyway, "{entry}: {error}");
     }
@@ -95,17 +113,26 @@ fn a_header_that_promises_too_many_pixels_is_refused_before_anything_is_decoded(
 #[test]
 fn the_pixel_limit_is_exact() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
-    assert!(EncodedImage::from_bytes(file.clone().into(), 37 * 23).is_ok());
-    let error = EncodedImage::from_bytes(file.into(), 37 * 23 - 1).unwrap_err();
+    assert!(open_within(file.clone(), limit_of_pixels(37 * 23)).is_ok());
+    let error = open_within(file, limit_of_pixels(37 * 23 - 1)).unwrap_err();
     assert_eq!(error, MediaError::TooManyPixels { width: 37, height: 23, limit: 37 * 23 - 1 });
+}
+
+#[test]
+fn the_limit_of_bytes_is_exact() {
+    let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
+    let limits = |max_bytes| ImageLimits { max_bytes, ..ImageLimits::default() };
+    let bytes = file.len() as u64;
+    assert!(open_within(file.clone(), limits(bytes)).is_ok());
+    assert_eq!(open_within(file, limits(bytes - 1)).unwrap_err(), MediaError::TooManyBytes { limit: bytes - 1 });
 }
 
 #[test]
 fn the_limit_of_a_side_is_exact() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
     let limits = |max_side| ImageLimits { max_side, ..ImageLimits::default() };
-    assert!(EncodedImage::from_bytes(file.clone().into(), limits(37)).is_ok());
-    let error = EncodedImage::from_bytes(file.into(), limits(36)).unwrap_err();
+    assert!(open_within(file.clone(), limits(37)).is_ok());
+    let error = open_within(file, limits(36)).unwrap_err();
     assert_eq!(error, MediaError::TooLongSide { width: 37, height: 23, limit: 36 });
 }
 
@@ -115,7 +142,7 @@ fn used_memory_gives_the_pixels_of_fresh_memory() {
     let mut memory = DecodeMemory::new();
     let mut compared = 0;
     for entry in &index() {
-        let Ok(image) = EncodedImage::from_bytes(bytes(entry).into(), 1 << 20) else {
+        let Ok(image) = open_within(bytes(entry), limit_of_pixels(1 << 20)) else {
             continue;
         };
         let fresh = decode(&image).map(|image| image.pixels);
@@ -139,16 +166,19 @@ fn the_probed_size_is_the_upright_one() {
         [("exif-1.jpg", 1, (21, 13)), ("exif-6.jpg", 6, (13, 21)), ("exif-3.webp", 3, (21, 13))]
     {
         let file = std::fs::read(directory().join(name)).unwrap();
-        let image = EncodedImage::from_bytes(file.into(), MAX_PIXELS).unwrap();
-        assert_eq!((image.orientation, (image.width, image.height)), (orientation, size), "{name}");
+        let image = open(file).unwrap();
+        let header = header(&image);
+        assert_eq!((header.orientation, (header.width, header.height)), (orientation, size), "{name}");
     }
 }
 
 #[test]
 fn a_probe_that_was_tampered_with_is_noticed() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
-    let mut image = EncodedImage::from_bytes(file.into(), MAX_PIXELS).unwrap();
-    image.width = 1000;
+    let mut image = open(file).unwrap();
+    let mut wrong = header(&image);
+    wrong.width = 1000;
+    image.header = MediaHeader::Image(wrong);
     assert_eq!(decode(&image).unwrap_err().fault(), Fault::Corrupt);
 }
 
@@ -158,7 +188,7 @@ fn a_jpeg_of_very_many_scans_is_refused() {
     let last_scan = file.windows(2).rposition(|pair| pair == [0xff, 0xda]).unwrap();
     let (head, scan) = file[..file.len() - 2].split_at(last_scan);
     let bomb = [head, &scan.repeat(10_000), &[0xff, 0xd9]].concat();
-    let image = EncodedImage::from_bytes(bomb.into(), MAX_PIXELS).unwrap();
+    let image = open(bomb).unwrap();
     assert_eq!(decode(&image).unwrap_err().fault(), Fault::Unsupported);
 }
 
@@ -168,7 +198,7 @@ fn four_components_of_which_the_first_is_coarse_are_refused_without_a_panic() {
     let frame = file.windows(2).position(|pair| matches!(pair, [0xff, 0xc0..=0xc2])).expect("a frame");
     // Marker, length, depth, height, width, count; then number and sampling of each component.
     file[frame + 14] = 0x31;
-    let image = EncodedImage::from_bytes(file.into(), MAX_PIXELS).unwrap();
+    let image = open(file).unwrap();
     let caught = caught_panics();
     assert_eq!(decode(&image).unwrap_err().fault(), Fault::Unsupported);
     assert_eq!(caught_panics(), caught);

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
-use chiasm_media::{ByteBudget, EncodedImage, MediaConfig, MediaDoor, MediaPart};
+use chiasm_backend::PlanClass;
+use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaDoor, MediaHeader, MediaPart};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
 use chiasm_types::{BlockSize, Dtype, MmHash};
@@ -36,22 +37,27 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         cache_bytes: 0,
         ..MediaConfig::default()
     };
-    let budget = ByteBudget::new(media.max_bytes);
+    let budget = ByteBudget::new(media.limits.max_bytes());
     let door = MediaDoor::new(media, budget)?;
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
     }
+    let identity = PlanClass::identify(model.processor(), &model.fingerprint(&kwargs));
     for (index, source) in args.images.iter().enumerate() {
         let image = open(&door, source).await?;
-        let size = ImageSize { width: image.width, height: image.height };
+        let MediaHeader::Image(header) = image.header else {
+            return Err(CliError::Usage(format!("{source} is no image but {}", image.modality())));
+        };
+        let size = ImageSize { width: header.width, height: header.height };
         let plan = model.plan(size, &kwargs)?;
-        let hash = chiasm_media::mm_hash(&image.content, "image", &model.fingerprint(&kwargs));
+        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &identity);
         let facts = Facts {
             source: if source.starts_with("data:") { "data: URI" } else { source },
             hash,
             blocks: blocks(&plan, block_size),
             tensors: plan.tensors(format),
             image,
+            header,
             plan,
         };
         if args.json {
@@ -77,7 +83,7 @@ fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
     Ok(VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?)
 }
 
-async fn open(door: &MediaDoor, source: &str) -> Result<EncodedImage, CliError> {
+async fn open(door: &MediaDoor, source: &str) -> Result<EncodedMedia, CliError> {
     if source.starts_with("data:") || source.contains("://") {
         return Ok(door.open(source).await?);
     }
@@ -94,7 +100,8 @@ fn blocks(plan: &ImagePlan, block_size: BlockSize) -> usize {
 /// All that is known of one image.
 struct Facts<'a> {
     source: &'a str,
-    image: EncodedImage,
+    image: EncodedMedia,
+    header: ImageHeader,
     plan: ImagePlan,
     hash: MmHash,
     tensors: Vec<TensorSpec>,
@@ -103,7 +110,7 @@ struct Facts<'a> {
 
 impl Facts<'_> {
     fn to_json(&self) -> Value {
-        let Self { source, image, plan, hash, tensors, blocks } = self;
+        let Self { source, header, plan, hash, tensors, blocks, .. } = self;
         let tensors: Vec<Value> = tensors
             .iter()
             .map(|tensor| json!({"name": tensor.name, "dtype": tensor.dtype.torch_name(), "shape": tensor.shape}))
@@ -116,10 +123,10 @@ impl Facts<'_> {
         json!({
             "image": source,
             "mm_hash": hash.to_string(),
-            "format": image.format.to_string(),
-            "width": image.width,
-            "height": image.height,
-            "orientation": image.orientation,
+            "format": header.format.to_string(),
+            "width": header.width,
+            "height": header.height,
+            "orientation": header.orientation,
             "resized": [plan.resized.width, plan.resized.height],
             "grid_thw": plan.grid,
             "placeholder_tokens": plan.tokens,
@@ -130,15 +137,15 @@ impl Facts<'_> {
     }
 
     fn print(&self, block_size: BlockSize) {
-        let Self { source, image, plan, hash, tensors, blocks } = self;
+        let Self { source, header, plan, hash, tensors, blocks, .. } = self;
         line!("{source}");
         line!("  mm_hash      {hash}");
         line!(
             "  size         {}x{} {} (orientation {}), resized to {}x{}",
-            image.width,
-            image.height,
-            image.format,
-            image.orientation,
+            header.width,
+            header.height,
+            header.format,
+            header.orientation,
             plan.resized.width,
             plan.resized.height
         );

@@ -11,7 +11,7 @@ use chiasm_engine::{
     ArenaPolicy, AttachHost, ClientOptions, CountedRows, EngineConnector, EngineHost, EngineOptions, FormatPolicy,
     LaunchHost,
 };
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
 use chiasm_router::{BusyThresholds, RouterConfig, Weights};
 use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
@@ -259,11 +259,14 @@ fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliError> {
 }
 
 fn media_config(args: &MediaArgs) -> MediaConfig {
-    MediaConfig {
+    let image = ImageLimits {
         max_bytes: args.max_image_bytes,
         max_pixels: args.max_image_pixels,
         max_side: args.max_image_side,
         max_aspect_ratio: args.max_image_aspect_ratio,
+    };
+    MediaConfig {
+        limits: MediaLimits { image },
         connect_timeout: args.media_connect_timeout,
         first_byte_timeout: args.media_first_byte_timeout,
         min_body_rate: args.media_min_rate,

@@ -8,6 +8,7 @@ use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderValue};
 use rustls::{ClientConfig, RootCertStore};
 
 use super::LONGEST;
+use crate::media::ACCEPTED_TYPES;
 use crate::policy::GuardedResolver;
 use crate::{MediaConfig, MediaError};
 
@@ -61,7 +62,7 @@ impl Clients {
                 .referer(false)
                 .user_agent(concat!("chiasm/", env!("CARGO_PKG_VERSION")))
                 .default_headers(HeaderMap::from_iter([
-                    (ACCEPT, HeaderValue::from_static("image/*,*/*;q=0.5")),
+                    (ACCEPT, HeaderValue::from_static(ACCEPTED_TYPES)),
                     (ACCEPT_ENCODING, HeaderValue::from_static("identity")),
                 ]))
                 .connect_timeout(config.connect_timeout.min(LONGEST))

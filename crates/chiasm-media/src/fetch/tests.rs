@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::Fault;
+use crate::{Fault, ImageLimits, MediaLimits};
 
 mod addresses;
 mod encrypted;
@@ -96,7 +96,8 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
 }
 
 fn config() -> MediaConfig {
-    MediaConfig { max_bytes: 1000, max_redirects: 3, allow_private_addresses: true, ..MediaConfig::default() }
+    let limits = MediaLimits { image: ImageLimits { max_bytes: 1000, ..ImageLimits::default() } };
+    MediaConfig { limits, max_redirects: 3, allow_private_addresses: true, ..MediaConfig::default() }
 }
 
 fn fetcher(config: &MediaConfig) -> Fetcher {

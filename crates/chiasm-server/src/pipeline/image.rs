@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, MediaSource, SourceError, Tensor, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    EncodedItem, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
 };
-use chiasm_media::{ByteBudget, EncodedImage};
+use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaHeader};
 use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{
     Contents, ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, TensorSpec, VisionModel,
@@ -74,21 +74,24 @@ impl Images {
         let vision = self.vision()?;
         let at_kwargs = |error| RequestError::from(error).at("mm_processor_kwargs");
         let kwargs = vision.parse_kwargs(kwargs).map_err(at_kwargs)?;
-        let fingerprint = class.identify(&vision.fingerprint(&kwargs));
+        let fingerprint = PlanClass::identify(&class.class.processor, &vision.fingerprint(&kwargs));
         Ok(ImageSettings { kwargs, fingerprint })
     }
 
     /// What an image becomes for workers of a class: arithmetic on its size.
     pub(super) fn plan(
         self: &Arc<Self>,
-        image: &EncodedImage,
+        image: &EncodedMedia,
         settings: &ImageSettings,
         class: &PresentClass,
         field: &str,
     ) -> Result<ItemPlan, RequestError> {
         let vision = self.vision()?;
-        let size = ImageSize { width: image.width, height: image.height };
-        let hash = chiasm_media::mm_hash(&image.content, Modality::Image.name(), &settings.fingerprint);
+        let MediaHeader::Image(header) = image.header else {
+            return Err(RequestError::invalid(field, format!("the model takes no {}", image.modality())));
+        };
+        let size = ImageSize { width: header.width, height: header.height };
+        let hash = chiasm_media::mm_hash(&image.content, &Modality::Image, &settings.fingerprint);
         let plan =
             self.plans.get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?)).map_err(|e| e.at(field))?;
         check_fits_encoder_cache(vision, size, &plan, class).map_err(|error| error.at(field))?;
@@ -102,6 +105,7 @@ impl Images {
                 images: self.clone(),
                 hash,
                 plan,
+                header,
                 encoded: image.clone(),
                 field: field.to_owned(),
             }),
@@ -139,7 +143,8 @@ struct ImageSource {
     images: Arc<Images>,
     hash: MmHash,
     plan: Arc<ImagePlan>,
-    encoded: EncodedImage,
+    header: ImageHeader,
+    encoded: EncodedMedia,
     field: String,
 }
 
@@ -151,7 +156,7 @@ impl MediaSource for ImageSource {
     }
 
     fn encoded(&self) -> EncodedItem {
-        EncodedItem { bytes: self.encoded.bytes.clone(), media_type: self.encoded.format.media_type() }
+        EncodedItem { bytes: self.encoded.bytes.clone(), media_type: self.header.format.media_type() }
     }
 }
 
@@ -206,7 +211,7 @@ struct PixelJob {
 
 impl PixelJob {
     /// Decodes and processes.
-    fn make(&self, image: &EncodedImage, pool: &CpuPool) -> Result<TensorBytes, RequestError> {
+    fn make(&self, image: &EncodedMedia, pool: &CpuPool) -> Result<TensorBytes, RequestError> {
         let vision = self.model.vision.as_ref().ok_or_else(|| RequestError::internal("the model takes no images"))?;
         chiasm_media::with_pixels(image, |decoded| {
             let original = self.plan.original;

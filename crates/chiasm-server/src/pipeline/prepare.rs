@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::http::HeaderValue;
 use chiasm_backend::{JobItem, PlanClassId, RequestId, TraceContext};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
-use chiasm_media::{EncodedImage, MediaName, MediaPart};
+use chiasm_media::{EncodedMedia, MediaName, MediaPart};
 use chiasm_prompt::{ChatMessage, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, TokenId};
@@ -129,7 +129,7 @@ async fn open_all(
     frontend: &Frontend,
     media: &mut [MediaRef],
     owner: [Option<&[u8]>; 2],
-) -> Result<Vec<EncodedImage>, RequestError> {
+) -> Result<Vec<EncodedMedia>, RequestError> {
     let Some(first) = media.first() else { return Ok(Vec::new()) };
     if frontend.model.vision.is_none() {
         let message = format!("the model '{}' takes no images", frontend.model.name);
@@ -177,7 +177,7 @@ fn plan_chat(
     model: &ServedModel,
     images: &Arc<Images>,
     chat: &Chat,
-    media: &[EncodedImage],
+    media: &[EncodedMedia],
     classes: &[PresentClass],
     salt: Option<&str>,
 ) -> Result<Vec<Planned>, RequestError> {
@@ -203,7 +203,7 @@ fn plan_chat(
     let for_class = |class: &PresentClass| {
         let settings = images.settings(&chat.processor_kwargs, class)?;
         let mut item_tokens = 0;
-        let plan = |(image, source): (&EncodedImage, &MediaRef)| {
+        let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
             let plan = images.plan(image, &settings, class, &source.field)?;
             // Settings of a request can ask for images of any size: checked before anything of that size is made.
             item_tokens += plan.embeds;

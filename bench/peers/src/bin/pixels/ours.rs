@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::path::Path;
 
 use bytes::Bytes;
-use chiasm_media::{DecodeMemory, EncodedImage, RgbImage, decode, decode_into};
+use chiasm_media::{DecodeMemory, EncodedMedia, MediaHeader, MediaLimits, RgbImage, decode, decode_into};
 use chiasm_types::{Dtype, TokenId};
 use chiasm_vision::{
     ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError, VisionModel, Vocabulary, resize_bicubic,
@@ -15,15 +15,12 @@ use crate::case::{Case, Format};
 use crate::side::Side;
 use crate::times::{Clock, Stage, Times};
 
-/// Most pixels that are decoded: Chiasm's default.
-const MAX_PIXELS: u64 = 178_956_970;
-
 /// Chiasm as it serves: images are decoded into memory that the thread keeps, the tensor goes into a buffer that is the
 /// caller's and is used again.
 pub(crate) struct Ours {
     model: VisionModel,
     format: PixelFormat,
-    encoded: EncodedImage,
+    encoded: EncodedMedia,
     memory: DecodeMemory,
     plan: ImagePlan,
     tensor: Vec<u8>,
@@ -56,8 +53,11 @@ impl Ours {
             Format::Bf16 => PixelFormat::Normalized(Dtype::BF16),
             Format::F32 => PixelFormat::Normalized(Dtype::F32),
         };
-        let encoded = EncodedImage::from_bytes(Bytes::from(std::fs::read(&case.picture)?), MAX_PIXELS)?;
-        let plan = model.plan(ImageSize { width: encoded.width, height: encoded.height }, &ImageKwargs::default())?;
+        let encoded = EncodedMedia::from_bytes(Bytes::from(std::fs::read(&case.picture)?), &MediaLimits::default())?;
+        let MediaHeader::Image(header) = encoded.header else {
+            return Err("the picture is no image".into());
+        };
+        let plan = model.plan(ImageSize { width: header.width, height: header.height }, &ImageKwargs::default())?;
         let tensor = vec![0; plan.pixel_bytes(format)];
         let apart = match case.format {
             Format::U8 if plan.resized != plan.original => Some(Apart {
@@ -150,7 +150,7 @@ impl Side for Ours {
 
 /// What cannot be saved: decoding, and writing the tensor once, into a buffer that is used again.
 pub(crate) struct Floor {
-    encoded: EncodedImage,
+    encoded: EncodedMedia,
     memory: DecodeMemory,
     from: Vec<u8>,
     to: Vec<u8>,

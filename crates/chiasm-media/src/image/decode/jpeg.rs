@@ -2,9 +2,9 @@
 
 use libjpeg_turbo_rs::{DecodeLimits, DecodeWarning, Decoder, JpegError, PixelFormat};
 
-use crate::container::jpeg::JpegHeader;
-use crate::decode::memory::{Reused, Scratch, accustom_allocator, bytes_of, rgb_bytes};
-use crate::decode::pixel::{RGB, cmyk_to_rgb};
+use crate::image::container::jpeg::JpegHeader;
+use crate::image::decode::memory::{Reused, Scratch, accustom_allocator, bytes_of, rgb_bytes};
+use crate::image::decode::pixel::{RGB, cmyk_to_rgb};
 use crate::{ImageFormat, MediaError};
 
 /// More than any encoder writes. Every scan may touch all of a large image's coefficients for a few bytes of file.

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::sync::Once;
 
-use crate::decode::pixel::RGB;
+use crate::image::decode::pixel::RGB;
 use crate::{ImageFormat, MediaError};
 
 /// Most bytes of pixels that are kept for the next image: a 4K image has 25 MB.

@@ -2,9 +2,9 @@
 
 mod rle;
 
-use crate::container::bmp::{BmpHeader, Pixels, Rows};
-use crate::decode::memory::{Reused, Scratch, rgb_bytes};
-use crate::decode::pixel::{Table, grey_table, palette_table, rgb_on_white};
+use crate::image::container::bmp::{BmpHeader, Pixels, Rows};
+use crate::image::decode::memory::{Reused, Scratch, rgb_bytes};
+use crate::image::decode::pixel::{Table, grey_table, palette_table, rgb_on_white};
 use crate::{ImageFormat, MediaError};
 
 fn corrupt(reason: &'static str) -> MediaError {

@@ -134,7 +134,7 @@ impl Texts {
             // Likewise for a string where Pillow searches bytes; with a tag in the EXIF block it does not search.
             (_, Some(Text::String)) | (_, None) => None,
         };
-        crate::exif::orientation(exif.as_deref(), xmp.map(Vec::as_slice))
+        crate::image::exif::orientation(exif.as_deref(), xmp.map(Vec::as_slice))
     }
 }
 

@@ -1,7 +1,8 @@
 //! The RIFF chunks of a WebP file, as libwebp's demuxer reads them for Pillow.
 
+use crate::image::exif;
 use crate::reader::Reader;
-use crate::{ImageFormat, MediaError, exif};
+use crate::{ImageFormat, MediaError};
 
 /// The canvas and the first frame.
 pub(crate) struct WebPHeader<'a> {

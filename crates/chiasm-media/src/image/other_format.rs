@@ -56,7 +56,7 @@ fn iso_media(bytes: &[u8]) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use crate::probe::probe;
+    use crate::image::probe::probe;
     use crate::{Fault, MediaError};
 
     #[test]

@@ -2,9 +2,9 @@
 
 use webpx::{Decoder, DecoderConfig, Limits};
 
-use crate::container::webp::{Frame, Image, WebPHeader};
-use crate::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
-use crate::decode::pixel::{RGB, RGBA, row_on_white};
+use crate::image::container::webp::{Frame, Image, WebPHeader};
+use crate::image::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
+use crate::image::decode::pixel::{RGB, RGBA, row_on_white};
 use crate::{ImageFormat, MediaError};
 
 fn corrupt(reason: &'static str) -> MediaError {

@@ -3,9 +3,9 @@
 mod filter;
 mod rows;
 
-use crate::container::png::{Layout, PngHeader, Transparency};
-use crate::decode::memory::{Reused, Scratch, rgb_bytes};
-use crate::decode::pixel::{RGB, Table, grey_table, on_white, palette_table, rgb_on_white, row_on_white};
+use crate::image::container::png::{Layout, PngHeader, Transparency};
+use crate::image::decode::memory::{Reused, Scratch, rgb_bytes};
+use crate::image::decode::pixel::{RGB, Table, grey_table, on_white, palette_table, rgb_on_white, row_on_white};
 use crate::{ImageFormat, MediaError};
 use rows::{FilteredRows, one_piece};
 

@@ -2,9 +2,9 @@
 
 mod lzw;
 
-use crate::container::gif::GifHeader;
-use crate::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
-use crate::decode::pixel::{RGB, Rgb, Table, grey_table, palette_table};
+use crate::image::container::gif::GifHeader;
+use crate::image::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
+use crate::image::decode::pixel::{RGB, Rgb, Table, grey_table, palette_table};
 use crate::{ImageFormat, MediaError};
 
 fn corrupt(reason: &'static str) -> MediaError {

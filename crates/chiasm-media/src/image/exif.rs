@@ -1,4 +1,6 @@
-//! The orientation tag, found where Pillow's `ImageOps.exif_transpose` finds it.
+//! The orientation tag, found where Pillow's `ImageOps.exif_transpose` finds it, in broken blocks too.
+
+use std::collections::HashSet;
 
 /// TIFF tag 274, `Orientation`.
 const ORIENTATION: u16 = 274;
@@ -74,9 +76,14 @@ impl Tiff<'_> {
     fn first_directory_orientation(&self, offset: u32) -> Option<u8> {
         let count = self.u16(self.slice(offset.into(), 2)?)?;
         let mut outside_data = 0u64;
+        let mut kept = HashSet::new();
         for index in 0..u64::from(count) {
             let entry = self.slice(u64::from(offset) + 2 + 12 * index, 12)?;
             let (tag, kind) = (self.u16(entry)?, self.u16(&entry[2..])?);
+            // Pillow keeps the first of a tag and does not look at another, however broken that is.
+            if kept.contains(&tag) {
+                continue;
+            }
             let Some(unit) = unit_size(kind) else {
                 continue;
             };
@@ -91,9 +98,13 @@ impl Tiff<'_> {
             } else {
                 &entry[8..8 + size as usize]
             };
-            if tag == ORIENTATION && !value.is_empty() {
+            if value.is_empty() {
+                continue;
+            }
+            if tag == ORIENTATION {
                 return Some(self.number(kind, value).and_then(orientation_of).unwrap_or(1));
             }
+            kept.insert(tag);
         }
         None
     }

@@ -2,7 +2,7 @@
 
 use super::corrupt;
 use crate::MediaError;
-use crate::container::bmp::{BmpHeader, Pixels, Rows};
+use crate::image::container::bmp::{BmpHeader, Pixels, Rows};
 use crate::reader::Reader;
 
 /// Appends one byte per pixel, in stored row order, to the empty `pixels`. An image that ends early is an error; one

@@ -1,7 +1,8 @@
 //! JPEG markers up to the first scan.
 
+use crate::image::exif;
 use crate::reader::Reader;
-use crate::{ImageFormat, MediaError, exif};
+use crate::{ImageFormat, MediaError};
 
 /// What the markers say.
 pub(crate) struct JpegHeader {

@@ -8,8 +8,8 @@ use flate2::{Decompress, FlushDecompress, Status};
 
 use super::corrupt;
 use super::filter::unfilter;
-use crate::container::png::ImageData;
-use crate::decode::memory::Reused;
+use crate::image::container::png::ImageData;
+use crate::image::decode::memory::Reused;
 use crate::{ImageFormat, MediaError};
 
 /// Bytes of rows that are inflated at a time, unless one row has more: enough for the inflater, and still in the cache

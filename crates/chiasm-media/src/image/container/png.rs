@@ -1,6 +1,6 @@
 //! PNG chunks: those before the image data, and those behind it that may still say something.
 
-use crate::container::png_text::Texts;
+use crate::image::container::png_text::Texts;
 use crate::reader::Reader;
 use crate::{ImageFormat, MediaError};
 

@@ -30,9 +30,9 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::container::Header;
-use crate::image::oriented;
-use crate::{EncodedImage, MediaError, RgbImage, RgbPixels, probe};
+use crate::image::container::Header;
+use crate::image::probe;
+use crate::{EncodedMedia, ImageHeader, MediaError, MediaHeader, RgbImage, RgbPixels};
 
 pub use memory::DecodeMemory;
 use memory::{Reused, Scratch, rgb_bytes};
@@ -41,20 +41,20 @@ use memory::{Reused, Scratch, rgb_bytes};
 /// async threads.
 ///
 /// Equal, bit for bit, to `vllm.multimodal.media.ImageMediaIO().load_bytes(bytes)` of vLLM 0.32 with Pillow 13. Memory
-/// stays in the order of ten bytes per pixel, and [`EncodedImage::from_bytes`] has limited their number.
+/// stays in the order of ten bytes per pixel, and [`EncodedMedia::from_bytes`] has limited their number.
 ///
 /// # Errors
 /// [`MediaError::Corrupt`] and [`MediaError::UnsupportedVariant`]. A file whose data breaks off or is inconsistent is an
 /// error here. vLLM meets the same error in Pillow, ignores it while it looks for the orientation, and may then go on with
 /// the part that was decoded; that is not imitated. Of broken JPEG data that libjpeg only warns about, one scan that
 /// ends too early is filled up as libjpeg does; the rest is an error. A JPEG file that only lacks its end marker is read.
-pub fn decode_into<'a>(image: &EncodedImage, memory: &'a mut DecodeMemory) -> Result<RgbPixels<'a>, MediaError> {
+pub fn decode_into<'a>(image: &EncodedMedia, memory: &'a mut DecodeMemory) -> Result<RgbPixels<'a>, MediaError> {
+    let MediaHeader::Image(expected) = image.header;
     let header = probe::probe(&image.bytes)?;
-    let agrees = header.format() == image.format && oriented(&header) == (image.orientation, image.width, image.height);
-    if !agrees {
-        return Err(MediaError::Corrupt { format: image.format, reason: "it differs from what was probed" });
-    }
     let format = header.format();
+    if ImageHeader::of(&header) != expected {
+        return Err(MediaError::Corrupt { format, reason: "it differs from what was probed" });
+    }
     let length = rgb_bytes(format, header.stored_size())?;
     let upright = header.orientation() == 1;
     // A decoder that panics over a file must not take the caller's thread with it.
@@ -73,7 +73,7 @@ pub fn decode_into<'a>(image: &EncodedImage, memory: &'a mut DecodeMemory) -> Re
         let stored = memory.stored.written(length);
         orient::apply(header.orientation(), width as usize, height as usize, stored, pixels);
     }
-    Ok(RgbPixels { width: image.width, height: image.height, pixels: memory.pixels.written(length) })
+    Ok(RgbPixels { width: expected.width, height: expected.height, pixels: memory.pixels.written(length) })
 }
 
 /// How often a decoder of this process panicked over a file, which then counted as corrupt. 0 unless one has a bug.
@@ -87,7 +87,7 @@ static CAUGHT_PANICS: AtomicU64 = AtomicU64::new(0);
 ///
 /// # Errors
 /// Those of [`decode_into`].
-pub fn decode(image: &EncodedImage) -> Result<RgbImage, MediaError> {
+pub fn decode(image: &EncodedMedia) -> Result<RgbImage, MediaError> {
     let mut memory = DecodeMemory::new();
     let RgbPixels { width, height, pixels } = decode_into(image, &mut memory)?;
     let length = pixels.len();
@@ -98,7 +98,7 @@ pub fn decode(image: &EncodedImage) -> Result<RgbImage, MediaError> {
 ///
 /// # Errors
 /// Those of [`decode_into`].
-pub fn with_pixels<T>(image: &EncodedImage, use_them: impl FnOnce(RgbPixels<'_>) -> T) -> Result<T, MediaError> {
+pub fn with_pixels<T>(image: &EncodedMedia, use_them: impl FnOnce(RgbPixels<'_>) -> T) -> Result<T, MediaError> {
     thread_local!(static MEMORY: Cell<DecodeMemory> = Cell::default());
     // Taken, not borrowed: `use_them` may come back here.
     let mut memory = MEMORY.take();

@@ -1,8 +1,8 @@
 //! Which format the bytes are in, and what their header says.
 
 use crate::MediaError;
-use crate::container::{Header, bmp, gif, jpeg, png, webp};
-use crate::other_format::other_format;
+use crate::image::container::{Header, bmp, gif, jpeg, png, webp};
+use crate::image::other_format::other_format;
 
 /// Reads the header of an image of any supported format.
 pub(crate) fn probe(bytes: &[u8]) -> Result<Header<'_>, MediaError> {

@@ -1,6 +1,6 @@
 //! EXIF orientations: flips and quarter turns of packed RGB.
 
-use crate::decode::pixel::RGB;
+use crate::image::decode::pixel::RGB;
 
 /// Pixels per side of the squares that a quarter turn is made in, so that the rows it reads from stay in the cache.
 const TILE: usize = 32;
