@@ -45,5 +45,5 @@ mod subscriber;
 
 pub use block_key::{BlockKey, BlockKeyHasher, BuildBlockKeyHasher, MediaSpan, PromptBlocks, block_keys};
 pub use error::KvError;
-pub use index::{IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
+pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
 pub use subscriber::{KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};

@@ -119,8 +119,9 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn add(&mut self, id: WorkerId, info: WorkerInfo) {
-        self.remove(id);
+    /// Returns what a worker of the same id was believed to hold.
+    pub(crate) fn add(&mut self, id: WorkerId, info: WorkerInfo) -> Option<Believed> {
+        let replaced = self.remove(id);
         let place = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
             self.places.push(None);
             self.places.len() - 1
@@ -148,14 +149,16 @@ impl Fleet {
             believed: (!info.publishes_events).then(|| Believed::new(info.total_blocks)),
             events_at: 0,
         });
+        replaced
     }
 
-    pub(crate) fn remove(&mut self, id: WorkerId) {
-        if let Ok(at) = self.order.binary_search_by_key(&id, |(other, _)| *other) {
-            let (_, place) = self.order.remove(at);
-            let gone = self.places[place as usize].take();
-            self.lately.grow(-gone.map_or(0.0, |worker| worker.lately));
-        }
+    /// Returns what the worker was believed to hold.
+    pub(crate) fn remove(&mut self, id: WorkerId) -> Option<Believed> {
+        let at = self.order.binary_search_by_key(&id, |(other, _)| *other).ok()?;
+        let (_, place) = self.order.remove(at);
+        let removed = self.places[place as usize].take()?;
+        self.lately.grow(-removed.lately);
+        removed.believed
     }
 
     /// One more than the highest place.

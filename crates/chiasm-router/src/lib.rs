@@ -56,6 +56,7 @@ mod select;
 mod sessions;
 mod worker;
 
+pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
 pub use config::{BusyThresholds, Policy, RouterConfig, UnknownPolicy, Weights};
 pub use error::RouteError;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, IndexStats, KvError, PrefixIndex, WorkerIndexStats};
+use chiasm_kv::{BlockKey, Chore, IndexStats, KvError, PrefixIndex, WorkerIndexStats};
 use chiasm_types::{MmHash, WorkerId};
 
 use crate::believed::Believed;
@@ -48,7 +48,8 @@ pub struct RouteItem {
 
 /// Picks workers. Cheap to clone; all clones are the same router.
 ///
-/// All methods are short and never wait for anything but each other: fine to call from async code.
+/// All methods are short and never wait for anything but each other: fine to call from async code. What takes time in proportion
+/// to a worker's blocks, to give them back or to shed, goes to whoever [`Router::in_background`] names.
 #[derive(Clone)]
 pub struct Router {
     shared: Arc<Shared>,
@@ -78,6 +79,7 @@ pub(crate) struct Shared {
     beliefs_expire_at: AtomicU64,
     /// Buffers of those who are not selecting now.
     scratch: Mutex<Vec<Scratch>>,
+    background: Arc<dyn Fn(Chore) + Send + Sync>,
 }
 
 impl Router {
@@ -88,8 +90,20 @@ impl Router {
 
     /// A router that lives in another time.
     pub fn with_clock(config: RouterConfig, clock: Clock) -> Self {
+        Self::make(config, clock, Arc::new(|chore: Chore| chore()))
+    }
+
+    /// A router that hands work that takes long to `run`, which has to run it once, on a thread that may block. Other routers
+    /// do it within the call. `run` may be called with a lock of the router held, so it must not use the router.
+    pub fn in_background(config: RouterConfig, run: impl Fn(Chore) + Send + Sync + 'static) -> Self {
+        Self::make(config, Clock::default(), Arc::new(run))
+    }
+
+    fn make(config: RouterConfig, clock: Clock, background: Arc<dyn Fn(Chore) + Send + Sync>) -> Self {
         let fleet = Mutex::new(Fleet::new(&config));
         let index = config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
+        let run = background.clone();
+        let index = index.in_background(move |chore| run(chore));
         Self {
             shared: Arc::new(Shared {
                 config,
@@ -99,6 +113,7 @@ impl Router {
                 batches: AtomicU64::new(0),
                 beliefs_expire_at: AtomicU64::new(u64::MAX),
                 scratch: Mutex::default(),
+                background,
             }),
         }
     }
@@ -106,15 +121,16 @@ impl Router {
     /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old
     /// one held or was given no longer counts.
     pub fn add_worker(&self, id: WorkerId, info: WorkerInfo) {
-        // Dropping what one of the same id held takes a while: not while the fleet is locked.
         self.shared.index.add_worker(id, info.block_size);
-        self.shared.fleet().add(id, info);
+        let replaced = self.shared.fleet().add(id, info);
+        self.shared.drop_later(replaced);
     }
 
     /// Forgets a worker, its blocks and the promises of its requests. Reservations for it may live on.
     pub fn remove_worker(&self, id: WorkerId) {
-        self.shared.fleet().remove(id);
+        let removed = self.shared.fleet().remove(id);
         self.shared.index.remove_worker(id);
+        self.shared.drop_later(removed);
     }
 
     /// Takes in a batch of a worker's KV events.
@@ -151,10 +167,12 @@ impl Router {
 
     /// Forgets what a worker holds, not the worker: its events were lost. What its requests in flight promise stays.
     pub fn reset_worker_blocks(&self, id: WorkerId) {
-        if let Some(worker) = self.shared.fleet().get_mut(id).filter(|worker| worker.believed.is_some()) {
-            worker.believed = Some(Believed::new(worker.info.total_blocks));
-        }
+        let believed = self.shared.fleet().get_mut(id).and_then(|worker| {
+            let believed = worker.believed.as_mut()?;
+            Some(std::mem::replace(believed, Believed::new(worker.info.total_blocks)))
+        });
         self.shared.index.clear(id);
+        self.shared.drop_later(believed);
     }
 
     /// Takes note of whether events of a worker are missing that can still be had. Workers start as
@@ -294,6 +312,13 @@ impl Shared {
             }
         }
         self.beliefs_expire_at.store(next, Ordering::Release);
+    }
+
+    /// To drop what a worker with a large cache is believed to hold takes a while.
+    fn drop_later(&self, believed: Option<Believed>) {
+        if let Some(believed) = believed.filter(|believed| believed.oldest().is_some()) {
+            (self.background)(Box::new(move || drop(believed)));
+        }
     }
 
     pub(crate) fn release(&self, hold: Hold, computed: bool) {

@@ -4,11 +4,14 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::tree::{NONE, RUN_BITS, RunId, Tree};
+use super::tree::{NONE, RUN_BITS, Run, RunId, Tree};
 use crate::BlockKey;
 
 /// Prompts are told apart by their first block. A lock is held for one event or one lookup.
 const TREES: u32 = (NONE >> RUN_BITS) + 1;
+
+/// Runs that are looked at with a tree locked: some 20 microseconds.
+const RUNS: usize = 1 << 10;
 
 pub(super) struct Forest {
     trees: Box<[Line]>,
@@ -65,6 +68,17 @@ impl Forest {
 
     pub(super) fn each(&self) -> impl Iterator<Item = RwLockReadGuard<'_, Tree>> {
         (0..TREES).map(|tree| self.read(tree))
+    }
+
+    /// Every run, with each tree locked for some at a time; others may change it in between.
+    pub(super) fn each_run(&self, mut visit: impl FnMut(&Run)) {
+        for tree in 0..TREES {
+            let mut from = 0;
+            while let Some(runs) = self.read(tree).some_runs(from, RUNS) {
+                runs.for_each(&mut visit);
+                from += RUNS;
+            }
+        }
     }
 
     /// Blocks that somebody holds.

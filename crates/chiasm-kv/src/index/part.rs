@@ -89,8 +89,23 @@ impl Part {
         }
     }
 
+    /// Becomes an empty part in another place, and returns what it was.
+    pub(super) fn renew(&mut self, place: Place) -> Self {
+        let mut new = Self::new(place);
+        new.counts.shed = self.counts.shed;
+        std::mem::replace(self, new)
+    }
+
     pub(super) fn place(&self) -> Place {
         self.place
+    }
+
+    /// Blocks that lead to all that are held: each of those has an entry, is anchored, or comes before one that is held.
+    pub(super) fn starts(&self) -> Vec<Spot> {
+        let anchors = self.anchors.iter().flat_map(Anchors::spots);
+        let mut starts: Vec<Spot> = self.entries.iter().filter_map(Entry::spot).chain(anchors).collect();
+        starts.sort_unstable();
+        starts
     }
 
     fn entry(&self, name: Name) -> Option<&Entry> {

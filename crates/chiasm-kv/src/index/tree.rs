@@ -19,7 +19,8 @@ use super::table::Table;
 use crate::BlockKey;
 pub(super) use blocks::Block;
 use blocks::Blocks;
-use run::{First, Run};
+use run::First;
+pub(super) use run::Run;
 
 /// Which run, in 31 bits: the number of its tree in the highest four, then its number there.
 pub(super) type RunId = u32;
@@ -78,6 +79,12 @@ impl Tree {
 
     pub(super) fn runs(&self) -> impl Iterator<Item = &Run> {
         self.runs.iter().filter(|run| run.len() > 0)
+    }
+
+    /// At most so many runs, from a number on; `None` beyond the last one.
+    pub(super) fn some_runs(&self, from: usize, most: usize) -> Option<impl Iterator<Item = &Run>> {
+        let runs = self.runs.get(from..).filter(|runs| !runs.is_empty())?;
+        Some(runs[..runs.len().min(most)].iter().filter(|run| run.len() > 0))
     }
 
     /// On the heap.
@@ -326,17 +333,15 @@ impl Tree {
         self.settle(spot.run);
     }
 
-    /// A worker holds nothing of a run any more, nor of its tails.
-    pub(super) fn release_run(&mut self, run: RunId, place: Place) {
-        let there = |run: RunId| self.runs.get((run - self.tag) as usize);
-        let tails: Vec<_> = std::iter::successors(Some(run), |run| there(*run)?.tail()).collect();
-        for run in tails.into_iter().rev() {
-            let there = self.runs.get((run - self.tag) as usize);
-            if there.is_some_and(|run| run.holders.get(place, run.len()).is_some()) {
-                self.set(run, place, 0, 0);
-                self.settle(run);
-            }
-        }
+    /// A worker holds nothing any more of the run that a block is in. Returns the last block of the run before, if the worker held
+    /// this one from its first block on.
+    pub(super) fn leave(&mut self, spot: Spot, place: Place) -> Option<Spot> {
+        let Spot { run, .. } = self.find(spot)?;
+        let (from, _) = self.run(run).holders.get(place, self.run(run).len())?;
+        let before = if from == 0 { self.before(Spot { run, at: 0 }) } else { None };
+        self.set(run, place, 0, 0);
+        self.settle(run);
+        before
     }
 
     /// Whether there is no room for more runs.

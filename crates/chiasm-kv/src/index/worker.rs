@@ -24,7 +24,7 @@ const ROW: usize = 6;
 pub(super) struct Worker {
     id: WorkerId,
     block_size: BlockSize,
-    /// The first is the group on the device that events named first, or of presumptions; at least that one is there.
+    /// The first is the group on the device that events named first, or of presumptions; at least that one is there until it is gone.
     parts: Vec<(Source, Part)>,
     /// Whether events have said which group the first part is.
     named: bool,
@@ -73,10 +73,6 @@ impl Worker {
 
     pub(super) fn gone(&self) -> bool {
         self.gone
-    }
-
-    pub(super) fn parts(&self) -> &[(Source, Part)] {
-        &self.parts
     }
 
     /// The first one is always there.
@@ -312,16 +308,19 @@ impl Worker {
         self.stats.unknown_removals += self.first().forget_presumed(keys, shared);
     }
 
-    /// Holds nothing any more, in no tier. The groups are those of the engine still.
-    pub(super) fn clear(&mut self, shared: &Shared) {
-        self.empty(shared);
+    /// Holds nothing any more, in no tier. The groups are those of the engine still. Returns the parts that it had, if they
+    /// held anything.
+    pub(super) fn clear(&mut self, shared: &Shared, workers: &Workers) -> Vec<Part> {
+        let old = if self.entries() > 0 {
+            workers.renew_parts(self.id, &mut self.parts)
+        } else {
+            self.parts.iter_mut().for_each(|(_, part)| drop(part.renew(part.place())));
+            Vec::new()
+        };
         if self.parts.len() > 1 {
             self.enter_all(shared);
         }
-    }
-
-    fn empty(&mut self, shared: &Shared) {
-        self.parts.iter_mut().for_each(|(_, part)| part.clear(shared));
+        old
     }
 
     /// Several parts are looked at by all names, whichever was told first.
@@ -329,21 +328,10 @@ impl Worker {
         self.parts.iter_mut().for_each(|(_, part)| part.enter_all(shared));
     }
 
-    /// As [`Worker::clear`], for good.
-    pub(super) fn end(&mut self, shared: &Shared) {
-        self.clear(shared);
+    /// Takes nothing in any more. Returns the parts that it had.
+    pub(super) fn end(&mut self) -> Vec<Part> {
         self.gone = true;
-    }
-
-    /// Another engine in the same place.
-    pub(super) fn start_over(&mut self, block_size: BlockSize, shared: &Shared, workers: &Workers) {
-        self.empty(shared);
-        let others: Vec<_> = self.parts.drain(1..).map(|(_, part)| part.place()).collect();
-        self.parts[0].0 = Source::default();
-        self.named = false;
-        (self.block_size, self.stats) = (block_size, WorkerIndexStats::default());
-        workers.list_parts(self.id, &self.parts);
-        workers.free(others);
+        self.parts.drain(..).map(|(_, part)| part).collect()
     }
 
     pub(super) fn stats(&self) -> WorkerIndexStats {

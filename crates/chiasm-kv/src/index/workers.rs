@@ -8,7 +8,7 @@ use chiasm_types::{BlockSize, WorkerId};
 
 use super::holders::{Place, bit, word};
 use super::mixed::Mixed;
-use super::part::{Part, Shared};
+use super::part::Part;
 use super::source::Source;
 use super::worker::Worker;
 
@@ -89,6 +89,27 @@ impl List {
         }
     }
 
+    fn take(&mut self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
+        self.mixed.remove(&worker);
+        self.by_id.remove(&worker).map(|(_, worker)| worker)
+    }
+
+    /// Whether these are the parts of the worker that has this id now, not of one before it that still takes in a batch.
+    fn is_listed(&self, worker: WorkerId, parts: &[(Source, Part)]) -> bool {
+        let known = self.by_id.get(&worker).map(|(place, _)| *place);
+        known.is_some() && known == parts.first().map(|(_, part)| part.place())
+    }
+
+    fn list_parts(&mut self, worker: WorkerId, parts: &[(Source, Part)]) {
+        for (source, part) in parts {
+            self.set_aside(part.place(), !source.is_chain());
+        }
+        match Mixed::of(parts) {
+            Some(mixed) => drop(self.mixed.insert(worker, mixed)),
+            None => drop(self.mixed.remove(&worker)),
+        }
+    }
+
     fn update_order(&mut self) {
         self.in_order = self.by_id.iter().map(|(id, (place, _))| (*id, *place)).collect();
         self.ids = vec![None; self.places];
@@ -97,32 +118,44 @@ impl List {
 }
 
 impl Workers {
-    pub(super) fn add(&self, worker: WorkerId, block_size: BlockSize, shared: &Shared) {
-        if self.change(worker, |known| known.start_over(block_size, shared, self)).is_some() {
-            return;
-        }
+    /// Returns the worker that had this id, which is in no list any more.
+    pub(super) fn add(&self, worker: WorkerId, block_size: BlockSize) -> Option<Arc<Mutex<Worker>>> {
         self.rewrite(|list| {
+            let replaced = list.take(worker);
             let place = list.new_place();
             let new = Worker::new(worker, Part::new(place), block_size);
             list.by_id.insert(worker, (place, Arc::new(Mutex::new(new))));
             list.update_order();
-        });
+            replaced
+        })
     }
 
-    pub(super) fn remove(&self, worker: WorkerId, shared: &Shared) {
-        let removed = self.rewrite(|list| {
-            let removed = list.by_id.remove(&worker);
-            list.mixed.remove(&worker);
+    /// Returns the worker, which is in no list any more.
+    pub(super) fn remove(&self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
+        self.rewrite(|list| {
+            let removed = list.take(worker);
             list.update_order();
             removed
-        });
-        let Some((_, removed)) = removed else { return };
-        // Takes a while: not under the lock of the list, that lookups need.
-        let places = self.with(&removed, |removed| {
-            removed.end(shared);
-            removed.parts().iter().map(|(_, part)| part.place()).collect()
-        });
-        self.free(places.unwrap_or_default());
+        })
+    }
+
+    /// The parts of a worker that is in no list any more; see [`Worker::end`].
+    pub(super) fn end(&self, worker: &Mutex<Worker>) -> Vec<Part> {
+        self.with(worker, Worker::end).unwrap_or_default()
+    }
+
+    /// Gives a worker empty parts in new places, which lookups take for it from now on. Returns those that it had.
+    pub(super) fn renew_parts(&self, worker: WorkerId, parts: &mut [(Source, Part)]) -> Vec<Part> {
+        self.rewrite(|list| {
+            let is_listed = list.is_listed(worker, parts);
+            let old = parts.iter_mut().map(|(_, part)| part.renew(list.new_place())).collect();
+            if is_listed {
+                list.by_id.entry(worker).and_modify(|(place, _)| *place = parts[0].1.place());
+                list.update_order();
+                list.list_parts(worker, parts);
+            }
+            old
+        })
     }
 
     /// For one more part of a worker.
@@ -130,28 +163,19 @@ impl Workers {
         self.rewrite(List::new_place)
     }
 
-    /// Places that no block's holders name any more.
-    pub(super) fn free(&self, places: Vec<Place>) {
+    /// A place that no block's holders name any more.
+    pub(super) fn free(&self, place: Place) {
         self.rewrite(|list| {
-            for place in &places {
-                list.set_aside(*place, false);
-            }
-            list.free.extend(places);
+            list.set_aside(place, false);
+            list.free.push(place);
         });
     }
 
     /// Lookups take a worker's parts for these from now on.
     pub(super) fn list_parts(&self, worker: WorkerId, parts: &[(Source, Part)]) {
         self.rewrite(|list| {
-            if !list.by_id.contains_key(&worker) {
-                return;
-            }
-            for (source, part) in parts {
-                list.set_aside(part.place(), !source.is_chain());
-            }
-            match Mixed::of(parts) {
-                Some(mixed) => drop(list.mixed.insert(worker, mixed)),
-                None => drop(list.mixed.remove(&worker)),
+            if list.is_listed(worker, parts) {
+                list.list_parts(worker, parts);
             }
         });
     }
@@ -181,11 +205,13 @@ impl Workers {
         read(&self.list())
     }
 
+    /// On the heap, of listed workers.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn with<T>(&self, worker: &Mutex<Worker>, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+    /// `None` when it has ended.
+    pub(super) fn with<T>(&self, worker: &Mutex<Worker>, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let mut worker: MutexGuard<'_, Worker> = worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.gone() {
             return None;

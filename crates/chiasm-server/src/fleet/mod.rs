@@ -20,6 +20,7 @@ use chiasm_types::{BlockSize, WorkerId};
 use chiasm_vision::PixelFormat;
 use events::Followed;
 pub use events::KvEventCounts;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -129,8 +130,10 @@ impl Fleet {
             return Err(FleetError::NoEngines);
         }
         options.arena.check(hosts.len())?;
+        // Engines come and go on threads that serve requests, too.
+        let runtime = Handle::current();
         let fleet = Arc::new(Self {
-            router: Arc::new(Router::new(router)),
+            router: Arc::new(Router::in_background(router, move |chore| drop(runtime.spawn_blocking(chore)))),
             metrics: Arc::default(),
             state: Mutex::default(),
             ready: watch::Sender::new(0),

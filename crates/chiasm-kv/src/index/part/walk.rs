@@ -9,9 +9,7 @@ use crate::index::tree::RunId;
 impl Part {
     /// Each run that blocks are held of, with the first of them and one more than the last, until `visit` says false.
     fn walk(&self, shared: &Shared, mut visit: impl FnMut(&Tree, RunId, u32, u32) -> bool) {
-        let anchors = self.anchors.iter().flat_map(|anchors| anchors.spots());
-        let mut starts: Vec<Spot> = self.entries.iter().filter_map(Entry::spot).chain(anchors).collect();
-        starts.sort_unstable();
+        let starts = self.starts();
         let mut seen = HashSet::new();
         for starts in starts.chunk_by(|one, other| Forest::same_tree(one.run, other.run)) {
             let tree = shared.forest.read(Forest::tree_with(starts[0].run));
@@ -135,22 +133,6 @@ impl Part {
         self.anchors = Some(anchors);
     }
 
-    /// Holds nothing any more; lookups see all or nothing of a prompt.
-    pub(in crate::index) fn clear(&mut self, shared: &Shared) {
-        let mut runs: Vec<RunId> = Vec::new();
-        self.walk(shared, |_, run, _, _| {
-            runs.push(run);
-            true
-        });
-        for runs in runs.chunk_by(|one, other| Forest::same_tree(*one, *other)) {
-            let mut tree = shared.forest.write(Forest::tree_with(runs[0]));
-            runs.iter().for_each(|run| tree.release_run(*run, self.place));
-        }
-        let shed = self.counts.shed;
-        *self = Self::new(self.place);
-        self.counts.shed = shed;
-    }
-
     /// Forgets blocks of runs that are at least so old, and those without a key, up to a number. What the engine says of
     /// them later is as of blocks that we never heard of. Returns how many.
     pub(in crate::index) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
@@ -173,7 +155,9 @@ impl Part {
         });
         let before = self.counts;
         for chosen in chosen.chunk_by(|one, other| Forest::same_tree(one.0, other.0)) {
-            self.shed_of_tree(Forest::tree_with(chosen[0].0), chosen, shared);
+            let number = Forest::tree_with(chosen[0].0);
+            chosen.chunks(RUNS).for_each(|chosen| self.shed_runs(number, chosen, shared));
+            self.drop_entries_of_released(number, shared);
         }
         self.entries.fit();
         let PartCounts { blocks, more, .. } = self.counts;
@@ -183,7 +167,7 @@ impl Part {
     }
 
     /// Runs of one tree, each with the first of the blocks that go and one more than the last.
-    fn shed_of_tree(&mut self, number: u32, chosen: &[(RunId, u32, u32)], shared: &Shared) {
+    fn shed_runs(&mut self, number: u32, chosen: &[(RunId, u32, u32)], shared: &Shared) {
         let mut tree = shared.forest.write(number);
         for (run, from, to) in chosen.iter().copied() {
             let first = Spot { run, at: from };
@@ -199,12 +183,25 @@ impl Part {
             tree.release(first, to - from, self.place);
             self.counts.blocks -= (to - from) as usize;
         }
-        let here = |entry: &&Entry| entry.spot().is_some_and(|spot| Forest::tree_with(spot.run) == number);
-        let gone = |entry: &&Entry| entry.spot().is_some_and(|spot| !tree.holds(spot, self.place));
-        let names: Vec<Name> = self.entries.iter().filter(here).filter(gone).map(|entry| entry.name).collect();
-        for name in names {
+    }
+
+    /// Takes out the entries of blocks of one tree that are not held any more.
+    fn drop_entries_of_released(&mut self, number: u32, shared: &Shared) {
+        let known = self.entries.iter().filter_map(|entry| Some((entry.name, entry.spot()?)));
+        let known: Vec<_> = known.filter(|(_, spot)| Forest::tree_with(spot.run) == number).collect();
+        let mut gone: Vec<Name> = Vec::new();
+        for some in known.chunks(ENTRIES) {
+            let tree = shared.forest.read(number);
+            gone.extend(some.iter().filter(|(_, spot)| !tree.holds(*spot, self.place)).map(|(name, _)| *name));
+        }
+        for name in gone {
             self.entries.remove(name, |_| true);
             self.copies.remove(&name);
         }
     }
 }
+
+/// Runs that are shed with a tree locked, and entries that are looked up in one: so many that lookups wait for some
+/// microseconds.
+const RUNS: usize = 32;
+const ENTRIES: usize = 256;
