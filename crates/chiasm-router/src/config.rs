@@ -92,13 +92,28 @@ pub struct BusyThresholds {
     pub waiting: Option<u64>,
 }
 
+/// What answering takes of an engine, which the `balance` term of the cost counts as work. A property of the model and the device
+/// that it runs on; `docs/routing.md` says how to find it for others than the default's, a 7-billion-parameter vision model
+/// on a GPU of the H100's class.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decoding {
+    /// Steps per second of an engine that decodes, at least 0: one over the usual time between two tokens of an answer. In each
+    /// step a running request's token costs as much as a token of a prompt.
+    pub steps_per_second: f64,
+    /// The time of one step that goes into reading a block's keys and values, as a part of the time that it takes to compute a
+    /// prompt block; at least 0.
+    pub read_per_block: f64,
+}
+
 /// What a [`Router`](crate::Router) goes by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterConfig {
     /// How a worker is picked.
     pub policy: Policy,
-    /// Of the cost.
+    /// What the terms of a worker's cost count for.
     pub weights: Weights,
+    /// What answering takes of the engines.
+    pub decoding: Decoding,
     /// Spreads choices: a worker's chance falls by e for so much cost more than the lowest, in the unit of the weights.
     /// With 0 the lowest cost always wins, which is best for one frontend; several frontends that don't see each other's
     /// requests may want a little.
@@ -130,11 +145,20 @@ impl Default for Weights {
     }
 }
 
+/// By the model of an engine in `docs/routing.md`: 8.7 ms a step (overhead, weights, and a few requests' tokens); 57 kB of keys and
+/// values a token at 2.5 TB/s, against 14 GFLOP at 400 TFLOP/s.
+impl Default for Decoding {
+    fn default() -> Self {
+        Self { steps_per_second: 115.0, read_per_block: 6.4e-4 }
+    }
+}
+
 impl Default for RouterConfig {
     fn default() -> Self {
         Self {
             policy: Policy::default(),
             weights: Weights::default(),
+            decoding: Decoding::default(),
             temperature: 0.0,
             busy: BusyThresholds::default(),
             seed: None,

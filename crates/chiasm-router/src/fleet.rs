@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use crate::believed::Believed;
-use crate::config::RouterConfig;
+use crate::config::{Decoding, RouterConfig};
 use crate::lately::Lately;
 use crate::media_holders::{MediaHolders, Odometer, Odometers};
 use crate::promises::{Promises, RequestNumber};
@@ -192,8 +192,8 @@ impl Fleet {
     }
 
     /// Lets what workers did lately fade, now and then. `prefill` is what computing a block costs.
-    pub(crate) fn fade(&mut self, now: Duration, prefill: f64) {
-        self.lately.fade(now, prefill, self.places.iter_mut().flatten());
+    pub(crate) fn fade(&mut self, now: Duration, prefill: f64, decoding: Decoding) {
+        self.lately.fade(now, prefill, decoding, self.places.iter_mut().flatten());
     }
 
     /// What a worker did lately on average, in the unit of costs.

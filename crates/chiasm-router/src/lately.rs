@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use crate::config::Decoding;
 use crate::fleet::Worker;
 
 /// In which what was done counts less by e.
@@ -15,14 +16,6 @@ pub(crate) const FADING: Duration = Duration::from_secs(5);
 
 /// Between two times at which all sums fade: 5 % of them each time.
 const PERIOD: Duration = Duration::from_millis(250);
-
-/// Steps of a decoding engine per second: one token each, which costs what a prompt token costs. `docs/routing.md` has
-/// its model: 8.7 ms a step.
-const STEPS: f64 = 115.0;
-
-/// What reading a block's keys and values once costs, as a part of computing it: 57 kB a token at 2.5 TB/s, against 14 GFLOP
-/// at 400 TFLOP/s.
-const READING: f64 = 6.4e-4;
 
 /// Of the whole fleet.
 #[derive(Debug, Default)]
@@ -44,7 +37,13 @@ impl Lately {
     }
 
     /// Brings the sums of all workers up to date, if it is time to. `prefill` is what computing a block costs.
-    pub(crate) fn fade<'a>(&mut self, now: Duration, prefill: f64, workers: impl Iterator<Item = &'a mut Worker>) {
+    pub(crate) fn fade<'a>(
+        &mut self,
+        now: Duration,
+        prefill: f64,
+        decoding: Decoding,
+        workers: impl Iterator<Item = &'a mut Worker>,
+    ) {
         let passed = now.saturating_sub(self.faded_at);
         if passed < PERIOD {
             return;
@@ -56,7 +55,8 @@ impl Lately {
         self.sum = 0.0;
         for worker in workers {
             let tokens = worker.requests as f64 / worker.info.block_size.get() as f64;
-            let answering = prefill * STEPS * (tokens + READING * worker.blocks_in_use as f64);
+            let blocks = tokens + decoding.read_per_block * worker.blocks_in_use as f64;
+            let answering = prefill * decoding.steps_per_second * blocks;
             worker.lately = left * worker.lately + grown * answering;
             self.sum += worker.lately;
         }

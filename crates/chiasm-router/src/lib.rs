@@ -58,7 +58,7 @@ mod worker;
 
 pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
-pub use config::{BusyThresholds, Policy, RouterConfig, UnknownPolicy, Weights};
+pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, UnknownPolicy, Weights};
 pub use error::RouteError;
 pub use reservation::Reservation;
 pub use router::{RouteItem, RouteRequest, Router};

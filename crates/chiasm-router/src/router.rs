@@ -262,7 +262,7 @@ impl Shared {
         self.index.lookup(request.keys, &mut scratch.overlaps);
         let mut fleet = self.fleet();
         fleet.promises.expire(now);
-        fleet.fade(now, self.config.weights.prefill);
+        fleet.fade(now, self.config.weights.prefill, self.config.decoding);
         let choice = select::choose(&self.config, &mut fleet, scratch, request)?;
         let hold = fleet.hold(choice.seat, choice.blocks, choice.pending, request.keys, choice.overlap);
         let hold = hold.ok_or(RouteError::NoWorker)?;
