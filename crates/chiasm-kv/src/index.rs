@@ -1,7 +1,6 @@
 //! Which blocks each worker holds.
 
 mod background;
-mod clock;
 mod forest;
 mod holders;
 mod leaving;
@@ -13,6 +12,7 @@ mod shedding;
 mod source;
 mod table;
 mod tree;
+mod use_counter;
 mod worker;
 mod workers;
 
@@ -27,12 +27,12 @@ use crate::block_key::BlockKey;
 use crate::event::{KvEvent, KvEventBatch, with_decoded};
 pub use background::Chore;
 use background::{Background, do_at_once};
-use clock::Clock;
 use forest::Forest;
 use holders::Place;
 use lookup::{Ended, Found, Lookup};
 use mixed::{Mixed, Path};
-use part::{Part, Shared};
+use part::{Part, Prompts};
+use use_counter::UseCounter;
 use worker::{Scratch, Worker};
 use workers::Workers;
 
@@ -100,7 +100,7 @@ pub struct PrefixIndex {
 /// What chores work on too.
 struct Core {
     workers: Workers,
-    shared: Shared,
+    prompts: Prompts,
     max_bytes: Option<usize>,
     /// Held by the one thread that sheds: where it goes on next time, as a number of workers.
     shedding: Mutex<usize>,
@@ -136,7 +136,8 @@ pub struct IndexStats {
     pub blocks: usize,
     /// Pairs of a worker and a hash of its engine.
     pub entries: usize,
-    /// On the heap, without the allocator's own.
+    /// Bytes on the heap, without what the allocator keeps for itself. What chores have still to give back of the trees is
+    /// included.
     pub bytes: usize,
     /// Runs of blocks that prompts have in common, or one has for itself. Lookups go from run to run.
     pub runs: usize,
@@ -149,7 +150,7 @@ pub struct IndexStats {
 pub struct Overlaps {
     found: Vec<(WorkerId, usize)>,
     search: Found,
-    /// By place.
+    /// The overlap of the worker in each place.
     depths: Vec<[u32; 64]>,
     lower: Vec<(WorkerId, usize)>,
     has_lower: bool,
@@ -161,20 +162,20 @@ impl Overlaps {
         &self.found
     }
 
-    /// As [`Overlaps::found`], with the blocks after those that the worker holds on the CPU or in storage, without a
-    /// break: what it can load instead of computing.
+    /// The same workers, with the blocks after those of [`Overlaps::found`] that each holds on the CPU or in storage,
+    /// without a break: what it can load instead of computing.
     pub fn with_lower_tiers(&self) -> &[(WorkerId, usize)] {
         if self.has_lower { &self.lower } else { &self.found }
     }
 
-    /// Of one worker; 0 for those not found. Takes time logarithmic in their number.
+    /// One worker's overlap; 0 for those not found. Takes time logarithmic in the number of those found.
     pub fn of(&self, worker: WorkerId) -> usize {
         self.found.binary_search_by_key(&worker, |(id, _)| *id).map_or(0, |at| self.found[at].1)
     }
 }
 
 thread_local! {
-    /// Of the batch that this thread applies.
+    /// Buffers of the batch that this thread applies.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -198,10 +199,10 @@ impl PrefixIndex {
     }
 
     fn make(max_bytes: Option<usize>) -> Self {
-        let clock = Clock::new(max_bytes.is_some());
+        let uses = UseCounter::new(max_bytes.is_some());
         let core = Core {
             workers: Workers::default(),
-            shared: Shared { forest: Forest::new(), clock },
+            prompts: Prompts { forest: Forest::new(), uses },
             max_bytes,
             shedding: Mutex::default(),
             leaving: AtomicUsize::new(0),
@@ -236,9 +237,9 @@ impl PrefixIndex {
         added
     }
 
-    /// As [`PrefixIndex::apply`], from the payload that the engine publishes. `look` sees the batch before it is applied, and
-    /// must not apply another; the keys go to the end of `added`. Reading allocates nothing once the thread has read as
-    /// large ones.
+    /// Does what [`PrefixIndex::apply`] does, from the payload that the engine publishes. `look` sees the batch before it is
+    /// applied, and must not apply another; the keys go to the end of `added`. Reading allocates nothing once the thread has
+    /// read as large ones.
     ///
     /// # Errors
     /// [`KvError::Malformed`] when the payload can't be read. Nothing was applied then, and `look` was not called.
@@ -259,7 +260,7 @@ impl PrefixIndex {
 
     /// Returns what the worker held before it was cleared, if it was; [`PrefixIndex::finish`] has to follow.
     fn apply_batch(&self, worker: WorkerId, batch: &KvEventBatch, added: &mut Vec<BlockKey>) -> Vec<Part> {
-        self.core.shared.clock.tick();
+        self.core.prompts.uses.tick();
         SCRATCH.with_borrow_mut(|scratch| {
             let cleared = self.core.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, added));
             scratch.trim();
@@ -280,16 +281,16 @@ impl PrefixIndex {
         added: &mut Vec<BlockKey>,
     ) -> Vec<Part> {
         let mut cleared = Vec::new();
-        worker.warm(&batch.events, &self.core.shared, scratch);
+        worker.warm(&batch.events, &self.core.prompts, scratch);
         for event in &batch.events {
             worker.count_event(matches!(event, KvEvent::Unknown(_)));
             match event {
                 KvEvent::BlockStored(stored) => {
-                    worker.store(stored, &self.core.shared, &self.core.workers, scratch, added);
+                    worker.store(stored, &self.core.prompts, &self.core.workers, scratch, added);
                 }
-                KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.core.shared, scratch),
+                KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.core.prompts, scratch),
                 KvEvent::AllBlocksCleared => {
-                    cleared.extend(worker.clear(&self.core.shared, &self.core.workers));
+                    cleared.extend(worker.clear(&self.core.prompts, &self.core.workers));
                 }
                 KvEvent::Unknown(_) => {}
             }
@@ -303,25 +304,25 @@ impl PrefixIndex {
     ///
     /// For a worker that gets events too, a block counts as long as either says so.
     pub fn presume(&self, worker: WorkerId, keys: &[BlockKey]) {
-        self.core.shared.clock.tick();
-        self.core.workers.change(worker, |worker| worker.presume(keys, &self.core.shared));
+        self.core.prompts.uses.tick();
+        self.core.workers.change(worker, |worker| worker.presume(keys, &self.core.prompts));
         self.shed_if_needed();
     }
 
     /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
     /// runs of blocks are cut up, and nothing else. Those that are not presumed (any more) count as unknown removals.
     pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
-        self.core.workers.change(worker, |worker| worker.forget_presumed(keys, &self.core.shared));
+        self.core.workers.change(worker, |worker| worker.forget_presumed(keys, &self.core.prompts));
     }
 
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
     pub fn clear(&self, worker: WorkerId) {
-        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.shared, &self.core.workers));
+        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.prompts, &self.core.workers));
         self.leave(None, cleared.unwrap_or_default());
     }
 
-    /// For each worker, in the order of their ids: how many of the leading `keys` it holds. See [`PrefixIndex::lookup`]
-    /// for less work.
+    /// How many of the leading `keys` each worker holds, in the order of their ids, and 0 for those that hold none.
+    /// [`PrefixIndex::lookup`] takes less work.
     pub fn overlaps(&self, keys: &[BlockKey]) -> Vec<(WorkerId, usize)> {
         let mut overlaps = Overlaps::default();
         self.look_up(keys, &mut overlaps, 0);
@@ -335,14 +336,14 @@ impl PrefixIndex {
     }
 
     fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps, at_least: usize) {
-        self.core.shared.clock.tick();
+        self.core.prompts.uses.tick();
         let Overlaps { found, search, depths, lower, has_lower } = overlaps;
         found.clear();
         *has_lower = false;
         self.core.workers.read(|workers| {
-            let tree = self.core.shared.forest.read(keys.first().map_or(0, |first| Forest::tree_of(*first)));
+            let tree = self.core.prompts.forest.read(keys.first().map_or(0, |first| Forest::tree_of(*first)));
             let plain = workers.mixed().len() == 0;
-            Lookup { tree: &tree, clock: &self.core.shared.clock, keys, aside: workers.aside() }.run(search, !plain);
+            Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }.run(search, !plain);
             // Fewer than this are sorted more quickly than looked up one after the other.
             if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.places() / 16
             {
@@ -403,9 +404,9 @@ impl PrefixIndex {
     /// Counts for all of them. Takes the lock of each worker for a moment.
     pub fn totals(&self) -> IndexStats {
         let mut totals = IndexStats {
-            blocks: self.core.shared.forest.blocks(),
+            blocks: self.core.prompts.forest.blocks(),
             bytes: self.core.bytes(),
-            runs: self.core.shared.forest.each().map(|tree| tree.runs().count()).sum(),
+            runs: self.core.prompts.forest.each().map(|tree| tree.runs().count()).sum(),
             ..Default::default()
         };
         self.core.workers.each(0, |worker| {

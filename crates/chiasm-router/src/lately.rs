@@ -9,18 +9,18 @@
 use std::time::Duration;
 
 use crate::config::Decoding;
-use crate::fleet::Worker;
+use crate::roster::Worker;
 
-/// In which what was done counts less by e.
+/// Time in which what was done comes to count less by e.
 pub(crate) const FADING: Duration = Duration::from_secs(5);
 
-/// Between two times at which all sums fade: 5 % of them each time.
+/// Time between two moments at which all sums fade, by 5 % each.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Of the whole fleet.
+/// The sums of all workers together.
 #[derive(Debug, Default)]
 pub(crate) struct Lately {
-    /// Of the workers' sums.
+    /// The sum of the workers' sums.
     sum: f64,
     faded_at: Duration,
 }

@@ -31,7 +31,7 @@
 //! | `config` | policies, weights, limits |
 //! | `router` | the public face: workers, events, selection |
 //! | `worker` | what is known of one worker |
-//! | `fleet` | the workers' state and its bookkeeping |
+//! | `roster` | the workers' state and its bookkeeping |
 //! | `select` | the choice itself, by cost |
 //! | `lately` | how much work workers did lately |
 //! | `promises` | blocks that requests in flight will leave behind |
@@ -46,11 +46,11 @@ mod believed;
 mod clock;
 mod config;
 mod error;
-mod fleet;
 mod lately;
 mod media_holders;
 mod promises;
 mod reservation;
+mod roster;
 mod router;
 mod select;
 mod sessions;

@@ -16,7 +16,7 @@ pub type Chore = Box<dyn FnOnce() + Send>;
 
 pub(super) type Background = Arc<dyn Fn(Chore) + Send + Sync>;
 
-/// For indexes that nobody waits for, such as those of simulations and tests.
+/// Runs the chore within the call: for indexes that nobody waits for, such as those of simulations and tests.
 pub(super) fn do_at_once(chore: Chore) {
     chore();
 }
@@ -34,7 +34,7 @@ impl PrefixIndex {
             let ended = worker.map(|worker| core.workers.end(&worker));
             for part in parts.into_iter().chain(ended.into_iter().flatten()) {
                 let mut leaving = Leaving::new(part);
-                while leaving.step(&core.shared) {}
+                while leaving.step(&core.prompts) {}
                 core.workers.free(leaving.place());
             }
             core.leaving.fetch_sub(1, Ordering::AcqRel);

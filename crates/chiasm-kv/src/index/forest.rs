@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::tree::{NONE, RUN_BITS, Run, RunId, Tree};
 use crate::BlockKey;
 
-/// Prompts are told apart by their first block. A lock is held for one event or one lookup.
+/// Number of trees, among which prompts are divided by their first block. A tree's lock is held for one event or one lookup.
 const TREES: u32 = (NONE >> RUN_BITS) + 1;
 
 /// Runs that are looked at with a tree locked: some 20 microseconds.
@@ -17,16 +17,16 @@ pub(super) struct Forest {
     trees: Box<[Line]>,
 }
 
-/// On cache lines of its own, lest locks of neighbours disturb each other.
+/// A tree on cache lines of its own, lest locks of neighbours disturb each other.
 #[repr(align(128))]
 struct Line {
     tree: RwLock<Tree>,
-    /// The tree's, for those who don't want to wait for it.
+    /// The tree's count, for those who don't want to wait for its lock.
     bytes: AtomicUsize,
     blocks: AtomicUsize,
 }
 
-/// Tells the tree's counts when it is done.
+/// A tree that is being changed. Writes its counts down beside the lock when it is dropped.
 pub(super) struct Writer<'a> {
     tree: RwLockWriteGuard<'a, Tree>,
     line: &'a Line,
@@ -42,7 +42,7 @@ impl Forest {
         Self { trees: (0..TREES).map(line).collect() }
     }
 
-    /// Of a prompt's first block.
+    /// The tree that holds all prompts beginning with this block. Prompts with other first blocks may share it.
     pub(super) fn tree_of(first: BlockKey) -> u32 {
         first.get() as u32 % TREES
     }
@@ -81,7 +81,7 @@ impl Forest {
         }
     }
 
-    /// Blocks that somebody holds.
+    /// Number of blocks that somebody holds, with those that chores have still to give back.
     pub(super) fn blocks(&self) -> usize {
         self.trees.iter().map(|line| line.blocks.load(Ordering::Relaxed)).sum()
     }

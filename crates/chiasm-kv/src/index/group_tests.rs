@@ -25,7 +25,7 @@ enum Kind {
     Unknown,
     Chunked,
     Mamba,
-    /// In tokens.
+    /// A window of so many tokens.
     Window(u32),
 }
 
@@ -64,7 +64,7 @@ enum Step {
         prompt: usize,
         from: usize,
         to: usize,
-        /// Of these blocks those that the group keeps; all when there is none.
+        /// Says which of these blocks the group keeps; all when there is none.
         mask: Option<Vec<bool>>,
     },
     Remove {
@@ -118,7 +118,7 @@ enum Happened {
 #[derive(Default)]
 struct Model {
     groups: BTreeMap<u32, Kind>,
-    /// Of all tiers.
+    /// Groups that any tier has named.
     seen: BTreeSet<u32>,
     copies: Vec<(&'static str, u32, u64, Option<Past>)>,
 }

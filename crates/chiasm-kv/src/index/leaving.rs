@@ -2,7 +2,7 @@
 
 use super::forest::Forest;
 use super::holders::Place;
-use super::part::{Part, Shared};
+use super::part::{Part, Prompts};
 use super::tree::Spot;
 
 /// Runs that are given up with a tree locked: some microseconds, for which lookups in that tree wait.
@@ -26,10 +26,10 @@ impl Leaving {
     }
 
     /// Says whether anything may be left.
-    pub(super) fn step(&mut self, shared: &Shared) -> bool {
+    pub(super) fn step(&mut self, prompts: &Prompts) -> bool {
         let Some(next) = self.starts.last() else { return false };
         let number = Forest::tree_with(next.run);
-        let mut tree = shared.forest.write(number);
+        let mut tree = prompts.forest.write(number);
         for _ in 0..RUNS {
             let Some(spot) = self.starts.pop_if(|spot| Forest::tree_with(spot.run) == number) else { break };
             self.starts.extend(tree.leave(spot, self.place));

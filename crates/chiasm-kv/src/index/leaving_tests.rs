@@ -40,7 +40,7 @@ impl Chores {
     }
 }
 
-/// All begin alike, so that all are in one tree.
+/// Prompts begin alike, so that all are in one tree.
 fn prompt(number: u32) -> Vec<TokenId> {
     let own = (0..4).map(|at| 10 + 4 * number + at);
     (0..3).chain(own).map(TokenId).collect()
@@ -79,7 +79,7 @@ fn filled(index: &PrefixIndex) {
 
 fn held_runs(index: &PrefixIndex, place: Place) -> usize {
     let mut held = 0;
-    index.core.shared.forest.each_run(|run| held += usize::from(run.holders.get(place, run.len()).is_some()));
+    index.core.prompts.forest.each_run(|run| held += usize::from(run.holders.get(place, run.len()).is_some()));
     held
 }
 
@@ -99,7 +99,7 @@ fn what_leaves_is_in_no_answer_and_goes_in_steps_between_which_nobody_waits() {
     let mut leaving = Leaving::new(part);
     let (mut steps, mut left) = (0, held_runs(&index, leaving.place()));
     assert!(left > 250, "{left}");
-    while leaving.step(&index.core.shared) {
+    while leaving.step(&index.core.prompts) {
         let now = held_runs(&index, leaving.place());
         assert!(now + 32 >= left, "{left} runs, then {now}");
         (steps, left) = (steps + 1, now);

@@ -64,7 +64,7 @@ enum Step {
         from: usize,
         to: usize,
     },
-    /// From anywhere, children or not.
+    /// Removes blocks from anywhere, children or not.
     Remove {
         worker: u32,
         prompt: usize,
@@ -75,13 +75,13 @@ enum Step {
         prompt: usize,
         to: usize,
     },
-    /// As of a worker without events; most steps of the others.
+    /// Presumes blocks as of a worker without events; most steps happen to others.
     Presume {
         worker: u32,
         prompt: usize,
         to: usize,
     },
-    /// From anywhere, last block first or not, presumed or not.
+    /// Forgets blocks from anywhere, last block first or not, presumed or not.
     Forget {
         worker: u32,
         prompt: usize,

@@ -6,7 +6,7 @@ use super::Core;
 
 impl Core {
     pub(super) fn bytes(&self) -> usize {
-        self.shared.forest.bytes() + self.workers.bytes()
+        self.prompts.forest.bytes() + self.workers.bytes()
     }
 
     pub(super) fn is_above_cap(&self) -> bool {
@@ -40,9 +40,9 @@ impl Core {
     /// Sheds about so many entries; returns how many.
     fn shed(&self, next: &mut usize, excess: usize) -> usize {
         let mut runs = Vec::new();
-        self.shared.forest.each_run(|run| {
+        self.prompts.forest.each_run(|run| {
             let entries = run.holders.entries(run.len());
-            runs.extend((entries > 0).then(|| (self.shared.clock.age(&run.used), entries)));
+            runs.extend((entries > 0).then(|| (self.prompts.uses.age(&run.used), entries)));
         });
         runs.sort_unstable_by(|one, other| other.cmp(one));
         let mut sum = 0;
@@ -54,7 +54,7 @@ impl Core {
         let oldest = oldest.map_or(0, |(age, _)| *age);
         let mut shed = 0;
         self.workers.each(*next, |worker| {
-            shed += worker.shed(oldest, excess - shed, &self.shared);
+            shed += worker.shed(oldest, excess - shed, &self.prompts);
             *next = next.wrapping_add(1);
             shed < excess
         });

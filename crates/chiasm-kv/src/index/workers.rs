@@ -12,7 +12,7 @@ use super::part::Part;
 use super::source::Source;
 use super::worker::Worker;
 
-/// A worker's lock is taken before any tree's and before that of the list, never after it.
+/// All workers by their ids. A worker's lock is taken before any tree's and before that of the list, never after it.
 #[derive(Default)]
 pub(super) struct Workers {
     /// One list behind several locks: a thread that reads takes its own, who changes it takes all. So threads that look up
@@ -23,7 +23,7 @@ pub(super) struct Workers {
 
 const LINES: usize = 8;
 
-/// On cache lines of its own.
+/// A lock on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Line(RwLock<Arc<List>>);
@@ -34,13 +34,14 @@ thread_local! {
 
 static NEXT_LINE: AtomicUsize = AtomicUsize::new(0);
 
+/// What lookups and events have to know of all workers at a time. It is never changed, but replaced.
 #[derive(Clone, Default)]
 pub(super) struct List {
-    /// Shared with who works on it while the list changes.
+    /// Each worker is shared with who works on it while the list changes.
     by_id: BTreeMap<WorkerId, (Place, Arc<Mutex<Worker>>)>,
-    /// As `by_id`, for a quick pass.
+    /// The ids and places of `by_id`, for a quick pass.
     in_order: Vec<(WorkerId, Place)>,
-    /// By place; of further places of workers none.
+    /// The worker that each place stands for; none for further places of a worker.
     ids: Vec<Option<WorkerId>>,
     /// Workers of which more is to be asked than how many leading blocks one place has.
     mixed: BTreeMap<WorkerId, Mixed>,
@@ -61,7 +62,7 @@ impl List {
         &self.in_order
     }
 
-    /// By place; of further places of workers none.
+    /// The worker that each place stands for; none for further places of a worker.
     pub(super) fn ids(&self) -> &[Option<WorkerId>] {
         &self.ids
     }
@@ -158,12 +159,12 @@ impl Workers {
         })
     }
 
-    /// For one more part of a worker.
+    /// A place for one more part of a worker.
     pub(super) fn new_place(&self) -> Place {
         self.rewrite(List::new_place)
     }
 
-    /// A place that no block's holders name any more.
+    /// Gives back a place that no block's holders name any more.
     pub(super) fn free(&self, place: Place) {
         self.rewrite(|list| {
             list.set_aside(place, false);
@@ -171,7 +172,7 @@ impl Workers {
         });
     }
 
-    /// Lookups take a worker's parts for these from now on.
+    /// Makes lookups take these for the parts of a worker from now on.
     pub(super) fn list_parts(&self, worker: WorkerId, parts: &[(Source, Part)]) {
         self.rewrite(|list| {
             if list.is_listed(worker, parts) {
@@ -180,13 +181,13 @@ impl Workers {
         });
     }
 
-    /// `None` when it is unknown.
+    /// Changes a worker. `None` when it is unknown.
     pub(super) fn change<T>(&self, worker: WorkerId, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let found = self.list().by_id.get(&worker).map(|(_, blocks)| blocks.clone())?;
         self.with(&found, change)
     }
 
-    /// Every worker, one after the other, from the `first`th on and around, until `change` says false.
+    /// Changes every worker, one after the other, from the `first`th on and around, until `change` says false.
     pub(super) fn each(&self, first: usize, mut change: impl FnMut(&mut Worker) -> bool) {
         let mut all: Vec<_> = self.list().by_id.values().map(|(_, blocks)| blocks.clone()).collect();
         if !all.is_empty() {
@@ -200,17 +201,17 @@ impl Workers {
         }
     }
 
-    /// No worker's place changes its meaning meanwhile.
+    /// Shows the list. No worker's place changes its meaning meanwhile.
     pub(super) fn read<T>(&self, read: impl FnOnce(&List) -> T) -> T {
         read(&self.list())
     }
 
-    /// On the heap, of listed workers.
+    /// Bytes on the heap of the parts of listed workers.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// `None` when it has ended.
+    /// Changes a worker, listed or not, and counts what its memory grows by. `None` when it has ended.
     pub(super) fn with<T>(&self, worker: &Mutex<Worker>, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let mut worker: MutexGuard<'_, Worker> = worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.gone() {
