@@ -6,7 +6,7 @@ use super::part::{Part, Prompts};
 use super::tree::Spot;
 
 /// Runs that are given up with a tree locked: some microseconds, for which lookups in that tree wait.
-const RUNS: usize = 32;
+pub(super) const RUNS: usize = 32;
 
 /// Goes from the blocks that lead to all others along the runs to the first blocks, a few runs at a time. Others change the
 /// trees meanwhile, but a run that is held here stays, and the block before it too. Where it was left already, the way ends.
