@@ -8,24 +8,24 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use crate::believed::Believed;
-use crate::config::RouterConfig;
+use crate::config::{Decoding, RouterConfig};
 use crate::lately::Lately;
 use crate::media_holders::{MediaHolders, Odometer, Odometers};
 use crate::promises::{Promises, RequestNumber};
 use crate::sessions::Sessions;
 use crate::worker::{EngineStats, Knowledge, WorkerInfo};
 
-/// All workers. Guarded by one lock of the router.
-pub(crate) struct Fleet {
-    /// By place, which a worker keeps; places of removed workers are used again.
+/// The workers that can be picked and what was given to them; one lock of the router guards it.
+pub(crate) struct Roster {
+    /// The worker in each place. It keeps its place; places of removed workers are used again.
     places: Vec<Option<Worker>>,
-    /// In the order of their ids.
+    /// Ids and places of the workers, in the order of their ids.
     order: Vec<(WorkerId, u32)>,
     pub(crate) promises: Promises,
     pub(crate) media: MediaHolders,
     pub(crate) sessions: Sessions,
     pub(crate) rng: SmallRng,
-    /// Whose turn it was last.
+    /// The worker that got the last request, for round-robin.
     pub(crate) last: Option<WorkerId>,
     pub(crate) typical: Typical,
     lately: Lately,
@@ -36,19 +36,19 @@ pub(crate) struct Fleet {
 pub(crate) struct Worker {
     pub(crate) id: WorkerId,
     pub(crate) info: WorkerInfo,
-    /// Where it sits, in this life.
+    /// The worker's place, in this life.
     pub(crate) seat: Seat,
     pub(crate) requests: usize,
     pub(crate) blocks_in_use: u64,
-    /// Of requests without a token.
+    /// What its requests without a token wait for.
     pub(crate) pending: Pending,
     /// Work that it did lately, in the unit of costs; see [`Lately`].
     pub(crate) lately: f64,
     pub(crate) odometers: Odometers,
     pub(crate) engine: Option<EngineStats>,
-    /// Of a worker with events: none is missing that could be had.
+    /// Whether no event is missing that could be had. Means nothing for a worker without events.
     pub(crate) caught_up: bool,
-    /// Of a worker whose events don't tell all.
+    /// What it is believed to hold, if its events don't tell all.
     pub(crate) believed: Option<Believed>,
     /// The count of batches of events when its last one was applied.
     pub(crate) events_at: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Seat {
 pub(crate) struct Pending {
     /// Prompt tokens to compute.
     pub(crate) tokens: u64,
-    /// In the unit of costs.
+    /// Cost of the work, in the unit of costs.
     pub(crate) work: f64,
 }
 
@@ -81,10 +81,10 @@ pub(crate) struct Hold {
     pub(crate) seat: Seat,
     pub(crate) request: RequestNumber,
     pub(crate) blocks: u64,
-    /// Until the first token.
+    /// What the request waits for; nothing once it has its first token.
     pub(crate) pending: Pending,
     pub(crate) promised: Vec<BlockKey>,
-    /// All of the prompt, when the worker publishes no events.
+    /// Keys of the whole prompt, when the worker publishes no events; else empty.
     pub(crate) believed: Vec<BlockKey>,
 }
 
@@ -98,7 +98,7 @@ impl Worker {
     }
 }
 
-impl Fleet {
+impl Roster {
     pub(crate) fn new(config: &RouterConfig) -> Self {
         let rng = match config.seed {
             Some(seed) => SmallRng::seed_from_u64(seed),
@@ -119,8 +119,9 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn add(&mut self, id: WorkerId, info: WorkerInfo) {
-        self.remove(id);
+    /// Returns what a worker of the same id was believed to hold.
+    pub(crate) fn add(&mut self, id: WorkerId, info: WorkerInfo) -> Option<Believed> {
+        let replaced = self.remove(id);
         let place = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
             self.places.push(None);
             self.places.len() - 1
@@ -148,14 +149,16 @@ impl Fleet {
             believed: (!info.publishes_events).then(|| Believed::new(info.total_blocks)),
             events_at: 0,
         });
+        replaced
     }
 
-    pub(crate) fn remove(&mut self, id: WorkerId) {
-        if let Ok(at) = self.order.binary_search_by_key(&id, |(other, _)| *other) {
-            let (_, place) = self.order.remove(at);
-            let gone = self.places[place as usize].take();
-            self.lately.grow(-gone.map_or(0.0, |worker| worker.lately));
-        }
+    /// Returns what the worker was believed to hold.
+    pub(crate) fn remove(&mut self, id: WorkerId) -> Option<Believed> {
+        let at = self.order.binary_search_by_key(&id, |(other, _)| *other).ok()?;
+        let (_, place) = self.order.remove(at);
+        let removed = self.places[place as usize].take()?;
+        self.lately.grow(-removed.lately);
+        removed.believed
     }
 
     /// One more than the highest place.
@@ -163,7 +166,7 @@ impl Fleet {
         self.places.len()
     }
 
-    /// In the order of their ids.
+    /// The workers in the order of their ids.
     pub(crate) fn workers(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
         self.order.iter().filter_map(|(id, place)| Some((*id, self.places[*place as usize].as_ref()?)))
     }
@@ -189,8 +192,8 @@ impl Fleet {
     }
 
     /// Lets what workers did lately fade, now and then. `prefill` is what computing a block costs.
-    pub(crate) fn fade(&mut self, now: Duration, prefill: f64) {
-        self.lately.fade(now, prefill, self.places.iter_mut().flatten());
+    pub(crate) fn fade(&mut self, now: Duration, prefill: f64, decoding: Decoding) {
+        self.lately.fade(now, prefill, decoding, self.places.iter_mut().flatten());
     }
 
     /// What a worker did lately on average, in the unit of costs.
