@@ -7,7 +7,7 @@ use std::sync::Arc;
 use chiasm_media::MediaError;
 use chiasm_server::fleet::FleetError;
 use chiasm_server::model::ModelError;
-use chiasm_sim::SimError;
+use chiasm_sim_engine::SimError;
 use chiasm_vision::VisionError;
 
 /// Why a command ends with exit code 1.

@@ -12,7 +12,7 @@ use chiasm_router::{BusyThresholds, RouterConfig, Weights};
 use chiasm_server::fleet::{ArenaPolicy, AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, RoutingOptions, connections};
-use chiasm_sim::SimConfig;
+use chiasm_sim_engine::SimConfig;
 use tokio::net::TcpListener;
 
 use crate::cli::{MediaArgs, MmTransfer, Pixels, RoutingArgs, ServeArgs};

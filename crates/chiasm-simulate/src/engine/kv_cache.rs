@@ -61,7 +61,7 @@ struct Block {
 }
 
 /// What vLLM's `BlockPool` and `FullAttentionManager` do for one group of full-attention layers, as the simulated engine of
-/// `chiasm-sim` does, which is compared with vLLM's own traces:
+/// `chiasm-sim-engine` does, which is compared with vLLM's own traces:
 /// - a full block gets its hash when its tokens are scheduled, so that the next request of the same step can hit it;
 /// - equal blocks are not merged: a hash may be stored, and later removed, several times; a hit takes the oldest;
 /// - a free block keeps its content until it is taken for something else, which is when the eviction is reported;

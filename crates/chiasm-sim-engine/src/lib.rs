@@ -13,7 +13,7 @@
 //! engine. Unlike a killed process it returns its leases when it ends.
 //!
 //! ```no_run
-//! use chiasm_sim::{Exit, Pace, SimConfig, SimEngine};
+//! use chiasm_sim_engine::{Exit, Pace, SimConfig, SimEngine};
 //!
 //! # async fn run() {
 //! let config = SimConfig { pace: Pace { speedup: 10.0, ..Pace::default() }, ..SimConfig::new("tcp://127.0.0.1:5555") };

@@ -10,7 +10,7 @@ use chiasm_engine::wire::{
     InitMessage, MmFeature, MmField, MmItem, SamplingParams, Utility, UtilityOutput, Value, WireTensor, output,
     request,
 };
-use chiasm_sim::{Pace, SimConfig, SimEngine};
+use chiasm_sim_engine::{Pace, SimConfig, SimEngine};
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chiasm_sim::{Exit, KvEvents, SimConfig, SimEngine, SimError};
+use chiasm_sim_engine::{Exit, KvEvents, SimConfig, SimEngine, SimError};
 
 use crate::frontend::{Frontend, soon, text_request, tokens};
 
@@ -56,7 +56,7 @@ async fn an_engine_without_a_frontend_can_be_stopped() {
 
 #[tokio::test]
 async fn a_restarted_frontend_gets_its_streams_back_without_a_handshake() {
-    let directory = std::env::temp_dir().join(format!("chiasm-sim-{}", std::process::id()));
+    let directory = std::env::temp_dir().join(format!("chiasm-sim-engine-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let at = |name: &str| format!("ipc://{}/{name}", directory.display());
     let (handshake, input, output) = (at("handshake"), at("input"), at("output"));

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use chiasm_engine::wire::EngineReady;
 use chiasm_kv::event::{self, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
-use chiasm_sim::{SimConfig, SimEngine};
+use chiasm_sim_engine::{SimConfig, SimEngine};
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
 
 use crate::frontend::{Frontend, image, image_request, soon, text_request, tokens};

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use chiasm_engine::wire::{EngineCoreRequest, EngineMessage, FinishReason, request};
-use chiasm_sim::{Death, Exit, SimConfig, SimEngine, SimError};
+use chiasm_sim_engine::{Death, Exit, SimConfig, SimEngine, SimError};
 use chiasm_types::TokenId;
 
 use crate::frontend::{Frontend, feature, image, image_request, soon, text_request, tokens};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use chiasm_engine::wire::{EngineCoreRequest, FinishReason, MmData, MmItem, TensorData, Utility, Value, request};
-use chiasm_sim::{Exit, SimConfig, SimEngine};
+use chiasm_sim_engine::{Exit, SimConfig, SimEngine};
 use chiasm_transfer::{Arena, Handle, SHM_DIR};
 
 use crate::death::failure;

@@ -1,7 +1,7 @@
 //! Requests with images: what is seen, what is cached, what is missing.
 
 use chiasm_engine::wire::{EngineCoreRequest, FinishReason, Value};
-use chiasm_sim::Exit;
+use chiasm_sim_engine::Exit;
 use chiasm_types::TokenId;
 
 use crate::frontend::{Frontend, digest_of_image, feature, image, image_request, text_request, tokens};
