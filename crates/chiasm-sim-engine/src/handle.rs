@@ -16,8 +16,6 @@ pub(crate) enum Refused {
     Field(&'static str),
     #[error("a handle, and no arena is attached")]
     NotAttached,
-    #[error("a handle that was used before: lend the slot again for each sending")]
-    Used,
     #[error("a handle that can't be resolved: {0}")]
     Unresolved(#[from] BadHandle),
     #[error("a handle for {dtype} {shape:?}: handles can't have such tensors")]

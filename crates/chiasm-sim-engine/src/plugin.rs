@@ -1,10 +1,9 @@
 //! What `python/chiasm_vllm` is in a vLLM: attaches the frontend's arena and turns handles into views of its slots.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chiasm_engine::wire::{Value, WireTensor};
-use chiasm_transfer::{ArenaReader, Handle, LAYOUT_VERSION};
+use chiasm_transfer::{ArenaReader, LAYOUT_VERSION};
 
 use crate::handle::{self, Refused};
 use crate::lent_slot::{Alarm, LentSlot};
@@ -16,15 +15,7 @@ const DTYPES: [&str; 10] =
 /// Clones are the same plugin: the engine's loop attaches, its input thread resolves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plugin {
-    attached: Arc<Mutex<Option<Attached>>>,
-}
-
-#[derive(Debug)]
-struct Attached {
-    arena: ArenaReader,
-    /// The last handle that was resolved of each lease. With two views of one lease, the first to go would return it under
-    /// the other.
-    used: HashMap<u32, Handle>,
+    attached: Arc<Mutex<Option<ArenaReader>>>,
 }
 
 impl Plugin {
@@ -35,7 +26,7 @@ impl Plugin {
     pub(crate) fn attach(&self, name: &Value) -> Result<Value, String> {
         let name = name.as_str().ok_or("the arena's name must be a text")?;
         let arena = ArenaReader::open(name).map_err(|error| error.to_string())?;
-        *self.attached() = Some(Attached { arena, used: HashMap::new() });
+        *self.attached() = Some(arena);
         tracing::info!(name, "attached an arena");
         Ok(Value::Map(vec![
             (Value::from("plugin"), Value::from(env!("CARGO_PKG_VERSION"))),
@@ -50,7 +41,8 @@ impl Plugin {
     /// What does not fit. A lease whose slot has not the tensor's length is returned at once.
     pub(crate) fn resolve(&self, tensor: &WireTensor, map: &Value, alarm: Option<Alarm>) -> Result<LentSlot, Refused> {
         let handle = handle::parse(map)?;
-        let view = self.attached().as_mut().ok_or(Refused::NotAttached)?.take(&handle)?;
+        let arena = self.attached().clone().ok_or(Refused::NotAttached)?;
+        let view = arena.resolve(&handle)?;
         let (dtype, shape) = (|| tensor.dtype.to_string(), || tensor.shape.clone());
         let Some(nbytes) = tensor.nbytes().filter(|_| DTYPES.contains(&&*tensor.dtype)) else {
             return Err(Refused::Tensor { dtype: dtype(), shape: shape() });
@@ -62,21 +54,8 @@ impl Plugin {
     }
 
     /// It is never left half-changed, so a panic elsewhere does not make it unusable.
-    fn attached(&self) -> MutexGuard<'_, Option<Attached>> {
+    fn attached(&self) -> MutexGuard<'_, Option<ArenaReader>> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Attached {
-    fn take(&mut self, handle: &Handle) -> Result<chiasm_transfer::SlotView, Refused> {
-        let same = |used: &Handle| used.arena == handle.arena && used.generation == handle.generation;
-        if self.used.get(&handle.lease).is_some_and(same) {
-            return Err(Refused::Used);
-        }
-        let view = self.arena.resolve(handle)?;
-        // Resolved, so its lease is in the table: there are never more of them than the table has.
-        self.used.insert(handle.lease, *handle);
-        Ok(view)
     }
 }
 
@@ -85,7 +64,7 @@ mod tests {
     use super::*;
     use crate::handle::tests::map;
     use chiasm_engine::wire::TensorData;
-    use chiasm_transfer::{Arena, BadHandle};
+    use chiasm_transfer::{Arena, BadHandle, Handle};
 
     const BYTES: usize = 3 * 1176;
 
@@ -161,11 +140,11 @@ mod tests {
         let (arena, plugin) = attached();
         let handle = lend(&arena);
         let slot = resolve(&plugin, &handle).unwrap();
-        assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Used);
+        assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Unresolved(BadHandle::Used));
         // The first view has not lost its lease by that.
         assert_eq!(arena.usage().leases, 1);
         drop(slot);
-        assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Used);
+        assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Unresolved(BadHandle::Used));
         assert_eq!(arena.usage().leases, 0);
         // Lent again, the same entry has another generation.
         let again = lend(&arena);

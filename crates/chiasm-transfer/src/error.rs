@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Why there is no slot, why an arena can't be opened, why a handle can't be resolved.
 
 use std::io;
 
@@ -76,6 +76,9 @@ pub enum BadHandle {
     /// The lease is not lent, or was lent again since.
     #[error("its lease has ended")]
     Ended,
+    /// It was resolved before. A second view would be written under when the first one is gone.
+    #[error("it was used before: lend the slot again for each sending")]
+    Used,
     /// Its bytes are not those of the lease, or not within the arena.
     #[error("its bytes are not those of its lease")]
     Range,
