@@ -53,9 +53,9 @@ pub struct SimConfig {
     /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes handles of slots. Without
     /// it a handle makes the engine deaf, as any vLLM. Default true.
     pub plugin: bool,
-    /// Whether the bytes of lent slots are compared with what they were at first: whenever a cached item is used, when an
-    /// image is encoded, and before a lease is returned. If they differ the engine dies. Costs one pass of BLAKE3 over
-    /// the tensor each time. Default true.
+    /// Whether the bytes of lent slots are compared with what they were at first: in each step that admits a request with the
+    /// item or encodes the image, and before a lease is returned. If they differ the engine dies. Costs one pass of BLAKE3
+    /// over the tensor each time, however many requests of the step have the item. Default true.
     pub verify_slots: bool,
     /// How long to wait for the frontend's INIT. Default 5 minutes, as vLLM.
     pub init_timeout: Duration,

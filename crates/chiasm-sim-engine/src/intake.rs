@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::handle::Refused;
 use crate::image::cached_bytes;
 use crate::item::Item;
-use crate::lent_slot::{Alarm, LentSlot, Overwritten};
+use crate::lent_slot::{Alarm, LentSlot};
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
 use crate::receiver_cache::{Incoming, ReceiverCache};
@@ -66,8 +66,6 @@ enum Turned {
     Missing(Vec<String>),
     /// It ends the input thread.
     Undecodable(String),
-    /// It ends the engine.
-    Overwritten(Overwritten),
 }
 
 impl Intake {
@@ -111,9 +109,6 @@ impl Intake {
                 tracing::debug!(request = request.request_id, ?missing, "receiver cache miss");
                 self.refuse(request, missing);
             }
-            Err(Turned::Overwritten(overwritten)) => {
-                let _ = self.work.send(Work::Die(overwritten.to_string()));
-            }
             Err(Turned::Undecodable(problem)) => return Err(problem),
         }
         Ok(None)
@@ -137,8 +132,6 @@ impl Intake {
         };
         let updated = cache.lock().unwrap_or_else(PoisonError::into_inner).update(received);
         let items = updated.map_err(Turned::Missing)?;
-        let from_cache = items.iter().zip(&sent).filter(|(_, sent)| sent.is_none());
-        from_cache.map(|(item, _)| item).try_for_each(Item::check).map_err(Turned::Overwritten)?;
         held.decoded.clone_from(&items);
         Ok(items.into_iter().map(Some).collect())
     }

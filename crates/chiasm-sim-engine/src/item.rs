@@ -46,6 +46,10 @@ impl Item {
         &self.outline
     }
 
+    pub(crate) fn slots(&self) -> &[LentSlot] {
+        &self.slots
+    }
+
     /// Compares the slots with what they were lent with.
     pub(crate) fn check(&self) -> Result<(), Overwritten> {
         self.slots.iter().try_for_each(LentSlot::check)

@@ -1,5 +1,6 @@
 //! The engine's hold on a slot of shared memory, and its watch over what is in it.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::intake::Work;
 
 /// A view of a slot that the frontend has lent. The lease is returned with the last clone.
 ///
-/// A slot must not change while it is lent. The digest of what it held at first is compared whenever the slot is used,
+/// A slot must not change while it is lent. The digest of what it held at first is compared in each step that uses the slot,
 /// and once more before the lease is returned.
 #[derive(Clone)]
 pub(crate) struct LentSlot(Arc<Held>);
@@ -57,6 +58,24 @@ impl LentSlot {
     /// Compares its bytes with those that it was lent with.
     pub(crate) fn check(&self) -> Result<(), Overwritten> {
         self.0.check()
+    }
+}
+
+/// The slots that were compared since the step began. However many requests use a slot in one step, it is looked at once, and
+/// after the last of them has come.
+#[derive(Debug, Default)]
+pub(crate) struct CheckedSlots(HashSet<usize>);
+
+impl CheckedSlots {
+    /// Compares those of these slots that were not compared yet.
+    pub(crate) fn check<'a>(&mut self, slots: impl IntoIterator<Item = &'a LentSlot>) -> Result<(), Overwritten> {
+        for slot in slots {
+            // The address is the slot's as long as a request has it, which is longer than a step.
+            if self.0.insert(Arc::as_ptr(&slot.0).addr()) {
+                slot.check()?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -160,6 +179,18 @@ pub(crate) mod tests {
         lent.slot = Lent::new(&[1]).slot;
         assert_eq!(lent.alarm(), Some(reason));
         assert_eq!(lent.arena.usage().leases, 0);
+    }
+
+    #[test]
+    fn in_one_step_a_slot_is_compared_once_and_in_the_next_again() {
+        let (one, other) = (Lent::new(&[7; 100]), Lent::new(&[7; 100]));
+        let mut step = CheckedSlots::default();
+        assert_eq!(step.check([&one.slot, &one.slot.clone()]), Ok(()));
+        one.overwrite();
+        assert_eq!(step.check([&one.slot]), Ok(()));
+        other.overwrite();
+        assert!(step.check([&other.slot]).is_err(), "another slot with the same bytes");
+        assert!(CheckedSlots::default().check([&one.slot.clone()]).is_err());
     }
 
     #[test]

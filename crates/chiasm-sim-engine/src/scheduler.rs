@@ -10,6 +10,7 @@ use chiasm_kv::event::KvEvent;
 use crate::config::SimConfig;
 use crate::encoder_cache::{Encoded, EncoderCache};
 use crate::item::Item;
+use crate::lent_slot::CheckedSlots;
 use crate::logprobs;
 use crate::pace::StepWork;
 use crate::paged_cache::PagedCache;
@@ -118,11 +119,15 @@ impl Scheduler {
     /// Chooses the tokens of the next step.
     ///
     /// # Errors
-    /// A request that the worker dies of, or an image that is to be encoded from a slot that was written to.
+    /// A request that the worker dies of, or an image in a slot that was written to.
     pub(crate) fn schedule(&mut self, now: f64) -> Result<StepWork, Fatal> {
         self.ended = false;
         self.leaving.clear();
-        let mut step = Step { budget: self.config.max_num_batched_tokens, work: StepWork::default() };
+        let mut step = Step {
+            budget: self.config.max_num_batched_tokens,
+            work: StepWork::default(),
+            checked: CheckedSlots::default(),
+        };
         let preempted = self.schedule_running(&mut step, now)?;
         if !preempted {
             self.admit_waiting(&mut step, now)?;
@@ -192,6 +197,8 @@ impl Scheduler {
             if !self.cache.fits(&sequence.table, &hits, sequence.tokens.len()) {
                 break;
             }
+            // Whether or not they are encoded in this step: what the receiver cache gave must be what it was sent.
+            sequence.media.iter().try_for_each(|media| step.check(media.item.as_ref()))?;
             let Some(tokens) = encode(&mut self.encoder, sequence, cached, wanted, step)? else {
                 self.contradicting.push(sequence.id.clone());
                 break;
@@ -322,9 +329,16 @@ impl Scheduler {
 struct Step {
     budget: usize,
     work: StepWork,
+    checked: CheckedSlots,
 }
 
 impl Step {
+    /// Looks whether an item is still what it was lent as.
+    fn check(&mut self, item: Option<&Item>) -> Result<(), Fatal> {
+        let slots = item.into_iter().flat_map(Item::slots);
+        self.checked.check(slots).map_err(|overwritten| Fatal(overwritten.to_string()))
+    }
+
     fn take(&mut self, sequence: &mut Sequence, tokens: usize) {
         sequence.scheduled = tokens;
         self.budget -= tokens;
@@ -353,7 +367,7 @@ fn encode(
             match cache.encode(&media.identifier, crate::image::embedding_tokens(position)) {
                 Encoded::Before => {}
                 Encoded::Now => {
-                    media.item.iter().try_for_each(Item::check).map_err(|problem| Fatal(problem.to_string()))?;
+                    step.check(media.item.as_ref())?;
                     step.work.images += 1;
                 }
                 Encoded::Mismatch => return Ok(None),

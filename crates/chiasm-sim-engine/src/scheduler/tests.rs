@@ -239,7 +239,7 @@ fn slots_are_held_until_the_step_after_the_end() {
 }
 
 #[test]
-fn an_image_is_not_encoded_from_a_slot_that_was_written_to() {
+fn a_request_with_a_slot_that_was_written_to_is_not_admitted() {
     let mut scheduler = scheduler(|_| {});
     let (image, lent) = by_slot(item(4, 4));
     let add = |scheduler: &mut Scheduler, id: &str| {
@@ -249,12 +249,21 @@ fn an_image_is_not_encoded_from_a_slot_that_was_written_to() {
     add(&mut scheduler, "a");
     assert_eq!(scheduler.step().0.images, 1);
     lent[0].overwrite();
-    // Its embeddings are still there.
+    // Nothing would have to be encoded: its embeddings are still there.
     add(&mut scheduler, "b");
-    assert_eq!(scheduler.step().0.images, 0);
-    scheduler.reset_encoder_cache();
-    assert!(scheduler.reset_prefix_cache(false, 1.0));
-    add(&mut scheduler, "c");
+    let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("it was admitted") };
+    assert!(reason.ends_with("was written to while it was lent"), "{reason}");
+}
+
+#[test]
+fn an_image_is_not_encoded_from_a_slot_that_was_written_to() {
+    let mut scheduler = scheduler(|config| config.max_num_batched_tokens = 4);
+    let (image, lent) = by_slot(item(4, 4));
+    let request = with_image(request("a", 1, 11, 1), "x", 5);
+    scheduler.add(Sequence::new(request, vec![Some(image)], 4), 1.0).unwrap();
+    assert_eq!(scheduler.step().0, StepWork { prefill_tokens: 4, ..StepWork::default() });
+    // Admitted long ago, encoded only now.
+    lent[0].overwrite();
     let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("it was encoded") };
     assert!(reason.ends_with("was written to while it was lent"), "{reason}");
 }
