@@ -28,7 +28,7 @@
 //! | life of an engine | `engine` (start, kill, stop), `config`, `faults`, `error` |
 //! | towards the frontend | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
 //! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `clock` |
-//! | caches | `paged_cache` (on `block_chain`, `free_queue`), `receiver_cache`, `encoder_cache` |
+//! | caches | `paged_cache` (on `block_chain`), `receiver_cache`; both, and that of encoded images, on `chiasm-engine-caches` |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
@@ -42,11 +42,9 @@ mod config;
 mod connection;
 mod core;
 mod digest;
-mod encoder_cache;
 mod engine;
 mod error;
 mod faults;
-mod free_queue;
 mod handle;
 mod handshake;
 mod image;

@@ -1,27 +1,13 @@
 //! The engine's own cache of a media item's tensors, which lets a frontend send an item once.
 
-use std::collections::{BTreeMap, HashMap};
+use chiasm_engine_caches::WeightedLru;
 
 /// Least-recently-used cache by bytes, updated request by request.
 ///
 /// vLLM's `LruKeyReplicatedReceiverCache`, whose contents a frontend mirrors by running the same algorithm over the
 /// same requests. Hence what matters is not only what is in it but the order of every touch.
 #[derive(Debug)]
-pub(crate) struct ReceiverCache<T> {
-    capacity: u64,
-    used: u64,
-    entries: HashMap<String, Entry<T>>,
-    /// Keys by age, oldest first.
-    order: BTreeMap<u64, String>,
-    clock: u64,
-}
-
-#[derive(Debug)]
-struct Entry<T> {
-    value: T,
-    bytes: u64,
-    touched: u64,
-}
+pub(crate) struct ReceiverCache<T>(WeightedLru<String, T>);
 
 /// One item of a request: its key, and what the frontend sent for it.
 #[derive(Clone, Debug)]
@@ -34,7 +20,7 @@ pub(crate) struct Incoming<T> {
 impl<T: Clone> ReceiverCache<T> {
     /// An empty cache for `capacity` bytes.
     pub(crate) fn new(capacity: u64) -> Self {
-        Self { capacity, used: 0, entries: HashMap::new(), order: BTreeMap::new(), clock: 0 }
+        Self(WeightedLru::new(capacity))
     }
 
     /// Takes one request's items in prompt order and returns the item for each.
@@ -43,21 +29,17 @@ impl<T: Clone> ReceiverCache<T> {
     /// The keys that had no data and were not cached, in prompt order. The items that had data are cached all the same.
     pub(crate) fn update(&mut self, items: Vec<Incoming<T>>) -> Result<Vec<T>, Vec<String>> {
         for item in &items {
-            self.touch(&item.key);
+            self.0.get(&item.key);
         }
         let (mut values, mut missing) = (Vec::with_capacity(items.len()), Vec::new());
         for Incoming { key, data } in items {
             match data {
                 Some((value, bytes)) => {
-                    self.remove(&key);
-                    self.insert_if_fits(key, value.clone(), bytes);
+                    self.0.insert(key, bytes, value.clone());
                     values.push(value);
                 }
-                None => match self.entries.get(&key).map(|entry| entry.value.clone()) {
-                    Some(value) => {
-                        self.touch(&key);
-                        values.push(value);
-                    }
+                None => match self.0.get(&key) {
+                    Some(value) => values.push(value.clone()),
                     None => missing.push(key),
                 },
             }
@@ -67,55 +49,20 @@ impl<T: Clone> ReceiverCache<T> {
 
     /// What it holds, in no order.
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
-        self.entries.values().map(|entry| &entry.value)
+        self.0.iter().map(|(_, _, value)| value)
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.entries.clear();
-        self.order.clear();
-        self.used = 0;
-    }
-
-    fn touch(&mut self, key: &str) {
-        if let Some(entry) = self.entries.get_mut(key) {
-            self.clock += 1;
-            if let Some(key) = self.order.remove(&entry.touched) {
-                self.order.insert(self.clock, key);
-            }
-            entry.touched = self.clock;
-        }
-    }
-
-    fn remove(&mut self, key: &str) {
-        if let Some(entry) = self.entries.remove(key) {
-            self.order.remove(&entry.touched);
-            self.used -= entry.bytes;
-        }
-    }
-
-    fn insert_if_fits(&mut self, key: String, value: T, bytes: u64) {
-        if bytes > self.capacity {
-            return;
-        }
-        while self.used + bytes > self.capacity {
-            let Some((_, oldest)) = self.order.pop_first() else {
-                break;
-            };
-            if let Some(entry) = self.entries.remove(&oldest) {
-                self.used -= entry.bytes;
-            }
-        }
-        self.clock += 1;
-        self.used += bytes;
-        self.order.insert(self.clock, key.clone());
-        self.entries.insert(key, Entry { value, bytes, touched: self.clock });
+        self.0.clear();
     }
 
     /// Keys and sizes, least recently used first.
     #[cfg(test)]
     fn contents(&self) -> Vec<(String, u64)> {
-        self.order.values().map(|key| (key.clone(), self.entries[key].bytes)).collect()
+        let mut contents: Vec<_> = self.0.iter().map(|(key, bytes, _)| (key.clone(), bytes)).collect();
+        contents.reverse();
+        contents
     }
 }
 
@@ -241,7 +188,6 @@ mod tests {
                     Err(misses) => prop_assert_eq!(misses, missing),
                 }
                 prop_assert_eq!(cache.contents(), naive.items.clone());
-                prop_assert_eq!(cache.used, naive.items.iter().map(|(_, bytes)| bytes).sum::<u64>());
             }
         }
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{EngineCoreOutput, FinishReason, SchedulerStats};
+use chiasm_engine_caches::{Encoded, EncoderCache};
 use chiasm_kv::event::KvEvent;
 
 use crate::config::SimConfig;
-use crate::encoder_cache::{Encoded, EncoderCache};
 use crate::item::Item;
 use crate::lent_slot::CheckedSlots;
 use crate::logprobs;
@@ -29,7 +29,7 @@ pub(crate) struct Fatal(pub(crate) String);
 pub(crate) struct Scheduler {
     config: Arc<SimConfig>,
     cache: PagedCache,
-    encoder: EncoderCache,
+    encoder: EncoderCache<String>,
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
     ids: HashSet<String>,
@@ -47,7 +47,7 @@ impl Scheduler {
     pub(crate) fn new(config: Arc<SimConfig>) -> Self {
         Self {
             cache: PagedCache::new(config.num_blocks, config.block_size.get()),
-            encoder: EncoderCache::new(config.encoder_cache_tokens),
+            encoder: EncoderCache::new(config.encoder_cache_tokens as u64),
             config,
             running: Vec::new(),
             waiting: VecDeque::new(),
@@ -355,7 +355,7 @@ impl Step {
 /// # Errors
 /// The image's slot was written to.
 fn encode(
-    cache: &mut EncoderCache,
+    cache: &mut EncoderCache<String>,
     sequence: &Sequence,
     start: usize,
     tokens: usize,
@@ -364,7 +364,7 @@ fn encode(
     for media in &sequence.media {
         let position = &media.placeholder;
         if position.offset < start + tokens && start < position.offset + position.length {
-            match cache.encode(&media.identifier, crate::image::embedding_tokens(position)) {
+            match cache.encode(media.identifier.as_str(), crate::image::embedding_tokens(position) as u64) {
                 Encoded::Before => {}
                 Encoded::Now => {
                     step.check(media.item.as_ref())?;

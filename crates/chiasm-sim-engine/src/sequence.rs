@@ -2,13 +2,13 @@
 
 use chiasm_engine::wire::output::EngineCoreEvent;
 use chiasm_engine::wire::{EngineCoreRequest, FinishReason, PrefillStats, SamplingParams, StopReason};
+use chiasm_engine_caches::BlockTable;
 use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
 use crate::config::SimConfig;
 use crate::image::{self, SeenImage};
 use crate::item::Item;
-use crate::paged_cache::BlockTable;
 use crate::reply::{self, Answer};
 
 /// A request that waits or runs.

@@ -1,6 +1,8 @@
 //! Does what vLLM's own KVCacheManager did: see `tests/goldens/make_kv_cache_trace.py`.
 
 use super::*;
+use std::collections::HashMap;
+
 use crate::block_chain::MediaRange;
 use chiasm_kv::event::ExtraKey;
 use serde_json::{Value, json};

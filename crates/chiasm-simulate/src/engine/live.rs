@@ -1,9 +1,9 @@
 //! A request on its way through the fleet.
 
+use chiasm_engine_caches::BlockTable;
 use chiasm_kv::BlockKey;
 use chiasm_router::Reservation;
 
-use super::kv_cache::BlockTable;
 use crate::sequence::Sequence;
 use crate::virtual_time::Nanos;
 
