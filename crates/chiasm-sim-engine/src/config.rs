@@ -34,11 +34,11 @@ pub struct SimConfig {
     pub max_num_seqs: usize,
     /// Tokens that one step computes; longer prompts are computed in chunks. Default 8192.
     pub max_num_batched_tokens: usize,
-    /// Speed of the model.
+    /// How fast the simulated model is.
     pub pace: Pace,
-    /// Where KV events are published; `None` for not at all. Default: two free ports of the loopback interface.
+    /// The sockets for KV events; `None` if there are none. Default: two free ports of the loopback interface.
     pub kv_events: Option<KvEvents>,
-    /// What the engine gives as its version of vLLM. Default 0.32.0.
+    /// The version of vLLM that the engine says it has. Default 0.32.0.
     pub vllm_version: String,
     /// The model's element type as the engine reports it. Default `bfloat16`.
     pub dtype: String,
@@ -48,7 +48,7 @@ pub struct SimConfig {
     pub eos: Option<TokenId>,
     /// Size of the vocabulary, for log probabilities. Default 151 936, as Qwen2.
     pub vocab_size: u32,
-    /// How image tensors must look.
+    /// Rules that image tensors must keep.
     pub images: ImageRules,
     /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes handles of slots. Without
     /// it a handle makes the engine deaf, as any vLLM. Default true.
@@ -57,13 +57,13 @@ pub struct SimConfig {
     /// item or encodes the image, and before a lease is returned. If they differ the engine dies. Costs one pass of BLAKE3
     /// over the tensor each time, however many requests of the step have the item. Default true.
     pub verify_slots: bool,
-    /// How long to wait for the frontend's INIT. Default 5 minutes, as vLLM.
+    /// Longest wait for the frontend's INIT. Default 5 minutes, as vLLM.
     pub init_timeout: Duration,
     /// Failures to produce. Default none.
     pub faults: Faults,
 }
 
-/// Where KV events are published.
+/// The sockets at which KV events are published and replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEvents {
     /// The PUB socket to bind: `tcp://127.0.0.1:port`, 0 for a free port, or `tcp://*:port` for all interfaces.

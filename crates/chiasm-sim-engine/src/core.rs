@@ -8,10 +8,10 @@ use chiasm_kv::event::KvEventBatch;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
 use crate::config::SimConfig;
 use crate::intake::{SharedReceiverCache, Work};
 use crate::item::Item;
+use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::pace::StepWork;
 use crate::plugin::Plugin;
@@ -30,7 +30,7 @@ pub(crate) enum End {
     Stopped,
     /// The frontend was told ENGINE_CORE_DEAD because of this.
     Died(String),
-    /// As [`Faults`](crate::Faults) demand; told or not.
+    /// [`Faults`](crate::Faults) demanded it. Whether the frontend is told is up to them, too.
     Fault,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Core {
     pub(crate) scheduler: Scheduler,
     pub(crate) receiver_cache: Option<SharedReceiverCache>,
     pub(crate) plugin: Option<Plugin>,
-    pub(crate) clock: Clock,
+    pub(crate) time: MonotonicTime,
     pub(crate) outbox: Outbox,
     pub(crate) kv_events: Option<mpsc::UnboundedSender<KvEventBatch>>,
 }
@@ -73,7 +73,7 @@ impl Core {
                 continue;
             }
 
-            let work = match self.scheduler.schedule(self.clock.now()) {
+            let work = match self.scheduler.schedule(self.time.now()) {
                 Ok(work) => work,
                 Err(Fatal(reason)) => return self.died(reason),
             };
@@ -88,7 +88,7 @@ impl Core {
                     self.scheduler.abort(ids);
                 }
             }
-            let messages = self.scheduler.update(self.clock.now());
+            let messages = self.scheduler.update(self.time.now());
             generated += tokens(&messages);
             if self.config.faults.die_after_tokens.is_some_and(|limit| generated > limit) {
                 return End::Fault;
@@ -127,7 +127,7 @@ impl Core {
     fn handle(&mut self, work: Work, stopping: &mut bool) -> Result<(), Fatal> {
         match work {
             Work::Add(sequence) if *stopping => self.send_aborted(sequence.client, vec![sequence.id]),
-            Work::Add(sequence) => self.scheduler.add(*sequence, self.clock.now())?,
+            Work::Add(sequence) => self.scheduler.add(*sequence, self.time.now())?,
             Work::Abort(ids) => self.scheduler.abort(&ids),
             Work::Call(call) => self.call(&call, *stopping),
             Work::Die(reason) => return Err(Fatal(reason)),
@@ -142,7 +142,7 @@ impl Core {
     }
 
     fn call(&mut self, call: &Utility, stopping: bool) {
-        let now = self.clock.now();
+        let now = self.time.now();
         let result = match stopping {
             true => Err("Server shutting down".to_owned()),
             false => {
@@ -164,7 +164,7 @@ impl Core {
         let outputs = EngineCoreOutputs {
             outputs: ids.iter().map(output).collect(),
             finished_requests: ids,
-            timestamp: self.clock.now(),
+            timestamp: self.time.now(),
             ..EngineCoreOutputs::default()
         };
         self.outbox.send(client, outputs);

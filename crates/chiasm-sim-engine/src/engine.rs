@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::clock::Clock;
 use crate::config::SimConfig;
 use crate::connection::check_address;
 use crate::core::{Core, End};
@@ -16,6 +15,7 @@ use crate::handshake::{self, Handshake};
 use crate::intake::{Intake, Work};
 use crate::kv_publisher::KvPublisher;
 use crate::lent_slot::Alarm;
+use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
 use crate::receiver_cache::ReceiverCache;
@@ -30,11 +30,11 @@ const FLUSH: Duration = Duration::from_millis(50);
 /// How a simulated engine ended.
 #[derive(Clone, Debug)]
 pub enum Exit {
-    /// By [`SimEngine::kill`], or because the handle was dropped.
+    /// [`SimEngine::kill`] ended it, or its handle was dropped.
     Killed,
-    /// By [`SimEngine::stop`].
+    /// [`SimEngine::stop`] ended it.
     Stopped,
-    /// By itself.
+    /// It ended by itself, because of this.
     Failed(Arc<SimError>),
 }
 
@@ -152,7 +152,7 @@ async fn start(
     }
     let (handshake, init) = Handshake::start(config).await?;
 
-    let clock = Clock::start();
+    let time = MonotonicTime::start();
     let receiver_cache = config.receiver_cache_bytes.map(ReceiverCache::new).map(Mutex::new).map(Arc::new);
     let plugin = config.plugin.then(Plugin::default);
     let (outbox, queues) = Outbox::new(config.rank, init.addresses.outputs.len());
@@ -166,7 +166,7 @@ async fn start(
         alarm: config.verify_slots.then(|| Alarm(work.clone())),
         held: Arc::default(),
         block_size: config.block_size.get(),
-        clock,
+        time,
         outbox: outbox.clone(),
         work,
     };
@@ -185,5 +185,5 @@ async fn start(
     handshake.finish().await?;
 
     let scheduler = Scheduler::new(config.clone());
-    Ok(Core { config: config.clone(), scheduler, receiver_cache, plugin, clock, outbox, kv_events })
+    Ok(Core { config: config.clone(), scheduler, receiver_cache, plugin, time, outbox, kv_events })
 }

@@ -14,7 +14,7 @@ pub enum SimError {
     Bind {
         /// The configured address.
         endpoint: String,
-        /// What the socket said.
+        /// The socket's error.
         source: zeromq::ZmqError,
     },
     /// The frontend did not answer HELLO in time.

@@ -5,10 +5,10 @@ use std::ops::Range;
 /// When and how the engine fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Dies instead of sending the output after this many generated tokens, of all requests together: with
-    /// `Some(0)` before the first token. `None`: never.
+    /// Number of generated tokens, of all requests together, after which the engine dies instead of sending the next one:
+    /// `Some(0)` is before the first token. `None` is never.
     pub die_after_tokens: Option<u64>,
-    /// How it dies then.
+    /// The manner in which it dies then.
     pub death: Death,
     /// Sequence numbers of KV event batches that are not published. Replay still has them.
     pub drop_kv_batches: Range<u64>,
@@ -17,9 +17,9 @@ pub struct Faults {
 /// How an engine dies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Death {
-    /// Like `kill -9`: the connections close, nothing is said.
+    /// The connections close and nothing is said, as after `kill -9`.
     #[default]
     Silent,
-    /// Like a failed worker: ENGINE_CORE_DEAD, then the connections close.
+    /// ENGINE_CORE_DEAD is sent and then the connections close, as when a worker of vLLM has failed.
     Announced,
 }

@@ -15,7 +15,7 @@ pub(crate) struct SeenImage {
     pub(crate) height: u64,
     /// Tokens that it takes in the language model.
     pub(crate) embeddings: usize,
-    /// Of its pixels' bytes, however they came.
+    /// Digest of its pixels' bytes, however they came.
     pub(crate) digest: Digest,
 }
 

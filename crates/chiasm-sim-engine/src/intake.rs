@@ -9,11 +9,11 @@ use chiasm_engine::wire::{
 };
 use tokio::sync::mpsc;
 
-use crate::clock::Clock;
 use crate::handle::Refused;
 use crate::image::cached_bytes;
 use crate::item::Item;
 use crate::lent_slot::{Alarm, LentSlot};
+use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
 use crate::receiver_cache::{Incoming, ReceiverCache};
@@ -39,11 +39,11 @@ pub(crate) type SharedReceiverCache = Arc<Mutex<ReceiverCache<Item>>>;
 pub(crate) struct Intake {
     pub(crate) receiver_cache: Option<SharedReceiverCache>,
     pub(crate) plugin: Option<Plugin>,
-    /// For slots that are written to; `None` when nobody looks.
+    /// Raised for slots that are written to; `None` when nobody looks.
     pub(crate) alarm: Option<Alarm>,
     pub(crate) held: Arc<Mutex<Held>>,
     pub(crate) block_size: usize,
-    pub(crate) clock: Clock,
+    pub(crate) time: MonotonicTime,
     pub(crate) outbox: Outbox,
     pub(crate) work: mpsc::UnboundedSender<Work>,
 }
@@ -51,10 +51,10 @@ pub(crate) struct Intake {
 /// What the input thread's variables still refer to when a message has been dealt with.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    /// Items of the last ADD, `req`: until another one is decoded.
+    /// Items of the last ADD, vLLM's `req`. They are held until another one is decoded.
     decoded: Vec<Item>,
-    /// Items of what last went on to the engine's loop, `request`: until something else does. Without items if that was no
-    /// ADD.
+    /// Items of what last went on to the engine's loop, vLLM's `request`. They are held until something else does; there are
+    /// none if it was no ADD.
     passed_on: Vec<Item>,
 }
 
@@ -163,7 +163,7 @@ impl Intake {
         let outputs = EngineCoreOutputs {
             outputs: vec![output],
             finished_requests: vec![request.request_id],
-            timestamp: self.clock.now(),
+            timestamp: self.time.now(),
             ..EngineCoreOutputs::default()
         };
         self.outbox.send(request.client_index, outputs);

@@ -28,7 +28,7 @@ struct Held {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {offset} was written to while it was lent")]
 pub(crate) struct Overwritten {
-    /// Where the slot begins in its arena: what a slot is known by.
+    /// The slot's beginning in its arena, by which a slot is known.
     pub(crate) offset: u64,
 }
 
@@ -50,7 +50,7 @@ impl LentSlot {
         Self(Arc::new(Held { view, offset, digest, alarm }))
     }
 
-    /// Of the bytes that it was lent with.
+    /// The digest of the bytes that it was lent with.
     pub(crate) fn digest(&self) -> Digest {
         self.0.digest
     }

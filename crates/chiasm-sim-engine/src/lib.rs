@@ -27,7 +27,7 @@
 //! |---|---|
 //! | life of an engine | `engine` (start, kill, stop), `config`, `faults`, `error` |
 //! | towards the frontend | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
-//! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `clock` |
+//! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `monotonic_time` |
 //! | caches | `paged_cache` (on `block_chain`), `receiver_cache`; both, and that of encoded images, on `chiasm-engine-caches` |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
@@ -37,7 +37,6 @@
 #![forbid(unsafe_code)]
 
 mod block_chain;
-mod clock;
 mod config;
 mod connection;
 mod core;
@@ -53,6 +52,7 @@ mod item;
 mod kv_publisher;
 mod lent_slot;
 mod logprobs;
+mod monotonic_time;
 mod outbox;
 mod pace;
 mod paged_cache;

@@ -12,7 +12,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// With the receiving ends of `clients` queues.
+    /// Makes the queues of so many clients; also returns their receiving ends, by client.
     pub(crate) fn new(rank: u16, clients: usize) -> (Self, Vec<mpsc::UnboundedReceiver<Vec<Bytes>>>) {
         let (queues, ends) = (0..clients).map(|_| mpsc::unbounded_channel()).unzip();
         (Self { rank: u32::from(rank), queues }, ends)
@@ -28,7 +28,7 @@ impl Outbox {
         }
     }
 
-    /// Ends the queues; what comes later is lost.
+    /// Ends the queues. Messages that come later are lost.
     pub(crate) fn close(&self) {
         for queue in &self.queues {
             drop(queue.send(Vec::new()));

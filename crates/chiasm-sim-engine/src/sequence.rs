@@ -15,7 +15,7 @@ use crate::reply::{self, Answer};
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: String,
-    /// Which of the frontend's output sockets its outputs go to.
+    /// Index of the frontend's output socket that its outputs go to.
     pub(crate) client: u32,
     pub(crate) params: SamplingParams,
     /// Prompt, then what was generated.
@@ -32,7 +32,7 @@ pub(crate) struct Sequence {
     /// What the engine saw, once the request has been looked at.
     seen: Option<Vec<SeenImage>>,
     answer: Option<Answer>,
-    /// Until the first output.
+    /// Statistics for the first output; `None` once it is sent.
     prefill: Option<PrefillStats>,
     events: Vec<EngineCoreEvent>,
 }
@@ -153,7 +153,7 @@ impl Sequence {
         }
     }
 
-    /// For the first output; `None` afterwards.
+    /// Takes the statistics that go with the first output; `None` afterwards.
     pub(crate) fn take_prefill(&mut self, block_size: usize) -> Option<PrefillStats> {
         let mut stats = self.prefill.take()?;
         let stored = (self.table.stored() * block_size).min(self.prompt) as u64;

@@ -10,7 +10,7 @@ use crate::scheduler::Scheduler;
 pub(crate) struct Callee<'a> {
     pub(crate) scheduler: &'a mut Scheduler,
     pub(crate) receiver_cache: Option<&'a SharedReceiverCache>,
-    /// `None`: vLLM without it.
+    /// `None` if this is a vLLM without the plugin.
     pub(crate) plugin: Option<&'a Plugin>,
     pub(crate) now: f64,
 }

@@ -18,13 +18,13 @@ use kv_cache::KvCache;
 pub(crate) use live::Live;
 use run::DecodeRun;
 
-/// Who is told what an engine gives out.
+/// Somebody who is told what an engine gives out.
 pub(crate) trait Observer {
     /// The whole prompt is computed.
     fn first_token(&mut self, live: &mut Live, now: Nanos);
     /// The last token is there.
     fn finished(&mut self, live: Live, now: Nanos);
-    /// So many tokens came this long after the ones before them.
+    /// `tokens` tokens came `gap` after those before them, one of each request that decodes at a time.
     fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos);
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Engine {
     /// Seats of prompts that are not wholly computed, in order of admission.
     prefilling: Vec<u32>,
     decoding: u64,
-    /// Tokens that those have in their context.
+    /// Tokens in the contexts of the requests that decode.
     context: u64,
     /// Blocks that the running requests will still take.
     growth: usize,
@@ -109,7 +109,7 @@ impl Engine {
         sequence.computed().div_ceil(model.block_size.get()) <= model.num_blocks as usize
     }
 
-    /// When [`Engine::wake`] is to be called next; earlier calls are wrong. Changes with every call.
+    /// The time at which [`Engine::wake`] is to be called next; earlier calls are wrong. It changes with every call.
     pub(crate) fn next_wake(&self) -> Option<Nanos> {
         match &self.activity {
             Activity::Idle => None,

@@ -32,17 +32,17 @@ pub(crate) struct Fleet<'a> {
     engines: Vec<Engine>,
     /// Per engine the tensors that it has or that are on their way, and when they are there.
     receivers: Vec<WeightedLru<u64, Nanos>>,
-    /// When each thread of the frontend is free.
+    /// The times at which the frontend's threads are free.
     threads: BinaryHeap<Reverse<Nanos>>,
     planned: BinaryHeap<Planned>,
     plans: u64,
-    /// On the way from engines to the router, in the order of their times.
+    /// Events and statistics on the way from engines to the router, in the order of their times.
     published: VecDeque<Published>,
     arrivals: ArrivalTimes,
     tally: Tally,
     /// Requests that arrived.
     arrived: u64,
-    /// At the end of the warm-up, and at the last arrival.
+    /// The state at the end of the warm-up, and at the last arrival.
     marks: [Mark; 2],
     items: Vec<RouteItem>,
 }
@@ -78,7 +78,7 @@ struct Mark {
     work: Vec<f64>,
 }
 
-/// When the next request arrives.
+/// Says when the next request arrives.
 struct ArrivalTimes {
     mode: Arrivals,
     rng: SmallRng,

@@ -12,9 +12,9 @@ pub enum NoSlot {
     /// It would not even fit an empty arena.
     #[error("{bytes} bytes do not fit the arena of {capacity}")]
     TooLarge {
-        /// What was asked for.
+        /// Bytes that were asked for.
         bytes: usize,
-        /// What the arena has.
+        /// Bytes that slots can have at most.
         capacity: u64,
     },
     /// Every entry of the table of leases is in use.
@@ -49,7 +49,7 @@ pub enum OpenError {
     Io {
         /// The arena's name.
         name: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -58,7 +58,7 @@ pub enum OpenError {
     Unsuitable {
         /// The arena's name.
         name: String,
-        /// What is wrong.
+        /// The fault in it.
         problem: &'static str,
     },
 }

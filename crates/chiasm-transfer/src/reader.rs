@@ -29,7 +29,7 @@ pub struct ArenaReader {
 struct Shared {
     header: Header,
     mapping: Mapping,
-    /// By lease, the generation that was last resolved. Never more entries than the table of leases has.
+    /// The generation of each lease that was last resolved. It has never more entries than the table of leases.
     resolved: Mutex<HashMap<u32, u32>>,
 }
 
@@ -37,7 +37,7 @@ struct Shared {
 #[derive(Debug)]
 pub struct SlotView {
     arena: Arc<Shared>,
-    /// Where the lease's entry begins.
+    /// The offset of the lease's entry.
     entry: u64,
     generation: u32,
     range: Range<u64>,

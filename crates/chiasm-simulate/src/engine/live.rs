@@ -13,7 +13,7 @@ pub(crate) struct Live {
     /// Whether it counts in the results.
     pub(crate) counted: bool,
     pub(crate) sequence: Sequence,
-    /// Of all full blocks, the answer's too.
+    /// Keys of all full blocks, the answer's too.
     pub(crate) keys: Vec<BlockKey>,
     pub(crate) reservation: Option<Reservation>,
     /// Prompt tokens that the engine found in its cache.

@@ -1,12 +1,12 @@
-//! The engine's monotonic clock.
+//! The time that the engine's messages carry.
 
 use std::time::Instant;
 
 /// Seconds since a little before the engine's start, as vLLM's `time.monotonic()`: never 0, which vLLM takes for unset.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock(Instant);
+pub(crate) struct MonotonicTime(Instant);
 
-impl Clock {
+impl MonotonicTime {
     pub(crate) fn start() -> Self {
         Self(Instant::now())
     }
