@@ -41,4 +41,4 @@ pub use media::{
     Delivered, EncodedItem, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory, TensorOrder, Transfer,
 };
 pub use output::{Content, Finish, Output, Prefill, TokenLogprob, ToolCallDelta};
-pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, PlanClassId};
+pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass};

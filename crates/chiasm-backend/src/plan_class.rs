@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 
 use chiasm_types::BlockSize;
@@ -45,16 +44,6 @@ pub enum PlaceholderForm {
 pub enum KeyScheme {
     /// Our own 127-bit keys, from tokens and media identities (`chiasm-kv`).
     Chiasm,
-}
-
-/// A plan class in one fleet. Numbers are not used again when a class is gone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PlanClassId(pub u32);
-
-impl fmt::Display for PlanClassId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "class_{}", self.0)
-    }
 }
 
 #[cfg(test)]

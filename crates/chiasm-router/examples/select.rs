@@ -11,7 +11,7 @@ use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_router::{
     Clock, EngineStats, Policy, Reservation, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,
 };
-use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
+use chiasm_types::{BlockSize, MmHash, PlanClassId, TokenId, WorkerId};
 
 const BLOCK: BlockSize = BlockSize::new(16).unwrap();
 /// Tokens of the system prompt that every worker holds.
@@ -48,10 +48,13 @@ fn measure(workers: u32, policy: Policy) {
             block_size: BLOCK,
             publishes_events: true,
             encoder_cache_tokens: 16_384,
-            receiver_cache_bytes: 4 << 30,
+            receiver_cache_elements: 4 << 30,
+            class: PlanClassId(0),
+            max_prompt_tokens: usize::MAX,
+            max_encoder_tokens: usize::MAX,
         };
         router.add_worker(worker, info);
-        router.set_stats(worker, EngineStats { running: 4, waiting: 0, kv_usage: 0.5 });
+        router.set_stats(worker, EngineStats { running: 4, waiting: 0, kv_usage: 0.5, ..EngineStats::default() });
         for image in 0..IMAGES {
             router.apply(worker, &Prompt::new(worker.0 * IMAGES + image - (image % 4) / 3, 0).stored());
         }
@@ -114,7 +117,7 @@ impl Prompt {
     }
 
     fn item(&self) -> RouteItem {
-        RouteItem { hash: self.image, end: SYSTEM + IMAGE, embeds: IMAGE, bytes: 3 << 20 }
+        RouteItem { hash: self.image, end: SYSTEM + IMAGE, embeds: IMAGE, elements: 3 << 20 }
     }
 
     /// The events that an engine would publish after it has computed the prompt.

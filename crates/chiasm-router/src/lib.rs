@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use chiasm_router::{RouteRequest, Router, RouterConfig, WorkerInfo};
-//! use chiasm_types::{BlockSize, WorkerId};
+//! use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 //!
 //! let router = Router::new(RouterConfig::default());
 //! let block_size = BlockSize::new(32).unwrap();
@@ -15,7 +15,10 @@
 //!     block_size,
 //!     publishes_events: true,
 //!     encoder_cache_tokens: 8192,
-//!     receiver_cache_bytes: 4 << 30,
+//!     receiver_cache_elements: 4 << 30,
+//!     class: PlanClassId(0),
+//!     max_prompt_tokens: 32_767,
+//!     max_encoder_tokens: 8192,
 //! };
 //! router.add_worker(WorkerId(0), info);
 //!

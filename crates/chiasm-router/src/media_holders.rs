@@ -63,7 +63,7 @@ pub(crate) struct Reusable {
 pub(crate) struct ItemUse {
     pub(crate) hash: MmHash,
     /// Bytes of its tensors.
-    pub(crate) bytes: u64,
+    pub(crate) elements: u64,
     /// Number of its embeddings, in tokens; `None` when its KV blocks spare the encoder.
     pub(crate) embeds: Option<usize>,
 }
@@ -98,14 +98,14 @@ impl MediaHolders {
     pub(crate) fn of<'a>(
         &'a self,
         hash: MmHash,
-        bytes: u64,
+        elements: u64,
         embeds: usize,
         odometers: impl Fn(Seat) -> Option<Odometers> + 'a,
     ) -> impl Iterator<Item = (Seat, Reusable)> + 'a {
         self.holders.get(&hash).into_iter().flatten().filter_map(move |holder| {
             let Odometers { tensors, embeddings } = odometers(holder.seat)?;
             let reusable = Reusable {
-                tensors: tensors.holds(holder.tensors, bytes),
+                tensors: tensors.holds(holder.tensors, elements),
                 embeddings: embeddings.holds(holder.embeddings, embeds as u64),
             };
             Some((holder.seat, reusable))
@@ -121,7 +121,7 @@ impl MediaHolders {
             holders.len() - 1
         });
         let holder = &mut holders[at];
-        holder.tensors = odometers.tensors.note(holder.tensors, item.bytes);
+        holder.tensors = odometers.tensors.note(holder.tensors, item.elements);
         if let Some(embeds) = item.embeds {
             holder.embeddings = odometers.embeddings.note(holder.embeddings, embeds as u64);
         }
@@ -163,16 +163,19 @@ mod tests {
 
     const SEAT: Seat = Seat { place: 0, life: 1 };
 
-    fn odometers(bytes: u64, tokens: u64) -> Odometers {
-        Odometers { tensors: Odometer::new(bytes), embeddings: Odometer::new(tokens) }
+    fn odometers(elements: u64, tokens: u64) -> Odometers {
+        Odometers { tensors: Odometer::new(elements), embeddings: Odometer::new(tokens) }
     }
 
     fn hash(number: u8) -> MmHash {
         MmHash::new([number; 32])
     }
 
-    fn reusable(holders: &MediaHolders, of: Odometers, item: u8, bytes: u64, embeds: usize) -> Reusable {
-        holders.of(hash(item), bytes, embeds, |_| Some(of)).next().map_or(Reusable::default(), |(_, reusable)| reusable)
+    fn reusable(holders: &MediaHolders, of: Odometers, item: u8, elements: u64, embeds: usize) -> Reusable {
+        holders
+            .of(hash(item), elements, embeds, |_| Some(of))
+            .next()
+            .map_or(Reusable::default(), |(_, reusable)| reusable)
     }
 
     proptest! {
@@ -181,7 +184,7 @@ mod tests {
         fn first_uses_fill_the_cache_in_order(capacity in 1..20_u64, count in 0..40_u8) {
             let (mut holders, mut of) = (MediaHolders::default(), odometers(100 * capacity, capacity));
             for item in 0..count {
-                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), bytes: 100, embeds: Some(1) });
+                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), elements: 100, embeds: Some(1) });
             }
             for item in 0..count {
                 let expected = u64::from(count - item) <= capacity;
@@ -196,7 +199,7 @@ mod tests {
             let (mut holders, mut of) = (MediaHolders::default(), odometers(400, 4));
             for (item, encodes) in uses {
                 let embeds = encodes.then_some(1);
-                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), bytes: 100, embeds });
+                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), elements: 100, embeds });
                 let reusable = reusable(&holders, of, item, 100, 1);
                 prop_assert!(reusable.tensors);
                 prop_assert!(reusable.embeddings || !encodes);
@@ -207,7 +210,7 @@ mod tests {
     #[test]
     fn an_item_larger_than_the_cache_is_never_there() {
         let (mut holders, mut of) = (MediaHolders::default(), odometers(0, 10));
-        holders.note(SEAT, &mut of, ItemUse { hash: hash(1), bytes: 5, embeds: Some(11) });
+        holders.note(SEAT, &mut of, ItemUse { hash: hash(1), elements: 5, embeds: Some(11) });
         assert_eq!(reusable(&holders, of, 1, 5, 11), Reusable::default());
     }
 
@@ -217,7 +220,7 @@ mod tests {
         for item in 0..50_000_u32 {
             let mut bytes = [0; 32];
             bytes[..4].copy_from_slice(&item.to_le_bytes());
-            holders.note(SEAT, &mut of, ItemUse { hash: MmHash::new(bytes), bytes: 1, embeds: Some(1) });
+            holders.note(SEAT, &mut of, ItemUse { hash: MmHash::new(bytes), elements: 1, embeds: Some(1) });
             holders.sweep_if_due(|_| Some(of));
             assert!(holders.len() <= 2 * 4096, "{}", holders.len());
         }

@@ -141,7 +141,7 @@ impl Roster {
             pending: Pending::default(),
             lately,
             odometers: Odometers {
-                tensors: Odometer::new(info.receiver_cache_bytes),
+                tensors: Odometer::new(info.receiver_cache_elements),
                 embeddings: Odometer::new(info.encoder_cache_tokens),
             },
             engine: None,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
 use chiasm_kv::{BlockKey, Chore, IndexStats, KvError, PrefixIndex, WorkerIndexStats};
-use chiasm_types::{MmHash, WorkerId};
+use chiasm_types::{MmHash, PlanClassId, WorkerId};
 
 use crate::believed::Believed;
 use crate::clock::Clock;
@@ -27,6 +27,11 @@ pub struct RouteRequest<'a> {
     pub prompt_tokens: usize,
     /// The media items, in any order.
     pub media: &'a [RouteItem],
+    /// Which workers these keys, tokens and items are for.
+    pub class: PlanClassId,
+    /// Embeddings, in tokens, that a worker must be able to encode at once: those of an item that is larger than the
+    /// model's own settings make any; else 0.
+    pub encoder_tokens: usize,
     /// Requests with the same number go to the same worker as long as it is there and not busy.
     pub session: Option<u64>,
     /// Workers that must not get it, such as those that have failed it.
@@ -42,8 +47,8 @@ pub struct RouteItem {
     pub end: usize,
     /// Embeddings that the encoder makes of it, in tokens.
     pub embeds: usize,
-    /// Bytes of its tensors.
-    pub bytes: u64,
+    /// Elements of its tensors.
+    pub elements: u64,
 }
 
 /// Picks workers. Cheap to clone; all clones are the same router.
@@ -215,8 +220,17 @@ impl Router {
     /// [`RouteError::NoWorker`] when there is none that the request does not exclude, [`RouteError::Busy`] when there are
     /// some but all are busy.
     pub fn select(&self, request: &RouteRequest<'_>) -> Result<Reservation, RouteError> {
+        self.select_planned(std::slice::from_ref(request))
+    }
+
+    /// Picks a worker for a request that was planned for several classes of workers: each worker is judged by the plan of its
+    /// class, and workers of other classes don't get it. Session and exclusions are those of the first plan.
+    ///
+    /// # Errors
+    /// Those of [`Router::select`]; [`RouteError::NoWorker`] without a plan.
+    pub fn select_planned(&self, plans: &[RouteRequest<'_>]) -> Result<Reservation, RouteError> {
         let mut scratch = self.shared.scratch().pop().unwrap_or_default();
-        let selected = self.shared.select(request, &mut scratch);
+        let selected = self.shared.select(plans, &mut scratch);
         self.shared.scratch().push(scratch);
         let (hold, assignment) = selected?;
         Ok(Reservation::new(self.shared.clone(), &assignment, hold))
@@ -255,22 +269,24 @@ impl Router {
 }
 
 impl Shared {
-    fn select(&self, request: &RouteRequest<'_>, scratch: &mut Scratch) -> Result<(Hold, Assignment), RouteError> {
+    fn select(&self, plans: &[RouteRequest<'_>], scratch: &mut Scratch) -> Result<(Hold, Assignment), RouteError> {
         let batches = self.batches.load(Ordering::Acquire);
         let now = self.clock.now();
         self.expire_beliefs(now);
-        self.index.lookup(request.keys, &mut scratch.overlaps);
+        for (plan, of_plan) in plans.iter().zip(scratch.for_plans(plans.len())) {
+            self.index.lookup(plan.keys, &mut of_plan.overlaps);
+        }
         let mut roster = self.roster();
         roster.promises.expire(now);
         roster.fade(now, self.config.weights.prefill, self.config.decoding);
-        let assignment = select::choose(&self.config, &mut roster, scratch, request)?;
-        let hold =
-            roster.hold(assignment.seat, assignment.blocks, assignment.pending, request.keys, assignment.overlap);
+        let assignment = select::choose(&self.config, &mut roster, scratch, plans)?;
+        let keys = plans.get(assignment.plan).map_or(&[][..], |plan| plan.keys);
+        let hold = roster.hold(assignment.seat, assignment.blocks, assignment.pending, keys, assignment.overlap);
         let hold = hold.ok_or(RouteError::NoWorker)?;
         // Blocks that were confirmed between the lookup and the promise would stay promised, after their eviction too.
         if roster.at(assignment.seat).is_some_and(|worker| worker.events_at > batches) {
-            let held = self.index.overlap(assignment.id, request.keys);
-            for key in request.keys.iter().take(held).skip(assignment.overlap) {
+            let held = self.index.overlap(assignment.id, keys);
+            for key in keys.iter().take(held).skip(assignment.overlap) {
                 roster.promises.confirm(assignment.seat, *key);
             }
         }

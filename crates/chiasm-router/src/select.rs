@@ -1,6 +1,6 @@
 //! The choice of a worker. `docs/routing.md` has the formula of the cost.
 
-use chiasm_kv::Overlaps;
+use chiasm_kv::{BlockKey, Overlaps};
 use chiasm_types::{BlockSize, WorkerId};
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -16,6 +16,8 @@ use crate::worker::Knowledge;
 pub(crate) struct Assignment {
     pub(crate) id: WorkerId,
     pub(crate) seat: Seat,
+    /// Which of the request's plans is the worker's.
+    pub(crate) plan: usize,
     pub(crate) block_size: BlockSize,
     pub(crate) knowledge: Knowledge,
     /// Blocks of the prompt there, the last one possibly part full.
@@ -30,11 +32,18 @@ pub(crate) struct Assignment {
 /// Buffers of selections, to be used again: nothing is allocated per worker.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    pub(crate) overlaps: Overlaps,
+    /// One for each plan that a request ever had.
+    plans: Vec<OfPlan>,
     candidates: Vec<Candidate>,
     /// The candidate in each place, or [`NONE`].
     candidate_at: Vec<u32>,
     depths: Vec<u32>,
+}
+
+/// What is found for one plan of a request.
+#[derive(Default)]
+pub(crate) struct OfPlan {
+    pub(crate) overlaps: Overlaps,
     items: Items,
 }
 
@@ -43,6 +52,8 @@ const NONE: u32 = u32::MAX;
 struct Candidate {
     id: WorkerId,
     seat: Seat,
+    /// Which of the request's plans is its class's.
+    plan: u32,
     /// Prompt blocks in its own block size.
     blocks: u64,
     block_size: u32,
@@ -121,35 +132,39 @@ pub(crate) fn choose(
     config: &RouterConfig,
     roster: &mut Roster,
     scratch: &mut Scratch,
-    request: &RouteRequest<'_>,
+    plans: &[RouteRequest<'_>],
 ) -> Result<Assignment, RouteError> {
-    let busy = scratch.gather(config, roster, request);
+    let first = plans.first().ok_or(RouteError::NoWorker)?;
+    let busy = scratch.gather(config, roster, plans);
     if scratch.candidates.is_empty() {
         return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
     }
-    scratch.items.fill(request.media);
-    let by_session = request.session.and_then(|session| scratch.of_session(roster, session));
+    scratch.plans.iter_mut().zip(plans).for_each(|(of_plan, plan)| of_plan.items.fill(plan.media));
+    let by_session = first.session.and_then(|session| scratch.of_session(roster, session));
     let chosen = match by_session {
         Some(chosen) => chosen,
-        None => scratch.pick(config, roster, request),
+        None => scratch.pick(config, roster, plans),
     };
     let candidate = &scratch.candidates[chosen];
-    let (id, seat) = (candidate.id, candidate.seat);
-    if let Some(session) = request.session {
+    let (id, seat, plan) = (candidate.id, candidate.seat, candidate.plan as usize);
+    if let Some(session) = first.session {
         roster.sessions.went_to(session, seat);
     }
     roster.last = Some(id);
+    let items = &scratch.plans[plan].items;
     let covered = candidate.covered();
-    let encodes_from = scratch.items.encoded_from(candidate.covered_tokens());
-    let encode = scratch.items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
+    let encodes_from = items.encoded_from(candidate.covered_tokens());
+    let encode = items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
     // What is spared is a sum in another order: no less than nothing is left.
     let encode = (config.weights.encode * encode - candidate.encode_spared).max(0.0);
     let work = candidate.prefill(&config.weights) + encode;
-    let tokens = (request.prompt_tokens as u64).saturating_sub(u64::from(covered) * u64::from(candidate.block_size));
+    let covered = u64::from(covered) * u64::from(candidate.block_size);
+    let tokens = (plans[plan].prompt_tokens as u64).saturating_sub(covered);
     let worker = roster.at(seat).ok_or(RouteError::NoWorker)?;
     Ok(Assignment {
         id,
         seat,
+        plan,
         block_size: worker.info.block_size,
         knowledge: worker.knowledge(),
         blocks: candidate.blocks,
@@ -160,13 +175,21 @@ pub(crate) fn choose(
 }
 
 impl Scratch {
+    /// Room for so many plans.
+    pub(crate) fn for_plans(&mut self, plans: usize) -> &mut [OfPlan] {
+        if self.plans.len() < plans {
+            self.plans.resize_with(plans, OfPlan::default);
+        }
+        &mut self.plans[..plans]
+    }
+
     /// Notes that the chosen worker now gets the request's items.
     pub(crate) fn note_media(&self, roster: &mut Roster, assignment: &Assignment) {
         let Some(mut odometers) = roster.at(assignment.seat).map(|worker| worker.odometers) else { return };
-        for (at, item) in self.items.sorted.iter().enumerate() {
+        for (at, item) in self.plans[assignment.plan].items.sorted.iter().enumerate() {
             let embeds = (at >= assignment.encodes_from).then_some(item.embeds);
-            let (hash, bytes) = (item.hash, item.bytes);
-            roster.media.note(assignment.seat, &mut odometers, ItemUse { hash, bytes, embeds });
+            let (hash, elements) = (item.hash, item.elements);
+            roster.media.note(assignment.seat, &mut odometers, ItemUse { hash, elements, embeds });
         }
         if let Some(worker) = roster.at_mut(assignment.seat) {
             worker.odometers = odometers;
@@ -174,23 +197,41 @@ impl Scratch {
         roster.sweep_media();
     }
 
-    /// The workers that may get the request, with their overlaps and loads. Returns how many are too busy.
-    fn gather(&mut self, config: &RouterConfig, roster: &Roster, request: &RouteRequest<'_>) -> usize {
+    /// The workers that may get the request, in the order of their ids, with their overlaps and loads. Returns how many are too
+    /// busy.
+    fn gather(&mut self, config: &RouterConfig, roster: &Roster, plans: &[RouteRequest<'_>]) -> usize {
         self.candidates.clear();
+        let mut busy = 0;
+        for (at, plan) in plans.iter().enumerate() {
+            busy += self.gather_for(config, roster, at, plan);
+        }
+        if plans.len() > 1 {
+            self.candidates.sort_unstable_by_key(|candidate| candidate.id);
+        }
         self.candidate_at.clear();
         self.candidate_at.resize(roster.places(), NONE);
-        let mut found = self.overlaps.found().iter().peekable();
-        let mut lower = self.overlaps.with_lower_tiers().iter().peekable();
+        for (at, candidate) in self.candidates.iter().enumerate() {
+            self.candidate_at[candidate.seat.place as usize] = at as u32;
+        }
+        busy
+    }
+
+    /// The workers of one plan's class.
+    fn gather_for(&mut self, config: &RouterConfig, roster: &Roster, at: usize, plan: &RouteRequest<'_>) -> usize {
+        let Self { plans, candidates, .. } = self;
+        let overlaps = &plans[at].overlaps;
+        let mut found = overlaps.found().iter().peekable();
+        let mut lower = overlaps.with_lower_tiers().iter().peekable();
         let mut busy = 0;
         // The block size of nearly all.
         let (mut size, mut blocks) = (0, 0);
         let mean_lately = roster.mean_lately();
-        for (id, worker) in roster.workers() {
+        for (id, worker) in roster.workers().filter(|(_, worker)| worker.info.class == plan.class) {
             while found.next_if(|(other, _)| *other < id).is_some() {}
             let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
             while lower.next_if(|(other, _)| *other < id).is_some() {}
             let loadable = lower.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
-            if request.exclude.contains(&id) {
+            if plan.exclude.contains(&id) || !fits(worker, plan) {
                 continue;
             }
             if is_busy(&config.busy, worker) {
@@ -199,19 +240,19 @@ impl Scratch {
             }
             if worker.info.block_size.get() != size {
                 size = worker.info.block_size.get();
-                blocks = request.prompt_tokens.div_ceil(size) as u64;
+                blocks = plan.prompt_tokens.div_ceil(size) as u64;
             }
-            self.candidate_at[worker.seat.place as usize] = self.candidates.len() as u32;
-            self.candidates.push(Candidate {
+            candidates.push(Candidate {
                 id,
                 seat: worker.seat,
+                plan: at as u32,
                 blocks,
                 block_size: size as u32,
                 overlap: overlap as u32,
                 expected: overlap as u32,
                 loadable: loadable as u32,
                 load: worker.blocks_in_use as f64,
-                waiting_work: worker.pending.work + roster.typical.work * waiting_of_others(worker) as f64,
+                waiting_work: worker.pending.work + work_of_others(roster, worker, &config.weights),
                 excess: (worker.lately - mean_lately).max(0.0),
                 encode_spared: 0.0,
                 process_spared: 0.0,
@@ -232,12 +273,14 @@ impl Scratch {
         self.candidates.get(at).filter(|candidate| candidate.seat == seat).map(|_| at)
     }
 
-    fn pick(&mut self, config: &RouterConfig, roster: &mut Roster, request: &RouteRequest<'_>) -> usize {
+    fn pick(&mut self, config: &RouterConfig, roster: &mut Roster, plans: &[RouteRequest<'_>]) -> usize {
         match config.policy {
             Policy::KvMedia | Policy::Kv => {
-                self.expect_promised(roster, request);
-                if config.policy == Policy::KvMedia {
-                    self.spare_media(&config.weights, roster);
+                for (at, plan) in plans.iter().enumerate() {
+                    self.expect_promised(roster, at as u32, plan.keys);
+                    if config.policy == Policy::KvMedia {
+                        self.spare_media(&config.weights, roster, at as u32);
+                    }
                 }
                 self.cost(&config.weights);
                 self.cheapest(&mut roster.rng, config.temperature)
@@ -262,34 +305,38 @@ impl Scratch {
 
     /// What requests in flight promise counts as held. A worker's promises for this prompt begin where its overlap ends,
     /// so that one look per distinct overlap finds them.
-    fn expect_promised(&mut self, roster: &Roster, request: &RouteRequest<'_>) {
+    fn expect_promised(&mut self, roster: &Roster, plan: u32, keys: &[BlockKey]) {
         if roster.promises.is_empty() {
             return;
         }
         self.depths.clear();
-        self.depths.extend(self.candidates.iter().map(|candidate| candidate.overlap));
+        let of_plan = self.candidates.iter().filter(|candidate| candidate.plan == plan);
+        self.depths.extend(of_plan.map(|candidate| candidate.overlap));
         self.depths.sort_unstable();
         self.depths.dedup();
         for &depth in &self.depths {
-            let Some(key) = request.keys.get(depth as usize) else { break };
+            let Some(key) = keys.get(depth as usize) else { break };
             for seat in roster.promises.of(*key) {
                 let Some(at) = self.candidate_of(seat) else { continue };
                 let candidate = &mut self.candidates[at];
-                if candidate.overlap == depth {
-                    candidate.expected = roster.promises.run_end(seat, request.keys, depth as usize) as u32;
+                if candidate.overlap == depth && candidate.plan == plan {
+                    candidate.expected = roster.promises.run_end(seat, keys, depth as usize) as u32;
                 }
             }
         }
     }
 
     /// Media work that workers are spared because they have an item's tensors or embeddings.
-    fn spare_media(&mut self, weights: &Weights, roster: &Roster) {
-        for at in 0..self.items.sorted.len() {
-            let RouteItem { hash, end, embeds, bytes } = self.items.sorted[at];
+    fn spare_media(&mut self, weights: &Weights, roster: &Roster, plan: u32) {
+        for at in 0..self.plans[plan as usize].items.sorted.len() {
+            let RouteItem { hash, end, embeds, elements } = self.plans[plan as usize].items.sorted[at];
             let odometers = |seat| roster.at(seat).map(|worker| worker.odometers);
-            for (seat, held) in roster.media.of(hash, bytes, embeds, odometers) {
+            for (seat, held) in roster.media.of(hash, elements, embeds, odometers) {
                 let Some(at) = self.candidate_of(seat) else { continue };
                 let candidate = &mut self.candidates[at];
+                if candidate.plan != plan {
+                    continue;
+                }
                 let blocks = embeds as f64 / f64::from(candidate.block_size);
                 if held.embeddings && end > candidate.covered_tokens() {
                     candidate.encode_spared += weights.encode * blocks;
@@ -302,13 +349,15 @@ impl Scratch {
     }
 
     fn cost(&mut self, weights: &Weights) {
-        let Self { candidates, items, .. } = self;
+        let Self { candidates, plans, .. } = self;
         // Nearly all candidates expect the same.
         let (mut known, mut encode) = (None, 0.0);
         for candidate in candidates {
+            let items = &plans[candidate.plan as usize].items;
             let per_block = 1.0 / f64::from(candidate.block_size);
-            if known != Some((candidate.covered(), candidate.block_size)) {
-                known = Some((candidate.covered(), candidate.block_size));
+            let expects = Some((candidate.plan, candidate.covered(), candidate.block_size));
+            if known != expects {
+                known = expects;
                 encode = items.embeds_from(items.encoded_from(candidate.covered_tokens())) as f64 * per_block;
             }
             let process = items.embeds_from(0) as f64 * per_block;
@@ -350,11 +399,28 @@ impl Scratch {
     }
 }
 
+/// Whether the worker can be given such a request at all.
+fn fits(worker: &Worker, plan: &RouteRequest<'_>) -> bool {
+    plan.prompt_tokens <= worker.info.max_prompt_tokens && plan.encoder_tokens <= worker.info.max_encoder_tokens
+}
+
 fn is_busy(busy: &BusyThresholds, worker: &Worker) -> bool {
     let engine = worker.engine.unwrap_or_default();
-    busy.kv_usage.is_some_and(|most| engine.kv_usage >= most)
-        || busy.pending_tokens.is_some_and(|most| worker.pending.tokens >= most)
+    let pending = worker.pending.tokens + engine.pending_tokens_of_others;
+    engine.draining
+        || busy.kv_usage.is_some_and(|most| engine.kv_usage >= most)
+        || busy.pending_tokens.is_some_and(|most| pending >= most)
         || busy.waiting.is_some_and(|most| engine.waiting >= most)
+}
+
+/// What requests that this router did not send make the engine do, in the unit of costs: as their frontends tell, or what so
+/// many usually do.
+fn work_of_others(roster: &Roster, worker: &Worker, weights: &Weights) -> f64 {
+    let told = worker.engine.map_or(0, |engine| engine.pending_tokens_of_others);
+    match told {
+        0 => roster.typical.work * waiting_of_others(worker) as f64,
+        tokens => weights.prefill * tokens as f64 / worker.info.block_size.get() as f64,
+    }
 }
 
 /// Requests in the engine's queue that this router did not send, such as another frontend's.

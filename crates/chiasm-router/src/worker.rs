@@ -1,7 +1,7 @@
 //! What is known of one worker.
 
 use chiasm_kv::WorkerIndexStats;
-use chiasm_types::{BlockSize, WorkerId};
+use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
 /// What is fixed about a worker while its engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +15,15 @@ pub struct WorkerInfo {
     pub publishes_events: bool,
     /// Embeddings that the engine's encoder cache holds, in tokens; 0 when it keeps none between requests.
     pub encoder_cache_tokens: u64,
-    /// Bytes of processed media items that the engine's receiver cache holds; 0 for none.
-    pub receiver_cache_bytes: u64,
+    /// Elements of media items' tensors that the engine's receiver cache holds, in the form that the engine is sent; 0 for
+    /// none.
+    pub receiver_cache_elements: u64,
+    /// Which plan of a request counts for the worker.
+    pub class: PlanClassId,
+    /// Longest prompt that leaves room for an answer, in tokens.
+    pub max_prompt_tokens: usize,
+    /// Embeddings of one item that the engine can always encode at once, in tokens.
+    pub max_encoder_tokens: usize,
 }
 
 /// How far the router's knowledge of a worker's KV cache can be trusted.
@@ -53,6 +60,10 @@ pub struct EngineStats {
     pub waiting: u64,
     /// Part of its KV cache in use, 0 to 1.
     pub kv_usage: f64,
+    /// Prompt tokens that the engine has to compute for requests of other frontends before their first tokens.
+    pub pending_tokens_of_others: u64,
+    /// The engine finishes what it has, and is given nothing new.
+    pub draining: bool,
 }
 
 /// One worker as the router sees it at a moment.

@@ -128,6 +128,7 @@ impl Engine {
             running: (self.seats.len() - self.vacant.len()) as u64,
             waiting: self.waiting.len() as u64,
             kv_usage: self.cache.usage(),
+            ..EngineStats::default()
         }
     }
 

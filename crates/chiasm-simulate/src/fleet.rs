@@ -9,7 +9,7 @@ use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_router::{
     Clock, EngineStats, Policy, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,
 };
-use chiasm_types::WorkerId;
+use chiasm_types::{PlanClassId, WorkerId};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -115,7 +115,11 @@ impl<'a> Fleet<'a> {
                 block_size: model.block_size,
                 publishes_events: true,
                 encoder_cache_tokens: model.encoder_cache_tokens,
-                receiver_cache_bytes: model.receiver_cache_bytes,
+                // Raw values, a byte each.
+                receiver_cache_elements: model.receiver_cache_bytes,
+                class: PlanClassId(0),
+                max_prompt_tokens: usize::MAX,
+                max_encoder_tokens: usize::MAX,
             };
             router.add_worker(WorkerId(worker as u32), info);
         }
@@ -212,7 +216,7 @@ impl<'a> Fleet<'a> {
             hash: item.image.hash(),
             end: item.end(),
             embeds: item.image.embeds as usize,
-            bytes: item.image.tensor_bytes(),
+            elements: item.image.tensor_bytes(),
         }));
         let reservation = self.router.select(&RouteRequest {
             keys: &keys[..sequence.prompt() / model.block_size.get()],

@@ -8,6 +8,7 @@
 //! | [`Placeholder`] | the run of prompt tokens that stands for a media item |
 //! | [`BlockSize`] | tokens per KV-cache block |
 //! | [`WorkerId`] | a serving unit that the router can pick |
+//! | [`PlanClassId`] | which workers can be given the same plan of a request |
 //! | [`Dtype`] | element type of a tensor |
 //! | [`TensorField`] | how an engine joins a tensor with those of other items |
 //! | [`Modality`] | image, video, audio, or what a model's own processor brings |
@@ -18,6 +19,7 @@ mod dtype;
 mod mm_hash;
 mod modality;
 mod placeholder;
+mod plan_class_id;
 mod tensor_field;
 mod token;
 mod worker;
@@ -27,6 +29,7 @@ pub use dtype::Dtype;
 pub use mm_hash::{MmHash, ParseMmHashError};
 pub use modality::Modality;
 pub use placeholder::Placeholder;
+pub use plan_class_id::PlanClassId;
 pub use tensor_field::TensorField;
 pub use token::{TokenId, TokenRun};
 pub use worker::WorkerId;

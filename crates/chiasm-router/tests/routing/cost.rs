@@ -7,7 +7,7 @@ use chiasm_types::{MmHash, WorkerId};
 
 /// The item of `Prompt::image_question`: 160 placeholder tokens from `start` on.
 fn item(image: u8, start: usize) -> RouteItem {
-    RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, bytes: 10_000 }
+    RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, elements: 10_000 }
 }
 
 const NO_WEIGHTS: Weights =
@@ -152,16 +152,16 @@ fn requests_of_others_that_wait_in_an_engine_count_as_usual_ones() {
     let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
     // So that there is a usual one.
     (0..500).for_each(|text| drop(Prompt::text(text, 160).select(&router)));
-    router.set_stats(WorkerId(0), EngineStats { running: 3, waiting: 2, kv_usage: 0.1 });
+    router.set_stats(WorkerId(0), EngineStats { running: 3, waiting: 2, kv_usage: 0.1, ..EngineStats::default() });
     assert!((1000..1020).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
     // Running ones don't wait, and those that this router sent are known better.
-    router.set_stats(WorkerId(0), EngineStats { running: 30, waiting: 0, kv_usage: 0.1 });
+    router.set_stats(WorkerId(0), EngineStats { running: 30, waiting: 0, kv_usage: 0.1, ..EngineStats::default() });
     assert!((2000..2050).any(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(0)));
 }
 
 #[test]
 fn a_busy_worker_gets_nothing_and_if_all_are_busy_that_is_said() {
-    let stats = EngineStats { running: 10, waiting: 5, kv_usage: 0.9 };
+    let stats = EngineStats { running: 10, waiting: 5, kv_usage: 0.9, ..EngineStats::default() };
     for threshold in 0..3 {
         let router = router(2, |config| match threshold {
             0 => config.busy.kv_usage = Some(0.9),

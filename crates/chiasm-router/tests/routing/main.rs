@@ -5,6 +5,7 @@ mod approximate;
 mod background;
 mod balance;
 mod bookkeeping;
+mod classes;
 mod cost;
 mod scenarios;
 mod threads;

@@ -306,8 +306,8 @@ fn a_prompt_shorter_than_a_block_is_routed_by_load() {
 fn what_engines_say_about_themselves_shows_in_the_snapshot() {
     let router = router(1, |_| ());
     assert_eq!(router.workers()[0].engine, None);
-    let stats = EngineStats { running: 3, waiting: 2, kv_usage: 0.25 };
+    let stats = EngineStats { running: 3, waiting: 2, kv_usage: 0.25, ..EngineStats::default() };
     router.set_stats(WorkerId(0), stats);
-    router.set_stats(WorkerId(9), EngineStats { running: 1, waiting: 1, kv_usage: 1.0 });
+    router.set_stats(WorkerId(9), EngineStats { running: 1, waiting: 1, kv_usage: 1.0, ..EngineStats::default() });
     assert_eq!(router.workers()[0].engine, Some(stats));
 }

@@ -37,7 +37,10 @@ fn books_balance_after_many_threads_selected_while_events_were_applied() {
             while selecting.load(Relaxed) {
                 for worker in router.workers() {
                     assert!(worker.index.blocks <= 8 * 12, "{worker:?}");
-                    router.set_stats(worker.id, EngineStats { running: 1, waiting: 0, kv_usage: 0.5 });
+                    router.set_stats(
+                        worker.id,
+                        EngineStats { running: 1, waiting: 0, kv_usage: 0.5, ..EngineStats::default() },
+                    );
                 }
             }
         });

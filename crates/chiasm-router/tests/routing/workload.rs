@@ -3,7 +3,7 @@
 use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_router::{Reservation, RouteError, RouteRequest, Router, RouterConfig, WorkerInfo};
-use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
+use chiasm_types::{BlockSize, MmHash, PlanClassId, TokenId, WorkerId};
 
 pub(crate) const BLOCK: BlockSize = BlockSize::new(16).unwrap();
 
@@ -93,7 +93,10 @@ pub(crate) const INFO: WorkerInfo = WorkerInfo {
     block_size: BLOCK,
     publishes_events: true,
     encoder_cache_tokens: 2000,
-    receiver_cache_bytes: 1 << 20,
+    receiver_cache_elements: 1 << 20,
+    class: PlanClassId(0),
+    max_prompt_tokens: usize::MAX,
+    max_encoder_tokens: usize::MAX,
 };
 
 /// A router with workers 0, 1, … and a seed, so that a failure comes again.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chiasm_backend::{Capabilities, PlanClass, PlanClassId};
-use chiasm_types::WorkerId;
+use chiasm_backend::{Capabilities, PlanClass};
+use chiasm_types::{PlanClassId, WorkerId};
 
 /// A plan class that at least one worker is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct PresentClass {
     pub max_model_len: usize,
     /// The most tokens that one step of any of its workers computes.
     pub max_batched_tokens: usize,
+    /// The fewest tokens that one step of any of its workers computes.
+    pub min_batched_tokens: usize,
 }
 
 /// The classes of one moment. Requests are planned for each of them.
@@ -74,6 +76,7 @@ impl Classes {
                 class: class.clone(),
                 max_model_len: members().map(|member| member.max_model_len).max()?,
                 max_batched_tokens: members().map(|member| member.max_batched_tokens).max()?,
+                min_batched_tokens: members().map(|member| member.max_batched_tokens).min()?,
             })
         });
         self.present = present.collect();

@@ -105,7 +105,7 @@ impl KvEventReceiver for Feed {
 mod tests {
     use chiasm_kv::event::{BlockStored, ExternalHash, KvEventBatch};
     use chiasm_router::{Knowledge, RouterConfig, WorkerInfo};
-    use chiasm_types::{BlockSize, TokenId};
+    use chiasm_types::{BlockSize, PlanClassId, TokenId};
 
     use super::*;
 
@@ -128,7 +128,10 @@ mod tests {
             block_size: BlockSize::new(1).unwrap(),
             publishes_events: true,
             encoder_cache_tokens: 0,
-            receiver_cache_bytes: 0,
+            receiver_cache_elements: 0,
+            class: PlanClassId(0),
+            max_prompt_tokens: 100,
+            max_encoder_tokens: 100,
         };
         router.add_worker(id, info);
         let mut feed = Feed { router: router.clone(), id, followed: followed.clone(), fresh: true };

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use chiasm_backend::{Backend, ConnectError, Connected, Connector, Death, KvSource, Life};
+use chiasm_backend::{Backend, ConnectError, Connected, Connector, Death, KvSource, Life, Load};
 use chiasm_router::EngineStats;
 use chiasm_types::WorkerId;
 use tokio::sync::watch;
@@ -97,8 +97,8 @@ async fn live(
     let _events = source.map(|stream| events::follow(fleet.router.clone(), id, stream, followed));
     let router = fleet.router.clone();
     backend.follow_load(Box::new(move |load| {
-        let (running, waiting, kv_usage) = (load.running, load.waiting, load.kv_usage);
-        router.set_stats(id, EngineStats { running, waiting, kv_usage });
+        let Load { running, waiting, kv_usage, pending_tokens_of_others, draining } = load;
+        router.set_stats(id, EngineStats { running, waiting, kv_usage, pending_tokens_of_others, draining });
     }));
     *ready = Some(Instant::now());
     tracing::info!(

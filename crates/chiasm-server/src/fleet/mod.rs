@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, MediaForm, PlanClassId, TensorFormat};
+use chiasm_backend::{Backend, Connector, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
-use chiasm_types::WorkerId;
+use chiasm_types::{PlanClassId, WorkerId};
 use events::Followed;
 pub use events::KvEventCounts;
 use tokio::runtime::Handle;
@@ -164,10 +164,12 @@ impl Fleet {
             block_size: can.class.block_size,
             publishes_events,
             encoder_cache_tokens: can.encoder_cache_tokens,
-            receiver_cache_bytes: can.receiver_cache_bytes,
+            receiver_cache_elements: element_bytes(can.media).map_or(0, |bytes| can.receiver_cache_bytes / bytes),
+            class,
+            // At exactly the context's length an engine never answers.
+            max_prompt_tokens: can.max_model_len.saturating_sub(1),
+            max_encoder_tokens: can.max_batched_tokens,
         };
-        let _ = class;
-        let _ = tensor_element_bytes(can.media);
         self.router.add_worker(id, info);
         self.ready.send_replace(self.state().workers.len());
     }
@@ -191,12 +193,12 @@ impl Fleet {
     }
 }
 
-/// Bytes that a worker is sent per element of a large tensor; 0 where it is sent none.
-fn tensor_element_bytes(media: MediaForm) -> u64 {
+/// Bytes that a worker is sent per element of a large tensor; `None` where it is sent no tensors.
+fn element_bytes(media: MediaForm) -> Option<u64> {
     match media {
-        MediaForm::Tensors(TensorFormat::Raw) => 1,
-        MediaForm::Tensors(TensorFormat::Normalized(dtype)) => dtype.size() as u64,
-        MediaForm::Encoded | MediaForm::None => 0,
+        MediaForm::Tensors(TensorFormat::Raw) => Some(1),
+        MediaForm::Tensors(TensorFormat::Normalized(dtype)) => Some(dtype.size() as u64),
+        MediaForm::Encoded | MediaForm::None => None,
     }
 }
 

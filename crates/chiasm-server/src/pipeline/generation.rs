@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Input, Job, JobError, Output, PlanClassId, Prefill, RunningJob};
+use chiasm_backend::{Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob};
 use chiasm_router::{Reservation, RouteRequest};
-use chiasm_types::WorkerId;
+use chiasm_types::{PlanClassId, WorkerId};
 use futures_util::stream::{Stream, unfold};
 use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
 use super::error::{Cause, RequestError};
-use super::prepare::Prepared;
+use super::prepare::{Planned, Prepared};
 use super::sampling;
 use crate::frontend::Frontend;
 
@@ -221,17 +221,29 @@ impl Generation {
     }
 }
 
-/// Picks a worker.
+/// Picks a worker. Each is judged by the plan of its class.
 fn route(frontend: &Frontend, prepared: &Prepared, before: &Attempts) -> Result<Reservation, Failure> {
-    let Some(plan) = prepared.plans.first() else { return Err(RequestError::not_ready().into()) };
-    let route = RouteRequest {
+    let router = frontend.fleet.router();
+    let picked = match prepared.plans.as_slice() {
+        [only] => router.select(&to_route(only, prepared, before)),
+        plans => {
+            let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, before)).collect();
+            router.select_planned(&plans)
+        }
+    };
+    Ok(picked.map_err(RequestError::from)?)
+}
+
+fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, before: &'a Attempts) -> RouteRequest<'a> {
+    RouteRequest {
+        class: plan.class,
         keys: &plan.keys,
         prompt_tokens: plan.tokens.len(),
         media: &plan.route_items,
+        encoder_tokens: plan.encoder_tokens,
         session: prepared.session,
         exclude: &before.dead,
-    };
-    Ok(frontend.fleet.router().select(&route).map_err(RequestError::from)?)
+    }
 }
 
 /// Runs a prompt to its end. Nothing is sent to the client before that, so a worker may die at any time.

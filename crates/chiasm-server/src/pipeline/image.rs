@@ -94,13 +94,15 @@ impl Images {
         let hash = chiasm_media::mm_hash(&image.content, &Modality::Image, &settings.fingerprint);
         let plan =
             self.plans.get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?)).map_err(|e| e.at(field))?;
-        check_fits_encoder_cache(vision, size, &plan, class).map_err(|error| error.at(field))?;
+        let encoder_tokens = encoder_tokens(vision, size, &plan, class).map_err(|error| error.at(field))?;
         Ok(ItemPlan {
             modality: Modality::Image,
             hash,
             runs: plan.placeholder.clone(),
             embeds: plan.tokens,
+            // As raw values, a byte each.
             elements: plan.pixel_bytes(PixelFormat::RawU8) as u64,
+            encoder_tokens,
             source: Arc::new(ImageSource {
                 images: self.clone(),
                 hash,
@@ -113,21 +115,26 @@ impl Images {
     }
 }
 
+/// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the class can.
+///
 /// An engine waits for ever with an image that its encoder cache can't hold. The cache holds what the model's own
 /// settings can ask for, and at least the tokens of one step (`compute_mm_encoder_budget` in vLLM); a request's
 /// settings may ask for more.
-fn check_fits_encoder_cache(
+fn encoder_tokens(
     vision: &VisionModel,
     size: ImageSize,
     plan: &ImagePlan,
     class: &PresentClass,
-) -> Result<(), RequestError> {
-    if plan.tokens <= class.max_batched_tokens {
-        return Ok(());
+) -> Result<usize, RequestError> {
+    if plan.tokens <= class.min_batched_tokens {
+        return Ok(0);
     }
     let usual = vision.plan(size, &ImageKwargs::default())?;
     if plan.tokens <= usual.tokens {
-        return Ok(());
+        return Ok(0);
+    }
+    if plan.tokens <= class.max_batched_tokens {
+        return Ok(plan.tokens);
     }
     Err(RequestError::invalid(
         "mm_processor_kwargs",

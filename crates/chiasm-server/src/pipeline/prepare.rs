@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
-use chiasm_backend::{JobItem, PlanClassId, RequestId, TraceContext};
+use chiasm_backend::{JobItem, RequestId, TraceContext};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::{EncodedMedia, MediaName, MediaPart};
 use chiasm_prompt::{ChatMessage, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
-use chiasm_types::{Modality, Placeholder, TokenId};
+use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
 use tracing::Instrument;
@@ -50,6 +50,8 @@ pub struct Planned {
     pub tokens: Arc<Vec<TokenId>>,
     /// Keys of the prompt's full blocks.
     pub keys: Vec<BlockKey>,
+    /// Embeddings that a worker must be able to encode at once; 0 if any can.
+    pub encoder_tokens: usize,
     /// The media items in order of appearance, as the router sees them.
     pub route_items: Vec<RouteItem>,
     /// The media items in order of appearance, as a backend sees them.
@@ -169,7 +171,8 @@ fn plan_text(
 ) -> Result<Vec<Planned>, RequestError> {
     check_tokens(&tokens, model.last_token())?;
     let tokens = Arc::new(tokens);
-    Ok(classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), salt)).collect())
+    let plans = classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), salt)).collect();
+    that_fit(plans, classes)
 }
 
 /// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.
@@ -200,7 +203,7 @@ fn plan_chat(
     let tokens = model.tokenizer.encode(&text, false)?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();
-    let for_class = |class: &PresentClass| {
+    let for_class = |class: &PresentClass| -> Result<Planned, RequestError> {
         let settings = images.settings(&chat.processor_kwargs, class)?;
         let mut item_tokens = 0;
         let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
@@ -221,7 +224,21 @@ fn plan_chat(
         check_tokens(&expanded.tokens, model.last_token())?;
         Ok(planned(class, Arc::new(expanded.tokens), items.into_iter().zip(expanded.placeholders).collect(), salt))
     };
-    classes.iter().map(for_class).collect()
+    that_fit(classes.iter().map(for_class).collect::<Result<_, _>>()?, classes)
+}
+
+/// The plans for classes with a worker whose context has room for an answer.
+fn that_fit(mut plans: Vec<Planned>, classes: &[PresentClass]) -> Result<Vec<Planned>, RequestError> {
+    let room =
+        |plan: &Planned| classes.iter().find(|class| class.id == plan.class).map_or(0, |class| class.max_model_len);
+    let largest = plans.iter().map(|plan| (room(plan), plan.tokens.len())).max();
+    plans.retain(|plan| plan.tokens.len() < room(plan));
+    match (plans.is_empty(), largest) {
+        (true, Some((max_model_len, tokens))) => {
+            Err(RequestError::from(Cause::ContextFull { tokens, max_model_len }).at("messages"))
+        }
+        _ => Ok(plans),
+    }
 }
 
 /// Adds the block keys, and what router and backend have to know of the items.
@@ -236,6 +253,7 @@ fn planned(
     let keys = block_keys(&blocks, class.class.block_size);
     Planned {
         class: class.id,
+        encoder_tokens: items.iter().map(|(item, _)| item.encoder_tokens).max().unwrap_or(0),
         route_items: items.iter().map(|(item, at)| item.to_route(at)).collect(),
         job_items: items.into_iter().map(|(item, at)| item.into_job(at)).collect(),
         tokens,

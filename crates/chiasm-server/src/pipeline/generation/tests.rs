@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
 use chiasm_backend::{Content, Finish, Load, ToolCallDelta};
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, TokenId};
 use futures_util::StreamExt;
 
 use super::*;
@@ -53,10 +53,7 @@ async fn an_answer_in_one_piece_moves_on_whatever_its_worker_has_told() {
     stand.backends[0].next_job(Script::tokens(&[40, 41, 42]).fail(died()));
     stand.backends[1].next_job(Script::tokens(&[50]).then(0, &[51]).finish(Finish::Eos));
     let (choices, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
-    assert_eq!(
-        (choices[0].tokens.as_slice(), attempted.worker),
-        (&[50, 51].map(chiasm_types::TokenId)[..], WorkerId(1))
-    );
+    assert_eq!((choices[0].tokens.as_slice(), attempted.worker), (&[50, 51].map(TokenId)[..], WorkerId(1)));
     assert_eq!(retries(&stand), 1);
 }
 
@@ -190,8 +187,7 @@ async fn a_request_is_planned_once_for_each_class_of_workers() {
     let mut other = fake_capabilities();
     other.class.block_size = BlockSize::new(4).unwrap();
     let stand = Stand::with(vec![FakeBackend::new(), FakeBackend::new(), FakeBackend::with(other)]).await;
-    let prepared =
-        stand.prepare(Prompt::Tokens((1..=40).map(chiasm_types::TokenId).collect()), Sampling::default()).await;
+    let prepared = stand.prepare(Prompt::Tokens((1..=40).map(TokenId).collect()), Sampling::default()).await;
     let prepared = prepared.unwrap();
     let keys: Vec<usize> = prepared.plans.iter().map(|plan| plan.keys.len()).collect();
     assert_eq!(keys, [2, 10]);
@@ -210,7 +206,7 @@ async fn a_request_is_planned_once_for_each_class_of_workers() {
 async fn a_prompt_goes_only_where_it_fits() {
     let small = chiasm_backend::Capabilities { max_model_len: 8, ..fake_capabilities() };
     let stand = Stand::with(vec![FakeBackend::with(small), FakeBackend::new()]).await;
-    let tokens = |count: u32| Prompt::Tokens((1..=count).map(chiasm_types::TokenId).collect());
+    let tokens = |count: u32| Prompt::Tokens((1..=count).map(TokenId).collect());
     for count in [7, 8, 9, 40] {
         let backend = &stand.backends[usize::from(count > 7)];
         backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
