@@ -1,13 +1,15 @@
 //! The frontend's end of the connection to one engine.
 
+mod connection;
 mod delivery;
 mod handshake;
 mod registry;
-mod shared;
 mod stream;
 mod tasks;
 mod validate;
 
+use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +20,8 @@ pub use self::delivery::{AttachError, Delivered};
 pub use self::handshake::PendingEngine;
 pub use self::stream::OutputStream;
 
+use self::connection::{Connection, Outgoing};
 use self::delivery::Delivery;
-use self::shared::Shared;
 use crate::endpoints::EngineEndpoints;
 use crate::error::{DeathCause, EngineError};
 use crate::wire::{EngineCoreRequest, EngineReady, SchedulerStats, Utility, Value, request};
@@ -33,11 +35,22 @@ pub struct ClientOptions {
     pub strict_version: bool,
     /// Size of the model's vocabulary (embedding rows), to refuse token ids outside.
     pub vocab_size: Option<u32>,
+    /// Tensors whose rows another one counts. A request where the two differ would kill the engine, so it is refused.
+    pub counted_rows: Vec<CountedRows>,
     /// Capacity of the engine's receiver cache in bytes, exactly as it was started with; `None` when it has none or that
     /// is not known. Then every media item is sent with its data. Assuming a cache where there is none kills the engine.
     pub receiver_cache_bytes: Option<u64>,
     /// How long the engine may take to become ready.
     pub ready_timeout: Option<Duration>,
+}
+
+/// Two tensors of an item that belong together: the first has as many rows as the product of the second's three extents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CountedRows {
+    /// The tensor with the rows.
+    pub rows_of: Cow<'static, str>,
+    /// The tensor of three integers, along time, height and width.
+    pub grid: Cow<'static, str>,
 }
 
 /// One engine, from its handshake to its death. Clones share the connection; it closes with the last one.
@@ -56,16 +69,17 @@ pub struct EngineClient {
 /// Closes the connection on drop.
 #[derive(Debug)]
 struct ClientHandle {
-    shared: Arc<Shared>,
+    connection: Arc<Connection>,
     ready: EngineReady,
     options: ClientOptions,
     addresses: EngineEndpoints,
+    peer: Option<IpAddr>,
     delivery: Delivery,
 }
 
 impl Drop for ClientHandle {
     fn drop(&mut self) {
-        self.shared.die(DeathCause::Closed);
+        self.connection.die(DeathCause::Closed);
     }
 }
 
@@ -95,18 +109,18 @@ impl EngineClient {
     /// without make [`EngineError::NeedsData`]: nothing was sent, try again with their data.
     pub fn submit(&self, mut request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
         validate::check(&request, &self.handle.ready, &self.handle.options)?;
-        let shared = &self.handle.shared;
-        // Held until the request is queued: the engine must see requests in the order in which the mirror does.
+        let connection = &self.handle.connection;
+        // Held until the request is queued: the engine must see requests in the order in which the mirror does. The task that
+        // sends encodes it.
         let mut order = self.handle.delivery.order();
         let keys = order.missing(&request.mm_features);
         if !keys.is_empty() {
             return Err(EngineError::NeedsData { keys });
         }
-        let arrivals = shared.registry().open(&request.request_id)?;
+        let arrivals = connection.registry().open(&request.request_id)?;
         let delivered = order.hand_over(&mut request.mm_features);
-        let message = request::encode(&request);
-        let stream = OutputStream::new(request.request_id, arrivals, shared.clone(), delivered);
-        shared.send(message)?;
+        let stream = OutputStream::new(request.request_id.clone(), arrivals, connection.clone(), delivered);
+        connection.send(Outgoing::Add(Box::new(request)))?;
         Ok(stream)
     }
 
@@ -137,16 +151,16 @@ impl EngineClient {
 
     /// Calls a method of the engine, e.g. `reset_mm_cache`. The engine answers between two steps.
     pub async fn utility(&self, method: &str, args: Vec<Value>, timeout: Duration) -> Result<Value, EngineError> {
-        let shared = &self.handle.shared;
-        let (call_id, answer) = shared.registry().call()?;
+        let connection = &self.handle.connection;
+        let (call_id, answer) = connection.registry().call()?;
         let call = Utility { client_index: 0, call_id, method: method.to_owned(), args };
-        shared.send(request::encode_utility(&call))?;
+        connection.send(Outgoing::Frames(request::encode_utility(&call)))?;
         match tokio::time::timeout(timeout, answer).await {
             Ok(Ok(Ok(result))) => Ok(result),
             Ok(Ok(Err(message))) => Err(EngineError::Utility { method: method.to_owned(), message }),
-            Ok(Err(_)) => Err(EngineError::Dead { cause: shared.cause() }),
+            Ok(Err(_)) => Err(EngineError::Dead { cause: connection.cause() }),
             Err(_) => {
-                shared.registry().hang_up(call_id);
+                connection.registry().hang_up(call_id);
                 Err(EngineError::UtilityTimeout { method: method.to_owned(), after: timeout })
             }
         }
@@ -154,27 +168,39 @@ impl EngineClient {
 
     /// State of the engine's scheduler after its last step; all zero before the first.
     pub fn stats(&self) -> watch::Receiver<SchedulerStats> {
-        self.handle.shared.stats()
+        self.handle.connection.stats()
+    }
+
+    /// Calls `sink` with the state of the engine's scheduler after each of its steps, in the task that receives it: so it
+    /// must be quick, and must not call this client. A second call replaces the first sink.
+    pub fn follow_stats(&self, sink: impl Fn(&SchedulerStats) + Send + Sync + 'static) {
+        self.handle.connection.follow_stats(Box::new(sink));
+    }
+
+    /// The address that the engine's requests are sent to: that of the machine where it runs, as far as this one sees.
+    /// `None` over Unix sockets.
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.handle.peer
     }
 
     /// Number of requests whose streams are open.
     pub fn open_requests(&self) -> usize {
-        self.handle.shared.registry().open_requests()
+        self.handle.connection.registry().open_requests()
     }
 
     /// Whether the engine is not known to be gone.
     pub fn is_alive(&self) -> bool {
-        self.handle.shared.registry().death().is_none()
+        self.handle.connection.registry().death().is_none()
     }
 
     /// Returns once the engine is gone, and how.
     pub async fn closed(&self) -> DeathCause {
-        self.handle.shared.gone().await
+        self.handle.connection.gone().await
     }
 
     /// Declares the engine gone, e.g. because its process has ended. Streams end with this cause if it is the
     /// first one known.
     pub fn mark_dead(&self, cause: DeathCause) {
-        self.handle.shared.die(cause);
+        self.handle.connection.die(cause);
     }
 }

@@ -25,7 +25,7 @@
 //!
 //! let mut stream = engine.submit(EngineCoreRequest {
 //!     request_id: "a".into(),
-//!     prompt_token_ids: vec![TokenId(1), TokenId(2)],
+//!     prompt_token_ids: vec![TokenId(1), TokenId(2)].into(),
 //!     sampling_params: SamplingParams { max_tokens: 8, ..SamplingParams::default() },
 //!     ..EngineCoreRequest::default()
 //! })?;
@@ -42,11 +42,13 @@
 //! | [`EngineClient`] | handshake, requests, streams, aborts, method calls, death |
 //! | [`ReceiverMirror`] | what the engine's receiver cache holds |
 //! | [`Delivered`] | how media items reached the engine: not at all, in shared memory, in the message |
+//! | [`EngineConnector`] | the way from an [`EngineHost`] to a `Backend`: jobs, media on demand, capabilities |
 //! | [`EngineEndpoints`], [`SocketDir`] | where the sockets are |
 //! | [`launch`] | headless vLLM as a child process |
 //! | [`EngineError`], [`DeathCause`] | what can go wrong |
 #![forbid(unsafe_code)]
 
+mod backend;
 mod client;
 mod endpoints;
 mod error;
@@ -54,7 +56,11 @@ pub mod launch;
 mod mirror;
 pub mod wire;
 
-pub use client::{AttachError, ClientOptions, Delivered, EngineClient, OutputStream, PendingEngine};
+pub use backend::{
+    ArenaPolicy, AttachHost, EngineConnector, EngineHost, EngineOptions, FormatPolicy, LaunchHost, RunningEngine,
+    ShmTooSmall,
+};
+pub use client::{AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine};
 pub use endpoints::{EngineEndpoints, SocketDir};
 pub use error::{DeathCause, EngineError};
 pub use mirror::ReceiverMirror;

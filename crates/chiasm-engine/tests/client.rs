@@ -188,7 +188,7 @@ async fn a_request_that_would_break_the_engine_is_not_sent() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut request = text_request("a");
-    request.prompt_token_ids = vec![TokenId(1); report().max_model_len];
+    request.prompt_token_ids = vec![TokenId(1); report().max_model_len].into();
     let refused = client.submit(request);
     assert!(matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "prompt_token_ids"));
     assert_eq!(client.open_requests(), 0);

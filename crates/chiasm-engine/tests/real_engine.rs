@@ -13,7 +13,9 @@ use chiasm_engine::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
 use chiasm_engine::wire::{
     EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, SamplingParams, Value, WireTensor,
 };
-use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, OutputStream, SocketDir};
+use chiasm_engine::{
+    ClientOptions, CountedRows, DeathCause, EngineClient, EngineEndpoints, EngineError, OutputStream, SocketDir,
+};
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use zeromq::{Socket, SocketRecv, SubSocket};
 
@@ -39,6 +41,7 @@ async fn start(handshake: &str) -> Engine {
         vocab_size: Some(345),
         receiver_cache_bytes: Some(1 << 28),
         ready_timeout: Some(START),
+        counted_rows: vec![CountedRows { rows_of: "pixel_values".into(), grid: "image_grid_thw".into() }],
         ..ClientOptions::default()
     };
     let pending = EngineClient::bind(EngineEndpoints::local(handshake, &dir), options).await.unwrap();
@@ -71,7 +74,7 @@ async fn start(handshake: &str) -> Engine {
 fn text(id: &str, max_tokens: u32) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
-        prompt_token_ids: (40..140).map(TokenId).collect(),
+        prompt_token_ids: (40..140).map(TokenId).collect::<Vec<_>>().into(),
         sampling_params: SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() },
         arrival_time: 1.0,
         ..EngineCoreRequest::default()
@@ -90,7 +93,7 @@ fn image(id: &str, with_data: bool) -> EngineCoreRequest {
     ]);
     let mut request = text(id, 4);
     request.prompt_token_ids =
-        (40..80).chain([340]).chain([IMAGE_TOKEN; 80]).chain([341, 20, 21]).map(TokenId).collect();
+        (40..80).chain([340]).chain([IMAGE_TOKEN; 80]).chain([341, 20, 21]).map(TokenId).collect::<Vec<_>>().into();
     request.sampling_params.logprobs = Some(2);
     request.mm_features = vec![MmFeature {
         data: with_data.then_some(item),
@@ -154,9 +157,9 @@ async fn serves(client: &EngineClient) {
     assert_eq!((info.vllm_version.as_str(), info.max_model_len, info.cache_block_size()), ("0.32.0", 4096, 32));
 
     // KV events are published where the engine says.
-    let events = info.kv_events_config.as_ref().unwrap().reachable_at("127.0.0.1");
+    let events = info.kv_events_config.as_ref().unwrap();
     let mut subscriber = SubSocket::new();
-    subscriber.connect(&events.unwrap().0).await.unwrap();
+    subscriber.connect(&events.endpoint).await.unwrap();
     subscriber.subscribe("").await.unwrap();
 
     // Text, and the same again from the prefix cache.
@@ -202,7 +205,7 @@ async fn serves(client: &EngineClient) {
 /// The engine stays up whatever is asked of the client.
 async fn refuses(client: &EngineClient) {
     let mut too_long = text("a", 1);
-    too_long.prompt_token_ids = vec![TokenId(1); 4096];
+    too_long.prompt_token_ids = vec![TokenId(1); 4096].into();
     let mut no_tokens = text("b", 1);
     no_tokens.sampling_params.max_tokens = 0;
     let mut misfit = image("c", true);

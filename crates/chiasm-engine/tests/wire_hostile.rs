@@ -221,7 +221,7 @@ prop_compose! {
 prop_compose! {
     fn a_request()(
         request_id in any::<String>(),
-        prompt_token_ids in tokens(),
+        prompt_token_ids in tokens().prop_map(std::sync::Arc::new),
         mm_features in proptest::collection::vec(feature(), 0..4),
         sampling_params in sampling_params(),
         arrival_time in finite(),

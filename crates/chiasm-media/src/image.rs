@@ -44,6 +44,19 @@ impl fmt::Display for ImageFormat {
     }
 }
 
+impl ImageFormat {
+    /// The registered media type.
+    pub const fn media_type(self) -> &'static str {
+        match self {
+            Self::Png => "image/png",
+            Self::Jpeg => "image/jpeg",
+            Self::WebP => "image/webp",
+            Self::Gif => "image/gif",
+            Self::Bmp => "image/bmp",
+        }
+    }
+}
+
 /// What an image file says of itself in front of its pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

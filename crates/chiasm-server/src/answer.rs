@@ -4,100 +4,108 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::Json;
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use chiasm_types::TokenId;
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::{StreamExt, iter, select_all};
 
+use crate::admission::Admission;
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::meter::{Meter, metered};
 use crate::openai::chat::{self, ChatRequest};
-use crate::openai::completions::{self, CompletionRequest};
+use crate::openai::completions::{self, CompletionRequest, Shown};
 use crate::openai::{AnswerHead, Common, Usage};
-use crate::pipeline::{Attempted, Caller, ChoiceDelta, Generation, Prepared, collect, prepare};
-use crate::routes::{Held, routing_headers};
+use crate::pipeline::{
+    Attempted, Caller, ChoiceDelta, GenerateRequest, Generation, Planned, Prepared, RequestError, collect, prepare,
+};
+use crate::routes::routing_headers;
 use crate::sse;
 
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat(
-    frontend: &Arc<Frontend>,
-    held: Held,
+    State(frontend): State<Arc<Frontend>>,
     caller: Caller,
+    admission: Admission,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
+    let frontend = &frontend;
+    let told = |error| frontend.told(error);
     let JsonBody { value, charge } = body;
-    let ChatRequest { common, mut generate } = ChatRequest::parse(value)?;
-    generate.caller = caller;
+    let ChatRequest { common, generate } = ChatRequest::parse(value)?;
     check_model(frontend, &common)?;
-    let prepared = prepare(frontend, generate, frontend.fleet.shape_or_unavailable()?).await?;
+    let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
     drop(charge);
-    let head = AnswerHead::new("chatcmpl", &frontend.model.name);
-    let shown = common.return_token_ids.then(|| prepared.tokens.clone());
+    let head = AnswerHead::new("chatcmpl", &caller.id, &frontend.model.name);
+    let tokenizer = frontend.model.tokenizer.clone();
 
     let Some(options) = common.stream else {
-        let (choices, attempted) = collect(frontend, &prepared).await?;
-        let tokens = choices.iter().map(|choice| choice.tokens.len()).sum();
-        let usage = usage(&prepared, tokens, attempted);
+        let (choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
+        let usage = usage(&attempted, choices.iter().map(|choice| choice.tokens.len()).sum());
         frontend.metrics.used(usage);
-        let body = chat::answer(&head, &frontend.model.tokenizer, &choices, shown.as_deref(), usage);
-        let mut response = Json(body).into_response();
+        admission.record.attempted(attempted);
+        admission.record.used(usage);
+        let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
+        let shown = shown.map(|plan| plan.tokens.as_slice());
+        let mut response = Json(chat::answer(&head, &tokenizer, &choices, shown, usage)).into_response();
         routing_headers(response.headers_mut(), &attempted);
         return Ok(response);
     };
 
-    let generation = Generation::start(frontend, &prepared).await?;
+    let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
-    let roles: Vec<_> =
-        (0..prepared.sampling.n as usize).map(|index| Ok(chat::role_chunk(&head, index, shown.as_deref()))).collect();
-    let meter = Meter::new(frontend, options, vec![usage(&prepared, 0, attempted)], held);
-    let tokenizer = frontend.model.tokenizer.clone();
+    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
+    let shown = shown.map(|plan| plan.tokens.as_slice());
+    let roles: Vec<_> = (0..prepared.sampling.n as usize).map(|index| chat::role_chunk(&head, index, shown)).collect();
+    let meter = Meter::new(frontend, options, vec![attempted], admission);
     let with_ids = shown.is_some();
-    let body_head = head.clone();
-    let chunks = metered(
+    let last_head = head.clone();
+    let events = metered(
         generation.into_deltas(),
         meter,
         move |delta, meter: &mut Meter| {
-            let mut chunk = chat::delta_chunk(&body_head, &tokenizer, &delta, with_ids);
-            meter.count(0, &delta, &mut chunk);
-            chunk
+            let usage = meter.count(0, &delta);
+            chat::delta_chunk(&head, &tokenizer, &delta, with_ids, usage)
         },
-        move |usage| {
-            let mut chunk = head.body("chat.completion.chunk", Vec::new());
-            chunk["usage"] = usage.to_json();
-            chunk
-        },
+        move |usage| chat::usage_chunk(&last_head, usage),
     );
-    let mut response = sse::response(iter(roles).chain(chunks));
+    let mut response = sse::response(iter(roles).chain(events));
     routing_headers(response.headers_mut(), &attempted);
     Ok(response)
 }
 
 /// `POST /v1/completions`
 pub(crate) async fn completions(
-    frontend: &Arc<Frontend>,
-    held: Held,
+    State(frontend): State<Arc<Frontend>>,
     caller: Caller,
+    admission: Admission,
     body: JsonBody,
 ) -> Result<Response, ApiError> {
+    let frontend = &frontend;
+    let told = |error| frontend.told(error);
     let JsonBody { value, charge } = body;
-    let CompletionRequest { common, mut generate } = CompletionRequest::parse(value)?;
-    generate.iter_mut().for_each(|request| request.caller = caller.clone());
+    let CompletionRequest { common, generate } = CompletionRequest::parse(value)?;
     check_model(frontend, &common)?;
-    let shape = frontend.fleet.shape_or_unavailable()?;
-    let prepared = try_join_all(generate.into_iter().map(|request| prepare(frontend, request, shape))).await?;
+    let preparing = generate.into_iter().map(|request| planned(frontend, request, &caller));
+    let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);
-    let head = AnswerHead::new("cmpl", &frontend.model.name);
+    let head = AnswerHead::new("cmpl", &caller.id, &frontend.model.name);
+    let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return completions_at_once(frontend, &head, &prepared, common.return_token_ids).await;
+        return completions_at_once(frontend, &head, &prepared, with_ids, admission).await;
     };
-    let generations = try_join_all(prepared.iter().map(|prompt| Generation::start(frontend, prompt))).await?;
-    let attempted = generations[0].attempted();
-    let usages =
-        prepared.iter().zip(&generations).map(|(prompt, started)| usage(prompt, 0, started.attempted())).collect();
-    let meter = Meter::new(frontend, options, usages, held);
+    let starting = prepared.iter().map(|prompt| Generation::start(frontend, prompt));
+    let generations = try_join_all(starting).await.map_err(told)?;
+    let attempted: Vec<_> = generations.iter().map(Generation::attempted).collect();
+    let first = attempted.first().copied();
+    let prompts: Vec<_> = prepared
+        .iter()
+        .zip(&attempted)
+        .map(|(prompt, attempted)| shown_prompt(prompt, attempted, with_ids).map(|plan| plan.tokens.clone()))
+        .collect();
+    let meter = Meter::new(frontend, options, attempted, admission);
 
     let deltas = select_all(
         generations
@@ -106,30 +114,25 @@ pub(crate) async fn completions(
             .map(|(prompt, started)| started.into_deltas().map(move |delta| delta.map(|d| (prompt, d))).boxed()),
     );
     let tokenizer = frontend.model.tokenizer.clone();
-    let with_ids = common.return_token_ids;
-    let body_head = head.clone();
+    let last_head = head.clone();
     let mut offsets: HashMap<usize, usize> = HashMap::new();
-    let chunks = metered(
+    let events = metered(
         deltas,
         meter,
         move |(prompt, delta): (usize, ChoiceDelta), meter: &mut Meter| {
+            let usage = meter.count(prompt, &delta);
             let index = prompt * prepared[prompt].sampling.n as usize + delta.index;
             let first = !offsets.contains_key(&index);
             let offset = offsets.entry(index).or_default();
-            let prompt_tokens: Option<&[TokenId]> = (with_ids && first).then_some(prepared[prompt].tokens.as_slice());
-            let mut chunk =
-                completions::delta_chunk(&body_head, &tokenizer, &delta, index, offset, with_ids, prompt_tokens);
-            meter.count(prompt, &delta, &mut chunk);
-            chunk
+            let prompt_tokens = prompts[prompt].as_ref().filter(|_| first).map(|tokens| tokens.as_slice());
+            completions::delta_chunk(&head, &tokenizer, &delta, Shown { index, offset, with_ids, prompt_tokens, usage })
         },
-        move |usage| {
-            let mut chunk = head.body("text_completion", Vec::new());
-            chunk["usage"] = usage.to_json();
-            chunk
-        },
+        move |usage| completions::usage_chunk(&last_head, usage),
     );
-    let mut response = sse::response(chunks);
-    routing_headers(response.headers_mut(), &attempted);
+    let mut response = sse::response(events);
+    if let Some(first) = first {
+        routing_headers(response.headers_mut(), &first);
+    }
     Ok(response)
 }
 
@@ -138,40 +141,50 @@ async fn completions_at_once(
     head: &AnswerHead,
     prepared: &[Prepared],
     with_ids: bool,
+    admission: Admission,
 ) -> Result<Response, ApiError> {
-    let answers = join_all(prepared.iter().map(|prompt| collect(frontend, prompt)))
-        .await
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()?;
+    let answers = join_all(prepared.iter().map(|prompt| collect(frontend, prompt))).await;
+    let answers: Vec<_> = answers.into_iter().collect::<Result<_, _>>().map_err(|error| frontend.told(error))?;
     let mut total = Usage::default();
     let mut choices = Vec::new();
-    let mut first = None;
+    let first = answers.first().map(|(_, attempted)| *attempted);
     for (prompt, (finished, attempted)) in prepared.iter().zip(answers) {
-        first.get_or_insert(attempted);
-        total += usage(prompt, finished.iter().map(|choice| choice.tokens.len()).sum(), attempted);
-        choices.extend(finished.into_iter().map(|choice| (choice, with_ids.then(|| prompt.tokens.clone()))));
+        total += usage(&attempted, finished.iter().map(|choice| choice.tokens.len()).sum());
+        let shown = shown_prompt(prompt, &attempted, with_ids).map(|plan| plan.tokens.clone());
+        choices.extend(finished.into_iter().map(|choice| (choice, shown.clone())));
     }
     frontend.metrics.used(total);
+    admission.record.used(total);
     let mut response = Json(completions::answer(head, &frontend.model.tokenizer, &choices, total)).into_response();
     if let Some(attempted) = first {
+        admission.record.attempted(attempted);
         routing_headers(response.headers_mut(), &attempted);
     }
     Ok(response)
 }
 
+/// Prepares a request for the workers that are there now.
+async fn planned(frontend: &Frontend, request: GenerateRequest, caller: &Caller) -> Result<Prepared, RequestError> {
+    let classes = frontend.fleet.classes();
+    if classes.is_empty() {
+        return Err(RequestError::not_ready());
+    }
+    prepare(frontend, request, caller, classes).await
+}
+
 fn check_model(frontend: &Frontend, common: &Common) -> Result<(), ApiError> {
     match &common.model {
-        Some(model) if *model != frontend.model.name => Err(ApiError {
-            param: Some("model".to_owned()),
-            ..ApiError::not_found(
-                format!("the model '{model}' is not served here; '{}' is", frontend.model.name),
-                "model_not_found",
-            )
-        }),
+        Some(model) if *model != frontend.model.name => Err(ApiError::no_such_model(model, &frontend.model.name)),
         _ => Ok(()),
     }
 }
 
-fn usage(prepared: &Prepared, completion_tokens: usize, attempted: Attempted) -> Usage {
-    Usage { prompt_tokens: prepared.tokens.len(), completion_tokens, cached_tokens: attempted.cached_tokens }
+/// What the prompt became for the worker that answered, if the client wants to see it.
+fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &Attempted, wanted: bool) -> Option<&'a Planned> {
+    prepared.plan(attempted.class).filter(|_| wanted)
+}
+
+fn usage(attempted: &Attempted, completion_tokens: usize) -> Usage {
+    let cached_tokens = attempted.prefill.cached_tokens;
+    Usage { prompt_tokens: attempted.prompt_tokens, completion_tokens, cached_tokens }
 }

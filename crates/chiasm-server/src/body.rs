@@ -1,11 +1,14 @@
 //! Request bodies: read within limits of size and time, and understood as JSON.
 
+use std::sync::Arc;
+
 use axum::body::{Body, HttpBody};
-use axum::http::StatusCode;
+use axum::extract::{FromRequest, Request};
 use bytes::Bytes;
 use chiasm_media::{ByteBudget, Charge};
 use http_body_util::BodyExt;
 use serde_json::Value;
+use tracing::Instrument;
 
 use crate::error::ApiError;
 use crate::frontend::{Frontend, Limits};
@@ -26,20 +29,27 @@ pub(crate) struct JsonBody {
     pub(crate) charge: Charge,
 }
 
-/// Reads a body as JSON.
-pub(crate) async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBody, ApiError> {
+impl FromRequest<Arc<Frontend>> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
+        read_json(frontend, request.into_body()).instrument(tracing::debug_span!("parse")).await
+    }
+}
+
+async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBody, ApiError> {
     let (limits, budget) = (&frontend.limits, frontend.door.budget());
     let body = tokio::time::timeout(limits.body_timeout, read(body, limits, budget)).await.map_err(|_| {
         let seconds = limits.body_timeout.as_secs_f64();
         let message = format!("the body did not arrive within {seconds} s (--body-timeout)");
-        invalid(StatusCode::REQUEST_TIMEOUT, message)
+        ApiError::slow_body(message)
     })??;
     // Many small values take many times the memory of their text.
     let values = separators(&body);
     let parsed_bytes = body.len() as u64 + VALUE_BYTES * values;
     if body.len() as u64 + parsed_bytes > budget.limit() {
         let message = "the body has too many values (--max-bytes-in-flight)".to_owned();
-        return Err(invalid(StatusCode::PAYLOAD_TOO_LARGE, message));
+        return Err(ApiError::large_body(message));
     }
     let charge = budget.charge(parsed_bytes)?;
     let small = body.len() <= SMALL && values <= FEW_VALUES;
@@ -69,7 +79,7 @@ async fn read(mut body: Body, limits: &Limits, budget: &ByteBudget) -> Result<By
     };
     let mut discarded = 0;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| invalid(StatusCode::BAD_REQUEST, "the body could not be read".to_owned()))?;
+        let frame = frame.map_err(|_| ApiError::unreadable_body())?;
         let Ok(data) = frame.into_data() else { continue };
         too_large |= bytes.as_slice().len() + data.len() > limits.body_bytes;
         if !too_large && no_room.is_none() {
@@ -86,7 +96,7 @@ async fn read(mut body: Body, limits: &Limits, budget: &ByteBudget) -> Result<By
     }
     if too_large {
         let message = format!("the body has more than {} bytes (--max-body-bytes)", limits.body_bytes);
-        return Err(invalid(StatusCode::PAYLOAD_TOO_LARGE, message));
+        return Err(ApiError::large_body(message));
     }
     match no_room {
         Some(error) => Err(error.into()),
@@ -94,12 +104,10 @@ async fn read(mut body: Body, limits: &Limits, budget: &ByteBudget) -> Result<By
     }
 }
 
-fn invalid(status: StatusCode, message: String) -> ApiError {
-    ApiError { status, code: "invalid_body", ..ApiError::invalid("body", message) }
-}
-
 #[cfg(test)]
 mod tests {
+    use axum::http::StatusCode;
+
     use super::*;
 
     async fn outcome(body: Vec<u8>) -> Result<usize, StatusCode> {

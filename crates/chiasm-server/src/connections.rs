@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Beyond [`Limits::connections`](crate::Limits::connections) new ones wait in the system's queue. One whose next request's
 /// head does not arrive within [`Limits::head_timeout`](crate::Limits::head_timeout) is closed, also while nothing is asked.
 pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Future<Output = ()>) {
-    let limits = frontend.limits;
+    let limits = frontend.limits.clone();
     let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
     let app = routes::router(frontend);
     let mut http = http1::Builder::new();

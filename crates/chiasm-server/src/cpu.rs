@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokio::sync::Semaphore;
 
-use crate::error::ApiError;
+use crate::pipeline::RequestError;
 
 /// A bounded number of blocking threads.
 #[derive(Clone, Debug)]
@@ -47,17 +47,17 @@ impl CpuPool {
         &self,
         small: bool,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<T, RequestError> {
         if !small {
             return self.run(job).await;
         }
-        catch_unwind(AssertUnwindSafe(job)).map_err(|_| ApiError::internal("a request's work failed"))
+        catch_unwind(AssertUnwindSafe(job)).map_err(|_| RequestError::internal("a request's work failed"))
     }
 
     /// Runs a job. Fails only if the job panics.
-    pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-        let stopped = |_| ApiError::internal("a worker thread failed");
-        let permit = self.permits.clone().acquire_owned().await.map_err(|_| ApiError::internal("shutting down"))?;
+    pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, RequestError> {
+        let stopped = |_| RequestError::internal("a worker thread failed");
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| RequestError::internal("shutting down"))?;
         tokio::task::spawn_blocking(move || {
             // Held until the job is done, even when the client has gone and nobody awaits it any more.
             let _permit = permit;
@@ -73,6 +73,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::pipeline::Cause;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn no_more_jobs_run_at_once_than_allowed() {
@@ -106,7 +107,7 @@ mod tests {
     async fn a_panicking_job_is_an_error() {
         for small in [true, false] {
             let error = CpuPool::new(1).run_or_here::<()>(small, || panic!("on purpose")).await.unwrap_err();
-            assert_eq!(error.status.as_u16(), 500);
+            assert!(matches!(error.cause, Cause::Internal(_)));
         }
     }
 }

@@ -88,6 +88,6 @@ impl DoorMetrics {
         self.panics.inner().store(chiasm_media::caught_panics(), Ordering::Relaxed);
         self.held.set(frontend.door.budget().held() as i64);
         self.cached.set(cached_bytes as i64);
-        self.processed.set(frontend.processed.bytes() as i64);
+        self.processed.set(frontend.images.kept_bytes() as i64);
     }
 }

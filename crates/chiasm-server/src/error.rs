@@ -3,11 +3,10 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use chiasm_engine::EngineError;
 use chiasm_media::{Fault, MediaError};
-use chiasm_prompt::PromptError;
-use chiasm_vision::VisionError;
 use serde_json::{Value, json};
+
+use crate::pipeline::{Cause, RequestError};
 
 /// A failed request, ready to be told to the client.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -19,50 +18,67 @@ pub struct ApiError {
     pub message: String,
     /// The request field at fault, such as `messages[2].content[1].image_url`.
     pub param: Option<String>,
-    /// A stable word for programs, such as `unsupported_field`.
+    /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
     pub code: &'static str,
 }
 
 impl ApiError {
+    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code }
+    }
+
     /// 400: the client can fix it by changing `param`.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            message: message.into(),
-            param: Some(param.into()),
-            code: "invalid_value",
-        }
+        Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
     /// 400: a field that would change the answer and is not implemented.
     pub fn unsupported(param: impl Into<String>) -> Self {
         let param = param.into();
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            message: format!("'{param}' is not supported; remove it from the request"),
-            param: Some(param),
-            code: "unsupported_field",
-        }
+        let message = format!("'{param}' is not supported; remove it from the request");
+        Self { code: "unsupported_field", ..Self::invalid(param, message) }
     }
 
     /// 503: no engine can take the request now; worth trying again.
     pub fn unavailable(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::SERVICE_UNAVAILABLE, message: message.into(), param: None, code: "unavailable" }
-    }
-
-    /// 503, or another status that is put in its place: all engines are busy; worth trying again.
-    pub fn busy(message: impl Into<String>) -> Self {
-        Self { code: "overloaded", ..Self::unavailable(message) }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
     }
 
     /// 500: our fault or the engine's.
     pub fn internal(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::INTERNAL_SERVER_ERROR, message: message.into(), param: None, code: "internal_error" }
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
-    /// 404: the model or the path is not here.
-    pub fn not_found(message: impl Into<String>, code: &'static str) -> Self {
-        Self { status: StatusCode::NOT_FOUND, message: message.into(), param: None, code }
+    /// 404: another model is served here.
+    pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
+        let message = format!("the model '{asked}' is not served here; '{served}' is");
+        Self { param: Some("model".to_owned()), ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message) }
+    }
+
+    /// 404: nothing is at this path.
+    pub(crate) fn no_such_path() -> Self {
+        let message = "no such path; see the README for those that exist";
+        Self::new(StatusCode::NOT_FOUND, "no_such_path", message)
+    }
+
+    /// 405: the path takes another method.
+    pub(crate) fn method_not_allowed() -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take that method")
+    }
+
+    /// 400: the body could not be read to its end.
+    pub(crate) fn unreadable_body() -> Self {
+        Self { code: "invalid_body", ..Self::invalid("body", "the body could not be read") }
+    }
+
+    /// 408: the body came too slowly.
+    pub(crate) fn slow_body(message: String) -> Self {
+        Self { status: StatusCode::REQUEST_TIMEOUT, code: "invalid_body", ..Self::invalid("body", message) }
+    }
+
+    /// 413: the body is too large, or has too many values.
+    pub(crate) fn large_body(message: String) -> Self {
+        Self { status: StatusCode::PAYLOAD_TOO_LARGE, code: "invalid_body", ..Self::invalid("body", message) }
     }
 
     /// Names the field when the error does not yet name one.
@@ -86,18 +102,51 @@ impl ApiError {
     }
 }
 
+/// What a refused request is told, for whoever logs the response that carries it.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal(pub(crate) String);
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if matches!(self.status.as_u16(), 429 | 503 | 529) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        response.extensions_mut().insert(Refusal(self.message));
         response
     }
 }
 
-impl From<MediaError> for ApiError {
-    fn from(error: MediaError) -> Self {
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        let RequestError { cause, field } = error;
+        let message = cause.to_string();
+        let told = match &cause {
+            Cause::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, "invalid_value", message),
+            Cause::TooManyItems(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message),
+            Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
+            Cause::Media(error) => Self::from(error),
+            Cause::Prompt(error) if error.is_request_fault() => {
+                let param = Some(error.parameter().unwrap_or("messages").to_owned());
+                Self { param, ..Self::new(StatusCode::BAD_REQUEST, "invalid_prompt", message) }
+            }
+            Cause::Image(error) if error.fault() == chiasm_vision::Fault::Request => {
+                Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
+            }
+            Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable(message),
+            Cause::Busy(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
+            Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+            _ => Self::internal(message),
+        };
+        match field {
+            Some(field) => told.at(&field),
+            None => told,
+        }
+    }
+}
+
+impl From<&MediaError> for ApiError {
+    fn from(error: &MediaError) -> Self {
         let (status, code) = match error.fault() {
             Fault::BadRequest => (StatusCode::BAD_REQUEST, "invalid_media"),
             Fault::Forbidden => (StatusCode::FORBIDDEN, "media_forbidden"),
@@ -110,42 +159,13 @@ impl From<MediaError> for ApiError {
             Fault::OriginTimeout => (StatusCode::GATEWAY_TIMEOUT, "media_origin_timeout"),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "media_failed"),
         };
-        Self { status, message: error.to_string(), param: None, code }
+        Self::new(status, code, error.to_string())
     }
 }
 
-impl From<PromptError> for ApiError {
-    fn from(error: PromptError) -> Self {
-        if !error.is_request_fault() {
-            return Self::internal(error.to_string());
-        }
-        Self {
-            status: StatusCode::BAD_REQUEST,
-            message: error.to_string(),
-            param: Some(error.parameter().unwrap_or("messages").to_owned()),
-            code: "invalid_prompt",
-        }
-    }
-}
-
-impl From<VisionError> for ApiError {
-    fn from(error: VisionError) -> Self {
-        if error.fault() != chiasm_vision::Fault::Request {
-            return Self::internal(error.to_string());
-        }
-        Self { status: StatusCode::BAD_REQUEST, message: error.to_string(), param: None, code: "invalid_image" }
-    }
-}
-
-impl From<EngineError> for ApiError {
-    fn from(error: EngineError) -> Self {
-        match error {
-            EngineError::InvalidRequest { field, message } => Self::invalid(field, message),
-            EngineError::Ended => Self::internal(error.to_string()),
-            error => {
-                Self { status: StatusCode::BAD_GATEWAY, message: error.to_string(), param: None, code: "engine_failed" }
-            }
-        }
+impl From<MediaError> for ApiError {
+    fn from(error: MediaError) -> Self {
+        Self::from(&error)
     }
 }
 
@@ -165,5 +185,7 @@ mod tests {
     fn the_innermost_field_name_is_kept() {
         assert_eq!(ApiError::unsupported("a.b").at("a").param.as_deref(), Some("a.b"));
         assert_eq!(ApiError::internal("x").at("a").param.as_deref(), Some("a"));
+        let error = ApiError::from(RequestError::from(MediaError::Busy).at("messages[0]").at("messages"));
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (503, Some("messages[0]")));
     }
 }

@@ -1,5 +1,6 @@
 //! What all requests share.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -7,26 +8,27 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use chiasm_media::MediaDoor;
-use chiasm_router::RouteError;
+use chiasm_types::Modality;
 use tokio::sync::Semaphore;
 
 use crate::cpu::CpuPool;
 use crate::error::ApiError;
 use crate::fleet::Fleet;
+use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
-use crate::pipeline::{Caller, Plans, ProcessedImages};
+use crate::pipeline::{Caller, Cause, Images, RequestError};
 
 /// Bounds on what clients can ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of a request body.
     pub body_bytes: usize,
     /// Time that a request body may take to arrive.
     pub body_timeout: Duration,
-    /// Images in one prompt.
-    pub images_per_prompt: usize,
-    /// Bytes of processed pixels that are kept for other engines, where they travel in messages; 0 keeps none.
+    /// Media items in one prompt.
+    pub items_per_prompt: ItemLimits,
+    /// Bytes of processed media that are kept for other engines, where they travel in messages; 0 keeps none.
     pub processed_bytes: u64,
     /// Open connections of clients; more wait until one is closed.
     pub connections: usize,
@@ -43,13 +45,35 @@ impl Default for Limits {
         Self {
             body_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
-            images_per_prompt: 64,
+            items_per_prompt: ItemLimits::default(),
             processed_bytes: 256 << 20,
             connections: 8192,
             head_timeout: Duration::from_secs(60),
             requests: 1024,
             cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
         }
+    }
+}
+
+/// The most media items of each modality in one prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ItemLimits(BTreeMap<Modality, usize>);
+
+impl ItemLimits {
+    /// The most items of a modality; 0 for one that was not named.
+    pub fn of(&self, modality: &Modality) -> usize {
+        self.0.get(modality).copied().unwrap_or(0)
+    }
+
+    /// Sets the most items of a modality.
+    pub fn set(&mut self, modality: Modality, items: usize) {
+        self.0.insert(modality, items);
+    }
+}
+
+impl Default for ItemLimits {
+    fn default() -> Self {
+        Self(BTreeMap::from([(Modality::Image, 64)]))
     }
 }
 
@@ -77,11 +101,9 @@ pub struct Frontend {
     pub model: Arc<ServedModel>,
     /// Opens media items.
     pub door: MediaDoor,
-    /// Layouts of images that were seen before.
-    pub plans: Plans,
-    /// Pixels of images that were seen before.
-    pub processed: ProcessedImages,
-    /// The engines.
+    /// Plans images and makes their tensors.
+    pub images: Arc<Images>,
+    /// The workers.
     pub fleet: Arc<Fleet>,
     /// Bounds.
     pub limits: Limits,
@@ -99,17 +121,19 @@ pub struct Frontend {
 impl Frontend {
     /// Puts the parts together.
     pub fn new(model: Arc<ServedModel>, door: MediaDoor, fleet: Arc<Fleet>, limits: Limits) -> Self {
+        let (cpu, metrics) = (CpuPool::new(limits.cpu_threads), fleet.metrics());
+        let budget = door.budget().clone();
+        let images = Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), limits.processed_bytes);
         Self {
             model,
             door,
-            plans: Plans::default(),
-            processed: ProcessedImages::new(limits.processed_bytes),
-            metrics: fleet.metrics(),
+            images: Arc::new(images),
+            metrics,
             fleet,
-            limits,
             routing: RoutingOptions::default(),
-            cpu: CpuPool::new(limits.cpu_threads),
+            cpu,
             slots: Arc::new(Semaphore::new(limits.requests.max(1))),
+            limits,
             sessions: RandomState::new(),
         }
     }
@@ -121,20 +145,25 @@ impl Frontend {
     }
 
     /// Who asks.
-    pub(crate) fn caller(&self, headers: &HeaderMap) -> Caller {
+    pub(crate) fn caller(&self, identity: Identity, headers: &HeaderMap) -> Caller {
+        let Identity { id, trace } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
+            id,
+            trace,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: headers.get(header::AUTHORIZATION).cloned(),
         }
     }
 
-    /// Why no worker was picked, as it is told to the client.
-    pub(crate) fn not_routed(&self, error: RouteError) -> ApiError {
-        if let RouteError::Busy(_) = error {
-            self.metrics.all_busy();
-            return ApiError { status: self.routing.busy_status, ..ApiError::busy(error.to_string()) };
+    /// Why a request can't be answered, as it is told to the client.
+    pub(crate) fn told(&self, error: RequestError) -> ApiError {
+        let is_busy = matches!(error.cause, Cause::Busy(_));
+        let told = ApiError::from(error);
+        if !is_busy {
+            return told;
         }
-        ApiError::unavailable(error.to_string())
+        self.metrics.all_busy();
+        ApiError { status: self.routing.busy_status, ..told }
     }
 }

@@ -2,12 +2,15 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`routes`] | paths, limits, headers |
+//! | [`routes`] | paths, headers that tell where a request went |
+//! | `layers` | the identity of every request; its record and count |
+//! | `admission` | what a request holds while it is answered, and who asks |
 //! | `body` | reading request bodies |
 //! | `answer` | the completion endpoints |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
-//! | [`pipeline`] | the way of a request: media, prompt, plan, keys, router, engine |
-//! | [`fleet`] | workers: starting engines, following their KV events, replacing the dead |
+//! | `record` | the line in the log when a request has finished |
+//! | [`pipeline`] | the way of a request: media, prompt, plan, keys, router, backend |
+//! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |
 //! | [`model`] | the served model |
 //! | [`error`] | errors to HTTP |
 //! | [`metrics`] | Prometheus |
@@ -16,6 +19,7 @@
 //! [`routes::router`] makes an [`axum::Router`] from a [`Frontend`]; the binary decides where it listens.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod answer;
 mod body;
 pub mod connections;
@@ -25,13 +29,17 @@ pub mod error;
 pub mod fleet;
 mod frontend;
 pub mod generation_config;
+mod layers;
 mod meter;
 pub mod metrics;
 pub mod model;
 mod openai;
 pub mod pipeline;
+mod record;
 pub mod routes;
 mod sse;
+#[cfg(test)]
+mod stand;
 mod workers;
 
-pub use frontend::{Frontend, Limits, RoutingOptions};
+pub use frontend::{Frontend, ItemLimits, Limits, RoutingOptions};

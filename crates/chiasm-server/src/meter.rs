@@ -1,37 +1,49 @@
-//! Counts the tokens of a streamed answer: for `usage` in its chunks, and for the metrics when it ends or is dropped.
+//! Counts the tokens of a streamed answer: for `usage` in its chunks, and for metrics and log when it ends or is dropped.
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
-use serde_json::Value;
+use tracing::{Instrument, Span};
 
+use crate::admission::Admission;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::openai::{StreamOptions, Usage};
-use crate::pipeline::ChoiceDelta;
-use crate::routes::Held;
+use crate::pipeline::{Attempted, ChoiceDelta, RequestError};
+use crate::sse;
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
 pub(crate) struct Meter {
     frontend: Arc<Frontend>,
     options: StreamOptions,
     usages: Vec<Usage>,
-    _held: Held,
+    admission: Admission,
 }
 
 impl Meter {
-    /// `usages` are those of each prompt before any new token.
-    pub(crate) fn new(frontend: &Arc<Frontend>, options: StreamOptions, usages: Vec<Usage>, held: Held) -> Self {
-        Self { frontend: frontend.clone(), options, usages, _held: held }
+    /// The count of an answer whose prompts went where `attempted` says, before any new token.
+    pub(crate) fn new(
+        frontend: &Arc<Frontend>,
+        options: StreamOptions,
+        attempted: Vec<Attempted>,
+        admission: Admission,
+    ) -> Self {
+        admission.record.streamed();
+        attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
+        let usage = |attempted: &Attempted| Usage {
+            prompt_tokens: attempted.prompt_tokens,
+            completion_tokens: 0,
+            cached_tokens: attempted.prefill.cached_tokens,
+        };
+        Self { frontend: frontend.clone(), options, usages: attempted.iter().map(usage).collect(), admission }
     }
 
-    /// Counts a delta, and writes the prompt's usage so far into its chunk if the client wants that.
-    pub(crate) fn count(&mut self, prompt: usize, delta: &ChoiceDelta, chunk: &mut Value) {
+    /// Counts a delta. The prompt's usage so far, if the client wants it in every chunk.
+    pub(crate) fn count(&mut self, prompt: usize, delta: &ChoiceDelta) -> Option<Usage> {
         let usage = &mut self.usages[prompt];
         usage.completion_tokens += delta.tokens.len();
-        if self.options.continuous_usage {
-            chunk["usage"] = usage.to_json();
-        }
+        self.options.continuous_usage.then_some(*usage)
     }
 
     fn total(&self) -> Usage {
@@ -43,40 +55,43 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
+        self.admission.record.used(self.total());
         self.frontend.metrics.used(self.total());
     }
 }
 
 struct State<D, C, F> {
-    deltas: BoxStream<'static, Result<D, ApiError>>,
+    deltas: BoxStream<'static, Result<D, RequestError>>,
     meter: Meter,
-    to_chunk: C,
-    usage_chunk: Option<F>,
+    to_event: C,
+    usage_event: Option<F>,
+    span: Span,
 }
 
-/// Chunks of all deltas, then the usage chunk if it is wanted and no error ended the stream.
-pub(crate) fn metered<D: 'static>(
-    deltas: impl Stream<Item = Result<D, ApiError>> + Send + 'static,
+/// Events of all deltas, then that of the usage if it is wanted and no error ended the stream.
+pub(crate) fn metered<D: Send + 'static>(
+    deltas: impl Stream<Item = Result<D, RequestError>> + Send + 'static,
     meter: Meter,
-    to_chunk: impl FnMut(D, &mut Meter) -> Value + Send + 'static,
-    usage_chunk: impl FnOnce(Usage) -> Value + Send + 'static,
-) -> impl Stream<Item = Result<Value, ApiError>> + Send {
-    let usage_chunk = meter.options.include_usage.then_some(usage_chunk);
-    let state = State { deltas: deltas.fuse().boxed(), meter, to_chunk, usage_chunk };
-    unfold(state, |mut state| async {
-        match state.deltas.next().await {
-            Some(Ok(delta)) => {
-                let chunk = (state.to_chunk)(delta, &mut state.meter);
-                Some((Ok(chunk), state))
-            }
-            Some(Err(error)) => {
-                state.usage_chunk = None;
-                Some((Err(error), state))
-            }
-            None => {
-                let usage_chunk = state.usage_chunk.take()?;
-                Some((Ok(usage_chunk(state.meter.total())), state))
-            }
+    to_event: impl FnMut(D, &mut Meter) -> Bytes + Send + 'static,
+    usage_event: impl FnOnce(Usage) -> Bytes + Send + 'static,
+) -> impl Stream<Item = Bytes> + Send {
+    let usage_event = meter.options.include_usage.then_some(usage_event);
+    let span = tracing::debug_span!("stream").or_current();
+    let state = State { deltas: deltas.fuse().boxed(), meter, to_event, usage_event, span };
+    unfold(state, |mut state| {
+        let span = state.span.clone();
+        async move {
+            let event = match state.deltas.next().await {
+                Some(Ok(delta)) => (state.to_event)(delta, &mut state.meter),
+                Some(Err(error)) => {
+                    state.usage_event = None;
+                    state.meter.admission.record.broke(error.to_string());
+                    sse::error(&ApiError::from(error))
+                }
+                None => (state.usage_event.take()?)(state.meter.total()),
+            };
+            Some((event, state))
         }
+        .instrument(span)
     })
 }

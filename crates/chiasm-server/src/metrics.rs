@@ -1,11 +1,11 @@
 //! Counters and histograms for Prometheus, at `/metrics`.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use chiasm_engine::Delivered;
+use chiasm_backend::{Delivered, MediaObserver, Transfer};
 use chiasm_router::Knowledge;
-use chiasm_transfer::Arena;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -15,11 +15,10 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::door_metrics::DoorMetrics;
-use crate::error::ApiError;
 use crate::fleet::KvEventCounts;
 use crate::frontend::Frontend;
 use crate::openai::Usage;
-use crate::pipeline::{Attempted, Transfer};
+use crate::pipeline::Attempted;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -111,12 +110,12 @@ pub struct Metrics {
     completion_tokens: Counter,
     transfers: Family<TransferLabel, Counter>,
     step_downs: Family<CauseLabel, Counter>,
-    /// Images decoded and processed.
+    /// Media items decoded and processed.
     pub(crate) media_decoded: Counter,
-    /// Images whose pixels another request or engine had been given.
+    /// Media items whose tensors another request or engine had been given.
     pub(crate) media_reused: Counter,
     /// Media items that engines did not hold although they were believed to.
-    pub(crate) mm_cache_misses: Counter,
+    mm_cache_misses: Counter,
     /// Requests that were moved to another worker because theirs died.
     pub(crate) retries: Counter,
     /// Engines that died.
@@ -208,10 +207,10 @@ impl Metrics {
             "Media items that were to travel in shared memory and did not, by cause",
             self.step_downs.clone(),
         );
-        r.register("media_decoded", "Images decoded and processed", self.media_decoded.clone());
+        r.register("media_decoded", "Media items decoded and processed", self.media_decoded.clone());
         r.register(
             "media_reused",
-            "Images sent to an engine whose pixels had been made for another request or engine",
+            "Media items sent to an engine whose tensors had been made for another request or engine",
             self.media_reused.clone(),
         );
         r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.mm_cache_misses.clone());
@@ -286,36 +285,13 @@ impl Metrics {
         self.busy.inc();
     }
 
-    /// Media items of a request were handed to an engine.
-    pub(crate) fn delivered(&self, delivered: Delivered) {
-        let ways = [
-            (Transfer::Cached, delivered.cached),
-            (Transfer::Shm, delivered.shm),
-            (Transfer::Inline, delivered.inline),
-        ];
-        for (how, items) in ways.into_iter().filter(|&(_, items)| items > 0) {
-            self.transfers.get_or_create(&TransferLabel { mode: how.name() }).inc_by(items as u64);
-        }
-        for _ in 0..delivered.no_lease {
-            self.stepped_down("no_lease", &"all leases of the arena are in use");
-        }
-    }
-
-    /// A media item does not travel in shared memory although it was to. Told once for each cause.
-    pub(crate) fn stepped_down(&self, cause: &'static str, why: &dyn std::fmt::Display) {
-        if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
-            tracing::warn!(cause, "an image does not travel in shared memory: {why}; told once for each cause");
-        }
-    }
-
     /// An engine's first output came so long after routing.
     pub(crate) fn first_token(&self, after: Duration) {
         self.time_to_first_token.observe(after.as_secs_f64());
     }
 
     /// A request was answered, or refused with an error.
-    pub(crate) fn answered(&self, endpoint: &'static str, outcome: Result<(), &ApiError>) {
-        let status = outcome.map_or_else(|error| error.status.as_u16(), |()| 200);
+    pub(crate) fn answered(&self, endpoint: &'static str, status: u16) {
         self.requests.get_or_create(&RequestLabels { endpoint, status }).inc();
     }
 
@@ -354,7 +330,7 @@ impl Metrics {
         }
         for worker in fleet.workers() {
             let label = WorkerLabel { worker: worker.id.to_string() };
-            let usage = worker.client.arena().map(Arena::usage).unwrap_or_default();
+            let usage = worker.backend.memory().unwrap_or_default();
             self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
             self.arena_used.get_or_create(&label).set(usage.used as i64);
             self.arena_slots.get_or_create(&label).set(usage.slots as i64);
@@ -368,6 +344,30 @@ impl Metrics {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+impl MediaObserver for Metrics {
+    fn delivered(&self, delivered: Delivered) {
+        let ways = [
+            (Transfer::Cached, delivered.cached),
+            (Transfer::SharedMemory, delivered.shared_memory),
+            (Transfer::Inline, delivered.inline),
+        ];
+        for (how, items) in ways.into_iter().filter(|&(_, items)| items > 0) {
+            self.transfers.get_or_create(&TransferLabel { mode: how.name() }).inc_by(items as u64);
+        }
+    }
+
+    fn missed(&self, items: usize) {
+        self.mm_cache_misses.inc_by(items as u64);
+    }
+
+    /// Logs each cause once.
+    fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
+        if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
+            tracing::warn!(cause, %why, "a media item does not travel in shared memory; told once for each cause");
+        }
     }
 }
 

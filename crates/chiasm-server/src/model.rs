@@ -1,8 +1,8 @@
 //! The served model: everything that is read from its directory, once, at start.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use chiasm_engine::ClientOptions;
 use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
 use chiasm_types::TokenId;
 use chiasm_vision::{VisionError, VisionModel, Vocabulary};
@@ -68,9 +68,13 @@ impl ServedModel {
         })
     }
 
-    /// What clients of this model's engines must know about it.
-    pub fn client_options(&self) -> ClientOptions {
-        ClientOptions { vocab_size: self.last_token().0.checked_add(1), ..ClientOptions::default() }
+    /// Everything of the model's media processors that changes tokens or tensors of an item without a request's settings: a
+    /// part of the plan class of its workers.
+    pub fn processor(&self) -> Arc<str> {
+        match &self.vision {
+            Some(vision) => format!("chiasm {} of transformers 5.19", vision.family()).into(),
+            None => "none".into(),
+        }
     }
 
     /// The largest token id; there may be unused ones below it.

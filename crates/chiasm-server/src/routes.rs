@@ -1,83 +1,38 @@
-//! Paths, and what surrounds every answer: body limits, the bound on requests in flight, headers, metrics.
+//! Paths, and what surrounds them.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
 
-use crate::answer;
-use crate::body::read_json;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
-use crate::metrics::InFlight;
 use crate::pipeline::Attempted;
-use crate::workers;
+use crate::{answer, layers, workers};
 
 /// The whole HTTP interface.
 pub fn router(frontend: Arc<Frontend>) -> Router {
+    let completions = Router::new()
+        .route("/v1/chat/completions", post(answer::chat))
+        .route("/v1/completions", post(answer::completions))
+        .route_layer(from_fn_with_state(frontend.clone(), layers::record));
     Router::new()
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
+        .merge(completions)
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/workers", get(workers))
         .route("/metrics", get(metrics))
-        .fallback(async || ApiError::not_found("no such path; see the README for those that exist", "no_such_path"))
-        .method_not_allowed_fallback(async || ApiError {
-            status: StatusCode::METHOD_NOT_ALLOWED,
-            ..ApiError::not_found("this path does not take that method", "method_not_allowed")
-        })
+        .fallback(async || ApiError::no_such_path())
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+        .layer(from_fn(layers::identify))
         .with_state(frontend)
-}
-
-/// What a request holds while it is answered, also while its stream is being read.
-pub(crate) struct Held {
-    _slot: OwnedSemaphorePermit,
-    _in_flight: InFlight,
-}
-
-async fn chat(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
-    let answered = async {
-        let held = admit(&frontend)?;
-        let caller = frontend.caller(request.headers());
-        answer::chat(&frontend, held, caller, read_json(&frontend, request.into_body()).await?).await
-    };
-    finish(&frontend, "chat", answered.await)
-}
-
-async fn completions(State(frontend): State<Arc<Frontend>>, request: Request) -> Response {
-    let answered = async {
-        let held = admit(&frontend)?;
-        let caller = frontend.caller(request.headers());
-        answer::completions(&frontend, held, caller, read_json(&frontend, request.into_body()).await?).await
-    };
-    finish(&frontend, "completions", answered.await)
-}
-
-fn finish(frontend: &Frontend, endpoint: &'static str, answered: Result<Response, ApiError>) -> Response {
-    frontend.metrics.answered(endpoint, answered.as_ref().map(drop));
-    answered.unwrap_or_else(|error| {
-        tracing::debug!(endpoint, status = error.status.as_u16(), %error, "request refused");
-        error.into_response()
-    })
-}
-
-/// Takes one of the places for requests in flight.
-fn admit(frontend: &Frontend) -> Result<Held, ApiError> {
-    let slot = frontend.slots.clone().try_acquire_owned().map_err(|_| {
-        ApiError::unavailable(format!(
-            "{} requests are in flight, as many as allowed (--max-requests); try again later",
-            frontend.limits.requests
-        ))
-    })?;
-    Ok(Held { _slot: slot, _in_flight: frontend.metrics.in_flight() })
 }
 
 /// Headers that tell where a request went.
@@ -89,7 +44,7 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
     };
     put("x-chiasm-worker", attempted.worker.to_string());
     put("x-chiasm-overlap", format!("{}/{}", attempted.overlap_blocks, attempted.total_blocks));
-    put("x-chiasm-transfer", attempted.transfer.name().to_owned());
+    put("x-chiasm-transfer", attempted.delivered.transfer().name().to_owned());
 }
 
 async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
@@ -100,7 +55,7 @@ async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
             "object": "model",
             "created": frontend.fleet.created(),
             "owned_by": "chiasm",
-            "max_model_len": frontend.fleet.shape().map(|shape| shape.max_model_len),
+            "max_model_len": frontend.fleet.classes().iter().map(|class| class.max_model_len).max(),
         }],
     }))
 }
@@ -110,7 +65,7 @@ async fn health() -> &'static str {
     "ok\n"
 }
 
-/// At least one engine can take requests.
+/// At least one worker can take requests.
 async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
     let workers = frontend.fleet.ready_workers();
     if workers == 0 {

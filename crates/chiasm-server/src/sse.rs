@@ -7,19 +7,16 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::{Stream, StreamExt, once};
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::error::ApiError;
 
-/// A streamed answer. An error in the middle becomes a last chunk with OpenAI's error body.
-pub(crate) fn response(chunks: impl Stream<Item = Result<Value, ApiError>> + Send + 'static) -> Response {
-    let events = chunks
-        .map(|chunk| match chunk {
-            Ok(chunk) => event(&chunk),
-            Err(error) => event(&error.body()),
-        })
-        .chain(once(async { Bytes::from_static(b"data: [DONE]\n\n") }))
-        .map(Ok::<_, Infallible>);
+/// Most chunks of an answer take less: the head, a word and a few nulls.
+const USUAL_BYTES: usize = 384;
+
+/// A streamed answer of events that are ready to be sent.
+pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let events = events.chain(once(async { Bytes::from_static(b"data: [DONE]\n\n") })).map(Ok::<_, Infallible>);
     let mut response = Response::new(Body::from_stream(events));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
@@ -27,6 +24,18 @@ pub(crate) fn response(chunks: impl Stream<Item = Result<Value, ApiError>> + Sen
     response
 }
 
-fn event(chunk: &Value) -> Bytes {
-    format!("data: {chunk}\n\n").into()
+/// One event with this body as JSON.
+pub(crate) fn event(body: &impl Serialize) -> Bytes {
+    let mut event = Vec::with_capacity(USUAL_BYTES);
+    event.extend_from_slice(b"data: ");
+    if let Err(error) = serde_json::to_writer(&mut event, body) {
+        return self::error(&ApiError::internal(format!("a chunk could not be written: {error}")));
+    }
+    event.extend_from_slice(b"\n\n");
+    event.into()
+}
+
+/// An error in the middle of a stream: OpenAI's error body as the last chunk.
+pub(crate) fn error(error: &ApiError) -> Bytes {
+    format!("data: {}\n\n", error.body()).into()
 }

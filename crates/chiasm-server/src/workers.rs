@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use chiasm_router::WorkerSnapshot;
-use chiasm_transfer::Arena;
 use serde_json::{Value, json};
 
 use crate::fleet::{Fleet, KvEventCounts};
@@ -18,7 +17,7 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
         .map(|worker| {
             let mut report = of_router(worker);
             report["kv_events"] = of_events(counts.get(&worker.id).copied().unwrap_or_default());
-            let arena = fleet.worker(worker.id).and_then(|worker| worker.client.arena().map(Arena::usage));
+            let arena = fleet.worker(worker.id).and_then(|worker| worker.backend.memory());
             report["arena"] = arena.map_or(
                 Value::Null,
                 |usage| json!({"reserved_bytes": usage.reserved, "used_bytes": usage.used, "slots": usage.slots}),

@@ -1,5 +1,7 @@
 //! One request inside the engine.
 
+use std::sync::Arc;
+
 use chiasm_engine::wire::output::EngineCoreEvent;
 use chiasm_engine::wire::{EngineCoreRequest, FinishReason, PrefillStats, SamplingParams, StopReason};
 use chiasm_types::{Placeholder, TokenId};
@@ -81,7 +83,7 @@ impl Sequence {
             client: request.client_index,
             params: request.sampling_params,
             prompt: request.prompt_token_ids.len(),
-            tokens: request.prompt_token_ids,
+            tokens: Arc::unwrap_or_clone(request.prompt_token_ids),
             media: media.collect(),
             chain,
             table: BlockTable::default(),

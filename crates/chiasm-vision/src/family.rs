@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::families::qwen_vl::{self, QwenVl};
 use crate::families::{gemma3, internvl, internvl_chat, llama4, llava, llava_next, pixtral};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::Normalization;
 use crate::model_dir::ModelDir;
 use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
@@ -16,17 +17,27 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
     /// The same model with a request's `mm_processor_kwargs` in place of its own settings.
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError>;
 
+    /// Gives the settings in a request's kwargs their other names too, if they have any, so that one of the engine's kwargs
+    /// under another name does not win over the request's.
+    fn add_other_names(&self, _request: &mut Map<String, Value>) {}
+
     /// The layout of an image of this size, which is not empty.
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError>;
 
-    /// Appends everything but the image and the family's name that changes the tensors.
-    fn fingerprint(&self, out: &mut Vec<u8>);
+    /// Writes every setting that changes an image's tensors or the tokens of its placeholder, and no other. Families
+    /// that share a `model_type` differ in the names that they write.
+    fn fingerprint(&self, out: &mut Fingerprint);
 
     /// What happens to each channel's value if the pixels are not handed over raw.
     fn normalization(&self) -> &Normalization;
 
     /// How an image is written in a prompt.
     fn prompt(&self) -> &ImagePrompt;
+
+    /// See [`VisionModel::counted_rows`](crate::VisionModel::counted_rows).
+    fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
 }
 
 /// How an image is written in a prompt, before its placeholder takes the place.

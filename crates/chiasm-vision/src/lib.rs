@@ -27,6 +27,8 @@
 //! |---|---|
 //! | `model`, `model_dir` | [`VisionModel`]; what it reads from a model directory |
 //! | `family`, `families/` | the table of known families; one module per family: settings and arithmetic |
+//! | `fingerprint` | the settings' part of an item's identity |
+//! | `engine_kwargs` | settings for all requests beside those of one |
 //! | `settings` | settings that the image processors of all families share |
 //! | `vocabulary` | what a family asks the tokenizer |
 //! | `image`, `plan`, `tensor` | what goes in, what is planned, what comes out |
@@ -36,9 +38,11 @@
 //! variable `CHIASM_KERNELS` forces another: `scalar`, `avx2`, `avx512` or `neon`.
 #![deny(unsafe_code)]
 
+mod engine_kwargs;
 mod error;
 mod families;
 mod family;
+mod fingerprint;
 mod image;
 mod kernels;
 mod model;

@@ -7,7 +7,9 @@ use chiasm_types::Dtype;
 use half::{bf16, f16};
 use serde_json::{Map, Value};
 
+use crate::engine_kwargs;
 use crate::family::{self, Family, FamilyEntry};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Elements, Implementation, Job, Parallelism};
 use crate::model_dir::ModelDir;
 use crate::plan::PixelTensor;
@@ -17,7 +19,13 @@ use crate::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView
 #[derive(Debug)]
 pub struct VisionModel {
     entry: &'static FamilyEntry,
+    /// The settings of the model directory.
+    own: Arc<dyn Family>,
+    engine_kwargs: Map<String, Value>,
+    /// `own` with `engine_kwargs`.
     family: Arc<dyn Family>,
+    /// What [`VisionModel::fingerprint`] says of no kwargs: asked for once per request.
+    fingerprint: Vec<u8>,
     kernels: Implementation,
 }
 
@@ -38,7 +46,19 @@ impl VisionModel {
             name: name.into(),
             available: Implementation::available().map(Implementation::name).collect(),
         })?;
-        Ok(Some(Self { entry, family: (entry.build)(&dir, vocabulary)?, kernels }))
+        let own = (entry.build)(&dir, vocabulary)?;
+        let fingerprint = fingerprint(entry, own.as_ref());
+        Ok(Some(Self { entry, family: own.clone(), own, engine_kwargs: Map::new(), fingerprint, kernels }))
+    }
+
+    /// The same model with these settings in place of its directory's for all requests: vLLM's `--mm-processor-kwargs`. They
+    /// take what [`VisionModel::parse_kwargs`] takes, and give way to the kwargs of a request key by key, within objects too.
+    ///
+    /// # Errors
+    /// Those of [`VisionModel::parse_kwargs`].
+    pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
+        let family = self.own.with_kwargs(&kwargs)?;
+        Ok(Self { fingerprint: fingerprint(self.entry, family.as_ref()), family, engine_kwargs: kwargs, ..self })
     }
 
     /// The same model on another implementation of the pixel loops: the bits stay, the time changes.
@@ -62,14 +82,20 @@ impl VisionModel {
         self.family.prompt()
     }
 
+    /// Pairs of tensors that belong together: the first has as many rows as the product of the second's three extents.
+    /// Engines die of an item where the two differ.
+    pub fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
+        self.family.counted_rows()
+    }
+
     /// Whether vLLM normalises this family's pixels in the engine unless told not to. It then wants
     /// [`PixelFormat::RawU8`]; floats would be normalised twice.
     pub fn engine_normalizes(&self) -> bool {
         self.entry.engine_normalizes
     }
 
-    /// Parses a request's `mm_processor_kwargs`, which replace the model's own settings. `docs/images.md` lists what each
-    /// family takes.
+    /// Parses a request's `mm_processor_kwargs`, which replace the model's own settings and those of
+    /// [`VisionModel::with_engine_kwargs`]. `docs/images.md` lists what each family takes.
     ///
     /// # Errors
     /// [`VisionError::UnknownKwarg`] names a key that is not implemented, [`VisionError::InvalidKwarg`] a bad value.
@@ -77,7 +103,12 @@ impl VisionModel {
         if kwargs.is_empty() {
             return Ok(ImageKwargs::default());
         }
-        Ok(ImageKwargs(Some(self.family.with_kwargs(kwargs)?)))
+        let mut request = kwargs.clone();
+        if !self.engine_kwargs.is_empty() {
+            self.own.add_other_names(&mut request);
+            request = engine_kwargs::merged(&self.engine_kwargs, request);
+        }
+        Ok(ImageKwargs(Some(self.own.with_kwargs(&request)?)))
     }
 
     /// The layout of an image of this size: arithmetic only, in constant time and memory.
@@ -98,13 +129,20 @@ impl VisionModel {
         kwargs.0.as_ref().unwrap_or(&self.family).as_ref()
     }
 
-    /// Canonical bytes of everything but the image that changes its tensors: the family and the settings in effect.
-    /// Kwargs that ask for what the model does anyway have the fingerprint of no kwargs.
+    /// Canonical bytes of everything but the image that changes its tensors or its placeholder: the family and the settings
+    /// in effect. Kwargs that ask for what the model does anyway have the fingerprint of no kwargs. The bytes are the same in
+    /// every version of Chiasm that makes the same tensors, as engines keep items under hashes of them.
     pub fn fingerprint(&self, kwargs: &ImageKwargs) -> Vec<u8> {
-        let mut bytes = self.entry.model_type.as_bytes().to_vec();
-        bytes.push(0);
-        self.with(kwargs).fingerprint(&mut bytes);
-        bytes
+        match &kwargs.0 {
+            None => self.fingerprint.clone(),
+            Some(family) => fingerprint(self.entry, family.as_ref()),
+        }
+    }
+
+    /// The fingerprint of a request without kwargs. It changes if and only if the family, or a setting that changes such a
+    /// request's placeholders or tensors, does.
+    pub fn processor(&self) -> &[u8] {
+        &self.fingerprint
     }
 
     /// Writes the pixel tensor: resized, cut into patches, and normalised if `format` says so. CPU-bound: from a few
@@ -159,4 +197,10 @@ impl VisionModel {
         }
         Ok(())
     }
+}
+
+fn fingerprint(entry: &FamilyEntry, family: &dyn Family) -> Vec<u8> {
+    let mut fingerprint = Fingerprint::of_family(entry.model_type);
+    family.fingerprint(&mut fingerprint);
+    fingerprint.into_bytes()
 }

@@ -103,9 +103,12 @@ pub(crate) struct EngineArgs {
     /// --receiver-cache-gb, which the engine fills with them]
     #[arg(long, env = "CHIASM_MM_ARENA_GB", value_parser = positive)]
     pub(crate) mm_arena_gb: Option<f64>,
-    /// What engines are sent: raw pixels, which they normalise, or normalised floats
-    #[arg(long, env = "CHIASM_PIXELS", value_enum, default_value_t = Pixels::Auto)]
-    pub(crate) pixels: Pixels,
+    /// What engines are sent: raw values, which they normalise, or normalised floats [default: auto]
+    #[arg(long, env = "CHIASM_MM_TENSOR_FORMAT", value_enum)]
+    pub(crate) mm_tensor_format: Option<TensorFormats>,
+    /// The name of --mm-tensor-format before 0.2
+    #[arg(long, env = "CHIASM_PIXELS", value_enum, hide = true, conflicts_with = "mm_tensor_format")]
+    pub(crate) pixels: Option<TensorFormats>,
     /// Refuse engines with a vLLM newer than the tested one
     #[arg(long, env = "CHIASM_STRICT_VLLM_VERSION")]
     pub(crate) strict_vllm_version: bool,
@@ -127,7 +130,7 @@ pub(crate) enum MmTransfer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Pixels {
+pub(crate) enum TensorFormats {
     /// Raw where vLLM normalises by default and its flags do not say otherwise
     Auto,
     /// Raw: the engine normalises

@@ -4,8 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use chiasm_engine::ShmTooSmall;
 use chiasm_media::MediaError;
-use chiasm_server::fleet::FleetError;
+use chiasm_server::fleet::NoEngines;
 use chiasm_server::model::ModelError;
 use chiasm_sim::SimError;
 use chiasm_vision::VisionError;
@@ -26,7 +27,9 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Media(#[from] MediaError),
     #[error(transparent)]
-    Fleet(#[from] FleetError),
+    Fleet(#[from] NoEngines),
+    #[error(transparent)]
+    SharedMemory(#[from] ShmTooSmall),
     #[error("the simulated engine failed: {0}")]
     Sim(Arc<SimError>),
     #[error("the server failed: {0}")]

@@ -6,16 +6,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use chiasm_engine::ClientOptions;
+use chiasm_backend::Connector;
+use chiasm_engine::{
+    ArenaPolicy, AttachHost, ClientOptions, CountedRows, EngineConnector, EngineHost, EngineOptions, FormatPolicy,
+    LaunchHost,
+};
 use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
 use chiasm_router::{BusyThresholds, RouterConfig, Weights};
-use chiasm_server::fleet::{ArenaPolicy, AttachHost, EngineHost, Fleet, FleetOptions, LaunchHost, PixelPolicy};
+use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, RoutingOptions, connections};
 use chiasm_sim::SimConfig;
 use tokio::net::TcpListener;
 
-use crate::cli::{MediaArgs, MmTransfer, Pixels, RoutingArgs, ServeArgs};
+use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
@@ -26,7 +30,7 @@ const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
 /// Room for tensors that are being written, sent, or used by requests after their eviction.
 const ARENA_GB_IN_FLIGHT: f64 = 1.0;
 
-/// vLLM's flag against normalising on the device; see [`pixel_policy`].
+/// vLLM's flag against normalising on the device; see [`format_policy`].
 const NO_DEVICE_NORMALIZE: &str = "--no-mm-device-do-normalize";
 
 /// Runs until SIGTERM or Ctrl-C.
@@ -34,19 +38,25 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let model = Arc::new(ServedModel::load(&args.model, name, args.chat_template.as_deref())?);
     let door = MediaDoor::new(media_config(&args.media), byte_budget(&args.media))?;
-    let hosts = hosts(&args, &model)?;
-    let workers = hosts.len();
-    let routing = routing_options(&args.routing)?;
-    let options = FleetOptions {
+    let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
-        client: client_options(&args, &model),
-        pixels: pixel_policy(&args, &model),
+        client: ClientOptions {
+            strict_version: args.engines.strict_vllm_version,
+            receiver_cache_bytes: receiver_cache_bytes(&args),
+            ..client_options(&model)
+        },
+        format: format_policy(&args, &model),
         arena: arena_policy(&args, &model),
+        processor: model.processor(),
     };
+    let connectors = connectors(&args, &model, &options)?;
+    let workers = connectors.len();
+    options.arena.check(workers)?;
+    let routing = routing_options(&args.routing)?;
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    let fleet = Fleet::start(hosts, router_config(&args.routing), options)?;
+    let fleet = Fleet::start(connectors, router_config(&args.routing))?;
     let frontend = Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing);
     let frontend = Arc::new(frontend);
 
@@ -56,11 +66,11 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     };
     let announce = async {
         if fleet.wait_ready(workers).await {
-            tracing::info!("all {workers} engines are ready");
+            tracing::info!(workers, "all engines are ready");
         }
     };
     if let Ok(address) = listener.local_addr() {
-        tracing::info!("serving '{}' at http://{address}/v1", model.name);
+        tracing::info!(model = model.name, url = %format_args!("http://{address}/v1"), "serving");
     }
     tokio::select! {
         () = serve(listener, frontend, terminated, args.limits.drain_timeout) => {}
@@ -95,26 +105,26 @@ pub(crate) async fn serve(
     tokio::select! {
         () = connections::serve(listener, frontend, graceful) => {}
         () = too_long => {
-            tracing::warn!("requests were still in flight after {} s (--drain-timeout)", drain.as_secs());
+            tracing::warn!(seconds = drain.as_secs(), "requests were still in flight (--drain-timeout)");
         }
     }
 }
 
-fn hosts(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn EngineHost>>, CliError> {
+fn connectors(
+    args: &ServeArgs,
+    model: &ServedModel,
+    options: &EngineOptions,
+) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let engines = &args.engines;
     if let Some(count) = engines.sim {
         let config = SimConfig {
             receiver_cache_bytes: receiver_cache_bytes(args),
-            ..sim_config(&args.sim_args, Some(model), Some(pixel_policy(args, model)))
+            ..sim_config(&args.sim_args, Some(model), Some(options.format))
         };
-        return Ok((0..count).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect());
+        return Ok((0..count).map(|_| connector(SimHost::new(config.clone()), options)).collect());
     }
     if !engines.attach.is_empty() {
-        return Ok(engines
-            .attach
-            .iter()
-            .map(|address| Box::new(AttachHost::new(address.clone())) as Box<dyn EngineHost>)
-            .collect());
+        return Ok(engines.attach.iter().map(|address| connector(AttachHost::new(address), options)).collect());
     }
     (0..engines.engines)
         .map(|index| {
@@ -136,20 +146,25 @@ fn hosts(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn EngineHost
                 handshake_port,
             };
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
-            Ok(Box::new(host) as Box<dyn EngineHost>)
+            Ok(connector(host, options))
         })
         .collect()
 }
 
-/// Raw pixels where the engine normalises. vLLM does so by default for the families that can.
-fn pixel_policy(args: &ServeArgs, model: &ServedModel) -> PixelPolicy {
-    match args.engines.pixels {
-        Pixels::Raw => PixelPolicy::Raw,
-        Pixels::Float => PixelPolicy::Float,
-        Pixels::Auto => {
+/// The connector of one worker. All workers of a command have the same options today; each has its own copy.
+pub(crate) fn connector(host: impl EngineHost, options: &EngineOptions) -> Box<dyn Connector> {
+    Box::new(EngineConnector::new(host, options.clone()))
+}
+
+/// Raw values where the engine normalises. vLLM does so by default for the families that can.
+fn format_policy(args: &ServeArgs, model: &ServedModel) -> FormatPolicy {
+    match args.engines.mm_tensor_format.or(args.engines.pixels).unwrap_or(TensorFormats::Auto) {
+        TensorFormats::Raw => FormatPolicy::Raw,
+        TensorFormats::Float => FormatPolicy::Float,
+        TensorFormats::Auto => {
             let by_default = model.vision.as_ref().is_some_and(|vision| vision.engine_normalizes());
             let turned_off = args.vllm_args.iter().any(|arg| arg == NO_DEVICE_NORMALIZE);
-            if by_default && !turned_off { PixelPolicy::Raw } else { PixelPolicy::Float }
+            if by_default && !turned_off { FormatPolicy::Raw } else { FormatPolicy::Float }
         }
     }
 }
@@ -192,11 +207,16 @@ pub(crate) fn cache_bytes(gib: f64) -> Option<u64> {
     (bytes >= 1.0).then_some(bytes as u64)
 }
 
-fn client_options(args: &ServeArgs, model: &ServedModel) -> ClientOptions {
+/// What clients of this model's engines have to know about it.
+pub(crate) fn client_options(model: &ServedModel) -> ClientOptions {
+    let counted = model.vision.as_ref().map_or(&[][..], |vision| vision.counted_rows());
     ClientOptions {
-        strict_version: args.engines.strict_vllm_version,
-        receiver_cache_bytes: receiver_cache_bytes(args),
-        ..model.client_options()
+        vocab_size: model.last_token().0.checked_add(1),
+        counted_rows: counted
+            .iter()
+            .map(|&(rows_of, grid)| CountedRows { rows_of: rows_of.into(), grid: grid.into() })
+            .collect(),
+        ..ClientOptions::default()
     }
 }
 
@@ -278,7 +298,7 @@ fn limits(args: &ServeArgs) -> Limits {
     Limits {
         body_bytes: args.limits.max_body_bytes,
         body_timeout: args.limits.body_timeout,
-        images_per_prompt: args.media.limit_mm_per_prompt.0,
+        items_per_prompt: args.media.limit_mm_per_prompt.clone(),
         processed_bytes: args.media.processed_cache_bytes,
         connections: args.limits.max_connections,
         head_timeout: args.limits.head_timeout,

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use chiasm_engine::{EngineEndpoints, SocketDir};
+use chiasm_backend::ConnectError;
+use chiasm_engine::{EngineEndpoints, EngineHost, FormatPolicy, RunningEngine, SocketDir};
 use chiasm_prompt::Tokenizer;
-use chiasm_server::fleet::{EngineHost, HostError, PixelPolicy, RunningEngine};
 use chiasm_server::model::ServedModel;
 use chiasm_sim::{Exit, KvEvents, Pace, SimConfig, SimEngine};
 use chiasm_types::{BlockSize, Dtype, WorkerId};
@@ -25,12 +25,12 @@ impl SimHost {
 
 /// A simulated engine's settings for a model; its handshake address is still to be set.
 ///
-/// Told which pixels it will be sent, it takes no others: what would be normalised twice, silently, must not pass.
-pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, pixels: Option<PixelPolicy>) -> SimConfig {
+/// Told which values it will be sent, it takes no others: what would be normalised twice, silently, must not pass.
+pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Option<FormatPolicy>) -> SimConfig {
     let mut config = SimConfig::new("");
-    match pixels {
-        Some(PixelPolicy::Raw) => config.images.dtypes = vec![Dtype::U8],
-        Some(PixelPolicy::Float) => config.images.dtypes = vec![Dtype::F16, Dtype::BF16, Dtype::F32],
+    match format {
+        Some(FormatPolicy::Raw) => config.images.dtypes = vec![Dtype::U8],
+        Some(FormatPolicy::Float) => config.images.dtypes = vec![Dtype::F16, Dtype::BF16, Dtype::F32],
         None => {}
     }
     // clap has checked that it is not 0
@@ -72,7 +72,7 @@ impl EngineHost for SimHost {
         _worker: WorkerId,
         endpoints: &'a EngineEndpoints,
         _sockets: &'a SocketDir,
-    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>> {
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
         let config = SimConfig { handshake: endpoints.handshake.clone(), ..self.config.clone() };
         let running: Box<dyn RunningEngine> = Box::new(RunningSim(SimEngine::start(config)));
         ready(Ok(running)).boxed()

@@ -214,7 +214,8 @@ fn is_alive(pid: u32) -> bool {
 
 /// A process of a worker's latest engine, by the name that vLLM gives it. By default the EngineCore has a worker process.
 fn engine_process(server: &Server, worker: &str, name: &str) -> u32 {
-    let group = server.logged(&format!("{worker}: its process group is ")).parse().expect("a process id");
+    let group =
+        server.logged(&format!("engine process started worker={worker} process_group=")).parse().expect("a process id");
     let is_named = |pid: &u32| {
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command| command.starts_with(name.as_bytes()))
     };

@@ -152,8 +152,10 @@ async fn an_engine_without_the_plugin_is_served_all_the_same() {
     let answer = server.chat(&pictures("a", &[DAWN, DUSK])).await;
     assert_eq!(answer.header("x-chiasm-transfer"), "inline");
     assert_eq!(server.metric("chiasm_mm_transfer_fallback_total{cause=\"no_arena\"}").await, 2.0);
-    assert!(server.logged("worker_0: takes images in messages only: ").contains("install python/chiasm_vllm"));
-    assert_eq!(server.lines_logged("takes images in messages only"), 1);
+    assert!(
+        server.logged("takes media in messages only worker=worker_0 error=").contains("install python/chiasm_vllm")
+    );
+    assert_eq!(server.lines_logged("takes media in messages only"), 1);
 }
 
 #[tokio::test]

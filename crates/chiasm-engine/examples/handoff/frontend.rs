@@ -150,7 +150,7 @@ fn request(id: &str) -> EngineCoreRequest {
     };
     EngineCoreRequest {
         request_id: id.to_owned(),
-        prompt_token_ids: prompt,
+        prompt_token_ids: prompt.into(),
         mm_features: vec![feature],
         sampling_params: SamplingParams { max_tokens: 1, ..SamplingParams::default() },
         ..EngineCoreRequest::default()

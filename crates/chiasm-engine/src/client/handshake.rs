@@ -1,14 +1,15 @@
 //! Waits on bound sockets until an engine has introduced itself.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
-use zeromq::{PullSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+use futures_util::{FutureExt, StreamExt, stream};
+use zeromq::{Endpoint, Host, PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
 
+use super::connection::Connection;
 use super::delivery::Delivery;
-use super::shared::Shared;
 use super::tasks::{self, Events, Outputs, addressed};
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
@@ -70,12 +71,14 @@ impl PendingEngine {
             tracing::debug!(%error, "closing the handshake socket failed");
         }
 
+        let (peer, input_events) = last_peer(self.input_events);
         let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
-        let (shared, messages) = Shared::new();
-        tokio::spawn(tasks::send_requests(self.input, self.input_events, identity, messages, shared.clone()));
-        tokio::spawn(tasks::receive_outputs(self.output, self.output_events, shared.clone()));
+        let (connection, messages) = Connection::new();
+        tokio::spawn(tasks::send_requests(self.input, input_events, identity, messages, connection.clone()));
+        tokio::spawn(tasks::receive_outputs(self.output, self.output_events, connection.clone()));
         let delivery = Delivery::new(self.options.receiver_cache_bytes);
-        let handle = ClientHandle { shared, ready, options: self.options, addresses: self.addresses, delivery };
+        let handle =
+            ClientHandle { connection, ready, options: self.options, addresses: self.addresses, peer, delivery };
         Ok(EngineClient { handle: Arc::new(handle) })
     }
 
@@ -131,6 +134,25 @@ impl PendingEngine {
         }
         Some((identity.clone(), payload.clone()))
     }
+}
+
+/// Where the last connection that was accepted came from: the engine's, which has just spoken on it. Other events stay for
+/// who reads on.
+fn last_peer(events: Events) -> (Option<IpAddr>, Events) {
+    let (mut peer, mut others, mut events) = (None, Vec::new(), events);
+    while let Some(Some(event)) = events.next().now_or_never() {
+        match event {
+            SocketEvent::Accepted(Endpoint::Tcp(host, _), _) => {
+                peer = match host {
+                    Host::Ipv4(address) => Some(address.into()),
+                    Host::Ipv6(address) => Some(address.to_canonical()),
+                    Host::Domain(_) => None,
+                };
+            }
+            other => others.push(other),
+        }
+    }
+    (peer, stream::iter(others).chain(events).boxed())
 }
 
 /// Binds, waiting a moment for a port to become free. The address as bound.

@@ -1,19 +1,20 @@
 //! The answer to one request, as it comes.
 
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use tokio::sync::mpsc;
 
+use super::connection::Connection;
 use super::delivery::Delivered;
 use super::registry::Arrival;
-use super::shared::Shared;
 
 /// Outputs of one request, in order. Dropping it before the last one aborts the request in the engine.
 #[derive(Debug)]
 pub struct OutputStream {
     request_id: String,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
-    shared: Arc<Shared>,
+    connection: Arc<Connection>,
     delivered: Delivered,
 }
 
@@ -21,10 +22,10 @@ impl OutputStream {
     pub(super) fn new(
         request_id: String,
         arrivals: mpsc::UnboundedReceiver<Arrival>,
-        shared: Arc<Shared>,
+        connection: Arc<Connection>,
         delivered: Delivered,
     ) -> Self {
-        Self { request_id, arrivals, shared, delivered }
+        Self { request_id, arrivals, connection, delivered }
     }
 
     /// How the request's media items travelled.
@@ -35,6 +36,11 @@ impl OutputStream {
     /// The request's id.
     pub fn request_id(&self) -> &str {
         &self.request_id
+    }
+
+    /// The poll form of [`next`](Self::next), for who waits for several streams at once.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Arrival>> {
+        self.arrivals.poll_recv(context)
     }
 
     /// The next output. `None` after the one with a finish reason, and after an error.
@@ -48,6 +54,6 @@ impl OutputStream {
 
 impl Drop for OutputStream {
     fn drop(&mut self) {
-        self.shared.abort(&self.request_id);
+        self.connection.abort(&self.request_id);
     }
 }

@@ -12,7 +12,7 @@ use futures_util::stream::BoxStream;
 use tokio::sync::mpsc;
 use zeromq::{PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
 
-use super::shared::Shared;
+use super::connection::{Connection, Outgoing};
 use crate::error::DeathCause;
 use crate::wire::{EngineMessage, output};
 
@@ -37,16 +37,16 @@ pub(super) async fn send_requests(
     mut socket: RouterSocket,
     mut events: Events,
     identity: Bytes,
-    mut messages: mpsc::UnboundedReceiver<Vec<Bytes>>,
-    shared: Arc<Shared>,
+    mut messages: mpsc::UnboundedReceiver<Outgoing>,
+    connection: Arc<Connection>,
 ) {
-    let gone = shared.gone();
+    let gone = connection.gone();
     tokio::pin!(gone);
     let cause = loop {
         tokio::select! {
             message = messages.recv() => {
-                let Some(frames) = message else { break DeathCause::Closed };
-                if let Err(error) = socket.send(addressed(&identity, frames)).await {
+                let Some(message) = message else { break DeathCause::Closed };
+                if let Err(error) = socket.send(addressed(&identity, message.into_frames())).await {
                     break DeathCause::SendFailed(error.to_string());
                 }
             }
@@ -66,16 +66,16 @@ pub(super) async fn send_requests(
         }
     };
     if cause == DeathCause::Disconnected {
-        let _ = tokio::time::timeout(LAST_WORDS, shared.gone()).await;
+        let _ = tokio::time::timeout(LAST_WORDS, connection.gone()).await;
     }
-    shared.die(cause);
+    connection.die(cause);
     drop(messages);
     report(socket.close().await);
 }
 
 /// Dispatches what the engine says.
-pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, shared: Arc<Shared>) {
-    let gone = shared.gone();
+pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, connection: Arc<Connection>) {
+    let gone = connection.gone();
     tokio::pin!(gone);
     let cause = loop {
         tokio::select! {
@@ -88,7 +88,7 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, sha
                     }
                 };
                 match output::decode(&message.into_vec()) {
-                    Ok(EngineMessage::Outputs(outputs)) => shared.dispatch(outputs),
+                    Ok(EngineMessage::Outputs(outputs)) => connection.dispatch(outputs),
                     Ok(EngineMessage::Dead) => break DeathCause::Reported,
                     Err(error) => break DeathCause::Protocol(error),
                 }
@@ -102,7 +102,7 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, sha
             cause = &mut gone => break cause,
         }
     };
-    shared.die(cause);
+    connection.die(cause);
     socket.0.backend().shutdown();
     report(socket.0.unbind_all().await);
 }

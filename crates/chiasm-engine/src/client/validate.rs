@@ -6,7 +6,7 @@
 
 use chiasm_types::TokenId;
 
-use super::ClientOptions;
+use super::{ClientOptions, CountedRows};
 use crate::error::EngineError;
 use crate::wire::{
     EngineCoreRequest, EngineReady, FieldKind, MmData, MmFeature, MmItem, SamplingParams, TensorData, WireTensor,
@@ -108,7 +108,7 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
             }
             None => {}
             Some(item) => {
-                if let Err((name, message)) = tensors(item) {
+                if let Err((name, message)) = tensors(item).and_then(|()| counted_rows(item, &options.counted_rows)) {
                     return refuse(field(name), message);
                 }
             }
@@ -166,7 +166,7 @@ fn tensors(item: &MmItem) -> Result<(), (&str, String)> {
         };
         check().map_err(|message| (name.as_str(), message))?;
     }
-    grid(item)
+    Ok(())
 }
 
 /// Every tensor has the bytes that its shape needs.
@@ -191,12 +191,9 @@ fn sizes(data: &MmData) -> Result<(), String> {
     }
 }
 
-/// Names of pixel tensors and of the grids that count their rows, as `[t, h, w]` in patches (Qwen-VL families).
-const GRIDS: [(&str, &str); 2] = [("pixel_values", "image_grid_thw"), ("pixel_values_videos", "video_grid_thw")];
-
-/// Pixel rows are as many as the grid says; the engine's main loop dies otherwise.
-fn grid(item: &MmItem) -> Result<(), (&str, String)> {
-    for (pixels, grid) in GRIDS {
+/// A tensor has as many rows as its grid counts; the engine's main loop dies otherwise.
+fn counted_rows<'a>(item: &MmItem, rules: &'a [CountedRows]) -> Result<(), (&'a str, String)> {
+    for CountedRows { rows_of, grid } in rules {
         let tensor = |name| item.get(name).and_then(|field| field.tensor());
         let Some(grid_tensor) = tensor(grid) else {
             continue;
@@ -204,11 +201,11 @@ fn grid(item: &MmItem) -> Result<(), (&str, String)> {
         let Some(extents) = grid_tensor.integers().filter(|extents| extents.len() == 3) else {
             return Err((grid, "must be three integers in the message".to_owned()));
         };
-        let rows = tensor(pixels).and_then(|pixels| pixels.shape.first().copied());
+        let rows = tensor(rows_of).and_then(|counted| counted.shape.first().copied());
         let product =
             extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?));
         if rows.is_none() || rows == Some(0) || rows != product {
-            return Err((pixels, format!("has {} rows, its grid is {extents:?}", rows.unwrap_or(0))));
+            return Err((rows_of, format!("has {} rows, its grid is {extents:?}", rows.unwrap_or(0))));
         }
     }
     Ok(())

@@ -56,10 +56,10 @@ pub(super) async fn pass_on(name: String, stream: impl AsyncRead + Unpin, last: 
 
 fn log(name: &str, text: &str) {
     match level(text) {
-        tracing::Level::ERROR => tracing::error!(target: "vllm", "[{name}] {text}"),
-        tracing::Level::WARN => tracing::warn!(target: "vllm", "[{name}] {text}"),
-        tracing::Level::DEBUG => tracing::debug!(target: "vllm", "[{name}] {text}"),
-        _ => tracing::info!(target: "vllm", "[{name}] {text}"),
+        tracing::Level::ERROR => tracing::error!(target: "vllm", engine = name, "{text}"),
+        tracing::Level::WARN => tracing::warn!(target: "vllm", engine = name, "{text}"),
+        tracing::Level::DEBUG => tracing::debug!(target: "vllm", engine = name, "{text}"),
+        _ => tracing::info!(target: "vllm", engine = name, "{text}"),
     }
 }
 

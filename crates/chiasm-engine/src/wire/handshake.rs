@@ -266,21 +266,6 @@ wire_map!(KvEventsConfig {
     topic = "topic",
 });
 
-impl KvEventsConfig {
-    /// Where to subscribe and where to ask for a replay: the addresses with `host` for a wildcard. `None` when the
-    /// engine publishes nothing.
-    pub fn reachable_at(&self, host: &str) -> Option<(String, Option<String>)> {
-        if !self.enable_kv_cache_events || self.publisher != "zmq" {
-            return None;
-        }
-        let reachable = |endpoint: &str| match endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')) {
-            Some(("*" | "0.0.0.0" | "[::]", port)) => format!("tcp://{host}:{port}"),
-            _ => endpoint.to_owned(),
-        };
-        Some((reachable(&self.endpoint), self.replay_endpoint.as_deref().map(reachable)))
-    }
-}
-
 fn one_frame(message: &impl Wire) -> Bytes {
     let mut to = Writer::default();
     message.write(&mut to);

@@ -1,5 +1,7 @@
 //! Engine → frontend, on the output socket: no identity, `[msgpack, aux…]`.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use chiasm_types::TokenId;
 use rmp::Marker;
@@ -113,6 +115,21 @@ pub struct EngineCoreEvent {
 }
 
 wire_map!(EngineCoreEvent { kind = "type", timestamp = "timestamp" });
+
+impl EngineCoreEvent {
+    /// The request was put into the engine's queue.
+    pub const QUEUED: u32 = 1;
+    /// The request was taken out of the queue to be run.
+    pub const SCHEDULED: u32 = 2;
+}
+
+impl EngineCoreOutput {
+    /// How long the request waited in the engine's queue, if this output has both events, as first outputs have.
+    pub fn time_in_queue(&self) -> Option<Duration> {
+        let at = |kind| self.events.iter().find(|event| event.kind == kind).map(|event| event.timestamp);
+        Duration::try_from_secs_f64(at(EngineCoreEvent::SCHEDULED)? - at(EngineCoreEvent::QUEUED)?).ok()
+    }
+}
 
 /// Answer to a method call (`UtilityOutput` in `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, PartialEq)]

@@ -1,5 +1,7 @@
 //! Frontend → engine: `[type, msgpack, aux…]`, after the engine's identity.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use chiasm_types::TokenId;
 use rmpv::Value;
@@ -26,8 +28,8 @@ const UTILITY: &[u8] = b"\x03";
 pub struct EngineCoreRequest {
     /// Unique among the engine's running requests.
     pub request_id: String,
-    /// The expanded prompt.
-    pub prompt_token_ids: Vec<TokenId>,
+    /// The expanded prompt. All continuations of one prompt share it.
+    pub prompt_token_ids: Arc<Vec<TokenId>>,
     /// Its media items, by their position.
     pub mm_features: Vec<MmFeature>,
     /// How to choose tokens.
@@ -168,7 +170,7 @@ impl Wire for EngineCoreRequest {
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let mut fields = Fields::open(from, REQUEST_REQUIRED_FIELDS)?;
         let request_id = fields.next(from).named("request_id")?;
-        let prompt_token_ids = fields.next(from).named("prompt_token_ids")?;
+        let prompt_token_ids = Arc::new(fields.next::<Vec<_>>(from).named("prompt_token_ids")?);
         let mm_features = fields.next(from).named("mm_features")?;
         let sampling_params = fields.next::<Option<SamplingParams>>(from).named("sampling_params")?;
         fields.must_be_nil(from, "pooling_params")?;

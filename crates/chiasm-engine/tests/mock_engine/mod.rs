@@ -147,7 +147,7 @@ impl MockEngine {
 pub(crate) fn text_request(request_id: &str) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: request_id.into(),
-        prompt_token_ids: (10..20).map(TokenId).collect(),
+        prompt_token_ids: (10..20).map(TokenId).collect::<Vec<_>>().into(),
         sampling_params: SamplingParams { max_tokens: 4, temperature: 0.0, ..SamplingParams::default() },
         arrival_time: 1.0,
         ..EngineCoreRequest::default()

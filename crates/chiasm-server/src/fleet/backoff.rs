@@ -1,10 +1,10 @@
 //! How long to wait before an engine that died is started again.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 const FIRST: Duration = Duration::from_millis(500);
-/// For engines that are started here.
-pub(super) const LONGEST: Duration = Duration::from_secs(60);
 /// An engine that was ready for so long was fine: the next pause is the first one again.
 const HEALTHY: Duration = Duration::from_secs(60);
 
@@ -35,6 +35,8 @@ impl Backoff {
 mod tests {
     use super::*;
 
+    const LONGEST: Duration = Duration::from_secs(60);
+
     #[test]
     fn pauses_double_up_to_the_longest() {
         let mut backoff = Backoff::new(LONGEST);
@@ -44,11 +46,14 @@ mod tests {
         assert!((0..3).all(|_| backoff.pause_after(None) == Duration::from_millis(100)));
     }
 
-    #[test]
-    fn a_healthy_life_starts_over() {
+    #[tokio::test(start_paused = true)]
+    async fn a_healthy_life_starts_over() {
         let mut backoff = Backoff::new(LONGEST);
         backoff.pause_after(None);
-        let long_ago = Instant::now().checked_sub(HEALTHY);
-        assert_eq!(backoff.pause_after(long_ago), FIRST);
+        let ready = Instant::now();
+        tokio::time::advance(HEALTHY - Duration::from_millis(1)).await;
+        assert_eq!(backoff.pause_after(Some(ready)), 2 * FIRST);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(backoff.pause_after(Some(ready)), FIRST);
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chiasm_engine::wire::EngineReady;
+use chiasm_backend::KvEventStream;
 use chiasm_kv::event::KvEvent;
 use chiasm_kv::{KvError, KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
 use chiasm_router::Router;
 use chiasm_types::WorkerId;
 
-/// What has been counted for one worker. Clones are the same counts.
+/// The counts of one worker, over all its backends. Clones are the same counts.
 #[derive(Clone, Default)]
 pub(super) struct Followed {
     subscriber: SubscriberCounters,
@@ -20,7 +20,7 @@ pub(super) struct Followed {
 #[derive(Default)]
 struct Applied {
     events: AtomicU64,
-    /// In microseconds.
+    /// How old the last batch was, in microseconds.
     lag: AtomicU64,
 }
 
@@ -54,15 +54,10 @@ impl Followed {
     }
 }
 
-/// Where an engine publishes its KV events, if it does and they can be had.
-pub(super) fn source(info: &EngineReady) -> Option<SubscriberConfig> {
-    let config = info.kv_events_config.as_ref()?;
-    let (endpoint, replay) = config.reachable_at("127.0.0.1")?;
-    Some(SubscriberConfig { topic: config.topic.clone(), ..SubscriberConfig::new(endpoint, replay) })
-}
-
 /// Feeds an engine's KV events to the router until dropped.
-pub(super) fn follow(router: Arc<Router>, id: WorkerId, source: SubscriberConfig, followed: Followed) -> Subscriber {
+pub(super) fn follow(router: Arc<Router>, id: WorkerId, stream: &KvEventStream, followed: Followed) -> Subscriber {
+    let KvEventStream { endpoint, replay_endpoint, topic } = stream.clone();
+    let source = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
     let counters = followed.subscriber.clone();
     Subscriber::counting(source, Feed { router, id, followed, fresh: true }, counters)
 }
@@ -83,7 +78,7 @@ impl KvEventReceiver for Feed {
             // Engines count from 0 on, with an empty cache.
             let cleared = batch.events.contains(&KvEvent::AllBlocksCleared);
             if *fresh && seq > 0 && !cleared {
-                tracing::warn!("{id}: its first KV events are lost; also taken to hold what it computes (approximate)");
+                tracing::warn!(worker = %id, "first KV events are lost: also taken to hold what it computes (approximate)");
                 router.set_history_known(*id, false);
             } else if *fresh || cleared {
                 router.set_history_known(*id, true);
@@ -96,7 +91,7 @@ impl KvEventReceiver for Feed {
     }
 
     fn reset(&mut self) {
-        tracing::warn!("{}: KV events lost for good, or another engine; forgetting its blocks", self.id);
+        tracing::warn!(worker = %self.id, "KV events lost for good, or another engine: forgetting its blocks");
         self.router.reset_worker_blocks(self.id);
         self.fresh = true;
     }

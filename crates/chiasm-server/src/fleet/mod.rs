@@ -1,102 +1,43 @@
-//! Workers: where engines come from, who of them can take requests, and what the router knows of their KV caches.
+//! Workers: which backends can take requests, what each can do, and what the router knows of their KV caches.
 //!
-//! Each worker has a keeper, a task that starts its engine, joins it to the router once it is ready, feeds it KV
-//! events, takes it out when it dies and starts the next one after a pause.
+//! Each worker has a keeper, a task that connects to its backend, joins it to the router, feeds the router its KV events
+//! and load, takes it out when it ends and connects to the next one after a pause.
 
-mod arena;
 mod backoff;
+mod classes;
 mod events;
-mod host;
 mod keeper;
-mod launch_host;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_engine::{ClientOptions, EngineClient};
+use chiasm_backend::{Backend, Connector, MediaForm, PlanClassId, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
-use chiasm_types::{BlockSize, WorkerId};
-use chiasm_vision::PixelFormat;
+use chiasm_types::WorkerId;
 use events::Followed;
 pub use events::KvEventCounts;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-pub use arena::ArenaPolicy;
-pub use host::{AttachHost, EngineHost, HostError, RunningEngine};
-pub use launch_host::LaunchHost;
+pub use classes::{PresentClass, PresentClasses};
 
-use crate::error::ApiError;
 use crate::metrics::Metrics;
 
-/// Why a fleet can't start.
+/// A fleet needs at least one worker.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FleetError {
-    /// There would be nothing to send requests to.
-    #[error("no engines were asked for; use --engines, --sim or --attach")]
-    NoEngines,
-    /// Arenas are demanded and could not be had.
-    #[error(
-        "/dev/shm has {free:.2} GiB free, {engines} engines may use {each:.2} GiB each; enlarge it (docker: --shm-size) or lower \
-         --mm-arena-gb"
-    )]
-    ShmTooSmall {
-        /// GiB that are free.
-        free: f64,
-        /// Number of engines.
-        engines: usize,
-        /// GiB for each.
-        each: f64,
-    },
-}
-
-/// How engines are talked to.
-#[derive(Clone, Debug)]
-pub struct FleetOptions {
-    /// Time that an engine may take from its start until it is ready.
-    pub startup_timeout: Duration,
-    /// What the engine is told and asked.
-    pub client: ClientOptions,
-    /// Which pixels it is sent.
-    pub pixels: PixelPolicy,
-    /// Whether they get shared memory.
-    pub arena: ArenaPolicy,
-}
-
-/// Which pixels engines are sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PixelPolicy {
-    /// Raw: the engine normalises. Sending it floats would normalise them twice, silently.
-    Raw,
-    /// Normalised, in the element type that the engine reports.
-    Float,
-}
-
-/// What all engines of a fleet must agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Tokens per block.
-    pub block_size: BlockSize,
-    /// Tokens of prompt and answer together.
-    pub max_model_len: usize,
-    /// Tokens that one step computes; an engine's encoder cache holds at least as many image embeddings.
-    pub max_batched_tokens: usize,
-}
+#[error("no engines were asked for; use --engines, --sim or --attach")]
+pub struct NoEngines;
 
 /// A worker that can take requests.
+#[derive(Debug)]
 pub struct Worker {
-    /// Its name.
+    /// The worker's name.
     pub id: WorkerId,
-    /// Its engine.
-    pub client: EngineClient,
-    /// What its engine is sent.
-    pub pixel_format: PixelFormat,
-    /// Tokens of prompt and answer together.
-    pub max_model_len: usize,
-    /// Whether its engine was to have shared memory; see [`EngineClient::arena`] for whether it has.
-    pub wants_arena: bool,
+    /// Executes its requests.
+    pub backend: Arc<dyn Backend>,
+    /// How prompts are planned for it.
+    pub class: PlanClassId,
 }
 
 /// All workers.
@@ -108,27 +49,26 @@ pub struct Fleet {
     shutdown: watch::Sender<bool>,
     keepers: Mutex<Option<JoinSet<()>>>,
     created: u64,
-    /// Of each worker, over all its engines.
+    /// What was counted for each worker, over all its backends.
     followed: BTreeMap<WorkerId, Followed>,
 }
 
 #[derive(Default)]
 struct State {
     workers: BTreeMap<WorkerId, Arc<Worker>>,
-    shape: Option<Shape>,
+    classes: classes::Classes,
 }
 
 impl Fleet {
-    /// Starts one worker per host. Returns at once: see [`Fleet::wait_ready`].
-    pub fn start(
-        hosts: Vec<Box<dyn EngineHost>>,
-        router: RouterConfig,
-        options: FleetOptions,
-    ) -> Result<Arc<Self>, FleetError> {
-        if hosts.is_empty() {
-            return Err(FleetError::NoEngines);
+    /// Starts one worker per connector. Returns at once: see [`Fleet::wait_ready`].
+    ///
+    /// # Errors
+    /// [`NoEngines`] without connectors.
+    pub fn start(connectors: Vec<Box<dyn Connector>>, router: RouterConfig) -> Result<Arc<Self>, NoEngines> {
+        if connectors.is_empty() {
+            return Err(NoEngines);
         }
-        options.arena.check(hosts.len())?;
+        let ids = || (0..).map(WorkerId);
         let fleet = Arc::new(Self {
             router: Arc::new(Router::new(router)),
             metrics: Arc::default(),
@@ -137,11 +77,11 @@ impl Fleet {
             shutdown: watch::Sender::new(false),
             keepers: Mutex::new(None),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
-            followed: (0..).map(WorkerId).zip(&hosts).map(|(id, _)| (id, Followed::default())).collect(),
+            followed: ids().zip(&connectors).map(|(id, _)| (id, Followed::default())).collect(),
         });
         let mut keepers = JoinSet::new();
-        for (id, host) in (0..).map(WorkerId).zip(hosts) {
-            keepers.spawn(keeper::keep(fleet.clone(), id, host, options.clone(), fleet.shutdown.subscribe()));
+        for (id, connector) in ids().zip(connectors) {
+            keepers.spawn(keeper::keep(fleet.clone(), id, connector, fleet.shutdown.subscribe()));
         }
         *fleet.keepers.lock().unwrap_or_else(PoisonError::into_inner) = Some(keepers);
         Ok(fleet)
@@ -157,7 +97,7 @@ impl Fleet {
         }
     }
 
-    /// Stops all engines and waits until they are gone. Requests in flight end with an error: drain first.
+    /// Ends all backends and waits until they are gone. Requests in flight end with an error: drain first.
     pub async fn shutdown(&self) {
         self.shutdown.send_replace(true);
         let keepers = self.keepers.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -166,7 +106,7 @@ impl Fleet {
         }
     }
 
-    /// Picks workers.
+    /// The router, which picks workers.
     pub fn router(&self) -> &Arc<Router> {
         &self.router
     }
@@ -181,7 +121,7 @@ impl Fleet {
         self.state().workers.get(&id).cloned()
     }
 
-    /// The workers that can take requests.
+    /// The workers that can take requests, by their ids.
     pub fn workers(&self) -> Vec<Arc<Worker>> {
         self.state().workers.values().cloned().collect()
     }
@@ -191,18 +131,14 @@ impl Fleet {
         *self.ready.borrow()
     }
 
-    /// How the KV events of each worker have been followed, over all its engines so far.
+    /// How the KV events of each worker have been followed, over all its backends so far.
     pub fn kv_events(&self) -> impl Iterator<Item = (WorkerId, KvEventCounts)> {
         self.followed.iter().map(|(id, followed)| (*id, followed.counts()))
     }
 
-    /// What all engines agree on; known once the first is ready.
-    pub fn shape(&self) -> Option<Shape> {
-        self.state().shape
-    }
-
-    pub(crate) fn shape_or_unavailable(&self) -> Result<Shape, ApiError> {
-        self.shape().ok_or_else(|| ApiError::unavailable("no engine is ready yet"))
+    /// The plan classes of the workers that can take requests; empty while there is none.
+    pub fn classes(&self) -> PresentClasses {
+        self.state().classes.present()
     }
 
     /// When the fleet was started, in seconds since the epoch.
@@ -210,40 +146,60 @@ impl Fleet {
         self.created
     }
 
-    /// Lets a worker take requests. `Err` says why it does not fit the others.
-    fn join(&self, worker: Worker, shape: Shape, info: WorkerInfo) -> Result<(), String> {
-        let mut state = self.state();
-        let agreed = *state.shape.get_or_insert(shape);
-        if agreed != shape {
-            return Err(format!(
-                "its block size {}, context {} and batched tokens {} differ from the others' {}, {} and {}",
-                shape.block_size.get(),
-                shape.max_model_len,
-                shape.max_batched_tokens,
-                agreed.block_size.get(),
-                agreed.max_model_len,
-                agreed.max_batched_tokens
-            ));
-        }
-        self.router.add_worker(worker.id, info);
-        state.workers.insert(worker.id, Arc::new(worker));
-        self.ready.send_replace(state.workers.len());
-        Ok(())
+    /// Lets a worker take requests.
+    fn join(&self, id: WorkerId, backend: Arc<dyn Backend>, publishes_events: bool) {
+        let can = backend.capabilities().clone();
+        let class = {
+            let mut state = self.state();
+            let class = state.classes.join(id, &can);
+            state.workers.insert(id, Arc::new(Worker { id, backend, class }));
+            class
+        };
+        // Last: whatever the router picks has to be found above.
+        let info = WorkerInfo {
+            total_blocks: can.total_blocks,
+            block_size: can.class.block_size,
+            publishes_events,
+            encoder_cache_tokens: can.encoder_cache_tokens,
+            receiver_cache_bytes: can.receiver_cache_bytes,
+        };
+        let _ = class;
+        let _ = tensor_element_bytes(can.media);
+        self.router.add_worker(id, info);
+        self.ready.send_replace(self.state().workers.len());
     }
 
     /// Takes a worker out: no new request goes to it, and its blocks are forgotten.
-    fn leave(&self, id: WorkerId) {
-        let mut state = self.state();
-        self.router.remove_worker(id);
-        state.workers.remove(&id);
-        if state.workers.is_empty() {
-            // Nobody is left to agree with: the next engine may differ.
-            state.shape = None;
+    async fn leave(&self, id: WorkerId) {
+        let left = {
+            let mut state = self.state();
+            state.classes.leave(id);
+            let left = state.workers.remove(&id);
+            self.ready.send_replace(state.workers.len());
+            left
+        };
+        // Not while requests wait for the state, and not on an async thread: a worker's blocks are many. A request that is
+        // routed to it meanwhile finds no such worker, and tries another one.
+        let router = self.router.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || router.remove_worker(id)).await {
+            tracing::error!(worker = %id, %error, "the worker could not be taken out of the router");
         }
-        self.ready.send_replace(state.workers.len());
+        drop(left);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Bytes that a worker is sent per element of a large tensor; 0 where it is sent none.
+fn tensor_element_bytes(media: MediaForm) -> u64 {
+    match media {
+        MediaForm::Tensors(TensorFormat::Raw) => 1,
+        MediaForm::Tensors(TensorFormat::Normalized(dtype)) => dtype.size() as u64,
+        MediaForm::Encoded | MediaForm::None => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,21 @@
 //! `POST /v1/chat/completions`: the body, the answer and the chunks of a stream.
 
+use bytes::Bytes;
+use chiasm_backend::ToolCallDelta;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
+use super::body::{Body, Ids};
 use super::fields::Fields;
+use super::finish::{self, StopReason};
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, logprobs, messages};
 use crate::error::ApiError;
-use crate::pipeline::{Caller, Chat, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::sse;
 
 /// A parsed body.
 pub(crate) struct ChatRequest {
@@ -54,76 +60,155 @@ impl ChatRequest {
             sampling: common.sampling.clone(),
             cache_salt: common.cache_salt.clone(),
             priority: common.priority,
-            caller: Caller::default(),
         };
         Ok(Self { common, generate })
     }
 }
 
 /// The whole answer.
-pub(crate) fn answer(
-    head: &AnswerHead,
+pub(crate) fn answer<'a>(
+    head: &'a AnswerHead,
     tokenizer: &Tokenizer,
-    choices: &[FinishedChoice],
-    prompt_tokens: Option<&[TokenId]>,
+    choices: &'a [FinishedChoice],
+    prompt_tokens: Option<&'a [TokenId]>,
     usage: Usage,
-) -> Value {
-    let choices: Vec<Value> = choices
-        .iter()
-        .enumerate()
-        .map(|(index, choice)| {
-            let mut body = json!({
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": null},
-                "logprobs": choice.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
-                "finish_reason": choice.finish.reason(),
-                "stop_reason": choice.finish.stop_reason(),
-            });
-            if prompt_tokens.is_some() {
-                body["token_ids"] = super::ids(&choice.tokens);
-            }
-            body
-        })
-        .collect();
-    let mut body = head.body("chat.completion", choices);
-    body["usage"] = usage.to_json();
-    if let Some(tokens) = prompt_tokens {
-        body["prompt_token_ids"] = super::ids(tokens);
-    }
-    body
+) -> impl Serialize + 'a {
+    let choice = |(index, choice): (usize, &'a FinishedChoice)| WholeChoice {
+        index,
+        message: Message {
+            role: "assistant",
+            content: &choice.text,
+            refusal: (),
+            tool_calls: tool_calls(&choice.tool_calls, false),
+        },
+        logprobs: choice.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
+        finish_reason: finish::reason(&choice.finish),
+        stop_reason: finish::stop_reason(&choice.finish),
+        token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
+    };
+    let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
+    Body { usage: Some(usage), prompt_token_ids: prompt_tokens.map(Ids), ..head.body("chat.completion", choices) }
 }
 
 /// The first chunk of each choice: its role.
-pub(crate) fn role_chunk(head: &AnswerHead, index: usize, prompt_tokens: Option<&[TokenId]>) -> Value {
-    let choice = json!({
-        "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null
-    });
-    let mut body = head.body("chat.completion.chunk", vec![choice]);
-    if let Some(tokens) = prompt_tokens {
-        body["prompt_token_ids"] = super::ids(tokens);
-    }
-    body
+pub(crate) fn role_chunk(head: &AnswerHead, index: usize, prompt_tokens: Option<&[TokenId]>) -> Bytes {
+    let choice = ChunkChoice {
+        index,
+        delta: Delta { role: Some("assistant"), content: "", tool_calls: Vec::new() },
+        logprobs: None,
+        finish_reason: None,
+        stop_reason: None,
+        token_ids: None,
+    };
+    sse::event(&Body { prompt_token_ids: prompt_tokens.map(Ids), ..head.body(CHUNK, [choice]) })
 }
 
 /// A chunk with new text, or with the reason of the end, or both.
-pub(crate) fn delta_chunk(head: &AnswerHead, tokenizer: &Tokenizer, delta: &ChoiceDelta, with_ids: bool) -> Value {
-    let mut choice = json!({
-        "index": delta.index,
-        "delta": {"content": delta.text},
-        "logprobs": delta.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
-        "finish_reason": delta.finish.as_ref().map(|finish| finish.reason()),
-    });
-    if let Some(finish) = &delta.finish {
-        choice["stop_reason"] = finish.stop_reason();
+pub(crate) fn delta_chunk(
+    head: &AnswerHead,
+    tokenizer: &Tokenizer,
+    delta: &ChoiceDelta,
+    with_ids: bool,
+    usage: Option<Usage>,
+) -> Bytes {
+    let choice = ChunkChoice {
+        index: delta.index,
+        delta: Delta { role: None, content: &delta.text, tool_calls: tool_calls(&delta.tool_calls, true) },
+        logprobs: delta.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
+        finish_reason: delta.finish.as_ref().map(finish::reason),
+        stop_reason: delta.finish.as_ref().map(finish::stop_reason),
+        token_ids: with_ids.then_some(Ids(&delta.tokens)),
+    };
+    sse::event(&Body { usage, ..head.body(CHUNK, [choice]) })
+}
+
+/// The last chunk of a stream, which has no choices.
+pub(crate) fn usage_chunk(head: &AnswerHead, usage: Usage) -> Bytes {
+    sse::event(&Body { usage: Some(usage), ..head.body(CHUNK, [(); 0]) })
+}
+
+const CHUNK: &str = "chat.completion.chunk";
+
+#[derive(Serialize)]
+struct WholeChoice<'a> {
+    index: usize,
+    message: Message<'a>,
+    logprobs: Option<Value>,
+    finish_reason: &'static str,
+    stop_reason: Option<StopReason<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Ids<'a>>,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    /// Null: models say no in their text.
+    refusal: (),
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall<'a>>,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    /// Only in a choice's last chunk, and null there if nothing stopped it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<Option<StopReason<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Ids<'a>>,
+}
+
+#[derive(Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    content: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall<'a>>,
+}
+
+#[derive(Serialize)]
+struct ToolCall<'a> {
+    /// Only in chunks, whose pieces belong together by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    /// With the first piece of a call, as its id.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: Function<'a>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: &'a str,
+}
+
+fn tool_calls(calls: &[ToolCallDelta], in_chunk: bool) -> Vec<ToolCall<'_>> {
+    let mut bodies = Vec::with_capacity(calls.len());
+    for ToolCallDelta { index, id, name, arguments } in calls {
+        bodies.push(ToolCall {
+            index: in_chunk.then_some(*index),
+            id: id.as_deref(),
+            kind: id.is_some().then_some("function"),
+            function: Function { name: name.as_deref(), arguments },
+        });
     }
-    if with_ids {
-        choice["token_ids"] = super::ids(&delta.tokens);
-    }
-    head.body("chat.completion.chunk", vec![choice])
+    bodies
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn refused(extra: Value) -> Option<String> {

@@ -1,16 +1,22 @@
 //! `POST /v1/completions`: plain text or token ids in, text out. A list of prompts is answered in one body.
 
+use std::sync::Arc;
+
+use bytes::Bytes;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use super::body::{Body, Ids};
 use super::fields::Fields;
+use super::finish::{self, StopReason};
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, logprobs};
 use crate::error::ApiError;
-use crate::pipeline::{Caller, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::sse;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -64,7 +70,6 @@ impl CompletionRequest {
                 sampling: common.sampling.clone(),
                 cache_salt: common.cache_salt.clone(),
                 priority: common.priority,
-                caller: Caller::default(),
             })
             .collect();
         Ok(Self { common, generate })
@@ -95,64 +100,78 @@ fn parse_prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
 }
 
 /// The whole answer; `choices` are those of all prompts in order, each with its prompt's tokens when asked for.
-pub(crate) fn answer(
-    head: &AnswerHead,
+pub(crate) fn answer<'a>(
+    head: &'a AnswerHead,
     tokenizer: &Tokenizer,
-    choices: &[(FinishedChoice, Option<Vec<TokenId>>)],
+    choices: &'a [(FinishedChoice, Option<Arc<Vec<TokenId>>>)],
     usage: Usage,
-) -> Value {
-    let choices: Vec<Value> = choices
-        .iter()
-        .enumerate()
-        .map(|(index, (choice, prompt_tokens))| {
-            let mut body = json!({
-                "index": index,
-                "text": choice.text,
-                "logprobs": choice.logprobs.as_ref().map(|tokens| logprobs::completion(tokenizer, tokens, &mut 0)),
-                "finish_reason": choice.finish.reason(),
-                "stop_reason": choice.finish.stop_reason(),
-            });
-            if let Some(prompt_tokens) = prompt_tokens {
-                body["token_ids"] = super::ids(&choice.tokens);
-                body["prompt_token_ids"] = super::ids(prompt_tokens);
-            }
-            body
-        })
-        .collect();
-    let mut body = head.body("text_completion", choices);
-    body["usage"] = usage.to_json();
-    body
+) -> impl Serialize + 'a {
+    let choice = |(index, (choice, prompt_tokens)): (usize, &'a (FinishedChoice, Option<Arc<Vec<TokenId>>>))| Choice {
+        index,
+        text: &choice.text,
+        logprobs: choice.logprobs.as_ref().map(|tokens| logprobs::completion(tokenizer, tokens, &mut 0)),
+        finish_reason: Some(finish::reason(&choice.finish)),
+        stop_reason: finish::stop_reason(&choice.finish),
+        token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
+        prompt_token_ids: prompt_tokens.as_ref().map(|tokens| Ids(tokens)),
+    };
+    let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
+    Body { usage: Some(usage), ..head.body(OBJECT, choices) }
 }
 
-/// One chunk of a stream. `index` counts over all prompts; `offset` is the choice's text position for log
-/// probabilities; `prompt_tokens` are given with a choice's first chunk when token ids are asked for.
-pub(crate) fn delta_chunk(
-    head: &AnswerHead,
-    tokenizer: &Tokenizer,
-    delta: &ChoiceDelta,
+/// What a chunk shows of one choice beside its delta.
+pub(crate) struct Shown<'a> {
+    /// Which choice, counted over all prompts.
+    pub(crate) index: usize,
+    /// The choice's text position, for log probabilities; moved on.
+    pub(crate) offset: &'a mut usize,
+    /// Token ids were asked for.
+    pub(crate) with_ids: bool,
+    /// The prompt's tokens, in a choice's first chunk if they were asked for.
+    pub(crate) prompt_tokens: Option<&'a [TokenId]>,
+    /// The usage so far, if it was asked for.
+    pub(crate) usage: Option<Usage>,
+}
+
+/// One chunk of a stream.
+pub(crate) fn delta_chunk(head: &AnswerHead, tokenizer: &Tokenizer, delta: &ChoiceDelta, shown: Shown<'_>) -> Bytes {
+    let Shown { index, offset, with_ids, prompt_tokens, usage } = shown;
+    let choice = Choice {
+        index,
+        text: &delta.text,
+        logprobs: delta.logprobs.as_ref().map(|tokens| logprobs::completion(tokenizer, tokens, offset)),
+        finish_reason: delta.finish.as_ref().map(finish::reason),
+        stop_reason: delta.finish.as_ref().and_then(finish::stop_reason),
+        token_ids: with_ids.then_some(Ids(&delta.tokens)),
+        prompt_token_ids: prompt_tokens.map(Ids),
+    };
+    sse::event(&Body { usage, ..head.body(OBJECT, [choice]) })
+}
+
+/// The last chunk of a stream, which has no choices.
+pub(crate) fn usage_chunk(head: &AnswerHead, usage: Usage) -> Bytes {
+    sse::event(&Body { usage: Some(usage), ..head.body(OBJECT, [(); 0]) })
+}
+
+const OBJECT: &str = "text_completion";
+
+#[derive(Serialize)]
+struct Choice<'a> {
     index: usize,
-    offset: &mut usize,
-    with_ids: bool,
-    prompt_tokens: Option<&[TokenId]>,
-) -> Value {
-    let mut choice = json!({
-        "index": index,
-        "text": delta.text,
-        "logprobs": delta.logprobs.as_ref().map(|tokens| logprobs::completion(tokenizer, tokens, offset)),
-        "finish_reason": delta.finish.as_ref().map(|finish| finish.reason()),
-        "stop_reason": delta.finish.as_ref().map_or(Value::Null, |finish| finish.stop_reason()),
-    });
-    if with_ids {
-        choice["token_ids"] = super::ids(&delta.tokens);
-    }
-    if let Some(tokens) = prompt_tokens {
-        choice["prompt_token_ids"] = super::ids(tokens);
-    }
-    head.body("text_completion", vec![choice])
+    text: &'a str,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    stop_reason: Option<StopReason<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Ids<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Ids<'a>>,
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn prompts(prompt: Value) -> usize {

@@ -1,10 +1,9 @@
 //! Log probabilities in the shapes of the two endpoints.
 
+use chiasm_backend::TokenLogprob;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
 use serde_json::{Map, Value, json};
-
-use crate::pipeline::TokenLogprob;
 
 /// JSON has no infinity; vLLM and OpenAI write this instead.
 const LOWEST: f32 = -9999.0;

@@ -2,6 +2,7 @@
 
 use chiasm_media::MediaName;
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+use chiasm_types::Modality;
 use serde_json::Value;
 
 use super::fields::{Fields, kind};
@@ -116,7 +117,7 @@ fn parse_image(fields: &mut Fields) -> Result<MediaRef, ApiError> {
         let name = format!("{field}.url");
         return Err(ApiError { code: "missing_field", ..ApiError::invalid(&name, format!("'{name}' is required")) });
     }
-    Ok(MediaRef { url, uuid, field })
+    Ok(MediaRef { modality: Modality::Image, url, uuid, field })
 }
 
 /// A client's name for an item: for sending it once and naming it later. It is not its identity.
@@ -157,6 +158,7 @@ mod tests {
         let (messages, media) = parse(messages).unwrap();
         assert_eq!(messages.len(), 2);
         let item = |url: Option<&str>, uuid: Option<&str>, part: usize| MediaRef {
+            modality: Modality::Image,
             url: url.map(str::to_owned),
             uuid: uuid.map(str::to_owned),
             field: format!("messages[1].content[{part}].image_url"),

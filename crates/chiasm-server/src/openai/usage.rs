@@ -1,6 +1,6 @@
 //! The `usage` object.
 
-use serde_json::{Value, json};
+use serde::{Serialize, Serializer};
 
 /// Token counts of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,14 +13,25 @@ pub(crate) struct Usage {
     pub(crate) cached_tokens: usize,
 }
 
-impl Usage {
-    pub(crate) fn to_json(self) -> Value {
-        json!({
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        })
+#[derive(Serialize)]
+struct UsageBody {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Serialize)]
+struct PromptDetails {
+    cached_tokens: usize,
+}
+
+impl Serialize for Usage {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Self { prompt_tokens, completion_tokens, cached_tokens } = *self;
+        let total_tokens = prompt_tokens + completion_tokens;
+        let prompt_tokens_details = PromptDetails { cached_tokens };
+        UsageBody { prompt_tokens, completion_tokens, total_tokens, prompt_tokens_details }.serialize(to)
     }
 }
 

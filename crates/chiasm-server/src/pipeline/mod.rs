@@ -1,12 +1,27 @@
-//! The way of a request, from parsed fields to tokens: the only place that sees media, prompt, vision, KV, router and
-//! engine together.
+//! The way of a request, from parsed fields to text: the only place that sees media, prompt, vision, KV, router and
+//! backends together.
 //!
-//! [`prepare`](prepare::prepare) needs no pixel: it ends with the expanded prompt, the identity of its media items and
-//! its block keys. [`Generation`] picks a worker, hands over the pixels and yields the answer.
+//! [`prepare`](prepare::prepare) needs no pixel: for each plan class in the fleet it ends with the expanded prompt, the
+//! identity of its media items and its block keys. [`Generation`] picks a worker, gives its backend a job, and yields the
+//! answer; what the backend lacks of the media it asks for itself.
+//!
+//! | module | is |
+//! |---|---|
+//! | `request` | what a client asks for, parsed and in range |
+//! | `prepare` | from that to prompts that can be routed |
+//! | `item` | media items, whatever they are |
+//! | `image` | images: their plans and their tensors |
+//! | `plans`, `processed`, `turns` | what is remembered of items, and whose turn it is to make one |
+//! | `sampling` | the model's defaults and the room in the context, filled in |
+//! | `generation` | a prepared prompt on a worker, and on another one if that dies |
+//! | `choice` | one continuation, from tokens to text |
+//! | `error` | why a request can't be answered |
 
 mod choice;
+mod error;
 mod generation;
-mod pixels;
+mod image;
+mod item;
 mod plans;
 mod prepare;
 mod processed;
@@ -14,9 +29,9 @@ mod request;
 mod sampling;
 mod turns;
 
-pub use choice::{ChoiceDelta, Finish, FinishedChoice, TokenLogprob};
-pub use generation::{Attempted, Generation, Transfer, collect};
-pub use plans::Plans;
-pub use prepare::{MediaItem, Prepared, prepare};
-pub use processed::ProcessedImages;
+pub use choice::{ChoiceDelta, FinishedChoice};
+pub use error::{Cause, RequestError};
+pub use generation::{Attempted, Generation, collect};
+pub use image::Images;
+pub use prepare::{Planned, Prepared, prepare};
 pub use request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};

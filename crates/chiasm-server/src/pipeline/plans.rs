@@ -1,29 +1,27 @@
-//! Layouts of images that were seen before.
+//! Plans of media items that were seen before.
 
 use std::sync::Arc;
 
 use chiasm_types::MmHash;
-use chiasm_vision::ImagePlan;
 use quick_cache::sync::Cache;
 
-use crate::error::ApiError;
+use super::error::RequestError;
 
 /// Plans that are kept. Most take one or two kilobytes; large images of families with a token per row of patches up to ten.
 const KEPT: usize = 1 << 12;
 
-/// Plans by what they are for: an image and everything that changes its tensors, in one model. Clones share them.
-#[derive(Clone)]
-pub struct Plans {
-    plans: Arc<Cache<MmHash, Arc<ImagePlan>>>,
+/// Plans of one modality by the identity of the items that they are for.
+pub(super) struct Plans<P> {
+    plans: Cache<MmHash, Arc<P>>,
 }
 
-impl Plans {
+impl<P> Plans<P> {
     /// The plan that is known, or the one that is made.
     pub(super) fn get_or_make(
         &self,
         hash: MmHash,
-        make: impl FnOnce() -> Result<ImagePlan, ApiError>,
-    ) -> Result<Arc<ImagePlan>, ApiError> {
+        make: impl FnOnce() -> Result<P, RequestError>,
+    ) -> Result<Arc<P>, RequestError> {
         if let Some(plan) = self.plans.get(&hash) {
             return Ok(plan);
         }
@@ -33,8 +31,8 @@ impl Plans {
     }
 }
 
-impl Default for Plans {
+impl<P> Default for Plans<P> {
     fn default() -> Self {
-        Self { plans: Arc::new(Cache::new(KEPT)) }
+        Self { plans: Cache::new(KEPT) }
     }
 }

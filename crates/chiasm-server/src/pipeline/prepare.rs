@@ -1,32 +1,36 @@
-//! From a parsed request to an expanded prompt, the identity of its media items and its block keys. Needs no pixel.
+//! From a parsed request to expanded prompts, the identity of its media items and its block keys. Needs no pixel.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::HeaderValue;
+use chiasm_backend::{JobItem, PlanClassId, RequestId, TraceContext};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
-use chiasm_media::{EncodedMedia, MediaHeader, MediaName, MediaPart};
+use chiasm_media::{EncodedMedia, MediaName, MediaPart};
 use chiasm_prompt::{ChatMessage, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
-use chiasm_types::{Dtype, MmHash, Placeholder, TokenId};
-use chiasm_vision::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, VisionModel};
+use chiasm_types::{Modality, Placeholder, TokenId};
+use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
+use tracing::Instrument;
 
-use super::plans::Plans;
-use super::request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling};
-use crate::error::ApiError;
-use crate::fleet::Shape;
+use super::error::{Cause, RequestError};
+use super::image::Images;
+use super::item::ItemPlan;
+use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+use crate::fleet::{PresentClass, PresentClasses};
 use crate::frontend::Frontend;
 use crate::model::ServedModel;
 
-/// A prompt that is ready to be routed.
+/// A request that is ready to be routed.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    /// The expanded prompt: each media item stands as its placeholder.
-    pub tokens: Vec<TokenId>,
-    /// The media items in order of appearance.
-    pub items: Vec<MediaItem>,
-    /// Keys of the prompt's full blocks.
-    pub keys: Vec<BlockKey>,
+    /// Whose request it is.
+    pub id: RequestId,
+    /// The trace that it belongs to.
+    pub trace: Option<TraceContext>,
+    /// What it is for workers of each plan class in the fleet; at least one.
+    pub plans: Vec<Planned>,
     /// As requested.
     pub sampling: Sampling,
     /// As requested.
@@ -37,75 +41,64 @@ pub struct Prepared {
     pub session: Option<u64>,
 }
 
-/// One media item of a prompt, its pixels still encoded.
+/// What a request is for workers of one plan class.
 #[derive(Clone, Debug)]
-pub struct MediaItem {
-    /// Its identity.
-    pub hash: MmHash,
-    /// Its size, grid and tensors.
-    pub plan: Arc<ImagePlan>,
-    /// Where it stands in the prompt.
-    pub placeholder: Placeholder,
-    /// Its encoded bytes.
-    pub image: EncodedMedia,
-    /// The request field it came from.
-    pub field: String,
+pub struct Planned {
+    /// The class.
+    pub class: PlanClassId,
+    /// The expanded prompt: each media item stands as its placeholder.
+    pub tokens: Arc<Vec<TokenId>>,
+    /// Keys of the prompt's full blocks.
+    pub keys: Vec<BlockKey>,
+    /// The media items in order of appearance, as the router sees them.
+    pub route_items: Vec<RouteItem>,
+    /// The media items in order of appearance, as a backend sees them.
+    pub job_items: Arc<[JobItem]>,
 }
 
-impl MediaItem {
-    /// Its identity as engines see it: `mm_hash` and `identifier`.
-    pub fn name(&self) -> String {
-        self.hash.to_string()
-    }
-
-    /// What the router has to know of it.
-    pub(super) fn to_route(&self, model: &ServedModel) -> RouteItem {
-        let raw = model.vision.as_ref().is_some_and(VisionModel::engine_normalizes);
-        let format = if raw { PixelFormat::RawU8 } else { PixelFormat::Normalized(Dtype::BF16) };
-        RouteItem {
-            hash: self.hash,
-            end: self.placeholder.offset + self.placeholder.length,
-            embeds: self.plan.tokens,
-            bytes: self.plan.pixel_bytes(format) as u64,
-        }
+impl Prepared {
+    /// The plan for workers of a class. `None` if no worker of the class was there when the request was prepared.
+    pub fn plan(&self, class: PlanClassId) -> Option<&Planned> {
+        self.plans.iter().find(|plan| plan.class == class)
     }
 }
 
 /// Runs media, prompt, plan and keys for one request.
-pub async fn prepare(frontend: &Frontend, request: GenerateRequest, shape: Shape) -> Result<Prepared, ApiError> {
-    let GenerateRequest { prompt, sampling, cache_salt, priority, caller } = request;
-    let mut prompt = prompt;
-    let images = match &mut prompt {
+///
+/// # Errors
+/// [`RequestError`] says what is wrong with which field, or that no engine is ready.
+pub async fn prepare(
+    frontend: &Frontend,
+    request: GenerateRequest,
+    caller: &Caller,
+    classes: PresentClasses,
+) -> Result<Prepared, RequestError> {
+    let GenerateRequest { mut prompt, sampling, cache_salt, priority } = request;
+    let media = match &mut prompt {
         Prompt::Chat(chat) => {
             let owner =
                 [caller.credentials.as_ref().map(HeaderValue::as_bytes), cache_salt.as_deref().map(str::as_bytes)];
-            open_all(frontend, &mut chat.media, owner).await?
+            open_all(frontend, &mut chat.media, owner).instrument(tracing::debug_span!("fetch")).await?
         }
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
-    let (model, plans, session) = (frontend.model.clone(), frontend.plans.clone(), caller.session);
+    let (model, images) = (frontend.model.clone(), frontend.images.clone());
+    let Caller { id, trace, session, .. } = caller.clone();
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
     let small = is_small(&prompt, &model);
+    let span = tracing::debug_span!("plan", items = media.len());
     frontend
         .cpu
         .run_or_here(small, move || {
-            let (tokens, items) = match prompt {
-                Prompt::Tokens(tokens) => (tokens, Vec::new()),
-                Prompt::Text(text) => (model.tokenizer.encode(&text, true)?, Vec::new()),
-                Prompt::Chat(chat) => lay_out(&model, &plans, &chat, images, shape)?,
+            let _entered = span.enter();
+            let plans = match prompt {
+                Prompt::Tokens(tokens) => plan_text(tokens, &classes, cache_salt.as_deref(), &model)?,
+                Prompt::Text(text) => {
+                    plan_text(model.tokenizer.encode(&text, true)?, &classes, cache_salt.as_deref(), &model)?
+                }
+                Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, cache_salt.as_deref())?,
             };
-            check_tokens(&tokens, model.last_token())?;
-            let media: Vec<MediaSpan> = items
-                .iter()
-                .map(|item| MediaSpan {
-                    hash: item.hash,
-                    offset: item.placeholder.offset,
-                    length: item.placeholder.length,
-                })
-                .collect();
-            let blocks = PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: cache_salt.as_deref() };
-            let keys = block_keys(&blocks, shape.block_size);
-            Ok(Prepared { tokens, items, keys, sampling, cache_salt, priority, session })
+            Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session })
         })
         .await?
 }
@@ -136,41 +129,60 @@ async fn open_all(
     frontend: &Frontend,
     media: &mut [MediaRef],
     owner: [Option<&[u8]>; 2],
-) -> Result<Vec<EncodedMedia>, ApiError> {
-    if media.is_empty() {
-        return Ok(Vec::new());
-    }
+) -> Result<Vec<EncodedMedia>, RequestError> {
+    let Some(first) = media.first() else { return Ok(Vec::new()) };
     if frontend.model.vision.is_none() {
-        return Err(ApiError::invalid(&media[0].field, format!("the model '{}' takes no images", frontend.model.name)));
+        let message = format!("the model '{}' takes no images", frontend.model.name);
+        return Err(RequestError::invalid(&first.field, message));
     }
-    let limit = frontend.limits.images_per_prompt;
-    if media.len() > limit {
-        return Err(ApiError {
-            status: StatusCode::PAYLOAD_TOO_LARGE,
-            ..ApiError::invalid(
-                &media[limit].field,
-                format!("the prompt has {} images, at most {limit} are allowed (--limit-mm-per-prompt)", media.len()),
-            )
-        });
+    for (modality, count) in count_by_modality(media) {
+        let limit = frontend.limits.items_per_prompt.of(modality);
+        if count > limit {
+            let message =
+                format!("the prompt has {count} {modality} items, at most {limit} are allowed (--limit-mm-per-prompt)");
+            let field =
+                media.iter().filter(|item| item.modality == *modality).nth(limit).map(|item| item.field.clone());
+            return Err(RequestError { cause: Cause::TooManyItems(message), field });
+        }
     }
     let open = async |item: &mut MediaRef| {
-        let at_field = |error| ApiError::from(error).at(&item.field);
+        let at_field = |error| RequestError::from(error).at(&item.field);
         let name = item.uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
         frontend.door.open(MediaPart { url: item.url.take(), name }).await.map_err(at_field)
     };
     try_join_all(media.iter_mut().map(open)).await
 }
 
-/// Renders and tokenizes a conversation and puts a placeholder where each image goes.
-fn lay_out(
+/// How many items of each modality there are.
+fn count_by_modality(media: &[MediaRef]) -> BTreeMap<&Modality, usize> {
+    let mut counts = BTreeMap::new();
+    media.iter().for_each(|item| *counts.entry(&item.modality).or_default() += 1);
+    counts
+}
+
+/// A prompt without media items, for each class.
+fn plan_text(
+    tokens: Vec<TokenId>,
+    classes: &[PresentClass],
+    salt: Option<&str>,
     model: &ServedModel,
-    plans: &Plans,
+) -> Result<Vec<Planned>, RequestError> {
+    check_tokens(&tokens, model.last_token())?;
+    let tokens = Arc::new(tokens);
+    Ok(classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), salt)).collect())
+}
+
+/// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.
+fn plan_chat(
+    model: &ServedModel,
+    images: &Arc<Images>,
     chat: &Chat,
-    images: Vec<EncodedMedia>,
-    shape: Shape,
-) -> Result<(Vec<TokenId>, Vec<MediaItem>), ApiError> {
+    media: &[EncodedMedia],
+    classes: &[PresentClass],
+    salt: Option<&str>,
+) -> Result<Vec<Planned>, RequestError> {
     let template = model.template.as_ref().ok_or_else(|| {
-        ApiError::invalid(
+        RequestError::invalid(
             "messages",
             format!("the model '{}' has no chat template; use /v1/completions or --chat-template", model.name),
         )
@@ -186,86 +198,58 @@ fn lay_out(
         text = text.replace(from, to);
     }
     let tokens = model.tokenizer.encode(&text, false)?;
-    let Some(vision) = &model.vision else {
-        return Ok((tokens, Vec::new()));
-    };
-
-    let kwargs =
-        vision.parse_kwargs(&chat.processor_kwargs).map_err(|error| ApiError::from(error).at("mm_processor_kwargs"))?;
-    let fingerprint = vision.fingerprint(&kwargs);
-    let mut items = Vec::with_capacity(images.len());
-    let mut image_tokens = 0;
-    for (image, source) in images.into_iter().zip(&chat.media) {
-        let MediaHeader::Image(header) = image.header else {
-            return Err(ApiError::invalid(&source.field, format!("the model takes no {}", image.modality())));
-        };
-        let size = ImageSize { width: header.width, height: header.height };
-        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &fingerprint);
-        let plan = || vision.plan(size, &kwargs).map_err(|error| ApiError::from(error).at(&source.field));
-        let plan = plans.get_or_make(hash, plan)?;
-        // Settings of a request can ask for images of any size: checked before anything of that size is made.
-        image_tokens += plan.tokens;
-        if image_tokens > shape.max_model_len {
-            return Err(too_long(image_tokens, shape.max_model_len).at(&source.field));
-        }
-        check_fits_encoder_cache(vision, size, &plan, shape).map_err(|error| error.at(&source.field))?;
-        items.push((hash, plan, image, source.field.clone()));
-    }
-    let runs: Vec<_> = items.iter().map(|(_, plan, ..)| plan.placeholder.clone()).collect();
+    let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();
-    let expanded = expand(&tokens, Markers { marker, joins }, &runs)?;
-    let items = items
-        .into_iter()
-        .zip(expanded.placeholders)
-        .map(|((hash, plan, image, field), placeholder)| MediaItem { hash, plan, placeholder, image, field })
-        .collect();
-    Ok((expanded.tokens, items))
+    let for_class = |class: &PresentClass| {
+        let settings = images.settings(&chat.processor_kwargs, class)?;
+        let mut item_tokens = 0;
+        let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
+            let plan = images.plan(image, &settings, class, &source.field)?;
+            // Settings of a request can ask for images of any size: checked before anything of that size is made.
+            item_tokens += plan.embeds;
+            if item_tokens > class.max_model_len {
+                let max_model_len = class.max_model_len;
+                return Err(
+                    RequestError::from(Cause::ContextFull { tokens: item_tokens, max_model_len }).at(&source.field)
+                );
+            }
+            Ok(plan)
+        };
+        let items: Vec<ItemPlan> = media.iter().zip(&chat.media).map(plan).collect::<Result<_, _>>()?;
+        let runs: Vec<_> = items.iter().map(|item| item.runs.clone()).collect();
+        let expanded = expand(&tokens, Markers { marker, joins }, &runs)?;
+        check_tokens(&expanded.tokens, model.last_token())?;
+        Ok(planned(class, Arc::new(expanded.tokens), items.into_iter().zip(expanded.placeholders).collect(), salt))
+    };
+    classes.iter().map(for_class).collect()
 }
 
-/// An engine waits for ever with an image that its encoder cache can't hold. The cache holds what the model's own
-/// settings can ask for, and at least the tokens of one step (`compute_mm_encoder_budget` in vLLM); a request's
-/// settings may ask for more.
-fn check_fits_encoder_cache(
-    vision: &VisionModel,
-    size: ImageSize,
-    plan: &ImagePlan,
-    shape: Shape,
-) -> Result<(), ApiError> {
-    if plan.tokens <= shape.max_batched_tokens {
-        return Ok(());
-    }
-    let usual = vision.plan(size, &ImageKwargs::default())?;
-    if plan.tokens <= usual.tokens {
-        return Ok(());
-    }
-    Err(ApiError::invalid(
-        "mm_processor_kwargs",
-        format!(
-            "the image would take {} tokens, more than engines can encode at once ({})",
-            plan.tokens, shape.max_batched_tokens
-        ),
-    ))
-}
-
-/// The prompt does not fit the model's context.
-pub(super) fn too_long(tokens: usize, max_model_len: usize) -> ApiError {
-    ApiError {
-        status: StatusCode::BAD_REQUEST,
-        message: format!(
-            "the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer"
-        ),
-        param: None,
-        code: "context_length_exceeded",
+/// Adds the block keys, and what router and backend have to know of the items.
+fn planned(
+    class: &PresentClass,
+    tokens: Arc<Vec<TokenId>>,
+    items: Vec<(ItemPlan, Placeholder)>,
+    salt: Option<&str>,
+) -> Planned {
+    let media: Vec<MediaSpan> = items.iter().map(|(item, at)| item.to_span(at)).collect();
+    let blocks = PromptBlocks { tokens: &tokens, media: &media, lora: None, salt };
+    let keys = block_keys(&blocks, class.class.block_size);
+    Planned {
+        class: class.id,
+        route_items: items.iter().map(|(item, at)| item.to_route(at)).collect(),
+        job_items: items.into_iter().map(|(item, at)| item.into_job(at)).collect(),
+        tokens,
+        keys,
     }
 }
 
 /// An engine fails on a token it does not know, and then for everybody.
-fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), ApiError> {
+fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), RequestError> {
     if tokens.is_empty() {
-        return Err(ApiError::invalid("prompt", "the prompt is empty"));
+        return Err(RequestError::invalid("prompt", "the prompt is empty"));
     }
     match tokens.iter().find(|&&token| token > last) {
-        Some(token) => Err(ApiError::invalid("prompt", format!("token id {token} is outside the vocabulary"))),
+        Some(token) => Err(RequestError::invalid("prompt", format!("token id {token} is outside the vocabulary"))),
         None => Ok(()),
     }
 }

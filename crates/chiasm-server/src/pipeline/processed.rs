@@ -1,40 +1,23 @@
-//! Processed pixels that were made before: where they still are, and whose turn it is to make others.
+//! Large tensors of media items that were made before: where they still are, and whose turn it is to make others.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_transfer::{Slot, WeakSlot};
+use chiasm_backend::{TensorBytes, TensorFormat};
+use chiasm_transfer::WeakSlot;
 use chiasm_types::MmHash;
-use chiasm_vision::PixelFormat;
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
+use tokio::time::Instant;
 
+use super::error::RequestError;
 use super::turns::{Turn, Turns};
-use crate::error::ApiError;
 
 /// An item in one of the forms that engines take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
     pub(super) hash: MmHash,
-    pub(super) format: PixelFormat,
-}
-
-/// Pixels as they were made.
-#[derive(Clone, Debug)]
-pub(super) enum Pixels {
-    /// In an engine's arena.
-    Slot(Slot),
-    /// In this process.
-    Here(Bytes),
-}
-
-impl Pixels {
-    pub(super) fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Slot(slot) => slot,
-            Self::Here(bytes) => bytes,
-        }
-    }
+    pub(super) format: TensorFormat,
 }
 
 /// Items in arenas whose whereabouts are remembered. An entry takes about 150 bytes.
@@ -43,28 +26,28 @@ const KNOWN_SLOTS: usize = 1 << 16;
 const FAILURES_LAST: Duration = Duration::from_secs(1);
 const KNOWN_FAILURES: usize = 1024;
 
-/// Processed pixels of all engines.
-pub struct ProcessedImages {
+/// Large tensors that were made for any engine.
+pub(super) struct ProcessedMedia {
     turns: Turns<Form>,
-    /// Pixels stay in an engine's arena for as long as the engine has use for them; till then another one can have a copy.
+    /// A tensor stays in an engine's arena for as long as the engine has use for it; till then another one can have a copy.
     slots: Cache<Form, WeakSlot>,
-    /// Pixels that travel in messages. `None` keeps none.
+    /// Tensors that travel in messages. `None` keeps none.
     here: Option<Cache<Form, Bytes, Weight>>,
-    failures: Cache<Form, (ApiError, Instant)>,
+    failures: Cache<Form, (RequestError, Instant)>,
 }
 
 #[derive(Clone)]
 struct Weight;
 
 impl Weighter<Form, Bytes> for Weight {
-    fn weight(&self, _: &Form, pixels: &Bytes) -> u64 {
-        pixels.len() as u64
+    fn weight(&self, _: &Form, bytes: &Bytes) -> u64 {
+        bytes.len() as u64
     }
 }
 
-impl ProcessedImages {
-    /// Keeps at most so many bytes of pixels in this process, 0 for none. What is in arenas needs no more room here.
-    pub fn new(max_bytes: u64) -> Self {
+impl ProcessedMedia {
+    /// Keeps at most so many bytes of tensors in this process, 0 for none. What is in arenas needs no more room here.
+    pub(super) fn new(max_bytes: u64) -> Self {
         // One shard: an item may take as much as all of it.
         let options =
             OptionsBuilder::new().shards(1).weight_capacity(max_bytes).estimated_items_capacity(1 << 10).build();
@@ -82,8 +65,8 @@ impl ProcessedImages {
         self.turns.take(form).await
     }
 
-    /// The item's pixels, if they are still somewhere; or why they could not be made a moment ago.
-    pub(super) fn find(&self, form: &Form) -> Result<Option<Pixels>, ApiError> {
+    /// The item's tensor, if it is still somewhere; or why it could not be made a moment ago.
+    pub(super) fn find(&self, form: &Form) -> Result<Option<TensorBytes>, RequestError> {
         if let Some((error, until)) = self.failures.get(form) {
             if Instant::now() < until {
                 return Err(error);
@@ -92,31 +75,31 @@ impl ProcessedImages {
         }
         if let Some(slot) = self.slots.get(form) {
             match slot.upgrade() {
-                Some(slot) => return Ok(Some(Pixels::Slot(slot))),
+                Some(slot) => return Ok(Some(TensorBytes::Slot(slot))),
                 None => drop(self.slots.remove(form)),
             }
         }
-        Ok(self.here.as_ref().and_then(|here| here.get(form)).map(Pixels::Here))
+        Ok(self.here.as_ref().and_then(|here| here.get(form)).map(TensorBytes::Here))
     }
 
-    /// Remembers where an item's pixels are.
-    pub(super) fn made(&self, form: Form, pixels: &Pixels) {
-        match (pixels, &self.here) {
-            (Pixels::Slot(slot), _) => self.slots.insert(form, slot.downgrade()),
-            (Pixels::Here(bytes), Some(here)) => here.insert(form, bytes.clone()),
-            (Pixels::Here(_), None) => {}
+    /// Remembers where an item's tensor is.
+    pub(super) fn made(&self, form: Form, tensor: &TensorBytes) {
+        match (tensor, &self.here) {
+            (TensorBytes::Slot(slot), _) => self.slots.insert(form, slot.downgrade()),
+            (TensorBytes::Here(bytes), Some(here)) => here.insert(form, bytes.clone()),
+            (TensorBytes::Here(_), None) => {}
         }
     }
 
     /// Remembers for a moment that an item can't be processed.
-    pub(super) fn failed(&self, form: Form, error: &ApiError) {
-        if error.status.is_client_error() {
+    pub(super) fn failed(&self, form: Form, error: &RequestError) {
+        if error.is_permanent() {
             self.failures.insert(form, (error.clone(), Instant::now() + FAILURES_LAST));
         }
     }
 
-    /// Bytes of pixels kept in this process.
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Bytes of tensors kept in this process.
+    pub(super) fn bytes(&self) -> u64 {
         self.here.as_ref().map_or(0, Cache::weight)
     }
 }
@@ -128,43 +111,43 @@ mod tests {
     use super::*;
 
     fn form(number: u8) -> Form {
-        Form { hash: MmHash::new([number; 32]), format: PixelFormat::RawU8 }
+        Form { hash: MmHash::new([number; 32]), format: TensorFormat::Raw }
     }
 
     #[test]
-    fn pixels_are_found_as_long_as_somebody_has_use_for_them() {
-        let processed = ProcessedImages::new(100);
+    fn a_tensor_is_found_as_long_as_somebody_has_use_for_it() {
+        let processed = ProcessedMedia::new(100);
         let arena = Arena::create(4096).unwrap();
         let mut writer = arena.slot(4).unwrap();
         writer.fill(9);
         let slot = writer.publish();
-        processed.made(form(1), &Pixels::Slot(slot.clone()));
-        assert_eq!(processed.find(&form(1)).unwrap().unwrap().bytes(), [9; 4]);
+        processed.made(form(1), &TensorBytes::Slot(slot.clone()));
+        assert_eq!(processed.find(&form(1)).unwrap().unwrap().as_ref(), [9; 4]);
         drop(slot);
         assert!(processed.find(&form(1)).unwrap().is_none());
 
-        processed.made(form(2), &Pixels::Here(Bytes::from_static(&[7; 60])));
-        assert_eq!(processed.find(&form(2)).unwrap().unwrap().bytes(), [7; 60]);
-        processed.made(form(3), &Pixels::Here(Bytes::from_static(&[7; 60])));
+        processed.made(form(2), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
+        assert_eq!(processed.find(&form(2)).unwrap().unwrap().as_ref(), [7; 60]);
+        processed.made(form(3), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
         assert!(processed.bytes() <= 100);
-        let other = Form { format: PixelFormat::Normalized(chiasm_types::Dtype::BF16), ..form(3) };
+        let other = Form { format: TensorFormat::Normalized(chiasm_types::Dtype::BF16), ..form(3) };
         assert!(processed.find(&other).unwrap().is_none());
     }
 
     #[test]
     fn a_cache_of_no_bytes_keeps_nothing() {
-        let processed = ProcessedImages::new(0);
-        processed.made(form(2), &Pixels::Here(Bytes::from_static(&[7; 60])));
+        let processed = ProcessedMedia::new(0);
+        processed.made(form(2), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
         assert!(processed.find(&form(2)).unwrap().is_none());
     }
 
     #[test]
-    fn only_what_is_the_images_own_fault_is_believed_for_a_moment() {
-        let processed = ProcessedImages::new(0);
-        processed.failed(form(1), &ApiError::internal("no room"));
+    fn only_what_is_the_items_own_fault_is_believed_for_a_moment() {
+        let processed = ProcessedMedia::new(0);
+        processed.failed(form(1), &RequestError::internal("no room"));
         assert!(processed.find(&form(1)).is_ok());
-        processed.failed(form(1), &ApiError::invalid("x", "corrupt"));
-        assert_eq!(processed.find(&form(1)).unwrap_err().message, "corrupt");
+        processed.failed(form(1), &RequestError::invalid("x", "corrupt"));
+        assert_eq!(processed.find(&form(1)).unwrap_err().to_string(), "corrupt");
         assert!(processed.find(&form(2)).is_ok());
     }
 }

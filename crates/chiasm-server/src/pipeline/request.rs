@@ -1,8 +1,9 @@
 //! What a client asks for, whichever endpoint it came by: parsed and in range.
 
 use axum::http::HeaderValue;
+use chiasm_backend::{RequestId, TraceContext};
 use chiasm_prompt::ChatMessage;
-use chiasm_types::TokenId;
+use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
 
 /// One prompt and how to continue it.
@@ -16,13 +17,15 @@ pub struct GenerateRequest {
     pub cache_salt: Option<String>,
     /// Lower is handled earlier, by engines with a priority scheduler.
     pub priority: i64,
-    /// Who asks.
-    pub caller: Caller,
 }
 
 /// Who asks, as the request's headers tell.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Caller {
+    /// The request's identity: the client's `x-request-id`, or one that was made.
+    pub id: RequestId,
+    /// The trace that the request belongs to.
+    pub trace: Option<TraceContext>,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
     /// The `Authorization` header: names that clients give to media items are their own.
@@ -43,7 +46,7 @@ pub enum Prompt {
 /// A conversation with its media items taken out, in order of appearance.
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
-    /// The messages; each image part stands for the next of `media`.
+    /// The messages; each media part stands for the next of `media`.
     pub messages: Vec<ChatMessage>,
     /// The media items.
     pub media: Vec<MediaRef>,
@@ -53,13 +56,15 @@ pub struct Chat {
     pub continue_final_message: bool,
     /// Extra variables of the template.
     pub template_kwargs: Map<String, Value>,
-    /// `mm_processor_kwargs`: changes of the image processor's settings.
+    /// `mm_processor_kwargs`: changes of the settings of the model's media processors.
     pub processor_kwargs: Map<String, Value>,
 }
 
 /// Where a media item comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaRef {
+    /// What kind of thing it is, as the part's type says.
+    pub modality: Modality,
     /// `data:`, `http(s)://` or `file://`; `None` for an item that was seen before.
     pub url: Option<String>,
     /// What the client calls it.

@@ -1,46 +1,44 @@
-//! A request's sampling, the model's defaults and the room in the context become what the engine is told.
+//! A request's sampling, the model's defaults and the room in the context become what a backend is told.
 
-use chiasm_engine::wire::SamplingParams;
+use chiasm_backend as backend;
 use chiasm_types::TokenId;
 
-use super::prepare::too_long;
+use super::error::{Cause, RequestError};
 use super::request::Sampling;
-use crate::error::ApiError;
 use crate::model::ServedModel;
 
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
 const LOWEST_TEMPERATURE: f64 = 0.01;
 
-/// The engine's parameters for continuation `index` of a prompt with `prompt_tokens` tokens.
-pub(super) fn engine_params(
+/// The sampling of a prompt with `prompt_tokens` tokens, on a worker with this context.
+pub(super) fn resolve(
     model: &ServedModel,
     sampling: &Sampling,
     prompt_tokens: usize,
     max_model_len: usize,
-    index: u32,
-) -> Result<SamplingParams, ApiError> {
+) -> Result<backend::Sampling, RequestError> {
     let defaults = &model.generation;
     // An engine spins on a prompt that leaves no room for a token.
     let room = max_model_len.saturating_sub(prompt_tokens);
     if room == 0 {
-        return Err(too_long(prompt_tokens, max_model_len).at("messages"));
+        return Err(RequestError::from(Cause::ContextFull { tokens: prompt_tokens, max_model_len }).at("messages"));
     }
     let room = u32::try_from(room).unwrap_or(u32::MAX);
     let max_tokens = sampling.max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room).max(1);
     if sampling.min_tokens > max_tokens {
-        return Err(ApiError::invalid(
+        return Err(RequestError::invalid(
             "min_tokens",
             format!("'min_tokens' must be at most {max_tokens}, got {}", sampling.min_tokens),
         ));
     }
     if let Some(token) = sampling.stop_token_ids.iter().find(|&&token| token > model.last_token()) {
-        return Err(ApiError::invalid("stop_token_ids", format!("token id {token} is outside the vocabulary")));
+        return Err(RequestError::invalid("stop_token_ids", format!("token id {token} is outside the vocabulary")));
     }
 
     let mut temperature = sampling.temperature.or(defaults.temperature).unwrap_or(1.0);
     let greedy = temperature == 0.0;
     if greedy && sampling.n > 1 {
-        return Err(ApiError::invalid("n", format!("'n' must be 1 with greedy sampling, got {}", sampling.n)));
+        return Err(RequestError::invalid("n", format!("'n' must be 1 with greedy sampling, got {}", sampling.n)));
     }
     if !greedy {
         temperature = temperature.max(LOWEST_TEMPERATURE);
@@ -57,7 +55,8 @@ pub(super) fn engine_params(
             stop_token_ids.push(token);
         }
     }
-    Ok(SamplingParams {
+    Ok(backend::Sampling {
+        n: sampling.n as usize,
         presence_penalty: sampling.presence_penalty.unwrap_or(0.0),
         frequency_penalty: sampling.frequency_penalty.unwrap_or(0.0),
         repetition_penalty: sampling.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
@@ -65,16 +64,15 @@ pub(super) fn engine_params(
         top_p: if greedy { 1.0 } else { sampling.top_p.or(defaults.top_p).unwrap_or(1.0) },
         top_k: if greedy { 0 } else { i32::try_from(top_k).unwrap_or(0) },
         min_p: if greedy { 0.0 } else { sampling.min_p.or(defaults.min_p).unwrap_or(0.0) },
-        // As vLLM does for parallel sampling, so that the continuations differ and are repeatable. -1 is "no seed".
-        seed: sampling.seed.filter(|&seed| seed != -1).map(|seed| seed.wrapping_add(i64::from(index))),
+        // -1 is "no seed".
+        seed: sampling.seed.filter(|&seed| seed != -1),
         stop_token_ids: distinct(stop_token_ids),
         ignore_eos: sampling.ignore_eos,
         max_tokens,
         min_tokens: sampling.min_tokens,
-        logprobs: sampling.logprobs.and_then(|top| i32::try_from(top).ok()),
-        eos_token_id: eos.filter(|_| !sampling.ignore_eos),
+        logprobs: sampling.logprobs,
+        eos_token: eos.filter(|_| !sampling.ignore_eos),
         all_stop_token_ids: distinct(all_stop_token_ids),
-        ..SamplingParams::default()
     })
 }
 

@@ -24,7 +24,7 @@ fn scheduler(change: impl FnOnce(&mut SimConfig)) -> Scheduler {
 fn request(id: &str, family: u32, length: u32, max_tokens: u32) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
-        prompt_token_ids: (0..length).map(|at| TokenId(family * 1000 + at)).collect(),
+        prompt_token_ids: (0..length).map(|at| TokenId(family * 1000 + at)).collect::<Vec<_>>().into(),
         sampling_params: SamplingParams { max_tokens, ..SamplingParams::default() },
         ..EngineCoreRequest::default()
     }

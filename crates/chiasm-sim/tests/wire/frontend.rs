@@ -251,7 +251,7 @@ pub(crate) fn greedy(max_tokens: u32) -> SamplingParams {
 pub(crate) fn text_request(id: &str, prompt: Vec<TokenId>) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
-        prompt_token_ids: prompt,
+        prompt_token_ids: prompt.into(),
         sampling_params: greedy(200),
         arrival_time: 1.0,
         ..EngineCoreRequest::default()

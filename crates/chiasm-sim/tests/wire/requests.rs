@@ -1,5 +1,7 @@
 //! Requests for text: tokens, stopping, aborting, batches, log probabilities, methods.
 
+use std::sync::Arc;
+
 use chiasm_engine::wire::{EngineCoreRequest, FinishReason, SamplingParams, StopReason, Value};
 use chiasm_types::TokenId;
 
@@ -37,9 +39,9 @@ async fn generated_tokens_are_found_again_too() {
     // The next turn: prompt, answer without EOS, new question.
     let mut next = with("a", |_| {});
     next.request_id = "b".into();
-    next.prompt_token_ids.extend(&first.tokens[..first.tokens.len() - 1]);
+    Arc::make_mut(&mut next.prompt_token_ids).extend(&first.tokens[..first.tokens.len() - 1]);
     let computed = next.prompt_token_ids.len();
-    next.prompt_token_ids.extend(tokens(900, 50));
+    Arc::make_mut(&mut next.prompt_token_ids).extend(tokens(900, 50));
     let second = frontend.ask(&next).await;
     assert_eq!(second.cached() as usize, computed / 32 * 32);
 }

@@ -9,6 +9,7 @@ use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Region, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
@@ -232,9 +233,24 @@ impl Family for Gemma3 {
         ImagePlan::new(size, self.size, grid, self.placeholder(squares), pixels, vec![num_patches])
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        out.extend(format!("{:?}", (self.size, self.filter, self.pan_and_scan, self.words.count)).into_bytes());
-        self.normalization.fingerprint(out);
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        let Self { size, filter, normalization, pan_and_scan, words, prompt: _ } = self;
+        let Words { image, count, before, original, crops, next, after } = words;
+        out.size("size", *size);
+        out.filter("resample", *filter);
+        normalization.fingerprint(out);
+        out.tokens("image_token", &[*image]);
+        out.count("square_tokens", *count);
+        out.tokens("before", before);
+        out.tokens("after", after);
+        if let Some(PanAndScan { min_crop_size, max_num_crops, min_ratio_to_activate }) = *pan_and_scan {
+            out.integer("pan_and_scan_min_crop_size", min_crop_size);
+            out.integer("pan_and_scan_max_num_crops", max_num_crops);
+            out.double("pan_and_scan_min_ratio_to_activate", min_ratio_to_activate);
+            out.tokens("before_original", original);
+            out.tokens("before_first_crop", crops);
+            out.tokens("before_other_crops", next);
+        }
     }
 
     fn normalization(&self) -> &Normalization {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::tiled::{self, ImageTokens, MOST_TILES, Tiles};
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Normalization, Resampler};
 use crate::model_dir::{ModelDir, Section};
 use crate::settings::{self, CLIP};
@@ -112,11 +113,18 @@ impl Family for InternVl {
         tiles.plan(size, "pixel_values", Resampler::Torch(filter))
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        let Settings { tile, crop, min_tiles, max_tiles, filter, ref normalization } = self.settings;
-        let tiles = if crop { (min_tiles, max_tiles) } else { (1, 1) };
-        out.extend(format!("{tile:?}{crop}{tiles:?}{filter:?}{}", self.tile_tokens).into_bytes());
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        let Self { file: _, settings, tokens, prompt: _, tile_tokens } = self;
+        let Settings { tile, crop, min_tiles, max_tiles, filter, ref normalization } = *settings;
+        // An image that is not cropped is one tile.
+        let (min_tiles, max_tiles) = if crop { (min_tiles, max_tiles) } else { (1, 1) };
+        out.size("tile", tile);
+        out.integer("min_tiles", min_tiles);
+        out.integer("max_tiles", max_tiles);
+        out.filter("resample", filter);
         normalization.fingerprint(out);
+        out.count("tile_tokens", *tile_tokens);
+        tokens.fingerprint(out);
     }
 
     fn normalization(&self) -> &Normalization {

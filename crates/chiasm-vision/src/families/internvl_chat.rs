@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::tiled::{self, Arrangement, ImageTokens, MOST_TILES, Tiles};
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Normalization, Resampler};
 use crate::model_dir::{ModelDir, Section};
 use crate::settings;
@@ -126,9 +127,17 @@ impl Family for InternVlChat {
         tiles.plan(size, "pixel_values_flat", Resampler::Pillow(Filter::Bicubic))
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        out.extend(format!("{:?}{:?}{}", self.settings, self.tile, self.tile_tokens).into_bytes());
-        self.normalization.fingerprint(out);
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        let Self { config: _, settings, normalization, tokens, prompt: _, tile, tile_tokens } = self;
+        let Settings { min_tiles, max_tiles, thumbnail } = *settings;
+        out.size("tile", *tile);
+        out.integer("min_tiles", min_tiles);
+        out.integer("max_tiles", max_tiles);
+        // One tile has no thumbnail.
+        out.flag("thumbnail", thumbnail && max_tiles > 1);
+        normalization.fingerprint(out);
+        out.count("tile_tokens", *tile_tokens);
+        tokens.fingerprint(out);
     }
 
     fn normalization(&self) -> &Normalization {

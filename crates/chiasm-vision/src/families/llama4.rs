@@ -9,6 +9,7 @@ use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
@@ -215,10 +216,21 @@ impl Family for Llama4 {
         ImagePlan::new(size, resized, [1, rows, columns], self.placeholder(columns, rows), pixels, small)
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        let Settings { side, most_tiles, to_max_canvas, filter, ref normalization } = self.settings;
-        out.extend(format!("{:?}", (side, most_tiles, to_max_canvas, filter, self.tile_tokens)).into_bytes());
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        // The canvases follow from the number of tiles.
+        let Self { file: _, settings, canvases: _, tile_tokens, tokens, prompt: _ } = self;
+        let Settings { side, most_tiles, to_max_canvas, filter, ref normalization } = *settings;
+        let Tokens { start, patch, tile_break, row_break, image, end } = *tokens;
+        out.integer("tile_side", side);
+        out.integer("max_tiles", most_tiles);
+        out.flag("resize_to_max_canvas", to_max_canvas);
+        out.filter("resample", filter);
         normalization.fingerprint(out);
+        out.count("tile_tokens", *tile_tokens);
+        out.tokens(
+            "start, patch, tile break, row break, image, end",
+            &[start, patch, tile_break, row_break, image, end],
+        );
     }
 
     fn normalization(&self) -> &Normalization {

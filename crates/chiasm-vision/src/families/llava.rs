@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::tower::Tower;
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
@@ -112,11 +113,24 @@ impl Family for Llava {
         ImagePlan::new(size, resized, [1; 3], placeholder, pixels, Vec::new())
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        // Every part that may differ is in it: the names are those of the fields.
-        let Settings { target, crop, filter, ref normalization } = self.settings;
-        out.extend(format!("{:?}{target:?}{crop:?}{filter:?}", self.tower).into_bytes());
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        let Self { file: _, settings, tower, image_token, prompt: _ } = self;
+        let Settings { target, crop, filter, ref normalization } = *settings;
+        match target {
+            Some(Target::ShortestEdge(edge)) => out.integer("shortest_edge", edge),
+            Some(Target::Exact(size)) => out.size("size", size),
+            None => {}
+        }
+        // Without resizing there is nothing to filter.
+        if target.is_some() {
+            out.filter("resample", filter);
+        }
+        if let Some(size) = crop {
+            out.size("crop", size);
+        }
         normalization.fingerprint(out);
+        tower.fingerprint(out);
+        out.tokens("image_token", &[*image_token]);
     }
 
     fn normalization(&self) -> &Normalization {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use super::llava::{IMAGE_TOKEN, IMAGE_TOKEN_NAMES, PROMPT_TEXT};
 use super::tower::Tower;
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
@@ -178,9 +179,13 @@ impl Family for LlavaNext {
         ImagePlan::new(size, resized, grid, placeholder, pixels, vec![image_sizes])
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        out.extend(format!("{:?}{:?}{:?}", self.tower, self.pinpoints, self.filter).into_bytes());
-        self.normalization.fingerprint(out);
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        let Self { pinpoints, filter, normalization, tower, image_token, prompt: _ } = self;
+        out.integers("resolutions", pinpoints.iter().flat_map(|size| [size.width.into(), size.height.into()]));
+        out.filter("resample", *filter);
+        normalization.fingerprint(out);
+        tower.fingerprint(out);
+        out.tokens("image_token", &[*image_token]);
     }
 
     fn normalization(&self) -> &Normalization {

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::llava::IMAGE_TOKEN_NAMES;
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
 use crate::plan::PixelTensor;
@@ -159,9 +160,15 @@ impl Family for Pixtral {
         ImagePlan::new(size, resized, [1, rows, columns], placeholder, pixels, Vec::new())
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        out.extend(format!("{:?}", (self.longest, self.step, self.filter)).into_bytes());
-        self.normalization.fingerprint(out);
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        // The generation changes which settings there are, not what they do.
+        let Self { generation: _, file: _, longest, step, filter, normalization, image, row_break, end, prompt: _ } =
+            self;
+        out.integer("longest_edge", *longest);
+        out.integer("token_side", *step);
+        out.filter("resample", *filter);
+        normalization.fingerprint(out);
+        out.tokens("image, row break, end", &[*image, *row_break, *end]);
     }
 
     fn normalization(&self) -> &Normalization {

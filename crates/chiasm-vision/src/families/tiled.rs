@@ -2,6 +2,7 @@
 
 use chiasm_types::{TensorField, TokenId, TokenRun};
 
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Layer, Layout, Resampler, TileGrid};
 use crate::plan::PixelTensor;
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
@@ -100,6 +101,11 @@ impl ImageTokens {
     pub(super) fn read(vocabulary: &dyn Vocabulary, model_type: &'static str) -> Result<Self, VisionError> {
         let id = |token| vocabulary.id(token).ok_or(VisionError::MissingToken { token, model_type });
         Ok(Self { start: id("<img>")?, context: id("<IMG_CONTEXT>")?, end: id("</img>")? })
+    }
+
+    pub(super) fn fingerprint(self, out: &mut Fingerprint) {
+        let Self { start, context, end } = self;
+        out.tokens("start, context, end", &[start, context, end]);
     }
 
     /// What stands for an image of so many embeddings.

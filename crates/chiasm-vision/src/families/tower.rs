@@ -1,5 +1,6 @@
 //! The vision towers of the LLaVA models, as far as layouts depend on them.
 
+use crate::fingerprint::Fingerprint;
 use crate::model_dir::ModelDir;
 use crate::{ImageSize, VisionError};
 
@@ -47,6 +48,13 @@ impl Tower {
             return Err(dir.vision.problem("patch_size", "leaves no embedding of an image"));
         }
         Ok(Self { side, grid, tokens })
+    }
+
+    pub(super) fn fingerprint(self, out: &mut Fingerprint) {
+        let Self { side, grid, tokens } = self;
+        out.integer("tower_side", side);
+        out.integer("tower_grid", grid);
+        out.count("tower_tokens", tokens);
     }
 
     /// The one size that it takes.

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use chiasm_media::DomainRule;
+use chiasm_server::ItemLimits;
+use chiasm_types::Modality;
 use clap::Args;
 use serde_json::Value;
 
@@ -24,8 +26,8 @@ pub(crate) struct MediaArgs {
     #[arg(long, env = "CHIASM_ALLOW_PRIVATE_MEDIA")]
     pub(crate) allow_private_media: bool,
     /// Most items of each modality in one prompt, as vLLM takes them: image=8 or {"image": 8} [default: 64 images]
-    #[arg(long, env = "CHIASM_LIMIT_MM_PER_PROMPT", value_name = "LIMITS", value_parser = images_per_prompt, default_value = "image=64")]
-    pub(crate) limit_mm_per_prompt: ImagesPerPrompt,
+    #[arg(long, env = "CHIASM_LIMIT_MM_PER_PROMPT", value_name = "LIMITS", value_parser = items_per_prompt, default_value = "image=64")]
+    pub(crate) limit_mm_per_prompt: ItemLimits,
     /// Most bytes of one encoded image
     #[arg(long, env = "CHIASM_MAX_IMAGE_BYTES", default_value_t = 32 << 20)]
     pub(crate) max_image_bytes: u64,
@@ -84,22 +86,17 @@ pub(crate) struct MediaArgs {
     pub(crate) media_error_ttl: Duration,
 }
 
-/// How many images a prompt may have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ImagesPerPrompt(pub(crate) usize);
-
 /// vLLM's flag: a JSON object of counts or of objects with a count. Also `image=8,video=0`. Videos and audio are refused in
 /// any case.
-fn images_per_prompt(text: &str) -> Result<ImagesPerPrompt, String> {
-    let mut images = ImagesPerPrompt(64);
-    for (modality, count) in counts(text)? {
-        match modality.as_str() {
-            "image" => images = ImagesPerPrompt(count),
-            "video" | "audio" => {}
-            other => return Err(format!("'{other}' is no modality; there are image, video and audio")),
+fn items_per_prompt(text: &str) -> Result<ItemLimits, String> {
+    let mut limits = ItemLimits::default();
+    for (name, count) in counts(text)? {
+        match Modality::from_name(&name) {
+            Modality::Other(_) => return Err(format!("'{name}' is no modality; there are image, video and audio")),
+            modality => limits.set(modality, count),
         }
     }
-    Ok(images)
+    Ok(limits)
 }
 
 fn counts(text: &str) -> Result<Vec<(String, usize)>, String> {
@@ -129,11 +126,11 @@ mod tests {
             ("{\"image\": {\"count\": 5, \"width\": 512}, \"audio\": 1}", 5),
             ("{\"video\": 1}", 64),
         ] {
-            assert_eq!(images_per_prompt(text), Ok(ImagesPerPrompt(images)), "{text}");
+            assert_eq!(items_per_prompt(text).unwrap().of(&Modality::Image), images, "{text}");
         }
         for text in ["8", "image", "image=-1", "image=x", "picture=1", "{\"image\": \"8\"}", "{", "{\"image\": {}}", ""]
         {
-            assert!(images_per_prompt(text).is_err(), "{text}");
+            assert!(items_per_prompt(text).is_err(), "{text}");
         }
     }
 }

@@ -9,17 +9,17 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_engine::ClientOptions;
+use chiasm_engine::{ArenaPolicy, ClientOptions, EngineOptions, FormatPolicy};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
-use chiasm_server::fleet::{ArenaPolicy, EngineHost, Fleet, FleetOptions, PixelPolicy};
+use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits};
 
 use crate::cli::{DemoArgs, SimArgs};
 use crate::error::CliError;
 use crate::scenarios;
-use crate::serve::{listen, serve};
+use crate::serve::{client_options, connector, listen, serve};
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
 use bundle::Bundle;
@@ -109,17 +109,20 @@ struct Stand {
 
 impl Stand {
     async fn start(model: &Arc<ServedModel>, policy: Policy, port: u16) -> Result<Self, CliError> {
-        let config = sim_config(&ENGINE, Some(model), Some(PixelPolicy::Raw));
-        let hosts = (0..ENGINES).map(|_| Box::new(SimHost::new(config.clone())) as Box<dyn EngineHost>).collect();
-        let options = FleetOptions {
+        let format = FormatPolicy::Raw;
+        let config = sim_config(&ENGINE, Some(model), Some(format));
+        let options = EngineOptions {
             startup_timeout: Duration::from_secs(30),
-            client: ClientOptions { receiver_cache_bytes: config.receiver_cache_bytes, ..model.client_options() },
-            pixels: PixelPolicy::Raw,
+            client: ClientOptions { receiver_cache_bytes: config.receiver_cache_bytes, ..client_options(model) },
+            format,
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
+            processor: model.processor(),
         };
+        options.arena.check(ENGINES as usize)?;
+        let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
         let address = listener.local_addr().map_err(CliError::Server)?;
-        let fleet = Fleet::start(hosts, RouterConfig { policy, ..RouterConfig::default() }, options)?;
+        let fleet = Fleet::start(connectors, RouterConfig { policy, ..RouterConfig::default() })?;
         // The demo's web server is on this machine, so the door must let loopback addresses in.
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
         let door = MediaDoor::new(media, ByteBudget::new(DEMO_BYTES))?;

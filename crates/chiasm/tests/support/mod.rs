@@ -57,7 +57,7 @@ impl Server {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 eprintln!("  | {line}");
                 lines.lock().expect("not poisoned").push(line.clone());
-                if let Some((_, url)) = line.split_once(" at http://") {
+                if let Some((_, url)) = line.split_once(" url=http://") {
                     let _ = sender.send(format!("http://{}", url.trim_end_matches("/v1")));
                 }
             }

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use bytes::Bytes;
 use chiasm_types::{Dtype, Placeholder};
 use proptest::prelude::*;
@@ -10,13 +12,14 @@ fn engine() -> EngineReady {
 }
 
 fn options() -> ClientOptions {
-    ClientOptions { vocab_size: Some(1000), ..ClientOptions::default() }
+    let counted_rows = vec![CountedRows { rows_of: "pixel_values".into(), grid: "image_grid_thw".into() }];
+    ClientOptions { vocab_size: Some(1000), counted_rows, ..ClientOptions::default() }
 }
 
 fn text() -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: "a".into(),
-        prompt_token_ids: (0..50).map(TokenId).collect(),
+        prompt_token_ids: Arc::new((0..50).map(TokenId).collect()),
         ..EngineCoreRequest::default()
     }
 }
@@ -78,7 +81,7 @@ fn prompts_are_shorter_than_the_model_and_within_its_vocabulary() {
     let tokens = |count, token| {
         with(|request| {
             request.mm_features.clear();
-            request.prompt_token_ids = vec![TokenId(token); count];
+            request.prompt_token_ids = Arc::new(vec![TokenId(token); count]);
         })
     };
     assert_eq!(tokens(99, 999), None);
@@ -90,7 +93,7 @@ fn prompts_are_shorter_than_the_model_and_within_its_vocabulary() {
 #[test]
 fn without_a_known_vocabulary_any_token_passes() {
     let mut request = text();
-    request.prompt_token_ids[0] = TokenId(u32::MAX);
+    Arc::make_mut(&mut request.prompt_token_ids)[0] = TokenId(u32::MAX);
     assert_eq!(refused_with(&request, &ClientOptions::default()), None);
 }
 
@@ -201,7 +204,7 @@ fn data_may_be_missing_only_with_a_receiver_cache() {
 }
 
 #[test]
-fn pixel_rows_are_those_of_the_grid() {
+fn rows_are_those_that_the_grid_counts() {
     let data = |item| with(|request| request.mm_features[1].data = Some(item));
     assert_eq!(data(item(24, [2, 3, 4])), None);
     for (rows, grid) in [(16, [1, 4, 5]), (15, [1, 4, 4]), (0, [0, 4, 4]), (16, [-1, -4, 4]), (16, [i64::MAX, 4, 4])] {

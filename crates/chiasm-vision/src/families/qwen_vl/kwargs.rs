@@ -55,6 +55,20 @@ pub(super) fn parse(kwargs: &Map<String, Value>, completes_size: bool) -> Result
     Ok(Kwargs { min_pixels, max_pixels })
 }
 
+/// The edges of a `size` as `min_pixels` and `max_pixels` too, where the request does not have these
+/// (`_complete_mm_processor_size_aliases` in vLLM's `qwen2_vl.py`). A `size` of null says nothing if sizes are completed.
+pub(super) fn add_pixels_of_edges(request: &mut Map<String, Value>, completes_size: bool) {
+    if completes_size && request.get("size").is_some_and(Value::is_null) {
+        request.remove("size");
+    }
+    for (edge, pixels) in [("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")] {
+        let value = request.get("size").and_then(|size| size.get(edge)).filter(|value| !value.is_null()).cloned();
+        if let (Some(value), false) = (value, request.contains_key(pixels)) {
+            request.insert(pixels.into(), value);
+        }
+    }
+}
+
 fn pixels(key: &'static str, value: &Value) -> Result<u64, VisionError> {
     value
         .as_u64()

@@ -13,6 +13,7 @@ use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use crate::family::{Family, ImagePrompt};
+use crate::fingerprint::Fingerprint;
 use crate::kernels::{Filter, Layer, Layout, Normalization, PatchGrid, Resampler};
 use crate::model_dir::ModelDir;
 use crate::plan::PixelTensor;
@@ -91,6 +92,10 @@ impl Family for QwenVl {
         Ok(Arc::new(changed))
     }
 
+    fn add_other_names(&self, request: &mut Map<String, Value>) {
+        kwargs::add_pixels_of_edges(request, self.generation.completes_size());
+    }
+
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
         let Settings { patch, merge, temporal, min_pixels, max_pixels, .. } = self.settings;
         let factor = patch * merge;
@@ -123,17 +128,20 @@ impl Family for QwenVl {
         ImagePlan::new(size, resized, grid, placeholder, pixels, vec![grid_thw])
     }
 
-    fn fingerprint(&self, out: &mut Vec<u8>) {
-        let settings = &self.settings;
-        for number in [settings.patch, settings.merge, settings.temporal] {
-            out.extend(number.to_le_bytes());
+    fn fingerprint(&self, out: &mut Fingerprint) {
+        // The generation changes which settings there are, not what they do.
+        let Self { generation: _, settings, image_token, prompt: _ } = self;
+        let Settings { patch, merge, temporal, do_resize, min_pixels, max_pixels, ref normalization } = *settings;
+        out.integer("patch_size", patch);
+        out.integer("merge_size", merge);
+        out.integer("temporal_patch_size", temporal);
+        // No bounds say that nothing is resized.
+        if do_resize {
+            out.integer("min_pixels", min_pixels);
+            out.integer("max_pixels", max_pixels);
         }
-        out.push(settings.do_resize.into());
-        // Without resizing, the bounds change nothing.
-        let bounds = if settings.do_resize { (settings.min_pixels, settings.max_pixels) } else { (0, 0) };
-        out.extend(bounds.0.to_le_bytes());
-        out.extend(bounds.1.to_le_bytes());
-        settings.normalization.fingerprint(out);
+        normalization.fingerprint(out);
+        out.tokens("image_token", &[*image_token]);
     }
 
     fn normalization(&self) -> &Normalization {
@@ -142,6 +150,10 @@ impl Family for QwenVl {
 
     fn prompt(&self) -> &ImagePrompt {
         &self.prompt
+    }
+
+    fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
+        &[("pixel_values", "image_grid_thw")]
     }
 }
 

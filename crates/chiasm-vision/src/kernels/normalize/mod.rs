@@ -8,6 +8,8 @@ pub(super) mod scalar;
 use half::bf16;
 use scalar::Channel;
 
+use crate::fingerprint::Fingerprint;
+
 /// For each channel and each 8-bit value, the bytes of the output element.
 pub(crate) type ChannelTable<const N: usize> = [[[u8; N]; 256]; 3];
 
@@ -61,18 +63,18 @@ impl Normalization {
         self.channels.map(|channel| std::array::from_fn(|value| encode(scalar::normalize(channel, value as u8))))
     }
 
-    /// Appends bytes that differ if any outcome may differ.
-    pub(crate) fn fingerprint(&self, out: &mut Vec<u8>) {
-        for channel in self.channels {
-            let (kind, numbers) = match channel {
-                Channel::Same => (0, [0.0; 3]),
-                Channel::Scale(factor) => (1, [factor, 0.0, 0.0]),
-                Channel::Standardize { mean, std } => (2, [mean, std, 0.0]),
-                Channel::Unit { mean, std } => (3, [mean, std, 0.0]),
-                Channel::Brain { factor, mean, std } => (4, [factor, mean.to_f32(), std.to_f32()]),
-            };
-            out.push(kind);
-            out.extend(numbers.into_iter().flat_map(f32::to_le_bytes));
+    /// Writes what differs if any outcome may differ.
+    pub(crate) fn fingerprint(&self, out: &mut Fingerprint) {
+        for (name, channel) in ["red", "green", "blue"].into_iter().zip(self.channels) {
+            match channel {
+                Channel::Same => out.text(name, "as it is"),
+                Channel::Scale(factor) => out.floats(&format!("{name}: scale"), &[factor]),
+                Channel::Standardize { mean, std } => out.floats(&format!("{name}: mean, std"), &[mean, std]),
+                Channel::Unit { mean, std } => out.floats(&format!("{name}: unit, mean, std"), &[mean, std]),
+                Channel::Brain { factor, mean, std } => {
+                    out.floats(&format!("{name}: bfloat16 scale, mean, std"), &[factor, mean.to_f32(), std.to_f32()]);
+                }
+            }
         }
     }
 }

@@ -4,12 +4,13 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chiasm_engine::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
-use chiasm_engine::{EngineEndpoints, SocketDir};
+use chiasm_backend::ConnectError;
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
-use super::host::{EngineHost, HostError, RunningEngine};
+use super::host::{EngineHost, RunningEngine};
+use crate::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
+use crate::{EngineEndpoints, SocketDir};
 
 /// How long an engine that is asked to end may take before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(15);
@@ -45,14 +46,14 @@ impl LaunchHost {
     }
 
     /// Refuses flags that are Chiasm's to set and a program that is not there, before anything is started.
-    pub fn check(&self) -> Result<(), HostError> {
+    pub fn check(&self) -> Result<(), ConnectError> {
         if !is_program(&self.vllm) {
             let vllm = self.vllm.display();
-            return Err(HostError::new(format!(
+            return Err(ConnectError::new(format!(
                 "there is no program {vllm}; give it with --vllm PATH, or use --sim N"
             )));
         }
-        self.spec("", "tcp://127.0.0.1:1").arguments().map(drop).map_err(HostError::new)
+        self.spec("", "tcp://127.0.0.1:1").arguments().map(drop).map_err(ConnectError::new)
     }
 }
 
@@ -74,13 +75,13 @@ impl EngineHost for LaunchHost {
         worker: WorkerId,
         endpoints: &'a EngineEndpoints,
         sockets: &'a SocketDir,
-    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>> {
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
         let spec = LaunchSpec {
             kv_events: Some(KvEventEndpoints::ipc(sockets)),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
-        let launched = spec.launch().map_err(HostError::new).map(|process| {
-            tracing::info!("{worker}: its process group is {}", process.pid());
+        let launched = spec.launch().map_err(ConnectError::new).map(|process| {
+            tracing::info!(%worker, process_group = process.pid(), "engine process started");
             Box::new(Launched(process)) as Box<dyn RunningEngine>
         });
         ready(launched).boxed()

@@ -2,15 +2,29 @@
 
 use std::time::Duration;
 
-use chiasm_engine::{AttachError, EngineClient};
 use chiasm_types::WorkerId;
 
-use super::FleetError;
+use crate::{AttachError, EngineClient};
 
 /// How long an engine may take to open its arena. It answers between two steps.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Whether engines get arenas, shared memory that tensors are written into.
+/// Arenas are demanded and could outgrow `/dev/shm`.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "/dev/shm has {free:.2} GiB free, {engines} engines may use {each:.2} GiB each; enlarge it (docker: --shm-size) or lower \
+     --mm-arena-gb"
+)]
+pub struct ShmTooSmall {
+    /// GiB that are free.
+    pub free: f64,
+    /// Number of engines.
+    pub engines: usize,
+    /// GiB for each.
+    pub each: f64,
+}
+
+/// Whether an engine gets an arena, shared memory that tensors are written into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArenaPolicy {
     /// No.
@@ -36,9 +50,12 @@ impl ArenaPolicy {
         }
     }
 
-    /// Looks at `/dev/shm` before the first engine is started: removes what killed processes have left there, and says so
-    /// if the arenas of so many engines can outgrow it.
-    pub(super) fn check(self, engines: usize) -> Result<(), FleetError> {
+    /// Looks at `/dev/shm` before the first engine is started: removes what killed processes have left there, and warns if
+    /// the arenas of so many engines can outgrow it.
+    ///
+    /// # Errors
+    /// [`ShmTooSmall`] instead of the warning where arenas are required.
+    pub fn check(self, engines: usize) -> Result<(), ShmTooSmall> {
         let Some(bytes) = self.bytes() else { return Ok(()) };
         chiasm_transfer::sweep();
         let wanted = bytes.saturating_mul(engines as u64);
@@ -46,11 +63,11 @@ impl ArenaPolicy {
         if wanted <= free {
             return Ok(());
         }
-        let too_small = FleetError::ShmTooSmall { free: gib(free), engines, each: gib(bytes) };
+        let too_small = ShmTooSmall { free: gib(free), engines, each: gib(bytes) };
         match self {
             Self::Required { .. } => Err(too_small),
             _ => {
-                tracing::warn!("{too_small}; images that find no room travel in messages");
+                tracing::warn!(%too_small, "media items that find no room travel in messages");
                 Ok(())
             }
         }
@@ -61,10 +78,10 @@ impl ArenaPolicy {
         let Some(bytes) = self.bytes() else { return Ok(()) };
         match client.attach_arena(bytes, ATTACH_TIMEOUT).await {
             Ok(plugin) => {
-                tracing::info!("{id}: takes images in shared memory, up to {} MiB, by plugin {plugin}", bytes >> 20);
+                tracing::info!(worker = %id, mib = bytes >> 20, plugin, "takes media in shared memory");
             }
             Err(error) if matches!(self, Self::Required { .. }) => return Err(error),
-            Err(error) => tracing::warn!("{id}: takes images in messages only: {error}"),
+            Err(error) => tracing::warn!(worker = %id, %error, "takes media in messages only"),
         }
         Ok(())
     }

@@ -1,24 +1,15 @@
-//! Where engines come from; here those that somebody else starts.
+//! Where engines come from: the trait, and engines that somebody else starts.
 
 use std::time::Duration;
 
-use chiasm_engine::{EngineEndpoints, SocketDir};
+use chiasm_backend::ConnectError;
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, pending};
 
-use super::backoff::LONGEST;
+use crate::{EngineEndpoints, SocketDir};
 
-/// Why an engine could not be started.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct HostError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
-
-impl HostError {
-    /// Wraps the reason.
-    pub fn new(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self(reason.into())
-    }
-}
+/// Between the ends and starts of engines that this process starts and that die again and again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Starts the engines of one worker, one after the other.
 pub trait EngineHost: Send + Sync + 'static {
@@ -31,7 +22,7 @@ pub trait EngineHost: Send + Sync + 'static {
         worker: WorkerId,
         endpoints: &'a EngineEndpoints,
         sockets: &'a SocketDir,
-    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>>;
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>>;
 
     /// What a person reads while it starts.
     fn describe(&self) -> String;
@@ -39,7 +30,7 @@ pub trait EngineHost: Send + Sync + 'static {
     /// The longest pause before the engine after one that died. Engines that die again and again must not keep a machine
     /// busy with starting them.
     fn longest_pause(&self) -> Duration {
-        LONGEST
+        LONGEST_PAUSE
     }
 }
 
@@ -79,7 +70,7 @@ impl EngineHost for AttachHost {
         _worker: WorkerId,
         _endpoints: &'a EngineEndpoints,
         _sockets: &'a SocketDir,
-    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, HostError>> {
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
         async { Ok(Box::new(Attached) as Box<dyn RunningEngine>) }.boxed()
     }
 

@@ -1,0 +1,98 @@
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use chiasm_types::MmHash;
+use futures_util::future::BoxFuture;
+
+use crate::{Capabilities, Death, Delivered, Job, JobError, Output};
+
+/// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
+///
+/// A backend belongs to one life of what is behind it. When that is gone, every running job ends with
+/// [`JobError::Dead`] and so does every later [`start`](Self::start); its worker's [`Connector`](crate::Connector) makes
+/// the next one.
+pub trait Backend: Send + Sync + fmt::Debug + 'static {
+    /// What this worker can do. Does not change during the backend's life.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Hands a job over, with the media items that the backend lacks, which it asks the items' sources for. Returns once
+    /// the job is on its way, long before its first output.
+    ///
+    /// That the backend turns out not to hold an item after all is its own to mend, as long as the continuation has had no
+    /// output. Dropping the future, or the running job, aborts what was started.
+    ///
+    /// # Errors
+    /// [`JobError::Dead`] when another backend should be tried; everything else is final for this job.
+    fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>>;
+
+    /// Whether the backend would need no bytes of this media item now.
+    fn holds(&self, item: &MmHash) -> bool;
+
+    /// Reports the backend's load to `sink` from now on, each time it changes and from whichever thread learns of it. A
+    /// second call replaces the first sink. The sink must be quick and must not call the backend.
+    fn follow_load(&self, sink: LoadSink);
+
+    /// Returns once the backend is gone, and how it went.
+    fn ended(&self) -> BoxFuture<'_, Death>;
+
+    /// Declares the backend gone, for instance because its process was seen to end before its connection was. Running jobs
+    /// end with this cause unless another one is known already.
+    fn declare_dead(&self, death: Death);
+
+    /// The shared memory that tensors are handed over in; `None` if there is none.
+    fn memory(&self) -> Option<MemoryUsage>;
+}
+
+/// The answer to one job, as it comes. Dropping it aborts the continuations that have not ended.
+pub trait RunningJob: Send {
+    /// The next output of any continuation; `None` when all have ended or were stopped. After an error there is nothing
+    /// more.
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>>;
+
+    /// Ends one continuation early. Nothing more comes of it.
+    fn stop(&mut self, choice: usize);
+
+    /// How the job's media items reached the backend, over all continuations. May change until the first output, as items
+    /// that the backend turned out to lack are sent again.
+    fn delivered(&self) -> Delivered;
+}
+
+impl dyn RunningJob {
+    /// Waits for [`poll_next`](RunningJob::poll_next). Cancel safe.
+    pub async fn next(&mut self) -> Option<Result<Output, JobError>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+}
+
+/// Takes what a backend says about its load.
+pub type LoadSink = Box<dyn Fn(Load) + Send + Sync>;
+
+/// What a backend last said about itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Requests in the running batch.
+    pub running: u64,
+    /// Requests that wait to be run.
+    pub waiting: u64,
+    /// Part of the KV cache in use, 0 to 1.
+    pub kv_usage: f64,
+    /// Prompt tokens that the backend has to compute for requests of other frontends before those have their first
+    /// tokens; 0 where this frontend is the only one.
+    pub pending_tokens_of_others: u64,
+    /// The backend finishes what it has and should get nothing new.
+    pub draining: bool,
+}
+
+/// Shared memory of one backend, in bytes and pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUsage {
+    /// Bytes that were taken from the system.
+    pub reserved: u64,
+    /// Bytes that tensors take.
+    pub used: u64,
+    /// Tensors.
+    pub slots: usize,
+    /// Tensors that the backend has not given back.
+    pub leases: usize,
+}

@@ -1,0 +1,123 @@
+use std::fmt;
+use std::net::IpAddr;
+
+use chiasm_types::Dtype;
+
+use crate::PlanClass;
+
+/// What one worker can do, as its backend found out when it connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The engine and its version, for people: `vLLM 0.32.0`.
+    pub engine: String,
+    /// How prompts are expanded and keyed for this worker.
+    pub class: PlanClass,
+    /// Tokens of prompt and answer together.
+    pub max_model_len: usize,
+    /// Tokens that one step computes. The engine's encoder cache holds at least as many embeddings.
+    pub max_batched_tokens: usize,
+    /// Blocks of the KV cache.
+    pub total_blocks: u64,
+    /// Embeddings that the engine keeps between requests, in tokens; 0 when it keeps none or does not tell.
+    pub encoder_cache_tokens: u64,
+    /// Bytes of processed media items that the engine keeps, so that they need not be sent again; 0 for none.
+    pub receiver_cache_bytes: u64,
+    /// What a job for it consists of.
+    pub input: InputForm,
+    /// The form in which it takes media items.
+    pub media: MediaForm,
+    /// How tensors get to it.
+    pub hand_off: HandOff,
+    /// Where it runs.
+    pub locality: Locality,
+    /// Where knowledge of its KV cache comes from.
+    pub kv: KvSource,
+}
+
+/// What a job's prompt has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputForm {
+    /// Token ids; answers are tokens too.
+    Tokens,
+    /// The client's own messages; answers are text.
+    Messages,
+}
+
+/// The form in which a worker takes media items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MediaForm {
+    /// It takes none.
+    None,
+    /// Tensors whose values are of this format.
+    Tensors(TensorFormat),
+    /// The encoded bytes as the client sent them, under our identity.
+    Encoded,
+}
+
+/// Who normalises an item's values, and what is therefore handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorFormat {
+    /// 8-bit values as decoded and resized: the engine rescales and normalises them. Floats would be normalised twice,
+    /// silently.
+    Raw,
+    /// Normalised here, as floats of this type.
+    Normalized(Dtype),
+}
+
+impl fmt::Display for TensorFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Raw => f.write_str("raw"),
+            Self::Normalized(dtype) => f.write_str(dtype.torch_name()),
+        }
+    }
+}
+
+/// How tensors get to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandOff {
+    /// In memory that both map; what finds no room there goes inline.
+    SharedMemory,
+    /// Inside the request's message.
+    Inline,
+    /// Not at all: the worker takes no tensors.
+    None,
+}
+
+/// Where a worker runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Locality {
+    /// On this machine: it can map memory of this process.
+    Here,
+    /// On the machine of this address.
+    Host(IpAddr),
+    /// It is not known where.
+    Unknown,
+}
+
+/// Where knowledge of a worker's KV cache comes from.
+///
+/// Whatever the source, it is brought into one shape for the index: first a reset, then batches with rising numbers, none
+/// missing. A source that begins with a snapshot at revision R fits it as a batch with number R which clears everything and
+/// stores what is there, and deltas from R + 1 on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvSource {
+    /// There is none, for this reason. The worker is taken to hold what it was sent, for a while.
+    Unknown {
+        /// Why, for people.
+        why: String,
+    },
+    /// The engine publishes batches of events over ZMQ, numbered from its start with an empty cache on.
+    Events(KvEventStream),
+}
+
+/// Where an engine publishes its KV events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventStream {
+    /// Address of the publisher, without wildcards.
+    pub endpoint: String,
+    /// Address where published batches can be asked for again; without one a lost message means starting over.
+    pub replay_endpoint: Option<String>,
+    /// Prefix of the topics that are published; empty for all.
+    pub topic: String,
+}

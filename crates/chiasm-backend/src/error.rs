@@ -1,0 +1,79 @@
+use std::error::Error;
+use std::fmt;
+
+/// How a backend went, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Death(String);
+
+impl Death {
+    /// Words that follow a colon: `its connection was lost`.
+    pub fn new(how: impl Into<String>) -> Self {
+        Self(how.into())
+    }
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Why a job has no result, and what its owner can do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// The backend is gone. A job that nothing of was passed on can be given to another one.
+    #[error("the engine is gone: {0}")]
+    Dead(Death),
+    /// The job would break the backend or be refused by it, so it was not sent. The fault is in the request.
+    #[error("{field}: {message}")]
+    Refused {
+        /// The part of the job at fault, such as `sampling_params.max_tokens`.
+        field: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A media item could not be had from its source.
+    #[error(transparent)]
+    Source(SourceError),
+    /// The backend failed this job alone, for a reason that it keeps in its own log.
+    #[error("the engine could not process the request; its log says why")]
+    Failed,
+    /// The backend kept losing media items that it had been sent.
+    #[error("the engine keeps losing the request's media items")]
+    KeepsLosingMedia,
+    /// The backend ended a continuation without saying how.
+    #[error("the engine ended the request without a result")]
+    Unfinished,
+}
+
+/// What a media source's owner made of its failure: the seam passes it through without a look.
+#[derive(Debug)]
+pub struct SourceError(Box<dyn Error + Send + Sync>);
+
+impl SourceError {
+    /// Wraps the owner's error.
+    pub fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Box::new(error))
+    }
+
+    /// The owner's error, if it is of this type.
+    ///
+    /// # Errors
+    /// The same error when it is of another type.
+    pub fn downcast<E: Error + Send + Sync + 'static>(self) -> Result<Box<E>, Self> {
+        self.0.downcast().map_err(Self)
+    }
+}
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for SourceError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}

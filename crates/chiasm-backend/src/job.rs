@@ -1,0 +1,240 @@
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
+
+use crate::MediaSource;
+
+/// A prepared request for one backend.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The request that it belongs to.
+    pub id: RequestId,
+    /// What to continue.
+    pub input: Input,
+    /// The media items, in the order in which they stand in the prompt.
+    pub media: Arc<[JobItem]>,
+    /// How tokens are chosen and when to stop.
+    pub sampling: Sampling,
+    /// Keeps prompts of different owners from sharing cached blocks.
+    pub cache_salt: Option<String>,
+    /// Lower is handled earlier, by backends with a priority scheduler.
+    pub priority: i64,
+    /// The trace that the backend's own spans belong to.
+    pub trace: Option<TraceContext>,
+}
+
+/// What a job continues. Which of the two a worker takes is in its [`Capabilities`](crate::Capabilities).
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The expanded prompt: each media item stands as its placeholder.
+    Tokens(Arc<Vec<TokenId>>),
+    /// The client's own request body, as JSON.
+    Messages(Bytes),
+}
+
+/// One media item of a job.
+#[derive(Clone)]
+pub struct JobItem {
+    /// What kind of thing it is.
+    pub modality: Modality,
+    /// Its identity: content, processor and settings.
+    pub hash: MmHash,
+    /// Where it stands in the prompt.
+    pub placeholder: Placeholder,
+    /// Where its bytes or tensors can be had.
+    pub source: Arc<dyn MediaSource>,
+}
+
+impl JobItem {
+    /// The identity as engines see it.
+    pub fn name(&self) -> String {
+        self.hash.to_string()
+    }
+}
+
+impl fmt::Debug for JobItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobItem")
+            .field("modality", &self.modality)
+            .field("hash", &self.hash)
+            .field("offset", &self.placeholder.offset)
+            .field("length", &self.placeholder.length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How tokens are chosen and when to stop, with all defaults filled in. Ranges are those of vLLM's `SamplingParams`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Number of continuations, 1 or more.
+    pub n: usize,
+    /// Most new tokens of each continuation, at least 1.
+    pub max_tokens: u32,
+    /// No stop before so many new tokens.
+    pub min_tokens: u32,
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// Above 0, to 1.
+    pub top_p: f64,
+    /// 0 considers all tokens.
+    pub top_k: i32,
+    /// 0 to 1.
+    pub min_p: f64,
+    /// Makes sampling repeatable. Continuation `i` uses `seed + i`, so that they differ.
+    pub seed: Option<i64>,
+    /// -2 to 2.
+    pub presence_penalty: f64,
+    /// -2 to 2.
+    pub frequency_penalty: f64,
+    /// Above 0; 1 is none.
+    pub repetition_penalty: f64,
+    /// Tokens that end a continuation, without the end-of-sequence token.
+    pub stop_token_ids: Vec<TokenId>,
+    /// The end-of-sequence token; `None` if it does not end a continuation.
+    pub eos_token: Option<TokenId>,
+    /// All tokens that could end a continuation: what `min_tokens` holds back.
+    pub all_stop_token_ids: Vec<TokenId>,
+    /// Goes on after the end-of-sequence token.
+    pub ignore_eos: bool,
+    /// Log probabilities of each new token and so many alternatives.
+    pub logprobs: Option<u32>,
+}
+
+/// The one identity of a request: in the client's header, the OpenAI id, the engine's request id, every span and log line.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct RequestId(Arc<str>);
+
+impl RequestId {
+    /// Most bytes of an id. Clients use UUIDs and trace ids; engines put it into every message.
+    pub const MAX_BYTES: usize = 128;
+
+    /// An id that a client gives. `None` if it is empty, longer than [`RequestId::MAX_BYTES`], or has other characters than
+    /// ASCII letters, digits, `-`, `_`, `.` and `:`, which are safe in headers, logs and file names of traces.
+    pub fn new(id: &str) -> Option<Self> {
+        let is_safe = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
+        let is_valid = (1..=Self::MAX_BYTES).contains(&id.len()) && id.bytes().all(is_safe);
+        is_valid.then(|| Self(id.into()))
+    }
+
+    /// An id of 32 hex digits made of a random number.
+    pub fn from_random(number: u128) -> Self {
+        Self(format!("{number:032x}").into())
+    }
+
+    /// The id.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RequestId({self})")
+    }
+}
+
+/// W3C trace context: <https://www.w3.org/TR/trace-context/>.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceContext {
+    traceparent: Arc<str>,
+    tracestate: Option<Arc<str>>,
+}
+
+impl TraceContext {
+    /// Most bytes of `tracestate`; the standard asks for 512 to be passed on.
+    const MAX_STATE_BYTES: usize = 512;
+
+    /// Reads the two headers. `None` if `traceparent` is not a valid one of version 00, or of a later version that begins
+    /// like it; the standard says to go on without a trace then. A `tracestate` that is too long or not printable ASCII is
+    /// dropped alone.
+    pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
+        let is_hex = |text: &str, digits: usize| {
+            text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        let is_zero = |text: &str| text.bytes().all(|b| b == b'0');
+        let mut parts = traceparent.splitn(5, '-');
+        let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let rest = parts.next();
+        let is_valid = is_hex(version, 2)
+            && version != "ff"
+            && is_hex(trace, 32)
+            && !is_zero(trace)
+            && is_hex(parent, 16)
+            && !is_zero(parent)
+            && is_hex(flags, 2)
+            && (rest.is_none() || version != "00");
+        let state_is_valid =
+            |state: &&str| state.len() <= Self::MAX_STATE_BYTES && state.bytes().all(|b| matches!(b, b' '..=b'~'));
+        is_valid.then(|| Self {
+            // A later version's additions mean nothing to us: what is passed on is of version 00.
+            traceparent: format!("00-{trace}-{parent}-{flags}").into(),
+            tracestate: tracestate.filter(state_is_valid).map(Into::into),
+        })
+    }
+
+    /// The 32 hex digits that all spans of the trace share.
+    pub fn trace_id(&self) -> &str {
+        self.traceparent.get(3..35).unwrap_or_default()
+    }
+
+    /// The headers that carry the trace on, by their names.
+    pub fn headers(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let state = self.tracestate.as_deref().map(|state| ("tracestate", state));
+        std::iter::once(("traceparent", &*self.traceparent)).chain(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_short_and_harmless() {
+        for id in ["a", "5f0c-1_x.y:z", &"x".repeat(128)] {
+            assert_eq!(RequestId::new(id).unwrap().as_str(), id);
+        }
+        for id in ["", "a b", "a\nb", "ä", "a/b", "a\"b", "\u{1b}[2J", &"x".repeat(129)] {
+            assert!(RequestId::new(id).is_none(), "{id:?}");
+        }
+        assert_eq!(RequestId::from_random(10).as_str(), "0000000000000000000000000000000a");
+    }
+
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_trace_is_passed_on_as_it_came() {
+        let trace = TraceContext::parse(PARENT, Some("congo=t61rcWkgMzE")).unwrap();
+        assert_eq!(trace.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        let headers: Vec<_> = trace.headers().collect();
+        assert_eq!(headers, [("traceparent", PARENT), ("tracestate", "congo=t61rcWkgMzE")]);
+        let later = format!("01{}-what-comes", &PARENT[2..]);
+        assert_eq!(TraceContext::parse(&later, None).unwrap().headers().next(), Some(("traceparent", PARENT)));
+    }
+
+    #[test]
+    fn what_is_no_trace_is_none() {
+        for parent in [
+            "",
+            "00",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+        ] {
+            assert!(TraceContext::parse(parent, None).is_none(), "{parent}");
+        }
+        let bad_state = TraceContext::parse(PARENT, Some("a\n=b")).unwrap();
+        assert_eq!(bad_state.headers().count(), 1);
+        assert_eq!(TraceContext::parse(PARENT, Some(&"a".repeat(513))).unwrap().headers().count(), 1);
+    }
+}

@@ -1,0 +1,44 @@
+//! The seam to whatever executes a prepared request: vLLM's EngineCore today, agents on other machines and HTTP engines
+//! later.
+//!
+//! The pipeline makes a [`Job`] (tokens or messages, media items, sampling) and gives it to a [`Backend`], which streams
+//! [`Output`]s until every continuation has ended. Media is pulled, not pushed: a job names its items, and a backend asks
+//! an item's [`MediaSource`] for the form that it needs, and only if it lacks the item. What the router has to know of a
+//! worker is data: [`Capabilities`] once, [`Load`] as it changes, and the [`KvSource`] of what the worker's KV cache holds.
+//!
+//! No socket is opened here and no wire format is known.
+//!
+//! | module | is |
+//! |---|---|
+//! | `backend` | the trait, and a running job |
+//! | `connector` | whatever starts or finds the backends of one worker, one after the other |
+//! | `capabilities` | what one worker can do, and where knowledge of its KV cache comes from |
+//! | `plan_class` | what decides how a prompt is expanded and keyed for a worker |
+//! | `job` | what is asked for |
+//! | `media` | items, and the forms in which their sources give them |
+//! | `output` | what comes back |
+//! | `error` | what goes wrong, and whose fault it is |
+//! | `fake` | with the feature of that name, a backend that follows a script |
+#![forbid(unsafe_code)]
+
+mod backend;
+mod capabilities;
+mod connector;
+mod error;
+#[cfg(feature = "fake")]
+pub mod fake;
+mod job;
+mod media;
+mod output;
+mod plan_class;
+
+pub use backend::{Backend, Load, LoadSink, MemoryUsage, RunningJob};
+pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
+pub use connector::{ConnectError, Connected, Connector, Life};
+pub use error::{Death, JobError, SourceError};
+pub use job::{Input, Job, JobItem, RequestId, Sampling, TraceContext};
+pub use media::{
+    Delivered, EncodedItem, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory, TensorOrder, Transfer,
+};
+pub use output::{Content, Finish, Output, Prefill, TokenLogprob, ToolCallDelta};
+pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, PlanClassId};

@@ -1,0 +1,163 @@
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use chiasm_transfer::{Slot, SlotWriter};
+use chiasm_types::{Dtype, TensorField};
+use futures_util::future::BoxFuture;
+
+use crate::{SourceError, TensorFormat};
+
+/// Where a media item can be had, in the form that a backend asks for. Made by whoever planned the item; asked only for
+/// items that the backend lacks.
+pub trait MediaSource: Send + Sync {
+    /// The item's tensors, large ones in the memory that the order names. Waits for whoever makes the same tensors now and
+    /// uses theirs. `None` if they were not wanted any more when the turn came.
+    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<Tensor>>, SourceError>>;
+
+    /// The item as the client sent it.
+    fn encoded(&self) -> EncodedItem;
+}
+
+/// An item as the client sent it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedItem {
+    /// The file.
+    pub bytes: Bytes,
+    /// The media type found from the bytes, such as `image/jpeg`.
+    pub media_type: &'static str,
+}
+
+/// What a backend wants of a source.
+#[derive(Clone)]
+pub struct TensorOrder {
+    /// What the values are to be.
+    pub format: TensorFormat,
+    /// Where large tensors are to lie.
+    pub memory: Arc<dyn TensorMemory>,
+    /// Whether the backend still lacks the item: asked when the source's turn to make it has come, as the backend may have
+    /// got the item with another request meanwhile.
+    pub still_wanted: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// Memory that a backend hands tensors over from.
+pub trait TensorMemory: Send + Sync {
+    /// Room for one tensor. `None` if it is to lie in this process's memory: the backend has no other, or no room in it.
+    fn reserve(&self, bytes: usize) -> Option<SlotWriter>;
+
+    /// Whether the backend can hand these bytes over from where they are.
+    fn takes(&self, bytes: &TensorBytes) -> bool;
+}
+
+/// One named tensor of an item. Its elements lie densely, last dimension fastest, little-endian.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// The name among the item's arguments of the model, for instance `pixel_values`.
+    pub name: Cow<'static, str>,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// How the engine joins it with the same tensor of other items.
+    pub field: TensorField,
+    /// The elements.
+    pub bytes: TensorBytes,
+}
+
+/// A tensor's elements, where they lie.
+#[derive(Clone, Debug)]
+pub enum TensorBytes {
+    /// In this process.
+    Here(Bytes),
+    /// In memory that an engine maps.
+    Slot(Slot),
+}
+
+impl AsRef<[u8]> for TensorBytes {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Here(bytes) => bytes,
+            Self::Slot(slot) => slot,
+        }
+    }
+}
+
+/// In how many items' cases each way was taken, over all continuations of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delivered {
+    /// Items that the backend held.
+    pub cached: usize,
+    /// Items with a tensor in shared memory.
+    pub shared_memory: usize,
+    /// Items that were wholly in the message.
+    pub inline: usize,
+}
+
+impl Delivered {
+    /// The costliest way that any item took.
+    pub fn transfer(self) -> Transfer {
+        match self {
+            Self { inline: 1.., .. } => Transfer::Inline,
+            Self { shared_memory: 1.., .. } => Transfer::SharedMemory,
+            Self { cached: 1.., .. } => Transfer::Cached,
+            Self { .. } => Transfer::None,
+        }
+    }
+}
+
+impl std::ops::AddAssign for Delivered {
+    fn add_assign(&mut self, other: Self) {
+        self.cached += other.cached;
+        self.shared_memory += other.shared_memory;
+        self.inline += other.inline;
+    }
+}
+
+/// How the tensors of media items reach a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Transfer {
+    /// There are none.
+    None,
+    /// Not at all: the backend held every item.
+    Cached,
+    /// In shared memory, for one item at least, and none inside the message.
+    SharedMemory,
+    /// Inside the message, for one item at least.
+    Inline,
+}
+
+impl Transfer {
+    /// The name in headers, metrics and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Cached => "cached",
+            Self::SharedMemory => "shm",
+            Self::Inline => "inline",
+        }
+    }
+}
+
+/// Is told what happens to media on its way to backends: for counters and logs.
+pub trait MediaObserver: Send + Sync {
+    /// Items were handed over so.
+    fn delivered(&self, delivered: Delivered);
+
+    /// The backend lacked so many items that it was believed to hold; they are sent again.
+    fn missed(&self, items: usize);
+
+    /// An item that was to travel in shared memory does not. `cause` is one of a few words, `why` explains it to people.
+    fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_costliest_way_names_a_jobs_transfer() {
+        let ways = |cached, shared_memory, inline| Delivered { cached, shared_memory, inline }.transfer().name();
+        assert_eq!([ways(0, 0, 0), ways(3, 0, 0), ways(3, 1, 0), ways(3, 1, 1)], ["none", "cached", "shm", "inline"]);
+    }
+}

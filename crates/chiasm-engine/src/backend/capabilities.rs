@@ -1,0 +1,177 @@
+//! What an engine says of itself when it is ready, as capabilities.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use chiasm_backend::{
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Locality, MediaForm, PlaceholderForm,
+    PlanClass, TensorFormat,
+};
+use chiasm_types::{BlockSize, Dtype};
+
+use super::connector::FormatPolicy;
+use crate::wire::EngineReady;
+use crate::wire::handshake::KvEventsConfig;
+
+/// What an engine is asked for beyond what it says itself.
+pub(super) struct Beyond {
+    pub(super) processor: Arc<str>,
+    pub(super) format: TensorFormat,
+    pub(super) locality: Locality,
+    pub(super) has_arena: bool,
+    pub(super) receiver_cache_bytes: u64,
+}
+
+/// The capabilities of an engine that has just said what it became. `Err` says why it can't be used.
+pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, String> {
+    let block_size = BlockSize::new(ready.cache_block_size()).ok_or("its block size is 0")?;
+    let kv = kv_source(ready.kv_events_config.as_ref(), &beyond.locality);
+    Ok(Capabilities {
+        engine: format!("vLLM {}", ready.vllm_version),
+        class: PlanClass {
+            processor: beyond.processor,
+            placeholders: PlaceholderForm::Expanded,
+            keys: KeyScheme::Chiasm,
+            block_size,
+        },
+        max_model_len: ready.max_model_len,
+        max_batched_tokens: ready.max_num_batched_tokens as usize,
+        total_blocks: ready.num_gpu_blocks,
+        // At least; READY does not tell the size.
+        encoder_cache_tokens: ready.max_num_batched_tokens.into(),
+        receiver_cache_bytes: beyond.receiver_cache_bytes,
+        input: InputForm::Tokens,
+        media: MediaForm::Tensors(beyond.format),
+        hand_off: if beyond.has_arena { HandOff::SharedMemory } else { HandOff::Inline },
+        locality: beyond.locality,
+        kv,
+    })
+}
+
+/// The values that the engine is sent: normalised ones are of the model's own element type, as vLLM's frontend casts them.
+pub(super) fn format(ready: &EngineReady, policy: FormatPolicy) -> Result<TensorFormat, String> {
+    if policy == FormatPolicy::Raw {
+        return Ok(TensorFormat::Raw);
+    }
+    let name = ready.dtype.trim_start_matches("torch.");
+    match Dtype::from_torch_name(name) {
+        Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) => Ok(TensorFormat::Normalized(dtype)),
+        _ => Err(format!("its element type '{name}' is not a float that tensors can have")),
+    }
+}
+
+/// Where an engine is that connects to us from `peer`; over Unix sockets from nowhere else than this machine.
+pub(super) fn locality(over_unix_sockets: bool, peer: Option<IpAddr>) -> Locality {
+    match peer {
+        _ if over_unix_sockets => Locality::Here,
+        Some(peer) if peer.is_loopback() => Locality::Here,
+        Some(peer) => Locality::Host(peer),
+        None => Locality::Unknown,
+    }
+}
+
+/// Where the engine's KV events can be had. An address with a wildcard is one of the machine where the engine runs; of no
+/// other, as what is there may be another engine's, whose blocks would be believed to be this one's.
+fn kv_source(config: Option<&KvEventsConfig>, locality: &Locality) -> KvSource {
+    let unknown = |why: &str| KvSource::Unknown { why: why.to_owned() };
+    let Some(config) = config.filter(|config| config.enable_kv_cache_events) else {
+        return unknown("it publishes no KV events (--kv-events-config)");
+    };
+    if config.publisher != "zmq" {
+        return unknown("its KV events are not published over ZMQ (--kv-events-config, \"publisher\": \"zmq\")");
+    }
+    let endpoint = reachable(&config.endpoint, locality);
+    let replay_endpoint = config.replay_endpoint.as_deref().map(|endpoint| reachable(endpoint, locality));
+    match (endpoint, replay_endpoint) {
+        (Some(_), Some(None)) | (None, _) => {
+            unknown("where its KV events are published can't be reached from here, or it is not known where it runs")
+        }
+        (Some(endpoint), replay_endpoint) => KvSource::Events(KvEventStream {
+            endpoint,
+            replay_endpoint: replay_endpoint.flatten(),
+            topic: config.topic.clone(),
+        }),
+    }
+}
+
+/// An address as this machine can reach it; `None` if it can't.
+fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
+    let tcp = endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':'));
+    let Some((host, port)) = tcp else {
+        // Paths and names of the engine's machine mean nothing on another one.
+        return (*locality == Locality::Here).then(|| endpoint.to_owned());
+    };
+    let host = match (host, locality) {
+        ("*" | "0.0.0.0" | "[::]", Locality::Here) => "127.0.0.1".to_owned(),
+        ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V4(address))) => address.to_string(),
+        ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V6(address))) => format!("[{address}]"),
+        ("*" | "0.0.0.0" | "[::]", Locality::Unknown) => return None,
+        ("127.0.0.1" | "localhost" | "[::1]", Locality::Host(_) | Locality::Unknown) => return None,
+        (host, _) => host.to_owned(),
+    };
+    Some(format!("tcp://{host}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(endpoint: &str, replay: Option<&str>) -> KvEventsConfig {
+        KvEventsConfig {
+            enable_kv_cache_events: true,
+            publisher: "zmq".to_owned(),
+            endpoint: endpoint.to_owned(),
+            replay_endpoint: replay.map(str::to_owned),
+            ..KvEventsConfig::default()
+        }
+    }
+
+    fn endpoints(config: &KvEventsConfig, locality: &Locality) -> Option<(String, Option<String>)> {
+        match kv_source(Some(config), locality) {
+            KvSource::Events(stream) => Some((stream.endpoint, stream.replay_endpoint)),
+            KvSource::Unknown { .. } => None,
+        }
+    }
+
+    #[test]
+    fn a_wildcard_is_the_machine_where_the_engine_runs_and_no_other() {
+        let config = published("tcp://*:5557", Some("tcp://0.0.0.0:5558"));
+        let at = |locality| endpoints(&config, &locality);
+        let both = |host: &str| Some((format!("tcp://{host}:5557"), Some(format!("tcp://{host}:5558"))));
+        assert_eq!(at(Locality::Here), both("127.0.0.1"));
+        assert_eq!(at(Locality::Host([10, 0, 0, 7].into())), both("10.0.0.7"));
+        assert_eq!(at(Locality::Host("fd00::7".parse().unwrap())), both("[fd00::7]"));
+        assert_eq!(at(Locality::Unknown), None);
+    }
+
+    #[test]
+    fn loopback_and_paths_of_another_machine_are_out_of_reach() {
+        let elsewhere = Locality::Host([10, 0, 0, 7].into());
+        for endpoint in ["tcp://127.0.0.1:5557", "tcp://localhost:5557", "ipc:///tmp/events"] {
+            let config = published(endpoint, None);
+            assert_eq!(endpoints(&config, &elsewhere), None, "{endpoint}");
+            assert_eq!(endpoints(&config, &Locality::Here), Some((endpoint.to_owned(), None)));
+        }
+        let named = published("tcp://10.0.0.9:5557", None);
+        assert_eq!(endpoints(&named, &Locality::Unknown), Some(("tcp://10.0.0.9:5557".to_owned(), None)));
+        // Without replay, knowledge would be lost with the first lost message: what is configured must be had.
+        assert_eq!(endpoints(&published("tcp://*:1", Some("tcp://127.0.0.1:2")), &elsewhere), None);
+    }
+
+    #[test]
+    fn silent_engines_are_said_to_be_so() {
+        let off = KvEventsConfig { enable_kv_cache_events: false, ..published("tcp://*:1", None) };
+        let null = KvEventsConfig { publisher: "null".to_owned(), ..published("tcp://*:1", None) };
+        for config in [None, Some(&off), Some(&null)] {
+            assert!(matches!(kv_source(config, &Locality::Here), KvSource::Unknown { .. }));
+        }
+    }
+
+    #[test]
+    fn only_what_comes_from_this_machine_is_here() {
+        assert_eq!(locality(true, None), Locality::Here);
+        assert_eq!(locality(false, Some([127, 0, 0, 1].into())), Locality::Here);
+        assert_eq!(locality(false, Some([10, 0, 0, 7].into())), Locality::Host([10, 0, 0, 7].into()));
+        assert_eq!(locality(false, None), Locality::Unknown);
+    }
+}

@@ -1,0 +1,283 @@
+//! One job on an engine: a request per continuation, and sending again what the engine turned out to lack.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use chiasm_backend::{Content, Death, Delivered, Finish, Job, JobError, Output, Prefill, RunningJob, TokenLogprob};
+use chiasm_types::TokenId;
+use futures_util::future::{BoxFuture, FutureExt};
+
+use super::media::Tensors;
+use super::{Engine, sampling};
+use crate::client::OutputStream;
+use crate::error::EngineError;
+use crate::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, Logprobs, StopReason};
+
+/// Times that one continuation is sent again because the engine lacked media items. More would mean a fault of ours.
+const MAX_MISSES: usize = 2;
+
+/// A job and the requests that it became.
+pub(super) struct RunningEngineJob {
+    sender: Sender,
+    continuations: Vec<Continuation>,
+    /// Whose output is looked for first: none may starve the others.
+    next: usize,
+}
+
+struct Continuation {
+    state: State,
+    /// How the media items travelled, when they were sent last.
+    delivered: Delivered,
+    has_output: bool,
+    misses: usize,
+    /// The engine may not be able to read slots.
+    unread: bool,
+}
+
+enum State {
+    Running(OutputStream),
+    SendingAgain(BoxFuture<'static, Result<OutputStream, JobError>>),
+    Ended,
+}
+
+impl RunningEngineJob {
+    /// Sends one request per continuation, with the media items that the engine lacks.
+    pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
+        let sender = Sender { engine, job, prompt };
+        let streams = sender.send(0..sender.job.sampling.n, false).await?;
+        let continuations = streams.into_iter().map(|stream| Continuation {
+            delivered: delivered(&stream),
+            state: State::Running(stream),
+            has_output: false,
+            misses: 0,
+            unread: false,
+        });
+        let continuations: Vec<_> = continuations.collect();
+        Ok(Self { sender, continuations, next: 0 })
+    }
+
+    /// The next output of one continuation. `Ready(None)` if it has ended.
+    fn poll_one(&mut self, index: usize, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
+        loop {
+            let continuation = &mut self.continuations[index];
+            let arrival = match &mut continuation.state {
+                State::Ended => return Poll::Ready(None),
+                State::SendingAgain(sending) => match sending.poll_unpin(context) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
+                    Poll::Ready(Ok(stream)) => {
+                        continuation.delivered = delivered(&stream);
+                        continuation.state = State::Running(stream);
+                        continue;
+                    }
+                },
+                State::Running(stream) => std::task::ready!(stream.poll_next(context)),
+            };
+            let output = match arrival {
+                Some(Ok(output)) => output,
+                Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+                None => return Poll::Ready(Some(Err(JobError::Unfinished))),
+            };
+            match output.finish_reason {
+                // We let go of requests that we abort, so this one was ended by an engine that is shutting down.
+                Some(FinishReason::Abort) => {
+                    return Poll::Ready(Some(Err(JobError::Dead(Death::new("it is shutting down")))));
+                }
+                Some(FinishReason::Error | FinishReason::Other(_)) => {
+                    if let Err(error) = self.send_again(index, &output) {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
+                _ => return Poll::Ready(Some(Ok(self.output(index, output)))),
+            }
+        }
+    }
+
+    /// After an engine's error: it is not believed to hold the job's media items any more. If it was sent less than all
+    /// their tensors, that may have been the reason, and the continuation is sent once more.
+    fn send_again(&mut self, index: usize, output: &EngineCoreOutput) -> Result<(), JobError> {
+        let Engine { client, observer, .. } = &*self.sender.engine;
+        let names: Vec<String> = self.sender.job.media.iter().map(|item| item.name()).collect();
+        let missed = &output.mm_cache_miss_hashes;
+        let lacking = if missed.is_empty() { &names } else { missed };
+        client.forget_media(lacking.iter().map(String::as_str));
+        let continuation = &mut self.continuations[index];
+        if continuation.has_output {
+            return Err(JobError::Failed);
+        }
+        if continuation.delivered.cached > 0 {
+            if continuation.misses == MAX_MISSES {
+                return Err(JobError::KeepsLosingMedia);
+            }
+            continuation.misses += 1;
+            tracing::warn!(
+                items = lacking.len(),
+                "engine lacks media items that it was believed to hold, sending them again"
+            );
+            observer.missed(lacking.len());
+        } else if continuation.delivered.shared_memory > 0 && !continuation.unread {
+            // Slots may have been the reason: now everything goes in the message.
+            continuation.unread = true;
+        } else {
+            return Err(JobError::Failed);
+        }
+        let (sender, unread) = (self.sender.clone(), continuation.unread);
+        continuation.state = State::SendingAgain(
+            async move {
+                let streams = sender.send(index..index + 1, unread).await?;
+                streams.into_iter().next().ok_or(JobError::Unfinished)
+            }
+            .boxed(),
+        );
+        Ok(())
+    }
+
+    fn output(&mut self, index: usize, output: EngineCoreOutput) -> Output {
+        let continuation = &mut self.continuations[index];
+        continuation.has_output = true;
+        let finish = finish_of(&output);
+        if finish.is_some() {
+            continuation.state = State::Ended;
+        }
+        let top = self.sender.job.sampling.logprobs;
+        let logprobs = top.map(|top| {
+            output.new_logprobs.as_ref().map(|logprobs| top_logprobs(logprobs, top as usize)).unwrap_or_default()
+        });
+        let prefill = output
+            .prefill_stats
+            .as_ref()
+            .map(|stats| Prefill { cached_tokens: stats.num_cached_tokens as usize, queued: output.time_in_queue() });
+        Output { choice: index, content: Content::Tokens { tokens: output.new_token_ids, logprobs }, finish, prefill }
+    }
+}
+
+impl RunningJob for RunningEngineJob {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
+        let count = self.continuations.len();
+        let mut all_ended = true;
+        for turn in 0..count {
+            let index = (self.next + turn) % count;
+            match self.poll_one(index, context) {
+                Poll::Ready(Some(output)) => {
+                    self.next = index + 1;
+                    return Poll::Ready(Some(output));
+                }
+                Poll::Ready(None) => {}
+                Poll::Pending => all_ended = false,
+            }
+        }
+        if all_ended { Poll::Ready(None) } else { Poll::Pending }
+    }
+
+    fn stop(&mut self, choice: usize) {
+        if let Some(continuation) = self.continuations.get_mut(choice) {
+            continuation.state = State::Ended;
+        }
+    }
+
+    fn delivered(&self) -> Delivered {
+        let mut all = Delivered::default();
+        self.continuations.iter().for_each(|continuation| all += continuation.delivered);
+        all
+    }
+}
+
+/// Sends continuations of one job.
+#[derive(Clone)]
+struct Sender {
+    engine: Arc<Engine>,
+    job: Arc<Job>,
+    prompt: Arc<Vec<TokenId>>,
+}
+
+impl Sender {
+    /// Sends these continuations. Those that were sent are aborted if one can't be.
+    async fn send(&self, choices: std::ops::Range<usize>, refused: bool) -> Result<Vec<OutputStream>, JobError> {
+        let Self { engine, job, .. } = self;
+        let mut tensors = Tensors::default();
+        tensors.get(engine, job, refused, |item| !engine.client.holds(&item.name())).await?;
+        let streams = loop {
+            let features = tensors.features(job);
+            // Engines forbid an id that is in use, and what comes of an aborted request may still be under way: so each
+            // try has an id of its own, which begins with the one that people know.
+            let id = format!("{}-{:08x}", job.id, rand::random::<u32>());
+            let sent: Result<Vec<_>, _> = choices
+                .clone()
+                .map(|choice| {
+                    engine.client.submit(EngineCoreRequest {
+                        request_id: format!("{id}-{choice}"),
+                        prompt_token_ids: self.prompt.clone(),
+                        mm_features: features.clone(),
+                        sampling_params: sampling::params(&job.sampling, choice),
+                        arrival_time: SystemTime::now()
+                            .duration_since(UNIX_EPOCH)
+                            .map_or(0.0, |since| since.as_secs_f64()),
+                        cache_salt: job.cache_salt.clone(),
+                        priority: job.priority,
+                        trace_headers: job.trace.iter().flat_map(|trace| trace.headers()).map(owned).collect(),
+                        ..EngineCoreRequest::default()
+                    })
+                })
+                .collect();
+            match sent {
+                // What the engine held a moment ago has just been evicted.
+                Err(EngineError::NeedsData { keys }) => {
+                    tensors.get(engine, job, refused, |item| keys.contains(&item.name())).await?;
+                }
+                sent => break sent?,
+            }
+        };
+        for stream in &streams {
+            let how = stream.delivered();
+            if how != crate::Delivered::default() {
+                engine.observer.delivered(delivered(stream));
+            }
+            for _ in 0..how.no_lease {
+                engine.observer.stepped_down("no_lease", &"all leases of the arena are in use");
+            }
+        }
+        Ok(streams)
+    }
+}
+
+fn owned((name, value): (&str, &str)) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}
+
+fn delivered(stream: &OutputStream) -> Delivered {
+    let how = stream.delivered();
+    Delivered { cached: how.cached, shared_memory: how.shm, inline: how.inline }
+}
+
+/// Why the engine ended the continuation, if it did. Ends that are failures are no finish.
+fn finish_of(output: &EngineCoreOutput) -> Option<Finish> {
+    match output.finish_reason? {
+        FinishReason::Stop => Some(match &output.stop_reason {
+            Some(StopReason::Token(token)) => Finish::StopToken(*token),
+            Some(StopReason::Text(text)) => Finish::StopString(text.clone()),
+            None => Finish::Eos,
+        }),
+        FinishReason::Length => Some(Finish::Length),
+        FinishReason::Repetition => Some(Finish::Repetition),
+        FinishReason::Abort | FinishReason::Error | FinishReason::Other(_) => None,
+    }
+}
+
+/// Per new token: its own log probability and the first `top` distinct candidates, the token itself among them.
+fn top_logprobs(logprobs: &Logprobs, top: usize) -> Vec<TokenLogprob> {
+    logprobs
+        .positions()
+        .filter_map(|position| {
+            let mut candidates: Vec<(TokenId, f32)> = Vec::with_capacity(position.token_ids.len());
+            for (&token, &logprob) in position.token_ids.iter().zip(position.logprobs) {
+                if !candidates.iter().any(|&(seen, _)| seen == token) {
+                    candidates.push((token, logprob));
+                }
+            }
+            let &(token, logprob) = candidates.first()?;
+            candidates.truncate(top);
+            Some(TokenLogprob { token, logprob, top: candidates })
+        })
+        .collect()
+}

@@ -1,0 +1,28 @@
+//! A job's sampling as the engine is told it.
+
+use chiasm_backend::Sampling;
+
+use crate::wire::SamplingParams;
+
+/// The engine's parameters for one continuation. An engine request has one, so `n` becomes so many requests.
+pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
+    SamplingParams {
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        repetition_penalty: sampling.repetition_penalty,
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        // As vLLM does for parallel sampling, so that the continuations differ and are repeatable.
+        seed: sampling.seed.map(|seed| seed.wrapping_add(choice as i64)),
+        stop_token_ids: sampling.stop_token_ids.clone(),
+        ignore_eos: sampling.ignore_eos,
+        max_tokens: sampling.max_tokens,
+        min_tokens: sampling.min_tokens,
+        logprobs: sampling.logprobs.and_then(|top| i32::try_from(top).ok()),
+        eos_token_id: sampling.eos_token,
+        all_stop_token_ids: sampling.all_stop_token_ids.clone(),
+        ..SamplingParams::default()
+    }
+}

@@ -1,0 +1,427 @@
+//! An engine behind the seam: what it lacks is asked for, what it turns out to lack is sent again, before anybody learns of
+//! it.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod mock_engine;
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use chiasm_backend::{
+    Backend, ConnectError, Connected, Connector, Content, Death, Delivered, EncodedItem, Finish, HandOff, Input, Job,
+    JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver, MediaSource, Output, RequestId, RunningJob,
+    Sampling, SourceError, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
+};
+use chiasm_engine::wire::handshake::KvEventsConfig;
+use chiasm_engine::wire::{
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, PrefillStats,
+    SchedulerStats, TensorData,
+};
+use chiasm_engine::{
+    ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions, FormatPolicy,
+    RunningEngine, SocketDir,
+};
+use chiasm_types::{Dtype, MmHash, Modality, Placeholder, TensorField, TokenId, WorkerId};
+use futures_util::future::{BoxFuture, FutureExt, pending};
+use mock_engine::{MockEngine, Order, report, soon};
+use tokio::sync::oneshot;
+
+const ELEMENTS: usize = 1000;
+
+/// Starts a scripted engine and hands it to the test.
+struct MockHost {
+    report: EngineReady,
+    started: Mutex<Option<oneshot::Sender<MockEngine>>>,
+    over_tcp: bool,
+}
+
+impl EngineHost for MockHost {
+    fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints {
+        match self.over_tcp {
+            true => EngineEndpoints::tcp("tcp://127.0.0.1:0", "127.0.0.1"),
+            false => EngineEndpoints::local("tcp://127.0.0.1:0", sockets),
+        }
+    }
+
+    fn start<'a>(
+        &'a self,
+        _: WorkerId,
+        endpoints: &'a EngineEndpoints,
+        _: &'a SocketDir,
+    ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
+        let (endpoints, report) = (endpoints.clone(), self.report.clone());
+        let started = self.started.lock().unwrap().take().unwrap();
+        tokio::spawn(
+            async move { drop(started.send(MockEngine::start(&endpoints, report, Order::ReportFirst).await)) },
+        );
+        async { Ok(Box::new(Immortal) as Box<dyn RunningEngine>) }.boxed()
+    }
+
+    fn describe(&self) -> String {
+        "starting a mock".to_owned()
+    }
+}
+
+struct Immortal;
+
+impl RunningEngine for Immortal {
+    fn exited(&mut self) -> BoxFuture<'_, String> {
+        pending().boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}
+
+#[derive(Default)]
+struct Observed {
+    delivered: Mutex<Delivered>,
+    missed: AtomicUsize,
+    steps: Mutex<Vec<&'static str>>,
+}
+
+impl MediaObserver for Observed {
+    fn delivered(&self, delivered: Delivered) {
+        *self.delivered.lock().unwrap() += delivered;
+    }
+
+    fn missed(&self, items: usize) {
+        self.missed.fetch_add(items, Ordering::Relaxed);
+    }
+
+    fn stepped_down(&self, cause: &'static str, _: &dyn fmt::Display) {
+        self.steps.lock().unwrap().push(cause);
+    }
+}
+
+struct Stand {
+    backend: Arc<dyn Backend>,
+    engine: MockEngine,
+    observed: Arc<Observed>,
+}
+
+impl Stand {
+    async fn with(report: EngineReady, receiver_cache_bytes: Option<u64>, over_tcp: bool) -> Self {
+        mock_engine::abort_on_panics_of_the_client();
+        let (started, engine) = oneshot::channel();
+        let host = MockHost { report, started: Mutex::new(Some(started)), over_tcp };
+        let options = EngineOptions {
+            startup_timeout: mock_engine::PATIENCE,
+            client: ClientOptions { receiver_cache_bytes, ..ClientOptions::default() },
+            format: FormatPolicy::Float,
+            arena: ArenaPolicy::Never,
+            processor: "p".into(),
+        };
+        let observed = Arc::new(Observed::default());
+        let connector = EngineConnector::new(host, options);
+        let Connected { backend, .. } = soon(connector.connect(WorkerId(0), observed.clone())).await.unwrap();
+        Self { backend, engine: engine.await.unwrap(), observed }
+    }
+
+    async fn new() -> Self {
+        Self::with(report(), Some(1 << 20), false).await
+    }
+
+    async fn start(&self, job: Job) -> Result<Box<dyn RunningJob>, JobError> {
+        soon(self.backend.start(Arc::new(job))).await
+    }
+
+    /// One failed request.
+    async fn fail(&mut self, request: &EngineCoreRequest, missing: &[&str]) {
+        let output = EngineCoreOutput {
+            request_id: request.request_id.clone(),
+            finish_reason: Some(FinishReason::Error),
+            mm_cache_miss_hashes: missing.iter().map(|&name| name.to_owned()).collect(),
+            ..EngineCoreOutput::default()
+        };
+        self.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+    }
+}
+
+/// An item whose tensor is this byte again and again; counts how often it is asked for.
+struct Bytefield {
+    byte: u8,
+    asked: Arc<AtomicUsize>,
+}
+
+impl MediaSource for Bytefield {
+    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<Tensor>>, SourceError>> {
+        async move {
+            if !(order.still_wanted)() {
+                return Ok(None);
+            }
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(order.format, TensorFormat::Normalized(Dtype::BF16), "what the engine reports");
+            let bytes = TensorBytes::Here(Bytes::from(vec![self.byte; 2 * ELEMENTS]));
+            let field = TensorField::Flat { rows: ELEMENTS };
+            let tensor =
+                Tensor { name: "pixel_values".into(), dtype: Dtype::BF16, shape: vec![ELEMENTS], field, bytes };
+            Ok(Some(vec![tensor]))
+        }
+        .boxed()
+    }
+
+    fn encoded(&self) -> EncodedItem {
+        EncodedItem { bytes: Bytes::from_static(b"file"), media_type: "image/png" }
+    }
+}
+
+/// Items by their bytes, one token each, and how often each was asked for.
+fn items(bytes: &[u8]) -> (Arc<[JobItem]>, Vec<Arc<AtomicUsize>>) {
+    let counts: Vec<Arc<AtomicUsize>> = bytes.iter().map(|_| Arc::default()).collect();
+    let item = |(offset, (&byte, asked)): (usize, (&u8, &Arc<AtomicUsize>))| JobItem {
+        modality: Modality::Image,
+        hash: MmHash::new([byte; 32]),
+        placeholder: Placeholder { offset, length: 1, is_embed: None },
+        source: Arc::new(Bytefield { byte, asked: asked.clone() }),
+    };
+    (bytes.iter().zip(&counts).enumerate().map(item).collect(), counts)
+}
+
+fn job(n: usize, media: Arc<[JobItem]>) -> Job {
+    Job {
+        id: RequestId::new("req-1").unwrap(),
+        input: Input::Tokens(Arc::new((10..20).map(TokenId).collect())),
+        media,
+        sampling: Sampling {
+            n,
+            max_tokens: 4,
+            min_tokens: 0,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
+            seed: Some(7),
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            stop_token_ids: Vec::new(),
+            eos_token: None,
+            all_stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+        },
+        cache_salt: None,
+        priority: 0,
+        trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
+    }
+}
+
+fn no_media() -> Arc<[JobItem]> {
+    Arc::new([])
+}
+
+fn asked(counts: &[Arc<AtomicUsize>]) -> Vec<usize> {
+    counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+}
+
+/// The first byte of each item's tensor in a request; `None` where it came without data.
+fn sent(request: &EngineCoreRequest) -> Vec<Option<u8>> {
+    let first = |data: &TensorData| match data {
+        TensorData::Bytes(bytes) => bytes[0],
+        other => panic!("{other:?}"),
+    };
+    let tensor = |feature: &chiasm_engine::wire::MmFeature| {
+        let item = feature.data.as_ref()?;
+        Some(first(&item.get("pixel_values")?.tensor()?.data))
+    };
+    request.mm_features.iter().map(tensor).collect()
+}
+
+fn tokens(output: Option<Result<Output, JobError>>) -> Vec<TokenId> {
+    match output.unwrap().unwrap().content {
+        Content::Tokens { tokens, .. } => tokens,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn what_the_engine_reports_becomes_its_capabilities() {
+    let stand = Stand::new().await;
+    let can = stand.backend.capabilities();
+    assert_eq!((can.engine.as_str(), can.max_model_len, can.class.block_size.get()), ("vLLM 0.32.0", 512, 16));
+    assert_eq!(can.media, MediaForm::Tensors(TensorFormat::Normalized(Dtype::BF16)));
+    assert_eq!((&can.hand_off, &can.locality, &*can.class.processor), (&HandOff::Inline, &Locality::Here, "p"));
+    assert!(matches!(can.kv, KvSource::Unknown { .. }));
+}
+
+#[tokio::test]
+async fn an_engine_over_tcp_publishes_where_it_connects_from() {
+    let events = KvEventsConfig {
+        enable_kv_cache_events: true,
+        publisher: "zmq".to_owned(),
+        endpoint: "tcp://*:5557".to_owned(),
+        ..KvEventsConfig::default()
+    };
+    let stand = Stand::with(EngineReady { kv_events_config: Some(events), ..report() }, None, true).await;
+    let can = stand.backend.capabilities();
+    // The mock's connection comes from loopback: it is on this machine.
+    assert_eq!(can.locality, Locality::Here);
+    let KvSource::Events(stream) = &can.kv else { panic!("{:?}", can.kv) };
+    assert_eq!(stream.endpoint, "tcp://127.0.0.1:5557");
+}
+
+#[tokio::test]
+async fn continuations_are_requests_that_bear_the_jobs_identity() {
+    let mut stand = Stand::new().await;
+    let mut running = stand.start(job(3, no_media())).await.unwrap();
+    let mut requests = Vec::new();
+    for choice in 0..3 {
+        let request = stand.engine.receive_add().await;
+        assert!(request.request_id.starts_with("req-1-") && request.request_id.ends_with(&format!("-{choice}")));
+        assert_eq!(request.sampling_params.seed, Some(7 + choice));
+        assert_eq!(request.trace_headers[0].0, "traceparent");
+        requests.push(request);
+    }
+    for (choice, token) in [(2, 5), (0, 6)] {
+        stand.engine.answer(&requests[choice].request_id, token, Some(FinishReason::Length)).await;
+        let output = soon(running.next()).await.unwrap().unwrap();
+        assert_eq!((output.choice, output.finish), (choice, Some(Finish::Length)));
+    }
+    running.stop(1);
+    assert!(soon(running.next()).await.is_none());
+    assert!(
+        matches!(stand.engine.receive().await, ClientMessage::Abort(ids) if ids == [requests[1].request_id.clone()])
+    );
+}
+
+#[tokio::test]
+async fn items_that_the_engine_holds_are_not_asked_for() {
+    let mut stand = Stand::new().await;
+    let (media, counts) = items(&[1, 2, 1]);
+    let first = stand.start(job(1, media.clone())).await.unwrap();
+    assert_eq!(sent(&stand.engine.receive_add().await), [Some(1), Some(2), None]);
+    let second = stand.start(job(1, media)).await.unwrap();
+    assert_eq!(sent(&stand.engine.receive_add().await), [None; 3]);
+    assert_eq!(asked(&counts), [1, 1, 0]);
+    let ways = |cached, inline| Delivered { cached, inline, shared_memory: 0 };
+    assert_eq!((first.delivered(), second.delivered()), (ways(1, 2), ways(3, 0)));
+    assert_eq!(*stand.observed.delivered.lock().unwrap(), ways(4, 2));
+}
+
+#[tokio::test]
+async fn what_the_engine_turns_out_to_lack_is_sent_again_with_its_data() {
+    let mut stand = Stand::new().await;
+    let (media, counts) = items(&[1, 2]);
+    let _first = stand.start(job(1, media.clone())).await.unwrap();
+    stand.engine.receive_add().await;
+    let mut running = stand.start(job(1, media)).await.unwrap();
+    let request = stand.engine.receive_add().await;
+    assert_eq!(sent(&request), [None, None]);
+    stand.fail(&request, &[&"02".repeat(32)]).await;
+    let again = {
+        // Nobody is told of the failure: whoever reads sees only the answer to the second request.
+        let Stand { engine, .. } = &mut stand;
+        let answering = async {
+            let again = engine.receive_add().await;
+            engine.answer(&again.request_id, 9, Some(FinishReason::Stop)).await;
+            again
+        };
+        let (output, again) = soon(async { tokio::join!(running.next(), answering) }).await;
+        assert_eq!(tokens(output), [TokenId(9)]);
+        again
+    };
+    assert_eq!(sent(&again), [None, Some(2)]);
+    assert_ne!(again.request_id, request.request_id);
+    assert_eq!(asked(&counts), [1, 2]);
+    assert_eq!(stand.observed.missed.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn an_engine_that_keeps_losing_items_is_told_of_in_the_end() {
+    let mut stand = Stand::new().await;
+    let (media, _) = items(&[1]);
+    let _first = stand.start(job(1, media.clone())).await.unwrap();
+    stand.engine.receive_add().await;
+    let mut running = stand.start(job(1, media.clone())).await.unwrap();
+    let name = media[0].name();
+    let losing = async {
+        for _ in 0..3 {
+            let request = stand.engine.receive_add().await;
+            // The mirror believes that it arrived, and a second job makes the next try go without data.
+            let output = EngineCoreOutput {
+                request_id: request.request_id.clone(),
+                finish_reason: Some(FinishReason::Error),
+                mm_cache_miss_hashes: vec![name.clone()],
+                ..EngineCoreOutput::default()
+            };
+            stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+            if sent(&request) == [Some(1)] {
+                break;
+            }
+        }
+    };
+    let (output, ()) = soon(async { tokio::join!(running.next(), losing) }).await;
+    // The second try had its data, all of it: the engine's own failure then.
+    assert!(matches!(output, Some(Err(JobError::Failed))), "{output:?}");
+}
+
+#[tokio::test]
+async fn a_failure_after_the_first_output_is_final() {
+    let mut stand = Stand::new().await;
+    let (media, _) = items(&[1]);
+    let _first = stand.start(job(1, media.clone())).await.unwrap();
+    stand.engine.receive_add().await;
+    let mut running = stand.start(job(1, media)).await.unwrap();
+    let request = stand.engine.receive_add().await;
+    stand.engine.answer(&request.request_id, 5, None).await;
+    assert_eq!(tokens(soon(running.next()).await), [TokenId(5)]);
+    stand.fail(&request, &[]).await;
+    assert!(matches!(soon(running.next()).await, Some(Err(JobError::Failed))));
+}
+
+#[tokio::test]
+async fn the_first_output_tells_what_was_cached() {
+    let mut stand = Stand::new().await;
+    let mut running = stand.start(job(1, no_media())).await.unwrap();
+    let request = stand.engine.receive_add().await;
+    let output = EngineCoreOutput {
+        request_id: request.request_id,
+        new_token_ids: vec![TokenId(5)],
+        prefill_stats: Some(PrefillStats { num_cached_tokens: 8, ..PrefillStats::default() }),
+        ..EngineCoreOutput::default()
+    };
+    stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+    let prefill = soon(running.next()).await.unwrap().unwrap().prefill.unwrap();
+    assert_eq!((prefill.cached_tokens, prefill.queued), (8, None));
+}
+
+#[tokio::test]
+async fn load_is_told_as_the_engine_tells_it() {
+    let mut stand = Stand::new().await;
+    let (told, mut loads) = tokio::sync::mpsc::unbounded_channel();
+    stand.backend.follow_load(Box::new(move |load| drop(told.send(load))));
+    let stats =
+        SchedulerStats { num_running_reqs: 3, num_waiting_reqs: 2, kv_cache_usage: 0.5, ..SchedulerStats::default() };
+    let outputs = EngineCoreOutputs { scheduler_stats: Some(stats), ..EngineCoreOutputs::default() };
+    stand.engine.send(outputs).await;
+    let load = Load { running: 3, waiting: 2, kv_usage: 0.5, ..Load::default() };
+    assert_eq!(soon(loads.recv()).await, Some(load));
+}
+
+#[tokio::test]
+async fn a_job_that_would_break_the_engine_is_refused_and_messages_are_too() {
+    let stand = Stand::new().await;
+    let mut too_long = job(1, no_media());
+    too_long.input = Input::Tokens(Arc::new(vec![TokenId(1); 512]));
+    let refused = stand.start(too_long).await.err();
+    assert!(matches!(refused, Some(JobError::Refused { field, .. }) if field == "prompt_token_ids"));
+    let mut messages = job(1, no_media());
+    messages.input = Input::Messages(Bytes::from_static(b"{}"));
+    assert!(matches!(stand.start(messages).await.err(), Some(JobError::Refused { field, .. }) if field == "input"));
+}
+
+#[tokio::test]
+async fn a_declared_death_ends_running_jobs_in_its_words() {
+    let mut stand = Stand::new().await;
+    let mut running = stand.start(job(1, no_media())).await.unwrap();
+    stand.engine.receive_add().await;
+    stand.backend.declare_dead(Death::new("somebody pulled the plug"));
+    let ended = soon(running.next()).await;
+    assert!(matches!(&ended, Some(Err(JobError::Dead(death))) if death.to_string() == "somebody pulled the plug"));
+    assert_eq!(soon(stand.backend.ended()).await, Death::new("somebody pulled the plug"));
+    assert!(matches!(stand.start(job(1, no_media())).await.err(), Some(JobError::Dead(_))));
+}

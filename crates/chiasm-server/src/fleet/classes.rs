@@ -1,0 +1,93 @@
+//! The plan classes that are present in the fleet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chiasm_backend::{Capabilities, PlanClass, PlanClassId};
+use chiasm_types::WorkerId;
+
+/// A plan class that at least one worker is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PresentClass {
+    /// The class's number in this fleet.
+    pub id: PlanClassId,
+    /// What decides how a prompt is planned.
+    pub class: PlanClass,
+    /// The largest context of any of its workers, in tokens of prompt and answer together.
+    pub max_model_len: usize,
+    /// The most tokens that one step of any of its workers computes.
+    pub max_batched_tokens: usize,
+}
+
+/// The classes of one moment. Requests are planned for each of them.
+pub type PresentClasses = Arc<[PresentClass]>;
+
+impl PresentClass {
+    /// The fingerprint of an item's processing, with everything of the class that changes it.
+    pub(crate) fn identify(&self, fingerprint: &[u8]) -> Vec<u8> {
+        let processor = self.class.processor.as_bytes();
+        let mut identity = Vec::with_capacity(8 + processor.len() + fingerprint.len());
+        identity.extend_from_slice(&(processor.len() as u64).to_le_bytes());
+        identity.extend_from_slice(processor);
+        identity.extend_from_slice(fingerprint);
+        identity
+    }
+}
+
+/// Which worker is of which class.
+#[derive(Default)]
+pub(super) struct Classes {
+    workers: BTreeMap<WorkerId, Member>,
+    present: PresentClasses,
+    next: u32,
+}
+
+struct Member {
+    class: PlanClassId,
+    max_model_len: usize,
+    max_batched_tokens: usize,
+}
+
+impl Classes {
+    /// The classes of now.
+    pub(super) fn present(&self) -> PresentClasses {
+        self.present.clone()
+    }
+
+    /// Takes note of a worker; its class.
+    pub(super) fn join(&mut self, id: WorkerId, can: &Capabilities) -> PlanClassId {
+        let known = self.present.iter().find(|known| known.class == can.class).map(|known| known.id);
+        let class = known.unwrap_or_else(|| {
+            self.next += 1;
+            PlanClassId(self.next - 1)
+        });
+        let Capabilities { max_model_len, max_batched_tokens, .. } = *can;
+        self.workers.insert(id, Member { class, max_model_len, max_batched_tokens });
+        self.update(Some((class, &can.class)));
+        class
+    }
+
+    /// Forgets a worker, and its class with the last worker of it.
+    pub(super) fn leave(&mut self, id: WorkerId) {
+        self.workers.remove(&id);
+        self.update(None);
+    }
+
+    fn update(&mut self, new: Option<(PlanClassId, &PlanClass)>) {
+        let old = self.present.clone();
+        let known = old.iter().map(|known| (known.id, &known.class));
+        let mut classes: Vec<(PlanClassId, &PlanClass)> = known.chain(new).collect();
+        classes.sort_by_key(|(id, _)| *id);
+        classes.dedup_by_key(|(id, _)| *id);
+        let present = classes.into_iter().filter_map(|(id, class)| {
+            let members = || self.workers.values().filter(|member| member.class == id);
+            Some(PresentClass {
+                id,
+                class: class.clone(),
+                max_model_len: members().map(|member| member.max_model_len).max()?,
+                max_batched_tokens: members().map(|member| member.max_batched_tokens).max()?,
+            })
+        });
+        self.present = present.collect();
+    }
+}

@@ -1,0 +1,127 @@
+use std::time::Duration;
+
+use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
+use chiasm_backend::{Capabilities, ConnectError, Death, Load};
+use chiasm_router::Knowledge;
+use chiasm_types::BlockSize;
+use tokio::time::Instant;
+
+use super::*;
+
+const ONLY: WorkerId = WorkerId(0);
+
+/// A fleet of one worker with these backends, one after the other.
+fn fleet(backends: impl IntoIterator<Item = Result<FakeBackend, ConnectError>>) -> Arc<Fleet> {
+    let connector = Box::new(FakeConnector::new(backends)) as Box<dyn Connector>;
+    Fleet::start(vec![connector], RouterConfig::default()).unwrap()
+}
+
+fn refused() -> Result<FakeBackend, ConnectError> {
+    Err(ConnectError::new("no such program"))
+}
+
+async fn gone(fleet: &Fleet) {
+    fleet.ready.subscribe().wait_for(|&ready| ready == 0).await.unwrap();
+}
+
+#[test]
+fn a_fleet_of_nobody_is_refused() {
+    assert!(Fleet::start(Vec::new(), RouterConfig::default()).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_can_not_be_had_is_tried_again_after_longer_and_longer_pauses() {
+    let started = Instant::now();
+    let fleet = fleet([refused(), refused(), refused(), Ok(FakeBackend::new())]);
+    assert!(fleet.wait_ready(1).await);
+    assert_eq!(started.elapsed().as_millis() / 100 * 100, 500 + 1000 + 2000);
+    assert_eq!(fleet.metrics.engine_deaths.get(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_backend_leaves_at_once_and_the_next_one_follows() {
+    let (first, second) = (FakeBackend::new(), FakeBackend::new());
+    let fleet = fleet([Ok(first.clone()), Ok(second.clone())]);
+    assert!(fleet.wait_ready(1).await);
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    first.die(Death::new("out of memory"));
+    gone(&fleet).await;
+    assert!(fleet.worker(ONLY).is_none() && fleet.router().workers().is_empty() && fleet.classes().is_empty());
+    let left = Instant::now();
+    assert!(fleet.wait_ready(1).await);
+    assert_eq!(left.elapsed().as_millis() / 100 * 100, 500, "an hour of health makes the pause the first one");
+    assert!(fleet.worker(ONLY).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_whatever_is_being_waited_for() {
+    for backends in [vec![], vec![refused()], vec![Ok(FakeBackend::new())]] {
+        let fleet = fleet(backends);
+        tokio::task::yield_now().await;
+        fleet.shutdown().await;
+        assert_eq!(fleet.ready_workers(), 0);
+        assert!(!fleet.wait_ready(1).await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_backend_says_of_its_load_reaches_the_router() {
+    let backend = FakeBackend::new();
+    let fleet = fleet([Ok(backend.clone())]);
+    assert!(fleet.wait_ready(1).await);
+    backend.say(Load { running: 3, waiting: 2, kv_usage: 0.5, ..Load::default() });
+    let engine = fleet.router().workers()[0].engine.unwrap();
+    assert_eq!((engine.running, engine.waiting, engine.kv_usage), (3, 2, 0.5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_without_kv_events_is_known_approximately() {
+    let fleet = fleet([Ok(FakeBackend::new())]);
+    assert!(fleet.wait_ready(1).await);
+    assert_eq!(fleet.router().workers()[0].knowledge, Knowledge::Approximate);
+}
+
+fn class(processor: &str, block_size: u32) -> Capabilities {
+    let mut can = fake_capabilities();
+    (can.class.processor, can.class.block_size) = (processor.into(), BlockSize::new(block_size).unwrap());
+    can
+}
+
+#[test]
+fn classes_come_and_go_with_their_workers() {
+    let mut classes = classes::Classes::default();
+    let same = [classes.join(WorkerId(0), &class("a", 16)), classes.join(WorkerId(1), &class("a", 16))];
+    assert_eq!(same[0], same[1]);
+    let other = classes.join(WorkerId(2), &class("b", 16));
+    let blocks = classes.join(WorkerId(3), &class("a", 32));
+    let ids = |classes: &classes::Classes| classes.present().iter().map(|class| class.id).collect::<Vec<_>>();
+    assert_eq!(ids(&classes), [same[0], other, blocks]);
+    classes.leave(WorkerId(0));
+    classes.leave(WorkerId(2));
+    assert_eq!(ids(&classes), [same[1], blocks]);
+    // A number never means another class.
+    assert!(classes.join(WorkerId(2), &class("b", 16)) > blocks);
+}
+
+#[test]
+fn a_classes_limits_are_those_of_its_most_capable_worker() {
+    let mut classes = classes::Classes::default();
+    for (id, max_model_len) in [(0, 100), (1, 300), (2, 200)] {
+        classes.join(WorkerId(id), &Capabilities { max_model_len, ..class("a", 16) });
+    }
+    assert_eq!(classes.present()[0].max_model_len, 300);
+    classes.leave(WorkerId(1));
+    assert_eq!(classes.present()[0].max_model_len, 200);
+}
+
+#[test]
+fn the_class_is_part_of_an_items_identity() {
+    let identity = |processor: &str, fingerprint: &[u8]| {
+        let mut classes = classes::Classes::default();
+        classes.join(ONLY, &class(processor, 16));
+        classes.present()[0].identify(fingerprint)
+    };
+    assert_ne!(identity("a", b"bc"), identity("ab", b"c"));
+    assert_ne!(identity("a", b"x"), identity("b", b"x"));
+    assert_eq!(identity("a", b"x"), identity("a", b"x"));
+}

@@ -1,0 +1,55 @@
+//! What every body and chunk of an answer has in common.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use chiasm_backend::RequestId;
+use chiasm_types::TokenId;
+use serde::{Serialize, Serializer};
+
+use super::usage::Usage;
+
+/// Id, time and model of one answer.
+#[derive(Clone, Debug)]
+pub(crate) struct AnswerHead {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+/// A whole answer or one chunk of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Body<'a, C> {
+    pub(super) id: &'a str,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: &'a str,
+    pub(super) choices: C,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Ids<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<Usage>,
+}
+
+impl AnswerHead {
+    /// The head of a new answer: its id is `prefix-` and the request's.
+    pub(crate) fn new(prefix: &str, request: &RequestId, model: &str) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { id: format!("{prefix}-{request}"), created, model: model.to_owned() }
+    }
+
+    /// A body with these choices, without usage.
+    pub(crate) fn body<C>(&self, object: &'static str, choices: C) -> Body<'_, C> {
+        let Self { id, created, model } = self;
+        Body { id, object, created: *created, model, choices, prompt_token_ids: None, usage: None }
+    }
+}
+
+/// Token ids as a list of numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ids<'a>(pub(crate) &'a [TokenId]);
+
+impl Serialize for Ids<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.iter().map(|token| token.0))
+    }
+}

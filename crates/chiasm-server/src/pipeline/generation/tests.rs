@@ -1,0 +1,239 @@
+use std::time::Duration;
+
+use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
+use chiasm_backend::{Content, Finish, Load, ToolCallDelta};
+use chiasm_types::BlockSize;
+use futures_util::StreamExt;
+
+use super::*;
+use crate::pipeline::{Prompt, Sampling};
+use crate::stand::{Stand, broken_picture, picture};
+
+fn died() -> JobError {
+    JobError::Dead(Death::new("it was unplugged"))
+}
+
+fn retries(stand: &Stand) -> u64 {
+    stand.frontend.metrics.retries.get()
+}
+
+async fn deltas(generation: Generation) -> Vec<Result<ChoiceDelta, RequestError>> {
+    generation.into_deltas().collect().await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_moves_on_when_its_worker_dies_before_a_token() {
+    for at_once in [true, false] {
+        let stand = Stand::of(2).await;
+        let dying = if at_once { Script::refuse(died()) } else { Script::default().fail(died()) };
+        stand.backends[0].next_job(dying);
+        stand.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
+        let generation = Generation::start(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+        assert_eq!(generation.attempted().worker, WorkerId(1));
+        let deltas = deltas(generation).await;
+        assert_eq!(deltas.last().unwrap().as_ref().unwrap().finish, Some(Finish::Length));
+        assert_eq!(retries(&stand), 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_has_told_a_token_ends_with_its_worker() {
+    let stand = Stand::of(2).await;
+    stand.backends[0].next_job(Script::tokens(&[40]).fail(died()));
+    let generation = Generation::start(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    let deltas = deltas(generation).await;
+    assert_eq!(deltas.len(), 2);
+    assert!(matches!(deltas[1].as_ref().unwrap_err().cause, Cause::EngineGone(_)));
+    assert_eq!((retries(&stand), stand.backends[1].jobs().len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_in_one_piece_moves_on_whatever_its_worker_has_told() {
+    let stand = Stand::of(2).await;
+    stand.backends[0].next_job(Script::tokens(&[40, 41, 42]).fail(died()));
+    stand.backends[1].next_job(Script::tokens(&[50]).then(0, &[51]).finish(Finish::Eos));
+    let (choices, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert_eq!(
+        (choices[0].tokens.as_slice(), attempted.worker),
+        (&[50, 51].map(chiasm_types::TokenId)[..], WorkerId(1))
+    );
+    assert_eq!(retries(&stand), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_workers_are_tried_and_no_more() {
+    let stand = Stand::of(4).await;
+    stand.backends.iter().for_each(|backend| backend.next_job(Script::refuse(died())));
+    let error = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
+    assert_eq!(retries(&stand), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_nobody_else_is_left_the_client_is_told_to_come_again() {
+    let stand = Stand::of(1).await;
+    stand.backends[0].next_job(Script::refuse(died()));
+    let error = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::NoOtherWorker), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_the_requests_own_fault_visits_one_worker() {
+    let stand = Stand::of(2).await;
+    let message = "must be at least 1".to_owned();
+    let refusal = JobError::Refused { field: "sampling_params.max_tokens".to_owned(), message };
+    stand.backends[0].next_job(Script::refuse(refusal));
+    let error = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap_err();
+    assert_eq!(error.field.as_deref(), Some("sampling_params.max_tokens"));
+    assert_eq!((retries(&stand), stand.backends[1].jobs().len()), (0, 0));
+    stand.backends[1].next_job(Script::default().fail(JobError::Failed));
+    let error = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::Internal(_)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_string_ends_its_continuation_and_no_other() {
+    let stand = Stand::of(1).await;
+    let tokens = |text: &str| -> Vec<u32> {
+        stand.frontend.model.tokenizer.encode(text, false).unwrap().iter().map(|token| token.0).collect()
+    };
+    let (stop, more) = (tokens("over the lazy dog"), tokens("the quick brown fox"));
+    let script = Script::default().then(0, &stop).then(1, &more).then(0, &more).then(1, &more).finish(Finish::Length);
+    stand.backends[0].next_job(script);
+    let stop = vec!["lazy".to_owned()];
+    let sampling = Sampling { n: 2, temperature: Some(1.0), stop, ..Sampling::default() };
+    let (choices, _) = collect(&stand.frontend, &stand.text(sampling).await).await.unwrap();
+    assert_eq!(choices[0].finish, Finish::StopString("lazy".to_owned()));
+    assert_eq!(choices[0].text, "over the ");
+    assert_eq!((&choices[1].finish, choices[1].tokens.len()), (&Finish::Length, 2 * more.len()));
+    assert_eq!(stand.backends[0].jobs()[0].sampling.n, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn text_of_a_backend_that_makes_it_itself_is_passed_on() {
+    let stand = Stand::of(1).await;
+    let piece = |id: Option<&str>, arguments: &str| ToolCallDelta {
+        index: 0,
+        id: id.map(str::to_owned),
+        name: id.map(|_| "look".to_owned()),
+        arguments: arguments.to_owned(),
+    };
+    let text = |text: &str, call: ToolCallDelta, finish| Output {
+        choice: 0,
+        content: Content::Text { text: text.to_owned(), tool_calls: vec![call] },
+        finish,
+        prefill: None,
+    };
+    let outputs = [
+        text("I ", piece(Some("call_1"), "{\"at\":"), None),
+        text("look", piece(None, " 1}"), Some(Finish::ToolCalls)),
+    ];
+    stand.backends[0].next_job(Script { outputs: outputs.into(), ..Script::default() });
+    let (choices, _) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert_eq!((choices[0].text.as_str(), &choices[0].finish), ("I look", &Finish::ToolCalls));
+    assert_eq!(choices[0].tool_calls, [piece(Some("call_1"), "{\"at\": 1}")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_stops_reading_aborts_what_still_runs() {
+    let stand = Stand::of(1).await;
+    stand.backends[0].next_job(Script::tokens(&[40]));
+    let generation = Generation::start(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert_eq!(stand.backends[0].aborted(), 0);
+    drop(generation);
+    assert_eq!(stand.backends[0].aborted(), 1);
+    // A client that leaves while the first token is awaited.
+    let prepared = stand.text(Sampling::default()).await;
+    let waiting = tokio::time::timeout(Duration::from_secs(5), Generation::start(&stand.frontend, &prepared)).await;
+    assert!(waiting.is_err());
+    assert_eq!(stand.backends[0].aborted(), 2);
+    assert_eq!(stand.frontend.fleet.router().workers()[0].requests, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_to_the_first_token_is_the_backends() {
+    let stand = Stand::of(1).await;
+    let script = Script { pause: Duration::from_millis(1500), ..Script::tokens(&[40]).finish(Finish::Eos) };
+    stand.backends[0].next_job(script);
+    let (_, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert_eq!(attempted.first_token, Some(Duration::from_millis(1500)));
+}
+
+// Real time: images are decoded on threads of their own.
+#[tokio::test]
+async fn media_is_asked_for_by_the_backend_that_lacks_it_and_by_no_other() {
+    let stand = Stand::of(1).await;
+    let backend = &stand.backends[0];
+    for asked in [1, 1] {
+        backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
+        let prepared = stand.prepare(picture(), Sampling::default()).await.unwrap();
+        let (_, attempted) = collect(&stand.frontend, &prepared).await.unwrap();
+        assert_eq!(backend.pulled().len(), asked);
+        let delivered = attempted.delivered;
+        assert_eq!(delivered.cached + delivered.inline, 1);
+    }
+    assert_eq!(stand.frontend.metrics.media_decoded.get(), 1);
+}
+
+#[tokio::test]
+async fn an_image_that_can_not_be_decoded_is_the_clients_fault_at_its_field() {
+    let stand = Stand::of(2).await;
+    let prepared = stand.prepare(broken_picture(), Sampling::default()).await.unwrap();
+    let error = collect(&stand.frontend, &prepared).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::Media(_)), "{error}");
+    assert_eq!(error.field.as_deref(), Some("messages[0].content[0].image_url"));
+    assert_eq!((retries(&stand), stand.backends[1].pulled().len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_is_planned_once_for_each_class_of_workers() {
+    let mut other = fake_capabilities();
+    other.class.block_size = BlockSize::new(4).unwrap();
+    let stand = Stand::with(vec![FakeBackend::new(), FakeBackend::new(), FakeBackend::with(other)]).await;
+    let prepared =
+        stand.prepare(Prompt::Tokens((1..=40).map(chiasm_types::TokenId).collect()), Sampling::default()).await;
+    let prepared = prepared.unwrap();
+    let keys: Vec<usize> = prepared.plans.iter().map(|plan| plan.keys.len()).collect();
+    assert_eq!(keys, [2, 10]);
+    let mut classes = Vec::new();
+    for backend in &stand.backends {
+        backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
+    }
+    for _ in 0..3 {
+        let (_, attempted) = collect(&stand.frontend, &prepared).await.unwrap();
+        classes.push((attempted.worker, attempted.total_blocks));
+    }
+    assert_eq!(classes, [(WorkerId(0), 2), (WorkerId(1), 2), (WorkerId(2), 10)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_goes_only_where_it_fits() {
+    let small = chiasm_backend::Capabilities { max_model_len: 8, ..fake_capabilities() };
+    let stand = Stand::with(vec![FakeBackend::with(small), FakeBackend::new()]).await;
+    let tokens = |count: u32| Prompt::Tokens((1..=count).map(chiasm_types::TokenId).collect());
+    for count in [7, 8, 9, 40] {
+        let backend = &stand.backends[usize::from(count > 7)];
+        backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
+        let before = backend.jobs().len();
+        let prepared = stand.prepare(tokens(count), Sampling::default()).await.unwrap();
+        collect(&stand.frontend, &prepared).await.unwrap();
+        if count > 7 {
+            assert_eq!(backend.jobs().len(), before + 1, "{count}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draining_worker_gets_nothing_new() {
+    let stand = Stand::of(2).await;
+    stand.backends[0].say(Load { draining: true, ..Load::default() });
+    for _ in 0..3 {
+        stand.backends[1].next_job(Script::tokens(&[40]).finish(Finish::Eos));
+        let (_, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+        assert_eq!(attempted.worker, WorkerId(1));
+    }
+    stand.backends[0].say(Load::default());
+    stand.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
+    let (_, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert_eq!(attempted.worker, WorkerId(0));
+}

@@ -1,0 +1,260 @@
+//! Images: planned from their sizes, and decoded and processed once for all requests and engines that want the same tensors
+//! at the same time.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use chiasm_backend::{
+    EncodedItem, MediaSource, SourceError, Tensor, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+};
+use chiasm_media::{ByteBudget, EncodedMedia, MediaHeader};
+use chiasm_types::{MmHash, Modality};
+use chiasm_vision::{
+    Contents, ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, TensorSpec, VisionModel,
+};
+use futures_util::future::{BoxFuture, FutureExt};
+use serde_json::{Map, Value};
+use tracing::Instrument;
+
+use super::error::RequestError;
+use super::item::ItemPlan;
+use super::plans::Plans;
+use super::processed::{Form, ProcessedMedia};
+use crate::cpu::CpuPool;
+use crate::fleet::PresentClass;
+use crate::metrics::Metrics;
+use crate::model::ServedModel;
+
+/// The images of one served model.
+pub struct Images {
+    model: Arc<ServedModel>,
+    plans: Plans<ImagePlan>,
+    processed: ProcessedMedia,
+    cpu: CpuPool,
+    budget: ByteBudget,
+    metrics: Arc<Metrics>,
+}
+
+/// A request's settings for its images, once parsed, for workers of one class.
+pub(super) struct ImageSettings {
+    kwargs: ImageKwargs,
+    /// Everything but an image's bytes that changes its tensors.
+    fingerprint: Vec<u8>,
+}
+
+impl Images {
+    /// Keeps at most `processed_bytes` of pixels in this process for other engines, where they travel in messages.
+    pub(crate) fn new(
+        model: Arc<ServedModel>,
+        cpu: CpuPool,
+        budget: ByteBudget,
+        metrics: Arc<Metrics>,
+        processed_bytes: u64,
+    ) -> Self {
+        let processed = ProcessedMedia::new(processed_bytes);
+        Self { model, plans: Plans::default(), processed, cpu, budget, metrics }
+    }
+
+    /// Bytes of pixels that are kept in this process.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.processed.bytes()
+    }
+
+    fn vision(&self) -> Result<&VisionModel, RequestError> {
+        self.model.vision.as_ref().ok_or_else(|| RequestError::internal("the model takes no images"))
+    }
+
+    /// Reads `mm_processor_kwargs`, for workers of a class.
+    pub(super) fn settings(
+        &self,
+        kwargs: &Map<String, Value>,
+        class: &PresentClass,
+    ) -> Result<ImageSettings, RequestError> {
+        let vision = self.vision()?;
+        let at_kwargs = |error| RequestError::from(error).at("mm_processor_kwargs");
+        let kwargs = vision.parse_kwargs(kwargs).map_err(at_kwargs)?;
+        let fingerprint = class.identify(&vision.fingerprint(&kwargs));
+        Ok(ImageSettings { kwargs, fingerprint })
+    }
+
+    /// What an image becomes for workers of a class: arithmetic on its size.
+    pub(super) fn plan(
+        self: &Arc<Self>,
+        image: &EncodedMedia,
+        settings: &ImageSettings,
+        class: &PresentClass,
+        field: &str,
+    ) -> Result<ItemPlan, RequestError> {
+        let vision = self.vision()?;
+        let MediaHeader::Image(header) = image.header else {
+            return Err(RequestError::invalid(field, format!("the model takes no {}", image.modality())));
+        };
+        let size = ImageSize { width: header.width, height: header.height };
+        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &settings.fingerprint);
+        let plan =
+            self.plans.get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?)).map_err(|e| e.at(field))?;
+        check_fits_encoder_cache(vision, size, &plan, class).map_err(|error| error.at(field))?;
+        Ok(ItemPlan {
+            modality: Modality::Image,
+            hash,
+            runs: plan.placeholder.clone(),
+            embeds: plan.tokens,
+            elements: plan.pixel_bytes(PixelFormat::RawU8) as u64,
+            source: Arc::new(ImageSource {
+                images: self.clone(),
+                hash,
+                plan,
+                encoded: image.clone(),
+                field: field.to_owned(),
+            }),
+        })
+    }
+}
+
+/// An engine waits for ever with an image that its encoder cache can't hold. The cache holds what the model's own
+/// settings can ask for, and at least the tokens of one step (`compute_mm_encoder_budget` in vLLM); a request's
+/// settings may ask for more.
+fn check_fits_encoder_cache(
+    vision: &VisionModel,
+    size: ImageSize,
+    plan: &ImagePlan,
+    class: &PresentClass,
+) -> Result<(), RequestError> {
+    if plan.tokens <= class.max_batched_tokens {
+        return Ok(());
+    }
+    let usual = vision.plan(size, &ImageKwargs::default())?;
+    if plan.tokens <= usual.tokens {
+        return Ok(());
+    }
+    Err(RequestError::invalid(
+        "mm_processor_kwargs",
+        format!(
+            "the image would take {} tokens, more than engines can encode at once ({})",
+            plan.tokens, class.max_batched_tokens
+        ),
+    ))
+}
+
+/// One image of a request.
+struct ImageSource {
+    images: Arc<Images>,
+    hash: MmHash,
+    plan: Arc<ImagePlan>,
+    encoded: EncodedMedia,
+    field: String,
+}
+
+impl MediaSource for ImageSource {
+    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<Tensor>>, SourceError>> {
+        let span = tracing::debug_span!("process", hash = %self.hash);
+        let made = async { self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field))) };
+        made.instrument(span).boxed()
+    }
+
+    fn encoded(&self) -> EncodedItem {
+        EncodedItem { bytes: self.encoded.bytes.clone(), media_type: self.encoded.header.media_type() }
+    }
+}
+
+impl ImageSource {
+    async fn make(&self, order: TensorOrder) -> Result<Option<Vec<Tensor>>, RequestError> {
+        let Images { model, processed, cpu, budget, metrics, .. } = &*self.images;
+        let form = Form { hash: self.hash, format: order.format };
+        let _turn = processed.turn(form).await;
+        // The one before may have sent it to the same engine.
+        if !(order.still_wanted)() {
+            return Ok(None);
+        }
+        let found = processed.find(&form)?;
+        let job = PixelJob {
+            model: model.clone(),
+            budget: budget.clone(),
+            memory: order.memory,
+            format: pixel_format(form.format),
+            plan: self.plan.clone(),
+        };
+        let is_new = found.is_none();
+        let pixels = match found {
+            Some(pixels) if job.memory.takes(&pixels) => Ok(pixels),
+            Some(pixels) => cpu.run(move || job.copy(&pixels)).await?,
+            None => {
+                let (image, pool) = (self.encoded.clone(), cpu.clone());
+                cpu.run(move || job.make(&image, &pool)).await?
+            }
+        };
+        let pixels = pixels.inspect_err(|error| processed.failed(form, error))?;
+        processed.made(form, &pixels);
+        if is_new { &metrics.media_decoded } else { &metrics.media_reused }.inc();
+        Ok(Some(named(&self.plan, pixel_format(form.format), &pixels)))
+    }
+}
+
+fn pixel_format(format: TensorFormat) -> PixelFormat {
+    match format {
+        TensorFormat::Raw => PixelFormat::RawU8,
+        TensorFormat::Normalized(dtype) => PixelFormat::Normalized(dtype),
+    }
+}
+
+/// What is needed to process one image, on any thread.
+struct PixelJob {
+    model: Arc<ServedModel>,
+    budget: ByteBudget,
+    memory: Arc<dyn TensorMemory>,
+    format: PixelFormat,
+    plan: Arc<ImagePlan>,
+}
+
+impl PixelJob {
+    /// Decodes and processes.
+    fn make(&self, image: &EncodedMedia, pool: &CpuPool) -> Result<TensorBytes, RequestError> {
+        let vision = self.model.vision.as_ref().ok_or_else(|| RequestError::internal("the model takes no images"))?;
+        chiasm_media::with_pixels(image, |decoded| {
+            let original = self.plan.original;
+            let parallelism = pool.shared(original.area()).map_or(Parallelism::Single, Parallelism::Pool);
+            let view = RgbView::new(original, decoded.pixels)?;
+            self.fill(self.plan.pixel_bytes(self.format), |out| {
+                Ok(vision.process_with(view, &self.plan, self.format, parallelism, out)?)
+            })
+        })?
+    }
+
+    /// Brings pixels from another engine's memory, or from this process, to where they are needed.
+    fn copy(&self, pixels: &TensorBytes) -> Result<TensorBytes, RequestError> {
+        let bytes = pixels.as_ref();
+        self.fill(bytes.len(), |out| {
+            out.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// Memory of the right kind, filled.
+    fn fill(
+        &self,
+        bytes: usize,
+        write: impl FnOnce(&mut [u8]) -> Result<(), RequestError>,
+    ) -> Result<TensorBytes, RequestError> {
+        if let Some(mut slot) = self.memory.reserve(bytes) {
+            write(&mut slot)?;
+            return Ok(TensorBytes::Slot(slot.publish()));
+        }
+        let mut buffer = self.budget.buffer();
+        write(buffer.extend_zeroed(bytes)?)?;
+        Ok(TensorBytes::Here(buffer.freeze()))
+    }
+}
+
+/// The item's tensors, in the order of the model's own processor.
+fn named(plan: &ImagePlan, format: PixelFormat, pixels: &TensorBytes) -> Vec<Tensor> {
+    let tensor = |spec| {
+        let TensorSpec { name, dtype, shape, contents, field } = spec;
+        let bytes = match contents {
+            Contents::Small(bytes) => TensorBytes::Here(Bytes::from(bytes)),
+            Contents::Pixels => pixels.clone(),
+        };
+        Tensor { name: Cow::Borrowed(name), dtype, shape, field, bytes }
+    };
+    plan.tensors(format).into_iter().map(tensor).collect()
+}

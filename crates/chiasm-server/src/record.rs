@@ -1,0 +1,99 @@
+//! One line in the log per finished request: what it was, where it went, and what it took.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Span;
+
+use crate::openai::Usage;
+use crate::pipeline::Attempted;
+
+/// The status of a request whose client left before it had an answer, as other servers log it.
+const CLIENT_LEFT: u16 = 499;
+
+/// What becomes known of a request while it is answered. Clones are the same record; the line is written when the last of
+/// them is dropped, which for a streamed answer is the end of its stream.
+#[derive(Clone)]
+pub(crate) struct Record(Arc<Line>);
+
+struct Line {
+    endpoint: &'static str,
+    started: Instant,
+    span: Span,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    status: Option<u16>,
+    streamed: bool,
+    attempted: Option<Attempted>,
+    usage: Usage,
+    error: Option<String>,
+}
+
+impl Record {
+    /// A record of the request that this span is of.
+    pub(crate) fn new(endpoint: &'static str, span: Span) -> Self {
+        Self(Arc::new(Line { endpoint, started: Instant::now(), span, known: Mutex::default() }))
+    }
+
+    /// The client was given this status, and this message if it is an error.
+    pub(crate) fn answered(&self, status: u16, error: Option<String>) {
+        let mut known = self.known();
+        (known.status, known.error) = (Some(status), error);
+    }
+
+    /// A streamed answer broke off, after its status had been sent.
+    pub(crate) fn broke(&self, error: String) {
+        self.known().error = Some(error);
+    }
+
+    /// Where the request went. Of several prompts the first tells.
+    pub(crate) fn attempted(&self, attempted: Attempted) {
+        self.known().attempted.get_or_insert(attempted);
+    }
+
+    /// The answer is a stream.
+    pub(crate) fn streamed(&self) {
+        self.known().streamed = true;
+    }
+
+    /// Tokens so far.
+    pub(crate) fn used(&self, usage: Usage) {
+        self.known().usage = usage;
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let known = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
+        let Known { status, streamed, attempted, usage, error } = known;
+        let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
+        tracing::info!(
+            parent: &self.span,
+            endpoint = self.endpoint,
+            status = status.unwrap_or(CLIENT_LEFT),
+            streamed,
+            worker = attempted.map(|it| display(it.worker)),
+            overlap_blocks = attempted.map(|it| it.overlap_blocks),
+            total_blocks = attempted.map(|it| it.total_blocks),
+            prompt_tokens = usage.prompt_tokens,
+            cached_tokens = usage.cached_tokens,
+            completion_tokens = usage.completion_tokens,
+            media_cached = attempted.map(|it| it.delivered.cached).filter(|&items| items > 0),
+            media_shm = attempted.map(|it| it.delivered.shared_memory).filter(|&items| items > 0),
+            media_inline = attempted.map(|it| it.delivered.inline).filter(|&items| items > 0),
+            queue_ms = attempted.and_then(|it| it.prefill.queued).map(milliseconds),
+            ttft_ms = attempted.and_then(|it| it.first_token).map(milliseconds),
+            total_ms = milliseconds(self.started.elapsed()),
+            error,
+            "request finished"
+        );
+    }
+}

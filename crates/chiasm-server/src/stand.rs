@@ -1,0 +1,90 @@
+//! A frontend before fake backends, for unit tests.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm_backend::fake::{FakeBackend, FakeConnector};
+use chiasm_backend::{Connector, RequestId};
+use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+use chiasm_router::{Policy, RouterConfig};
+use chiasm_types::Modality;
+
+use crate::fleet::Fleet;
+use crate::model::ServedModel;
+use crate::pipeline::{Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare};
+use crate::{Frontend, Limits};
+
+/// The demo's model: Qwen2-VL's template and processor, and a small tokenizer.
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
+/// A picture that the door takes.
+const PICTURE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
+
+pub(crate) struct Stand {
+    pub(crate) frontend: Arc<Frontend>,
+    pub(crate) backends: Vec<FakeBackend>,
+}
+
+impl Stand {
+    /// Workers in the order of these backends; requests go to the first that is not excluded.
+    pub(crate) async fn with(backends: Vec<FakeBackend>) -> Self {
+        let connector =
+            |backend: &FakeBackend| Box::new(FakeConnector::new([Ok(backend.clone())])) as Box<dyn Connector>;
+        let config = RouterConfig { policy: Policy::RoundRobin, ..RouterConfig::default() };
+        let fleet = Fleet::start(backends.iter().map(connector).collect(), config).unwrap();
+        assert!(fleet.wait_ready(backends.len()).await);
+        let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
+        let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
+        Self { frontend: Arc::new(Frontend::new(model, door, fleet, Limits::default())), backends }
+    }
+
+    pub(crate) async fn of(count: usize) -> Self {
+        Self::with((0..count).map(|_| FakeBackend::new()).collect()).await
+    }
+
+    pub(crate) async fn prepare(&self, prompt: Prompt, sampling: Sampling) -> Result<Prepared, RequestError> {
+        let request = GenerateRequest { prompt, sampling, cache_salt: None, priority: 0 };
+        prepare(&self.frontend, request, &caller(), self.frontend.fleet.classes()).await
+    }
+
+    /// A prompt of some tokens.
+    pub(crate) async fn text(&self, sampling: Sampling) -> Prepared {
+        self.prepare(Prompt::Text("the quick brown fox jumps over the lazy dog".to_owned()), sampling).await.unwrap()
+    }
+}
+
+fn caller() -> Caller {
+    Caller { id: RequestId::new("test").unwrap(), trace: None, session: None, credentials: None }
+}
+
+/// A conversation with one picture.
+pub(crate) fn picture() -> Prompt {
+    let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(PICTURE));
+    about(url)
+}
+
+/// A conversation with one picture that has a valid header and no more.
+pub(crate) fn broken_picture() -> Prompt {
+    let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(&PICTURE[..700]));
+    about(url)
+}
+
+fn about(url: String) -> Prompt {
+    let content = ChatContent::Parts(vec![ChatPart::Image, ChatPart::Text("what is this?".to_owned())]);
+    let message = ChatMessage {
+        role: "user".to_owned(),
+        content: Some(content),
+        name: None,
+        tool_call_id: None,
+        tool_calls: None,
+    };
+    let media = MediaRef {
+        modality: Modality::Image,
+        url: Some(url),
+        uuid: None,
+        field: "messages[0].content[0].image_url".to_owned(),
+    };
+    Prompt::Chat(Chat { messages: vec![message], media: vec![media], add_generation_prompt: true, ..Chat::default() })
+}
