@@ -4,7 +4,8 @@
 //!
 //! | file | is |
 //! |---|---|
-//! | `row` | the form of every result |
+//! | `row` | the form of every result, and that none is missing |
+//! | `committed` | tests of what lies in `docs/benchmarks` |
 //! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its note |
 //! | `handoff`, `handoff_note` | the bench of the way into the engine: its targets, its note |
 //! | `index`, `index_note` | the bench of the prefix index: its targets, its note |
@@ -16,6 +17,8 @@
 //! | `turbojpeg` | a library that two of the peers decode with |
 
 mod built;
+#[cfg(test)]
+mod committed;
 mod door;
 mod door_note;
 mod door_peers;
@@ -36,7 +39,7 @@ use std::process::{Command, Stdio};
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::peers::Pixels;
-use crate::bench_peers::row::Row;
+use crate::bench_peers::row::{Mandatory, Row};
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
@@ -73,6 +76,25 @@ impl Bench {
             index::BENCH => Some(Self::Index),
             door::BENCH => Some(Self::Door),
             _ => None,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Pixels => pixels::BENCH,
+            Self::Handoff => handoff::BENCH,
+            Self::Index => index::BENCH,
+            Self::Door => door::BENCH,
+        }
+    }
+
+    /// What it must not end without.
+    const fn mandatory(self) -> &'static [Mandatory] {
+        match self {
+            Self::Pixels => &pixels::MANDATORY,
+            Self::Handoff => &handoff::MANDATORY,
+            Self::Index => &index::MANDATORY,
+            Self::Door => &door::MANDATORY,
         }
     }
 
@@ -115,7 +137,7 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     }
     let measurements = pixels::parse(&peers::lines(&mut measure, "pixels run")?)?;
     let rows = pixels::rows(&measurements, rounds);
-    let written = write(setup, pixels::BENCH, &rows, &pixels_note::write(&rows), json)?;
+    let written = write(setup, Bench::Pixels, &rows, &pixels_note::write(&rows), json)?;
     for refusal in pixels::refusals(&measurements) {
         setup.output.say(&format!("!!! not supported yet: {refusal}"))?;
     }
@@ -148,7 +170,7 @@ fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     setup.output.say("starting an engine's input side, which imports vLLM, then measuring")?;
     let load = Load::now();
     let rows = handoff::rows(&handoff::parse(&peers::lines(&mut measure, "the example handoff")?)?, load);
-    let written = write(setup, handoff::BENCH, &rows, &handoff_note::write(&rows), json)?;
+    let written = write(setup, Bench::Handoff, &rows, &handoff_note::write(&rows), json)?;
     for row in rows.iter().filter(|row| row.equal == Some(false)) {
         setup.output.say(&format!("!!! other bytes arrived: {}, {}, {}", row.case, row.metric, row.peer_name))?;
     }
@@ -161,7 +183,7 @@ fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let load = Load::now();
     let measurements = index::parse(&peers::lines(&mut measure, "index run")?)?;
     let rows = index::rows(&measurements, rounds, load);
-    let written = write(setup, index::BENCH, &rows, &index_note::write(&rows), json)?;
+    let written = write(setup, Bench::Index, &rows, &index_note::write(&rows), json)?;
     for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == index::DIFFERENT) {
         let different = row.peer.unwrap_or_default();
         setup.output.say(&format!("!!! other overlaps: {}, {}: {different} prompts", row.case, row.peer_name))?;
@@ -198,16 +220,21 @@ fn door(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let load = Load::now();
     let measurements = door::parse(&peers::lines(&mut measure, "door run")?)?;
     let rows = door::rows(&measurements, rounds, load);
-    let written = write(setup, door::BENCH, &rows, &door_note::write(&rows), json)?;
+    let written = write(setup, Bench::Door, &rows, &door_note::write(&rows), json)?;
     setup.output.say(&written)
 }
 
-/// Writes what came out; says where, and how many targets were reached.
-fn write(setup: &Setup, bench: &str, rows: &[Row], note: &str, json: bool) -> Result<String, Error> {
+/// Writes what came out, if no mandatory row is missing; says where, and how many targets were reached.
+fn write(setup: &Setup, bench: Bench, rows: &[Row], note: &str, json: bool) -> Result<String, Error> {
     if json {
         for line in row::lines(rows)? {
             println!("{line}");
         }
+    }
+    let missing = row::missing(rows, bench.mandatory());
+    let bench = bench.name();
+    if !missing.is_empty() {
+        return Err(Error::MissingRows { bench, rows: missing.join("; ") });
     }
     let results = setup.workspace.root.join(RESULTS);
     fs::create_dir_all(&results).map_err(Error::io("create", &results))?;

@@ -42,6 +42,9 @@ pub(crate) enum Error {
     #[error("{what} printed something unexpected: {printed:?}")]
     Unreadable { what: String, printed: String },
 
+    #[error("the bench `{bench}` did not measure: {rows}; nothing was written")]
+    MissingRows { bench: &'static str, rows: String },
+
     #[error("{what} is not the JSON that was expected: {source}")]
     Json { what: String, source: serde_json::Error },
 

@@ -185,7 +185,7 @@ pub fn fake_capabilities() -> Capabilities {
     Capabilities {
         engine: "fake".to_owned(),
         class: PlanClass {
-            processor: "fake".into(),
+            processor: b"fake"[..].into(),
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size: SIXTEEN,

@@ -7,15 +7,27 @@ use chiasm_types::BlockSize;
 /// of a request; a request is planned and keyed once per class that is present in the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanClass {
-    /// The processor that decides tokens and tensors of media items: its name, version and settings. Part of every item's
-    /// identity.
-    pub processor: Arc<str>,
+    /// The processor that decides tokens and tensors of media items, in bytes that stand for its name, version and settings.
+    /// Part of every item's identity.
+    pub processor: Arc<[u8]>,
     /// What stands for a media item in the prompt that the worker is given.
     pub placeholders: PlaceholderForm,
     /// How the blocks of a prompt are named.
     pub keys: KeyScheme,
     /// Tokens per block.
     pub block_size: BlockSize,
+}
+
+impl PlanClass {
+    /// Everything of a class and of one item's settings that changes the item's tensors: what its identity is made of
+    /// beside its content. `fingerprint` is the settings' own.
+    pub fn identify(processor: &[u8], fingerprint: &[u8]) -> Vec<u8> {
+        let mut identity = Vec::with_capacity(8 + processor.len() + fingerprint.len());
+        identity.extend_from_slice(&(processor.len() as u64).to_le_bytes());
+        identity.extend_from_slice(processor);
+        identity.extend_from_slice(fingerprint);
+        identity
+    }
 }
 
 /// What stands for a media item in the prompt that a worker is given.
@@ -42,5 +54,17 @@ pub struct PlanClassId(pub u32);
 impl fmt::Display for PlanClassId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "class_{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_class_is_part_of_an_items_identity() {
+        assert_ne!(PlanClass::identify(b"a", b"bc"), PlanClass::identify(b"ab", b"c"));
+        assert_ne!(PlanClass::identify(b"a", b"x"), PlanClass::identify(b"b", b"x"));
+        assert_ne!(PlanClass::identify(b"", b"x"), PlanClass::identify(b"x", b""));
     }
 }

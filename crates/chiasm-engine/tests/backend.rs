@@ -113,7 +113,7 @@ impl Stand {
             client: ClientOptions { receiver_cache_bytes, ..ClientOptions::default() },
             format: FormatPolicy::Float,
             arena: ArenaPolicy::Never,
-            processor: "p".into(),
+            processor: b"p"[..].into(),
         };
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);
@@ -244,7 +244,7 @@ async fn what_the_engine_reports_becomes_its_capabilities() {
     let can = stand.backend.capabilities();
     assert_eq!((can.engine.as_str(), can.max_model_len, can.class.block_size.get()), ("vLLM 0.32.0", 512, 16));
     assert_eq!(can.media, MediaForm::Tensors(TensorFormat::Normalized(Dtype::BF16)));
-    assert_eq!((&can.hand_off, &can.locality, &*can.class.processor), (&HandOff::Inline, &Locality::Here, "p"));
+    assert_eq!((&can.hand_off, &can.locality, &*can.class.processor), (&HandOff::Inline, &Locality::Here, &b"p"[..]));
     assert!(matches!(can.kv, KvSource::Unknown { .. }));
 }
 
@@ -393,7 +393,7 @@ async fn the_first_output_tells_what_was_cached() {
 async fn load_is_told_as_the_engine_tells_it() {
     let mut stand = Stand::new().await;
     let (told, mut loads) = tokio::sync::mpsc::unbounded_channel();
-    stand.backend.follow_load(Box::new(move |load| drop(told.send(load))));
+    stand.backend.follow_load(Box::new(move |load| told.send(load).unwrap()));
     let stats =
         SchedulerStats { num_running_reqs: 3, num_waiting_reqs: 2, kv_cache_usage: 0.5, ..SchedulerStats::default() };
     let outputs = EngineCoreOutputs { scheduler_stats: Some(stats), ..EngineCoreOutputs::default() };

@@ -12,7 +12,7 @@ use chiasm_types::{BlockSize, MmHash, TokenId};
 use kernels::{Kernel, Series};
 use universal::{Secret, Summed};
 
-pub use hasher::{BlockKeyHasher, BuildBlockKeyHasher};
+pub use hasher::BuildBlockKeyHasher;
 
 /// Identity of a block: its tokens, the media items that touch it and where they start, LoRA, cache salt, and the block
 /// before it.
@@ -186,7 +186,7 @@ impl Default for BlockHasher {
 }
 
 impl BlockHasher {
-    /// Of a block of nothing but text after another.
+    /// The key of a block that holds nothing but text and comes after another.
     #[inline]
     fn text_key(&self, parent: BlockKey, tokens: &[TokenId]) -> BlockKey {
         BlockKey(self.secret.extend(parent.0, HAS_PARENT | (tokens.len() as u64) << 32, tokens, &[]))

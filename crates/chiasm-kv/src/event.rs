@@ -15,7 +15,7 @@ use chiasm_types::TokenId;
 pub struct KvEventBatch {
     /// Unix time in seconds at which the engine's scheduler collected the events.
     pub timestamp: f64,
-    /// In the order in which they happened.
+    /// The changes in the order in which they happened.
     pub events: Vec<KvEvent>,
     /// The publishing rank.
     pub data_parallel_rank: Option<u32>,
@@ -69,7 +69,7 @@ pub struct BlockStored {
     pub group_idx: Option<u32>,
     /// `full_attention`, `sliding_window`, `mamba`, …
     pub kv_cache_spec_kind: Option<String>,
-    /// In tokens.
+    /// Tokens of the window, if the group has one.
     pub kv_cache_spec_sliding_window: Option<u32>,
     /// `LOCAL` or `REMOTE`, seen from the engine.
     pub locality: Option<String>,
@@ -103,13 +103,13 @@ pub enum ExtraKey {
 pub struct BlockRemoved {
     /// The blocks.
     pub block_hashes: Vec<ExternalHash>,
-    /// As in [`BlockStored`].
+    /// The tier's name, as in [`BlockStored`].
     pub medium: Option<String>,
-    /// As in [`BlockStored`].
+    /// The KV-cache group, as in [`BlockStored`].
     pub group_idx: Option<u32>,
-    /// As in [`BlockStored`].
+    /// `LOCAL` or `REMOTE`, as in [`BlockStored`].
     pub locality: Option<String>,
-    /// As in [`BlockStored`].
+    /// The offloading tier's identifier, as in [`BlockStored`].
     pub ownership: Option<String>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn media_identity(identifier: &str) -> MmHash {
 pub(crate) struct LastItem(Option<(String, MmHash)>);
 
 impl LastItem {
-    /// As [`media_identity`].
+    /// What [`media_identity`] says of the identifier; the last one is not looked at twice.
     pub(crate) fn identity(&mut self, identifier: &str) -> MmHash {
         let known = self.0.take().filter(|(known, _)| known == identifier);
         self.0.insert(known.unwrap_or_else(|| (identifier.to_owned(), media_identity(identifier)))).1

@@ -1,8 +1,9 @@
 //! Which blocks each worker holds.
 
-mod clock;
+mod background;
 mod forest;
 mod holders;
+mod leaving;
 mod lookup;
 mod marks;
 mod mixed;
@@ -11,23 +12,27 @@ mod shedding;
 mod source;
 mod table;
 mod tree;
+mod use_counter;
 mod worker;
 mod workers;
 
 use std::cell::RefCell;
-use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 
 use chiasm_types::{BlockSize, WorkerId};
 
 use crate::KvError;
 use crate::block_key::BlockKey;
 use crate::event::{KvEvent, KvEventBatch, with_decoded};
-use clock::Clock;
+pub use background::Chore;
+use background::{Background, do_at_once};
 use forest::Forest;
 use holders::Place;
 use lookup::{Ended, Found, Lookup};
 use mixed::{Mixed, Path};
-use part::Shared;
+use part::{Part, Prompts};
+use use_counter::UseCounter;
 use worker::{Scratch, Worker};
 use workers::Workers;
 
@@ -82,12 +87,25 @@ use workers::Workers;
 /// let keys = block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, block_size);
 /// assert_eq!(index.overlaps(&keys), [(WorkerId(0), 1)]);
 /// ```
+///
+/// # What takes long
+/// To give back the blocks of a worker that left or starts over, and to shed, takes time in proportion to the blocks. No lookup
+/// waits for it: what goes is in no result from the call on, and the rest is a [`Chore`]. Without
+/// [`PrefixIndex::in_background`], the call does it before it returns.
 pub struct PrefixIndex {
+    core: Arc<Core>,
+    background: Background,
+}
+
+/// What chores work on too.
+struct Core {
     workers: Workers,
-    shared: Shared,
+    prompts: Prompts,
     max_bytes: Option<usize>,
     /// Held by the one thread that sheds: where it goes on next time, as a number of workers.
     shedding: Mutex<usize>,
+    /// Chores that are giving back blocks, or will.
+    leaving: AtomicUsize,
 }
 
 /// What the index knows of one worker, and what it could not use.
@@ -118,7 +136,8 @@ pub struct IndexStats {
     pub blocks: usize,
     /// Pairs of a worker and a hash of its engine.
     pub entries: usize,
-    /// On the heap, without the allocator's own.
+    /// Bytes on the heap, without what the allocator keeps for itself. What chores have still to give back of the trees is
+    /// included.
     pub bytes: usize,
     /// Runs of blocks that prompts have in common, or one has for itself. Lookups go from run to run.
     pub runs: usize,
@@ -131,7 +150,7 @@ pub struct IndexStats {
 pub struct Overlaps {
     found: Vec<(WorkerId, usize)>,
     search: Found,
-    /// By place.
+    /// The overlap of the worker in each place.
     depths: Vec<[u32; 64]>,
     lower: Vec<(WorkerId, usize)>,
     has_lower: bool,
@@ -143,20 +162,20 @@ impl Overlaps {
         &self.found
     }
 
-    /// As [`Overlaps::found`], with the blocks after those that the worker holds on the CPU or in storage, without a
-    /// break: what it can load instead of computing.
+    /// The same workers, with the blocks after those of [`Overlaps::found`] that each holds on the CPU or in storage,
+    /// without a break: what it can load instead of computing.
     pub fn with_lower_tiers(&self) -> &[(WorkerId, usize)] {
         if self.has_lower { &self.lower } else { &self.found }
     }
 
-    /// Of one worker; 0 for those not found. Takes time logarithmic in their number.
+    /// One worker's overlap; 0 for those not found. Takes time logarithmic in the number of those found.
     pub fn of(&self, worker: WorkerId) -> usize {
         self.found.binary_search_by_key(&worker, |(id, _)| *id).map_or(0, |at| self.found[at].1)
     }
 }
 
 thread_local! {
-    /// Of the batch that this thread applies.
+    /// Buffers of the batch that this thread applies.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -180,37 +199,47 @@ impl PrefixIndex {
     }
 
     fn make(max_bytes: Option<usize>) -> Self {
-        let clock = Clock::new(max_bytes.is_some());
-        let shared = Shared { forest: Forest::new(), clock };
-        Self { workers: Workers::default(), shared, max_bytes, shedding: Mutex::default() }
+        let uses = UseCounter::new(max_bytes.is_some());
+        let core = Core {
+            workers: Workers::default(),
+            prompts: Prompts { forest: Forest::new(), uses },
+            max_bytes,
+            shedding: Mutex::default(),
+            leaving: AtomicUsize::new(0),
+        };
+        Self { core: Arc::new(core), background: Arc::new(do_at_once) }
+    }
+
+    /// Hands work that takes long to `run` instead of doing it: to run it on another thread, mostly. `run` is called without
+    /// any lock of the index.
+    pub fn in_background(self, run: impl Fn(Chore) + Send + Sync + 'static) -> Self {
+        Self { background: Arc::new(run), ..self }
     }
 
     /// Adds a worker that holds nothing. One that is known already starts over.
     pub fn add_worker(&self, worker: WorkerId, block_size: BlockSize) {
-        self.workers.add(worker, block_size, &self.shared);
+        let replaced = self.core.workers.add(worker, block_size);
+        self.leave(replaced, Vec::new());
     }
 
     /// Forgets a worker.
     pub fn remove_worker(&self, worker: WorkerId) {
-        self.workers.remove(worker, &self.shared);
+        let removed = self.core.workers.remove(worker);
+        self.leave(removed, Vec::new());
     }
 
     /// Takes in what happened to a worker's cache. Returns the keys that it holds now and did not before the event that
     /// stored them. Events of an unknown worker are ignored: they come from one that was just removed.
     pub fn apply(&self, worker: WorkerId, batch: &KvEventBatch) -> Vec<BlockKey> {
         let mut added = Vec::new();
-        self.shared.clock.tick();
-        SCRATCH.with_borrow_mut(|scratch| {
-            self.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, &mut added));
-            scratch.trim();
-        });
-        self.shed_if_needed();
+        let cleared = self.apply_batch(worker, batch, &mut added);
+        self.finish(cleared);
         added
     }
 
-    /// As [`PrefixIndex::apply`], from the payload that the engine publishes. `look` sees the batch before it is applied, and
-    /// must not apply another; the keys go to the end of `added`. Reading allocates nothing once the thread has read as
-    /// large ones.
+    /// Does what [`PrefixIndex::apply`] does, from the payload that the engine publishes. `look` sees the batch before it is
+    /// applied, and must not apply another; the keys go to the end of `added`. Reading allocates nothing once the thread has
+    /// read as large ones.
     ///
     /// # Errors
     /// [`KvError::Malformed`] when the payload can't be read. Nothing was applied then, and `look` was not called.
@@ -221,30 +250,52 @@ impl PrefixIndex {
         added: &mut Vec<BlockKey>,
         look: impl FnOnce(&KvEventBatch),
     ) -> Result<(), KvError> {
-        with_decoded(payload, |batch| {
+        let cleared = with_decoded(payload, |batch| {
             look(batch);
-            self.shared.clock.tick();
-            SCRATCH.with_borrow_mut(|scratch| {
-                self.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, added));
-                scratch.trim();
-            });
-            self.shed_if_needed();
+            self.apply_batch(worker, batch, added)
+        })?;
+        self.finish(cleared);
+        Ok(())
+    }
+
+    /// Returns what the worker held before it was cleared, if it was; [`PrefixIndex::finish`] has to follow.
+    fn apply_batch(&self, worker: WorkerId, batch: &KvEventBatch, added: &mut Vec<BlockKey>) -> Vec<Part> {
+        self.core.prompts.uses.tick();
+        SCRATCH.with_borrow_mut(|scratch| {
+            let cleared = self.core.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, added));
+            scratch.trim();
+            cleared.unwrap_or_default()
         })
     }
 
-    fn apply_to(&self, worker: &mut Worker, batch: &KvEventBatch, scratch: &mut Scratch, added: &mut Vec<BlockKey>) {
-        worker.warm(&batch.events, &self.shared, scratch);
+    fn finish(&self, cleared: Vec<Part>) {
+        self.leave(None, cleared);
+        self.shed_if_needed();
+    }
+
+    fn apply_to(
+        &self,
+        worker: &mut Worker,
+        batch: &KvEventBatch,
+        scratch: &mut Scratch,
+        added: &mut Vec<BlockKey>,
+    ) -> Vec<Part> {
+        let mut cleared = Vec::new();
+        worker.warm(&batch.events, &self.core.prompts, scratch);
         for event in &batch.events {
             worker.count_event(matches!(event, KvEvent::Unknown(_)));
             match event {
                 KvEvent::BlockStored(stored) => {
-                    worker.store(stored, &self.shared, &self.workers, scratch, added);
+                    worker.store(stored, &self.core.prompts, &self.core.workers, scratch, added);
                 }
-                KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.shared, scratch),
-                KvEvent::AllBlocksCleared => worker.clear(&self.shared),
+                KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.core.prompts, scratch),
+                KvEvent::AllBlocksCleared => {
+                    cleared.extend(worker.clear(&self.core.prompts, &self.core.workers));
+                }
                 KvEvent::Unknown(_) => {}
             }
         }
+        cleared
     }
 
     /// A worker that publishes no events is believed to hold a chain of blocks: the keys of a prompt from the first on.
@@ -253,24 +304,25 @@ impl PrefixIndex {
     ///
     /// For a worker that gets events too, a block counts as long as either says so.
     pub fn presume(&self, worker: WorkerId, keys: &[BlockKey]) {
-        self.shared.clock.tick();
-        self.workers.change(worker, |worker| worker.presume(keys, &self.shared));
+        self.core.prompts.uses.tick();
+        self.core.workers.change(worker, |worker| worker.presume(keys, &self.core.prompts));
         self.shed_if_needed();
     }
 
     /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
     /// runs of blocks are cut up, and nothing else. Those that are not presumed (any more) count as unknown removals.
     pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
-        self.workers.change(worker, |worker| worker.forget_presumed(keys, &self.shared));
+        self.core.workers.change(worker, |worker| worker.forget_presumed(keys, &self.core.prompts));
     }
 
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
     pub fn clear(&self, worker: WorkerId) {
-        self.workers.change(worker, |worker| worker.clear(&self.shared));
+        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.prompts, &self.core.workers));
+        self.leave(None, cleared.unwrap_or_default());
     }
 
-    /// For each worker, in the order of their ids: how many of the leading `keys` it holds. See [`PrefixIndex::lookup`]
-    /// for less work.
+    /// How many of the leading `keys` each worker holds, in the order of their ids, and 0 for those that hold none.
+    /// [`PrefixIndex::lookup`] takes less work.
     pub fn overlaps(&self, keys: &[BlockKey]) -> Vec<(WorkerId, usize)> {
         let mut overlaps = Overlaps::default();
         self.look_up(keys, &mut overlaps, 0);
@@ -284,14 +336,14 @@ impl PrefixIndex {
     }
 
     fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps, at_least: usize) {
-        self.shared.clock.tick();
+        self.core.prompts.uses.tick();
         let Overlaps { found, search, depths, lower, has_lower } = overlaps;
         found.clear();
         *has_lower = false;
-        self.workers.read(|workers| {
-            let tree = self.shared.forest.read(keys.first().map_or(0, |first| Forest::tree_of(*first)));
+        self.core.workers.read(|workers| {
+            let tree = self.core.prompts.forest.read(keys.first().map_or(0, |first| Forest::tree_of(*first)));
             let plain = workers.mixed().len() == 0;
-            Lookup { tree: &tree, clock: &self.shared.clock, keys, aside: workers.aside() }.run(search, !plain);
+            Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }.run(search, !plain);
             // Fewer than this are sorted more quickly than looked up one after the other.
             if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.places() / 16
             {
@@ -346,18 +398,18 @@ impl PrefixIndex {
 
     /// Counts for one worker; `None` when it is unknown.
     pub fn stats(&self, worker: WorkerId) -> Option<WorkerIndexStats> {
-        self.workers.change(worker, |worker| worker.stats())
+        self.core.workers.change(worker, |worker| worker.stats())
     }
 
     /// Counts for all of them. Takes the lock of each worker for a moment.
     pub fn totals(&self) -> IndexStats {
         let mut totals = IndexStats {
-            blocks: self.shared.forest.blocks(),
-            bytes: self.bytes(),
-            runs: self.shared.forest.each().map(|tree| tree.runs().count()).sum(),
+            blocks: self.core.prompts.forest.blocks(),
+            bytes: self.core.bytes(),
+            runs: self.core.prompts.forest.each().map(|tree| tree.runs().count()).sum(),
             ..Default::default()
         };
-        self.workers.each(0, |worker| {
+        self.core.workers.each(0, |worker| {
             totals.entries += worker.entries();
             totals.shed += worker.stats().shed_blocks;
             true
@@ -368,6 +420,8 @@ impl PrefixIndex {
 
 #[cfg(test)]
 mod group_tests;
+#[cfg(test)]
+mod leaving_tests;
 #[cfg(test)]
 mod lookup_tests;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Who holds what: block keys, the KV events of engines, and the prefix index built from them.
 //!
 //! ```no_run
-//! use chiasm_kv::{KvError, KvEventReceiver, PrefixIndex, Subscriber, SubscriberConfig};
+//! use chiasm_kv::{KvError, KvEventReceiver, PrefixIndex, Subscriber, SubscriberConfig, SubscriberCounters};
 //! use chiasm_types::{BlockSize, WorkerId};
 //!
 //! struct Feed(PrefixIndex, WorkerId);
@@ -23,7 +23,7 @@
 //! index.add_worker(worker, BlockSize::new(32).unwrap());
 //!
 //! let config = SubscriberConfig::new("tcp://127.0.0.1:5557", Some("tcp://127.0.0.1:5558".into()));
-//! let _until_dropped = Subscriber::start(config, Feed(index, worker));
+//! let _until_dropped = Subscriber::counting(config, Feed(index, worker), SubscriberCounters::default());
 //! # }
 //! ```
 //!
@@ -43,7 +43,7 @@ mod identifier;
 mod index;
 mod subscriber;
 
-pub use block_key::{BlockKey, BlockKeyHasher, BuildBlockKeyHasher, MediaSpan, PromptBlocks, block_keys};
+pub use block_key::{BlockKey, BuildBlockKeyHasher, MediaSpan, PromptBlocks, block_keys};
 pub use error::KvError;
-pub use index::{IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
+pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
 pub use subscriber::{KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};

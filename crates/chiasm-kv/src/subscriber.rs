@@ -13,7 +13,7 @@ use crate::KvError;
 pub use counters::{SubscriberCounters, SubscriberStats};
 use follow::Follower;
 
-/// Where an engine publishes and how patient to be.
+/// The addresses that an engine publishes at, and how patient to be.
 #[derive(Clone, Debug)]
 pub struct SubscriberConfig {
     /// The engine's PUB socket, `tcp://host:port` or `ipc://path`. A `*` as host, as engines are configured with, is
@@ -32,7 +32,7 @@ pub struct SubscriberConfig {
     pub replay_timeout: Duration,
     /// How many replays in a row may bring nothing before the lost messages are given up.
     pub replay_attempts: u32,
-    /// After this long without a message, ask for a replay of what might have been lost: a lost last message shows no
+    /// Time without a message after which a replay of what might have been lost is asked for: a lost last message shows no
     /// gap. Needs `replay_endpoint`.
     pub audit_interval: Duration,
 }
@@ -89,24 +89,12 @@ pub trait KvEventReceiver: Send + 'static {
 /// shows as a gap and is replayed.
 pub struct Subscriber {
     task: JoinHandle<()>,
-    counters: SubscriberCounters,
 }
 
 impl Subscriber {
-    /// Starts the task on the current tokio runtime.
-    pub fn start(config: SubscriberConfig, receiver: impl KvEventReceiver) -> Self {
-        Self::counting(config, receiver, SubscriberCounters::default())
-    }
-
-    /// As [`Subscriber::start`], adding to counters that earlier ones may have used.
+    /// Starts the task on the current tokio runtime. It adds to counters that earlier subscribers may have used.
     pub fn counting(config: SubscriberConfig, receiver: impl KvEventReceiver, counters: SubscriberCounters) -> Self {
-        let task = tokio::spawn(Follower::new(config, receiver, counters.clone()).follow_forever());
-        Self { task, counters }
-    }
-
-    /// What has happened so far.
-    pub fn stats(&self) -> SubscriberStats {
-        self.counters.read()
+        Self { task: tokio::spawn(Follower::new(config, receiver, counters).follow_forever()) }
     }
 }
 

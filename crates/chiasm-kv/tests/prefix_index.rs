@@ -94,11 +94,11 @@ prop_compose! {
     }
 }
 
-/// Where a stored block is said to be.
+/// The place that an event names for a stored block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Here,
-    /// At another engine, seen from this one.
+    /// Another engine, seen from this one.
     Remote,
     OtherMedium,
 }

@@ -37,13 +37,6 @@ impl MediaHeader {
             Self::Image(_) => Modality::Image,
         }
     }
-
-    /// The registered media type of such files.
-    pub fn media_type(&self) -> &'static str {
-        match self {
-            Self::Image(header) => header.format.media_type(),
-        }
-    }
 }
 
 impl EncodedMedia {

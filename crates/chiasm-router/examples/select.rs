@@ -117,7 +117,7 @@ impl Prompt {
         RouteItem { hash: self.image, end: SYSTEM + IMAGE, embeds: IMAGE, bytes: 3 << 20 }
     }
 
-    /// As an engine would tell after it has computed the prompt.
+    /// The events that an engine would publish after it has computed the prompt.
     fn stored(&self) -> KvEventBatch {
         let extra_keys = (0..self.keys.len())
             .map(|block| {

@@ -13,7 +13,7 @@ pub(crate) struct Believed {
 }
 
 impl Believed {
-    /// As many blocks as the engine's cache has.
+    /// Believes nothing yet, and never more blocks than the engine's cache has.
     pub(crate) fn new(capacity: u64) -> Self {
         Self { used: LruCache::unbounded(), capacity: usize::try_from(capacity).unwrap_or(usize::MAX) }
     }

@@ -11,15 +11,15 @@ pub enum Policy {
     /// waits, blocks in use.
     #[default]
     KvMedia,
-    /// As [`Policy::KvMedia`], but blind to images that the engine could reuse without their KV blocks.
+    /// The cost of [`Policy::KvMedia`], but blind to images that the engine could reuse without their KV blocks.
     Kv,
     /// One after the other, in the order of their ids.
     RoundRobin,
-    /// Any, with equal chance.
+    /// Each worker with equal chance.
     Random,
     /// The fewest blocks in use by running requests. Ties are broken at random.
     LeastLoaded,
-    /// Of two at random the one with fewer blocks in use.
+    /// Two workers at random, and of these the one with fewer blocks in use.
     PowerOfTwo,
 }
 
@@ -29,7 +29,7 @@ pub enum Policy {
 pub struct UnknownPolicy(String);
 
 impl Policy {
-    /// All of them.
+    /// Every policy, in the order of reports.
     pub const ALL: [Self; 6] =
         [Self::KvMedia, Self::Kv, Self::RoundRobin, Self::Random, Self::LeastLoaded, Self::PowerOfTwo];
 
@@ -81,7 +81,7 @@ pub struct Weights {
     pub balance: f64,
 }
 
-/// From when on a worker gets no new requests. `None` never.
+/// Limits from which on a worker gets no new requests; `None` for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BusyThresholds {
     /// Part of the KV cache in use, 0 to 1, as the engine last said.
@@ -92,13 +92,28 @@ pub struct BusyThresholds {
     pub waiting: Option<u64>,
 }
 
+/// What answering takes of an engine, which the `balance` term of the cost counts as work. A property of the model and the device
+/// that it runs on; `docs/routing.md` says how to find it for others than the default's, a 7-billion-parameter vision model
+/// on a GPU of the H100's class.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decoding {
+    /// Steps per second of an engine that decodes, at least 0: one over the usual time between two tokens of an answer. In each
+    /// step a running request's token costs as much as a token of a prompt.
+    pub steps_per_second: f64,
+    /// The time of one step that goes into reading a block's keys and values, as a part of the time that it takes to compute a
+    /// prompt block; at least 0.
+    pub read_per_block: f64,
+}
+
 /// What a [`Router`](crate::Router) goes by.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterConfig {
     /// How a worker is picked.
     pub policy: Policy,
-    /// Of the cost.
+    /// What the terms of a worker's cost count for.
     pub weights: Weights,
+    /// What answering takes of the engines.
+    pub decoding: Decoding,
     /// Spreads choices: a worker's chance falls by e for so much cost more than the lowest, in the unit of the weights.
     /// With 0 the lowest cost always wins, which is best for one frontend; several frontends that don't see each other's
     /// requests may want a little.
@@ -113,20 +128,28 @@ pub struct RouterConfig {
     pub promise_grace: Duration,
     /// How long a worker without events is believed to keep a block after its last use.
     pub believed_for: Duration,
-    /// Most sessions whose workers are remembered; beyond it the least recently used is forgotten.
+    /// Number of sessions whose workers are remembered, at most; beyond it the least recently used is forgotten.
     pub max_sessions: usize,
-    /// Most bytes on the heap for what workers hold; beyond it the blocks of least recent use are forgotten. `None` for
+    /// Bytes on the heap for what workers hold, at most; beyond it the blocks of least recent use are forgotten. `None` for
     /// no limit.
     pub index_max_bytes: Option<usize>,
 }
 
-/// By the simulation in `docs/routing.md`, for a 7-billion-parameter vision model. `prefill` to `encode` and `process` is the
-/// ratio of the times that a block of each takes. Waiting work takes the time that it takes, so `queue` would be 1, but then
-/// each question of a burst about a new image would make another engine compute it, for nothing: waiting for the first one
-/// takes as long. `fetch` is arithmetic: a block of 16 tokens is 0.9 MB, 36 µs at 25 GB/s, and 0.57 ms to compute.
+/// Found by the simulation in `docs/routing.md`, for a 7-billion-parameter vision model. `prefill` to `encode` and `process`
+/// is the ratio of the times that a block of each takes. Waiting work takes the time that it takes, so `queue` would be 1,
+/// but then each question of a burst about a new image would make another engine compute it, for nothing: waiting for the
+/// first one takes as long. `fetch` is arithmetic: a block of 16 tokens is 0.9 MB, 36 µs at 25 GB/s, and 0.57 ms to compute.
 impl Default for Weights {
     fn default() -> Self {
         Self { prefill: 16.0, fetch: 1.0, encode: 6.5, process: 1.75, queue: 0.75, load: 0.3, balance: 0.2 }
+    }
+}
+
+/// The model of an engine in `docs/routing.md`: 8.7 ms a step (overhead, weights, and a few requests' tokens); 57 kB of keys
+/// and values a token at 2.5 TB/s, against 14 GFLOP at 400 TFLOP/s.
+impl Default for Decoding {
+    fn default() -> Self {
+        Self { steps_per_second: 115.0, read_per_block: 6.4e-4 }
     }
 }
 
@@ -135,6 +158,7 @@ impl Default for RouterConfig {
         Self {
             policy: Policy::default(),
             weights: Weights::default(),
+            decoding: Decoding::default(),
             temperature: 0.0,
             busy: BusyThresholds::default(),
             seed: None,

@@ -8,26 +8,19 @@
 
 use std::time::Duration;
 
-use crate::fleet::Worker;
+use crate::config::Decoding;
+use crate::roster::Worker;
 
-/// In which what was done counts less by e.
+/// Time in which what was done comes to count less by e.
 pub(crate) const FADING: Duration = Duration::from_secs(5);
 
-/// Between two times at which all sums fade: 5 % of them each time.
+/// Time between two moments at which all sums fade, by 5 % each.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Steps of a decoding engine per second: one token each, which costs what a prompt token costs. `docs/routing.md` has
-/// its model: 8.7 ms a step.
-const STEPS: f64 = 115.0;
-
-/// What reading a block's keys and values once costs, as a part of computing it: 57 kB a token at 2.5 TB/s, against 14 GFLOP
-/// at 400 TFLOP/s.
-const READING: f64 = 6.4e-4;
-
-/// Of the whole fleet.
+/// The sums of all workers together.
 #[derive(Debug, Default)]
 pub(crate) struct Lately {
-    /// Of the workers' sums.
+    /// The sum of the workers' sums.
     sum: f64,
     faded_at: Duration,
 }
@@ -44,7 +37,13 @@ impl Lately {
     }
 
     /// Brings the sums of all workers up to date, if it is time to. `prefill` is what computing a block costs.
-    pub(crate) fn fade<'a>(&mut self, now: Duration, prefill: f64, workers: impl Iterator<Item = &'a mut Worker>) {
+    pub(crate) fn fade<'a>(
+        &mut self,
+        now: Duration,
+        prefill: f64,
+        decoding: Decoding,
+        workers: impl Iterator<Item = &'a mut Worker>,
+    ) {
         let passed = now.saturating_sub(self.faded_at);
         if passed < PERIOD {
             return;
@@ -56,7 +55,8 @@ impl Lately {
         self.sum = 0.0;
         for worker in workers {
             let tokens = worker.requests as f64 / worker.info.block_size.get() as f64;
-            let answering = prefill * STEPS * (tokens + READING * worker.blocks_in_use as f64);
+            let blocks = tokens + decoding.read_per_block * worker.blocks_in_use as f64;
+            let answering = prefill * decoding.steps_per_second * blocks;
             worker.lately = left * worker.lately + grown * answering;
             self.sum += worker.lately;
         }

@@ -31,7 +31,7 @@
 //! | `config` | policies, weights, limits |
 //! | `router` | the public face: workers, events, selection |
 //! | `worker` | what is known of one worker |
-//! | `fleet` | the workers' state and its bookkeeping |
+//! | `roster` | the workers' state and its bookkeeping |
 //! | `select` | the choice itself, by cost |
 //! | `lately` | how much work workers did lately |
 //! | `promises` | blocks that requests in flight will leave behind |
@@ -46,18 +46,19 @@ mod believed;
 mod clock;
 mod config;
 mod error;
-mod fleet;
 mod lately;
 mod media_holders;
 mod promises;
 mod reservation;
+mod roster;
 mod router;
 mod select;
 mod sessions;
 mod worker;
 
+pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
-pub use config::{BusyThresholds, Policy, RouterConfig, UnknownPolicy, Weights};
+pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, UnknownPolicy, Weights};
 pub use error::RouteError;
 pub use reservation::Reservation;
 pub use router::{RouteItem, RouteRequest, Router};

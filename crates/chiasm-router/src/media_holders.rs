@@ -12,7 +12,7 @@ use std::collections::HashMap;
 
 use chiasm_types::MmHash;
 
-use crate::fleet::Seat;
+use crate::roster::Seat;
 
 /// An item counts as at least this part of its cache, however small it is: a bound on memory, 4,096 items per worker.
 const SMALLEST_PART: u64 = 4096;
@@ -33,7 +33,7 @@ struct Holder {
     embeddings: Option<Reading>,
 }
 
-/// Of an odometer: since the worker was added.
+/// What came into a cache since the worker was added, in the cache's unit.
 type Reading = u64;
 
 /// One cache of one worker, in its unit.
@@ -53,18 +53,18 @@ pub(crate) struct Odometers {
 
 /// What a worker has of an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct Reusable {
     pub(crate) tensors: bool,
     pub(crate) embeddings: bool,
 }
 
 /// What a request does with an item on its worker.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Use {
+pub(crate) struct ItemUse {
     pub(crate) hash: MmHash,
     /// Bytes of its tensors.
     pub(crate) bytes: u64,
-    /// Its embeddings, in tokens; `None` when its KV blocks spare the encoder.
+    /// Number of its embeddings, in tokens; `None` when its KV blocks spare the encoder.
     pub(crate) embeds: Option<usize>,
 }
 
@@ -101,19 +101,19 @@ impl MediaHolders {
         bytes: u64,
         embeds: usize,
         odometers: impl Fn(Seat) -> Option<Odometers> + 'a,
-    ) -> impl Iterator<Item = (Seat, Held)> + 'a {
+    ) -> impl Iterator<Item = (Seat, Reusable)> + 'a {
         self.holders.get(&hash).into_iter().flatten().filter_map(move |holder| {
             let Odometers { tensors, embeddings } = odometers(holder.seat)?;
-            let held = Held {
+            let reusable = Reusable {
                 tensors: tensors.holds(holder.tensors, bytes),
                 embeddings: embeddings.holds(holder.embeddings, embeds as u64),
             };
-            Some((holder.seat, held))
+            Some((holder.seat, reusable))
         })
     }
 
     /// A request that uses an item was given to a worker.
-    pub(crate) fn note(&mut self, seat: Seat, odometers: &mut Odometers, item: Use) {
+    pub(crate) fn note(&mut self, seat: Seat, odometers: &mut Odometers, item: ItemUse) {
         let holders = self.holders.entry(item.hash).or_default();
         let at = holders.iter().position(|holder| holder.seat == seat).unwrap_or_else(|| {
             holders.push(Holder { seat, tensors: None, embeddings: None });
@@ -171,8 +171,8 @@ mod tests {
         MmHash::new([number; 32])
     }
 
-    fn held(holders: &MediaHolders, of: Odometers, item: u8, bytes: u64, embeds: usize) -> Held {
-        holders.of(hash(item), bytes, embeds, |_| Some(of)).next().map_or(Held::default(), |(_, held)| held)
+    fn reusable(holders: &MediaHolders, of: Odometers, item: u8, bytes: u64, embeds: usize) -> Reusable {
+        holders.of(hash(item), bytes, embeds, |_| Some(of)).next().map_or(Reusable::default(), |(_, reusable)| reusable)
     }
 
     proptest! {
@@ -181,12 +181,12 @@ mod tests {
         fn first_uses_fill_the_cache_in_order(capacity in 1..20_u64, count in 0..40_u8) {
             let (mut holders, mut of) = (MediaHolders::default(), odometers(100 * capacity, capacity));
             for item in 0..count {
-                holders.note(SEAT, &mut of, Use { hash: hash(item), bytes: 100, embeds: Some(1) });
+                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), bytes: 100, embeds: Some(1) });
             }
             for item in 0..count {
                 let expected = u64::from(count - item) <= capacity;
-                let held = held(&holders, of, item, 100, 1);
-                prop_assert_eq!((held.tensors, held.embeddings), (expected, expected), "item {}", item);
+                let reusable = reusable(&holders, of, item, 100, 1);
+                prop_assert_eq!((reusable.tensors, reusable.embeddings), (expected, expected), "item {}", item);
             }
         }
 
@@ -196,10 +196,10 @@ mod tests {
             let (mut holders, mut of) = (MediaHolders::default(), odometers(400, 4));
             for (item, encodes) in uses {
                 let embeds = encodes.then_some(1);
-                holders.note(SEAT, &mut of, Use { hash: hash(item), bytes: 100, embeds });
-                let held = held(&holders, of, item, 100, 1);
-                prop_assert!(held.tensors);
-                prop_assert!(held.embeddings || !encodes);
+                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), bytes: 100, embeds });
+                let reusable = reusable(&holders, of, item, 100, 1);
+                prop_assert!(reusable.tensors);
+                prop_assert!(reusable.embeddings || !encodes);
             }
         }
     }
@@ -207,8 +207,8 @@ mod tests {
     #[test]
     fn an_item_larger_than_the_cache_is_never_there() {
         let (mut holders, mut of) = (MediaHolders::default(), odometers(0, 10));
-        holders.note(SEAT, &mut of, Use { hash: hash(1), bytes: 5, embeds: Some(11) });
-        assert_eq!(held(&holders, of, 1, 5, 11), Held::default());
+        holders.note(SEAT, &mut of, ItemUse { hash: hash(1), bytes: 5, embeds: Some(11) });
+        assert_eq!(reusable(&holders, of, 1, 5, 11), Reusable::default());
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         for item in 0..50_000_u32 {
             let mut bytes = [0; 32];
             bytes[..4].copy_from_slice(&item.to_le_bytes());
-            holders.note(SEAT, &mut of, Use { hash: MmHash::new(bytes), bytes: 1, embeds: Some(1) });
+            holders.note(SEAT, &mut of, ItemUse { hash: MmHash::new(bytes), bytes: 1, embeds: Some(1) });
             holders.sweep_if_due(|_| Some(of));
             assert!(holders.len() <= 2 * 4096, "{}", holders.len());
         }

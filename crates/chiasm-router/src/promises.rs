@@ -5,29 +5,29 @@ use std::time::Duration;
 
 use chiasm_kv::{BlockKey, BuildBlockKeyHasher};
 
-use crate::fleet::Seat;
+use crate::roster::Seat;
 
 /// Promised blocks of ended requests that are kept at most: a bound on memory (100 MB), not a tuned number. At 16 tokens
 /// per block these are 16 million prompt tokens ended within the grace time.
 const MAX_LINGERING: usize = 1 << 20;
 
-/// Parts of the table: each grows by itself, so that no selection waits for all of it to be moved.
-const PARTS: usize = 64;
+/// Shards of the table: each grows by itself, so that no selection waits for all of it to be moved.
+const SHARDS: usize = 64;
 
 /// The promises of all workers.
 ///
 /// A promise ends when events confirm the block, for all who made it, or with the last request that made it. A request
 /// that ended well can leave its promises behind for a while, until the events arrive.
 pub(crate) struct Promises {
-    by_block: Box<[Part]>,
+    by_block: Box<[Shard]>,
     blocks: usize,
     lingering: VecDeque<Lingering>,
     lingering_blocks: usize,
 }
 
-type Part = HashMap<BlockKey, Promisers, BuildBlockKeyHasher>;
+type Shard = HashMap<BlockKey, Promisers, BuildBlockKeyHasher>;
 
-/// Who promises one block: nearly always one.
+/// The workers that promise one block: nearly always one.
 struct Promisers {
     first: Promise,
     more: Vec<Promise>,
@@ -55,7 +55,7 @@ pub(crate) struct RequestNumber(pub(crate) u64);
 
 impl Default for Promises {
     fn default() -> Self {
-        let by_block = (0..PARTS).map(|_| Part::default()).collect();
+        let by_block = (0..SHARDS).map(|_| Shard::default()).collect();
         Self { by_block, blocks: 0, lingering: VecDeque::new(), lingering_blocks: 0 }
     }
 }
@@ -67,7 +67,7 @@ impl Promises {
 
     /// The workers that promise a block, in no order.
     pub(crate) fn of(&self, block: BlockKey) -> impl Iterator<Item = Seat> {
-        self.by_block[part_of_key(block)].get(&block).into_iter().flat_map(Promisers::iter).map(|promise| promise.seat)
+        self.by_block[shard_of(block)].get(&block).into_iter().flat_map(Promisers::iter).map(|promise| promise.seat)
     }
 
     pub(crate) fn contains(&self, seat: Seat, block: BlockKey) -> bool {
@@ -89,7 +89,7 @@ impl Promises {
     /// Per worker, for reports: takes time proportional to all promises.
     pub(crate) fn counts(&self) -> HashMap<Seat, usize> {
         let mut counts = HashMap::new();
-        let all = self.by_block.iter().flat_map(Part::values).flat_map(Promisers::iter);
+        let all = self.by_block.iter().flat_map(Shard::values).flat_map(Promisers::iter);
         all.for_each(|promise| *counts.entry(promise.seat).or_default() += 1);
         counts
     }
@@ -98,7 +98,7 @@ impl Promises {
     pub(crate) fn make(&mut self, seat: Seat, request: RequestNumber, blocks: &[BlockKey]) {
         for block in blocks {
             let new = Promise { seat, requests: 0, since: request };
-            let promisers = self.by_block[part_of_key(*block)].entry(*block).or_insert_with(|| {
+            let promisers = self.by_block[shard_of(*block)].entry(*block).or_insert_with(|| {
                 self.blocks += 1;
                 Promisers { first: new, more: Vec::new() }
             });
@@ -160,30 +160,30 @@ impl Promises {
     }
 
     fn part_of(&mut self, seat: Seat, request: RequestNumber, block: BlockKey) -> Option<&mut Promise> {
-        self.by_block[part_of_key(block)].get_mut(&block)?.get_mut(seat).filter(|promise| promise.since <= request)
+        self.by_block[shard_of(block)].get_mut(&block)?.get_mut(seat).filter(|promise| promise.since <= request)
     }
 
     fn remove(&mut self, seat: Seat, block: BlockKey) {
-        let part = &mut self.by_block[part_of_key(block)];
-        let Some(promisers) = part.get_mut(&block) else { return };
+        let shard = &mut self.by_block[shard_of(block)];
+        let Some(promisers) = shard.get_mut(&block) else { return };
         if promisers.first.seat != seat {
             promisers.more.retain(|promise| promise.seat != seat);
         } else if let Some(next) = promisers.more.pop() {
             promisers.first = next;
         } else {
-            part.remove(&block);
+            shard.remove(&block);
             self.blocks -= 1;
             // Bursts must not keep their memory.
-            if part.capacity() > 64 && part.len() < part.capacity() / 8 {
-                part.shrink_to(2 * part.len());
+            if shard.capacity() > 64 && shard.len() < shard.capacity() / 8 {
+                shard.shrink_to(2 * shard.len());
             }
         }
     }
 }
 
 /// Bits that the tables themselves don't go by.
-fn part_of_key(block: BlockKey) -> usize {
-    (block.get() >> 100) as usize % PARTS
+fn shard_of(block: BlockKey) -> usize {
+    (block.get() >> 100) as usize % SHARDS
 }
 
 impl Promisers {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use chiasm_types::{BlockSize, WorkerId};
 
-use crate::fleet::Hold;
+use crate::roster::Hold;
 use crate::router::Shared;
-use crate::select::Choice;
+use crate::select::Assignment;
 use crate::worker::Knowledge;
 
 /// A request's place on a worker: load and promised blocks. Dropping it gives both back.
@@ -33,13 +33,13 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    pub(crate) fn new(shared: Arc<Shared>, choice: &Choice, hold: Hold) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, assignment: &Assignment, hold: Hold) -> Self {
         Self {
-            worker: choice.id,
-            overlap_blocks: choice.overlap,
-            total_blocks: choice.blocks as usize,
-            block_size: choice.block_size,
-            knowledge: choice.knowledge,
+            worker: assignment.id,
+            overlap_blocks: assignment.overlap,
+            total_blocks: assignment.blocks as usize,
+            block_size: assignment.block_size,
+            knowledge: assignment.knowledge,
             hold: Some(hold),
             computed: false,
             shared,

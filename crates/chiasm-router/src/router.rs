@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, IndexStats, KvError, PrefixIndex, WorkerIndexStats};
+use chiasm_kv::{BlockKey, Chore, IndexStats, KvError, PrefixIndex, WorkerIndexStats};
 use chiasm_types::{MmHash, WorkerId};
 
 use crate::believed::Believed;
 use crate::clock::Clock;
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
-use crate::fleet::{Fleet, Hold, Worker};
 use crate::reservation::Reservation;
-use crate::select::{self, Choice, Scratch};
+use crate::roster::{Hold, Roster, Worker};
+use crate::select::{self, Assignment, Scratch};
 use crate::worker::{EngineStats, WorkerInfo, WorkerSnapshot};
 
 /// What decides where a request goes.
@@ -36,7 +36,7 @@ pub struct RouteRequest<'a> {
 /// One media item of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteItem {
-    /// Its identity.
+    /// The item's identity.
     pub hash: MmHash,
     /// Index of the prompt token after its placeholder.
     pub end: usize,
@@ -48,7 +48,8 @@ pub struct RouteItem {
 
 /// Picks workers. Cheap to clone; all clones are the same router.
 ///
-/// All methods are short and never wait for anything but each other: fine to call from async code.
+/// All methods are short and never wait for anything but each other: fine to call from async code. What takes time in proportion
+/// to a worker's blocks, to give them back or to shed, goes to whoever [`Router::in_background`] names.
 #[derive(Clone)]
 pub struct Router {
     shared: Arc<Shared>,
@@ -57,27 +58,28 @@ pub struct Router {
 /// Workers without events may be believed to hold a block for so much longer: looking at all of them takes a while.
 const BELIEFS_PAUSE: Duration = Duration::from_secs(1);
 
-/// After a batch that added more blocks their list is not worth keeping.
+/// Blocks that a batch may add for their list to be worth keeping.
 const MOST_ADDED: usize = 1 << 12;
 
 thread_local! {
-    /// By the payload that this thread applies.
+    /// Keys that the payload which this thread applies has added.
     static ADDED: RefCell<Vec<BlockKey>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The index has locks of its own. They may be taken while the fleet is locked, not the other way round. No lock is held
+/// The index has locks of its own. They may be taken while the roster is locked, not the other way round. No lock is held
 /// longer than a call.
 pub(crate) struct Shared {
     config: RouterConfig,
     clock: Clock,
     index: PrefixIndex,
-    fleet: Mutex<Fleet>,
+    roster: Mutex<Roster>,
     /// Batches of events whose blocks have been confirmed.
     batches: AtomicU64,
     /// When to look for beliefs to forget, in nanoseconds; `u64::MAX` for never.
     beliefs_expire_at: AtomicU64,
     /// Buffers of those who are not selecting now.
     scratch: Mutex<Vec<Scratch>>,
+    background: Arc<dyn Fn(Chore) + Send + Sync>,
 }
 
 impl Router {
@@ -88,17 +90,30 @@ impl Router {
 
     /// A router that lives in another time.
     pub fn with_clock(config: RouterConfig, clock: Clock) -> Self {
-        let fleet = Mutex::new(Fleet::new(&config));
+        Self::make(config, clock, Arc::new(|chore: Chore| chore()))
+    }
+
+    /// A router that hands work that takes long to `run`, which has to run it once, on a thread that may block. Other routers
+    /// do it within the call. `run` may be called with a lock of the router held, so it must not use the router.
+    pub fn in_background(config: RouterConfig, run: impl Fn(Chore) + Send + Sync + 'static) -> Self {
+        Self::make(config, Clock::default(), Arc::new(run))
+    }
+
+    fn make(config: RouterConfig, clock: Clock, background: Arc<dyn Fn(Chore) + Send + Sync>) -> Self {
+        let roster = Mutex::new(Roster::new(&config));
         let index = config.index_max_bytes.map_or_else(PrefixIndex::new, PrefixIndex::with_max_bytes);
+        let run = background.clone();
+        let index = index.in_background(move |chore| run(chore));
         Self {
             shared: Arc::new(Shared {
                 config,
                 clock,
                 index,
-                fleet,
+                roster,
                 batches: AtomicU64::new(0),
                 beliefs_expire_at: AtomicU64::new(u64::MAX),
                 scratch: Mutex::default(),
+                background,
             }),
         }
     }
@@ -106,15 +121,16 @@ impl Router {
     /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old
     /// one held or was given no longer counts.
     pub fn add_worker(&self, id: WorkerId, info: WorkerInfo) {
-        // Dropping what one of the same id held takes a while: not while the fleet is locked.
         self.shared.index.add_worker(id, info.block_size);
-        self.shared.fleet().add(id, info);
+        let replaced = self.shared.roster().add(id, info);
+        self.shared.drop_later(replaced);
     }
 
     /// Forgets a worker, its blocks and the promises of its requests. Reservations for it may live on.
     pub fn remove_worker(&self, id: WorkerId) {
-        self.shared.fleet().remove(id);
+        let removed = self.shared.roster().remove(id);
         self.shared.index.remove_worker(id);
+        self.shared.drop_later(removed);
     }
 
     /// Takes in a batch of a worker's KV events.
@@ -123,8 +139,8 @@ impl Router {
         self.confirm(id, &added);
     }
 
-    /// As [`Router::apply`], from the payload that the engine publishes. `look` sees the batch before it is applied, and must
-    /// not apply another.
+    /// Does what [`Router::apply`] does, from the payload that the engine publishes. `look` sees the batch before it is
+    /// applied, and must not apply another.
     ///
     /// # Errors
     /// When the payload can't be read; nothing was applied then, and `look` was not called.
@@ -138,29 +154,31 @@ impl Router {
         })
     }
 
-    /// After a batch: a worker holds these blocks now.
+    /// Ends the promises of blocks that a batch says are held now.
     fn confirm(&self, id: WorkerId, added: &[BlockKey]) {
-        let mut fleet = self.shared.fleet();
+        let mut roster = self.shared.roster();
         let batches = self.shared.batches.fetch_add(1, Ordering::AcqRel) + 1;
-        if let Some(worker) = fleet.get_mut(id) {
+        if let Some(worker) = roster.get_mut(id) {
             worker.events_at = batches;
             let seat = worker.seat;
-            added.iter().for_each(|block| fleet.promises.confirm(seat, *block));
+            added.iter().for_each(|block| roster.promises.confirm(seat, *block));
         }
     }
 
     /// Forgets what a worker holds, not the worker: its events were lost. What its requests in flight promise stays.
     pub fn reset_worker_blocks(&self, id: WorkerId) {
-        if let Some(worker) = self.shared.fleet().get_mut(id).filter(|worker| worker.believed.is_some()) {
-            worker.believed = Some(Believed::new(worker.info.total_blocks));
-        }
+        let believed = self.shared.roster().get_mut(id).and_then(|worker| {
+            let believed = worker.believed.as_mut()?;
+            Some(std::mem::replace(believed, Believed::new(worker.info.total_blocks)))
+        });
         self.shared.index.clear(id);
+        self.shared.drop_later(believed);
     }
 
     /// Takes note of whether events of a worker are missing that can still be had. Workers start as
     /// [`CatchingUp`](crate::Knowledge::CatchingUp), but for those that publish none.
     pub fn set_caught_up(&self, id: WorkerId, caught_up: bool) {
-        if let Some(worker) = self.shared.fleet().get_mut(id) {
+        if let Some(worker) = self.shared.roster().get_mut(id) {
             worker.caught_up = caught_up;
         }
     }
@@ -170,8 +188,8 @@ impl Router {
     /// is also believed to hold what it computes, as one without events.
     pub fn set_history_known(&self, id: WorkerId, known: bool) {
         let believed = {
-            let mut fleet = self.shared.fleet();
-            let worker = fleet.get_mut(id).filter(|worker| worker.info.publishes_events);
+            let mut roster = self.shared.roster();
+            let worker = roster.get_mut(id).filter(|worker| worker.info.publishes_events);
             let Some(worker) = worker.filter(|worker| known == worker.believed.is_some()) else { return };
             let new = (!known).then(|| Believed::new(worker.info.total_blocks));
             std::mem::replace(&mut worker.believed, new)
@@ -186,7 +204,7 @@ impl Router {
     /// Takes note of what a worker's engine says about itself. The cost goes by what the router itself gave to the worker,
     /// which is known earlier; of the engine's counts it takes the waiting requests of others.
     pub fn set_stats(&self, id: WorkerId, stats: EngineStats) {
-        if let Some(worker) = self.shared.fleet().get_mut(id) {
+        if let Some(worker) = self.shared.roster().get_mut(id) {
             worker.engine = Some(stats);
         }
     }
@@ -200,8 +218,8 @@ impl Router {
         let mut scratch = self.shared.scratch().pop().unwrap_or_default();
         let selected = self.shared.select(request, &mut scratch);
         self.shared.scratch().push(scratch);
-        let (hold, choice) = selected?;
-        Ok(Reservation::new(self.shared.clone(), &choice, hold))
+        let (hold, assignment) = selected?;
+        Ok(Reservation::new(self.shared.clone(), &assignment, hold))
     }
 
     /// What the index holds for all workers together. Takes a moment per worker: for reports, not for each request.
@@ -212,9 +230,9 @@ impl Router {
     /// Every worker, in the order of their ids. Takes a moment per worker and promise.
     pub fn workers(&self) -> Vec<WorkerSnapshot> {
         let mut workers: Vec<WorkerSnapshot> = {
-            let mut fleet = self.shared.fleet();
-            fleet.promises.expire(self.shared.clock.now());
-            let promised = fleet.promises.counts();
+            let mut roster = self.shared.roster();
+            roster.promises.expire(self.shared.clock.now());
+            let promised = roster.promises.counts();
             let snapshot = |(id, worker): (WorkerId, &Worker)| WorkerSnapshot {
                 id,
                 info: worker.info,
@@ -226,9 +244,9 @@ impl Router {
                 index: WorkerIndexStats::default(),
                 engine: worker.engine,
             };
-            fleet.workers().map(snapshot).collect()
+            roster.workers().map(snapshot).collect()
         };
-        // Waits for a worker whose events are being applied: not while the fleet is locked.
+        // Waits for a worker whose events are being applied: not while the roster is locked.
         for worker in &mut workers {
             worker.index = self.shared.index.stats(worker.id).unwrap_or_default();
         }
@@ -237,41 +255,42 @@ impl Router {
 }
 
 impl Shared {
-    fn select(&self, request: &RouteRequest<'_>, scratch: &mut Scratch) -> Result<(Hold, Choice), RouteError> {
+    fn select(&self, request: &RouteRequest<'_>, scratch: &mut Scratch) -> Result<(Hold, Assignment), RouteError> {
         let batches = self.batches.load(Ordering::Acquire);
         let now = self.clock.now();
         self.expire_beliefs(now);
         self.index.lookup(request.keys, &mut scratch.overlaps);
-        let mut fleet = self.fleet();
-        fleet.promises.expire(now);
-        fleet.fade(now, self.config.weights.prefill);
-        let choice = select::choose(&self.config, &mut fleet, scratch, request)?;
-        let hold = fleet.hold(choice.seat, choice.blocks, choice.pending, request.keys, choice.overlap);
+        let mut roster = self.roster();
+        roster.promises.expire(now);
+        roster.fade(now, self.config.weights.prefill, self.config.decoding);
+        let assignment = select::choose(&self.config, &mut roster, scratch, request)?;
+        let hold =
+            roster.hold(assignment.seat, assignment.blocks, assignment.pending, request.keys, assignment.overlap);
         let hold = hold.ok_or(RouteError::NoWorker)?;
         // Blocks that were confirmed between the lookup and the promise would stay promised, after their eviction too.
-        if fleet.at(choice.seat).is_some_and(|worker| worker.events_at > batches) {
-            let held = self.index.overlap(choice.id, request.keys);
-            for key in request.keys.iter().take(held).skip(choice.overlap) {
-                fleet.promises.confirm(choice.seat, *key);
+        if roster.at(assignment.seat).is_some_and(|worker| worker.events_at > batches) {
+            let held = self.index.overlap(assignment.id, request.keys);
+            for key in request.keys.iter().take(held).skip(assignment.overlap) {
+                roster.promises.confirm(assignment.seat, *key);
             }
         }
         if self.config.policy == Policy::KvMedia {
-            scratch.note_media(&mut fleet, &choice);
+            scratch.note_media(&mut roster, &assignment);
         }
-        Ok((hold, choice))
+        Ok((hold, assignment))
     }
 
     pub(crate) fn computed(&self, id: WorkerId, hold: &mut Hold) {
-        let mut fleet = self.fleet();
-        fleet.computed(hold);
+        let mut roster = self.roster();
+        roster.computed(hold);
         let keys = std::mem::take(&mut hold.believed);
-        let Some(believed) = fleet.at_mut(hold.seat).and_then(|worker| worker.believed.as_mut()) else { return };
+        let Some(believed) = roster.at_mut(hold.seat).and_then(|worker| worker.believed.as_mut()) else { return };
         let now = self.clock.now();
         let mut forgotten = Vec::new();
         let kept = believed.computed(&keys, now, &mut forgotten);
         self.index.presume(id, kept);
         self.index.forget(id, &forgotten);
-        keys.iter().for_each(|key| fleet.promises.confirm(hold.seat, *key));
+        keys.iter().for_each(|key| roster.promises.confirm(hold.seat, *key));
         let at = nanoseconds(now + self.config.believed_for);
         self.beliefs_expire_at.fetch_min(at, Ordering::AcqRel);
     }
@@ -281,11 +300,11 @@ impl Shared {
         if nanoseconds(now) < self.beliefs_expire_at.load(Ordering::Acquire) {
             return;
         }
-        let mut fleet = self.fleet();
+        let mut roster = self.roster();
         let Some(since) = now.checked_sub(self.config.believed_for) else { return };
         let mut next = u64::MAX;
         let mut forgotten = Vec::new();
-        for (id, believed) in fleet.believed_mut() {
+        for (id, believed) in roster.believed_mut() {
             believed.expire(since, &mut forgotten);
             self.index.forget(id, &forgotten);
             forgotten.clear();
@@ -296,16 +315,23 @@ impl Shared {
         self.beliefs_expire_at.store(next, Ordering::Release);
     }
 
+    /// Has someone else drop what a worker is believed to hold: with a large cache it takes a while.
+    fn drop_later(&self, believed: Option<Believed>) {
+        if let Some(believed) = believed.filter(|believed| believed.oldest().is_some()) {
+            (self.background)(Box::new(move || drop(believed)));
+        }
+    }
+
     pub(crate) fn release(&self, hold: Hold, computed: bool) {
         let until = computed.then(|| self.clock.now() + self.config.promise_grace);
-        self.fleet().release(hold, until);
+        self.roster().release(hold, until);
     }
 
     // A thread that panicked in one of the methods above can at worst have left a number wrong: no reason to fail all
     // requests from then on.
 
-    fn fleet(&self) -> MutexGuard<'_, Fleet> {
-        self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+    fn roster(&self) -> MutexGuard<'_, Roster> {
+        self.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn scratch(&self) -> MutexGuard<'_, Vec<Scratch>> {
@@ -313,7 +339,7 @@ impl Shared {
     }
 }
 
-/// Of a time since the start: 584 years fit.
+/// A time since the clock's start in nanoseconds: 584 years fit.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

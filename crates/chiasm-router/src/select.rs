@@ -7,13 +7,13 @@ use rand::rngs::SmallRng;
 
 use crate::config::{BusyThresholds, Policy, RouterConfig, Weights};
 use crate::error::RouteError;
-use crate::fleet::{Fleet, Pending, Seat, Worker};
-use crate::media_holders::Use;
+use crate::media_holders::ItemUse;
+use crate::roster::{Pending, Roster, Seat, Worker};
 use crate::router::{RouteItem, RouteRequest};
 use crate::worker::Knowledge;
 
 /// A worker, what it holds of the request, and what it will have to do for it.
-pub(crate) struct Choice {
+pub(crate) struct Assignment {
     pub(crate) id: WorkerId,
     pub(crate) seat: Seat,
     pub(crate) block_size: BlockSize,
@@ -32,7 +32,7 @@ pub(crate) struct Choice {
 pub(crate) struct Scratch {
     pub(crate) overlaps: Overlaps,
     candidates: Vec<Candidate>,
-    /// By place: which candidate, or [`NONE`].
+    /// The candidate in each place, or [`NONE`].
     candidate_at: Vec<u32>,
     depths: Vec<u32>,
     items: Items,
@@ -54,7 +54,7 @@ struct Candidate {
     loadable: u32,
     /// Blocks in use.
     load: f64,
-    /// Of the requests that wait there.
+    /// Work of the requests that wait there, in the unit of costs.
     waiting_work: f64,
     /// What it did lately beyond the mean, in the unit of costs.
     excess: f64,
@@ -119,26 +119,26 @@ impl Items {
 /// Picks a worker. Takes time proportional to the workers and to what is held and promised of the request.
 pub(crate) fn choose(
     config: &RouterConfig,
-    fleet: &mut Fleet,
+    roster: &mut Roster,
     scratch: &mut Scratch,
     request: &RouteRequest<'_>,
-) -> Result<Choice, RouteError> {
-    let busy = scratch.gather(config, fleet, request);
+) -> Result<Assignment, RouteError> {
+    let busy = scratch.gather(config, roster, request);
     if scratch.candidates.is_empty() {
         return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
     }
     scratch.items.fill(request.media);
-    let by_session = request.session.and_then(|session| scratch.of_session(fleet, session));
+    let by_session = request.session.and_then(|session| scratch.of_session(roster, session));
     let chosen = match by_session {
         Some(chosen) => chosen,
-        None => scratch.pick(config, fleet, request),
+        None => scratch.pick(config, roster, request),
     };
     let candidate = &scratch.candidates[chosen];
     let (id, seat) = (candidate.id, candidate.seat);
     if let Some(session) = request.session {
-        fleet.sessions.went_to(session, seat);
+        roster.sessions.went_to(session, seat);
     }
-    fleet.last = Some(id);
+    roster.last = Some(id);
     let covered = candidate.covered();
     let encodes_from = scratch.items.encoded_from(candidate.covered_tokens());
     let encode = scratch.items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
@@ -146,8 +146,8 @@ pub(crate) fn choose(
     let encode = (config.weights.encode * encode - candidate.encode_spared).max(0.0);
     let work = candidate.prefill(&config.weights) + encode;
     let tokens = (request.prompt_tokens as u64).saturating_sub(u64::from(covered) * u64::from(candidate.block_size));
-    let worker = fleet.at(seat).ok_or(RouteError::NoWorker)?;
-    Ok(Choice {
+    let worker = roster.at(seat).ok_or(RouteError::NoWorker)?;
+    Ok(Assignment {
         id,
         seat,
         block_size: worker.info.block_size,
@@ -161,31 +161,31 @@ pub(crate) fn choose(
 
 impl Scratch {
     /// Notes that the chosen worker now gets the request's items.
-    pub(crate) fn note_media(&self, fleet: &mut Fleet, choice: &Choice) {
-        let Some(mut odometers) = fleet.at(choice.seat).map(|worker| worker.odometers) else { return };
+    pub(crate) fn note_media(&self, roster: &mut Roster, assignment: &Assignment) {
+        let Some(mut odometers) = roster.at(assignment.seat).map(|worker| worker.odometers) else { return };
         for (at, item) in self.items.sorted.iter().enumerate() {
-            let embeds = (at >= choice.encodes_from).then_some(item.embeds);
+            let embeds = (at >= assignment.encodes_from).then_some(item.embeds);
             let (hash, bytes) = (item.hash, item.bytes);
-            fleet.media.note(choice.seat, &mut odometers, Use { hash, bytes, embeds });
+            roster.media.note(assignment.seat, &mut odometers, ItemUse { hash, bytes, embeds });
         }
-        if let Some(worker) = fleet.at_mut(choice.seat) {
+        if let Some(worker) = roster.at_mut(assignment.seat) {
             worker.odometers = odometers;
         }
-        fleet.sweep_media();
+        roster.sweep_media();
     }
 
     /// The workers that may get the request, with their overlaps and loads. Returns how many are too busy.
-    fn gather(&mut self, config: &RouterConfig, fleet: &Fleet, request: &RouteRequest<'_>) -> usize {
+    fn gather(&mut self, config: &RouterConfig, roster: &Roster, request: &RouteRequest<'_>) -> usize {
         self.candidates.clear();
         self.candidate_at.clear();
-        self.candidate_at.resize(fleet.places(), NONE);
+        self.candidate_at.resize(roster.places(), NONE);
         let mut found = self.overlaps.found().iter().peekable();
         let mut lower = self.overlaps.with_lower_tiers().iter().peekable();
         let mut busy = 0;
         // The block size of nearly all.
         let (mut size, mut blocks) = (0, 0);
-        let mean_lately = fleet.mean_lately();
-        for (id, worker) in fleet.workers() {
+        let mean_lately = roster.mean_lately();
+        for (id, worker) in roster.workers() {
             while found.next_if(|(other, _)| *other < id).is_some() {}
             let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
             while lower.next_if(|(other, _)| *other < id).is_some() {}
@@ -211,7 +211,7 @@ impl Scratch {
                 expected: overlap as u32,
                 loadable: loadable as u32,
                 load: worker.blocks_in_use as f64,
-                waiting_work: worker.pending.work + fleet.typical.work * waiting_of_others(worker) as f64,
+                waiting_work: worker.pending.work + roster.typical.work * waiting_of_others(worker) as f64,
                 excess: (worker.lately - mean_lately).max(0.0),
                 encode_spared: 0.0,
                 process_spared: 0.0,
@@ -222,8 +222,8 @@ impl Scratch {
     }
 
     /// The worker of a session, if it may get the request.
-    fn of_session(&self, fleet: &mut Fleet, session: u64) -> Option<usize> {
-        let seat = fleet.sessions.worker(session)?;
+    fn of_session(&self, roster: &mut Roster, session: u64) -> Option<usize> {
+        let seat = roster.sessions.worker(session)?;
         self.candidate_of(seat)
     }
 
@@ -232,29 +232,29 @@ impl Scratch {
         self.candidates.get(at).filter(|candidate| candidate.seat == seat).map(|_| at)
     }
 
-    fn pick(&mut self, config: &RouterConfig, fleet: &mut Fleet, request: &RouteRequest<'_>) -> usize {
+    fn pick(&mut self, config: &RouterConfig, roster: &mut Roster, request: &RouteRequest<'_>) -> usize {
         match config.policy {
             Policy::KvMedia | Policy::Kv => {
-                self.expect_promised(fleet, request);
+                self.expect_promised(roster, request);
                 if config.policy == Policy::KvMedia {
-                    self.spare_media(&config.weights, fleet);
+                    self.spare_media(&config.weights, roster);
                 }
                 self.cost(&config.weights);
-                self.cheapest(&mut fleet.rng, config.temperature)
+                self.cheapest(&mut roster.rng, config.temperature)
             }
             Policy::LeastLoaded => {
                 self.candidates.iter_mut().for_each(|candidate| candidate.cost = candidate.load);
-                self.cheapest(&mut fleet.rng, 0.0)
+                self.cheapest(&mut roster.rng, 0.0)
             }
             Policy::PowerOfTwo => {
                 let count = self.candidates.len();
-                let one = fleet.rng.random_range(0..count);
-                let other = (one + fleet.rng.random_range(1..count.max(2))) % count;
+                let one = roster.rng.random_range(0..count);
+                let other = (one + roster.rng.random_range(1..count.max(2))) % count;
                 if self.candidates[other].load < self.candidates[one].load { other } else { one }
             }
-            Policy::Random => fleet.rng.random_range(0..self.candidates.len()),
+            Policy::Random => roster.rng.random_range(0..self.candidates.len()),
             Policy::RoundRobin => {
-                let after = fleet.last.map_or(0, |last| self.candidates.partition_point(|other| other.id <= last));
+                let after = roster.last.map_or(0, |last| self.candidates.partition_point(|other| other.id <= last));
                 after % self.candidates.len()
             }
         }
@@ -262,8 +262,8 @@ impl Scratch {
 
     /// What requests in flight promise counts as held. A worker's promises for this prompt begin where its overlap ends,
     /// so that one look per distinct overlap finds them.
-    fn expect_promised(&mut self, fleet: &Fleet, request: &RouteRequest<'_>) {
-        if fleet.promises.is_empty() {
+    fn expect_promised(&mut self, roster: &Roster, request: &RouteRequest<'_>) {
+        if roster.promises.is_empty() {
             return;
         }
         self.depths.clear();
@@ -272,22 +272,22 @@ impl Scratch {
         self.depths.dedup();
         for &depth in &self.depths {
             let Some(key) = request.keys.get(depth as usize) else { break };
-            for seat in fleet.promises.of(*key) {
+            for seat in roster.promises.of(*key) {
                 let Some(at) = self.candidate_of(seat) else { continue };
                 let candidate = &mut self.candidates[at];
                 if candidate.overlap == depth {
-                    candidate.expected = fleet.promises.run_end(seat, request.keys, depth as usize) as u32;
+                    candidate.expected = roster.promises.run_end(seat, request.keys, depth as usize) as u32;
                 }
             }
         }
     }
 
     /// Media work that workers are spared because they have an item's tensors or embeddings.
-    fn spare_media(&mut self, weights: &Weights, fleet: &Fleet) {
+    fn spare_media(&mut self, weights: &Weights, roster: &Roster) {
         for at in 0..self.items.sorted.len() {
             let RouteItem { hash, end, embeds, bytes } = self.items.sorted[at];
-            let odometers = |seat| fleet.at(seat).map(|worker| worker.odometers);
-            for (seat, held) in fleet.media.of(hash, bytes, embeds, odometers) {
+            let odometers = |seat| roster.at(seat).map(|worker| worker.odometers);
+            for (seat, held) in roster.media.of(hash, bytes, embeds, odometers) {
                 let Some(at) = self.candidate_of(seat) else { continue };
                 let candidate = &mut self.candidates[at];
                 let blocks = embeds as f64 / f64::from(candidate.block_size);

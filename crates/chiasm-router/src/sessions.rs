@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use lru::LruCache;
 
-use crate::fleet::Seat;
+use crate::roster::Seat;
 
 /// The least recently used are forgotten.
 pub(crate) struct Sessions(Option<LruCache<u64, Seat>>);

@@ -58,7 +58,7 @@ pub struct EngineStats {
 /// One worker as the router sees it at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerSnapshot {
-    /// Who.
+    /// The worker's id.
     pub id: WorkerId,
     /// What was said when it was added.
     pub info: WorkerInfo,

@@ -70,11 +70,8 @@ impl ServedModel {
 
     /// Everything of the model's media processors that changes tokens or tensors of an item without a request's settings: a
     /// part of the plan class of its workers.
-    pub fn processor(&self) -> Arc<str> {
-        match &self.vision {
-            Some(vision) => format!("chiasm {} of transformers 5.19", vision.family()).into(),
-            None => "none".into(),
-        }
+    pub fn processor(&self) -> Arc<[u8]> {
+        self.vision.as_ref().map_or(&[][..], VisionModel::processor).into()
     }
 
     /// The largest token id; there may be unused ones below it.

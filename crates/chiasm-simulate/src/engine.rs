@@ -1,33 +1,30 @@
 //! A modelled engine: what vLLM's scheduler and caches do, in virtual time.
 
-mod free_queue;
 mod kv_cache;
 mod live;
-mod lru;
 mod run;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use chiasm_engine_caches::{BlockId, Encoded, EncoderCache};
 use chiasm_kv::event::KvEvent;
 use chiasm_router::EngineStats;
 
 use crate::model::EngineModel;
 use crate::sequence::Sequence;
 use crate::virtual_time::{Nanos, nanos, seconds};
-use free_queue::BlockId;
 use kv_cache::KvCache;
 pub(crate) use live::Live;
-pub(crate) use lru::Lru;
 use run::DecodeRun;
 
-/// Who is told what an engine gives out.
+/// Somebody who is told what an engine gives out.
 pub(crate) trait Observer {
     /// The whole prompt is computed.
     fn first_token(&mut self, live: &mut Live, now: Nanos);
     /// The last token is there.
     fn finished(&mut self, live: Live, now: Nanos);
-    /// So many tokens came this long after the ones before them.
+    /// `tokens` tokens came `gap` after those before them, one of each request that decodes at a time.
     fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos);
 }
 
@@ -38,19 +35,19 @@ pub(crate) trait Observer {
 /// to the next end of a request or the next delivery. Work per request is constant but for its blocks; nothing is done per
 /// token.
 ///
-/// Unlike vLLM it never preempts: a request is admitted when its prompt *and* its answer fit beside what those that run will
-/// still take.
+/// Unlike vLLM, and the simulated engine of `chiasm-sim-engine`, it never preempts: a request is admitted when its prompt *and*
+/// its answer fit beside what those that run will still take. So the scheduler is one of its own; the caches are the same.
 pub(crate) struct Engine {
     model: EngineModel,
     cache: KvCache,
-    encoder: Lru<()>,
+    encoder: EncoderCache<u64>,
     waiting: VecDeque<Box<Live>>,
     seats: Vec<Option<Box<Live>>>,
     vacant: Vec<u32>,
     /// Seats of prompts that are not wholly computed, in order of admission.
     prefilling: Vec<u32>,
     decoding: u64,
-    /// Tokens that those have in their context.
+    /// Tokens in the contexts of the requests that decode.
     context: u64,
     /// Blocks that the running requests will still take.
     growth: usize,
@@ -89,7 +86,7 @@ impl Engine {
     pub(crate) fn new(model: EngineModel) -> Self {
         Self {
             cache: KvCache::new(model.num_blocks, model.block_size.get()),
-            encoder: Lru::new(model.encoder_cache_tokens),
+            encoder: EncoderCache::new(model.encoder_cache_tokens),
             model,
             waiting: VecDeque::new(),
             seats: Vec::new(),
@@ -112,7 +109,7 @@ impl Engine {
         sequence.computed().div_ceil(model.block_size.get()) <= model.num_blocks as usize
     }
 
-    /// When [`Engine::wake`] is to be called next; earlier calls are wrong. Changes with every call.
+    /// The time at which [`Engine::wake`] is to be called next; earlier calls are wrong. It changes with every call.
     pub(crate) fn next_wake(&self) -> Option<Nanos> {
         match &self.activity {
             Activity::Idle => None,
@@ -130,7 +127,7 @@ impl Engine {
         EngineStats {
             running: (self.seats.len() - self.vacant.len()) as u64,
             waiting: self.waiting.len() as u64,
-            kv_usage: 1.0 - self.cache.free() as f64 / f64::from(self.model.num_blocks),
+            kv_usage: self.cache.usage(),
         }
     }
 
@@ -229,7 +226,7 @@ impl Engine {
             let Live { table, sequence, keys, .. } = &mut *live;
             self.context -= sequence.computed() as u64;
             self.cache.store(table, sequence, keys, sequence.computed());
-            self.cache.release(std::mem::take(table));
+            self.cache.release(table);
             observer.finished(*live, now);
         }
     }
@@ -299,8 +296,7 @@ impl Engine {
         while let Some(item) = live.sequence.items().get(live.next_item).filter(|item| item.start < end) {
             live.next_item += 1;
             let (id, embeds) = (item.image.id, u64::from(item.image.embeds));
-            if self.encoder.get(id).is_none() {
-                self.encoder.insert(id, embeds, ());
+            if self.encoder.encode(&id, embeds) == Encoded::Now {
                 live.encoded += embeds;
                 work.embeds += embeds;
             }

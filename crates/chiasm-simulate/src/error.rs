@@ -25,7 +25,7 @@ pub enum SimulateError {
     TraceLine {
         /// Counted from 1.
         line: u64,
-        /// What is wrong, and what would be right.
+        /// The fault, and what would be right.
         problem: String,
     },
     /// Not a single request can be served.

@@ -4,6 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Instant;
 
+use chiasm_engine_caches::WeightedLru;
 use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_router::{
     Clock, EngineStats, Policy, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,
@@ -12,7 +13,7 @@ use chiasm_types::WorkerId;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-use crate::engine::{Engine, Live, Lru};
+use crate::engine::{Engine, Live};
 use crate::error::SimulateError;
 use crate::report::{Latency, PolicyReport};
 use crate::scenario::{Arrivals, Scenario};
@@ -30,18 +31,18 @@ pub(crate) struct Fleet<'a> {
     clock: VirtualClock,
     engines: Vec<Engine>,
     /// Per engine the tensors that it has or that are on their way, and when they are there.
-    receivers: Vec<Lru<Nanos>>,
-    /// When each thread of the frontend is free.
+    receivers: Vec<WeightedLru<u64, Nanos>>,
+    /// The times at which the frontend's threads are free.
     threads: BinaryHeap<Reverse<Nanos>>,
     planned: BinaryHeap<Planned>,
     plans: u64,
-    /// On the way from engines to the router, in the order of their times.
+    /// Events and statistics on the way from engines to the router, in the order of their times.
     published: VecDeque<Published>,
     arrivals: ArrivalTimes,
     tally: Tally,
     /// Requests that arrived.
     arrived: u64,
-    /// At the end of the warm-up, and at the last arrival.
+    /// The state at the end of the warm-up, and at the last arrival.
     marks: [Mark; 2],
     items: Vec<RouteItem>,
 }
@@ -77,7 +78,7 @@ struct Mark {
     work: Vec<f64>,
 }
 
-/// When the next request arrives.
+/// Says when the next request arrives.
 struct ArrivalTimes {
     mode: Arrivals,
     rng: SmallRng,
@@ -125,7 +126,7 @@ impl<'a> Fleet<'a> {
             router,
             clock,
             engines: (0..scenario.workers).map(|_| Engine::new(model)).collect(),
-            receivers: (0..scenario.workers).map(|_| Lru::new(model.receiver_cache_bytes)).collect(),
+            receivers: (0..scenario.workers).map(|_| WeightedLru::new(model.receiver_cache_bytes)).collect(),
             threads: vec![Reverse(0); threads].into(),
             planned: BinaryHeap::new(),
             plans: 0,
@@ -235,7 +236,7 @@ impl<'a> Fleet<'a> {
     fn make_tensors(&mut self, worker: usize, sequence: &Sequence, now: Nanos, counted: bool) -> Nanos {
         let mut ready = now;
         for item in sequence.items() {
-            let there = self.receivers[worker].get(item.image.id).copied();
+            let there = self.receivers[worker].get(&item.image.id).copied();
             self.tally.items += u64::from(counted);
             self.tally.reused_items += u64::from(counted && there.is_some());
             let at = there.unwrap_or_else(|| {

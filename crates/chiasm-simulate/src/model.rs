@@ -31,7 +31,7 @@ pub struct EngineModel {
     /// Tokens that a step computes at most; longer prompts are computed in chunks. Default 8192, as vLLM's
     /// there.
     pub max_batched_tokens: usize,
-    /// What every step costs: scheduling, launching, sampling. Default 2 ms.
+    /// Fixed cost of a step: scheduling, launching, sampling. Default 2 ms.
     pub overhead: f64,
     /// Reading the weights once. Default 6 ms: 15.2 GB at 2.5 TB/s.
     pub weights: f64,
@@ -50,7 +50,7 @@ pub struct EngineModel {
     pub encoder_cache_tokens: u64,
     /// Bytes of the receiver cache. Default 4 GiB, vLLM's `--mm-processor-cache-gb 4`.
     pub receiver_cache_bytes: u64,
-    /// From the end of a step until the frontend has its KV events and statistics. Default 1 ms.
+    /// Delay from the end of a step until the frontend has its KV events and statistics. Default 1 ms.
     pub event_delay: f64,
 }
 

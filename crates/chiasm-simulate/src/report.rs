@@ -32,9 +32,9 @@ impl Latency {
 pub struct PolicyReport {
     /// The policy's name.
     pub policy: &'static str,
-    /// From the arrival at the frontend to the first token.
+    /// Time from the arrival at the frontend to the first token.
     pub ttft_ms: Latency,
-    /// From token to token of one request, over all tokens.
+    /// Time from token to token of one request, over all tokens.
     pub itl_ms: Latency,
     /// Part of the prompt tokens that the engines found in their KV caches.
     pub hit_rate: f64,

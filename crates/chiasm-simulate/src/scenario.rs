@@ -23,9 +23,9 @@ const MOST_WORKERS: usize = 100_000;
 /// Where requests come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// They are generated.
+    /// Requests of a workload are generated.
     Generated(Workload, WorkloadSize),
-    /// From a file in Mooncake's format: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids` of
+    /// Requests are read from a file in Mooncake's format: JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids` of
     /// 512-token blocks.
     Trace(PathBuf),
 }
@@ -33,11 +33,11 @@ pub enum Source {
 /// When requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// Independently of each other, so many per second on average.
+    /// Requests arrive independently of each other, so many per second on average.
     Poisson(f64),
-    /// When the trace says, so many times as fast.
+    /// Requests arrive when the trace says, so many times as fast.
     Traced(f64),
-    /// As soon as fewer than this number per worker are in flight.
+    /// A request arrives as soon as fewer than this number per worker are in flight.
     Closed(usize),
 }
 
@@ -48,15 +48,15 @@ pub struct Scenario {
     pub workers: usize,
     /// Requests; fewer when a trace has fewer.
     pub requests: u64,
-    /// How many of them come first and don't count, while caches fill.
+    /// Number of requests that come first and don't count, while caches fill.
     pub warm_up: u64,
-    /// Where they come from.
+    /// The source of the requests.
     pub source: Source,
-    /// Of the requests, their arrivals, and the router's choices.
+    /// Seed of the requests, their arrivals, and the router's choices.
     pub seed: u64,
-    /// All engines are alike.
+    /// The engines, which are all alike.
     pub engine: EngineModel,
-    /// The frontend.
+    /// The frontend before them.
     pub frontend: FrontendModel,
     /// The router's weights and limits; policy and seed are replaced.
     pub router: RouterConfig,

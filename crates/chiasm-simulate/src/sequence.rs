@@ -45,7 +45,7 @@ impl Image {
 pub(crate) enum Piece {
     /// The first `length` tokens of an endless text; another seed is another text.
     Text { seed: u64, length: u32 },
-    /// As many placeholder tokens as it has embeddings.
+    /// An image, which takes as many placeholder tokens as it has embeddings.
     Image(Image),
 }
 

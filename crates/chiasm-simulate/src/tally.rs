@@ -7,7 +7,7 @@ use crate::virtual_time::Nanos;
 
 /// Sums and histograms over the requests that count.
 pub(crate) struct Tally {
-    /// From when on gaps between tokens count: the arrival of the first request that does.
+    /// Gaps between tokens count from then on. It is the arrival of the first request that counts.
     pub(crate) count_from: Nanos,
     pub(crate) ttft: Histogram,
     pub(crate) gaps: Histogram,

@@ -45,7 +45,7 @@ pub enum Workload {
 pub struct WorkloadSize {
     /// Images of the catalogue per worker of the fleet. Default 32.
     pub images_per_worker: usize,
-    /// How unequal their popularity is: Zipf's exponent. Default 0.9.
+    /// Zipf's exponent of the images' popularity: the larger, the more unequal. Default 0.9.
     pub zipf_exponent: f64,
     /// Conversations that are open at once, per worker. Default 64.
     pub chats_per_worker: usize,
@@ -60,7 +60,7 @@ impl Default for WorkloadSize {
 /// A request as it arrives.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    /// When, for traces; generated requests come when the simulation wants them.
+    /// Time of its arrival in a trace; generated requests come when the simulation wants them.
     pub(crate) at: Nanos,
     pub(crate) sequence: Sequence,
 }
@@ -75,7 +75,7 @@ const NAMES: [(Workload, &str); 6] = [
 ];
 
 impl Workload {
-    /// All of them.
+    /// All workloads, in the order of reports.
     pub const ALL: [Self; 6] = [
         Self::SharedImageQa,
         Self::MultiTurnImages,

@@ -53,9 +53,9 @@ pub(crate) struct Shared {
 pub struct ArenaUsage {
     /// Bytes that slots can have at most.
     pub capacity: u64,
-    /// Bytes of it that have been taken from the system.
+    /// Bytes of the capacity that have been taken from the system.
     pub reserved: u64,
-    /// Bytes of it that slots have.
+    /// Bytes of the capacity that slots have.
     pub used: u64,
     /// Number of slots.
     pub slots: usize,
@@ -66,7 +66,7 @@ pub struct ArenaUsage {
 #[derive(Debug)]
 struct State {
     free: Ranges,
-    /// Not reserved yet.
+    /// Ranges that are not reserved yet.
     ungrown: Ranges,
     /// Number of reservations under way.
     growing: usize,
@@ -74,9 +74,9 @@ struct State {
     exhausted: bool,
     reserved: u64,
     used: u64,
-    /// By their start.
+    /// Slots that somebody needs, by where they begin.
     slots: HashMap<u64, Holders>,
-    /// Number of slots so far.
+    /// Number of slots that were ever taken.
     serial: u64,
     leases: Leases,
 }
@@ -88,7 +88,7 @@ struct Holders {
     /// Leases that have not ended, and one for the frontend itself as long as it has a [`SlotWriter`] or
     /// [`Slot`], or one for each time that it came back to it.
     count: usize,
-    /// Tells it from others that began at the same place.
+    /// Which of the slots that ever began at this place it is.
     serial: u64,
 }
 
@@ -128,12 +128,12 @@ impl Arena {
         &self.shared.name
     }
 
-    /// Removes the name: the engine has opened the arena, or never will.
+    /// Removes the arena's name, once the engine has opened it or never will.
     pub fn unlink(&self) {
         self.shared.unlink();
     }
 
-    /// Room for a tensor of so many bytes. What is in it is left from before: write all of it.
+    /// Takes room for a tensor of so many bytes. It still has what was in it before: write all of it.
     ///
     /// # Errors
     /// [`NoSlot`] says why there is none now.
@@ -153,7 +153,7 @@ impl Arena {
         self.shared.state().leases.expect(leases);
     }
 
-    /// What it is used for, after a look at what the engine has returned.
+    /// Looks at what the engine has returned, and says what the arena is used for.
     pub fn usage(&self) -> ArenaUsage {
         let shared = &self.shared;
         let mut state = shared.state();
@@ -283,7 +283,7 @@ impl Shared {
         Ok(lent)
     }
 
-    /// Which of the slots that ever began there a slot that has a holder is.
+    /// The number of the slot that begins there and has a holder: slots are numbered in the order in which they were taken.
     pub(crate) fn serial(&self, start: u64) -> u64 {
         self.state().slots.get(&start).map_or(0, |holders| holders.serial)
     }
@@ -333,7 +333,7 @@ impl State {
         self.slots.insert(range.start, Holders { end: range.end, count: 1, serial: self.serial });
     }
 
-    /// What to reserve next, so that there is room for `length` bytes.
+    /// Chooses what to reserve next, so that there is room for `length` bytes.
     fn growth(&mut self, length: u64) -> Option<Range<u64>> {
         let length = length.next_multiple_of(PAGE);
         let step = length.max(GROWTH.min(self.ungrown.longest()));

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Why there is no slot, why an arena can't be opened, why a handle can't be resolved.
 
 use std::io;
 
@@ -12,9 +12,9 @@ pub enum NoSlot {
     /// It would not even fit an empty arena.
     #[error("{bytes} bytes do not fit the arena of {capacity}")]
     TooLarge {
-        /// What was asked for.
+        /// Bytes that were asked for.
         bytes: usize,
-        /// What the arena has.
+        /// Bytes that slots can have at most.
         capacity: u64,
     },
     /// Every entry of the table of leases is in use.
@@ -49,7 +49,7 @@ pub enum OpenError {
     Io {
         /// The arena's name.
         name: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -58,7 +58,7 @@ pub enum OpenError {
     Unsuitable {
         /// The arena's name.
         name: String,
-        /// What is wrong.
+        /// The fault in it.
         problem: &'static str,
     },
 }
@@ -76,6 +76,9 @@ pub enum BadHandle {
     /// The lease is not lent, or was lent again since.
     #[error("its lease has ended")]
     Ended,
+    /// It was resolved before. A second view would be written under when the first one is gone.
+    #[error("it was used before: lend the slot again for each sending")]
+    Used,
     /// Its bytes are not those of the lease, or not within the arena.
     #[error("its bytes are not those of its lease")]
     Range,

@@ -7,7 +7,7 @@ pub(crate) const PAGE: u64 = 4096;
 /// Slots are whole cache lines.
 pub(crate) const LINE: u64 = 64;
 pub(crate) const MAGIC: [u8; 8] = *b"CHIASMSM";
-/// Where the table of leases begins.
+/// The table of leases begins here.
 pub(crate) const TABLE: u64 = PAGE;
 /// Bytes of one lease.
 pub(crate) const LEASE_BYTES: u64 = 32;
@@ -44,7 +44,7 @@ pub struct Handle {
     pub lease: u32,
     /// The lease's generation.
     pub generation: u32,
-    /// Where the slot begins, in bytes from the start of the arena.
+    /// The slot's beginning, in bytes from the start of the arena.
     pub offset: u64,
     /// The slot's length in bytes.
     pub length: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Header {
 pub(crate) const HEADER_BYTES: usize = 56;
 
 impl Header {
-    /// Of an arena with so many leases and bytes for slots.
+    /// The header of an arena with so many leases, and so many bytes for slots behind the table.
     pub(crate) fn new(leases: u32, slot_bytes: u64, owner_pid: u32, owner_start: u64, number: u64) -> Self {
         let slots = (TABLE + u64::from(leases) * LEASE_BYTES).next_multiple_of(PAGE);
         Self { leases, length: slots + slot_bytes, slots, owner_pid, owner_start, number }
@@ -113,7 +113,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Where a lease's entry begins; `None` outside the table.
+    /// The offset at which a lease's entry begins; `None` if it is not in the table.
     pub(crate) fn lease_at(&self, index: u32) -> Option<u64> {
         (index < self.leases).then(|| TABLE + u64::from(index) * LEASE_BYTES)
     }

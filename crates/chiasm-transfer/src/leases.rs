@@ -16,11 +16,11 @@ pub struct LeaseId {
 #[derive(Debug)]
 pub(crate) struct Leases {
     header: Header,
-    /// As far as they were ever used.
+    /// One entry for each lease that was ever used.
     entries: Vec<Entry>,
     free: Vec<u32>,
     lent: usize,
-    /// Those that the engine is known to return soon.
+    /// Leases that the engine is known to return soon.
     expected: Vec<LeaseId>,
 }
 

@@ -6,7 +6,7 @@ use std::fs;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) pid: u32,
-    /// In clock ticks since boot, field 22 of `/proc/<pid>/stat`.
+    /// The process's start in clock ticks since boot, field 22 of `/proc/<pid>/stat`.
     pub(crate) start: u64,
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// One range.
+    /// A set of one range.
     pub(crate) fn new(range: Range<u64>) -> Self {
         let mut ranges = Self::default();
         ranges.insert(range);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
@@ -13,12 +14,12 @@ use crate::owner::Owner;
 
 const MODE: rustix::fs::RawMode = 0o600;
 
-/// The name of an owner's arena.
+/// The file name that tells an arena's owner and number.
 pub(crate) fn name(owner: Owner, number: u64) -> String {
     format!("chiasm.{}.{}.{number:016x}", owner.pid, owner.start)
 }
 
-/// Owner and number in a name; `None` for names of others.
+/// Reads owner and number out of a file name; `None` if it is not one that [`name`] gives.
 pub(crate) fn parse_name(name: &str) -> Option<(Owner, u64)> {
     let decimal = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut parts = name.strip_prefix("chiasm.")?.split('.');
@@ -41,21 +42,21 @@ pub(crate) fn create(dir: &Path, name: &str, header: &Header) -> io::Result<(Fil
     reserve(&file, 0, header.slots)?;
     // Held as long as this process has the file open: whoever gets it knows that the owner is gone.
     file.try_lock().map_err(io::Error::from)?;
-    let mapping = Mapping::new(&file, header.length)?;
-    mapping.write(0, &header.encode());
+    file.write_all_at(&header.encode(), 0)?;
+    let mapping = Mapping::new(&file, header)?;
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::linkat(CWD, unnamed, CWD, dir.join(name), AtFlags::SYMLINK_FOLLOW)?;
     Ok((file, mapping))
 }
 
-/// A file that has no name yet.
+/// Makes a file that has no name yet.
 #[cfg(target_os = "linux")]
 fn unnamed_file(dir: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
     Ok(rustix::fs::openat(CWD, dir, flags, Mode::from_raw_mode(MODE))?.into())
 }
 
-/// Other systems have none: engines get everything in messages there.
+/// Fails: other systems have no such files, and engines get everything in messages there.
 #[cfg(not(target_os = "linux"))]
 fn unnamed_file(_dir: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "arenas need Linux"))
@@ -71,11 +72,14 @@ pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
     }
 }
 
+/// Tells a file from all others that are there at the same time, whatever their names: device and inode.
+pub(crate) type FileId = (u64, u64);
+
 /// Opens an arena of this user.
 ///
 /// # Errors
 /// What is wrong with it, if it is there: see [`Unsuitable`].
-pub(crate) fn open(dir: &Path, name: &str, number: u64) -> Result<(Header, Mapping), Unsuitable> {
+pub(crate) fn open(dir: &Path, name: &str, number: u64) -> Result<(FileId, Header, Mapping), Unsuitable> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let file = File::from(rustix::fs::openat(CWD, dir.join(name), flags, Mode::empty()).map_err(io::Error::from)?);
     let stat = rustix::fs::fstat(&file).map_err(io::Error::from)?;
@@ -89,14 +93,14 @@ pub(crate) fn open(dir: &Path, name: &str, number: u64) -> Result<(Header, Mappi
     if length < HEADER_BYTES as u64 {
         return Err(Unsuitable::Problem("it is not an arena"));
     }
-    let mapping = Mapping::new(&file, length)?;
     let mut bytes = [0; HEADER_BYTES];
-    mapping.read(0, &mut bytes);
+    file.read_exact_at(&mut bytes, 0)?;
     let header = Header::decode(&bytes, length).map_err(Unsuitable::Problem)?;
     if header.number != number {
         return Err(Unsuitable::Problem("its number is not that of its name"));
     }
-    Ok((header, mapping))
+    let mapping = Mapping::new(&file, &header)?;
+    Ok(((stat.st_dev, stat.st_ino), header, mapping))
 }
 
 /// Why a file is not taken for an arena.

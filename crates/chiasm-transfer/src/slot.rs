@@ -22,7 +22,7 @@ pub struct Slot {
     held: Arc<Held>,
 }
 
-/// A way back to a [`Slot`], for as long as somebody else, mostly the engine, has use for it. Keeps no room.
+/// A way back to a [`Slot`] as long as somebody else, mostly the engine, has use for it. It keeps no room.
 #[derive(Clone, Debug)]
 pub struct WeakSlot {
     arena: Weak<Shared>,
@@ -33,9 +33,9 @@ pub struct WeakSlot {
 /// A slot that was lent to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// What [`Arena::expect_return`](crate::Arena::expect_return) takes.
+    /// The lease as [`Arena::expect_return`](crate::Arena::expect_return) takes it.
     pub id: LeaseId,
-    /// What the engine is sent.
+    /// The handle that the engine is sent.
     pub handle: Handle,
 }
 
@@ -101,7 +101,7 @@ impl Slot {
         Ok(Lease { id, handle })
     }
 
-    /// A way back to it that does not keep it.
+    /// Makes a way back to this slot that does not keep it.
     pub fn downgrade(&self) -> WeakSlot {
         let Held { arena, range } = &*self.held;
         WeakSlot { arena: Arc::downgrade(arena), range: range.clone(), serial: arena.serial(range.start) }

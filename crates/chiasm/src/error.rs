@@ -8,7 +8,7 @@ use chiasm_engine::ShmTooSmall;
 use chiasm_media::MediaError;
 use chiasm_server::fleet::NoEngines;
 use chiasm_server::model::ModelError;
-use chiasm_sim::SimError;
+use chiasm_sim_engine::SimError;
 use chiasm_vision::VisionError;
 
 /// Why a command ends with exit code 1.

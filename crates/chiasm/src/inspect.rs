@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 
+use chiasm_backend::PlanClass;
 use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaDoor, MediaHeader, MediaPart};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
@@ -41,6 +42,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
     }
+    let identity = PlanClass::identify(model.processor(), &model.fingerprint(&kwargs));
     for (index, source) in args.images.iter().enumerate() {
         let image = open(&door, source).await?;
         let MediaHeader::Image(header) = image.header else {
@@ -48,7 +50,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         };
         let size = ImageSize { width: header.width, height: header.height };
         let plan = model.plan(size, &kwargs)?;
-        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &model.fingerprint(&kwargs));
+        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &identity);
         let facts = Facts {
             source: if source.starts_with("data:") { "data: URI" } else { source },
             hash,

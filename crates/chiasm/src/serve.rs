@@ -16,7 +16,7 @@ use chiasm_router::{BusyThresholds, RouterConfig, Weights};
 use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, RoutingOptions, connections};
-use chiasm_sim::SimConfig;
+use chiasm_sim_engine::SimConfig;
 use tokio::net::TcpListener;
 
 use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};

@@ -1,7 +1,7 @@
 //! `chiasm sim-engine`: one simulated engine as a process of its own.
 
 use chiasm_server::model::ServedModel;
-use chiasm_sim::{Exit, KvEvents, SimConfig, SimEngine};
+use chiasm_sim_engine::{Exit, KvEvents, SimConfig, SimEngine};
 
 use crate::cli::SimEngineArgs;
 use crate::error::CliError;

@@ -6,7 +6,7 @@ use chiasm_backend::ConnectError;
 use chiasm_engine::{EngineEndpoints, EngineHost, FormatPolicy, RunningEngine, SocketDir};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::ServedModel;
-use chiasm_sim::{Exit, KvEvents, Pace, SimConfig, SimEngine};
+use chiasm_sim_engine::{Exit, KvEvents, Pace, SimConfig, SimEngine};
 use chiasm_types::{BlockSize, Dtype, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
@@ -58,7 +58,7 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
 }
 
 /// Answers in the model's own tokens.
-fn speaking(tokenizer: Tokenizer) -> chiasm_sim::TextToTokens {
+fn speaking(tokenizer: Tokenizer) -> chiasm_sim_engine::TextToTokens {
     Arc::new(move |text| tokenizer.encode(text, false).unwrap_or_default())
 }
 

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Row, rounded};
+use crate::bench_peers::row::{Mandatory, Row, rounded};
 use crate::error::Error;
 
 /// The bench's name in rows and files, and its program's.
@@ -53,12 +53,46 @@ pub(crate) const METRICS: [Metric; 7] = [
 
 /// By how much we want to beat a peer: the start of a case's name, the start of the peer's, the ratio.
 const TARGETS: [(&str, &str, f64); 5] = [
-    ("repeated image", "vllm-rs", 8.0),
-    ("repeated image", "Dynamo", 4.0),
-    ("distinct images", "vllm-rs", 1.8),
-    ("1k-token text", "vllm-rs", 1.3),
-    ("1k-token text", "Dynamo", 3.0),
+    ("repeated image", VLLM_RS, 8.0),
+    ("repeated image", DYNAMO, 4.0),
+    ("distinct images", VLLM_RS, 1.8),
+    ("1k-token text", VLLM_RS, 1.3),
+    ("1k-token text", DYNAMO, 3.0),
 ];
+
+pub(crate) const MANDATORY: [Mandatory; 3] = [
+    Mandatory {
+        cases: &[
+            "repeated image, data URI, 1 client",
+            "repeated image, data URI, 16 clients",
+            "repeated image, data URI, 64 clients",
+            "repeated image, URL, 1 client",
+            "repeated image, URL, 16 clients",
+            "repeated image, URL, 64 clients",
+            "distinct images, data URI, 1 client",
+            "distinct images, data URI, 16 clients",
+            "distinct images, data URI, 64 clients",
+            "1k-token text, 1 client",
+            "1k-token text, 16 clients",
+            "1k-token text, 64 clients",
+            "1k-token text, shared system prompt, 1 client",
+            "1k-token text, shared system prompt, 16 clients",
+            "1k-token text, shared system prompt, 64 clients",
+        ],
+        lines: &[(PER_CPU, VLLM_RS), (PER_CPU, DYNAMO), (GENERATOR, VLLM_RS)],
+    },
+    Mandatory {
+        cases: &["repeated image, data URI", "repeated image, URL", "distinct images, data URI"],
+        lines: &[(DIFFERENT, VLLM_RS)],
+    },
+    Mandatory {
+        cases: &["1k-token text", "1k-token text, shared system prompt"],
+        lines: &[(DIFFERENT, VLLM_RS), (DIFFERENT, DYNAMO)],
+    },
+];
+
+const VLLM_RS: &str = "vllm-rs";
+const DYNAMO: &str = "Dynamo";
 
 /// Parses the lines.
 pub(crate) fn parse(lines: &[String]) -> Result<Vec<Measurement>, Error> {

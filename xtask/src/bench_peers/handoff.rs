@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Row, rounded};
+use crate::bench_peers::row::{Mandatory, Row, rounded};
 use crate::error::Error;
 
 /// The bench's name in rows and files.
@@ -39,6 +39,20 @@ const OF_A_COPY: (&str, f64) = ("13 MB", 1.3);
 const OF_A_SEGMENT: f64 = 5.0;
 /// Milliseconds that an image may take that the engine has.
 const CACHED_MS: f64 = 0.2;
+
+pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
+    cases: &["3 MB", "13 MB", "50 MB"],
+    lines: &[
+        (SHM, MEMCPY),
+        (SHM, "pickle"),
+        (SHM, "msgpack"),
+        (SHM, "aux"),
+        (CACHED, LIMIT),
+        (CACHED, TEXT),
+        (INLINE, "aux"),
+        (FIRST_USE, USED_BEFORE),
+    ],
+}];
 
 /// The first line: which versions were measured against.
 #[derive(Debug, Deserialize)]

@@ -28,7 +28,7 @@ before warms up and compares the tensors. Only ratios of one run mean something.
 - **chiasm** resizes and lays out in bands of lines that stay in the CPU's cache, so that its process is not the sum of the
   two. As when it serves, it decodes into memory that its thread keeps and writes into a buffer that the caller owns.
 - **floor** is what cannot be saved: our decoding alone, and as `process` one copy of the tensor into a buffer that is used
-  again.
+  again. The target for raw patches is a limit above it; `transformers` decodes as fast as we do, so a ratio to it says little.
 - **llm-multimodal**, on which vLLM's Rust frontend and Dynamo build, through its public interface: its own 8-bit form for
   u8, its wire form for normalised values.
 - **transformers**: Pillow, then the model's image processor: told not to rescale and normalise for u8, as it comes for f32,
@@ -198,7 +198,7 @@ mod tests {
         r#"{"case":"qwen3_vl 1920x1080.jpg u8","side":"transformers 5.19.0 (torch 2.13.0, Pillow 13.0.0)","times":{"decode":15.0,"process":45.0,"whole":60.0},"differs":0.5,"refused":null}"#,
         r#"{"case":"qwen2_vl 1920x1080.jpg u8","side":"chiasm (avx2)","times":{"decode":1.0,"process":2.0,"resize":2.0},"differs":0,"refused":null}"#,
         r#"{"case":"qwen2_vl 1920x1080.jpg u8","side":"floor","times":{"process":1.0},"differs":null,"refused":null}"#,
-        r#"{"case":"qwen2_vl 1920x1080.jpg u8","side":"llm-multimodal 1.14.0","times":{"resize":8.0},"differs":0,"refused":null}"#,
+        r#"{"case":"qwen2_vl 1920x1080.jpg u8","side":"llm-multimodal 1.14.0","times":{"resize":8.0},"differs":0.5,"refused":null}"#,
         r#"{"case":"llama4 512x512.jpg bf16","side":"chiasm","times":{},"differs":null,"refused":"unknown"}"#,
         r#"{"case":"llama4 512x512.jpg bf16","side":"llm-multimodal 1.14.0","times":{"decode":1.0,"whole":3.0},"differs":null,"refused":null}"#,
     ];
@@ -212,10 +212,10 @@ mod tests {
         let note = note();
         for line in [
             "Medians of 15 rounds of chiasm (avx2) against llm-multimodal 1.14.0; transformers 5.19.0 (torch 2.13.0, Pillow 13.0.0).",
-            "| qwen3_vl 1920x1080.jpg u8 | whole | floor | 12.00 | 11.00 | 1.09 | ≤ 1.4 | yes |",
+            "| qwen3_vl 1920x1080.jpg u8 | whole | floor | 12.00 | 11.00 | 1.09 | ≤ 1.2 | yes |",
             "| qwen3_vl 1920x1080.jpg u8 | whole | llm-multimodal | 12.00 | 18.00 | 1.50 | ≥ 1.8 | **no** |",
             "| qwen3_vl 1920x1080.jpg u8 | resize | llm-multimodal | 1.00 | 8.00 | 8.00 | ≥ 5 | yes |",
-            "| qwen3_vl 1920x1080.jpg u8 | whole | transformers | 12.00 | 60.00 | 5.00 | ≥ 4 | **no: other bits** |",
+            "| qwen2_vl 1920x1080.jpg u8 | resize | llm-multimodal | 2.00 | 8.00 | 4.00 | ≥ 5 | **no: other bits** |",
             "- qwen3_vl 1920x1080.jpg u8, whole, llm-multimodal: decoding takes 10.00 ms (83 %), the rest 2.00 ms; \
              with a rest of nothing the ratio would be 1.80",
             "- qwen2_vl 1920x1080.jpg u8, resize, llm-multimodal: 2.00 ms, where one copy of the tensor takes 1.00 ms",

@@ -9,6 +9,7 @@ use crate::error::Error;
 
 /// One comparison. Numbers that could not be had are null, and so is what follows from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
 pub(crate) struct Row {
     pub(crate) bench: &'static str,
     pub(crate) case: String,
@@ -47,6 +48,33 @@ impl Row {
     }
 }
 
+/// Comparisons that a bench must not end without: each line for each case. A bench whose peer did not start, or that skipped a case,
+/// would otherwise leave a note that looks complete.
+pub(crate) struct Mandatory {
+    pub(crate) cases: &'static [&'static str],
+    /// Metrics, each with a peer's name without its version.
+    pub(crate) lines: &'static [(&'static str, &'static str)],
+}
+
+/// Those that no row has both numbers of, in words.
+pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
+    let is_of = |row: &Row, peer: &str| {
+        row.peer_name.strip_prefix(peer).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+    };
+    let is_there = |case: &str, metric: &str, peer: &str| {
+        let mut found = rows.iter().filter(|row| row.case == case && row.metric == metric && is_of(row, peer));
+        found.any(|row| row.ours.is_some() && row.peer.is_some())
+    };
+    let mut missing = Vec::new();
+    for Mandatory { cases, lines } in mandatory {
+        for case in *cases {
+            let absent = lines.iter().filter(|(metric, peer)| !is_there(case, metric, peer));
+            missing.extend(absent.map(|(metric, peer)| format!("{case}, {metric}, {peer}")));
+        }
+    }
+    missing
+}
+
 /// To three decimals, so that files stay readable.
 pub(crate) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
@@ -67,6 +95,22 @@ pub(crate) fn write(path: &Path, rows: &[Row]) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mandatory_row_is_missing_unless_both_sides_have_a_number() {
+        const MANDATORY: [Mandatory; 1] = [Mandatory { cases: &["a", "b"], lines: &[("whole", "memcpy")] }];
+        let row = |case, peer, ours| Row {
+            metric: "whole".to_owned(),
+            ours,
+            peer: Some(1.0),
+            ..Row::milliseconds("handoff", case, peer)
+        };
+        let all = [row("a", "memcpy", Some(1.0)), row("b", "memcpy 1.0", Some(1.0))];
+        assert!(missing(&all, &MANDATORY).is_empty());
+        assert_eq!(missing(&all[..1], &MANDATORY), ["b, whole, memcpy"]);
+        let other = [row("a", "memcpy, in turn", Some(1.0)), row("b", "memcpy", None)];
+        assert_eq!(missing(&other, &MANDATORY), ["a, whole, memcpy", "b, whole, memcpy"]);
+    }
 
     #[test]
     fn a_file_of_rows_is_json_with_all_keys_in_their_order() {

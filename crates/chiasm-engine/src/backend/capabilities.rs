@@ -15,7 +15,7 @@ use crate::wire::handshake::KvEventsConfig;
 
 /// What an engine is asked for beyond what it says itself.
 pub(super) struct Beyond {
-    pub(super) processor: Arc<str>,
+    pub(super) processor: Arc<[u8]>,
     pub(super) format: TensorFormat,
     pub(super) locality: Locality,
     pub(super) has_arena: bool,

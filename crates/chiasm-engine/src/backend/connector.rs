@@ -34,7 +34,7 @@ pub struct EngineOptions {
     /// Whether it gets shared memory.
     pub arena: ArenaPolicy,
     /// The processor that makes its tensors, with all settings: a part of its plan class.
-    pub processor: Arc<str>,
+    pub processor: Arc<[u8]>,
 }
 
 /// Connects to the engines of one worker, one after the other.

@@ -1,4 +1,5 @@
 //! A scripted engine: the other end of the sockets, without any model.
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::sync::Once;
 use std::time::Duration;
@@ -41,7 +42,6 @@ pub(crate) struct MockEngine {
 
 /// In which order the last two messages of the handshake come.
 #[derive(Clone, Copy)]
-#[allow(dead_code, reason = "each test binary uses its own part")]
 pub(crate) enum Order {
     ReportFirst,
     ReadyFirst,

@@ -14,7 +14,7 @@ pub(super) fn reduce(number: u128) -> u128 {
     if folded >= P { folded - P } else { folded }
 }
 
-/// Of two numbers below p.
+/// The sum modulo p of two numbers below p.
 #[inline]
 pub(super) fn add(one: u128, other: u128) -> u128 {
     let sum = one + other;
@@ -42,8 +42,8 @@ pub(super) fn multiply_add_wide(one: u128, other: u128, low: u128, high: u128) -
     reduce((sum & P) + (sum >> 127) + (middle >> 63) + (high >> 63))
 }
 
-/// Of one factor that is at most 2^127 and two numbers below p. Each block's state waits for that of the block before, so
-/// this reduces by halves and to the end only once.
+/// `one` · `other` + `more` modulo p, for a factor `one` of at most 2^127 and two numbers below p. Each block's state waits
+/// for that of the block before, so this reduces by halves and to the end only once.
 #[inline]
 pub(super) fn multiply_add(one: u128, other: u128, more: u128) -> u128 {
     let ((a0, a1), (b0, b1)) = (split(one), split(other));
@@ -62,7 +62,7 @@ pub(super) fn multiply_add(one: u128, other: u128, more: u128) -> u128 {
     reduce(sum + rest)
 }
 
-/// Of a number below p.
+/// A number below p, raised to a power modulo p.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn power(number: u128, exponent: u128) -> u128 {
     (0..128).rev().fold(1, |power, bit| {
@@ -77,7 +77,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// By doubling and adding.
+    /// The product modulo p by doubling and adding: slow, and easy to check.
     pub(in crate::block_key) fn slow(mut one: u128, other: u128) -> u128 {
         let mut sum = 0;
         for bit in 0..127 {

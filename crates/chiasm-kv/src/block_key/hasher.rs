@@ -2,11 +2,12 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Makes [`BlockKeyHasher`]s: `HashMap<BlockKey, T, BuildBlockKeyHasher>`.
+/// Hashes for maps whose keys are [`BlockKey`](crate::BlockKey)s, alone or beside small numbers such as worker ids:
+/// `HashMap<BlockKey, T, BuildBlockKeyHasher>`. Block keys are uniform and unknown to whoever sends prompts, so their bits are
+/// taken as they are. Not for keys without a block key.
 pub type BuildBlockKeyHasher = BuildHasherDefault<BlockKeyHasher>;
 
-/// For maps whose keys are [`BlockKey`](crate::BlockKey)s, alone or beside small numbers such as worker ids. Block keys are
-/// uniform and unknown to whoever sends prompts, so their bits are taken as they are. Not for keys without a block key.
+/// The hasher of [`BuildBlockKeyHasher`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockKeyHasher(u64);
 

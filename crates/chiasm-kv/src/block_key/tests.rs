@@ -133,7 +133,7 @@ struct Owned {
 }
 
 prop_compose! {
-    /// From a small alphabet, so that near misses are frequent.
+    /// A block's content from a small alphabet, so that near misses are frequent.
     fn content()(
         parent in proptest::option::of(0..2u128),
         tokens in proptest::collection::vec(0..2u32, 0..4),

@@ -44,7 +44,7 @@ const FEW: usize = 8;
 
 /// What whoever chooses prompts must not know.
 pub(super) struct Secret {
-    /// As low 64 and high 63 bits, uniform below 2^127.
+    /// Coefficients as low 64 and high 63 bits, uniform below 2^127.
     coefficients: [(u64, u64); GROUP],
     /// Not 0: vector code divides by it.
     point: u128,
@@ -170,7 +170,7 @@ impl Secret {
         }
     }
 
-    /// As [`Secret::extend_summed`] with nothing summed up, of any length.
+    /// Does what [`Secret::extend_summed`] does for a body of any length of which nothing is summed up.
     #[inline]
     pub(super) fn extend(&self, state: u128, head: u64, body: &[TokenId], tail: &[u64]) -> u128 {
         if let (true, true, Some(pairs)) = (tail.is_empty(), head >> SMALL_WORD == 0, small(body)) {
@@ -185,7 +185,8 @@ impl Secret {
         self.extend_any(state, head, body, tail)
     }
 
-    /// By fewer than [`SHORT`] pairs of small tokens, and by what is summed up before: at most the product of a small word.
+    /// Extends the state by fewer than [`SHORT`] pairs of small tokens, and by what is summed up before: at most the product
+    /// of a small word.
     #[inline(always)]
     fn extend_small(&self, state: u128, before: Halves, pairs: &[[TokenId; 2]]) -> u128 {
         let [_, rest @ ..] = &self.coefficients;
@@ -217,7 +218,8 @@ impl Secret {
         state
     }
 
-    /// By one group, in which words are summed up already. Inlined, so that nothing summed up costs nothing.
+    /// Extends the state by one group, in which words are summed up already. Inlined, so that nothing summed up costs
+    /// nothing.
     #[inline(always)]
     fn extend_once(&self, state: u128, head: u64, body: &[TokenId], summed: (Sum, usize), tail: &[u64]) -> u128 {
         let (mut sum, skipped) = summed;
@@ -244,20 +246,20 @@ impl Secret {
     }
 }
 
-/// Of coefficient · word for a group, not yet reduced: numbers of 192 bits, as a product has up to 128.
+/// A group's sum of coefficient · word, not yet reduced: numbers of 192 bits, as a product has up to 128.
 #[derive(Clone, Default)]
 struct Sum {
     low: u128,
-    /// To be multiplied by 2^128.
+    /// Counts 2^128.
     low_over: u64,
-    /// To be multiplied by 2^64.
+    /// Counts 2^64.
     high: u128,
-    /// To be multiplied by 2^192. Of another width than `low_over`, lest the compiler put both into one vector register, carry
-    /// by carry, which takes longer than the sums.
+    /// Counts 2^192. Its width is another than that of `low_over`, lest the compiler put both into one vector register,
+    /// carry by carry, which takes longer than the sums.
     high_over: u32,
 }
 
-/// Of words with the coefficients of their places.
+/// The sum of some words of a group with the coefficients of their places.
 #[derive(Default)]
 pub(super) struct Summed {
     sum: Sum,

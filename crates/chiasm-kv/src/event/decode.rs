@@ -137,7 +137,7 @@ fn block_removed(input: Input<'_, '_>) -> Decoded<BlockRemoved> {
     Ok(removed)
 }
 
-/// Which fields without a default an event had.
+/// Marks the fields without a default that an event had.
 struct Required<const N: usize>([bool; N]);
 
 impl<const N: usize> Default for Required<N> {

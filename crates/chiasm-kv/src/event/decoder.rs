@@ -18,7 +18,7 @@ use spare::{Spare, reused, room};
 /// What may be kept from one payload to the next, in bytes. Batches of a busy engine need a few tens of thousands.
 const MOST_KEPT: usize = 4 << 20;
 
-/// At most so many bytes of an event for each of its msgpack: an [`ExternalHash`] for a small number.
+/// Bytes of an event for each byte of its msgpack, at most: an [`ExternalHash`] for a small number.
 const LARGEST: usize = size_of::<ExternalHash>();
 
 /// Reads payloads one after the other. Allocates nothing once it has seen as large ones.
@@ -53,7 +53,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// As [`decode`](super::decode()); the batch is there until the next one is read.
+    /// Reads what [`decode`](super::decode()) reads; the batch is there until the next one is read.
     ///
     /// # Errors
     /// As [`decode`](super::decode()).
@@ -87,7 +87,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// None if the event is none that msgspec writes; the input and the place are in any state then.
+    /// Reads an event as msgspec writes it, `None` for any other; the input and the place are in any state then.
     fn expected_event(&mut self, at: usize, input: Input<'_, '_>) -> Option<()> {
         let mut fields = Fields::of(input)?;
         if fields.next(input, b"\xa4type\xabBlockStored") {

@@ -4,26 +4,29 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::tree::{NONE, RUN_BITS, RunId, Tree};
+use super::tree::{NONE, RUN_BITS, Run, RunId, Tree};
 use crate::BlockKey;
 
-/// Prompts are told apart by their first block. A lock is held for one event or one lookup.
+/// Number of trees, among which prompts are divided by their first block. A tree's lock is held for one event or one lookup.
 const TREES: u32 = (NONE >> RUN_BITS) + 1;
+
+/// Runs that are looked at with a tree locked: some 20 microseconds.
+const RUNS: usize = 1 << 10;
 
 pub(super) struct Forest {
     trees: Box<[Line]>,
 }
 
-/// On cache lines of its own, lest locks of neighbours disturb each other.
+/// A tree on cache lines of its own, lest locks of neighbours disturb each other.
 #[repr(align(128))]
 struct Line {
     tree: RwLock<Tree>,
-    /// The tree's, for those who don't want to wait for it.
+    /// The tree's count, for those who don't want to wait for its lock.
     bytes: AtomicUsize,
     blocks: AtomicUsize,
 }
 
-/// Tells the tree's counts when it is done.
+/// A tree that is being changed. Writes its counts down beside the lock when it is dropped.
 pub(super) struct Writer<'a> {
     tree: RwLockWriteGuard<'a, Tree>,
     line: &'a Line,
@@ -39,7 +42,7 @@ impl Forest {
         Self { trees: (0..TREES).map(line).collect() }
     }
 
-    /// Of a prompt's first block.
+    /// The tree that holds all prompts beginning with this block. Prompts with other first blocks may share it.
     pub(super) fn tree_of(first: BlockKey) -> u32 {
         first.get() as u32 % TREES
     }
@@ -67,7 +70,18 @@ impl Forest {
         (0..TREES).map(|tree| self.read(tree))
     }
 
-    /// Blocks that somebody holds.
+    /// Every run, with each tree locked for some at a time; others may change it in between.
+    pub(super) fn each_run(&self, mut visit: impl FnMut(&Run)) {
+        for tree in 0..TREES {
+            let mut from = 0;
+            while let Some(runs) = self.read(tree).some_runs(from, RUNS) {
+                runs.for_each(&mut visit);
+                from += RUNS;
+            }
+        }
+    }
+
+    /// Number of blocks that somebody holds, with those that chores have still to give back.
     pub(super) fn blocks(&self) -> usize {
         self.trees.iter().map(|line| line.blocks.load(Ordering::Relaxed)).sum()
     }

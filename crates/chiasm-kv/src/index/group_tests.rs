@@ -7,6 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
+use super::leaving_tests::Chores;
 use super::*;
 use crate::event::{BlockRemoved, BlockStored, ExternalHash};
 use crate::{PromptBlocks, block_keys};
@@ -24,7 +25,7 @@ enum Kind {
     Unknown,
     Chunked,
     Mamba,
-    /// In tokens.
+    /// A window of so many tokens.
     Window(u32),
 }
 
@@ -63,7 +64,7 @@ enum Step {
         prompt: usize,
         from: usize,
         to: usize,
-        /// Of these blocks those that the group keeps; all when there is none.
+        /// Says which of these blocks the group keeps; all when there is none.
         mask: Option<Vec<bool>>,
     },
     Remove {
@@ -117,7 +118,7 @@ enum Happened {
 #[derive(Default)]
 struct Model {
     groups: BTreeMap<u32, Kind>,
-    /// Of all tiers.
+    /// Groups that any tier has named.
     seen: BTreeSet<u32>,
     copies: Vec<(&'static str, u32, u64, Option<Past>)>,
 }
@@ -258,8 +259,10 @@ proptest! {
         kinds in kinds(),
         prompts in vec(vec((0..2u32).prop_map(TokenId), 2..16), 4),
         steps in vec(step(), 0..40),
+        late in any::<bool>(),
     ) {
-        let index = PrefixIndex::new();
+        let chores = Chores::default();
+        let index = if late { chores.of(PrefixIndex::new()) } else { PrefixIndex::new() };
         index.add_worker(WORKER, BLOCK);
         // Beside one whose places must not be mistaken for these.
         index.add_worker(WorkerId(9), BLOCK);
@@ -316,6 +319,9 @@ proptest! {
                     added = index.apply(WORKER, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
                 }
             }
+            if chores.waiting() > 2 {
+                chores.do_one();
+            }
             let told: BTreeSet<_> = added.into_iter().collect();
             for (tokens, keys) in prompts.iter().zip(&chains) {
                 let expected = (model.overlap(tokens), model.with_lower_tiers(tokens));
@@ -334,6 +340,7 @@ proptest! {
             }
         }
         index.clear(WORKER);
+        chores.do_all();
         let totals = index.totals();
         prop_assert_eq!((totals.blocks, totals.entries, totals.runs), (0, 0, 0));
         index.remove_worker(WORKER);

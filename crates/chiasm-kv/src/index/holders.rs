@@ -4,32 +4,33 @@
 /// [`WorkerId`](chiasm_types::WorkerId)s.
 pub(super) type Place = u32;
 
-/// Blocks `from..to` of a run.
+/// The blocks `from..to` of a run, which one worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct Piece {
     pub(super) place: Place,
     pub(super) from: u32,
     pub(super) to: u32,
 }
 
-/// Who holds which blocks of a run of a known length. Most runs have one holder, which takes no memory of its own; some,
-/// such as a system prompt, have nearly all workers.
+/// The workers that hold blocks of a run of a known length, and which blocks. Most runs have one holder, which takes no
+/// memory of its own; some, such as a system prompt, have nearly all workers.
 pub(super) enum Holders {
-    /// Nobody if it holds nothing.
-    One(Held),
+    /// The only holder. There is none if its piece is empty.
+    One(Piece),
     Several(Box<Several>),
 }
 
+/// Two holders or more.
 pub(super) struct Several {
-    /// Those that hold the whole run, as bits; all in `list` while they are few.
+    /// Holders of the whole run, as bits; empty while they are few, and all are in `list`.
     pub(super) whole: Vec<u64>,
-    /// Ascending by place; none that is in `whole`.
-    pub(super) list: Vec<Held>,
+    /// The other holders, ascending by place.
+    pub(super) list: Vec<Piece>,
 }
 
-const NOBODY: Holders = Holders::One(Held { place: 0, from: 0, to: 0 });
+const NOBODY: Holders = Holders::One(Piece { place: 0, from: 0, to: 0 });
 
-/// At most as many as make a list no larger than the bits of 1,500 workers.
+/// Holders of whole runs from which on they become bits: a list of so many is no larger than the bits of 1,500 workers.
 const FEW: usize = 16;
 
 impl Default for Holders {
@@ -39,9 +40,9 @@ impl Default for Holders {
 }
 
 impl Holders {
-    /// Of one worker.
+    /// One worker that holds the whole run.
     pub(super) fn one(place: Place, len: u32) -> Self {
-        Self::One(Held { place, from: 0, to: len })
+        Self::One(Piece { place, from: 0, to: len })
     }
 
     pub(super) fn get(&self, place: Place, len: u32) -> Option<(u32, u32)> {
@@ -52,9 +53,9 @@ impl Holders {
         }
     }
 
-    /// Nothing if `to` is not beyond `from`.
+    /// Makes `from..to` what a worker holds of the run; nothing if `to` is not beyond `from`.
     pub(super) fn set(&mut self, place: Place, from: u32, to: u32, len: u32) {
-        let held = Held { place, from, to };
+        let held = Piece { place, from, to };
         match self {
             Self::One(one) if one.place == place || one.to <= one.from => *one = held,
             Self::One(_) if to <= from => {}
@@ -132,9 +133,9 @@ impl Holders {
 
     /// Keeps what is held of the first `at` blocks and returns what is held of the rest.
     pub(super) fn split(&mut self, at: u32, len: u32) -> Self {
-        let cut = |held: Held| {
-            let first = Held { to: held.to.min(at), ..held };
-            let rest = Held { from: held.from.max(at) - at, to: held.to.max(at) - at, ..held };
+        let cut = |held: Piece| {
+            let first = Piece { to: held.to.min(at), ..held };
+            let rest = Piece { from: held.from.max(at) - at, to: held.to.max(at) - at, ..held };
             (first, rest)
         };
         let mut rest = NOBODY;
@@ -166,12 +167,12 @@ impl Holders {
         rest
     }
 
-    /// On the heap.
+    /// Bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::One(_) => 0,
             Self::Several(several) => {
-                size_of::<Several>() + several.whole.capacity() * 8 + several.list.capacity() * size_of::<Held>()
+                size_of::<Several>() + several.whole.capacity() * 8 + several.list.capacity() * size_of::<Piece>()
             }
         }
     }
@@ -182,8 +183,8 @@ impl Several {
         self.list.binary_search_by_key(&place, |held| held.place)
     }
 
-    fn set(&mut self, held: Held, len: u32) {
-        let Held { place, from, to } = held;
+    fn set(&mut self, held: Piece, len: u32) {
+        let Piece { place, from, to } = held;
         let whole = from == 0 && to == len;
         if has(&self.whole, place) {
             if whole {
@@ -208,7 +209,7 @@ impl Several {
         if to_bits {
             set(&mut self.whole, place);
         } else if whole && self.list.len() > FEW {
-            let is_whole = |held: &Held| held.from == 0 && held.to == len;
+            let is_whole = |held: &Piece| held.from == 0 && held.to == len;
             if self.list.iter().filter(|held| is_whole(held)).count() > FEW {
                 let bits = &mut self.whole;
                 self.list.iter().filter(|held| is_whole(held)).for_each(|held| set(bits, held.place));
@@ -219,7 +220,7 @@ impl Several {
             // Half of what made it bits, lest it go back and forth.
             let count: u32 = self.whole.iter().map(|word| word.count_ones()).sum();
             if count as usize <= FEW / 2 {
-                self.list.extend(places(&self.whole).map(|place| Held { place, from: 0, to: len }));
+                self.list.extend(places(&self.whole).map(|place| Piece { place, from: 0, to: len }));
                 self.list.sort_unstable_by_key(|held| held.place);
                 self.whole = Vec::new();
             }
@@ -227,10 +228,10 @@ impl Several {
     }
 
     /// The one that is left; one that holds nothing if there is none.
-    fn only(&self) -> Option<Held> {
+    fn only(&self) -> Option<Piece> {
         match &self.list[..] {
             _ if !self.whole.is_empty() => None,
-            [] => Some(Held { place: 0, from: 0, to: 0 }),
+            [] => Some(Piece { place: 0, from: 0, to: 0 }),
             [one] => Some(*one),
             _ => None,
         }

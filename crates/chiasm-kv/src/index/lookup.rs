@@ -4,14 +4,14 @@
 //! number of runs and of workers that hold the first, not with the depth. All runs are found before the first one's holders are
 //! gone through, so that the memory works on those of all runs meanwhile.
 
-use super::clock::Clock;
 use super::holders::{Holders, Place, bit, places, word};
 use super::tree::{RunId, Tree};
+use super::use_counter::UseCounter;
 use crate::BlockKey;
 
 pub(super) struct Lookup<'a> {
     pub(super) tree: &'a Tree,
-    pub(super) clock: &'a Clock,
+    pub(super) uses: &'a UseCounter,
     pub(super) keys: &'a [BlockKey],
     /// Places that are not asked about, as bits: none of those beyond.
     pub(super) aside: &'a [u64],
@@ -28,12 +28,12 @@ pub(super) struct Found {
     next: Vec<u64>,
 }
 
-/// Up to 64 workers that hold equally many of the leading blocks.
+/// A set of up to 64 workers that hold equally many of the leading blocks.
 pub(super) struct Ended {
     word: u32,
     /// How many.
     depth: u32,
-    /// Of the places of that word.
+    /// The workers' places, as bits of that word.
     bits: u64,
 }
 
@@ -71,7 +71,8 @@ impl Ended {
 }
 
 impl Lookup<'_> {
-    /// To the end of what anybody has of the prompt if `all`, else as far as those that are asked about.
+    /// Finds the overlap of every worker. Goes to the end of what anybody has of the prompt if `all`, else as far as those
+    /// go that are asked about.
     pub(super) fn run(&self, found: &mut Found, all: bool) {
         let Found { ended, path, active, next } = found;
         ended.clear();
@@ -94,7 +95,7 @@ impl Lookup<'_> {
         let mut depth = 0;
         for ((id, before), end) in path.iter().zip(ends) {
             let run = self.tree.run(*id);
-            self.clock.note(&run.used);
+            self.uses.note(&run.used);
             self.go_on(&run.holders, (end - before) as u32, *before, active, next, ended);
             std::mem::swap(active, next);
             depth = end;

@@ -7,6 +7,7 @@ use chiasm_types::TokenId;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::leaving_tests::Chores;
 use super::*;
 use crate::event::{BlockRemoved, BlockStored, ExternalHash};
 use crate::{PromptBlocks, block_keys};
@@ -63,7 +64,7 @@ enum Step {
         from: usize,
         to: usize,
     },
-    /// From anywhere, children or not.
+    /// Removes blocks from anywhere, children or not.
     Remove {
         worker: u32,
         prompt: usize,
@@ -74,13 +75,13 @@ enum Step {
         prompt: usize,
         to: usize,
     },
-    /// As of a worker without events; most steps of the others.
+    /// Presumes blocks as of a worker without events; most steps happen to others.
     Presume {
         worker: u32,
         prompt: usize,
         to: usize,
     },
-    /// From anywhere, last block first or not, presumed or not.
+    /// Forgets blocks from anywhere, last block first or not, presumed or not.
     Forget {
         worker: u32,
         prompt: usize,
@@ -149,10 +150,13 @@ proptest! {
         shared in vec(0..LENGTH, 4),
         everyone in 0..=LENGTH,
         steps in vec(step(), 0..120),
+        late in any::<bool>(),
     ) {
         let prompts: Vec<_> = shared.iter().zip(1..).map(|(shared, branch)| prompt(branch, *shared)).collect();
         let chains: Vec<_> = prompts.iter().map(|tokens| keys(tokens)).collect();
-        let (index, mut model, mut presumed) = (PrefixIndex::new(), Model::new(), Presumed::new());
+        let chores = Chores::default();
+        let index = if late { chores.of(PrefixIndex::new()) } else { PrefixIndex::new() };
+        let (mut model, mut presumed) = (Model::new(), Presumed::new());
         for worker in 0..WORKERS {
             index.add_worker(WorkerId(worker), BLOCK);
             index.apply(WorkerId(worker), &batch(vec![stored(worker, &prompts[0], &chains[0], 0, everyone)]));
@@ -210,6 +214,9 @@ proptest! {
                     model.remove(&worker);
                 }
             }
+            if chores.waiting() > 3 {
+                chores.do_one();
+            }
             for keys in &chains {
                 let expected: Vec<_> = model
                     .iter()
@@ -225,11 +232,13 @@ proptest! {
                 prop_assert_eq!(overlaps.found(), expected);
             }
         }
+        chores.do_all();
         let distinct: BTreeSet<_> = model.values().flat_map(BTreeMap::keys).chain(presumed.values().flatten()).collect();
         prop_assert_eq!(index.totals().blocks, distinct.len());
         for worker in 0..WORKERS {
             index.clear(WorkerId(worker));
         }
+        chores.do_all();
         let totals = index.totals();
         prop_assert_eq!((totals.blocks, totals.entries, totals.runs), (0, 0, 0));
     }

@@ -8,7 +8,7 @@ use crate::identifier::LastItem;
 /// Reads the extra keys of one block after the other.
 #[derive(Default)]
 pub(super) struct Marks {
-    /// Of the last block read.
+    /// Media items of the last block read, each with its offset.
     pub(super) media: Vec<(MmHash, i64)>,
     last: LastItem,
 }

@@ -2,7 +2,7 @@
 
 use super::holders::Place;
 use super::part::Part;
-use super::source::{Source, Tier, Use};
+use super::source::{Need, Source, Tier};
 use super::tree::{RunId, Spot, Tree};
 
 /// The places of one worker.
@@ -10,11 +10,11 @@ use super::tree::{RunId, Spot, Tree};
 pub(super) struct Mixed {
     /// The one that stands for the worker.
     place: Place,
-    /// Of groups that must hold all leading blocks.
+    /// Places of groups that must hold all leading blocks.
     leading: Vec<Place>,
-    /// Of groups that must hold the last so many.
+    /// Places of groups that must hold the last blocks, and how many of them.
     windows: Vec<(Place, usize)>,
-    /// Of tiers that blocks are loaded from.
+    /// Places of tiers that blocks are loaded from.
     lower: Vec<Place>,
 }
 
@@ -28,13 +28,13 @@ impl Mixed {
         let mut mixed = Self { place: part.place(), leading: Vec::new(), windows: Vec::new(), lower: Vec::new() };
         for (source, part) in parts {
             match (source.tier, source.role) {
-                (Tier::Device, Use::Leading) => mixed.leading.push(part.place()),
-                (Tier::Device, Use::Last(blocks)) => mixed.windows.push((part.place(), blocks)),
+                (Tier::Device, Need::Leading) => mixed.leading.push(part.place()),
+                (Tier::Device, Need::Last(blocks)) => mixed.windows.push((part.place(), blocks)),
                 (Tier::Cpu | Tier::Storage, _) => mixed.lower.push(part.place()),
             }
         }
         // What several groups or a window need of lower tiers we don't claim to know.
-        if first.role != Use::Leading || rest.iter().any(|(source, _)| source.group != first.group) {
+        if first.role != Need::Leading || rest.iter().any(|(source, _)| source.group != first.group) {
             mixed.lower.clear();
         }
         Some(mixed)
@@ -68,7 +68,7 @@ impl Mixed {
         }
     }
 
-    /// And the blocks after those that lower tiers hold, without a break.
+    /// Adds the blocks after the overlap that lower tiers hold, without a break.
     pub(super) fn with_lower_tiers(&self, overlap: usize, path: &Path<'_>) -> usize {
         let after = (overlap..path.len).take_while(|at| self.lower.iter().any(|place| path.holds(*at, *place)));
         overlap + after.count()
@@ -78,7 +78,7 @@ impl Mixed {
 /// The blocks of a prompt that are in the tree.
 pub(super) struct Path<'a> {
     pub(super) tree: &'a Tree,
-    /// With the number of blocks before each.
+    /// The runs of the prompt, with the number of blocks before each.
     pub(super) runs: &'a [(RunId, usize)],
     /// Blocks that somebody may hold.
     pub(super) len: usize,

@@ -8,20 +8,20 @@ mod walk;
 
 use std::collections::HashMap;
 
-use super::clock::Clock;
 use super::forest::Forest;
 use super::holders::Place;
 use super::table::Table;
 use super::tree::{Block, Segment, Spot, Tree};
+use super::use_counter::UseCounter;
 use crate::block_key::{BlockKey, BuildBlockKeyHasher};
 use crate::event::ExternalHash;
 use anchors::Anchors;
 use entry::Entry;
 
-/// What all workers share.
-pub(super) struct Shared {
+/// The prompts that any worker holds blocks of, and the count of their uses. All workers share them.
+pub(super) struct Prompts {
     pub(super) forest: Forest,
-    pub(super) clock: Clock,
+    pub(super) uses: UseCounter,
 }
 
 /// See [`PrefixIndex`](super::PrefixIndex) for the rules.
@@ -45,12 +45,14 @@ pub(super) struct Part {
     /// don't, such as those of two LoRA adapters with the same name.
     more: HashMap<BlockKey, u32, BuildBlockKeyHasher>,
     counts: PartCounts,
-    /// Copies of hashes that were here for what may be another block.
+    /// Copies whose block is not sure yet.
     doubted: Vec<Doubt>,
     /// Blocks that share their hash with others, to be released.
     collided: Vec<Spot>,
 }
 
+/// A copy of a hash that an event tells of as this block, while the part has the hash for what may be another one. The tree is
+/// needed to tell, so it waits for [`Part::settle_doubts`].
 struct Doubt {
     name: Name,
     key: BlockKey,
@@ -60,7 +62,7 @@ struct Doubt {
     uncounted: bool,
 }
 
-/// As in [`WorkerIndexStats`](super::WorkerIndexStats).
+/// A part's share of [`WorkerIndexStats`](super::WorkerIndexStats).
 #[derive(Clone, Copy, Default)]
 pub(super) struct PartCounts {
     pub(super) blocks: usize,
@@ -89,8 +91,23 @@ impl Part {
         }
     }
 
+    /// Becomes an empty part in another place, and returns what it was.
+    pub(super) fn renew(&mut self, place: Place) -> Self {
+        let mut new = Self::new(place);
+        new.counts.shed = self.counts.shed;
+        std::mem::replace(self, new)
+    }
+
     pub(super) fn place(&self) -> Place {
         self.place
+    }
+
+    /// Blocks that lead to all that are held: each of those has an entry, is anchored, or comes before one that is held.
+    pub(super) fn starts(&self) -> Vec<Spot> {
+        let anchors = self.anchors.iter().flat_map(Anchors::spots);
+        let mut starts: Vec<Spot> = self.entries.iter().filter_map(Entry::spot).chain(anchors).collect();
+        starts.sort_unstable();
+        starts
     }
 
     fn entry(&self, name: Name) -> Option<&Entry> {
@@ -101,12 +118,12 @@ impl Part {
         self.entries.get_mut(name, |_| true)
     }
 
-    /// Of a block that is held, keyed, and has an entry.
+    /// The place in the tree of a block that has an entry and is keyed.
     pub(super) fn spot_of(&self, name: Name) -> Option<Spot> {
         self.entry(name).and_then(Entry::spot)
     }
 
-    /// Where a block is that is held and keyed, without looking at the tree: to be confirmed by [`Part::confirm`], or by
+    /// Where a keyed block is likely to be, without looking at the tree: to be confirmed by [`Part::confirm`], or by
     /// [`Part::search`] if it is not there.
     pub(super) fn guess(&self, name: Name) -> Option<Spot> {
         match (self.entry(name), &self.anchors) {
@@ -116,7 +133,7 @@ impl Part {
         }
     }
 
-    /// Where the block is that was guessed, with its key.
+    /// Checks a guess in the tree. Returns where the block is now, with its key; `None` if this part doesn't hold it there.
     pub(super) fn confirm(&self, tree: &Tree, name: Name, guess: Spot) -> Option<(Spot, BlockKey)> {
         let spot = tree.find(guess)?;
         let known = tree.name(spot) == name && tree.holds(spot, self.place) || self.spot_of(name) == Some(guess);
@@ -129,11 +146,11 @@ impl Part {
         parent: Option<Spot>,
         blocks: &[Block],
         tree: &mut Tree,
-        clock: &Clock,
+        uses: &UseCounter,
         segments: &mut Vec<Segment>,
     ) {
         segments.clear();
-        tree.hold(parent, blocks, self.place, clock, segments);
+        tree.hold(parent, blocks, self.place, uses, segments);
     }
 
     /// One copy more of each of these blocks, which are where [`Part::hold`] said, after `parent`. Pushes those that the part
@@ -164,7 +181,7 @@ impl Part {
         // Where the tree has no room.
         rest.iter().for_each(|block| self.store_unknown(block.name));
         let Some(anchors) = &mut self.anchors else { return };
-        anchors.pay(blocks.len());
+        anchors.credit(blocks.len());
         let mut end = 0;
         for segment in segments {
             end += segment.len as usize;
@@ -189,9 +206,9 @@ impl Part {
     }
 
     /// One copy more of a block that is somewhere in the tree already. All blocks have to have entries.
-    pub(super) fn store_at(&mut self, name: Name, spot: Spot, shared: &Shared, added: &mut Vec<(Name, BlockKey)>) {
-        let mut tree = shared.forest.write(Forest::tree_with(spot.run));
-        match tree.hold_at(spot, self.place, &shared.clock) {
+    pub(super) fn store_at(&mut self, name: Name, spot: Spot, prompts: &Prompts, added: &mut Vec<(Name, BlockKey)>) {
+        let mut tree = prompts.forest.write(Forest::tree_with(spot.run));
+        match tree.hold_at(spot, self.place, &prompts.uses) {
             Some((spot, key, new)) => {
                 self.name_one(&Block { key, name }, spot, new, false, added);
                 self.settle_doubts(&mut tree, added);
@@ -223,11 +240,11 @@ impl Part {
         name: Name,
         spot: Spot,
         tree: &mut Tree,
-        clock: &Clock,
+        uses: &UseCounter,
         added: &mut Vec<(Name, BlockKey)>,
     ) {
         if self.entry(name).is_some_and(|entry| entry.spot().is_none())
-            && let Some((spot, key, new)) = tree.hold_at(spot, self.place, clock)
+            && let Some((spot, key, new)) = tree.hold_at(spot, self.place, uses)
         {
             self.identify(name, key, spot, new, added);
         }
@@ -235,7 +252,7 @@ impl Part {
 
     /// Brings near what events about these names need, all at a time: to wait for one after the other takes longer. First the
     /// slots, then, for those of `ends`, what the slots lead to.
-    pub(super) fn warm(&self, names: &[Name], ends: &[Name], shared: &Shared) {
+    pub(super) fn warm(&self, names: &[Name], ends: &[Name], prompts: &Prompts) {
         self.entries.warm(names.iter().copied());
         let spots = ends.iter().filter_map(|name| self.guess(*name));
         let mut tree = None;
@@ -244,7 +261,7 @@ impl Part {
             let number = Forest::tree_with(spot.run);
             let (_, tree) = match tree.take().filter(|(known, _)| *known == number) {
                 Some(known) => tree.insert(known),
-                None => tree.insert((number, shared.forest.read(number))),
+                None => tree.insert((number, prompts.forest.read(number))),
             };
             all ^= tree.touch(spot);
         }
@@ -255,7 +272,7 @@ impl Part {
         self.counts
     }
 
-    /// Hashes.
+    /// Number of hashes that the worker holds.
     pub(super) fn len(&self) -> usize {
         self.counts.blocks + self.counts.more + self.counts.unkeyed
     }
@@ -334,11 +351,11 @@ impl Part {
         entries < 1 + self.more.get(&key).copied().unwrap_or_default() as usize
     }
 
-    /// Without any tree locked: what collided meanwhile.
-    pub(super) fn release_collided(&mut self, shared: &Shared) {
+    /// Releases the blocks that were found to share their hash. No tree may be locked: they may be in any.
+    pub(super) fn release_collided(&mut self, prompts: &Prompts) {
         if !self.collided.is_empty() {
             let collided = std::mem::take(&mut self.collided);
-            self.release(&collided, shared);
+            self.release(&collided, prompts);
         }
     }
 
@@ -361,14 +378,14 @@ impl Part {
         }
     }
 
-    /// All copies.
-    fn forget(&mut self, name: Name, shared: &Shared) {
+    /// Forgets all copies of a hash.
+    fn forget(&mut self, name: Name, prompts: &Prompts) {
         let Some(entry) = self.entries.remove(name, |_| true) else { return };
         if entry.has_several() {
             self.copies.remove(&name);
         }
         match entry.spot() {
-            Some(spot) => self.release(&[spot], shared),
+            Some(spot) => self.release(&[spot], prompts),
             None => self.counts.unkeyed -= 1,
         }
     }

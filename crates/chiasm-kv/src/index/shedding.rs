@@ -2,11 +2,15 @@
 
 use std::sync::TryLockError;
 
-use super::PrefixIndex;
+use super::Core;
 
-impl PrefixIndex {
+impl Core {
     pub(super) fn bytes(&self) -> usize {
-        self.shared.forest.bytes() + self.workers.bytes()
+        self.prompts.forest.bytes() + self.workers.bytes()
+    }
+
+    pub(super) fn is_above_cap(&self) -> bool {
+        self.max_bytes.is_some_and(|max| self.bytes() > max)
     }
 
     /// Runs of least recent use first. One thread at a time: the others go on.
@@ -36,10 +40,10 @@ impl PrefixIndex {
     /// Sheds about so many entries; returns how many.
     fn shed(&self, next: &mut usize, excess: usize) -> usize {
         let mut runs = Vec::new();
-        for tree in self.shared.forest.each() {
-            let held = tree.runs().map(|run| (self.shared.clock.age(&run.used), run.holders.entries(run.len())));
-            runs.extend(held.filter(|(_, entries)| *entries > 0));
-        }
+        self.prompts.forest.each_run(|run| {
+            let entries = run.holders.entries(run.len());
+            runs.extend((entries > 0).then(|| (self.prompts.uses.age(&run.used), entries)));
+        });
         runs.sort_unstable_by(|one, other| other.cmp(one));
         let mut sum = 0;
         let oldest = runs.iter().find(|(_, entries)| {
@@ -50,7 +54,7 @@ impl PrefixIndex {
         let oldest = oldest.map_or(0, |(age, _)| *age);
         let mut shed = 0;
         self.workers.each(*next, |worker| {
-            shed += worker.shed(oldest, excess - shed, &self.shared);
+            shed += worker.shed(oldest, excess - shed, &self.prompts);
             *next = next.wrapping_add(1);
             shed < excess
         });

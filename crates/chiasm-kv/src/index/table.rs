@@ -15,7 +15,7 @@ pub(super) trait Slot: Copy {
 
     fn is_free(&self) -> bool;
 
-    /// Of what is in it, uniform in all bits from the highest down. `u64::MAX` for a free slot.
+    /// A hash of what is in the slot, uniform in all bits from the highest down. `u64::MAX` for a free slot.
     fn hash(&self) -> u64;
 }
 
@@ -35,7 +35,7 @@ impl<S: Slot> Table<S> {
         self.len
     }
 
-    /// Of the slots.
+    /// Bytes of the slots.
     pub(super) fn bytes(&self) -> usize {
         self.slots.capacity() * size_of::<S>()
     }
@@ -140,7 +140,8 @@ impl<S: Slot> Table<S> {
         std::hint::black_box(homes.fold(0, |all, hash| all ^ hash));
     }
 
-    /// In place, so that memory is extended or cut where the allocator can do so, and never there twice.
+    /// Moves everything to its place for another capacity, in place, so that memory is extended or cut where the allocator
+    /// can do so, and never there twice.
     fn resize(&mut self, capacity: usize) {
         self.capacity = capacity;
         // Enough behind the last home for tables of all sizes, nearly always.
@@ -187,7 +188,7 @@ impl<S: Slot> Table<S> {
         ((u128::from(hash) * self.capacity as u128) >> 64) as usize
     }
 
-    /// Where it is, or where it would go.
+    /// `Ok` with the slot of what is looked for, `Err` with the one where it would go.
     fn find(&self, hash: u64, is: impl Fn(&S) -> bool) -> Result<usize, usize> {
         let mut at = self.home(hash);
         while let Some(slot) = self.slots.get(at) {

@@ -12,46 +12,49 @@ mod run;
 
 use std::sync::atomic::AtomicU32;
 
-use super::clock::Clock;
 use super::holders::{Holders, Place};
 use super::part::Name;
 use super::table::Table;
+use super::use_counter::UseCounter;
 use crate::BlockKey;
 pub(super) use blocks::Block;
 use blocks::Blocks;
-use run::{First, Run};
+use run::First;
+pub(super) use run::Run;
 
-/// Which run, in 31 bits: the number of its tree in the highest four, then its number there.
+/// Names a run in 31 bits: the number of its tree in the highest four, then its number there.
 pub(super) type RunId = u32;
 
-/// No run.
+/// Stands for no run.
 pub(super) const NONE: RunId = (1 << 31) - 1;
 
 /// Bits of a run's number.
 pub(super) const RUN_BITS: u32 = 27;
 
-/// Blocks of a run, at most: so many as a byte has numbers. Longer prompts are several runs. Fewer in tests, so that short
-/// prompts are that too.
+/// Number of blocks that a run may have: so many as a byte has numbers. Longer prompts are several runs. In tests short prompts
+/// are that too.
 const MOST_BLOCKS: usize = if cfg!(test) { 16 } else { 256 };
 
-/// A block, by the run that it was in when it got this name.
+/// Where a block is: the run that it was in when it got this name, and its number there from 0 on. When the run is split, the name
+/// stays good; [`Tree::find`] follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Spot {
     pub(super) run: RunId,
     pub(super) at: u32,
 }
 
+/// Prompts that may begin with the same block, as runs.
 pub(super) struct Tree {
-    /// Its number, in place.
+    /// The tree's number, where [`RunId`]s have it.
     tag: u32,
     runs: Vec<Run>,
     /// Numbers of runs that are no more.
     free: Vec<u32>,
     /// Runs that are no tails.
     first: Table<First>,
-    /// Of runs, beyond their slots.
+    /// Bytes on the heap that runs have beyond their slots.
     heap: usize,
-    /// That somebody holds.
+    /// Number of blocks that somebody holds.
     blocks: usize,
 }
 
@@ -60,7 +63,7 @@ pub(super) struct Tree {
 pub(super) struct Segment {
     pub(super) spot: Spot,
     pub(super) len: u32,
-    /// Those of them that it held before, counted from the first.
+    /// The piece of them that the worker held before, counted from the first: `from..to`.
     pub(super) before: (u32, u32),
     /// Whether all of them have the names here that they were told by.
     pub(super) same_names: bool,
@@ -80,7 +83,13 @@ impl Tree {
         self.runs.iter().filter(|run| run.len() > 0)
     }
 
-    /// On the heap.
+    /// The runs in `most` slots from the slot `from` on; `None` beyond the last one.
+    pub(super) fn some_runs(&self, from: usize, most: usize) -> Option<impl Iterator<Item = &Run>> {
+        let runs = self.runs.get(from..).filter(|runs| !runs.is_empty())?;
+        Some(runs[..runs.len().min(most)].iter().filter(|run| run.len() > 0))
+    }
+
+    /// Bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         self.heap + self.runs.capacity() * size_of::<Run>() + self.free.capacity() * 4 + self.first.bytes()
     }
@@ -93,7 +102,7 @@ impl Tree {
         &mut self.runs[(run - self.tag) as usize]
     }
 
-    /// Where a block is now; `None` if it is no more.
+    /// Follows splits to where a block is now; `None` if it is no more.
     pub(super) fn find(&self, mut spot: Spot) -> Option<Spot> {
         loop {
             let run = self.runs.get((spot.run - self.tag) as usize)?;
@@ -110,7 +119,7 @@ impl Tree {
         run.and_then(|run| run.blocks.names().last()).copied().unwrap_or_default()
     }
 
-    /// Of a block that somebody holds.
+    /// The key of a block; `None` if it is no more.
     pub(super) fn key(&self, spot: Spot) -> Option<BlockKey> {
         self.find(spot).map(|spot| self.run(spot.run).blocks.key(spot.at))
     }
@@ -124,7 +133,8 @@ impl Tree {
         })
     }
 
-    /// As [`Tree::next`], with how many of the keys that run has. Looks at its last key first: the others are seldom needed.
+    /// The run that [`Tree::next`] finds, with how many of the keys it has. Looks at its last key first: the others are
+    /// seldom needed.
     pub(super) fn follow(&self, after: Option<RunId>, keys: &[BlockKey]) -> Option<(RunId, u32)> {
         let agrees = |run: RunId| {
             let agree = self.run(run).agrees(0, keys, |key| *key);
@@ -135,7 +145,7 @@ impl Tree {
         tail.and_then(agrees).or_else(|| self.first.find_map(First::hash_of(key), |first| agrees(first.run)))
     }
 
-    /// Of a block that is where it is said to be now.
+    /// What a block is called in its run, which has to be the one that it is in now.
     pub(super) fn name(&self, spot: Spot) -> Name {
         self.run(spot.run).blocks.name(spot.at)
     }
@@ -163,7 +173,7 @@ impl Tree {
         parent: Option<Spot>,
         blocks: &[Block],
         place: Place,
-        clock: &Clock,
+        uses: &UseCounter,
         segments: &mut Vec<Segment>,
     ) {
         let mut blocks = blocks;
@@ -178,7 +188,7 @@ impl Tree {
             if let Some(spot) = here.filter(|here| here.at < len) {
                 let agree = self.run(spot.run).agrees(spot.at, blocks, |block| block.key);
                 if agree > 0 {
-                    let Some(segment) = self.hold_piece(spot, agree, place, clock) else { return };
+                    let Some(segment) = self.hold_piece(spot, agree, place, uses) else { return };
                     let (held, rest) = blocks.split_at(segment.len as usize);
                     here = Some(Spot { run: segment.spot.run, at: segment.spot.at + segment.len });
                     self.compare_names(segment, held, segments);
@@ -193,14 +203,14 @@ impl Tree {
                 here = Some(Spot { run: next, at: 0 });
                 continue;
             }
-            let Some(segment) = self.add(here, blocks, place, clock) else { return };
+            let Some(segment) = self.add(here, blocks, place, uses) else { return };
             blocks = &blocks[segment.len as usize..];
             here = Some(Spot { run: segment.spot.run, at: segment.spot.at + segment.len });
             segments.push(segment);
         }
     }
 
-    /// As many segments as there are stretches of blocks whose names are all the same here, or all others.
+    /// Cuts a segment into stretches of blocks whose names are all the same here, or all others.
     fn compare_names(&self, segment: Segment, blocks: &[Block], segments: &mut Vec<Segment>) {
         let at = segment.spot.at as usize;
         let ours = &self.run(segment.spot.run).blocks.names()[at..at + blocks.len()];
@@ -222,17 +232,17 @@ impl Tree {
     }
 
     /// A worker holds this block now. Where it is, its key, and whether it did not before.
-    pub(super) fn hold_at(&mut self, spot: Spot, place: Place, clock: &Clock) -> Option<(Spot, BlockKey, bool)> {
+    pub(super) fn hold_at(&mut self, spot: Spot, place: Place, uses: &UseCounter) -> Option<(Spot, BlockKey, bool)> {
         let spot = self.find(spot)?;
         let key = self.run(spot.run).blocks.key(spot.at);
-        let segment = self.hold_piece(spot, 1, place, clock)?;
+        let segment = self.hold_piece(spot, 1, place, uses)?;
         Some((segment.spot, key, segment.before.0 >= segment.before.1))
     }
 
     /// Blocks of a run, one at least. Names are not compared.
-    fn hold_piece(&mut self, spot: Spot, len: u32, place: Place, clock: &Clock) -> Option<Segment> {
+    fn hold_piece(&mut self, spot: Spot, len: u32, place: Place, uses: &UseCounter) -> Option<Segment> {
         let run = self.run(spot.run);
-        clock.note(&run.used);
+        uses.note(&run.used);
         let (from, to) = (spot.at, spot.at + len);
         match run.holders.get(place, run.len()) {
             // Two pieces: what comes later goes to the tail.
@@ -260,7 +270,7 @@ impl Tree {
     }
 
     /// New blocks after a run's last, or at the start: as many as fit into one run.
-    fn add(&mut self, after: Option<Spot>, blocks: &[Block], place: Place, clock: &Clock) -> Option<Segment> {
+    fn add(&mut self, after: Option<Spot>, blocks: &[Block], place: Place, uses: &UseCounter) -> Option<Segment> {
         if let Some(spot) = after {
             let run = self.run_mut(spot.run);
             let len = run.len();
@@ -272,7 +282,7 @@ impl Tree {
                 let (from, to) = (run.holders.get(place, len).map_or(0, |(from, _)| from), run.len());
                 run.holders = Holders::default();
                 run.holders.set(place, from, to, to);
-                clock.note(&run.used);
+                uses.note(&run.used);
                 self.heap += self.run(spot.run).bytes() - before;
                 self.blocks += blocks.len();
                 return Some(Segment { spot, len: blocks.len() as u32, before: (0, 0), same_names: true });
@@ -281,7 +291,7 @@ impl Tree {
         let blocks = &blocks[..blocks.len().min(MOST_BLOCKS)];
         let parent = after.map(|spot| Spot { at: spot.at - 1, ..spot });
         let run = Run::new(Blocks::new(blocks), Holders::one(place, blocks.len() as u32), parent);
-        clock.note(&run.used);
+        uses.note(&run.used);
         let id = self.new_run(run)?;
         let first = blocks[0].key;
         self.first.entry(First::hash_of(first), |first| first.run == id, || First::new(first, id));
@@ -307,7 +317,7 @@ impl Tree {
         }
     }
 
-    /// Of one run.
+    /// Releases blocks of one run.
     fn release_piece(&mut self, spot: Spot, len: u32, place: Place) {
         let run = self.run(spot.run);
         let (first, end) = (spot.at, spot.at + len);
@@ -326,17 +336,15 @@ impl Tree {
         self.settle(spot.run);
     }
 
-    /// A worker holds nothing of a run any more, nor of its tails.
-    pub(super) fn release_run(&mut self, run: RunId, place: Place) {
-        let there = |run: RunId| self.runs.get((run - self.tag) as usize);
-        let tails: Vec<_> = std::iter::successors(Some(run), |run| there(*run)?.tail()).collect();
-        for run in tails.into_iter().rev() {
-            let there = self.runs.get((run - self.tag) as usize);
-            if there.is_some_and(|run| run.holders.get(place, run.len()).is_some()) {
-                self.set(run, place, 0, 0);
-                self.settle(run);
-            }
-        }
+    /// A worker holds nothing any more of the run that a block is in. Returns the last block of the run before, if the worker held
+    /// this one from its first block on.
+    pub(super) fn leave(&mut self, spot: Spot, place: Place) -> Option<Spot> {
+        let Spot { run, .. } = self.find(spot)?;
+        let (from, _) = self.run(run).holders.get(place, self.run(run).len())?;
+        let before = if from == 0 { self.before(Spot { run, at: 0 }) } else { None };
+        self.set(run, place, 0, 0);
+        self.settle(run);
+        before
     }
 
     /// Whether there is no room for more runs.

@@ -5,14 +5,15 @@ use chiasm_types::{BlockSize, WorkerId};
 use super::WorkerIndexStats;
 use super::forest::{Forest, Writer};
 use super::marks::Marks;
-use super::part::{Name, Part, Shared, name};
+use super::part::{Name, Part, Prompts, name};
 use super::source::{Source, Tier};
 use super::tree::{Block, Segment, Spot};
 use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
-/// More than any model has of groups, times the tiers: what engines send must not take all places.
+/// Number of parts that a worker may have, more than any model has of groups, times the tiers: what engines send must not take all
+/// places.
 const MOST_PARTS: usize = 64;
 
 /// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of an answer.
@@ -21,16 +22,18 @@ const FEW: usize = 2;
 /// Blocks from which on it takes less time to make their keys side by side.
 const ROW: usize = 6;
 
+/// What one engine holds, as its events say. A worker that was removed from the index may live on for as long as it takes in a batch.
 pub(super) struct Worker {
     id: WorkerId,
     block_size: BlockSize,
-    /// The first is the group on the device that events named first, or of presumptions; at least that one is there.
+    /// Its KV-cache groups in their tiers. The first is the group on the device that events named first, or that of presumptions;
+    /// it is there until the worker is gone.
     parts: Vec<(Source, Part)>,
     /// Whether events have said which group the first part is.
     named: bool,
     /// Removed from the index: what still comes is ignored.
     gone: bool,
-    /// Without the counts of parts.
+    /// Counts of the worker as a whole; parts have their own.
     stats: WorkerIndexStats,
 }
 
@@ -44,14 +47,14 @@ pub(super) struct Scratch {
     keys: Vec<BlockKey>,
     blocks: Vec<Block>,
     segments: Vec<Segment>,
-    /// Blocks newly held: of groups that need all leading blocks, if there is one.
+    /// Blocks newly held in groups that need all leading blocks, if there is such a group; else in any.
     added: Vec<(Name, BlockKey)>,
-    /// Of the others.
+    /// Blocks newly held in other groups, which are not told to callers.
     untold: Vec<(Name, BlockKey)>,
 }
 
 impl Scratch {
-    /// After an event of uncommon size it is not worth keeping.
+    /// Gives the memory back after an event of uncommon size.
     pub(super) fn trim(&mut self) {
         if self.names.capacity() > 1 << 14 {
             *self = Self::default();
@@ -75,17 +78,13 @@ impl Worker {
         self.gone
     }
 
-    pub(super) fn parts(&self) -> &[(Source, Part)] {
-        &self.parts
-    }
-
     /// The first one is always there.
     fn first(&mut self) -> &mut Part {
         &mut self.parts[0].1
     }
 
-    /// Before a batch: see [`Part::warm`].
-    pub(super) fn warm(&self, events: &[KvEvent], shared: &Shared, scratch: &mut Scratch) {
+    /// Brings near what a batch needs; see [`Part::warm`].
+    pub(super) fn warm(&self, events: &[KvEvent], prompts: &Prompts, scratch: &mut Scratch) {
         let [(_, part)] = &self.parts[..] else { return };
         let Scratch { names, ends, .. } = scratch;
         names.clear();
@@ -111,14 +110,14 @@ impl Worker {
         std::hint::black_box(all);
         names.extend(&ends[..]);
         if names.len() > 1 {
-            part.warm(names, ends, shared);
+            part.warm(names, ends, prompts);
         }
     }
 
     pub(super) fn store(
         &mut self,
         event: &BlockStored,
-        shared: &Shared,
+        prompts: &Prompts,
         workers: &Workers,
         scratch: &mut Scratch,
         added: &mut Vec<BlockKey>,
@@ -128,7 +127,7 @@ impl Worker {
             // images. So only the hashes of theirs are used.
             source.tier != Tier::Device || event.block_size as usize == self.block_size.get()
         });
-        let Some(at) = source.and_then(|source| self.part_of(source, shared, workers)) else {
+        let Some(at) = source.and_then(|source| self.part_of(source, prompts, workers)) else {
             self.stats.ignored_events += 1;
             return;
         };
@@ -141,11 +140,11 @@ impl Worker {
         let parent = event.parent_block_hash.as_ref().map(name);
         // Of the blocks without keys, how many have none because of what they are, not for want of a parent.
         let mut unreadable = if fits { 0 } else { blocks };
-        if self.parts[at].0.tier == Tier::Device && fits && self.store_tokens(at, event, parent, shared, scratch) {
+        if self.parts[at].0.tier == Tier::Device && fits && self.store_tokens(at, event, parent, prompts, scratch) {
             unreadable = 1;
         }
-        self.store_by_name(at, unreadable, shared, scratch);
-        self.parts.iter_mut().for_each(|(_, part)| part.release_collided(shared));
+        self.store_by_name(at, unreadable, prompts, scratch);
+        self.parts.iter_mut().for_each(|(_, part)| part.release_collided(prompts));
         let several = self.parts.len() > 1;
         let held = |name| {
             let mut leading = self.parts.iter().filter(|(source, _)| source.is_chain());
@@ -158,20 +157,20 @@ impl Worker {
         scratch.untold.clear();
     }
 
-    /// As many blocks as have keys; says whether their parent is known.
+    /// Stores the blocks of an event that have keys; says whether their parent is known.
     fn store_tokens(
         &mut self,
         at: usize,
         event: &BlockStored,
         parent: Option<Name>,
-        shared: &Shared,
+        prompts: &Prompts,
         scratch: &mut Scratch,
     ) -> bool {
         // To take the lock twice takes longer than to hash these with it.
         let few = event.block_hashes.len() <= FEW;
         let (mut tree, mut after, mut before) = (None, None, None);
         if let Some(parent) = parent {
-            let Some((spot, key, locked)) = self.parent(parent, few, shared) else { return false };
+            let Some((spot, key, locked)) = self.parent(parent, few, prompts) else { return false };
             (tree, after, before) = (locked, Some((parent, spot)), Some(key));
         }
         let parent = after.map(|(_, spot)| spot);
@@ -179,17 +178,17 @@ impl Worker {
         let Scratch { blocks, segments, added, untold, .. } = scratch;
         let Some(first) = blocks.first() else { return true };
         let number = parent.map_or(Forest::tree_of(first.key), |parent| Forest::tree_with(parent.run));
-        let mut tree = tree.take().unwrap_or_else(|| shared.forest.write(number));
+        let mut tree = tree.take().unwrap_or_else(|| prompts.forest.write(number));
         let chains = self.parts.iter().any(|(source, _)| source.is_chain());
         let several = self.parts.len() > 1;
         let (source, part) = &mut self.parts[at];
         let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
-        part.hold(parent, blocks, &mut tree, &shared.clock, segments);
+        part.hold(parent, blocks, &mut tree, &prompts.uses, segments);
         if !several {
             drop(tree);
             part.name(after, blocks, segments, news);
             if part.doubts() {
-                part.settle_doubts(&mut shared.forest.write(number), news);
+                part.settle_doubts(&mut prompts.forest.write(number), news);
             }
             return true;
         }
@@ -200,13 +199,13 @@ impl Worker {
             let Some(spot) = self.parts[at].1.spot_of(name) else { continue };
             for (_, (source, part)) in self.parts.iter_mut().enumerate().filter(|(other, _)| *other != at) {
                 let news = if source.is_chain() { &mut *added } else { &mut *untold };
-                part.tell(name, spot, &mut tree, &shared.clock, news);
+                part.tell(name, spot, &mut tree, &prompts.uses, news);
             }
         }
         true
     }
 
-    /// Of as many blocks as have keys, after a block with this one or from the start.
+    /// Makes the keys of as many blocks as can be keyed, after a block with the key `before` or from the start.
     fn make_keys(&self, event: &BlockStored, before: Option<BlockKey>, scratch: &mut Scratch) {
         let Scratch { hasher, marks, names, keys, blocks, .. } = scratch;
         let lora = event.lora_name.as_deref();
@@ -232,43 +231,43 @@ impl Worker {
         blocks.extend(keys.iter().zip(names).map(|(key, name)| Block { key: *key, name: *name }));
     }
 
-    /// Where the block is that an event goes on after, its key, and if `locked` its tree.
+    /// Finds the block that an event goes on after: where it is, its key, and if `locked` its tree.
     fn parent<'a>(
         &mut self,
         name: Name,
         locked: bool,
-        shared: &'a Shared,
+        prompts: &'a Prompts,
     ) -> Option<(Spot, BlockKey, Option<Writer<'a>>)> {
         if let [(_, part)] = &self.parts[..]
             && let Some(guess) = part.guess(name)
         {
             let number = Forest::tree_with(guess.run);
             if locked {
-                let tree = shared.forest.write(number);
+                let tree = prompts.forest.write(number);
                 if let Some((spot, key)) = part.confirm(&tree, name, guess) {
                     return Some((spot, key, Some(tree)));
                 }
-            } else if let Some((spot, key)) = part.confirm(&shared.forest.read(number), name, guess) {
+            } else if let Some((spot, key)) = part.confirm(&prompts.forest.read(number), name, guess) {
                 return Some((spot, key, None));
             }
         }
         let spot = match &mut self.parts[..] {
-            [(_, part)] => part.search(name, shared)?,
+            [(_, part)] => part.search(name, prompts)?,
             _ => self.spot_of(name)?,
         };
-        let key = shared.forest.read(Forest::tree_with(spot.run)).key(spot)?;
+        let key = prompts.forest.read(Forest::tree_with(spot.run)).key(spot)?;
         Some((spot, key, None))
     }
 
-    /// The blocks without keys of an event: another part may know them. So it is with an attention group that skips blocks,
-    /// and with lower tiers.
-    fn store_by_name(&mut self, at: usize, unreadable: usize, shared: &Shared, scratch: &mut Scratch) {
+    /// Stores the blocks of an event that have no keys: another part may know them. So it is with an attention group that skips
+    /// blocks, and with lower tiers.
+    fn store_by_name(&mut self, at: usize, unreadable: usize, prompts: &Prompts, scratch: &mut Scratch) {
         let Scratch { names, blocks, added, untold, .. } = scratch;
         let from = blocks.len();
         for (block, name) in names.iter().copied().enumerate().skip(from) {
             let spot = self.spot_of(name);
             if let ([(_, part)], None) = (&mut self.parts[..], spot)
-                && let Some(spot) = part.search(name, shared)
+                && let Some(spot) = part.search(name, prompts)
             {
                 part.store_again(name, spot);
                 continue;
@@ -277,7 +276,7 @@ impl Worker {
             let (source, part) = &mut self.parts[at];
             let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
             match spot {
-                Some(spot) => part.store_at(name, spot, shared, news),
+                Some(spot) => part.store_at(name, spot, prompts, news),
                 None => {
                     let unreadable = block - from < unreadable;
                     self.stats.unreadable_extra_keys += u64::from(unreadable);
@@ -288,7 +287,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn remove(&mut self, event: &BlockRemoved, shared: &Shared, scratch: &mut Scratch) {
+    pub(super) fn remove(&mut self, event: &BlockRemoved, prompts: &Prompts, scratch: &mut Scratch) {
         let part = Source::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref()).map(|removed| {
             self.parts.iter_mut().find(|(source, _)| source.tier == removed.tier && source.group == removed.group)
         });
@@ -298,52 +297,44 @@ impl Worker {
             Some(Some((_, part))) => {
                 scratch.names.clear();
                 scratch.names.extend(event.block_hashes.iter().map(name));
-                self.stats.unknown_removals += part.remove(&scratch.names, shared);
+                self.stats.unknown_removals += part.remove(&scratch.names, prompts);
             }
         }
     }
 
-    pub(super) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
-        self.first().presume(chain, shared);
-        self.first().release_collided(shared);
+    pub(super) fn presume(&mut self, chain: &[BlockKey], prompts: &Prompts) {
+        self.first().presume(chain, prompts);
+        self.first().release_collided(prompts);
     }
 
-    pub(super) fn forget_presumed(&mut self, keys: &[BlockKey], shared: &Shared) {
-        self.stats.unknown_removals += self.first().forget_presumed(keys, shared);
+    pub(super) fn forget_presumed(&mut self, keys: &[BlockKey], prompts: &Prompts) {
+        self.stats.unknown_removals += self.first().forget_presumed(keys, prompts);
     }
 
-    /// Holds nothing any more, in no tier. The groups are those of the engine still.
-    pub(super) fn clear(&mut self, shared: &Shared) {
-        self.empty(shared);
+    /// Makes the worker hold nothing any more, in no tier. The groups are those of the engine still. Returns the parts that it had, if
+    /// they held anything.
+    pub(super) fn clear(&mut self, prompts: &Prompts, workers: &Workers) -> Vec<Part> {
+        let old = if self.entries() > 0 {
+            workers.renew_parts(self.id, &mut self.parts)
+        } else {
+            self.parts.iter_mut().for_each(|(_, part)| drop(part.renew(part.place())));
+            Vec::new()
+        };
         if self.parts.len() > 1 {
-            self.enter_all(shared);
+            self.enter_all(prompts);
         }
+        old
     }
 
-    fn empty(&mut self, shared: &Shared) {
-        self.parts.iter_mut().for_each(|(_, part)| part.clear(shared));
+    /// Makes entries of all blocks: several parts are looked at by all names, whichever was told first.
+    fn enter_all(&mut self, prompts: &Prompts) {
+        self.parts.iter_mut().for_each(|(_, part)| part.enter_all(prompts));
     }
 
-    /// Several parts are looked at by all names, whichever was told first.
-    fn enter_all(&mut self, shared: &Shared) {
-        self.parts.iter_mut().for_each(|(_, part)| part.enter_all(shared));
-    }
-
-    /// As [`Worker::clear`], for good.
-    pub(super) fn end(&mut self, shared: &Shared) {
-        self.clear(shared);
+    /// Makes the worker ignore what still comes. Returns the parts that it had.
+    pub(super) fn end(&mut self) -> Vec<Part> {
         self.gone = true;
-    }
-
-    /// Another engine in the same place.
-    pub(super) fn start_over(&mut self, block_size: BlockSize, shared: &Shared, workers: &Workers) {
-        self.empty(shared);
-        let others: Vec<_> = self.parts.drain(1..).map(|(_, part)| part.place()).collect();
-        self.parts[0].0 = Source::default();
-        self.named = false;
-        (self.block_size, self.stats) = (block_size, WorkerIndexStats::default());
-        workers.list_parts(self.id, &self.parts);
-        workers.free(others);
+        self.parts.drain(..).map(|(_, part)| part).collect()
     }
 
     pub(super) fn stats(&self) -> WorkerIndexStats {
@@ -369,18 +360,18 @@ impl Worker {
         self.parts.iter().map(|(_, part)| part.bytes()).sum()
     }
 
-    /// As [`Part::shed`].
-    pub(super) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
-        self.parts.iter_mut().fold(0, |shed, (_, part)| shed + part.shed(oldest, most - shed, shared))
+    /// Sheds from one part after the other; see [`Part::shed`].
+    pub(super) fn shed(&mut self, oldest: u32, most: usize, prompts: &Prompts) -> usize {
+        self.parts.iter_mut().fold(0, |shed, (_, part)| shed + part.shed(oldest, most - shed, prompts))
     }
 
-    /// Of a hash that some part holds and knows.
+    /// Where the block is that a hash names, if some part has a keyed entry for it.
     fn spot_of(&self, name: Name) -> Option<Spot> {
         self.parts.iter().find_map(|(_, part)| part.spot_of(name))
     }
 
     /// The part that a stored event is about, made if need be.
-    fn part_of(&mut self, source: Source, shared: &Shared, workers: &Workers) -> Option<usize> {
+    fn part_of(&mut self, source: Source, prompts: &Prompts, workers: &Workers) -> Option<usize> {
         let known = |(known, _): &(Source, Part)| known.tier == source.tier && known.group == source.group;
         if source.tier == Tier::Device && !self.named {
             self.named = true;
@@ -397,7 +388,7 @@ impl Worker {
             return None;
         }
         self.parts.push((source, Part::new(workers.new_place())));
-        self.enter_all(shared);
+        self.enter_all(prompts);
         workers.list_parts(self.id, &self.parts);
         Some(self.parts.len() - 1)
     }

@@ -8,11 +8,11 @@ use chiasm_types::{BlockSize, WorkerId};
 
 use super::holders::{Place, bit, word};
 use super::mixed::Mixed;
-use super::part::{Part, Shared};
+use super::part::Part;
 use super::source::Source;
 use super::worker::Worker;
 
-/// A worker's lock is taken before any tree's and before that of the list, never after it.
+/// All workers by their ids. A worker's lock is taken before any tree's and before that of the list, never after it.
 #[derive(Default)]
 pub(super) struct Workers {
     /// One list behind several locks: a thread that reads takes its own, who changes it takes all. So threads that look up
@@ -23,7 +23,7 @@ pub(super) struct Workers {
 
 const LINES: usize = 8;
 
-/// On cache lines of its own.
+/// A lock on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Line(RwLock<Arc<List>>);
@@ -34,13 +34,14 @@ thread_local! {
 
 static NEXT_LINE: AtomicUsize = AtomicUsize::new(0);
 
+/// What lookups and events have to know of all workers at a time. It is never changed, but replaced.
 #[derive(Clone, Default)]
 pub(super) struct List {
-    /// Shared with who works on it while the list changes.
+    /// Each worker is shared with who works on it while the list changes.
     by_id: BTreeMap<WorkerId, (Place, Arc<Mutex<Worker>>)>,
-    /// As `by_id`, for a quick pass.
+    /// The ids and places of `by_id`, for a quick pass.
     in_order: Vec<(WorkerId, Place)>,
-    /// By place; of further places of workers none.
+    /// The worker that each place stands for; none for further places of a worker.
     ids: Vec<Option<WorkerId>>,
     /// Workers of which more is to be asked than how many leading blocks one place has.
     mixed: BTreeMap<WorkerId, Mixed>,
@@ -61,7 +62,7 @@ impl List {
         &self.in_order
     }
 
-    /// By place; of further places of workers none.
+    /// The worker that each place stands for; none for further places of a worker.
     pub(super) fn ids(&self) -> &[Option<WorkerId>] {
         &self.ids
     }
@@ -89,6 +90,27 @@ impl List {
         }
     }
 
+    fn take(&mut self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
+        self.mixed.remove(&worker);
+        self.by_id.remove(&worker).map(|(_, worker)| worker)
+    }
+
+    /// Whether these are the parts of the worker that has this id now, not of one before it that still takes in a batch.
+    fn is_listed(&self, worker: WorkerId, parts: &[(Source, Part)]) -> bool {
+        let known = self.by_id.get(&worker).map(|(place, _)| *place);
+        known.is_some() && known == parts.first().map(|(_, part)| part.place())
+    }
+
+    fn list_parts(&mut self, worker: WorkerId, parts: &[(Source, Part)]) {
+        for (source, part) in parts {
+            self.set_aside(part.place(), !source.is_chain());
+        }
+        match Mixed::of(parts) {
+            Some(mixed) => drop(self.mixed.insert(worker, mixed)),
+            None => drop(self.mixed.remove(&worker)),
+        }
+    }
+
     fn update_order(&mut self) {
         self.in_order = self.by_id.iter().map(|(id, (place, _))| (*id, *place)).collect();
         self.ids = vec![None; self.places];
@@ -97,72 +119,75 @@ impl List {
 }
 
 impl Workers {
-    pub(super) fn add(&self, worker: WorkerId, block_size: BlockSize, shared: &Shared) {
-        if self.change(worker, |known| known.start_over(block_size, shared, self)).is_some() {
-            return;
-        }
+    /// Returns the worker that had this id, which is in no list any more.
+    pub(super) fn add(&self, worker: WorkerId, block_size: BlockSize) -> Option<Arc<Mutex<Worker>>> {
         self.rewrite(|list| {
+            let replaced = list.take(worker);
             let place = list.new_place();
             let new = Worker::new(worker, Part::new(place), block_size);
             list.by_id.insert(worker, (place, Arc::new(Mutex::new(new))));
             list.update_order();
-        });
+            replaced
+        })
     }
 
-    pub(super) fn remove(&self, worker: WorkerId, shared: &Shared) {
-        let removed = self.rewrite(|list| {
-            let removed = list.by_id.remove(&worker);
-            list.mixed.remove(&worker);
+    /// Returns the worker, which is in no list any more.
+    pub(super) fn remove(&self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
+        self.rewrite(|list| {
+            let removed = list.take(worker);
             list.update_order();
             removed
-        });
-        let Some((_, removed)) = removed else { return };
-        // Takes a while: not under the lock of the list, that lookups need.
-        let places = self.with(&removed, |removed| {
-            removed.end(shared);
-            removed.parts().iter().map(|(_, part)| part.place()).collect()
-        });
-        self.free(places.unwrap_or_default());
+        })
     }
 
-    /// For one more part of a worker.
+    /// The parts of a worker that is in no list any more; see [`Worker::end`].
+    pub(super) fn end(&self, worker: &Mutex<Worker>) -> Vec<Part> {
+        self.with(worker, Worker::end).unwrap_or_default()
+    }
+
+    /// Gives a worker empty parts in new places, which lookups take for it from now on. Returns those that it had.
+    pub(super) fn renew_parts(&self, worker: WorkerId, parts: &mut [(Source, Part)]) -> Vec<Part> {
+        self.rewrite(|list| {
+            let is_listed = list.is_listed(worker, parts);
+            let old = parts.iter_mut().map(|(_, part)| part.renew(list.new_place())).collect();
+            if is_listed {
+                list.by_id.entry(worker).and_modify(|(place, _)| *place = parts[0].1.place());
+                list.update_order();
+                list.list_parts(worker, parts);
+            }
+            old
+        })
+    }
+
+    /// A place for one more part of a worker.
     pub(super) fn new_place(&self) -> Place {
         self.rewrite(List::new_place)
     }
 
-    /// Places that no block's holders name any more.
-    pub(super) fn free(&self, places: Vec<Place>) {
+    /// Gives back a place that no block's holders name any more.
+    pub(super) fn free(&self, place: Place) {
         self.rewrite(|list| {
-            for place in &places {
-                list.set_aside(*place, false);
-            }
-            list.free.extend(places);
+            list.set_aside(place, false);
+            list.free.push(place);
         });
     }
 
-    /// Lookups take a worker's parts for these from now on.
+    /// Makes lookups take these for the parts of a worker from now on.
     pub(super) fn list_parts(&self, worker: WorkerId, parts: &[(Source, Part)]) {
         self.rewrite(|list| {
-            if !list.by_id.contains_key(&worker) {
-                return;
-            }
-            for (source, part) in parts {
-                list.set_aside(part.place(), !source.is_chain());
-            }
-            match Mixed::of(parts) {
-                Some(mixed) => drop(list.mixed.insert(worker, mixed)),
-                None => drop(list.mixed.remove(&worker)),
+            if list.is_listed(worker, parts) {
+                list.list_parts(worker, parts);
             }
         });
     }
 
-    /// `None` when it is unknown.
+    /// Changes a worker. `None` when it is unknown.
     pub(super) fn change<T>(&self, worker: WorkerId, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let found = self.list().by_id.get(&worker).map(|(_, blocks)| blocks.clone())?;
         self.with(&found, change)
     }
 
-    /// Every worker, one after the other, from the `first`th on and around, until `change` says false.
+    /// Changes every worker, one after the other, from the `first`th on and around, until `change` says false.
     pub(super) fn each(&self, first: usize, mut change: impl FnMut(&mut Worker) -> bool) {
         let mut all: Vec<_> = self.list().by_id.values().map(|(_, blocks)| blocks.clone()).collect();
         if !all.is_empty() {
@@ -176,16 +201,18 @@ impl Workers {
         }
     }
 
-    /// No worker's place changes its meaning meanwhile.
+    /// Shows the list. No worker's place changes its meaning meanwhile.
     pub(super) fn read<T>(&self, read: impl FnOnce(&List) -> T) -> T {
         read(&self.list())
     }
 
+    /// Bytes on the heap of the parts of listed workers.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn with<T>(&self, worker: &Mutex<Worker>, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+    /// Changes a worker, listed or not, and counts what its memory grows by. `None` when it has ended.
+    pub(super) fn with<T>(&self, worker: &Mutex<Worker>, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let mut worker: MutexGuard<'_, Worker> = worker.lock().unwrap_or_else(PoisonError::into_inner);
         if worker.gone() {
             return None;

@@ -41,6 +41,7 @@ impl KvEventReceiver for Told {
 /// A subscriber and what it hands over.
 struct Followed {
     subscriber: Subscriber,
+    counters: SubscriberCounters,
     feed: mpsc::UnboundedReceiver<Feed>,
 }
 
@@ -56,16 +57,17 @@ fn config(engine: &FakeEngine) -> SubscriberConfig {
 
 fn follow(config: SubscriberConfig) -> Followed {
     let (sender, feed) = mpsc::unbounded_channel();
-    Followed { subscriber: Subscriber::start(config, Told(sender)), feed }
+    let counters = SubscriberCounters::default();
+    let subscriber = Subscriber::counting(config, Told(sender), counters.clone());
+    Followed { subscriber, counters, feed }
 }
 
 impl Followed {
     async fn expect(&mut self, expected: impl IntoIterator<Item = Feed>) {
         for expected in expected {
             let next = timeout(PATIENCE, self.feed.recv()).await;
-            let next =
-                next.unwrap_or_else(|_| panic!("waited in vain for {expected:?}: {:?}", self.subscriber.stats()));
-            assert_eq!(next, Some(expected), "{:?}", self.subscriber.stats());
+            let next = next.unwrap_or_else(|_| panic!("waited in vain for {expected:?}: {:?}", self.counters.read()));
+            assert_eq!(next, Some(expected), "{:?}", self.counters.read());
         }
     }
 }
@@ -115,7 +117,7 @@ async fn what_was_published_before_the_start_is_replayed() {
     followed.expect(messages(3..4)).await;
     let expected =
         SubscriberStats { connections: 1, live_batches: 1, replayed_batches: 3, replays: 1, ..Default::default() };
-    assert_eq!(followed.subscriber.stats(), expected);
+    assert_eq!(followed.counters.read(), expected);
 }
 
 #[tokio::test]
@@ -140,7 +142,7 @@ async fn without_replay_following_starts_with_the_first_message_that_comes() {
     engine.subscribed().await;
     engine.publish(30).await;
     followed.expect([Feed::CaughtUp].into_iter().chain(behind([message(3, 30)]))).await;
-    assert_eq!(followed.subscriber.stats().resets, 0, "nothing was known that could be wrong");
+    assert_eq!(followed.counters.read().resets, 0, "nothing was known that could be wrong");
 }
 
 #[tokio::test]
@@ -152,7 +154,7 @@ async fn a_gap_is_filled_and_nothing_comes_twice() {
     followed.expect(behind(messages(2..5))).await;
     engine.publish(50).await;
     followed.expect(messages(5..6)).await;
-    let stats = followed.subscriber.stats();
+    let stats = followed.counters.read();
     assert_eq!((stats.gaps, stats.resets, stats.malformed), (1, 0, 0));
 }
 
@@ -164,7 +166,7 @@ async fn a_gap_without_replay_resets_and_goes_on() {
     followed.expect(behind([Feed::Reset, message(3, 30)])).await;
     engine.publish(40).await;
     followed.expect([message(4, 40)]).await;
-    let stats = followed.subscriber.stats();
+    let stats = followed.counters.read();
     assert_eq!((stats.gaps, stats.resets, stats.lost), (1, 1, 1));
 }
 
@@ -175,7 +177,7 @@ async fn a_gap_that_the_engine_no_longer_has_resets_and_takes_what_it_has() {
     engine.kept().forget_before(3);
     engine.publish(50).await;
     followed.expect(behind([Feed::Reset].into_iter().chain(messages(3..6)))).await;
-    assert_eq!(followed.subscriber.stats().lost, 1);
+    assert_eq!(followed.counters.read().lost, 1);
 }
 
 #[tokio::test]
@@ -189,7 +191,7 @@ async fn a_gap_is_given_up_when_the_replay_stays_silent() {
     engine.lose(20);
     engine.publish(30).await;
     followed.expect(behind([Feed::Reset, message(3, 30)])).await;
-    assert_eq!(followed.subscriber.stats().failed_replays, 2);
+    assert_eq!(followed.counters.read().failed_replays, 2);
 }
 
 #[tokio::test]
@@ -200,7 +202,7 @@ async fn a_replay_that_stops_half_way_is_taken_up_where_it_stopped() {
     engine.kept().answer(Answers::Only(3));
     engine.publish(60).await;
     followed.expect(behind(messages(2..7))).await;
-    let stats = followed.subscriber.stats();
+    let stats = followed.counters.read();
     assert!(stats.failed_replays >= 1);
     assert_eq!(stats.resets, 0);
 }
@@ -212,7 +214,7 @@ async fn what_was_dropped_on_the_way_is_asked_for_again() {
     engine.kept().answer(Answers::Dropping(4));
     engine.publish(60).await;
     followed.expect(behind(messages(2..7))).await;
-    let stats = followed.subscriber.stats();
+    let stats = followed.counters.read();
     assert_eq!((stats.failed_replays, stats.resets, stats.lost), (1, 0, 0));
 }
 
@@ -232,8 +234,8 @@ async fn what_is_dropped_every_time_is_given_up() {
     engine.kept().answer(Answers::AlwaysDropping(4));
     engine.publish(60).await;
     followed.expect(behind(messages(2..4).chain([Feed::Reset, message(6, 60)]))).await;
-    assert_eq!(followed.subscriber.stats().lost, 2);
-    assert_eq!(followed.subscriber.stats().failed_replays, 3, "one that brought something and two that did not");
+    assert_eq!(followed.counters.read().lost, 2);
+    assert_eq!(followed.counters.read().failed_replays, 3, "one that brought something and two that did not");
 }
 
 #[tokio::test]
@@ -242,7 +244,7 @@ async fn a_lost_last_message_is_found_by_the_audit() {
         followed_engine(1, |config| config.audit_interval = Duration::from_millis(20)).await;
     engine.lose(10);
     followed.expect(messages(1..2)).await;
-    assert_eq!(followed.subscriber.stats().gaps, 0);
+    assert_eq!(followed.counters.read().gaps, 0);
 }
 
 #[tokio::test]
@@ -255,7 +257,7 @@ async fn a_broken_connection_to_the_same_engine_loses_nothing() {
     followed.expect(behind(messages(3..4))).await;
     engine.publish(40).await;
     followed.expect(messages(4..5)).await;
-    let stats = followed.subscriber.stats();
+    let stats = followed.counters.read();
     assert_eq!((stats.connections, stats.resets), (2, 0));
 }
 
@@ -266,7 +268,7 @@ async fn a_restarted_engine_is_noticed_by_its_past_whatever_its_numbers() {
         let _engine = engine.restart(Kept::of((0..published).map(|seq| 1000 + seq)), published).await;
         let past = (0..published).map(|seq| message(seq, 1000 + seq));
         followed.expect(behind([Feed::Reset].into_iter().chain(past))).await;
-        assert_eq!(followed.subscriber.stats().resets, 1);
+        assert_eq!(followed.counters.read().resets, 1);
     }
 }
 
@@ -296,7 +298,7 @@ async fn a_payload_that_can_t_be_read_resets_and_is_counted_but_not_fatal() {
     engine.publish_payload(Bytes::from_static(b"no msgpack")).await;
     engine.publish(30).await;
     followed.expect([Feed::Reset, message(3, 30)]).await;
-    let stats = followed.subscriber.stats();
+    let stats = followed.counters.read();
     assert_eq!((stats.malformed, stats.lost), (1, 1));
 }
 
@@ -308,7 +310,7 @@ async fn messages_with_other_frames_are_counted_and_change_nothing() {
     engine.send(vec![Bytes::new(), short.clone(), short]).await;
     engine.publish(20).await;
     followed.expect(messages(2..3)).await;
-    let stats = followed.subscriber.stats();
+    let stats = followed.counters.read();
     assert_eq!((stats.malformed, stats.resets, stats.gaps), (2, 0, 0));
 }
 
@@ -329,7 +331,7 @@ async fn only_the_topic_asked_for_is_followed() {
 #[tokio::test]
 async fn the_feed_ends_when_the_subscriber_is_dropped() {
     let (_engine, followed) = followed_engine(1, |_| ()).await;
-    let Followed { subscriber, mut feed } = followed;
+    let Followed { subscriber, mut feed, .. } = followed;
     drop(subscriber);
     assert_eq!(timeout(PATIENCE, feed.recv()).await.expect("the feed ends"), None);
 }

@@ -1,7 +1,7 @@
 //! Who did much lately gets less, and not for ever.
 
 use crate::workload::{INFO, Prompt};
-use chiasm_router::{Clock, Reservation, Router, RouterConfig, VirtualClock, Weights};
+use chiasm_router::{Clock, Decoding, Reservation, Router, RouterConfig, VirtualClock, Weights};
 use chiasm_types::WorkerId;
 
 /// Nanoseconds between two requests: one at a time, so that nothing waits or runs when the next one comes.
@@ -19,8 +19,12 @@ impl Fleet {
     }
 
     fn weighted(workers: u32, weights: Weights) -> Self {
+        Self::configured(workers, RouterConfig { weights, ..Default::default() })
+    }
+
+    fn configured(workers: u32, config: RouterConfig) -> Self {
         let clock = VirtualClock::default();
-        let config = RouterConfig { weights, seed: Some(42), ..Default::default() };
+        let config = RouterConfig { seed: Some(42), ..config };
         let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
         (0..workers).for_each(|id| router.add_worker(WorkerId(id), INFO));
         Self { router, clock, now: 0 }
@@ -134,4 +138,23 @@ fn answering_is_work() {
     drop(long);
     fleet.pass(120_000_000_000);
     assert!((20..40).any(|number| fleet.ask(&text(number)) == busy), "long ago");
+}
+
+#[test]
+fn how_much_work_answering_is_depends_on_the_engine() {
+    let stays = |decoding| {
+        let weights = Weights { load: 0.0, balance: 1.0, ..Weights::default() };
+        let mut fleet = Fleet::configured(2, RouterConfig { weights, decoding, ..Default::default() });
+        // One answers for ten seconds; then the same prompt comes again, which costs the other 100 blocks: 1,600.
+        let prompt = Prompt::text(1, 1600);
+        let mut answering = prompt.select(&fleet.router);
+        fleet.router.apply(answering.worker, &prompt.stored());
+        answering.first_token();
+        fleet.pass(10_000_000_000);
+        prompt.select(&fleet.router).worker == answering.worker
+    };
+    let default = Decoding::default();
+    assert!(stays(default));
+    assert!(!stays(Decoding { steps_per_second: 1000.0, ..default }));
+    assert!(!stays(Decoding { read_per_block: 0.01, ..default }));
 }

@@ -5,7 +5,7 @@ use chiasm_kv::event::KvEvent;
 use chiasm_router::{EngineStats, Policy, Reservation, RouteError, RouteItem, RouteRequest, Router, Weights};
 use chiasm_types::{MmHash, WorkerId};
 
-/// As `Prompt::image_question`: 160 placeholder tokens from `start` on.
+/// The item of `Prompt::image_question`: 160 placeholder tokens from `start` on.
 fn item(image: u8, start: usize) -> RouteItem {
     RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, bytes: 10_000 }
 }

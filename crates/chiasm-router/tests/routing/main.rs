@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod approximate;
+mod background;
 mod balance;
 mod bookkeeping;
 mod cost;

@@ -49,7 +49,7 @@ impl Prompt {
         RouteRequest { keys: &self.keys, prompt_tokens: self.tokens.len(), ..Default::default() }
     }
 
-    /// As if the engine had computed the whole prompt. It names blocks by half of our key.
+    /// The events of an engine that has computed the whole prompt. It names blocks by half of our key.
     pub(crate) fn stored(&self) -> KvEventBatch {
         let blocks = self.keys.len();
         let extra_keys = (0..blocks)

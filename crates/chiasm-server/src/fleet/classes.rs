@@ -22,18 +22,6 @@ pub struct PresentClass {
 /// The classes of one moment. Requests are planned for each of them.
 pub type PresentClasses = Arc<[PresentClass]>;
 
-impl PresentClass {
-    /// The fingerprint of an item's processing, with everything of the class that changes it.
-    pub(crate) fn identify(&self, fingerprint: &[u8]) -> Vec<u8> {
-        let processor = self.class.processor.as_bytes();
-        let mut identity = Vec::with_capacity(8 + processor.len() + fingerprint.len());
-        identity.extend_from_slice(&(processor.len() as u64).to_le_bytes());
-        identity.extend_from_slice(processor);
-        identity.extend_from_slice(fingerprint);
-        identity
-    }
-}
-
 /// Which worker is of which class.
 #[derive(Default)]
 pub(super) struct Classes {

@@ -60,7 +60,7 @@ async fn one_backend(
         _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
     };
     // First out of the router, then the end: no request may be sent to a backend that is being stopped.
-    fleet.leave(id).await;
+    fleet.leave(id);
     if !matches!(ended, Ended::Shutdown) {
         fleet.metrics.engine_deaths.inc();
         tracing::error!(worker = %id, cause = %ended, "engine lost");

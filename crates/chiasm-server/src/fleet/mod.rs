@@ -17,6 +17,7 @@ use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::WorkerId;
 use events::Followed;
 pub use events::KvEventCounts;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -69,8 +70,10 @@ impl Fleet {
             return Err(NoEngines);
         }
         let ids = || (0..).map(WorkerId);
+        // Workers come and go on threads that serve requests, too.
+        let runtime = Handle::current();
         let fleet = Arc::new(Self {
-            router: Arc::new(Router::new(router)),
+            router: Arc::new(Router::in_background(router, move |chore| drop(runtime.spawn_blocking(chore)))),
             metrics: Arc::default(),
             state: Mutex::default(),
             ready: watch::Sender::new(0),
@@ -170,7 +173,7 @@ impl Fleet {
     }
 
     /// Takes a worker out: no new request goes to it, and its blocks are forgotten.
-    async fn leave(&self, id: WorkerId) {
+    fn leave(&self, id: WorkerId) {
         let left = {
             let mut state = self.state();
             state.classes.leave(id);
@@ -178,12 +181,8 @@ impl Fleet {
             self.ready.send_replace(state.workers.len());
             left
         };
-        // Not while requests wait for the state, and not on an async thread: a worker's blocks are many. A request that is
-        // routed to it meanwhile finds no such worker, and tries another one.
-        let router = self.router.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || router.remove_worker(id)).await {
-            tracing::error!(worker = %id, %error, "the worker could not be taken out of the router");
-        }
+        // A request that is routed to it meanwhile finds no such worker, and tries another one.
+        self.router.remove_worker(id);
         drop(left);
     }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, MediaSource, SourceError, Tensor, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    EncodedItem, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
 };
-use chiasm_media::{ByteBudget, EncodedMedia, MediaHeader};
+use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaHeader};
 use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{
     Contents, ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, TensorSpec, VisionModel,
@@ -74,7 +74,7 @@ impl Images {
         let vision = self.vision()?;
         let at_kwargs = |error| RequestError::from(error).at("mm_processor_kwargs");
         let kwargs = vision.parse_kwargs(kwargs).map_err(at_kwargs)?;
-        let fingerprint = class.identify(&vision.fingerprint(&kwargs));
+        let fingerprint = PlanClass::identify(&class.class.processor, &vision.fingerprint(&kwargs));
         Ok(ImageSettings { kwargs, fingerprint })
     }
 
@@ -91,7 +91,7 @@ impl Images {
             return Err(RequestError::invalid(field, format!("the model takes no {}", image.modality())));
         };
         let size = ImageSize { width: header.width, height: header.height };
-        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &settings.fingerprint);
+        let hash = chiasm_media::mm_hash(&image.content, &Modality::Image, &settings.fingerprint);
         let plan =
             self.plans.get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?)).map_err(|e| e.at(field))?;
         check_fits_encoder_cache(vision, size, &plan, class).map_err(|error| error.at(field))?;
@@ -105,6 +105,7 @@ impl Images {
                 images: self.clone(),
                 hash,
                 plan,
+                header,
                 encoded: image.clone(),
                 field: field.to_owned(),
             }),
@@ -142,6 +143,7 @@ struct ImageSource {
     images: Arc<Images>,
     hash: MmHash,
     plan: Arc<ImagePlan>,
+    header: ImageHeader,
     encoded: EncodedMedia,
     field: String,
 }
@@ -154,7 +156,7 @@ impl MediaSource for ImageSource {
     }
 
     fn encoded(&self) -> EncodedItem {
-        EncodedItem { bytes: self.encoded.bytes.clone(), media_type: self.encoded.header.media_type() }
+        EncodedItem { bytes: self.encoded.bytes.clone(), media_type: self.header.format.media_type() }
     }
 }
 

@@ -1,9 +1,9 @@
 //! A request on its way through the fleet.
 
+use chiasm_engine_caches::BlockTable;
 use chiasm_kv::BlockKey;
 use chiasm_router::Reservation;
 
-use super::kv_cache::BlockTable;
 use crate::sequence::Sequence;
 use crate::virtual_time::Nanos;
 
@@ -13,7 +13,7 @@ pub(crate) struct Live {
     /// Whether it counts in the results.
     pub(crate) counted: bool,
     pub(crate) sequence: Sequence,
-    /// Of all full blocks, the answer's too.
+    /// Keys of all full blocks, the answer's too.
     pub(crate) keys: Vec<BlockKey>,
     pub(crate) reservation: Option<Reservation>,
     /// Prompt tokens that the engine found in its cache.

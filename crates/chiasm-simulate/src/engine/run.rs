@@ -15,12 +15,12 @@ pub(super) struct DecodeRun {
     pub(super) first: f64,
     /// Seconds by which each step is longer than the one before, 0 or more.
     pub(super) growth: f64,
-    /// How many steps it has; fewer when something is delivered meanwhile.
+    /// Number of steps; fewer when something is delivered meanwhile.
     pub(super) steps: u64,
 }
 
 impl DecodeRun {
-    /// When so many steps are done.
+    /// The time at which so many steps are done.
     pub(super) fn end_of(&self, steps: u64) -> Nanos {
         let steps = steps as f64;
         self.start + nanos(steps * self.first + self.growth * steps * (steps - 1.0) / 2.0)

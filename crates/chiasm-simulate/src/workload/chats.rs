@@ -15,7 +15,7 @@ const IMAGE: f64 = 0.3;
 /// No further turn once the prompt has so many tokens.
 const LONGEST: usize = 12_000;
 
-/// As many conversations as there are places, each waiting for its user. A request is the next turn of one that waited longer
+/// A fixed number of conversations, each waiting for its user. A request is the next turn of one that waited longer
 /// than half of them; one that ends gives its place to a new one.
 ///
 /// The order does not depend on how fast the engines answer, so that all policies see the same requests. A turn may
@@ -25,7 +25,7 @@ pub(super) struct Chats {
 }
 
 impl Chats {
-    /// With room for at least one.
+    /// Fills all places. There must be at least one.
     pub(super) fn new(places: usize) -> Self {
         Self { chats: vec![Vec::new(); places.max(1)].into() }
     }

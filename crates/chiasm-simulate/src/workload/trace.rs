@@ -39,7 +39,7 @@ struct Line {
 pub struct TraceSummary {
     /// Lines with a request.
     pub requests: u64,
-    /// From the first request to the last.
+    /// Time from the first request to the last.
     pub seconds: f64,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Trace<R> {
     path: PathBuf,
     line: Vec<u8>,
     number: u64,
-    /// Of the first request, ms.
+    /// Time of the first request in ms.
     start: Option<f64>,
     last: Nanos,
 }

@@ -10,7 +10,7 @@ pub(super) struct Zipf {
 }
 
 impl Zipf {
-    /// Of at least one rank.
+    /// Adds the weights up. There must be at least one rank.
     pub(super) fn new(ranks: usize, exponent: f64) -> Self {
         let mut sum = 0.0;
         let weight = |rank: usize| (rank as f64).powf(-exponent);

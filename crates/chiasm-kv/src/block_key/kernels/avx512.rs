@@ -34,7 +34,7 @@ const LOW: u64 = (1 << BITS) - 1;
 /// Bits of a highest limb.
 const TOP_BITS: u32 = 127 - 2 * BITS;
 const TOP: u64 = (1 << TOP_BITS) - 1;
-/// By which a coefficient's highest limb is shifted.
+/// Bits by which a coefficient's highest limb is shifted.
 const SHIFT: u32 = 3 * BITS - 127;
 
 /// One number per lane.
@@ -190,7 +190,7 @@ fn add_product(products: &mut Products, word: __m512i, coefficient: &Coefficient
     }
 }
 
-/// To add products to.
+/// The accumulators of a sum of products, which begins with `start`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512ifma")]
 fn products(start: Limbs) -> Products {
@@ -226,7 +226,8 @@ fn add(one: Limbs, other: Limbs) -> Limbs {
     [_mm512_add_epi64(one[0], other[0]), _mm512_add_epi64(one[1], other[1]), _mm512_add_epi64(one[2], other[2])]
 }
 
-/// With limbs of 52 and 52 bits, and of 23 but for a last carry: of limbs below 2^63, one of at most 2^11.
+/// Hands carries on until limbs have 52, 52 and 23 bits, but for a last carry. Takes limbs below 2^63, one of them at most
+/// 2^11.
 #[inline]
 #[target_feature(enable = "avx512f,avx512ifma")]
 fn carried([low, middle, top]: Limbs) -> Limbs {
@@ -238,7 +239,7 @@ fn carried([low, middle, top]: Limbs) -> Limbs {
     [_mm512_and_si512(low, mask), _mm512_and_si512(middle, mask), top]
 }
 
-/// In each lane the sum of the lanes up to it.
+/// Running sums: each lane gets the sum of the lanes up to it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512ifma")]
 fn summed_up(mut sums: Limbs) -> Limbs {
@@ -340,7 +341,7 @@ fn sum(table: &Table, more: Limbs, tokens: &[TokenId], starts: &[usize; LANES], 
     small.then(|| add(total(even), total(odd)))
 }
 
-/// From words of a block to words of all blocks: columns to rows.
+/// Turns a block's words in each vector into one word of all blocks in each: columns to rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512ifma")]
 fn turned(words: [__m512i; LANES]) -> [__m512i; STEP_WORDS] {

@@ -28,9 +28,9 @@ pub(super) struct Series<'a> {
     pub(super) state: u128,
     /// What all words of the first block but its tokens add to its sum, below p.
     pub(super) first: u128,
-    /// By how much that grows from each block to the next, below p.
+    /// What `first` grows by from each block to the next, below p.
     pub(super) step: u128,
-    /// Of full blocks only.
+    /// The tokens of full blocks only.
     pub(super) tokens: &'a [TokenId],
     /// Tokens, from 1 to twice [`WORDS`].
     pub(super) block_size: usize,
@@ -76,7 +76,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// For coefficients of the first words of tokens, and a point other than 0; all below p.
+    /// Prepares the coefficients of the first words of tokens, and a point other than 0; all below p.
     #[allow(unused_variables, reason = "where there is no vector code")]
     pub(super) fn new(coefficients: &[u128; WORDS], point: u128) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl Tables {
 
 static SUPPORTED: LazyLock<Vec<Kernel>> = LazyLock::new(supported);
 
-/// From the slowest to the fastest.
+/// The kernels that this CPU can run, the fastest last.
 pub(super) fn supported() -> Vec<Kernel> {
     #[allow(unused_mut, reason = "on other architectures nothing is added")]
     let mut supported = Vec::new();

@@ -30,7 +30,7 @@ fn blocks() -> impl Strategy<Value = (usize, Vec<u32>)> {
     (size, 0..40_usize).prop_flat_map(|(size, blocks)| (Just(size), tokens(size * blocks)))
 }
 
-/// Below p, its ends among them.
+/// Numbers below p, its ends among them.
 fn number() -> impl Strategy<Value = u128> {
     prop_oneof![4 => 0..P, 1 => prop_oneof![Just(0), Just(1), Just(P - 1), Just(P - 2), Just(1 << 126)]]
 }

@@ -86,7 +86,7 @@ pub(super) fn tokens(input: Input<'_, '_>, tokens: &mut Vec<TokenId>, kept: &mut
     Some(())
 }
 
-/// Of a list.
+/// The length of a list, in the shortest form that says it.
 #[inline]
 pub(super) fn length(input: Input<'_, '_>) -> Option<usize> {
     let (length, rest) = match **input {

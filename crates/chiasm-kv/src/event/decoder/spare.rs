@@ -38,7 +38,7 @@ const STORED_FIELDS: [&str; 14] = [
 
 const REMOVED_FIELDS: [&str; 5] = ["block_hashes", "medium", "group_idx", "locality", "ownership"];
 
-/// All of these give `None` when they meet anything that they don't expect.
+/// Each of these gives `None` when it meets anything that it doesn't expect.
 impl Spare {
     /// Sets every field.
     pub(super) fn block_stored(

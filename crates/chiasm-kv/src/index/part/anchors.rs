@@ -11,21 +11,22 @@ use crate::index::tree::Spot;
 /// Blocks that can be looked at in the time in which a table would have taken in or given up one.
 const LOOKS: usize = 16;
 
+/// Anchors of one part: names of blocks, with where they are, from which ways lead to all others.
 pub(super) struct Anchors {
-    /// Where blocks were when they were anchored. Some may not be held any more, some names may be there several times: whoever
-    /// uses one looks.
+    /// Anchored blocks, where they were at that time. Some may not be held any more, some names may be there several times:
+    /// whoever uses one looks.
     spots: Table<Entry>,
     /// The block before the one that was removed last.
     next: Option<(Name, Spot)>,
     /// How many of `spots` were left when those that led nowhere were last taken out.
     swept: usize,
-    /// Blocks that were looked at in searches, beyond what a table of all blocks would have cost meanwhile.
-    debt: usize,
+    /// Number of blocks that were looked at in searches, beyond what a table of all blocks would have cost meanwhile.
+    search_cost: usize,
 }
 
 impl Default for Anchors {
     fn default() -> Self {
-        Self { spots: Table::new(), next: None, swept: 0, debt: 0 }
+        Self { spots: Table::new(), next: None, swept: 0, search_cost: 0 }
     }
 }
 
@@ -41,9 +42,9 @@ impl Anchors {
         self.spots.entry(name, |entry| entry.spot() == Some(spot), || Entry::new(name, Some(spot)));
     }
 
-    /// Those of a name that are what is asked for.
-    pub(super) fn remove(&mut self, name: Name, is: impl Fn(Spot) -> bool) {
-        while self.spots.remove(name, |entry| entry.spot().is_some_and(&is)).is_some() {}
+    /// Removes every anchor called `name` for which `is_wanted` holds.
+    pub(super) fn remove(&mut self, name: Name, is_wanted: impl Fn(Spot) -> bool) {
+        while self.spots.remove(name, |entry| entry.spot().is_some_and(&is_wanted)).is_some() {}
     }
 
     /// The one that leads to the block that will be removed next, most likely.
@@ -72,15 +73,16 @@ impl Anchors {
         self.swept = self.spots.len();
     }
 
-    /// So many blocks came or went.
-    pub(super) fn pay(&mut self, blocks: usize) {
-        self.debt = self.debt.saturating_sub(LOOKS * blocks);
+    /// Lowers the cost counted against searching by what a table of all blocks would have spent on these, which came or
+    /// went.
+    pub(super) fn credit(&mut self, blocks: usize) {
+        self.search_cost = self.search_cost.saturating_sub(LOOKS * blocks);
     }
 
-    /// So many blocks are about to be looked at. Says whether a table of all of them would cost less in the long run.
-    pub(super) fn owe(&mut self, blocks: usize) -> bool {
-        self.debt += blocks.max(LOOKS);
-        self.debt > 8 * blocks + SLACK
+    /// Counts a search that looks at so many blocks. Says whether a table of all of them would cost less in the long run.
+    pub(super) fn charge(&mut self, blocks: usize) -> bool {
+        self.search_cost += blocks.max(LOOKS);
+        self.search_cost > 8 * blocks + SLACK
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -96,5 +98,5 @@ pub(super) fn are_enough(removals: usize, blocks: usize) -> bool {
 
 const PATIENCE: usize = if cfg!(test) { 1 } else { 2 * LOOKS };
 
-/// Less in tests, so that both ways are gone.
+/// Looks that searches may take before they are compared with a table. Smaller in tests, so that both ways are gone.
 const SLACK: usize = if cfg!(test) { 64 } else { 1 << 14 };

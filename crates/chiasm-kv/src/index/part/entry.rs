@@ -14,7 +14,7 @@ pub(super) struct Entry {
     at: u8,
 }
 
-/// Of a block whose key is unknown.
+/// Stands for a run where a block's key is unknown.
 pub(super) const UNKEYED: RunId = NONE - 1;
 
 /// There are several copies.

@@ -3,20 +3,20 @@
 //! Entries as those of events, under a name made from the key. If that is the name of another block, then the presumed
 //! block is not believed, and neither are those after it.
 
-use super::{Block, Entry, Forest, Part, Shared};
+use super::{Block, Entry, Forest, Part, Prompts};
 use crate::BlockKey;
 
 impl Part {
-    pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], shared: &Shared) {
+    pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], prompts: &Prompts) {
         let Some(first) = chain.first() else { return };
-        self.enter_all(shared);
+        self.enter_all(prompts);
         let number = Forest::tree_of(*first);
         let (mut parent, mut rest) = (None, chain);
         let (mut segments, mut added) = (Vec::new(), Vec::new());
         while !rest.is_empty() {
             let there = rest.iter().take_while(|key| self.entry(key.name()).is_some());
             let there: Vec<_> = there.map(|key| (key, self.spot_of(key.name()))).collect();
-            let mut tree = shared.forest.write(number);
+            let mut tree = prompts.forest.write(number);
             for (key, spot) in &there {
                 // Another block's name otherwise, or that of one without a key.
                 match spot.filter(|spot| Forest::tree_with(spot.run) == number) {
@@ -28,7 +28,7 @@ impl Part {
             let missing = rest.iter().take_while(|key| self.entry(key.name()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
             let blocks: Vec<_> = keys.iter().map(|key| Block { key: *key, name: key.name() }).collect();
-            self.hold(parent, &blocks, &mut tree, &shared.clock, &mut segments);
+            self.hold(parent, &blocks, &mut tree, &prompts.uses, &mut segments);
             self.name(None, &blocks, &segments, &mut added);
             self.settle_doubts(&mut tree, &mut added);
             parent = keys.last().and_then(|key| self.spot_of(key.name())).or(parent);
@@ -37,13 +37,14 @@ impl Part {
     }
 
     /// Returns how many were not there.
-    pub(in crate::index) fn forget_presumed(&mut self, keys: &[BlockKey], shared: &Shared) -> u64 {
+    pub(in crate::index) fn forget_presumed(&mut self, keys: &[BlockKey], prompts: &Prompts) -> u64 {
         let mut unknown = 0;
         for key in keys {
             let spot = self.entry(key.name()).and_then(Entry::spot);
-            let same = spot.is_some_and(|spot| shared.forest.read(Forest::tree_with(spot.run)).key(spot) == Some(*key));
+            let same =
+                spot.is_some_and(|spot| prompts.forest.read(Forest::tree_with(spot.run)).key(spot) == Some(*key));
             if same {
-                self.forget(key.name(), shared);
+                self.forget(key.name(), prompts);
             } else {
                 unknown += 1;
             }

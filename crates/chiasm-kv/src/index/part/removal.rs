@@ -1,12 +1,12 @@
 //! Blocks that are removed, each by its name.
 
-use super::{Forest, Name, Part, Place, Shared, Spot, Tree};
+use super::{Forest, Name, Part, Place, Prompts, Spot, Tree};
 use crate::index::forest::Writer;
 use crate::index::tree::RunId;
 
 /// What is known of a removed name before the tree is looked at.
 enum Taken {
-    /// Its entry, which is gone, led here.
+    /// The block is here, as its entry said, which is gone.
     Spot(Spot),
     /// There was no entry.
     NoEntry,
@@ -16,7 +16,7 @@ enum Taken {
 
 /// Blocks on their way out of the tree that they are in: those of a run that follow each other go in one step.
 struct Removal<'a> {
-    shared: &'a Shared,
+    prompts: &'a Prompts,
     place: Place,
     tree: Option<(u32, Writer<'a>)>,
     /// The first of them, if there are any.
@@ -26,11 +26,11 @@ struct Removal<'a> {
 
 impl Part {
     /// One copy less of each of these. Returns how many there were none of.
-    pub(in crate::index) fn remove(&mut self, names: &[Name], shared: &Shared) -> u64 {
+    pub(in crate::index) fn remove(&mut self, names: &[Name], prompts: &Prompts) -> u64 {
         let mut unknown = 0;
         // Engines evict the last blocks of a prompt first.
         let mut next = self.anchors.as_mut().and_then(|anchors| anchors.take_next());
-        let mut removal = Removal::new(shared, self.place);
+        let mut removal = Removal::new(prompts, self.place);
         for name in names.iter().copied() {
             let mut taken = self.take(name);
             let mut found = None;
@@ -41,7 +41,7 @@ impl Part {
                 {
                     anchors.set_next(next);
                     removal.finish();
-                    found = self.search(name, shared).filter(|_| self.anchors.is_some());
+                    found = self.search(name, prompts).filter(|_| self.anchors.is_some());
                     // All may have entries now.
                     taken = self.take(name);
                 }
@@ -76,10 +76,10 @@ impl Part {
         removal.finish();
         if let Some(anchors) = &mut self.anchors {
             anchors.set_next(next);
-            anchors.pay(names.len());
+            anchors.credit(names.len());
         }
         self.removals = self.removals.map(|removals| removals + names.len());
-        self.tidy(shared);
+        self.tidy(prompts);
         unknown
     }
 
@@ -106,7 +106,7 @@ impl Part {
         Taken::Done
     }
 
-    /// Where a block without an entry is, if it is the next one or anchored.
+    /// Finds a block without an entry, if it is the next one or anchored.
     fn without_entry(&self, name: Name, next: Option<(Name, Spot)>, removal: &mut Removal<'_>) -> Option<Spot> {
         let anchors = self.anchors.as_ref()?;
         let guess = match next.filter(|(next, _)| *next == name) {
@@ -134,8 +134,8 @@ impl Part {
     }
 
     /// Keyed entries are so no longer.
-    pub(super) fn release(&mut self, spots: &[Spot], shared: &Shared) {
-        let mut removal = Removal::new(shared, self.place);
+    pub(super) fn release(&mut self, spots: &[Spot], prompts: &Prompts) {
+        let mut removal = Removal::new(prompts, self.place);
         for spot in spots {
             let Some(spot) = removal.tree(spot.run).find(*spot) else { continue };
             let tree = removal.tree(spot.run);
@@ -152,9 +152,8 @@ impl Part {
 }
 
 impl<'a> Removal<'a> {
-    /// Of nothing yet.
-    fn new(shared: &'a Shared, place: Place) -> Self {
-        Self { shared, place, tree: None, spot: Spot { run: 0, at: 0 }, len: 0 }
+    fn new(prompts: &'a Prompts, place: Place) -> Self {
+        Self { prompts, place, tree: None, spot: Spot { run: 0, at: 0 }, len: 0 }
     }
 
     /// The tree that a run is in, locked.
@@ -163,8 +162,8 @@ impl<'a> Removal<'a> {
         if self.tree.as_ref().is_some_and(|(locked, _)| *locked != number) {
             self.finish();
         }
-        let shared = self.shared;
-        let (_, tree) = self.tree.get_or_insert_with(|| (number, shared.forest.write(number)));
+        let prompts = self.prompts;
+        let (_, tree) = self.tree.get_or_insert_with(|| (number, prompts.forest.write(number)));
         tree
     }
 

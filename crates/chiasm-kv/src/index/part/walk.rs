@@ -3,18 +3,16 @@
 use std::collections::{HashMap, HashSet};
 
 use super::anchors::{Anchors, are_enough};
-use super::{Entry, Forest, Name, Part, PartCounts, Shared, Spot, Tree};
+use super::{Entry, Forest, Name, Part, PartCounts, Prompts, Spot, Tree};
 use crate::index::tree::RunId;
 
 impl Part {
     /// Each run that blocks are held of, with the first of them and one more than the last, until `visit` says false.
-    fn walk(&self, shared: &Shared, mut visit: impl FnMut(&Tree, RunId, u32, u32) -> bool) {
-        let anchors = self.anchors.iter().flat_map(|anchors| anchors.spots());
-        let mut starts: Vec<Spot> = self.entries.iter().filter_map(Entry::spot).chain(anchors).collect();
-        starts.sort_unstable();
+    fn walk(&self, prompts: &Prompts, mut visit: impl FnMut(&Tree, RunId, u32, u32) -> bool) {
+        let starts = self.starts();
         let mut seen = HashSet::new();
         for starts in starts.chunk_by(|one, other| Forest::same_tree(one.run, other.run)) {
-            let tree = shared.forest.read(Forest::tree_with(starts[0].run));
+            let tree = prompts.forest.read(Forest::tree_with(starts[0].run));
             for start in starts {
                 let mut here = tree.find(*start).map(|spot| spot.run);
                 while let Some(id) = here.filter(|run| seen.insert(*run)) {
@@ -30,18 +28,18 @@ impl Part {
     }
 
     /// Looks for a block that is neither anchored nor has an entry.
-    pub(in crate::index) fn search(&mut self, name: Name, shared: &Shared) -> Option<Spot> {
+    pub(in crate::index) fn search(&mut self, name: Name, prompts: &Prompts) -> Option<Spot> {
         if self.entry(name).is_some() {
             return self.spot_of(name);
         }
         let blocks = self.counts.blocks;
-        if self.anchors.as_mut()?.owe(blocks) {
-            self.enter_all(shared);
+        if self.anchors.as_mut()?.charge(blocks) {
+            self.enter_all(prompts);
             self.removals = Some(0);
             return self.spot_of(name);
         }
         let mut found = None;
-        self.walk(shared, |tree, run, from, to| {
+        self.walk(prompts, |tree, run, from, to| {
             let names = &tree.run(run).blocks.names()[from as usize..to as usize];
             let at = names.iter().position(|other| *other == name);
             found = at.map(|at| Spot { run, at: from + at as u32 });
@@ -54,18 +52,18 @@ impl Part {
     }
 
     /// Makes entries of all blocks, so that each of them is found at once.
-    pub(in crate::index) fn enter_all(&mut self, shared: &Shared) {
+    pub(in crate::index) fn enter_all(&mut self, prompts: &Prompts) {
         self.removals = None;
         if self.anchors.is_none() {
             return;
         }
         let mut entries: HashMap<Spot, u32> = HashMap::new();
         for spot in self.entries.iter().filter_map(Entry::spot) {
-            let tree = shared.forest.read(Forest::tree_with(spot.run));
+            let tree = prompts.forest.read(Forest::tree_with(spot.run));
             tree.find(spot).into_iter().for_each(|spot| *entries.entry(spot).or_default() += 1);
         }
         let mut missing = Vec::with_capacity(self.counts.blocks);
-        self.walk(shared, |tree, run, from, to| {
+        self.walk(prompts, |tree, run, from, to| {
             for at in from..to {
                 let (spot, more) = (Spot { run, at }, || self.more.get(&tree.run(run).blocks.key(at)).copied());
                 // Each name but one is counted among `more`.
@@ -91,13 +89,13 @@ impl Part {
             self.collided.extend(other);
             self.collided.push(spot);
         }
-        self.release_collided(shared);
+        self.release_collided(prompts);
     }
 
     /// Gives up the entries that are not needed: the other way round.
-    fn leave_all(&mut self, shared: &Shared) {
+    fn leave_all(&mut self, prompts: &Prompts) {
         let (mut anchors, mut needless) = (Anchors::default(), Vec::new());
-        let trees: Vec<_> = shared.forest.each().collect();
+        let trees: Vec<_> = prompts.forest.each().collect();
         for entry in self.entries.iter().filter(|entry| !entry.has_several()) {
             let found = entry.spot().and_then(|spot| {
                 let tree = &trees[Forest::tree_with(spot.run) as usize];
@@ -122,12 +120,12 @@ impl Part {
     }
 
     /// Takes out anchors that lead nowhere, when there may be many, and entries that may have become needless.
-    pub(super) fn tidy(&mut self, shared: &Shared) {
+    pub(super) fn tidy(&mut self, prompts: &Prompts) {
         if self.removals.is_some_and(|removals| are_enough(removals, self.counts.blocks)) {
-            self.leave_all(shared);
+            self.leave_all(prompts);
         }
         let Some(mut anchors) = self.anchors.take_if(|anchors| anchors.want_sweeping()) else { return };
-        let trees: Vec<_> = shared.forest.each().collect();
+        let trees: Vec<_> = prompts.forest.each().collect();
         anchors.sweep(|name, spot| {
             let tree = &trees[Forest::tree_with(spot.run) as usize];
             tree.find(spot).is_some_and(|spot| tree.name(spot) == name && tree.holds(spot, self.place))
@@ -135,25 +133,9 @@ impl Part {
         self.anchors = Some(anchors);
     }
 
-    /// Holds nothing any more; lookups see all or nothing of a prompt.
-    pub(in crate::index) fn clear(&mut self, shared: &Shared) {
-        let mut runs: Vec<RunId> = Vec::new();
-        self.walk(shared, |_, run, _, _| {
-            runs.push(run);
-            true
-        });
-        for runs in runs.chunk_by(|one, other| Forest::same_tree(*one, *other)) {
-            let mut tree = shared.forest.write(Forest::tree_with(runs[0]));
-            runs.iter().for_each(|run| tree.release_run(*run, self.place));
-        }
-        let shed = self.counts.shed;
-        *self = Self::new(self.place);
-        self.counts.shed = shed;
-    }
-
     /// Forgets blocks of runs that are at least so old, and those without a key, up to a number. What the engine says of
     /// them later is as of blocks that we never heard of. Returns how many.
-    pub(in crate::index) fn shed(&mut self, oldest: u32, most: usize, shared: &Shared) -> usize {
+    pub(in crate::index) fn shed(&mut self, oldest: u32, most: usize, prompts: &Prompts) -> usize {
         let unkeyed = self.entries.iter().filter(|entry| entry.spot().is_none()).map(|entry| entry.name);
         let unkeyed: Vec<Name> = unkeyed.take(most).collect();
         for name in &unkeyed {
@@ -162,8 +144,8 @@ impl Part {
         }
         self.counts.unkeyed -= unkeyed.len();
         let (mut left, mut chosen) = (most - unkeyed.len(), Vec::new());
-        self.walk(shared, |tree, run, from, to| {
-            if shared.clock.age(&tree.run(run).used) >= oldest && left > 0 {
+        self.walk(prompts, |tree, run, from, to| {
+            if prompts.uses.age(&tree.run(run).used) >= oldest && left > 0 {
                 // The last blocks, lest the run be split.
                 let blocks = left.min((to - from) as usize) as u32;
                 chosen.push((run, to - blocks, to));
@@ -173,7 +155,9 @@ impl Part {
         });
         let before = self.counts;
         for chosen in chosen.chunk_by(|one, other| Forest::same_tree(one.0, other.0)) {
-            self.shed_of_tree(Forest::tree_with(chosen[0].0), chosen, shared);
+            let number = Forest::tree_with(chosen[0].0);
+            chosen.chunks(RUNS).for_each(|chosen| self.shed_runs(number, chosen, prompts));
+            self.drop_entries_of_released(number, prompts);
         }
         self.entries.fit();
         let PartCounts { blocks, more, .. } = self.counts;
@@ -183,8 +167,8 @@ impl Part {
     }
 
     /// Runs of one tree, each with the first of the blocks that go and one more than the last.
-    fn shed_of_tree(&mut self, number: u32, chosen: &[(RunId, u32, u32)], shared: &Shared) {
-        let mut tree = shared.forest.write(number);
+    fn shed_runs(&mut self, number: u32, chosen: &[(RunId, u32, u32)], prompts: &Prompts) {
+        let mut tree = prompts.forest.write(number);
         for (run, from, to) in chosen.iter().copied() {
             let first = Spot { run, at: from };
             if !self.more.is_empty() {
@@ -199,12 +183,25 @@ impl Part {
             tree.release(first, to - from, self.place);
             self.counts.blocks -= (to - from) as usize;
         }
-        let here = |entry: &&Entry| entry.spot().is_some_and(|spot| Forest::tree_with(spot.run) == number);
-        let gone = |entry: &&Entry| entry.spot().is_some_and(|spot| !tree.holds(spot, self.place));
-        let names: Vec<Name> = self.entries.iter().filter(here).filter(gone).map(|entry| entry.name).collect();
-        for name in names {
+    }
+
+    /// Takes out the entries of blocks of one tree that are not held any more.
+    fn drop_entries_of_released(&mut self, number: u32, prompts: &Prompts) {
+        let known = self.entries.iter().filter_map(|entry| Some((entry.name, entry.spot()?)));
+        let known: Vec<_> = known.filter(|(_, spot)| Forest::tree_with(spot.run) == number).collect();
+        let mut gone: Vec<Name> = Vec::new();
+        for some in known.chunks(ENTRIES) {
+            let tree = prompts.forest.read(number);
+            gone.extend(some.iter().filter(|(_, spot)| !tree.holds(*spot, self.place)).map(|(name, _)| *name));
+        }
+        for name in gone {
             self.entries.remove(name, |_| true);
             self.copies.remove(&name);
         }
     }
 }
+
+/// Runs that are shed with a tree locked, and entries that are looked up in one: so many that lookups wait for some
+/// microseconds.
+const RUNS: usize = 32;
+const ENTRIES: usize = 256;

@@ -3,7 +3,7 @@
 use crate::BlockKey;
 use crate::index::part::Name;
 
-/// As it is told.
+/// A block as an engine tells of it: its key, and the engine's name for it.
 #[derive(Clone, Copy)]
 pub(in crate::index) struct Block {
     pub(in crate::index) key: BlockKey,
@@ -58,7 +58,8 @@ impl Blocks {
         &self.words[first..first + self.len as usize]
     }
 
-    /// Into memory of few different sizes, which allocators have at hand; most of glibc's `realloc` is not even tried that way.
+    /// Adds blocks at the end. When memory is too small, takes one of few different sizes, which allocators have at hand;
+    /// most of glibc's `realloc` is not even tried that way.
     pub(super) fn extend(&mut self, blocks: &[Block]) {
         let len = self.len as usize + blocks.len();
         if len > self.room() {
@@ -78,7 +79,7 @@ impl Blocks {
         self.len = to as u32;
     }
 
-    /// Into memory for so many, which are no less than there are.
+    /// Moves to memory for so many blocks, which are no less than there are.
     fn move_to(&mut self, room: usize) {
         let (mut moved, len) = (Self::with_room_for(room), self.len as usize);
         moved.words[..2 * len].copy_from_slice(&self.words[..2 * len]);

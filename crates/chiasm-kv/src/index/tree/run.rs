@@ -11,12 +11,12 @@ use crate::index::table::Slot;
 /// One cache line.
 #[repr(align(64))]
 pub(in crate::index) struct Run {
-    /// Those that nobody holds are kept while something comes after them.
+    /// The blocks. Those that nobody holds are kept while something comes after them.
     pub(in crate::index) blocks: Blocks,
     pub(in crate::index) holders: Holders,
     /// The block before the first; its run is [`NONE`] at the start of a prompt.
     parent: Spot,
-    /// Where it went on before it was split.
+    /// The run that its blocks went on in before it was split.
     tail: First,
     /// Runs that start after its last block, beside the tail.
     pub(super) children: u32,
@@ -24,7 +24,7 @@ pub(in crate::index) struct Run {
 }
 
 impl Default for Run {
-    /// Of no blocks.
+    /// A run of no blocks.
     fn default() -> Self {
         let (blocks, holders, used) = (Blocks::default(), Holders::default(), AtomicU32::new(0));
         Self { blocks, holders, parent: Spot { run: NONE, at: 0 }, tail: First::FREE, children: 0, used }
@@ -53,7 +53,7 @@ impl Run {
         self.tail = tail.unwrap_or(First::FREE);
     }
 
-    /// Where it goes on, to be handed on to another run.
+    /// Takes the tail off, to be handed on to another run.
     pub(super) fn take_tail(&mut self) -> Option<First> {
         let tail = std::mem::replace(&mut self.tail, First::FREE);
         (!tail.is_free()).then_some(tail)

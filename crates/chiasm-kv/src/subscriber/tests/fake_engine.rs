@@ -129,7 +129,7 @@ impl Kept {
         kept
     }
 
-    /// As an engine whose buffer is full.
+    /// Drops earlier messages, as an engine whose buffer is full.
     pub(super) fn forget_before(&self, first: u64) {
         self.0.lock().unwrap().messages.retain(|(seq, _)| *seq >= first);
     }

@@ -1,0 +1,37 @@
+//! What an engine's caches hold and let go, as in vLLM 0.32. There is no time in it, no wire and no tensor.
+//!
+//! Two engines are built on it: the simulated one of `chiasm-sim-engine`, which is compared with traces of vLLM's own block
+//! manager, and the modelled one of `chiasm-simulate`. Each tells its frontend in its own words what happens in here.
+//!
+//! ```
+//! use chiasm_engine_caches::{BlockTable, PagedCache};
+//!
+//! let hashes = [11_u64, 12, 13];
+//! let mut cache: PagedCache<u64> = PagedCache::new(8, 16);
+//! // A prompt of 40 tokens: two full blocks of 16, and a part of a third.
+//! let (mut table, mut evicted, mut hits) = (BlockTable::default(), Vec::new(), Vec::new());
+//! cache.grow(&mut table, 40, |hash| evicted.push(hash));
+//! assert_eq!(cache.store(&mut table, 40, |block| hashes[block]), 0..2);
+//! cache.release(&mut table);
+//!
+//! cache.find(hashes, 39, &mut hits);
+//! assert_eq!((hits.len(), cache.free(), evicted.len()), (2, 8, 0));
+//! ```
+//!
+//! | module | is about |
+//! |---|---|
+//! | `paged_cache` | the KV cache: blocks that are found again by hash |
+//! | `free_queue` | the order in which its free blocks are taken |
+//! | `encoder_cache` | the embeddings of images |
+//! | `weighted_lru` | a cache with room for a total weight |
+#![forbid(unsafe_code)]
+
+mod encoder_cache;
+mod free_queue;
+mod paged_cache;
+mod weighted_lru;
+
+pub use encoder_cache::{Encoded, EncoderCache};
+pub use free_queue::BlockId;
+pub use paged_cache::{BlockTable, PagedCache};
+pub use weighted_lru::WeightedLru;

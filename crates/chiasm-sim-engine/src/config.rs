@@ -1,0 +1,204 @@
+//! Everything that can be set about a simulated engine.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_types::{BlockSize, Dtype, TokenId};
+
+use crate::error::SimError;
+use crate::faults::Faults;
+use crate::pace::Pace;
+
+/// Turns the text of an answer into tokens, usually the model's tokenizer.
+pub type TextToTokens = Arc<dyn Fn(&str) -> Vec<TokenId> + Send + Sync>;
+
+/// A simulated engine. [`SimConfig::new`] has the defaults; the fields say what each means.
+#[derive(Clone)]
+pub struct SimConfig {
+    /// Address of the frontend's handshake socket, `tcp://host:port` or `ipc://path`.
+    pub handshake: String,
+    /// Data-parallel rank: the engine's identity on the wire. 0 for an engine on its own.
+    pub rank: u16,
+    /// Tokens per block of the KV cache. Default 32.
+    pub block_size: BlockSize,
+    /// Blocks of the KV cache, vLLM's null block included. Default 4096. All but one must hold `max_model_len` tokens.
+    pub num_blocks: u32,
+    /// Bytes of the receiver cache (`--mm-processor-cache-gb` · 2³⁰); `None` for no such cache. Default 1 GiB.
+    pub receiver_cache_bytes: Option<u64>,
+    /// Image embeddings that the encoder's cache holds. Default 16384.
+    pub encoder_cache_tokens: usize,
+    /// Tokens of prompt and answer together. Default 8192.
+    pub max_model_len: usize,
+    /// Requests that run at once. Default 128.
+    pub max_num_seqs: usize,
+    /// Tokens that one step computes; longer prompts are computed in chunks. Default 8192.
+    pub max_num_batched_tokens: usize,
+    /// How fast the simulated model is.
+    pub pace: Pace,
+    /// The sockets for KV events; `None` if there are none. Default: two free ports of the loopback interface.
+    pub kv_events: Option<KvEvents>,
+    /// The version of vLLM that the engine says it has. Default 0.32.0.
+    pub vllm_version: String,
+    /// The model's element type as the engine reports it. Default `bfloat16`.
+    pub dtype: String,
+    /// Text of the answer → tokens. Default: one token per byte, with the byte's value as its id.
+    pub reply: TextToTokens,
+    /// The token that ends an answer; `None`: the request's own EOS token, if it has one. Default `None`.
+    pub eos: Option<TokenId>,
+    /// Size of the vocabulary, for log probabilities. Default 151 936, as Qwen2.
+    pub vocab_size: u32,
+    /// Rules that image tensors must keep.
+    pub images: ImageRules,
+    /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes handles of slots. Without
+    /// it a handle makes the engine deaf, as any vLLM. Default true.
+    pub plugin: bool,
+    /// Whether the bytes of lent slots are compared with what they were at first: in each step that admits a request with the
+    /// item or encodes the image, and before a lease is returned. If they differ the engine dies. Costs one pass of BLAKE3
+    /// over the tensor each time, however many requests of the step have the item. Default true.
+    pub verify_slots: bool,
+    /// Longest wait for the frontend's INIT. Default 5 minutes, as vLLM.
+    pub init_timeout: Duration,
+    /// Failures to produce. Default none.
+    pub faults: Faults,
+}
+
+/// The sockets at which KV events are published and replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEvents {
+    /// The PUB socket to bind: `tcp://127.0.0.1:port`, 0 for a free port, or `tcp://*:port` for all interfaces.
+    pub endpoint: String,
+    /// The ROUTER socket that replays, likewise; `None` for no replay.
+    pub replay_endpoint: Option<String>,
+    /// First frame of every message. Default empty.
+    pub topic: String,
+    /// Batches that can be replayed. Default 10 000, as vLLM.
+    pub buffer_steps: usize,
+}
+
+impl Default for KvEvents {
+    fn default() -> Self {
+        Self {
+            endpoint: "tcp://127.0.0.1:0".to_owned(),
+            replay_endpoint: Some("tcp://127.0.0.1:0".to_owned()),
+            topic: String::new(),
+            buffer_steps: 10_000,
+        }
+    }
+}
+
+/// How a Qwen-VL image's tensors must look. What does not fit kills the engine, as a wrong shape kills vLLM's worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageRules {
+    /// Accepted element types of `pixel_values`. Default: uint8 and the three float types.
+    pub dtypes: Vec<Dtype>,
+    /// Patches are merged `merge × merge` into one embedding. Default 2.
+    pub merge: u32,
+    /// Frames in one patch: a row has `3 · temporal · patch²` values. Default 2.
+    pub temporal: u32,
+    /// Whether a placeholder must have exactly as many embedding tokens as the image has embeddings. vLLM takes
+    /// other lengths and answers nonsense; the simulator dies instead, so that tests notice. Default true.
+    pub strict_placeholders: bool,
+}
+
+impl Default for ImageRules {
+    fn default() -> Self {
+        Self {
+            dtypes: vec![Dtype::U8, Dtype::F16, Dtype::BF16, Dtype::F32],
+            merge: 2,
+            temporal: 2,
+            strict_placeholders: true,
+        }
+    }
+}
+
+impl SimConfig {
+    /// Defaults for a frontend at this handshake address.
+    pub fn new(handshake: impl Into<String>) -> Self {
+        Self {
+            handshake: handshake.into(),
+            rank: 0,
+            block_size: DEFAULT_BLOCK_SIZE,
+            num_blocks: 4096,
+            receiver_cache_bytes: Some(1 << 30),
+            encoder_cache_tokens: 16_384,
+            max_model_len: 8192,
+            max_num_seqs: 128,
+            max_num_batched_tokens: 8192,
+            pace: Pace::default(),
+            kv_events: Some(KvEvents::default()),
+            vllm_version: "0.32.0".to_owned(),
+            dtype: "bfloat16".to_owned(),
+            reply: Arc::new(|text| text.bytes().map(|byte| TokenId(u32::from(byte))).collect()),
+            eos: None,
+            vocab_size: 151_936,
+            images: ImageRules::default(),
+            plugin: true,
+            verify_slots: true,
+            init_timeout: Duration::from_secs(300),
+            faults: Faults::default(),
+        }
+    }
+
+    /// Refuses what an engine would refuse at its start.
+    pub(crate) fn check(&self) -> Result<(), SimError> {
+        let usable = (self.num_blocks.saturating_sub(1) as usize).saturating_mul(self.block_size.get());
+        let problem = if usable < self.max_model_len {
+            format!(
+                "num_blocks: {usable} tokens fit the KV cache, fewer than max_model_len {}; raise one or lower the other",
+                self.max_model_len
+            )
+        } else if self.max_model_len == 0 || self.max_num_seqs == 0 || self.max_num_batched_tokens == 0 {
+            "max_model_len, max_num_seqs and max_num_batched_tokens must be at least 1".to_owned()
+        } else if self.images.merge == 0 || self.images.temporal == 0 {
+            "images: merge and temporal must be at least 1".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(SimError::Config(problem))
+    }
+}
+
+const DEFAULT_BLOCK_SIZE: BlockSize = match BlockSize::new(32) {
+    Some(size) => size,
+    None => unreachable!(),
+};
+
+impl fmt::Debug for SimConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Everything but the function that makes tokens.
+        f.debug_struct("SimConfig")
+            .field("handshake", &self.handshake)
+            .field("rank", &self.rank)
+            .field("block_size", &self.block_size)
+            .field("num_blocks", &self.num_blocks)
+            .field("receiver_cache_bytes", &self.receiver_cache_bytes)
+            .field("max_model_len", &self.max_model_len)
+            .field("max_num_seqs", &self.max_num_seqs)
+            .field("max_num_batched_tokens", &self.max_num_batched_tokens)
+            .field("pace", &self.pace)
+            .field("kv_events", &self.kv_events)
+            .field("vllm_version", &self.vllm_version)
+            .field("images", &self.images)
+            .field("plugin", &self.plugin)
+            .field("verify_slots", &self.verify_slots)
+            .field("faults", &self.faults)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_that_can_not_hold_one_request_is_refused() {
+        let mut config = SimConfig::new("tcp://127.0.0.1:1");
+        assert!(config.check().is_ok());
+        // 256 blocks of 32 tokens, one of them the null block
+        config.num_blocks = 256;
+        assert!(matches!(config.check(), Err(SimError::Config(_))));
+        config.max_model_len = 255 * 32;
+        assert!(config.check().is_ok());
+    }
+}

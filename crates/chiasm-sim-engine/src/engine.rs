@@ -1,0 +1,189 @@
+//! A running simulated engine.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+use crate::config::SimConfig;
+use crate::connection::check_address;
+use crate::core::{Core, End};
+use crate::error::SimError;
+use crate::faults::Death;
+use crate::handshake::{self, Handshake};
+use crate::intake::{Intake, Work};
+use crate::kv_publisher::KvPublisher;
+use crate::lent_slot::Alarm;
+use crate::monotonic_time::MonotonicTime;
+use crate::outbox::Outbox;
+use crate::plugin::Plugin;
+use crate::receiver_cache::ReceiverCache;
+use crate::scheduler::Scheduler;
+use crate::sockets;
+
+/// How long the last messages may take to leave; vLLM's output sockets linger as long.
+const LINGER: Duration = Duration::from_secs(4);
+/// `zeromq` writes in the background and does not say when it is done; see [`crate::connection`].
+const FLUSH: Duration = Duration::from_millis(50);
+
+/// How a simulated engine ended.
+#[derive(Clone, Debug)]
+pub enum Exit {
+    /// [`SimEngine::kill`] ended it, or its handle was dropped.
+    Killed,
+    /// [`SimEngine::stop`] ended it.
+    Stopped,
+    /// It ended by itself, because of this.
+    Failed(Arc<SimError>),
+}
+
+/// A simulated engine: tasks on the caller's tokio runtime. Dropping the handle kills it.
+#[derive(Debug)]
+pub struct SimEngine {
+    stop: watch::Sender<bool>,
+    task: AbortHandle,
+    exit: watch::Receiver<Option<Exit>>,
+}
+
+impl SimEngine {
+    /// Starts an engine, which connects to the handshake address as a headless vLLM does: the frontend may come
+    /// later, and nothing is reported here. What goes wrong ends the engine: see [`SimEngine::done`].
+    ///
+    /// Must be called within a tokio runtime with time and network enabled.
+    pub fn start(config: SimConfig) -> Self {
+        let (stop, stopping) = watch::channel(false);
+        let (ended, exit) = watch::channel(None);
+        let task = tokio::spawn(async move {
+            let result = run(Arc::new(config), stopping).await;
+            let _ = ended.send(Some(match result {
+                Ok(()) => Exit::Stopped,
+                Err(error) => Exit::Failed(Arc::new(error)),
+            }));
+        });
+        Self { stop, task: task.abort_handle(), exit }
+    }
+
+    /// Like `kill -9`: all connections close, nothing is said.
+    pub fn kill(&self) {
+        self.task.abort();
+    }
+
+    /// Like SIGTERM: requests in flight end as aborted, then the engine ends; at once if it was not ready yet.
+    pub async fn stop(&self) -> Exit {
+        self.stop.send_replace(true);
+        self.done().await
+    }
+
+    /// Waits for the end.
+    pub async fn done(&self) -> Exit {
+        let mut exit = self.exit.clone();
+        match exit.wait_for(Option::is_some).await {
+            Ok(exit) => exit.clone().unwrap_or(Exit::Killed),
+            // The task is gone and has left no word.
+            Err(_) => Exit::Killed,
+        }
+    }
+}
+
+impl Drop for SimEngine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// The whole life. All tasks live in sets here, so that they end with this future.
+async fn run(config: Arc<SimConfig>, stop: watch::Receiver<bool>) -> Result<(), SimError> {
+    config.check()?;
+    check_address(&config.handshake)?;
+    let (mut tasks, mut senders) = (JoinSet::new(), JoinSet::new());
+    let (work, inbox) = mpsc::unbounded_channel();
+    let core = tokio::select! {
+        core = start(&config, work.clone(), &mut tasks, &mut senders) => core?,
+        () = stopped(stop.clone()) => return Ok(()),
+    };
+    tracing::info!(handshake = config.handshake, rank = config.rank, "simulated engine ready");
+    tasks.spawn(async move {
+        stopped(stop).await;
+        let _ = work.send(Work::Stop);
+    });
+
+    let outbox = core.outbox.clone();
+    let end = core.run(inbox).await;
+    if matches!(end, End::Fault) && config.faults.death == Death::Announced {
+        outbox.send_dead();
+    }
+    // A process that ends has its last messages delivered before its connections close, even after `kill -9`.
+    outbox.close();
+    let flushed = async { while senders.join_next().await.is_some() {} };
+    if tokio::time::timeout(LINGER, flushed).await.is_err() {
+        tracing::warn!("the frontend did not take the last messages");
+    }
+    tokio::time::sleep(FLUSH).await;
+    tasks.shutdown().await;
+    match end {
+        End::Stopped => Ok(()),
+        End::Died(reason) => Err(SimError::Died(reason)),
+        End::Fault => Err(SimError::Fault),
+    }
+}
+
+/// Ends when somebody says stop.
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        // The handle is gone, which kills the engine.
+        std::future::pending().await
+    }
+}
+
+/// Everything up to READY. Tasks that read go to `tasks`, those that write to `senders`.
+async fn start(
+    config: &Arc<SimConfig>,
+    work: mpsc::UnboundedSender<Work>,
+    tasks: &mut JoinSet<()>,
+    senders: &mut JoinSet<()>,
+) -> Result<Core, SimError> {
+    let (mut kv_events, mut kv_events_config) = (None, None);
+    if let Some(wanted) = &config.kv_events {
+        let (publisher, reported) = KvPublisher::bind(wanted, &config.faults).await?;
+        let (queue, batches) = mpsc::unbounded_channel();
+        tasks.spawn(publisher.run(batches));
+        (kv_events, kv_events_config) = (Some(queue), Some(reported));
+    }
+    let (handshake, init) = Handshake::start(config).await?;
+
+    let time = MonotonicTime::start();
+    let receiver_cache = config.receiver_cache_bytes.map(ReceiverCache::new).map(Mutex::new).map(Arc::new);
+    let plugin = config.plugin.then(Plugin::default);
+    let (outbox, queues) = Outbox::new(config.rank, init.addresses.outputs.len());
+    let (losses, lost) = watch::channel(0);
+    for (address, queue) in init.addresses.outputs.into_iter().zip(queues) {
+        senders.spawn(sockets::send(address, queue, lost.clone()));
+    }
+    let intake = Intake {
+        receiver_cache: receiver_cache.clone(),
+        plugin: plugin.clone(),
+        alarm: config.verify_slots.then(|| Alarm(work.clone())),
+        held: Arc::default(),
+        block_size: config.block_size.get(),
+        time,
+        outbox: outbox.clone(),
+        work,
+    };
+    let ready = handshake::ready(config, kv_events_config).encode();
+    let mut inputs = Vec::new();
+    for address in init.addresses.inputs {
+        let (connected, input) = oneshot::channel();
+        inputs.push(input);
+        tasks.spawn(sockets::receive(address, config.rank, ready.clone(), connected, losses.clone(), intake.clone()));
+    }
+    for input in inputs {
+        if input.await.is_err() {
+            return Err(SimError::HandshakeLost(config.handshake.clone()));
+        }
+    }
+    handshake.finish().await?;
+
+    let scheduler = Scheduler::new(config.clone());
+    Ok(Core { config: config.clone(), scheduler, receiver_cache, plugin, time, outbox, kv_events })
+}

@@ -1,0 +1,40 @@
+//! Why a simulated engine ended.
+
+use chiasm_engine::wire::WireError;
+
+/// A simulated engine could not start, or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The configuration describes an engine that can not exist.
+    #[error("bad configuration: {0}")]
+    Config(String),
+    /// A socket for KV events could not be bound.
+    #[error("could not bind {endpoint} for KV events, choose another address: {source}")]
+    Bind {
+        /// The configured address.
+        endpoint: String,
+        /// The socket's error.
+        source: zeromq::ZmqError,
+    },
+    /// The frontend did not answer HELLO in time.
+    #[error("no INIT from the frontend at {handshake} within {seconds} s")]
+    NoInit {
+        /// The configured address.
+        handshake: String,
+        /// The configured limit.
+        seconds: u64,
+    },
+    /// The frontend went away before the handshake was complete.
+    #[error("lost the frontend at {0} during the handshake")]
+    HandshakeLost(String),
+    /// The frontend's INIT makes no sense.
+    #[error("bad INIT from the frontend: {0}")]
+    Init(#[from] WireError),
+    /// The frontend sent something that kills an engine, or wrote to a slot that it had lent; it was told ENGINE_CORE_DEAD.
+    #[error("died: {0}")]
+    Died(String),
+    /// [`Faults`](crate::Faults) said so.
+    #[error("died on purpose")]
+    Fault,
+}

@@ -1,0 +1,110 @@
+//! The map that stands in a request in place of a tensor's bytes; `docs/shared-memory.md` has its fields.
+//!
+//! Read here and not by what `chiasm-engine` has for it: the one checks the other.
+
+use chiasm_engine::wire::Value;
+use chiasm_transfer::{BadHandle, Handle};
+
+/// Why a tensor that is out of band can't be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("an out-of-band tensor that is no handle, and this engine takes no others")]
+    NoHandle,
+    #[error("a handle of another version than 1")]
+    Version,
+    #[error("a handle whose {0} is missing or not what it should be")]
+    Field(&'static str),
+    #[error("a handle, and no arena is attached")]
+    NotAttached,
+    #[error("a handle that can't be resolved: {0}")]
+    Unresolved(#[from] BadHandle),
+    #[error("a handle for {dtype} {shape:?}: handles can't have such tensors")]
+    Tensor { dtype: String, shape: Vec<usize> },
+    #[error("a slot of {length} bytes for {dtype} {shape:?}")]
+    Length { dtype: String, shape: Vec<usize>, length: u64 },
+}
+
+/// Reads a handle. Fields that it does not know are passed over.
+///
+/// # Errors
+/// The first thing that is not as it should be.
+pub(crate) fn parse(map: &Value) -> Result<Handle, Refused> {
+    let version = field(map, "chiasm").ok_or(Refused::NoHandle)?;
+    if version.as_u64() != Some(1) {
+        return Err(Refused::Version);
+    }
+    let number = |name: &'static str| field(map, name).and_then(Value::as_u64).ok_or(Refused::Field(name));
+    let short = |name: &'static str| u32::try_from(number(name)?).map_err(|_| Refused::Field(name));
+    let arena = field(map, "arena").and_then(Value::as_str).and_then(arena_number).ok_or(Refused::Field("arena"))?;
+    Ok(Handle {
+        arena,
+        lease: short("lease")?,
+        generation: short("generation")?,
+        offset: number("offset")?,
+        length: number("length")?,
+    })
+}
+
+/// The last one counts, as in a Python dict.
+fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
+    map.as_map()?.iter().rev().find(|(key, _)| key.as_str() == Some(name)).map(|(_, value)| value)
+}
+
+/// 16 hex digits in lower case, as in the arena's name.
+fn arena_number(digits: &str) -> Option<u64> {
+    let as_named = digits.len() == 16 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    as_named.then(|| u64::from_str_radix(digits, 16).ok())?
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn map(handle: &Handle) -> Value {
+        let entry = |name: &str, value: u64| (Value::from(name), Value::from(value));
+        Value::Map(vec![
+            entry("chiasm", 1),
+            (Value::from("arena"), Value::from(format!("{:016x}", handle.arena))),
+            entry("lease", handle.lease.into()),
+            entry("generation", handle.generation.into()),
+            entry("offset", handle.offset),
+            entry("length", handle.length),
+        ])
+    }
+
+    const HANDLE: Handle = Handle { arena: 0xab, lease: 3, generation: u32::MAX, offset: 1 << 40, length: 376_320 };
+
+    /// The map with one field set to something else, or without it.
+    fn with(name: &str, value: Option<Value>) -> Value {
+        let Value::Map(mut fields) = map(&HANDLE) else { unreachable!() };
+        fields.retain(|(key, _)| key.as_str() != Some(name));
+        fields.extend(value.map(|value| (Value::from(name), value)));
+        Value::Map(fields)
+    }
+
+    #[test]
+    fn a_handle_is_read_from_its_map() {
+        assert_eq!(parse(&map(&HANDLE)), Ok(HANDLE));
+        assert_eq!(parse(&with("note", Some(Value::from("new")))), Ok(HANDLE));
+    }
+
+    #[test]
+    fn what_is_missing_or_of_another_kind_is_named() {
+        assert_eq!(parse(&Value::Nil), Err(Refused::NoHandle));
+        assert_eq!(parse(&with("chiasm", None)), Err(Refused::NoHandle));
+        assert_eq!(parse(&with("chiasm", Some(Value::from(2)))), Err(Refused::Version));
+        assert_eq!(parse(&with("chiasm", Some(Value::from(true)))), Err(Refused::Version));
+        for name in ["arena", "lease", "generation", "offset", "length"] {
+            for value in [None, Some(Value::Nil), Some(Value::from(-1)), Some(Value::from(1.0)), Some(Value::from("7"))]
+            {
+                assert_eq!(parse(&with(name, value.clone())), Err(Refused::Field(name)), "{name} {value:?}");
+            }
+        }
+        for name in ["lease", "generation"] {
+            assert_eq!(parse(&with(name, Some(Value::from(1_u64 << 32)))), Err(Refused::Field(name)));
+        }
+        for arena in ["00000000000000AB", "ab", "+0000000000000ab", "000000000000000ab"] {
+            assert_eq!(parse(&with("arena", Some(Value::from(arena)))), Err(Refused::Field("arena")), "{arena}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What the engine sees of an image: shapes, sizes, and whether they belong together.
+
+use chiasm_engine::wire::{MmData, MmField, MmItem, WireTensor};
+use chiasm_types::{Dtype, Placeholder};
+
+use crate::config::ImageRules;
+use crate::digest::Digest;
+
+/// One image as its tensors describe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SeenImage {
+    /// Pixels.
+    pub(crate) width: u64,
+    /// Pixels.
+    pub(crate) height: u64,
+    /// Tokens that it takes in the language model.
+    pub(crate) embeddings: usize,
+    /// Digest of its pixels' bytes, however they came.
+    pub(crate) digest: Digest,
+}
+
+/// Tokens of a placeholder that the model replaces by embeddings.
+pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
+    match &placeholder.is_embed {
+        Some(mask) => mask.iter().filter(|&&embed| embed).count(),
+        None => placeholder.length,
+    }
+}
+
+/// What there is to know about an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Outline {
+    pixels: Option<Pixels>,
+    /// Values of `image_grid_thw`, if they are integers.
+    grid: Option<Vec<i64>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pixels {
+    dtype: String,
+    shape: Vec<usize>,
+    digest: Digest,
+}
+
+impl Outline {
+    /// `digest` is that of the pixels' bytes, if there are any. No tensor may be out of band any more.
+    pub(crate) fn of(item: &MmItem, digest: Option<Digest>) -> Self {
+        let pixels = pixels_of(item).zip(digest);
+        Self {
+            pixels: pixels.map(|(pixels, digest)| Pixels {
+                dtype: pixels.dtype.to_string(),
+                shape: pixels.shape.clone(),
+                digest,
+            }),
+            grid: tensor_of(item, "image_grid_thw").and_then(WireTensor::integers),
+        }
+    }
+}
+
+/// `pixel_values`, or `pixel_values_flat` as InternVL's chat models have it.
+pub(crate) fn pixels_of(item: &MmItem) -> Option<&WireTensor> {
+    tensor_of(item, "pixel_values").or_else(|| tensor_of(item, "pixel_values_flat"))
+}
+
+fn tensor_of<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
+    item.get(name).and_then(MmField::tensor)
+}
+
+/// Reads a Qwen-VL item: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in patches. Of the other
+/// families' items, `[3, height, width]` or `[tiles, 3, height, width]`, only the shape is looked at: how many embeddings
+/// they become is the model's own matter.
+///
+/// # Errors
+/// What a worker would fail at, in words.
+pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenImage, String> {
+    let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or("the item has no tensor pixel_values")?;
+    let digest = *digest;
+    if !Dtype::from_torch_name(dtype).is_some_and(|dtype| rules.dtypes.contains(&dtype)) {
+        return Err(format!("pixel_values are {dtype}"));
+    }
+    let (rows, row) = match shape[..] {
+        [rows, row] => (rows, row),
+        [3, high, wide] | [_, 3, high, wide] if item.grid.is_none() && !shape.contains(&0) => {
+            let embeddings = embedding_tokens(placeholder);
+            return Ok(SeenImage { width: wide as u64, height: high as u64, embeddings, digest });
+        }
+        _ => return Err(format!("pixel_values have shape {shape:?}")),
+    };
+    let grid = item.grid.as_deref().ok_or("the item has no integer tensor image_grid_thw")?;
+    let sides: Vec<u64> = grid.iter().filter_map(|&side| u64::try_from(side).ok()).collect();
+    let &[frames, high, wide] = &sides[..] else {
+        return Err(format!("image_grid_thw is {grid:?}"));
+    };
+    let patches = frames.checked_mul(high).and_then(|patches| patches.checked_mul(wide)).unwrap_or(u64::MAX);
+    if rows as u64 != patches {
+        return Err(format!("pixel_values have {rows} rows, the grid {frames}x{high}x{wide} has {patches} patches"));
+    }
+    let patch = side_of(row / (3 * rules.temporal as usize))
+        .filter(|side| side * side * 3 * rules.temporal as usize == row && *side > 0)
+        .ok_or(format!("pixel_values have {row} values per row, not 3 · {} · patch²", rules.temporal))?;
+    let merged = u64::from(rules.merge);
+    if high % merged != 0 || wide % merged != 0 {
+        return Err(format!("the grid {frames}x{high}x{wide} can not be merged {merged} by {merged}"));
+    }
+    let embeddings = (patches / (merged * merged)) as usize;
+    let expected = embedding_tokens(placeholder);
+    if rules.strict_placeholders && expected != embeddings {
+        return Err(format!("the placeholder has {expected} tokens for {embeddings} embeddings"));
+    }
+    let (width, height) = (wide.saturating_mul(patch as u64), high.saturating_mul(patch as u64));
+    Ok(SeenImage { width, height, embeddings, digest })
+}
+
+fn side_of(area: usize) -> Option<usize> {
+    let side = area.isqrt();
+    (side * side == area).then_some(side)
+}
+
+/// Bytes that vLLM counts for an item in its receiver cache (`MultiModalCache.get_item_size`).
+pub(crate) fn cached_bytes(item: &MmItem) -> u64 {
+    // `sys.getsizeof` of a small int, of a float, of None
+    const INT: u64 = 28;
+    const FLOAT: u64 = 24;
+    const NONE: u64 = 16;
+    fn size(data: &MmData) -> u64 {
+        match data {
+            MmData::Tensor(tensor) => tensor.nbytes().unwrap_or_default() as u64,
+            MmData::Int(_) => INT,
+            MmData::Float(_) => FLOAT,
+            MmData::List(list) => list.iter().map(size).sum(),
+        }
+    }
+    item.0.iter().map(|(_, field)| field.data.as_ref().map_or(NONE, size)).sum()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    /// A Qwen2-VL item of `high × wide` patches of 14 pixels.
+    pub(crate) fn item(high: i64, wide: i64) -> MmItem {
+        item_with(Dtype::U8, (high * wide) as usize, 1176, [1, high, wide])
+    }
+
+    pub(crate) fn item_with(dtype: Dtype, rows: usize, row: usize, grid: [i64; 3]) -> MmItem {
+        let pixels = WireTensor::new(dtype, vec![rows, row], Bytes::from(vec![7; rows * row * dtype.size()])).unwrap();
+        let grid: Vec<u8> = grid.iter().flat_map(|side| side.to_le_bytes()).collect();
+        let grid = WireTensor::new(Dtype::I64, vec![3], grid.into()).unwrap();
+        MmItem(vec![
+            ("pixel_values".into(), MmField::flat(pixels, rows)),
+            ("image_grid_thw".into(), MmField::batched(grid, true)),
+        ])
+    }
+
+    pub(crate) fn placeholder(offset: usize, length: usize) -> Placeholder {
+        Placeholder { offset, length, is_embed: None }
+    }
+
+    pub(crate) fn outline(item: &MmItem) -> Outline {
+        Outline::of(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::of))
+    }
+
+    fn seen(item: &MmItem, length: usize) -> Result<SeenImage, String> {
+        inspect(&outline(item), &placeholder(0, length), &ImageRules::default())
+    }
+
+    #[test]
+    fn an_image_has_the_size_of_its_grid() {
+        let image = seen(&item(16, 20), 80).unwrap();
+        let digest = Digest::of(&[7; 320 * 1176]);
+        assert_eq!(image, SeenImage { width: 280, height: 224, embeddings: 80, digest });
+        // Qwen3-VL: patches of 16 pixels
+        let image = seen(&item_with(Dtype::F32, 288, 1536, [1, 16, 18]), 72).unwrap();
+        let digest = Digest::of(&[7; 288 * 1536 * 4]);
+        assert_eq!(image, SeenImage { width: 288, height: 256, embeddings: 72, digest });
+    }
+
+    #[test]
+    fn what_does_not_belong_together_is_noticed() {
+        for (item, length, complaint) in [
+            (item_with(Dtype::U8, 319, 1176, [1, 16, 20]), 80, "319 rows"),
+            (item_with(Dtype::U8, 320, 1175, [1, 16, 20]), 80, "1175 values per row"),
+            (item_with(Dtype::I64, 320, 1176, [1, 16, 20]), 80, "int64"),
+            (item_with(Dtype::U8, 15, 1176, [1, 3, 5]), 3, "merged"),
+            (item(16, 20), 79, "79 tokens for 80 embeddings"),
+            (MmItem::default(), 80, "no tensor pixel_values"),
+        ] {
+            let error = seen(&item, length).unwrap_err();
+            assert!(error.contains(complaint), "{error}");
+        }
+    }
+
+    #[test]
+    fn images_of_other_families_are_tiles_of_planes() {
+        for (name, shape, complaint) in [
+            ("pixel_values", &[3, 28, 42][..], None),
+            ("pixel_values", &[5, 3, 28, 42], None),
+            ("pixel_values_flat", &[5, 3, 28, 42], None),
+            ("pixel_values", &[5, 4, 28, 42], Some("shape")),
+            ("pixel_values", &[0, 3, 28, 42], Some("shape")),
+            ("pixels", &[3, 28, 42], Some("no tensor")),
+        ] {
+            let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+            let digest = Digest::of(&bytes);
+            let tensor = WireTensor::new(Dtype::F32, shape.to_vec(), bytes.into()).unwrap();
+            let item = MmItem(vec![(name.into(), MmField::batched(tensor, false))]);
+            match (seen(&item, 7), complaint) {
+                (Ok(image), None) => assert_eq!(image, SeenImage { width: 42, height: 28, embeddings: 7, digest }),
+                (Err(error), Some(complaint)) => assert!(error.contains(complaint), "{error}"),
+                (result, _) => panic!("{name} {shape:?}: {result:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn only_embedding_tokens_count() {
+        let mut mask = vec![true; 82];
+        (mask[0], mask[81]) = (false, false);
+        let position = Placeholder { offset: 40, length: 82, is_embed: Some(mask) };
+        assert!(inspect(&outline(&item(16, 20)), &position, &ImageRules::default()).is_ok());
+    }
+
+    #[test]
+    fn the_receiver_cache_counts_tensor_bytes() {
+        assert_eq!(cached_bytes(&item(16, 20)), 320 * 1176 + 3 * 8);
+        let small =
+            MmField { data: Some(MmData::List(vec![MmData::Int(1), MmData::Float(1.0)])), ..item(2, 2).0.remove(0).1 };
+        assert_eq!(cached_bytes(&MmItem(vec![("small".into(), small)])), 28 + 24);
+    }
+}

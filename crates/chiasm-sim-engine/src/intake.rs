@@ -1,0 +1,171 @@
+//! From frames to work: what vLLM's input thread does (`process_input_sockets`).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use chiasm_engine::wire::{
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmItem, TensorData, Utility,
+    WireTensor, request,
+};
+use tokio::sync::mpsc;
+
+use crate::handle::Refused;
+use crate::image::cached_bytes;
+use crate::item::Item;
+use crate::lent_slot::{Alarm, LentSlot};
+use crate::monotonic_time::MonotonicTime;
+use crate::outbox::Outbox;
+use crate::plugin::Plugin;
+use crate::receiver_cache::{Incoming, ReceiverCache};
+use crate::sampling_rules;
+use crate::sequence::Sequence;
+
+/// Work for the engine's loop.
+pub(crate) enum Work {
+    Add(Box<Sequence>),
+    Abort(Vec<String>),
+    Call(Utility),
+    /// SIGTERM.
+    Stop,
+    /// Something was noticed that the engine must not outlive; what, in words.
+    Die(String),
+}
+
+/// The cache is filled here and emptied by the engine's loop.
+pub(crate) type SharedReceiverCache = Arc<Mutex<ReceiverCache<Item>>>;
+
+/// Decodes messages. One per input socket; they share everything.
+#[derive(Clone)]
+pub(crate) struct Intake {
+    pub(crate) receiver_cache: Option<SharedReceiverCache>,
+    pub(crate) plugin: Option<Plugin>,
+    /// Raised for slots that are written to; `None` when nobody looks.
+    pub(crate) alarm: Option<Alarm>,
+    pub(crate) held: Arc<Mutex<Held>>,
+    pub(crate) block_size: usize,
+    pub(crate) time: MonotonicTime,
+    pub(crate) outbox: Outbox,
+    pub(crate) work: mpsc::UnboundedSender<Work>,
+}
+
+/// What the input thread's variables still refer to when a message has been dealt with.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// Items of the last ADD, vLLM's `req`. They are held until another one is decoded.
+    decoded: Vec<Item>,
+    /// Items of what last went on to the engine's loop, vLLM's `request`. They are held until something else does; there are
+    /// none if it was no ADD.
+    passed_on: Vec<Item>,
+}
+
+/// Why a request is not passed on.
+enum Turned {
+    /// A tensor can't be had. Only this request fails.
+    Refused(Refused),
+    /// These items have no data and are not in the receiver cache. Only this request fails.
+    Missing(Vec<String>),
+    /// It ends the input thread.
+    Undecodable(String),
+}
+
+impl Intake {
+    /// Takes one message.
+    ///
+    /// # Errors
+    /// What could not be decoded. vLLM's input thread ends then, which closes its sockets; the rest of the engine
+    /// lives on and hears nothing more.
+    pub(crate) fn take(&self, frames: &[Bytes]) -> Result<(), String> {
+        let message = request::decode(frames).map_err(|error| error.to_string())?;
+        // vLLM has one thread for all input sockets.
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let work = match message {
+            ClientMessage::Add(request) => match self.admit(*request, &mut held)? {
+                Some(sequence) => Work::Add(Box::new(sequence)),
+                None => return Ok(()),
+            },
+            ClientMessage::Abort(ids) => Work::Abort(ids),
+            ClientMessage::Utility(call) => Work::Call(call),
+        };
+        held.passed_on = match work {
+            Work::Add(_) => held.decoded.clone(),
+            _ => Vec::new(),
+        };
+        // The loop is gone only while everything is being torn down.
+        let _ = self.work.send(work);
+        Ok(())
+    }
+
+    fn admit(&self, mut request: EngineCoreRequest, held: &mut Held) -> Result<Option<Sequence>, String> {
+        if let Some(field) = sampling_rules::broken(&request.sampling_params) {
+            return Err(format!("sampling parameter {field} is out of range"));
+        }
+        match self.items(&mut request, held) {
+            Ok(items) => return Ok(Some(Sequence::new(request, items, self.block_size))),
+            Err(Turned::Refused(reason)) => {
+                tracing::warn!(request = request.request_id, %reason, "refused a request");
+                self.refuse(request, Vec::new());
+            }
+            Err(Turned::Missing(missing)) => {
+                tracing::debug!(request = request.request_id, ?missing, "receiver cache miss");
+                self.refuse(request, missing);
+            }
+            Err(Turned::Undecodable(problem)) => return Err(problem),
+        }
+        Ok(None)
+    }
+
+    /// The items of a request, completed by the receiver cache, if there is one.
+    fn items(&self, request: &mut EngineCoreRequest, held: &mut Held) -> Result<Vec<Option<Item>>, Turned> {
+        // The request of before, whatever becomes of this one.
+        held.decoded.clear();
+        let mut received = Vec::with_capacity(request.mm_features.len());
+        for feature in &mut request.mm_features {
+            let sent = feature.data.take().map(|item| (cached_bytes(&item), item));
+            let sent = sent.map(|(bytes, item)| Ok((self.receive(item)?, bytes))).transpose()?;
+            received.push(Incoming { key: feature.cache_key().to_owned(), data: sent });
+        }
+        let sent: Vec<Option<Item>> =
+            received.iter().map(|incoming| incoming.data.as_ref().map(|(item, _)| item.clone())).collect();
+        held.decoded.extend(sent.iter().flatten().cloned());
+        let Some(cache) = &self.receiver_cache else {
+            return Ok(sent);
+        };
+        let updated = cache.lock().unwrap_or_else(PoisonError::into_inner).update(received);
+        let items = updated.map_err(Turned::Missing)?;
+        held.decoded.clone_from(&items);
+        Ok(items.into_iter().map(Some).collect())
+    }
+
+    /// An item whose tensors that are out of band have become views of slots.
+    fn receive(&self, item: MmItem) -> Result<Item, Turned> {
+        Item::receive(item, |tensor| self.slot_of(tensor))
+    }
+
+    fn slot_of(&self, tensor: &WireTensor) -> Result<Option<LentSlot>, Turned> {
+        let TensorData::OutOfBand(map) = &tensor.data else {
+            return Ok(None);
+        };
+        // An assertion of vLLM's decoder.
+        let plugin = self.plugin.as_ref().ok_or_else(|| {
+            Turned::Undecodable("received an out-of-band tensor without a plugin that provides it".to_owned())
+        })?;
+        plugin.resolve(tensor, map, self.alarm.clone()).map(Some).map_err(Turned::Refused)
+    }
+
+    /// Tells the frontend to send a request again with the data of these items; without them, that it failed.
+    fn refuse(&self, request: EngineCoreRequest, missing: Vec<String>) {
+        let output = EngineCoreOutput {
+            request_id: request.request_id.clone(),
+            finish_reason: Some(FinishReason::Error),
+            mm_cache_miss_hashes: missing,
+            ..EngineCoreOutput::default()
+        };
+        let outputs = EngineCoreOutputs {
+            outputs: vec![output],
+            finished_requests: vec![request.request_id],
+            timestamp: self.time.now(),
+            ..EngineCoreOutputs::default()
+        };
+        self.outbox.send(request.client_index, outputs);
+    }
+}

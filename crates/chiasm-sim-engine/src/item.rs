@@ -1,0 +1,129 @@
+//! A media item as the engine holds it.
+
+use bytes::Bytes;
+use chiasm_engine::wire::{MmData, MmItem, TensorData, WireTensor};
+
+use crate::digest::Digest;
+use crate::image::{Outline, pixels_of};
+use crate::lent_slot::{LentSlot, Overwritten};
+
+/// What there is to know about an item, and the slots that its tensors lie in. Tensors that came inline are not kept:
+/// nobody looks at them, and caches would fill up. Clones hold the same slots.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    outline: Outline,
+    slots: Vec<LentSlot>,
+}
+
+impl Item {
+    /// Takes an item from a request. `resolve` gives the slots of the tensors that are out of band.
+    ///
+    /// # Errors
+    /// Those of `resolve`.
+    pub(crate) fn receive<E>(
+        mut item: MmItem,
+        mut resolve: impl FnMut(&WireTensor) -> Result<Option<LentSlot>, E>,
+    ) -> Result<Self, E> {
+        let mut slots = Vec::new();
+        for data in item.0.iter_mut().filter_map(|(_, field)| field.data.as_mut()) {
+            for_tensors(data, &mut |tensor| {
+                if let Some(slot) = resolve(tensor)? {
+                    tensor.data = TensorData::Bytes(Bytes::from_owner(slot.clone()));
+                    slots.push(slot);
+                }
+                Ok(())
+            })?;
+        }
+        let digest = pixels_of(&item).and_then(WireTensor::bytes).map(|pixels| {
+            // A slot's bytes have been looked at already.
+            let known = slots.iter().find(|slot| slot.as_ref().as_ptr() == pixels.as_ptr()).map(LentSlot::digest);
+            known.unwrap_or_else(|| Digest::of(pixels))
+        });
+        Ok(Self { outline: Outline::of(&item, digest), slots })
+    }
+
+    pub(crate) fn outline(&self) -> &Outline {
+        &self.outline
+    }
+
+    pub(crate) fn slots(&self) -> &[LentSlot] {
+        &self.slots
+    }
+
+    /// Compares the slots with what they were lent with.
+    pub(crate) fn check(&self) -> Result<(), Overwritten> {
+        self.slots.iter().try_for_each(LentSlot::check)
+    }
+}
+
+/// The wire limits how deep lists go.
+fn for_tensors<E>(data: &mut MmData, visit: &mut impl FnMut(&mut WireTensor) -> Result<(), E>) -> Result<(), E> {
+    match data {
+        MmData::Tensor(tensor) => visit(tensor),
+        MmData::List(list) => list.iter_mut().try_for_each(|data| for_tensors(data, visit)),
+        MmData::Int(_) | MmData::Float(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::image::tests::{item as image, outline};
+    use crate::lent_slot::tests::Lent;
+
+    /// An item that came inline.
+    pub(crate) fn inline(item: MmItem) -> Item {
+        Item::receive(item, |_| Ok::<_, ()>(None)).unwrap()
+    }
+
+    /// An item whose tensors came by slot; the slots in order.
+    pub(crate) fn by_slot(mut item: MmItem) -> (Item, Vec<Lent>) {
+        let mut lent = Vec::new();
+        for data in item.0.iter_mut().filter_map(|(_, field)| field.data.as_mut()) {
+            let moved = for_tensors(data, &mut |tensor| {
+                lent.push(Lent::new(tensor.bytes().unwrap()));
+                tensor.data = TensorData::OutOfBand(chiasm_engine::wire::Value::Nil);
+                Ok::<_, ()>(())
+            });
+            moved.unwrap();
+        }
+        let mut slots = lent.iter().map(|lent| lent.slot.clone());
+        let item = Item::receive(item, |_| Ok::<_, ()>(slots.next())).unwrap();
+        (item, lent)
+    }
+
+    #[test]
+    fn an_item_is_the_same_inline_and_by_slot() {
+        let (item, lent) = by_slot(image(16, 20));
+        assert_eq!(item.outline(), inline(image(16, 20)).outline());
+        assert_eq!(item.outline(), &outline(&image(16, 20)));
+        assert_eq!((item.slots.len(), lent.len()), (2, 2), "pixels and grid");
+        assert!(inline(image(16, 20)).slots.is_empty());
+    }
+
+    #[test]
+    fn slots_in_lists_are_found_too() {
+        let mut nested = image(16, 20);
+        let tensors = nested.0.iter_mut().map(|(_, field)| field.data.take().unwrap()).collect();
+        nested.0[0].1.data = Some(MmData::List(vec![MmData::Int(1), MmData::List(tensors)]));
+        assert_eq!(by_slot(nested).0.slots.len(), 2);
+    }
+
+    #[test]
+    fn an_item_is_as_good_as_each_of_its_slots() {
+        let (item, lent) = by_slot(image(16, 20));
+        assert_eq!(item.check(), Ok(()));
+        lent[1].overwrite();
+        assert!(item.check().is_err());
+    }
+
+    #[test]
+    fn one_tensor_that_can_not_be_had_refuses_the_item() {
+        let mut seen = 0;
+        let refused = Item::receive(image(16, 20), |_| {
+            seen += 1;
+            if seen == 2 { Err("no") } else { Ok(None) }
+        });
+        assert_eq!((refused.unwrap_err(), seen), ("no", 2));
+    }
+}

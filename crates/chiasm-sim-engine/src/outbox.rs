@@ -1,0 +1,44 @@
+//! Messages on their way to the frontend's output sockets.
+
+use bytes::Bytes;
+use chiasm_engine::wire::{EngineCoreOutputs, output};
+use tokio::sync::mpsc;
+
+/// The queues in front of the output sockets, by `client_index`. An empty message is the end of a queue.
+#[derive(Clone)]
+pub(crate) struct Outbox {
+    rank: u32,
+    queues: Vec<mpsc::UnboundedSender<Vec<Bytes>>>,
+}
+
+impl Outbox {
+    /// Makes the queues of so many clients; also returns their receiving ends, by client.
+    pub(crate) fn new(rank: u16, clients: usize) -> (Self, Vec<mpsc::UnboundedReceiver<Vec<Bytes>>>) {
+        let (queues, ends) = (0..clients).map(|_| mpsc::unbounded_channel()).unzip();
+        (Self { rank: u32::from(rank), queues }, ends)
+    }
+
+    /// Queues a message for one client.
+    pub(crate) fn send(&self, client: u32, mut outputs: EngineCoreOutputs) {
+        outputs.engine_index = self.rank;
+        match self.queues.get(client as usize) {
+            // The other end is gone only while everything is being torn down.
+            Some(queue) => drop(queue.send(output::encode(&outputs))),
+            None => tracing::warn!(client, "a request names an output socket that the frontend does not have"),
+        }
+    }
+
+    /// Ends the queues. Messages that come later are lost.
+    pub(crate) fn close(&self) {
+        for queue in &self.queues {
+            drop(queue.send(Vec::new()));
+        }
+    }
+
+    /// Queues ENGINE_CORE_DEAD for all clients.
+    pub(crate) fn send_dead(&self) {
+        for queue in &self.queues {
+            drop(queue.send(output::encode_dead()));
+        }
+    }
+}

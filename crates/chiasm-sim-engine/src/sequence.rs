@@ -1,0 +1,189 @@
+//! One request inside the engine.
+
+use std::sync::Arc;
+
+use chiasm_engine::wire::output::EngineCoreEvent;
+use chiasm_engine::wire::{EngineCoreRequest, FinishReason, PrefillStats, SamplingParams, StopReason};
+use chiasm_engine_caches::BlockTable;
+use chiasm_types::{Placeholder, TokenId};
+
+use crate::block_chain::{BlockChain, MediaRange};
+use crate::config::SimConfig;
+use crate::image::{self, SeenImage};
+use crate::item::Item;
+use crate::reply::{self, Answer};
+
+/// A request that waits or runs.
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) id: String,
+    /// Index of the frontend's output socket that its outputs go to.
+    pub(crate) client: u32,
+    pub(crate) params: SamplingParams,
+    /// Prompt, then what was generated.
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) prompt: usize,
+    pub(crate) media: Vec<Media>,
+    pub(crate) chain: BlockChain,
+    pub(crate) table: BlockTable,
+    /// Leading tokens whose KV exists.
+    pub(crate) computed: usize,
+    /// Tokens after these that the current step computes.
+    pub(crate) scheduled: usize,
+    pub(crate) preempted: bool,
+    /// What the engine saw, once the request has been looked at.
+    seen: Option<Vec<SeenImage>>,
+    answer: Option<Answer>,
+    /// Statistics for the first output; `None` once it is sent.
+    prefill: Option<PrefillStats>,
+    events: Vec<EngineCoreEvent>,
+}
+
+/// One media item of a request.
+#[derive(Debug)]
+pub(crate) struct Media {
+    pub(crate) identifier: String,
+    pub(crate) placeholder: Placeholder,
+    /// `None` when it was sent without data to an engine without a receiver cache. Kept until the request has ended, as
+    /// `Request.mm_features` in vLLM, although nobody needs it once it is encoded.
+    pub(crate) item: Option<Item>,
+}
+
+/// Kinds of `EngineCoreEventType` in `vllm/v1/engine/__init__.py`.
+#[derive(Clone, Copy)]
+pub(crate) enum Moment {
+    Queued = 1,
+    Scheduled = 2,
+    Preempted = 3,
+}
+
+/// What one sampled token means.
+pub(crate) struct Sampled {
+    pub(crate) token: TokenId,
+    pub(crate) finish: Option<FinishReason>,
+    pub(crate) stop_reason: Option<StopReason>,
+}
+
+impl Sequence {
+    /// `items` are those of the request's features, as the receiver cache completed them.
+    pub(crate) fn new(request: EngineCoreRequest, items: Vec<Option<Item>>, block_size: usize) -> Self {
+        let ranges = request.mm_features.iter().map(|feature| MediaRange {
+            identifier: feature.identifier.clone(),
+            offset: feature.position.offset,
+            length: feature.position.length,
+        });
+        // The wire refuses LoRA requests so far.
+        let mut chain = BlockChain::new(block_size, ranges.collect(), None, request.cache_salt);
+        chain.extend(&request.prompt_token_ids);
+        let media = request.mm_features.into_iter().zip(items);
+        let media =
+            media.map(|(feature, item)| Media { identifier: feature.identifier, placeholder: feature.position, item });
+        Self {
+            id: request.request_id,
+            client: request.client_index,
+            params: request.sampling_params,
+            prompt: request.prompt_token_ids.len(),
+            tokens: Arc::unwrap_or_clone(request.prompt_token_ids),
+            media: media.collect(),
+            chain,
+            table: BlockTable::default(),
+            computed: 0,
+            scheduled: 0,
+            preempted: false,
+            seen: None,
+            answer: None,
+            prefill: Some(PrefillStats::default()),
+            events: Vec::new(),
+        }
+    }
+
+    /// Tokens generated so far.
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt
+    }
+
+    /// Prompt log probabilities need every prompt token computed, so such requests do not read the prefix cache.
+    pub(crate) fn reads_prefix_cache(&self) -> bool {
+        !self.params.skip_reading_prefix_cache.unwrap_or(self.params.prompt_logprobs.is_some())
+    }
+
+    pub(crate) fn record(&mut self, moment: Moment, now: f64) {
+        self.events.push(EngineCoreEvent { kind: moment as u32, timestamp: now });
+    }
+
+    pub(crate) fn take_events(&mut self) -> Vec<EngineCoreEvent> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Looks at the request as a worker does when it gets it.
+    ///
+    /// # Errors
+    /// What the worker would die of.
+    pub(crate) fn look(&mut self, config: &SimConfig) -> Result<(), String> {
+        if self.seen.is_some() {
+            return Ok(());
+        }
+        if self.prompt == 0 {
+            return Err(format!("request {} has an empty prompt", self.id));
+        }
+        if self.prompt > config.max_model_len {
+            return Err(format!(
+                "request {} has {} prompt tokens, max_model_len is {}",
+                self.id, self.prompt, config.max_model_len
+            ));
+        }
+        let mut seen = Vec::with_capacity(self.media.len());
+        for media in &self.media {
+            let item = media.item.as_ref().ok_or(format!("{} has no data", media.identifier));
+            let image = item.and_then(|item| image::inspect(item.outline(), &media.placeholder, &config.images));
+            seen.push(image.map_err(|problem| format!("request {}: {problem}", self.id))?);
+        }
+        self.seen = Some(seen);
+        Ok(())
+    }
+
+    /// Notes how much of the prompt was found in the cache when it is first scheduled.
+    pub(crate) fn note_prefill(&mut self, cached: usize) {
+        if let Some(stats) = self.prefill.as_mut().filter(|_| !self.preempted) {
+            *stats = PrefillStats {
+                num_prompt_tokens: self.prompt as u64,
+                num_computed_tokens: (self.prompt - cached) as u64,
+                num_cached_tokens: cached as u64,
+                num_local_cached_tokens: cached as u64,
+                ..PrefillStats::default()
+            };
+        }
+    }
+
+    /// Takes the statistics that go with the first output; `None` afterwards.
+    pub(crate) fn take_prefill(&mut self, block_size: usize) -> Option<PrefillStats> {
+        let mut stats = self.prefill.take()?;
+        let stored = (self.table.stored() * block_size).min(self.prompt) as u64;
+        stats.num_cache_creation_tokens = stored.saturating_sub(stats.num_cached_tokens);
+        Some(stats)
+    }
+
+    /// Generates one token and finds out whether it is the last, checking in the order of vLLM's `check_stop`.
+    pub(crate) fn sample(&mut self, config: &SimConfig) -> Sampled {
+        let too_early = self.generated() < self.params.min_tokens as usize;
+        let cached = self.prefill.as_ref().map_or(0, |stats| stats.num_cached_tokens as usize);
+        let answer = self.answer.get_or_insert_with(|| {
+            let text = reply::text(self.seen.as_deref().unwrap_or_default(), cached, self.prompt);
+            Answer::new((config.reply)(&text), config.eos.or(self.params.eos_token_id))
+        });
+        let token = answer.next(|token| too_early && self.params.all_stop_token_ids.contains(&token));
+        self.tokens.push(token);
+        self.chain.extend(&self.tokens);
+
+        let (finish, stop_reason) = if self.params.eos_token_id == Some(token) {
+            (Some(FinishReason::Stop), None)
+        } else if self.params.stop_token_ids.contains(&token) {
+            (Some(FinishReason::Stop), Some(StopReason::Token(token)))
+        } else if self.tokens.len() >= config.max_model_len || self.generated() >= self.params.max_tokens as usize {
+            (Some(FinishReason::Length), None)
+        } else {
+            (None, None)
+        };
+        Sampled { token, finish, stop_reason }
+    }
+}
