@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::MediaError;
 
-/// How many bytes may be held at once. Clones count together.
+/// A bound for the bytes that are held at once. Clones count together.
 ///
 /// Nothing waits for room: who has half of what it needs and waits for the rest would keep it from others that do the
 /// same. What does not fit is refused with [`MediaError::Busy`].
@@ -23,7 +23,7 @@ struct Inner {
 }
 
 impl ByteBudget {
-    /// Of `limit` bytes.
+    /// Makes a budget of `limit` bytes, none of which is held.
     pub fn new(limit: u64) -> Self {
         Self { inner: Arc::new(Inner { limit, held: AtomicU64::new(0) }) }
     }
@@ -76,7 +76,7 @@ impl Charge {
     ///
     /// # Errors
     /// [`MediaError::Busy`] when there is no room; then nothing has changed.
-    pub fn grow(&mut self, more: u64) -> Result<(), MediaError> {
+    fn grow(&mut self, more: u64) -> Result<(), MediaError> {
         let Inner { limit, held } = &*self.budget.inner;
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
             now.checked_add(more).filter(|then| then <= limit)
@@ -87,7 +87,7 @@ impl Charge {
     }
 
     /// Counts no more than `bytes` from now on.
-    pub fn shrink_to(&mut self, bytes: u64) {
+    fn shrink_to(&mut self, bytes: u64) {
         if let Some(less) = self.bytes.checked_sub(bytes) {
             self.budget.inner.held.fetch_sub(less, Ordering::Relaxed);
             self.bytes = bytes;

@@ -8,7 +8,7 @@ use crate::{DomainRule, MediaLimits};
 /// Limits and permissions. The default refuses local files and private addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaConfig {
-    /// How large one media item may be, by its modality.
+    /// The limits of one media item, by its modality.
     pub limits: MediaLimits,
     /// Longest time for a name look-up and one connection, TLS included. Default 5 s.
     pub connect_timeout: Duration,
@@ -30,7 +30,7 @@ pub struct MediaConfig {
     pub cache_bytes: u64,
     /// Most URLs, and most names given by clients, whose content is remembered. Default 100,000 of each.
     pub max_known_names: usize,
-    /// For how long a URL that has failed is not tried again. Default 1 s.
+    /// The time for which a URL that has failed is not tried again. Default 1 s.
     pub failures_last: Duration,
     /// The directory below which `file:` URLs may read; `None` (the default) refuses them all.
     pub allowed_local_media_path: Option<PathBuf>,
@@ -40,10 +40,10 @@ pub struct MediaConfig {
     pub allowed_ports: Option<Vec<u16>>,
     /// The hosts to fetch from, redirects included; empty (the default) for any.
     pub allowed_domains: Vec<DomainRule>,
-    /// For how long a fetched answer is reused without asking the origin, even if its headers claim less. Answers that
+    /// The time for which a fetched answer is reused without asking the origin, even if its headers claim less. Answers that
     /// must not be stored are not reused. Default 0.
     pub min_freshness: Duration,
-    /// For how long a fetched answer is reused without asking the origin, even if its headers allow more. Default 1 day.
+    /// The longest time for which a fetched answer is reused without asking the origin, whatever its headers allow. Default 1 day.
     pub max_freshness: Duration,
 }
 

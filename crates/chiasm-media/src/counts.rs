@@ -20,7 +20,7 @@ impl Count {
     }
 }
 
-/// Counted while it happens.
+/// The numbers behind [`MediaCounts`], which grow while things happen.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) data: Count,
@@ -66,7 +66,7 @@ pub struct MediaCounts {
     pub revalidated: u64,
     /// Bodies fetched from origins.
     pub fetched: u64,
-    /// Their bytes.
+    /// Bytes of these bodies.
     pub fetched_bytes: u64,
     /// URLs that somebody else's fetch was waited for.
     pub shared: u64,

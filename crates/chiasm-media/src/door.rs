@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 use reqwest::Url;
@@ -14,7 +13,7 @@ use crate::flight::{Boarded, Flights};
 use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
 use crate::names::{Known, MediaName, Names, UrlKey, Urls};
-use crate::{ByteBudget, EncodedMedia, Fault, MediaConfig, MediaError, data_uri};
+use crate::{ByteBudget, Clock, EncodedMedia, Fault, MediaConfig, MediaError, data_uri};
 
 /// Files of up to this many bytes, or characters of base64, are decoded, hashed and looked at in place: that takes a hundred
 /// microseconds, and handing them to another thread some tens.
@@ -65,6 +64,7 @@ pub struct MediaDoor {
 struct Inner {
     config: MediaConfig,
     budget: ByteBudget,
+    clock: Clock,
     fetcher: Fetcher,
     local_files: Option<LocalFiles>,
     contents: Contents,
@@ -81,8 +81,16 @@ impl MediaDoor {
     /// # Errors
     /// [`MediaError::LocalFileNotFound`] when the allowed local media path is no directory.
     pub fn new(config: MediaConfig, budget: ByteBudget) -> Result<Self, MediaError> {
+        Self::with_clock(config, budget, Clock::default())
+    }
+
+    /// Makes a door whose memory ages by another clock, so that tests need not wait.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    pub fn with_clock(config: MediaConfig, budget: ByteBudget, clock: Clock) -> Result<Self, MediaError> {
         let inner = Inner {
-            fetcher: Fetcher::new(&config, budget.clone())?,
+            fetcher: Fetcher::new(&config, budget.clone(), clock.clone())?,
             local_files: config.allowed_local_media_path.as_deref().map(LocalFiles::new).transpose()?,
             contents: Contents::new(config.cache_bytes),
             urls: Urls::new(config.max_known_names, config.failures_last),
@@ -90,14 +98,10 @@ impl MediaDoor {
             downloads: Flights::default(),
             counters: Counters::default(),
             budget,
+            clock,
             config,
         };
         Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// The limits and permissions.
-    pub fn config(&self) -> &MediaConfig {
-        &self.inner.config
     }
 
     /// What counts encoded media in memory, cached or not. Whoever else holds bytes of requests counts them here too.
@@ -150,7 +154,7 @@ impl MediaDoor {
         // Also for what is cached.
         inner.fetcher.check(&url)?;
         let key = UrlKey::of(&url);
-        let now = Instant::now();
+        let now = inner.clock.now();
         let mut known = None;
         match inner.urls.get(&key) {
             Some(Known::Failed { error, until }) if now < until => {
@@ -219,7 +223,7 @@ impl Inner {
                 match error.fault() {
                     // Ours, and over in a moment.
                     Fault::Busy | Fault::Internal => {}
-                    _ => self.urls.failed(key, &error, Instant::now()),
+                    _ => self.urls.failed(key, &error, self.clock.now()),
                 }
                 Err(error)
             }

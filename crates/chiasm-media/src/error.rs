@@ -68,7 +68,7 @@ pub enum MediaError {
     /// The origin redirects more often than allowed.
     #[error("the media origin redirects more than {limit} times")]
     TooManyRedirects {
-        /// How many redirects are followed.
+        /// Most redirects that are followed.
         limit: usize,
     },
     /// The origin redirects to something that is no `http:` or `https:` URL, that holds credentials, or from `https:`
@@ -178,7 +178,7 @@ pub enum Fault {
 }
 
 impl MediaError {
-    /// Whose fault it is.
+    /// Tells whose fault it is, as a server needs it to answer.
     pub fn fault(&self) -> Fault {
         match self {
             Self::InvalidUrl { .. }

@@ -4,7 +4,7 @@ mod client;
 mod turns;
 
 use std::error::Error;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, LOCATION};
@@ -15,7 +15,7 @@ use url::Url;
 
 use crate::freshness::{Freshness, FreshnessBounds, Received, RedirectFreshness};
 use crate::policy::{AddressRefused, AddressRule, GuardedResolver, Lookup, MAX_URL_BYTES, UrlPolicy, system_lookup};
-use crate::{ByteBudget, MediaConfig, MediaError};
+use crate::{ByteBudget, Clock, MediaConfig, MediaError};
 
 use client::{Clients, web_roots};
 use turns::{Turn, Turns};
@@ -47,12 +47,13 @@ pub(crate) struct Fetcher {
     limits: Limits,
     freshness: FreshnessBounds,
     budget: ByteBudget,
+    clock: Clock,
 }
 
 struct Limits {
     first_byte_timeout: Duration,
     stall_timeout: Duration,
-    /// In each `stall_timeout` of a body.
+    /// Fewest bytes in each `stall_timeout` of a body.
     min_bytes: u64,
     total_timeout: Duration,
     max_redirects: usize,
@@ -60,12 +61,13 @@ struct Limits {
 }
 
 impl Fetcher {
-    /// That reads bodies into this budget.
-    pub(crate) fn new(config: &MediaConfig, budget: ByteBudget) -> Result<Self, MediaError> {
-        Self::with(config, budget, UrlPolicy::address_rule(config), system_lookup(), web_roots())
+    /// Reads bodies into `budget`; `clock` says when answers came.
+    pub(crate) fn new(config: &MediaConfig, budget: ByteBudget, clock: Clock) -> Result<Self, MediaError> {
+        let fetcher = Self::with(config, budget, UrlPolicy::address_rule(config), system_lookup(), web_roots())?;
+        Ok(Self { clock, ..fetcher })
     }
 
-    /// With other rules, look-ups or certificate authorities, for tests.
+    /// [`Self::new`] by other rules, look-ups and certificate authorities, for tests, and by the machine's clock.
     fn with(
         config: &MediaConfig,
         budget: ByteBudget,
@@ -90,6 +92,7 @@ impl Fetcher {
             },
             freshness: FreshnessBounds { min: config.min_freshness, max: config.max_freshness },
             budget,
+            clock: Clock::default(),
         })
     }
 
@@ -155,11 +158,11 @@ impl Fetcher {
         if let Some((name, value)) = condition {
             request = request.header(name, value);
         }
-        let asked = Instant::now();
-        let until = deadline.min(asked + self.limits.first_byte_timeout);
+        let asked = self.clock.now();
+        let until = deadline.min(Instant::now() + self.limits.first_byte_timeout);
         let response =
             timeout_at(until, request.send()).await.map_err(|_| MediaError::OriginTimeout)?.map_err(fault_of)?;
-        let received = Received { asked: asked.into_std(), at: Instant::now().into_std(), date: SystemTime::now() };
+        let received = Received { asked, at: self.clock.now(), date: self.clock.date() };
         Ok((response, received))
     }
 
@@ -210,7 +213,7 @@ fn location(headers: &HeaderMap) -> Result<&[u8], MediaError> {
     if locations.all(|other| other == location) { Ok(location) } else { Err(MediaError::InvalidRedirect) }
 }
 
-/// Where a `Location` leads to. Bytes above ASCII are UTF-8, as browsers take them.
+/// The URL that a `Location` leads to. Bytes above ASCII are UTF-8, as browsers take them.
 pub(crate) fn redirect_target(from: &Url, location: &[u8]) -> Result<Url, MediaError> {
     let location = Some(location).filter(|location| location.len() <= MAX_URL_BYTES);
     let text = location.and_then(|location| str::from_utf8(location).ok()).ok_or(MediaError::InvalidRedirect)?;

@@ -108,28 +108,36 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use futures_util::future::join_all;
     use tokio::sync::Notify;
-    use tokio::time::sleep;
 
     use super::*;
+
+    /// Lets a caller ask, and go on waiting.
+    fn ask<F: Future + Unpin>(caller: &mut F) {
+        assert!(caller.now_or_never().is_none(), "there is nothing to wait for");
+    }
 
     #[tokio::test]
     async fn many_callers_share_one_piece_of_work() {
         let flights = Flights::default();
-        let started = Arc::new(AtomicUsize::new(0));
+        let (go, started) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
         let work = || {
-            let started = started.clone();
+            let (go, started) = (go.clone(), started.clone());
             async move {
-                sleep(Duration::from_millis(20)).await;
-                started.fetch_add(1, Ordering::Relaxed)
+                let number = started.fetch_add(1, Ordering::Relaxed);
+                go.notified().await;
+                number
             }
         };
-        let outcomes = join_all((0..200).map(|_| flights.join("a", work))).await;
+        let mut all = join_all((0..200).map(|_| Box::pin(flights.join("a", work))));
+        ask(&mut all);
+        go.notify_one();
+        let outcomes = all.await;
         assert!(outcomes.iter().all(|&(_, number)| number == 0));
         assert_eq!(outcomes.iter().filter(|&&(boarded, _)| boarded == Boarded::First).count(), 1);
+        go.notify_one();
         assert_eq!(flights.join("a", work).await, (Boarded::First, 1), "outcomes are not kept");
         assert!(lock(&flights.running).flights.is_empty());
     }
@@ -138,25 +146,21 @@ mod tests {
     async fn a_cancelled_leader_hands_over() {
         let flights: Flights<_, usize> = Flights::default();
         let (go, started) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
-        let ask = || {
-            let (flights, go, started) = (flights.clone(), go.clone(), started.clone());
-            tokio::spawn(async move {
-                let work = || async move {
-                    started.fetch_add(1, Ordering::Relaxed);
-                    go.notified().await;
-                    7
-                };
-                flights.join("a", work).await.1
-            })
+        let join = || {
+            let (go, started) = (go.clone(), started.clone());
+            let work = || async move {
+                started.fetch_add(1, Ordering::Relaxed);
+                go.notified().await;
+                7
+            };
+            Box::pin(flights.join("a", work))
         };
-        let leader = ask();
-        sleep(Duration::from_millis(10)).await;
-        let follower = ask();
-        sleep(Duration::from_millis(10)).await;
-        leader.abort();
-        assert!(leader.await.unwrap_err().is_cancelled());
+        let (mut leader, mut follower) = (join(), join());
+        ask(&mut leader);
+        ask(&mut follower);
+        drop(leader);
         go.notify_one();
-        assert_eq!(follower.await.unwrap(), 7);
+        assert_eq!(follower.await, (Boarded::Later, 7));
         assert_eq!(started.load(Ordering::Relaxed), 1, "the follower goes on with the same work");
     }
 
@@ -171,11 +175,13 @@ mod tests {
         let flights: Flights<_, ()> = Flights::default();
         let dropped = Arc::new(AtomicUsize::new(0));
         let guard = Dropped(dropped.clone());
-        let for_ever = flights.join("a", || async move {
+        let mut for_ever = Box::pin(flights.join("a", || async move {
             let _guard = guard;
             std::future::pending().await
-        });
-        assert!(tokio::time::timeout(Duration::from_millis(10), for_ever).await.is_err());
+        }));
+        ask(&mut for_ever);
+        assert_eq!(dropped.load(Ordering::Relaxed), 0);
+        drop(for_ever);
         assert_eq!(dropped.load(Ordering::Relaxed), 1);
         assert!(lock(&flights.running).flights.is_empty());
         assert_eq!(flights.join("a", || async {}).await.0, Boarded::First);

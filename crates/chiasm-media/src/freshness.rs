@@ -1,4 +1,4 @@
-//! For how long an answer may be reused: what RFC 9111 allows a shared cache, and no more.
+//! The time for which an answer may be reused: what RFC 9111 allows a shared cache, and no more.
 //!
 //! Pure logic: times are passed in. Differences from the RFC, all but one on the careful side:
 //!
@@ -7,6 +7,17 @@
 //! - Stale answers are never used, whatever extensions allow.
 //! - `Vary` other than `*` needs no second answers: all requests have the same headers, no cookies and no credentials.
 //! - `no-cache` and `private` that name fields count for the whole answer.
+//!
+//! Why these rules are our own: the crate `http-cache-semantics` 3.0 allows what a shared cache must not do, or does less. Run
+//! with the same headers it
+//!
+//! - stores and reuses answers with `No-Store` or `Private` (it compares directives as they are written), with `Vary: accept, *`,
+//!   and takes a `max-age` from inside another directive's quotes;
+//! - does not count the age that `Date` shows, nor the time on the way, and takes an `Age` that cannot be read for zero;
+//! - takes a 304 without an `ETag`, which many servers send, for a new answer, and asks with tags that are none;
+//! - goes by the wall clock, so that answers live longer when that is set back;
+//! - keeps all headers of request and answer, as many as the origin sends: here it is a URL and two short validators;
+//! - knows neither the redirects that led to an answer nor bounds of the operator's.
 
 mod cache_control;
 
@@ -33,18 +44,18 @@ const MAX_VALIDATOR_BYTES: usize = 512;
 /// What the operator says of freshness, whatever origins say.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreshnessBounds {
-    /// At least this long, for all that may be stored.
+    /// The shortest time for which an answer that may be stored is fresh.
     pub(crate) min: Duration,
-    /// At most this long.
+    /// The longest time for which an answer is fresh.
     pub(crate) max: Duration,
 }
 
-/// When a request was sent and its answer's headers came.
+/// The moments at which a request was sent and its answer's headers came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
     pub(crate) asked: Instant,
     pub(crate) at: Instant,
-    /// Of the wall clock, when they came.
+    /// What the wall clock said when they came.
     pub(crate) date: SystemTime,
 }
 
@@ -62,12 +73,12 @@ pub(crate) struct Freshness {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RedirectFreshness {
     may_be_stored: bool,
-    /// When the first of them is not fresh any more; `None` if that never is.
+    /// The first moment at which one of them is not fresh any more; `None` if there is no such.
     until: Option<Instant>,
 }
 
 impl RedirectFreshness {
-    /// Of no redirects.
+    /// There were no redirects: nothing is shortened and nothing forbidden.
     pub(crate) fn none() -> Self {
         Self { may_be_stored: true, until: None }
     }
@@ -87,9 +98,9 @@ impl RedirectFreshness {
 #[derive(Clone, Copy, Debug)]
 struct Statement {
     may_be_stored: bool,
-    /// Counted from when the origin made the answer; zero for one that must be asked for again; `None` for nothing said.
+    /// The time from when the origin made the answer; zero for one that must be asked for again; `None` if nothing is said.
     lifetime: Option<Duration>,
-    /// When it came, and how old it was then.
+    /// The moment at which the answer came, and how old it was then.
     at: Instant,
     age: Duration,
 }
@@ -97,14 +108,14 @@ struct Statement {
 /// What to ask an origin with, and about which URL: another's answer may have the same validator by chance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Validator {
-    /// Without its fragment.
+    /// The URL without its fragment.
     url: Box<str>,
     etag: Option<HeaderValue>,
     last_modified: Option<HeaderValue>,
 }
 
 impl Freshness {
-    /// Of the answer for this URL, which the redirects led to.
+    /// What the answer for `url`, which `redirects` led to, says with these headers.
     pub(crate) fn of(
         url: &Url,
         headers: &HeaderMap,
@@ -132,7 +143,7 @@ impl Freshness {
         now < self.own.until(self.bounds) && self.redirects.until.is_none_or(|until| now < until)
     }
 
-    /// Bytes that it takes beside its own size.
+    /// The bytes of URL and validators, beside the size of the struct itself.
     pub(crate) fn bytes(&self) -> usize {
         let header = |value: &Option<HeaderValue>| value.as_ref().map_or(0, HeaderValue::len);
         let known = |known: &Validator| known.url.len() + header(&known.etag) + header(&known.last_modified);
@@ -161,7 +172,8 @@ impl Freshness {
         }
     }
 
-    /// After the origin said "not modified": what it said then, and of what it did not say what it had said before.
+    /// The freshness after the origin has said "not modified" by the headers of `by`. What these do not say holds as it was said
+    /// before.
     pub(crate) fn refreshed(self, by: Self) -> Self {
         let mut own = by.own;
         if own.lifetime.is_none() {
@@ -201,7 +213,7 @@ impl Statement {
         }
     }
 
-    /// When it is not fresh any more.
+    /// The first moment at which the answer is not fresh any more.
     fn until(&self, bounds: FreshnessBounds) -> Instant {
         let left = self.lifetime.unwrap_or_default().saturating_sub(self.age).min(bounds.max).max(bounds.min);
         self.at + left.min(FOREVER)
@@ -269,7 +281,7 @@ fn opaque_tag(tag: &HeaderValue) -> &[u8] {
     tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
-/// What is sent of a URL.
+/// The part of a URL that is sent.
 fn without_fragment(url: &Url) -> &str {
     &url[..url::Position::AfterQuery]
 }

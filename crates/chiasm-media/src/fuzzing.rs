@@ -11,13 +11,13 @@ pub fn decode_data_url(url: &str, max_bytes: u64, budget: &ByteBudget) -> Option
     Some(data_uri::decode(data_uri::content(url)?, max_bytes, budget))
 }
 
-/// Where a request for this URL would go, if the policy lets it.
+/// The URL that a request for this one would go to, if the policy lets it.
 pub fn allowed_url(config: &MediaConfig, url: &str) -> Result<Url, MediaError> {
     let url = Url::parse(url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
     UrlPolicy::new(config, UrlPolicy::address_rule(config)).check(&url).map(|()| url)
 }
 
-/// Where a redirect from an allowed URL would lead, if the policy lets it.
+/// The URL that a redirect from an allowed one would lead to, if the policy lets it.
 pub fn allowed_redirect(config: &MediaConfig, from: &Url, location: &[u8]) -> Result<Url, MediaError> {
     let target = crate::fetch::redirect_target(from, location)?;
     UrlPolicy::new(config, UrlPolicy::address_rule(config)).check_redirect(from, &target).map(|()| target)

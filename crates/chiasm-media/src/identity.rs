@@ -9,14 +9,9 @@ use chiasm_types::{MmHash, Modality};
 pub struct ContentHash([u8; 32]);
 
 impl ContentHash {
-    /// Hashes encoded bytes.
+    /// Hashes the whole of an item's encoded bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(blake3::hash(bytes).into())
-    }
-
-    /// The digest.
-    pub const fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
     }
 }
 
@@ -39,7 +34,7 @@ impl fmt::Debug for ContentHash {
 /// little-endian u64, so that no two different inputs read the same.
 pub fn mm_hash(content: &ContentHash, modality: &Modality, fingerprint: &[u8]) -> MmHash {
     let mut hasher = blake3::Hasher::new_derive_key("chiasm 2026 mm_hash v1");
-    hasher.update(content.as_bytes());
+    hasher.update(&content.0);
     for part in [modality.name().as_bytes(), fingerprint] {
         hasher.update(&(part.len() as u64).to_le_bytes());
         hasher.update(part);

@@ -32,16 +32,15 @@ pub enum ImageFormat {
     Bmp,
 }
 
-impl ImageFormat {
-    /// The usual name.
-    pub const fn name(self) -> &'static str {
-        match self {
+impl fmt::Display for ImageFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::Png => "PNG",
             Self::Jpeg => "JPEG",
             Self::WebP => "WebP",
             Self::Gif => "GIF",
             Self::Bmp => "BMP",
-        }
+        })
     }
 }
 
@@ -55,12 +54,6 @@ impl ImageFormat {
             Self::Gif => "image/gif",
             Self::Bmp => "image/bmp",
         }
-    }
-}
-
-impl fmt::Display for ImageFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -28,6 +28,7 @@
 //! | `door` | one way in for whatever names a media item |
 //! | `config`, `limits` | permissions; how large an item may be |
 //! | `budget` | bytes in memory, counted and bounded |
+//! | `clock` | the time by which answers age |
 //! | `data_uri`, `fetch`, `local_file` | the three kinds of URL |
 //! | `flight` | one piece of work for all who want the same |
 //! | `contents`, `names` | what was seen before: files by content; URLs and clients' names |
@@ -44,6 +45,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod clock;
 mod config;
 mod contents;
 mod counts;
@@ -65,6 +67,7 @@ mod policy;
 mod reader;
 
 pub use budget::{ByteBudget, Charge, ChargedBuffer};
+pub use clock::Clock;
 pub use config::MediaConfig;
 pub use counts::MediaCounts;
 pub use door::{MediaDoor, MediaPart};

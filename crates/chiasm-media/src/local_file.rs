@@ -12,15 +12,17 @@ use crate::{ByteBudget, MediaError};
 /// The directory that may be read from.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalFiles {
-    /// As configured, made absolute.
+    /// The configured path, made absolute.
     given: PathBuf,
-    /// Without symbolic links.
+    /// The same directory by a path without symbolic links.
     canonical: PathBuf,
 }
 
 impl LocalFiles {
+    /// Opens nothing yet.
+    ///
     /// # Errors
-    /// When there is no such directory.
+    /// [`MediaError::LocalFileNotFound`] when there is no such directory.
     pub(crate) fn new(root: &Path) -> Result<Self, MediaError> {
         let canonical = root.canonicalize().map_err(|_| MediaError::LocalFileNotFound)?;
         if !canonical.is_dir() {

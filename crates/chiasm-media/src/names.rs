@@ -8,12 +8,12 @@ use quick_cache::{OptionsBuilder, Weighter};
 use crate::freshness::Freshness;
 use crate::{ContentHash, MediaError};
 
-/// A URL, by its digest: URLs may be long.
+/// The digest that stands for a URL: URLs may be long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct UrlKey([u8; 32]);
 
 impl UrlKey {
-    /// Of a whole URL. Case and parameters matter; what follows `#` does not, as it is never sent.
+    /// The key of a whole URL. Case and parameters matter; what follows `#` does not, as it is never sent.
     pub(crate) fn of(url: &url::Url) -> Self {
         let sent = &url[..url::Position::AfterQuery];
         Self(blake3::hash(sent.as_bytes()).into())
@@ -53,7 +53,7 @@ impl Weighter<UrlKey, Known> for Weight {
 }
 
 impl Urls {
-    /// Of at most `count` URLs. Failures are believed for `failures_last`.
+    /// Remembers at most `count` URLs. Failures are believed for `failures_last`.
     pub(crate) fn new(count: usize, failures_last: Duration) -> Self {
         let options =
             OptionsBuilder::new().weight_capacity(count as u64).estimated_items_capacity(count.min(1 << 16)).build();
@@ -122,7 +122,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Of at most `count` items. Each takes about a hundred bytes.
+    /// Remembers at most `count` names. Each takes about a hundred bytes.
     pub(crate) fn new(count: usize) -> Self {
         Self { contents: Cache::new(count) }
     }

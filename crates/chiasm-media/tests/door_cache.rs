@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chiasm_media::{
-    ByteBudget, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaName, MediaPart,
+    ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaName,
+    MediaPart,
 };
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::sleep;
+use tokio::sync::watch;
 
 /// A GIF of one pixel, and a byte after it that makes it another file.
 fn gif(number: u8) -> Vec<u8> {
@@ -24,60 +26,90 @@ struct Now {
     status: &'static str,
     headers: &'static str,
     body: Vec<u8>,
-    delay: Duration,
 }
 
 /// An origin whose one picture can be changed. `If-None-Match: "1"` is answered with 304 while its headers have that tag.
 struct Origin {
     url: String,
-    now: Arc<Mutex<Now>>,
-    asked: Arc<AtomicUsize>,
-    sent: Arc<AtomicUsize>,
+    state: Arc<State>,
+}
+
+struct State {
+    now: Mutex<Now>,
+    /// Requests so far.
+    asked: watch::Sender<usize>,
+    /// Bodies so far.
+    sent: AtomicUsize,
+    /// While this is so, answers wait.
+    held: watch::Sender<bool>,
 }
 
 impl Origin {
     async fn start(headers: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/a.gif", listener.local_addr().unwrap());
-        let now = Now { status: "200 OK", headers, body: gif(0), delay: Duration::ZERO };
-        let origin = Self { url, now: Arc::new(Mutex::new(now)), asked: Arc::default(), sent: Arc::default() };
-        let (now, asked, sent) = (origin.now.clone(), origin.asked.clone(), origin.sent.clone());
+        let now = Mutex::new(Now { status: "200 OK", headers, body: gif(0) });
+        let (asked, held) = (watch::Sender::new(0), watch::Sender::new(false));
+        let state = Arc::new(State { now, asked, sent: AtomicUsize::new(0), held });
+        let origin = Self { url, state: state.clone() };
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(answer_all(stream, now.clone(), asked.clone(), sent.clone()));
+                tokio::spawn(answer_all(stream, state.clone()));
             }
         });
         origin
     }
 
     fn change(&self, change: impl FnOnce(&mut Now)) {
-        change(&mut self.now.lock().unwrap());
+        change(&mut self.state.now.lock().unwrap());
     }
 
     fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+        *self.state.asked.borrow()
+    }
+
+    async fn has_been_asked(&self, times: usize) {
+        self.state.asked.subscribe().wait_for(|&asked| asked >= times).await.unwrap();
     }
 
     fn sent(&self) -> usize {
-        self.sent.load(Ordering::SeqCst)
+        self.state.sent.load(Ordering::SeqCst)
+    }
+
+    fn hold(&self, held: bool) {
+        self.state.held.send_replace(held);
+    }
+
+    /// Opens its URL for so many callers, none of whom gets an answer before all have asked.
+    async fn opened_at_once(&self, door: &MediaDoor, callers: usize) -> Vec<Result<EncodedMedia, MediaError>> {
+        let before = self.asked();
+        self.hold(true);
+        let mut all = join_all((0..callers).map(|_| Box::pin(door.open(&self.url))));
+        assert!((&mut all).now_or_never().is_none(), "nobody waits for the origin");
+        tokio::select! {
+            _ = &mut all => panic!("answers before the origin's"),
+            () = self.has_been_asked(before + 1) => {}
+        }
+        self.hold(false);
+        all.await
     }
 }
 
-async fn answer_all(mut stream: TcpStream, now: Arc<Mutex<Now>>, asked: Arc<AtomicUsize>, sent: Arc<AtomicUsize>) {
+async fn answer_all(mut stream: TcpStream, state: Arc<State>) {
     loop {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
             let Ok(byte) = stream.read_u8().await else { return };
             head.push(byte);
         }
-        asked.fetch_add(1, Ordering::SeqCst);
-        let Now { status, headers, body, delay } = now.lock().unwrap().clone();
-        sleep(delay).await;
+        state.asked.send_modify(|asked| *asked += 1);
+        let Now { status, headers, body } = state.now.lock().unwrap().clone();
+        state.held.subscribe().wait_for(|held| !held).await.unwrap();
         let known = String::from_utf8(head).unwrap().to_lowercase().contains("if-none-match: \"1\"");
         let answer = if known && headers.contains("ETag: \"1\"") {
             format!("HTTP/1.1 304 Not Modified\r\n{headers}\r\n").into_bytes()
         } else {
-            sent.fetch_add(1, Ordering::SeqCst);
+            state.sent.fetch_add(1, Ordering::SeqCst);
             let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
             [head.as_bytes(), &body].concat()
         };
@@ -87,8 +119,11 @@ async fn answer_all(mut stream: TcpStream, now: Arc<Mutex<Now>>, asked: Arc<Atom
     }
 }
 
+/// More than any test takes.
+const MINUTE: Duration = Duration::from_secs(60);
+
 fn config() -> MediaConfig {
-    MediaConfig { allow_private_addresses: true, failures_last: Duration::from_millis(200), ..MediaConfig::default() }
+    MediaConfig { allow_private_addresses: true, failures_last: MINUTE, ..MediaConfig::default() }
 }
 
 fn door() -> MediaDoor {
@@ -139,12 +174,12 @@ async fn what_must_not_be_stored_is_fetched_each_time() {
 #[tokio::test]
 async fn a_minimum_freshness_spares_origins_that_say_nothing() {
     let origin = Origin::start("").await;
-    let config = MediaConfig { min_freshness: Duration::from_millis(300), ..config() };
-    let door = MediaDoor::new(config, ByteBudget::new(10_000_000)).unwrap();
+    let (config, clock) = (MediaConfig { min_freshness: MINUTE, ..config() }, Clock::default());
+    let door = MediaDoor::with_clock(config, ByteBudget::new(10_000_000), clock.clone()).unwrap();
     content(&door, &origin.url).await;
     content(&door, &origin.url).await;
     assert_eq!(origin.asked(), 1);
-    sleep(Duration::from_millis(350)).await;
+    clock.advance(MINUTE);
     content(&door, &origin.url).await;
     assert_eq!(origin.asked(), 2);
 }
@@ -152,9 +187,7 @@ async fn a_minimum_freshness_spares_origins_that_say_nothing() {
 #[tokio::test]
 async fn many_who_want_the_same_wait_for_one_fetch() {
     let (origin, door) = (Origin::start("Cache-Control: no-store\r\n").await, door());
-    origin.change(|now| now.delay = Duration::from_millis(50));
-    let images: Vec<EncodedMedia> =
-        join_all((0..200).map(|_| door.open(&origin.url))).await.into_iter().map(Result::unwrap).collect();
+    let images: Vec<EncodedMedia> = origin.opened_at_once(&door, 200).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(origin.asked(), 1);
     assert!(images.iter().all(|image| image.bytes.as_ptr() == images[0].bytes.as_ptr()), "in memory once");
     assert_eq!(door.counts().shared, 199);
@@ -162,15 +195,16 @@ async fn many_who_want_the_same_wait_for_one_fetch() {
 
 #[tokio::test]
 async fn a_failure_is_shared_believed_for_a_moment_and_then_forgotten() {
-    let (origin, door) = (Origin::start("").await, door());
+    let (origin, clock) = (Origin::start("").await, Clock::default());
+    let door = MediaDoor::with_clock(config(), ByteBudget::new(10_000_000), clock.clone()).unwrap();
     content(&door, &origin.url).await;
-    origin.change(|now| (now.status, now.delay) = ("500 Oops", Duration::from_millis(20)));
-    let errors = join_all((0..50).map(|_| door.open(&origin.url))).await;
+    origin.change(|now| now.status = "500 Oops");
+    let errors = origin.opened_at_once(&door, 50).await;
     assert!(errors.iter().all(|error| *error == Err(MediaError::OriginStatus { status: 500 })));
     origin.change(|now| (now.status, now.body) = ("200 OK", gif(1)));
     assert_eq!(door.open(&origin.url).await.unwrap_err().fault(), Fault::OriginFailed);
     assert_eq!(origin.asked(), 2);
-    sleep(Duration::from_millis(250)).await;
+    clock.advance(MINUTE);
     assert_eq!(content(&door, &origin.url).await, ContentHash::of(&gif(1)));
     assert_eq!(origin.asked(), 3);
 }
@@ -178,17 +212,18 @@ async fn a_failure_is_shared_believed_for_a_moment_and_then_forgotten() {
 #[tokio::test]
 async fn who_gives_up_does_not_take_the_fetch_away_from_others() {
     let (origin, door) = (Origin::start("").await, door());
-    origin.change(|now| now.delay = Duration::from_millis(100));
-    let ask = || {
+    origin.hold(true);
+    let leader = {
         let (door, url) = (door.clone(), origin.url.clone());
         tokio::spawn(async move { door.open(url).await })
     };
-    let leader = ask();
-    sleep(Duration::from_millis(20)).await;
-    let follower = ask();
-    sleep(Duration::from_millis(20)).await;
+    origin.has_been_asked(1).await;
+    let mut follower = Box::pin(door.open(&origin.url));
+    assert!((&mut follower).now_or_never().is_none());
     leader.abort();
-    assert!(follower.await.unwrap().is_ok());
+    assert!(leader.await.unwrap_err().is_cancelled());
+    origin.hold(false);
+    assert!(follower.await.is_ok());
     assert_eq!(origin.asked(), 1);
 }
 

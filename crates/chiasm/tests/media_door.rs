@@ -7,7 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -50,8 +50,9 @@ async fn refused(server: &Server, url: &str, status: u16) -> String {
 
 const REQUESTS: usize = 200;
 
-/// Sends the same image at once in requests with different texts: one download, one decode, one transfer per engine.
-async fn one_of_everything(server: &Arc<Server>, url: &str) {
+/// Sends the same image at once in requests with different texts: one download, one decode, one transfer per engine. An
+/// origin answers when all requests are there.
+async fn one_of_everything(server: &Arc<Server>, url: &str, origin: Option<&HostileOrigin>) {
     let decoded = server.metric("chiasm_media_decoded_total").await;
     let asked: Vec<_> = (0..REQUESTS)
         .map(|number| {
@@ -59,6 +60,11 @@ async fn one_of_everything(server: &Arc<Server>, url: &str) {
             tokio::spawn(async move { server.chat(&body).await })
         })
         .collect();
+    if let Some(origin) = origin {
+        let all_there = async || server.metric("chiasm_in_flight_requests").await == REQUESTS as f64;
+        support::wait_for("requests that wait for the image", Duration::from_secs(120), all_there).await;
+        origin.release();
+    }
     let mut transfers: BTreeMap<String, usize> = BTreeMap::new();
     let mut engines = BTreeSet::new();
     for answer in asked {
@@ -77,8 +83,10 @@ async fn one_of_everything(server: &Arc<Server>, url: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_of_one_url_are_one_download_one_decode_and_one_transfer_per_engine() {
     let origin = HostileOrigin::start().await;
-    let server = Arc::new(serve(2, &["--allow-private-media"]).await);
-    one_of_everything(&server, &origin.url("/slow")).await;
+    // The origin answers when all have asked, however long that takes.
+    let patient = ["--allow-private-media", "--media-timeout", "600", "--media-first-byte-timeout", "600"];
+    let server = Arc::new(serve(2, &patient).await);
+    one_of_everything(&server, &origin.url("/held"), Some(&origin)).await;
     assert_eq!(origin.asked(), 1);
     let opened = async |how: &str| server.metric(&format!("chiasm_media_opened_total{{how=\"{how}\"}}")).await;
     assert_eq!(opened("fetched").await, 1.0);
@@ -89,7 +97,7 @@ async fn many_requests_of_one_url_are_one_download_one_decode_and_one_transfer_p
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_requests_of_one_data_url_are_one_decode_and_one_transfer_per_engine() {
     let server = Arc::new(serve(2, &[]).await);
-    one_of_everything(&server, &data_url(SNOW.jpeg)).await;
+    one_of_everything(&server, &data_url(SNOW.jpeg), None).await;
 }
 
 /// Little patience, so that every case ends soon; only the origin's host is allowed.
@@ -115,7 +123,6 @@ const STRICT: [&str; 15] = [
 async fn a_hostile_origin_is_answered_for_in_time_and_with_the_right_status() {
     let origin = HostileOrigin::start().await;
     let server = Arc::new(serve(1, &STRICT).await);
-    let started = Instant::now();
     let asked: Vec<_> = HOSTILE
         .iter()
         .map(|&(path, status)| {
@@ -126,8 +133,7 @@ async fn a_hostile_origin_is_answered_for_in_time_and_with_the_right_status() {
     for (task, (path, _)) in asked.into_iter().zip(HOSTILE) {
         assert!(task.await.is_ok(), "{path} failed");
     }
-    // The longest may take 5 s; the rest is for a busy machine.
-    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    // What drips would drip on for minutes: that it was answered for with 504 shows that the time limits ended it.
     // Nothing is left behind, and the server serves.
     support::wait_for("closed connections", SOON, async || origin.connections() == 0).await;
     server.chat(&about("And now?", &[&origin.url("/good")])).await.ok();
@@ -206,7 +212,6 @@ async fn ten_thousand_parts_are_refused_before_any_is_opened() {
     let server = serve(1, &["--allow-private-media"]).await;
     let urls: Vec<String> = (0..10_000).map(|number| origin.url(&format!("/distinct?{number}"))).collect();
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
-    let started = Instant::now();
     let answer = server.chat(&about("What are these?", &urls)).await;
     assert_eq!(answer.refused(413), "messages[0].content[65].image_url");
     // As many parts of nothing, and of text.
@@ -217,8 +222,10 @@ async fn ten_thousand_parts_are_refused_before_any_is_opened() {
     assert!(answer.refused(400).starts_with("messages[0].content[0]"), "{}", answer.text);
     let answer = server.chat(&body(json!({"type": "text", "text": "x "}))).await;
     assert!([200, 400].contains(&answer.status), "{}", answer.text);
-    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
     assert_eq!(origin.asked(), 0);
+    for how in ["data", "fetched"] {
+        assert_eq!(server.metric(&format!("chiasm_media_opened_total{{how=\"{how}\"}}")).await, 0.0, "{how}");
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use crate::media::ACCEPTED_TYPES;
 use crate::policy::GuardedResolver;
 use crate::{MediaConfig, MediaError};
 
-/// How long a connection is kept for the next request.
+/// The time for which an idle connection is kept for the next request.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Connections that are kept to one origin, at most.
@@ -37,7 +37,7 @@ pub(super) struct Clients {
 }
 
 impl Clients {
-    /// That trust these certificate authorities.
+    /// Makes clients that trust these certificate authorities.
     ///
     /// Neither follows redirects, looks at proxy variables, or sends cookies or a referrer. Every request has the same
     /// headers, save those that ask if a known answer has changed.

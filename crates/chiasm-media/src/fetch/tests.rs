@@ -1,4 +1,4 @@
-//! Against a small HTTP server in the process.
+//! Fetches from a small HTTP server in the process.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ fn config() -> MediaConfig {
 }
 
 fn fetcher(config: &MediaConfig) -> Fetcher {
-    Fetcher::new(config, ByteBudget::new(1 << 20)).unwrap()
+    Fetcher::new(config, ByteBudget::new(1 << 20), Clock::default()).unwrap()
 }
 
 fn open_fetcher() -> Fetcher {

@@ -18,6 +18,9 @@ const MAX_KEPT: usize = 64;
 const FORGET: Duration = KEEP_ALIVE.saturating_mul(2);
 
 /// Turns of all origins.
+///
+/// The table of origins is no LRU cache: one that is in use, or whose connections may still be open, must not be pushed out by
+/// another, which instead goes without keeping its connection.
 pub(super) struct Turns {
     all: Semaphore,
     per_origin: usize,
@@ -34,7 +37,7 @@ struct Entry {
     /// Fetches that have a turn or wait for one.
     users: usize,
     kept: bool,
-    /// Of the last fetch.
+    /// The beginning of the last fetch, or its end if that is later.
     used: Instant,
 }
 

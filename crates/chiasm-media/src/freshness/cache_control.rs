@@ -76,7 +76,7 @@ fn directives(line: &str) -> Option<Vec<(&str, &str)>> {
     Some(found)
 }
 
-/// Where the comma is, or the end.
+/// The place of the first comma outside quotes, or the end; `None` for a quote that does not end.
 fn end_of_directive(text: &str) -> Option<usize> {
     let (mut quoted, mut escaped) = (false, false);
     for (index, byte) in text.bytes().enumerate() {

@@ -4,7 +4,7 @@ use super::*;
 
 const BOUNDS: FreshnessBounds = FreshnessBounds { min: Duration::ZERO, max: Duration::from_secs(1000) };
 
-/// When all answers of these tests come.
+/// The moment at which all answers of these tests come, with [`NOW`].
 const DATE: SystemTime = SystemTime::UNIX_EPOCH;
 const NOW: u64 = 1_700_000_000;
 
@@ -37,7 +37,7 @@ fn of_at(start: Instant, lines: &[(&'static str, &str)]) -> Freshness {
     Freshness::of(&url(), &headers(lines), at(start), RedirectFreshness::none(), BOUNDS)
 }
 
-/// For how many seconds the answer is fresh.
+/// The number of seconds for which the answer is fresh.
 fn fresh_for(freshness: &Freshness, start: Instant) -> u64 {
     let seconds = (0..=2000).find(|&seconds| !freshness.is_fresh(start + secs(seconds))).unwrap();
     assert!(!freshness.is_fresh(start + secs(100_000)));

@@ -9,12 +9,10 @@ use std::time::Duration;
 use chiasm::scenarios::{DAWN, NOON};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 /// Between two drops of what drips.
 const DRIP: Duration = Duration::from_millis(20);
-
-/// How long a slow but good picture takes.
-const SLOW: Duration = Duration::from_millis(300);
 
 /// What is at each path, and the status with which `chiasm serve` answers for it when it has little patience.
 pub const HOSTILE: [(&str, u16); 24] = [
@@ -48,6 +46,7 @@ pub struct HostileOrigin {
     address: SocketAddr,
     asked: Arc<AtomicUsize>,
     open: Arc<AtomicUsize>,
+    released: watch::Sender<bool>,
 }
 
 impl HostileOrigin {
@@ -56,18 +55,20 @@ impl HostileOrigin {
         let address = listener.local_addr().expect("an address");
         let (asked, open) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
         let counters = (asked.clone(), open.clone());
+        let released = watch::Sender::new(false);
+        let gate = released.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (asked, open) = counters.clone();
+                let ((asked, open), mut gate) = (counters.clone(), gate.clone());
                 tokio::spawn(async move {
                     open.fetch_add(1, Ordering::SeqCst);
                     // Clients that hang up are what this is about.
-                    let _ = serve(stream, &asked).await;
+                    let _ = serve(stream, &asked, &mut gate).await;
                     open.fetch_sub(1, Ordering::SeqCst);
                 });
             }
         });
-        Self { address, asked, open }
+        Self { address, asked, open, released }
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -83,13 +84,18 @@ impl HostileOrigin {
         self.asked.load(Ordering::SeqCst)
     }
 
+    /// Lets the answers for `/held` go.
+    pub fn release(&self) {
+        self.released.send_replace(true);
+    }
+
     /// Connections that are open.
     pub fn connections(&self) -> usize {
         self.open.load(Ordering::SeqCst)
     }
 }
 
-async fn serve(mut stream: TcpStream, asked: &AtomicUsize) -> std::io::Result<()> {
+async fn serve(mut stream: TcpStream, asked: &AtomicUsize, gate: &mut watch::Receiver<bool>) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
@@ -99,8 +105,9 @@ async fn serve(mut stream: TcpStream, asked: &AtomicUsize) -> std::io::Result<()
     let path = head.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default().to_owned();
     match path.as_str() {
         "/good" => picture(&mut stream, "max-age=60", DAWN.jpeg).await,
-        "/slow" => {
-            tokio::time::sleep(SLOW).await;
+        "/held" => {
+            // An origin that is dropped lets all go.
+            let _ = gate.wait_for(|released| *released).await;
             picture(&mut stream, "max-age=60", DAWN.jpeg).await
         }
         // Bytes after the picture make another file of it with the same pixels.

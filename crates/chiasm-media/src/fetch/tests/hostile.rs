@@ -20,7 +20,7 @@ fn patient() -> MediaConfig {
 /// Fetches once, in time, and leaves nothing counted but the body.
 async fn fetch(limits: &MediaConfig, url: Url) -> Result<Bytes, MediaError> {
     let budget = ByteBudget::new(1 << 20);
-    let fetcher = Fetcher::new(limits, budget.clone()).unwrap();
+    let fetcher = Fetcher::new(limits, budget.clone(), Clock::default()).unwrap();
     let outcome = tokio::time::timeout(PATIENCE, get(&fetcher, url)).await.expect("an answer in time");
     assert_eq!(budget.held(), outcome.as_ref().map_or(0, Bytes::len) as u64);
     outcome
@@ -391,7 +391,7 @@ async fn an_origin_that_fails_now_and_then_is_believed_each_time() {
 async fn bodies_are_read_into_the_budget_or_not_at_all() {
     let origin = Origin::fixed(ok(&"x".repeat(100))).await;
     let budget = ByteBudget::new(350);
-    let fetcher = Fetcher::new(&config(), budget.clone()).unwrap();
+    let fetcher = Fetcher::new(&config(), budget.clone(), Clock::default()).unwrap();
     let mut bodies = Vec::new();
     for _ in 0..3 {
         bodies.push(get(&fetcher, origin.url("/")).await.unwrap());
@@ -410,7 +410,7 @@ async fn bodies_are_read_into_the_budget_or_not_at_all() {
 async fn a_body_that_does_not_come_is_not_counted() {
     let (origin, mut closed) = dripping("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", "x", DRIP).await;
     let budget = ByteBudget::new(1 << 20);
-    let fetcher = Arc::new(Fetcher::new(&patient(), budget.clone()).unwrap());
+    let fetcher = Arc::new(Fetcher::new(&patient(), budget.clone(), Clock::default()).unwrap());
     let task = tokio::spawn({
         let (fetcher, url) = (fetcher.clone(), origin.url("/"));
         async move { get(&fetcher, url).await }

@@ -12,7 +12,7 @@ pub(crate) struct BmpHeader<'a> {
     /// Palette entries: blue, green, red, and one unused byte if `palette_entry` is 4.
     pub(crate) palette: &'a [u8],
     pub(crate) palette_entry: usize,
-    /// Where the pixels start in the file.
+    /// The offset in the file of the pixels.
     pub(crate) data_start: usize,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum Pixels {
 /// How rows are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// With this many bytes from one to the next.
+    /// One after another, `stride` bytes from the start of one to the next.
     Plain {
         stride: u64,
     },

@@ -19,7 +19,7 @@ pub(crate) struct GifHeader<'a> {
     pub(crate) data: &'a [u8],
 }
 
-/// Where a frame lies on the screen.
+/// The rectangle of a frame on the screen, in pixels.
 #[derive(Clone, Copy)]
 pub(crate) struct Frame {
     pub(crate) x: u32,

@@ -10,7 +10,7 @@ pub(crate) struct JpegHeader {
     /// 1 (grey), 3 (colour) or 4 (CMYK or YCCK).
     pub(crate) components: u8,
     pub(crate) orientation: u8,
-    /// Where the entropy-coded data of the first scan starts.
+    /// The offset in the file of the first scan's entropy-coded data.
     pub(crate) scan_start: usize,
     /// Whether the first scan holds the whole image.
     pub(crate) single_scan: bool,

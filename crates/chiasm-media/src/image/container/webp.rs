@@ -15,7 +15,7 @@ pub(crate) struct WebPHeader<'a> {
 
 /// The first frame, or the only one.
 pub(crate) struct Frame<'a> {
-    /// Where it lies on the canvas.
+    /// Pixels from the left and the top of the canvas.
     pub(crate) x: u32,
     pub(crate) y: u32,
     pub(crate) width: u32,

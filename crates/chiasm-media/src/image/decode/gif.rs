@@ -1,4 +1,8 @@
 //! The first frame of a GIF, on the screen.
+//!
+//! The crate `gif` 0.14 draws nothing and leaves the screen to its caller, and it differs from Pillow already before that: it refuses
+//! files without any palette (grey) and with stray bytes between blocks, and it takes a grey local palette for what it is, where
+//! Pillow lays the global one over the indices. [`lzw`] says how it differs in the frame's data.
 
 mod lzw;
 

@@ -84,7 +84,7 @@ pub(super) struct Scratch {
 }
 
 impl DecodeMemory {
-    /// Without memory yet.
+    /// Takes no memory before the first image.
     pub fn new() -> Self {
         Self::default()
     }

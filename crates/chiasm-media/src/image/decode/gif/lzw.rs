@@ -1,5 +1,10 @@
 //! GIF's variant of LZW, with Pillow's leniency.
 //!
+//! It is our own since the crates `gif` and `weezl` read less than Pillow, and at two thirds of the speed (the table in
+//! [`decode`](super::super)). Of 3,000 files that Pillow had written and that were then changed, this module made Pillow's pixels of
+//! all; `gif` 0.14 refused 277 of 534 with empty sub-blocks between others, where Pillow reads on, and differed in 85 of 465
+//! with one byte of the codes changed.
+//!
 //! What a code stands for always stands in the output already: a code is defined as the string of the one before and
 //! the next index, and these were just written. So the table holds places in the output, and a string is one copy.
 
@@ -139,6 +144,37 @@ impl Bits<'_> {
             let (&length, rest) = self.data.split_first().ok_or(corrupt("the image data ends too early"))?;
             (self.block, self.data) =
                 rest.split_at_checked(length.into()).ok_or(corrupt("the image data ends too early"))?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clear code and the indices 0, 1 and 2 in three bits each, then 3 and the end code in four each.
+    const CODES: [u8; 3] = [0x44, 0x34, 0x05];
+
+    fn indices(blocks: &[u8]) -> Result<Vec<u8>, MediaError> {
+        let mut indices = vec![0; 4 + SLACK];
+        unpack(blocks, 2, &mut indices)?;
+        indices.truncate(4);
+        Ok(indices)
+    }
+
+    #[test]
+    fn sub_blocks_may_be_of_any_length_even_empty() {
+        let [a, b, c] = CODES;
+        for blocks in [&[3, a, b, c, 0][..], &[1, a, 2, b, c, 0], &[1, a, 0, 1, b, 0, 0, 1, c, 0], &[0, 3, a, b, c]] {
+            assert_eq!(indices(blocks).unwrap(), [0, 1, 2, 3], "{blocks:?}");
+        }
+    }
+
+    #[test]
+    fn data_that_ends_before_the_last_index_is_an_error() {
+        let [a, b, c] = CODES;
+        for blocks in [&[][..], &[0], &[1, a, 0], &[3, a, b], &[1, a, 9, b, c]] {
+            assert!(indices(blocks).is_err(), "{blocks:?}");
         }
     }
 }

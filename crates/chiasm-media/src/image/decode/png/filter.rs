@@ -49,7 +49,7 @@ fn each_pixel<const STEP: usize>(row: &mut [u8], above: &[u8], predict: impl Fn(
 
 /// Whichever of the three neighbours is nearest to `left + above - corner`; in doubt the first.
 ///
-/// Without branches: when the corner lies between the others, it is the nearest unless it equals one of them; else the
+/// There are no branches: when the corner lies between the others, it is the nearest unless it equals one of them; else the
 /// end of the range that it lies outside of has to go.
 #[inline(always)]
 fn paeth(left: u8, above: u8, corner: u8) -> u8 {
@@ -64,7 +64,7 @@ fn paeth(left: u8, above: u8, corner: u8) -> u8 {
 mod tests {
     use super::*;
 
-    /// As the PNG specification words it.
+    /// The predictor in the words of the PNG specification.
     fn specified(left: u8, above: u8, corner: u8) -> u8 {
         let (a, b, c) = (i16::from(left), i16::from(above), i16::from(corner));
         let p = a + b - c;
