@@ -69,7 +69,7 @@ impl Detokenizer {
 
     /// Ends the answer and returns the text that is still owed.
     ///
-    /// That is none: like vLLM, which drops them, we give no text for tokens whose last character is incomplete.
+    /// None is: like vLLM, which drops them, we give no text for tokens whose last character is incomplete.
     /// They are [`pending`](Self::pending).
     pub fn finish(&mut self) -> String {
         String::new()

@@ -25,7 +25,7 @@ pub enum PromptError {
     /// There are several chat templates and none of them is named `default`.
     #[error("the chat templates of {path} ({names}) have no default; choose one by a template file of its own")]
     NoDefaultTemplate {
-        /// Where they are.
+        /// The file that has them.
         path: PathBuf,
         /// Their names, comma-separated.
         names: String,
@@ -33,7 +33,7 @@ pub enum PromptError {
     /// The chat template can't be compiled.
     #[error("the chat template of {origin} does not compile: {reason}")]
     TemplateSyntax {
-        /// Where the template is from.
+        /// The file that has the template.
         origin: String,
         /// The compiler's words, with the line.
         reason: String,

@@ -9,7 +9,7 @@ use crate::PromptError;
 pub struct Expanded {
     /// All token ids.
     pub tokens: Vec<TokenId>,
-    /// Where each item stands, in the order of the items. [`Placeholder::is_embed`] is set only for an item that has
+    /// Place and length of each item, in the order of the items. [`Placeholder::is_embed`] is set only for an item that has
     /// tokens which are not replaced by embeddings.
     pub placeholders: Vec<Placeholder>,
 }
@@ -73,7 +73,7 @@ pub fn expand(tokens: &[TokenId], markers: Markers<'_>, items: &[Vec<TokenRun>])
     Ok(Expanded { tokens: expanded, placeholders })
 }
 
-/// Where the markers start, none overlapping another.
+/// The indices at which markers start, none overlapping another.
 fn marker_starts(tokens: &[TokenId], marker: &[TokenId]) -> Vec<usize> {
     let mut starts = Vec::new();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! From a conversation to token ids, and from token ids back to text.
+//! Turns a conversation into token ids, and token ids back into text.
 //!
 //! | step | item |
 //! |---|---|

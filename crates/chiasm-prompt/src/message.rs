@@ -12,17 +12,17 @@ use serde_json::Value;
 ///     content: Some(ChatContent::Parts(vec![ChatPart::Image, ChatPart::Text("What is this?".into())])),
 ///     ..ChatMessage::default()
 /// };
-/// assert_eq!(message.image_count(), 1);
+/// assert_eq!(message.text_bytes(), 13);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatMessage {
     /// `system`, `user`, `assistant`, `tool` or whatever else the template knows.
     pub role: String,
-    /// What is said. `None` as in an assistant message that only calls tools.
+    /// The words and images. `None` as in an assistant message that only calls tools.
     pub content: Option<ChatContent>,
-    /// Who says it, where the client tells.
+    /// The speaker's name, if the client gives one.
     pub name: Option<String>,
-    /// Which call a `tool` message answers. Ignored for other roles.
+    /// The id of the call that a `tool` message answers. Ignored for other roles.
     pub tool_call_id: Option<String>,
     /// The calls of an `assistant` message: a list of `{"id", "type": "function", "function": {"name", "arguments"}}`
     /// with `arguments` as JSON text. Ignored for other roles.
@@ -48,7 +48,7 @@ pub enum ChatPart {
 }
 
 impl ChatMessage {
-    /// Bytes of its text.
+    /// Bytes of text in the content, images not counted.
     pub fn text_bytes(&self) -> usize {
         match &self.content {
             None => 0,
@@ -60,14 +60,6 @@ impl ChatMessage {
                     ChatPart::Image => 0,
                 })
                 .sum(),
-        }
-    }
-
-    /// Number of images in this message.
-    pub fn image_count(&self) -> usize {
-        match &self.content {
-            Some(ChatContent::Parts(parts)) => parts.iter().filter(|part| **part == ChatPart::Image).count(),
-            _ => 0,
         }
     }
 }

@@ -101,7 +101,7 @@ pub struct RenderOptions {
 }
 
 impl Default for RenderOptions {
-    /// As for a request that says nothing: the assistant is next.
+    /// The options of a request that says nothing: the assistant is next.
     fn default() -> Self {
         Self { add_generation_prompt: true, continue_final_message: false, kwargs: Map::new() }
     }

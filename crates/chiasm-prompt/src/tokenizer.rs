@@ -32,7 +32,7 @@ pub struct Tokenizer {
 
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
-    /// For the kinds of tokenizer that it knows; the others are left to `tokenizers`.
+    /// The encoder for the kinds of tokenizer that it knows; the others are left to `tokenizers`.
     encoder: Option<Encoder>,
     byte_form: ByteForm,
     eos: Option<TokenId>,

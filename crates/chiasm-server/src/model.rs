@@ -6,6 +6,7 @@ use std::sync::Arc;
 use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
 use chiasm_types::TokenId;
 use chiasm_vision::{VisionError, VisionModel, Vocabulary};
+use serde_json::{Map, Value};
 
 use crate::generation_config::GenerationConfig;
 
@@ -66,6 +67,16 @@ impl ServedModel {
             vision,
             generation: GenerationConfig::from_model_dir(dir)?,
         })
+    }
+
+    /// The same model with these settings of its image processor for all requests, as its engines have them in
+    /// `--mm-processor-kwargs`. They mean nothing to a text model, as in vLLM.
+    ///
+    /// # Errors
+    /// The same as those of [`VisionModel::with_engine_kwargs`].
+    pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
+        let vision = self.vision.map(|vision| vision.with_engine_kwargs(kwargs)).transpose()?;
+        Ok(Self { vision, ..self })
     }
 
     /// Everything of the model's media processors that changes tokens or tensors of an item without a request's settings: a

@@ -39,7 +39,7 @@ pub enum VisionError {
     /// The `model_type` of config.json has no entry in the table of families.
     #[error("images of model_type {model_type:?} are not supported, only of {}", known.join(", "))]
     UnknownFamily {
-        /// As found, empty if missing.
+        /// The one found, empty if missing.
         model_type: String,
         /// Supported ones.
         known: Vec<&'static str>,
@@ -50,9 +50,9 @@ pub enum VisionError {
         known.join(", ")
     )]
     UnknownImageProcessor {
-        /// As found.
+        /// What was found.
         found: String,
-        /// Of config.json.
+        /// The `model_type` of config.json.
         model_type: &'static str,
         /// Supported ones.
         known: &'static [&'static str],
@@ -70,7 +70,7 @@ pub enum VisionError {
     /// The environment variable `CHIASM_KERNELS` names no [`crate::Implementation`] that this CPU can run.
     #[error("{} is {name:?}, but this CPU can run only {}", crate::kernels::VARIABLE, available.join(", "))]
     UnknownKernels {
-        /// As found.
+        /// What was found.
         name: String,
         /// What it may be.
         available: Vec<&'static str>,
@@ -191,7 +191,7 @@ pub enum VisionError {
     NotAFloat(Dtype),
 }
 
-/// Whose fault a [`VisionError`] is.
+/// The one who can mend a [`VisionError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The client's: its image or its `mm_processor_kwargs`. The same request fails again.
@@ -203,7 +203,7 @@ pub enum Fault {
 }
 
 impl VisionError {
-    /// Whose fault it is.
+    /// The one who can mend it.
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Read { .. }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use chiasm_types::TokenId;
 use serde_json::{Map, Value};
 
 use crate::families::qwen_vl::{self, QwenVl};
@@ -10,7 +9,7 @@ use crate::families::{gemma3, internvl, internvl_chat, llama4, llava, llava_next
 use crate::fingerprint::Fingerprint;
 use crate::kernels::Normalization;
 use crate::model_dir::ModelDir;
-use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
+use crate::{ImagePlan, ImagePrompt, ImageSize, VisionError, Vocabulary};
 
 /// One model's settings, and the arithmetic of its layout. The pixel loops lie in `kernels`.
 pub(crate) trait Family: Send + Sync + std::fmt::Debug {
@@ -40,29 +39,6 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// How an image is written in a prompt, before its placeholder takes the place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ImagePrompt {
-    /// What stands for one image in a chat template whose message content is a string
-    /// (vLLM's `get_placeholder_str` of the model class).
-    pub text: &'static str,
-    /// The tokens that the placeholder replaces: once per image in the tokenized prompt, at least one token.
-    pub marker: Vec<TokenId>,
-    /// A text that is replaced by another in the rendered prompt before it is tokenized: for families whose `text` is
-    /// no token of its own, and would be tokenized together with what stands around it.
-    pub rewrite: Option<(&'static str, &'static str)>,
-    /// Pairs of tokens that are joined into one wherever they stand side by side once all placeholders are in the
-    /// prompt, pair by pair in this order.
-    pub joins: Vec<([TokenId; 2], TokenId)>,
-}
-
-impl ImagePrompt {
-    /// A prompt in which one token stands for an image and is written `text`.
-    pub(crate) fn token(text: &'static str, marker: TokenId) -> Self {
-        Self { text, marker: vec![marker], rewrite: None, joins: Vec::new() }
-    }
-}
-
 /// Settings of one request that override the model directory's: its `mm_processor_kwargs`, parsed by
 /// [`crate::VisionModel::parse_kwargs`]. The default overrides nothing.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +49,7 @@ pub struct ImageKwargs(pub(crate) Option<Arc<dyn Family>>);
 pub(crate) struct FamilyEntry {
     /// `model_type` of config.json, which names the family.
     pub(crate) model_type: &'static str,
-    /// Which models of this type: several families share `llava`.
+    /// The vision towers that this row takes: several families share `llava`.
     pub(crate) vision: VisionTower,
     /// Values of `image_processor_type` that mean this family's processor; so does none. Empty if there is no file for
     /// it.
@@ -86,7 +62,7 @@ pub(crate) struct FamilyEntry {
 /// Makes a family of a model directory.
 type Build = fn(&ModelDir, &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError>;
 
-/// Which `model_type` of `vision_config` a row of the table takes.
+/// The values of `vision_config.model_type` that a row of the table takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VisionTower {
     Any,

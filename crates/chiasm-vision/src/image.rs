@@ -14,7 +14,7 @@ pub struct ImageSize {
 }
 
 impl ImageSize {
-    /// As wide as high.
+    /// A size as wide as high.
     pub const fn square(side: u32) -> Self {
         Self { width: side, height: side }
     }
@@ -54,7 +54,7 @@ impl<'a> RgbView<'a> {
         Ok(Self { size, pixels })
     }
 
-    /// Its size.
+    /// Width and height; neither is 0.
     pub const fn size(&self) -> ImageSize {
         self.size
     }

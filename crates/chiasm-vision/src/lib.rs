@@ -31,7 +31,7 @@
 //! | `engine_kwargs` | settings for all requests beside those of one |
 //! | `settings` | settings that the image processors of all families share |
 //! | `vocabulary` | what a family asks the tokenizer |
-//! | `image`, `plan`, `tensor` | what goes in, what is planned, what comes out |
+//! | `image`, `image_prompt`, `image_plan`, `tensor` | what goes in, what stands for it in a prompt, what is planned, what comes out |
 //! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each, and faster ones of the same bits |
 //!
 //! The fastest [`Implementation`] of the loops that the CPU runs is found at run time. For debugging, the environment
@@ -44,21 +44,23 @@ mod families;
 mod family;
 mod fingerprint;
 mod image;
+mod image_plan;
+mod image_prompt;
 mod kernels;
 mod model;
 mod model_dir;
-mod plan;
 mod settings;
 mod tensor;
 mod vocabulary;
 
 pub use error::{Fault, VisionError};
-pub use family::{ImageKwargs, ImagePrompt};
+pub use family::ImageKwargs;
 pub use image::{ImageSize, RgbView};
+pub use image_plan::ImagePlan;
+pub use image_prompt::ImagePrompt;
 #[cfg(feature = "bench")]
 pub use kernels::resize_bicubic;
 pub use kernels::{Implementation, Parallelism};
 pub use model::VisionModel;
-pub use plan::ImagePlan;
 pub use tensor::{Contents, PixelFormat, TensorSpec};
 pub use vocabulary::{NoVocabulary, Vocabulary};

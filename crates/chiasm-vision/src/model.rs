@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use crate::engine_kwargs;
 use crate::family::{self, Family, FamilyEntry};
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
 use crate::kernels::{Elements, Implementation, Job, Parallelism};
 use crate::model_dir::ModelDir;
-use crate::plan::PixelTensor;
 use crate::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary};
 
 /// One model's image family and settings. Immutable; share it in an `Arc`.
@@ -55,7 +55,7 @@ impl VisionModel {
     /// take what [`VisionModel::parse_kwargs`] takes, and give way to the kwargs of a request key by key, within objects too.
     ///
     /// # Errors
-    /// Those of [`VisionModel::parse_kwargs`].
+    /// The same as those of [`VisionModel::parse_kwargs`].
     pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
         let family = self.own.with_kwargs(&kwargs)?;
         Ok(Self { fingerprint: fingerprint(self.entry, family.as_ref()), family, engine_kwargs: kwargs, ..self })
@@ -160,10 +160,10 @@ impl VisionModel {
         self.process_with(image, plan, format, Parallelism::Single, out)
     }
 
-    /// As [`VisionModel::process`], on the threads of the host's choice.
+    /// Writes what [`VisionModel::process`] writes, on the threads of the host's choice.
     ///
     /// # Errors
-    /// Those of [`VisionModel::process`].
+    /// The same as those of [`VisionModel::process`].
     pub fn process_with(
         &self,
         image: RgbView<'_>,

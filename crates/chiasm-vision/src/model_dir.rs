@@ -60,7 +60,7 @@ impl Section {
             .transpose()
     }
 
-    /// As [`Section::positive`], but null is as good as missing.
+    /// An integer of at least 1; `None` if missing or null.
     pub(crate) fn nullable_positive(&self, key: &'static str) -> Result<Option<u64>, VisionError> {
         self.nullable(key).map_or(Ok(None), |_| self.positive(key))
     }

@@ -42,7 +42,7 @@ pub(crate) fn as_kwarg(error: VisionError) -> VisionError {
     }
 }
 
-/// By how much a grid of embeddings shrinks in each direction: above 0 and at most 1. Both InternVL's and Llama 4's
+/// The factor by which a grid of embeddings shrinks in each direction: above 0 and at most 1. Both InternVL's and Llama 4's
 /// default is a half.
 pub(crate) fn shrinking(section: &Section, key: &'static str) -> Result<f64, VisionError> {
     let ratio = section.get(key).map_or(Some(0.5), Value::as_f64);

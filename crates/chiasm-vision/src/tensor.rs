@@ -2,7 +2,7 @@
 
 use chiasm_types::{Dtype, TensorField};
 
-/// Who normalises the pixels, and what is therefore written.
+/// The form in which pixels are written, which says who normalises them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PixelFormat {
     /// Resized 8-bit pixels: the engine rescales and normalises (vLLM's `mm_device_do_normalize`).
@@ -33,11 +33,11 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// How the engine joins it with the same tensor of other items.
     pub field: TensorField,
-    /// Where its bytes come from.
+    /// The source of its bytes.
     pub contents: Contents,
 }
 
-/// Where a tensor's bytes come from.
+/// The source of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contents {
     /// [`crate::VisionModel::process`] writes them.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use chiasm_router::{Policy, Weights};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde_json::{Map, Value};
 
 pub(crate) use media::MediaArgs;
 pub(crate) use simulate::SimulateArgs;
@@ -109,6 +110,10 @@ pub(crate) struct EngineArgs {
     /// The name of --mm-tensor-format before 0.2
     #[arg(long, env = "CHIASM_PIXELS", value_enum, hide = true, conflicts_with = "mm_tensor_format")]
     pub(crate) pixels: Option<TensorFormats>,
+    /// Settings of the image processor for all requests, which a request's own replace key by key (vLLM's
+    /// --mm-processor-kwargs). Launched engines are told; engines to attach must have been started with the same
+    #[arg(long, env = "CHIASM_MM_PROCESSOR_KWARGS", value_name = "JSON", value_parser = json_object)]
+    pub(crate) mm_processor_kwargs: Option<Map<String, Value>>,
     /// Refuse engines with a vLLM newer than the tested one
     #[arg(long, env = "CHIASM_STRICT_VLLM_VERSION")]
     pub(crate) strict_vllm_version: bool,
@@ -292,8 +297,8 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     pub(crate) normalized: bool,
     /// Image processor settings as in a request's mm_processor_kwargs, as JSON
-    #[arg(long, value_name = "JSON", default_value = "{}")]
-    pub(crate) mm_processor_kwargs: String,
+    #[arg(long, value_name = "JSON", value_parser = json_object, default_value = "{}")]
+    pub(crate) mm_processor_kwargs: Map<String, Value>,
 }
 
 #[derive(Debug, Args)]
@@ -320,6 +325,10 @@ pub(crate) struct SimEngineArgs {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn json_object(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))
 }
 
 fn weight(text: &str) -> Result<f64, String> {

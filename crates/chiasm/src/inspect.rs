@@ -10,7 +10,7 @@ use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
 use chiasm_types::{BlockSize, Dtype, MmHash};
 use chiasm_vision::{Contents, ImagePlan, ImageSize, NoVocabulary, PixelFormat, RgbView, TensorSpec, VisionModel};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::cli::InspectArgs;
 use crate::error::CliError;
@@ -21,9 +21,7 @@ use crate::stdout::line;
 pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     let model =
         read_model(&args.model)?.ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
-    let kwargs: Map<String, Value> = serde_json::from_str(&args.mm_processor_kwargs)
-        .map_err(|error| CliError::Usage(format!("--mm-processor-kwargs: {error}")))?;
-    let kwargs = model.parse_kwargs(&kwargs)?;
+    let kwargs = model.parse_kwargs(&args.mm_processor_kwargs)?;
     let format = if args.normalized || !model.engine_normalizes() {
         PixelFormat::Normalized(Dtype::F32)
     } else {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `cli` | the command line |
 //! | `serve` | engines, a frontend before them, an orderly end |
+//! | `vllm_flags` | flags for vLLM that change what an image becomes |
 //! | `demo` | the main job in a minute, on simulated engines |
 //! | `inspect` | what an image means for a model's prompt |
 //! | `sim_engine` | one simulated engine as a process |
@@ -23,6 +24,7 @@ mod sim_engine;
 mod sim_host;
 mod simulate;
 mod stdout;
+mod vllm_flags;
 
 use std::io::IsTerminal;
 use std::process::ExitCode;

@@ -17,12 +17,14 @@ use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, RoutingOptions, connections};
 use chiasm_sim_engine::SimConfig;
+use serde_json::Value;
 use tokio::net::TcpListener;
 
 use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
+use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
 
 /// vLLM's own default.
 const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
@@ -30,13 +32,12 @@ const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
 /// Room for tensors that are being written, sent, or used by requests after their eviction.
 const ARENA_GB_IN_FLIGHT: f64 = 1.0;
 
-/// vLLM's flag against normalising on the device; see [`format_policy`].
-const NO_DEVICE_NORMALIZE: &str = "--no-mm-device-do-normalize";
-
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
-    let model = Arc::new(ServedModel::load(&args.model, name, args.chat_template.as_deref())?);
+    let flags = VllmFlags::read(&args.vllm_args)?;
+    let model = ServedModel::load(&args.model, name, args.chat_template.as_deref())?;
+    let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
     let door = MediaDoor::new(media_config(&args.media), byte_budget(&args.media))?;
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
@@ -45,7 +46,7 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
             receiver_cache_bytes: receiver_cache_bytes(&args),
             ..client_options(&model)
         },
-        format: format_policy(&args, &model),
+        format: format_policy(&args, &flags, &model),
         arena: arena_policy(&args, &model),
         processor: model.processor(),
     };
@@ -110,6 +111,25 @@ pub(crate) async fn serve(
     }
 }
 
+/// The settings of the image processor that the engines have, from Chiasm's flag or from vLLM's.
+fn with_engine_kwargs(model: ServedModel, args: &ServeArgs, flags: &VllmFlags) -> Result<ServedModel, CliError> {
+    let kwargs = match &args.engines.mm_processor_kwargs {
+        Some(_) if !flags.processor_kwargs.is_empty() => {
+            return Err(CliError::Usage(format!("{PROCESSOR_KWARGS} is given twice: before and after --")));
+        }
+        Some(kwargs) => kwargs,
+        None => &flags.processor_kwargs,
+    };
+    model.with_engine_kwargs(kwargs.clone()).map_err(|error| CliError::Usage(format!("{PROCESSOR_KWARGS}: {error}")))
+}
+
+/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too.
+fn vllm_args(args: &ServeArgs) -> Vec<String> {
+    let kwargs = args.engines.mm_processor_kwargs.clone();
+    let kwargs = kwargs.map(|kwargs| format!("{PROCESSOR_KWARGS}={}", Value::Object(kwargs)));
+    args.vllm_args.iter().cloned().chain(kwargs).collect()
+}
+
 fn connectors(
     args: &ServeArgs,
     model: &ServedModel,
@@ -140,7 +160,7 @@ fn connectors(
             let host = LaunchHost {
                 vllm: engines.vllm.clone(),
                 model: args.model.clone(),
-                extra_args: args.vllm_args.clone(),
+                extra_args: vllm_args(args),
                 gpus,
                 receiver_cache_gb: receiver_cache_gb(args),
                 handshake_port,
@@ -157,14 +177,13 @@ pub(crate) fn connector(host: impl EngineHost, options: &EngineOptions) -> Box<d
 }
 
 /// Raw values where the engine normalises. vLLM does so by default for the families that can.
-fn format_policy(args: &ServeArgs, model: &ServedModel) -> FormatPolicy {
+fn format_policy(args: &ServeArgs, flags: &VllmFlags, model: &ServedModel) -> FormatPolicy {
     match args.engines.mm_tensor_format.or(args.engines.pixels).unwrap_or(TensorFormats::Auto) {
         TensorFormats::Raw => FormatPolicy::Raw,
         TensorFormats::Float => FormatPolicy::Float,
         TensorFormats::Auto => {
             let by_default = model.vision.as_ref().is_some_and(|vision| vision.engine_normalizes());
-            let turned_off = args.vllm_args.iter().any(|arg| arg == NO_DEVICE_NORMALIZE);
-            if by_default && !turned_off { FormatPolicy::Raw } else { FormatPolicy::Float }
+            if by_default && flags.normalize { FormatPolicy::Raw } else { FormatPolicy::Float }
         }
     }
 }
@@ -304,5 +323,20 @@ fn limits(args: &ServeArgs) -> Limits {
         head_timeout: args.limits.head_timeout,
         requests: args.limits.max_requests,
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn launched_engines_are_told_the_settings_of_the_image_processor() {
+        let cli = ["chiasm", "serve", "m", "--mm-processor-kwargs", r#"{"max_pixels": 9}"#, "--", "--dtype", "float32"];
+        let Command::Serve(args) = Cli::parse_from(cli).command else { panic!("serve") };
+        assert_eq!(vllm_args(&args), ["--dtype", "float32", r#"--mm-processor-kwargs={"max_pixels":9}"#]);
     }
 }

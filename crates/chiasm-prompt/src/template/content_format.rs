@@ -1,4 +1,4 @@
-//! Which form of `content` a chat template wants: read off its syntax tree by the rule that vLLM applies.
+//! The form of `content` that a chat template wants: read off its syntax tree by the rule that vLLM applies.
 //!
 //! A template that loops over a message's content wants a list of parts, any other one wants a string. What counts as a
 //! message and as its content follows `_detect_content_format` of `vllm/renderers/hf.py` (0.32.0), oddities included:

@@ -1,7 +1,7 @@
 //! `continue_final_message`: the prompt ends within the last message, where the model goes on.
 //!
-//! As in `render_jinja_template` of `transformers`: a tag after the last text shows where the template puts it, and
-//! the prompt is cut there.
+//! This is how `render_jinja_template` of `transformers` does it: a tag after the last text shows where the template puts
+//! it, and the prompt is cut there.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Where a model directory keeps its chat template, in the order in which vLLM and `transformers` look.
+//! Finds the chat template of a model directory, in the order in which vLLM and `transformers` look.
 
 use std::path::{Path, PathBuf};
 

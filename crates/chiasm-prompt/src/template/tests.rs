@@ -31,7 +31,7 @@ fn render(template: &str, kwargs: Value) -> Result<String, PromptError> {
     compile(template)?.render(&hello(), "", &options)
 }
 
-/// Where minijinja can't be made to agree, or where nobody has needed it. All but the last fail or are more lenient.
+/// Templates on which minijinja can't be made to agree, or nobody has needed it. All but the last fail or are more lenient.
 const KNOWN_DIFFERENCES: [&str; 6] = [
     "{{ '%s' % 'x' }}",
     "{{ +i }}",

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
-use crate::family::{Family, ImagePrompt};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
+use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Region, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
-use crate::plan::PixelTensor;
 use crate::settings::{self, STANDARD};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
@@ -41,19 +42,19 @@ struct Words {
     image: TokenId,
     /// Embeddings per square.
     count: usize,
-    /// Before the only square, up to its start.
+    /// What comes before the only square, up to its start.
     before: Vec<TokenId>,
-    /// Before the first of several squares.
+    /// What comes before the first of several squares.
     original: Vec<TokenId>,
-    /// Between the first and the second.
+    /// What comes between the first square and the second.
     crops: Vec<TokenId>,
-    /// Between the others.
+    /// What comes between the other squares.
     next: Vec<TokenId>,
-    /// After the last.
+    /// What comes after the last square.
     after: Vec<TokenId>,
 }
 
-/// When and how an image is cut into crops.
+/// The rule by which an image is cut into crops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct PanAndScan {
     min_crop_size: u32,

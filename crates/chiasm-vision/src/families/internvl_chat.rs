@@ -9,8 +9,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::tiled::{self, Arrangement, ImageTokens, MOST_TILES, Tiles};
-use crate::family::{Family, ImagePrompt};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
+use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Normalization, Resampler};
 use crate::model_dir::{ModelDir, Section};
 use crate::settings;

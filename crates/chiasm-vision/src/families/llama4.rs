@@ -8,11 +8,12 @@ use std::sync::Arc;
 use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
-use crate::family::{Family, ImagePrompt};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
+use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
-use crate::plan::PixelTensor;
 use crate::settings::{self, STANDARD};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 

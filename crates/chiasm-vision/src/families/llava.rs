@@ -8,11 +8,12 @@ use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use super::tower::Tower;
-use crate::family::{Family, ImagePrompt};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
+use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
-use crate::plan::PixelTensor;
 use crate::settings::{self, CLIP, STANDARD, Target};
 use crate::{ImagePlan, ImageSize, VisionError};
 
@@ -142,7 +143,7 @@ impl Family for Llava {
     }
 }
 
-/// Where something `length` long begins on a canvas of `side`, in the middle (`TorchvisionBackend.center_crop`).
+/// The start of something `length` long in the middle of a canvas of `side` (`TorchvisionBackend.center_crop`).
 fn centered(length: u32, side: u32) -> isize {
     let (length, side) = (length as isize, side as isize);
     if length >= side { -((length - side) / 2) } else { (side - length) / 2 }

@@ -10,11 +10,12 @@ use serde_json::{Map, Value};
 
 use super::llava::{IMAGE_TOKEN, IMAGE_TOKEN_NAMES, PROMPT_TEXT};
 use super::tower::Tower;
-use crate::family::{Family, ImagePrompt};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
+use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
-use crate::plan::PixelTensor;
 use crate::settings::{self, CLIP, Target};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 

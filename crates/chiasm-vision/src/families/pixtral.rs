@@ -10,11 +10,12 @@ use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 use super::llava::IMAGE_TOKEN_NAMES;
-use crate::family::{Family, ImagePrompt};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
+use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
-use crate::plan::PixelTensor;
 use crate::settings::{self, CLIP};
 use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
@@ -23,7 +24,7 @@ const PROMPT_TEXT: &str = "[IMG]";
 /// Far above any model's; keeps products within bounds.
 const LARGEST_SIDE: u64 = 1 << 14;
 
-/// Which of the two it is.
+/// The two families that share this processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Generation {
     /// A token per patch of the tower; the tower's size bounds the image.

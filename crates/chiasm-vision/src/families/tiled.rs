@@ -3,8 +3,8 @@
 use chiasm_types::{TensorField, TokenId, TokenRun};
 
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
 use crate::kernels::{Layer, Layout, Resampler, TileGrid};
-use crate::plan::PixelTensor;
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
 /// More tiles than any model is trained for; keeps lists of arrangements short.

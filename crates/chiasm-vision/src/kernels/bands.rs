@@ -1,4 +1,4 @@
-//! From an image to its tensor in bands: a few lines are resized, then written in their layout while they are still in
+//! Turns an image into its tensor in bands: a few lines are resized, then written in their layout while they are still in
 //! the CPU's cache. No image-sized buffer lies in between.
 
 use std::cell::RefCell;
@@ -13,15 +13,15 @@ use crate::RgbView;
 /// How an image is resized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Resampler {
-    /// As PyTorch does.
+    /// PyTorch's arithmetic.
     Torch(Filter),
-    /// As Pillow 13 does.
+    /// Pillow 13's arithmetic.
     Pillow(Filter),
 }
 
 impl Resampler {
-    /// Which pass comes first, where both are needed. Pillow 13 starts with the columns if they shrink by more than
-    /// twice as many pixels as the rows do. (Found by comparing both orders with it, for 7,000 random sizes.)
+    /// Whether columns are resized before rows, where both are. Pillow 13 starts with the columns if they shrink by more
+    /// than twice as many pixels as the rows do. (Found by comparing both orders with it, for 7,000 random sizes.)
     pub(super) fn starts_with_columns(self, layer: &Layer) -> bool {
         match self {
             Self::Torch(_) => false,

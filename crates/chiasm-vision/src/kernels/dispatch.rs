@@ -1,4 +1,4 @@
-//! Which implementation of the loops runs: decided once, here.
+//! Chooses the implementation of the loops, once.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -93,7 +93,7 @@ static NEON: Table = Table {
     tiles_4: tiles::scalar::map,
 };
 
-/// From the slowest to the fastest.
+/// The implementations that this CPU can run, from the slowest to the fastest.
 fn supported() -> Vec<Implementation> {
     #[allow(unused_mut, reason = "on other architectures nothing is added")]
     let mut supported = vec![Implementation(&SCALAR)];
@@ -130,7 +130,7 @@ fn choose(name: &str) -> Result<Implementation, String> {
 }
 
 impl Implementation {
-    /// Those that this CPU can run, from the slowest to the fastest; never none.
+    /// The implementations that this CPU can run, from the slowest to the fastest; never none.
     pub fn available() -> impl Iterator<Item = Self> {
         SUPPORTED.iter().copied()
     }

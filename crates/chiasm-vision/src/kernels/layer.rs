@@ -60,7 +60,7 @@ impl Layer {
     }
 }
 
-/// Which of `length` pixels, the first of them at `start`, lie within `0..end`.
+/// The part of `length` pixels, the first of them at `start`, that lies within `0..end`.
 fn visible(length: usize, start: isize, end: usize) -> Range<usize> {
     let first = start.min(0).unsigned_abs().min(length);
     let last = end.saturating_add_signed(start.saturating_neg()).clamp(first, length);

@@ -1,16 +1,16 @@
-//! Whose threads do the work.
+//! The threads that do the work.
 
 use std::fmt;
 
-/// Which threads [`crate::VisionModel::process_with`] uses. The bits do not depend on it.
+/// The threads that [`crate::VisionModel::process_with`] uses. The bits do not depend on them.
 ///
 /// Rows of patches and rows of tiles are shared out; an image that becomes a single tile is written by one thread.
 #[derive(Clone, Copy, Default)]
 pub enum Parallelism<'a> {
-    /// The caller's.
+    /// The caller's thread alone.
     #[default]
     Single,
-    /// Those of a pool that the host owns. The caller waits.
+    /// The threads of a pool that the host owns. The caller waits.
     Pool(&'a rayon::ThreadPool),
 }
 

@@ -23,7 +23,7 @@ pub(super) struct AddedTokens {
 /// Finds the leftmost and there the longest token.
 struct Finder {
     automaton: AhoCorasick,
-    /// By number of the pattern; `None` for a token that is text like any other (`split_special_tokens`).
+    /// Token by number of the pattern; `None` for a token that is text like any other (`split_special_tokens`).
     pieces: Vec<Option<Piece<'static>>>,
 }
 

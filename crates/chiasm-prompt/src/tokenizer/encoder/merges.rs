@@ -67,7 +67,7 @@ impl Hasher for PairHasher {
 }
 
 impl Merges {
-    /// From the two tokens of each merge and the token they make, in the order of the file. A pair that comes twice
+    /// Takes the two tokens of each merge and the token they make, in the order of the file. A pair that comes twice
     /// counts where it comes last.
     pub(super) fn new(merges: impl IntoIterator<Item = (u32, u32, u32)>) -> Self {
         let merges = (0..).zip(merges).map(|(rank, (left, right, id))| (pair(left, right), Merge { rank, id }));

@@ -20,7 +20,7 @@ enum Step {
 }
 
 impl Normalization {
-    /// From the normaliser as `tokenizer.json` writes it; `None` if a step is not known.
+    /// Reads the normaliser as `tokenizer.json` writes it; `None` if a step is not known.
     pub(super) fn of(json: &Value) -> Option<Self> {
         let mut steps = Vec::new();
         collect(json, &mut steps)?;
@@ -85,7 +85,7 @@ pub(super) struct Metaspace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Prepend {
     Never,
-    /// Before the piece that begins the text.
+    /// Only before the piece that begins the text.
     First,
     Always,
 }

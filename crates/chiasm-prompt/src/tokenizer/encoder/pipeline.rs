@@ -1,4 +1,4 @@
-//! Which tokenizers the encoder takes on, and how it is set up for one.
+//! Decides whether the encoder takes a tokenizer on, and sets it up.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};

@@ -13,14 +13,15 @@ pub(super) enum Splitter {
     Scan(Scan),
     /// Any other pattern, by the engine that `tokenizers` uses: matches and what lies between them.
     Regex(SysRegex),
-    /// Before each run of a character, but not behind some. Only for a model that merges nothing across such a place.
+    /// Splits before each run of a character, but not behind some. Only for a model that merges nothing across such a
+    /// place.
     BeforeRuns { sign: char, not_after: Vec<char> },
-    /// Before each of this character.
+    /// Splits before each of this character.
     BeforeEach(char),
 }
 
 impl Splitter {
-    /// From a pattern in the syntax of Oniguruma, the matches of which stand alone. `None` if it is not valid.
+    /// Compiles a pattern in the syntax of Oniguruma, the matches of which stand alone. `None` if it is not valid.
     pub(super) fn of_pattern(pattern: &str) -> Option<Self> {
         match Scan::of(pattern) {
             Some(scan) => Some(Self::Scan(scan)),

@@ -1,4 +1,4 @@
-//! From a word to its tokens.
+//! Finds the tokens of a word.
 
 use std::collections::HashMap;
 

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use chiasm_types::{TensorField, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
-use crate::family::{Family, ImagePrompt};
+use crate::family::Family;
 use crate::fingerprint::Fingerprint;
+use crate::image_plan::PixelTensor;
+use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, PatchGrid, Resampler};
 use crate::model_dir::ModelDir;
-use crate::plan::PixelTensor;
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 use kwargs::Kwargs;
 use settings::Settings;

@@ -54,7 +54,7 @@ pub(super) fn smart_resize(
     Ok(ImageSize { width: new_width as u32, height: new_height as u32 })
 }
 
-/// With `do_resize` off the image must consist of whole squares of patches already.
+/// The size that stays with `do_resize` off: the image must consist of whole squares of patches already.
 pub(super) fn keep(size: ImageSize, factor: u32) -> Result<ImageSize, VisionError> {
     if size.area() == 0 {
         return Err(VisionError::EmptyImage { size });

@@ -10,7 +10,7 @@ use scalar::Channel;
 
 use crate::fingerprint::Fingerprint;
 
-/// For each channel and each 8-bit value, the bytes of the output element.
+/// The bytes of the output element, by channel and by 8-bit value.
 pub(crate) type ChannelTable<const N: usize> = [[[u8; N]; 256]; 3];
 
 /// What happens to a channel's value.

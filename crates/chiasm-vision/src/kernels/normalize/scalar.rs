@@ -5,7 +5,7 @@ use half::bf16;
 /// What happens to a channel's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Channel {
-    /// Nothing.
+    /// The value stays.
     Same,
     /// Multiplied.
     Scale(f32),
@@ -18,7 +18,7 @@ pub(crate) enum Channel {
     Brain { factor: f32, mean: bf16, std: bf16 },
 }
 
-/// As many roundings as there are operations: a fused multiply-add would differ.
+/// The outcome for one value, with as many roundings as there are operations: a fused multiply-add would differ.
 pub(crate) fn normalize(channel: Channel, value: u8) -> f32 {
     let value = f32::from(value);
     match channel {

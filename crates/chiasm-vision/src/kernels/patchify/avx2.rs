@@ -29,7 +29,7 @@ struct Cutter<'a> {
     patch: usize,
     /// Pixels per step: at most [`PIXELS`].
     step: usize,
-    /// For each channel, which bytes of each of three loads it takes, in both halves.
+    /// Shuffles by channel: the bytes that it takes of each of three loads, the same in both halves.
     masks: [[__m256i; 3]; 3],
     /// Moves the last 8 of `step` bytes to the front.
     tail: __m128i,
@@ -82,7 +82,7 @@ impl<'a> Cutter<'a> {
     /// `WHOLE`: whether a step is [`PIXELS`] long. `FRAMES`: 0, or the number of frames.
     ///
     /// # Safety
-    /// At `pixels` there is a patch of the image; at `row` there is room for it in so many frames.
+    /// `pixels` points to a patch of the image, `row` to room for it in `frames` frames.
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn cut_from<const WHOLE: bool, const FRAMES: usize>(&self, pixels: *const u8, frames: usize, row: *mut u8) {
@@ -126,7 +126,7 @@ impl<'a> Cutter<'a> {
     /// Stores `step` bytes; 16 if `WHOLE` or not `exact`.
     ///
     /// # Safety
-    /// That many bytes can be written at `at`.
+    /// `at` must have room for that many bytes.
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn store<const WHOLE: bool>(&self, at: *mut u8, bytes: __m128i, exact: bool) {

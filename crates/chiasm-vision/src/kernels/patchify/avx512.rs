@@ -65,9 +65,9 @@ struct Cutter<'a> {
     grid: &'a PatchGrid,
     /// The bytes of a patch's line.
     line: __mmask64,
-    /// Where the first two of four lines lie in a channel.
+    /// The lanes of a channel that the first two of four lines fill.
     first: __mmask64,
-    /// For each channel, where its bytes lie in two lines; the same for the first two and the last two.
+    /// Indices of a channel's bytes in two lines, by channel; the same for the first two and the last two.
     indices: [__m512i; 3],
 }
 

@@ -1,4 +1,4 @@
-//! From an image to rows of patches: the order of `pixel_values`.
+//! Cuts an image into rows of patches: the order of `pixel_values`.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
@@ -65,7 +65,7 @@ impl PatchGrid {
         3 * self.width * self.patch
     }
 
-    /// For each row of patches in order, the index in the image of its patch's first byte.
+    /// Yields the index in the image of each patch's first byte, in the order of the rows that patches become.
     fn origins(&self) -> impl Iterator<Item = usize> {
         let Self { height, width, patch, merge, .. } = *self;
         let image_row = self.image_row();

@@ -76,7 +76,7 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
 /// One pixel's sums of both lines: red, green, blue, and one that means nothing.
 ///
 /// # Safety
-/// From each line's start, `3 * (input + stride) + SPARE` bytes can be read, in the terms of `weights`.
+/// `3 * (input + stride) + SPARE` bytes can be read from each line's start, in the terms of `weights`.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn dot<T: FixedPoint>(lines: [*const u8; 2], weights: &Weights<T>, halves: &Halves, output: usize) -> __m256i {

@@ -132,7 +132,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights
     }
 }
 
-/// From sums to pixels.
+/// Makes pixels of sums.
 #[derive(Clone, Copy)]
 struct Round {
     half: __m512i,
@@ -145,7 +145,7 @@ impl Round {
         Self { half: _mm512_set1_epi32(rounding.half()), precision: _mm_cvtsi32_si128(rounding.precision as i32) }
     }
 
-    /// From sums with the bytes of the negated weights to pixels that are not clamped.
+    /// Makes pixels that are not clamped yet of sums with the bytes of the negated weights.
     #[target_feature(enable = "avx512f")]
     #[inline]
     fn shifted<T: FixedPoint>(self, sums: [__m512i; MOST]) -> __m512i {

@@ -3,13 +3,13 @@
 use super::weights::BLOCK;
 use super::{FixedPoint, Weights};
 
-/// Of all weights, negated: their signed bytes, of which each counts 256 times what the one before counts.
+/// All weights, negated and taken apart into signed bytes, of which each counts 256 times what the one before counts.
 ///
 /// Negated, because a weight of almost 1.0 is as large as 16 bits allow: its upper byte would be 128.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bytes {
-    /// For each output and each [`BLOCK`] of its weights, [`FixedPoint::BYTES`] words: in the first word the lowest byte
-    /// of each weight, and so on.
+    /// [`FixedPoint::BYTES`] words per [`BLOCK`] of weights, output by output: in the first word the lowest byte of each
+    /// weight, and so on.
     words: Vec<Word>,
 }
 

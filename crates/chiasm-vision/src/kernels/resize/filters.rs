@@ -7,8 +7,8 @@ use super::Filter;
 /// Keys' parameter, in both libraries.
 const A: f64 = -0.5;
 
-/// As PyTorch's `HelperInterpLinear` and `HelperInterpCubic` (`UpSampleKernel.cpp`) with antialiasing. Lanczos is
-/// Pillow's.
+/// The weight at a distance in PyTorch's `HelperInterpLinear` and `HelperInterpCubic` (`UpSampleKernel.cpp`) with
+/// antialiasing. Lanczos is Pillow's.
 pub(super) fn torch(filter: Filter, x: f64) -> f64 {
     match filter {
         Filter::Bicubic => {
@@ -25,7 +25,7 @@ pub(super) fn torch(filter: Filter, x: f64) -> f64 {
     }
 }
 
-/// As `bilinear_filter`, `bicubic_filter` and `lanczos_filter` of Pillow (`Resample.c`).
+/// The weight at a distance in Pillow's `bilinear_filter`, `bicubic_filter` and `lanczos_filter` (`Resample.c`).
 pub(super) fn pillow(filter: Filter, x: f64) -> f64 {
     match filter {
         Filter::Bilinear => (1.0 - x.abs()).max(0.0),

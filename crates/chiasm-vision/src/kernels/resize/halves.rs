@@ -13,7 +13,7 @@ pub(super) const LOWER: u32 = 15;
 /// the rest. (The rest of a weight of Pillow has 9 bits: sums with 255 must not leave 32 bits.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Halves {
-    /// For each output and each [`BLOCK`] of its weights, [`FixedPoint::HALVES`] halves, the lower one first.
+    /// [`FixedPoint::HALVES`] halves per [`BLOCK`] of weights, output by output, the lower half first.
     halves: Vec<Half>,
 }
 

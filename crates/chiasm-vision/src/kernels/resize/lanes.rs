@@ -22,10 +22,9 @@ pub(super) struct Lanes {
     tables: usize,
     /// Blocks of weights per output.
     blocks: usize,
-    /// For each group and block, the index in the input row of the first table's first byte. All tables lie within
-    /// the row.
+    /// Indices in the input row of the first table's first byte, by group and block. All tables lie within the row.
     starts: Vec<u32>,
-    /// For each group and block: for each lane, indices of [`BLOCK`] bytes in the tables; then [`FixedPoint::BYTES`]
+    /// Vectors by group and block: each lane's indices of [`BLOCK`] bytes in the tables, then [`FixedPoint::BYTES`]
     /// vectors of weights.
     vectors: Vec<Vector>,
 }
@@ -79,7 +78,7 @@ impl Lanes {
         self.tables
     }
 
-    /// For each group: of each block, where its tables begin, and its vectors.
+    /// Yields every group's blocks: where their tables begin, and their vectors.
     pub(super) fn groups<T: FixedPoint>(&self) -> impl Iterator<Item = (&[u32], &[Vector])> {
         let vectors = self.vectors.chunks_exact(self.blocks * (1 + T::BYTES));
         self.starts.chunks_exact(self.blocks).zip(vectors)

@@ -61,7 +61,7 @@ pub(crate) fn horizontal<T: FixedPoint>(pixels: &[u8], row: usize, weights: &Wei
 /// One pixel's sums: red, green, blue, and one that means nothing.
 ///
 /// # Safety
-/// From the line's start, `3 * (input + stride) + SPARE` bytes can be read, in the terms of `weights`.
+/// `3 * (input + stride) + SPARE` bytes can be read from the line's start, in the terms of `weights`.
 #[target_feature(enable = "neon")]
 #[inline]
 unsafe fn dot<T: FixedPoint>(line: *const u8, weights: &Weights<T>, halves: &Halves, output: usize) -> int32x4_t {
@@ -117,7 +117,7 @@ pub(crate) fn vertical<T: FixedPoint>(rows: &[u8], row: usize, weights: &Weights
     }
 }
 
-/// From sums to pixels.
+/// Makes pixels of sums.
 #[derive(Clone, Copy)]
 struct Round {
     half: int32x4_t,

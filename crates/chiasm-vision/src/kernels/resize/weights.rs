@@ -81,7 +81,7 @@ impl FixedPoint for i32 {
     }
 }
 
-/// For each output index, which inputs contribute and with what fixed-point weights.
+/// The inputs that contribute to each output, and their fixed-point weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Weights<T> {
     /// Weights stored per output, a multiple of [`BLOCK`]; those beyond its range are 0.
@@ -114,7 +114,7 @@ pub(crate) struct Window<'a, T> {
     pub(super) rounding: Rounding,
 }
 
-/// From a sum of products to a pixel.
+/// Makes a pixel of a sum of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rounding {
     /// A weight of `1 << precision` is 1.0. From 0 to 22, so that no sum leaves 32 bits.
@@ -122,12 +122,12 @@ pub(super) struct Rounding {
 }
 
 impl Rounding {
-    /// Where the sum starts: one half in fixed point, so that the shift rounds.
+    /// The sum's first term: one half in fixed point, so that the shift rounds.
     pub(super) const fn half(self) -> i32 {
         if self.precision == 0 { 0 } else { 1 << (self.precision - 1) }
     }
 
-    /// From a sum of products to the pixel.
+    /// The pixel of a sum of products, clamped to 0..=255.
     pub(super) const fn to_pixel(self, sum: i32) -> u8 {
         let pixel = sum >> self.precision;
         if pixel < 0 {
@@ -215,7 +215,7 @@ impl<T: FixedPoint> Weights<T> {
         Window { range: self.ranges[output].clone(), weights, rounding: self.rounding }
     }
 
-    /// For each output in order: its window.
+    /// Yields every output's window, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Window<'_, T>> {
         (0..self.len()).map(|output| self.window(output))
     }

@@ -39,7 +39,7 @@ pub(crate) fn copy(lines: &[u8], y: usize, grid: &TileGrid, out: &mut [u8]) {
     }
 }
 
-/// For each channel, which bytes of each of three vectors it takes, in both halves.
+/// Shuffles by channel: the bytes that it takes of each of three vectors, the same in both halves.
 #[target_feature(enable = "avx2")]
 fn masks() -> [[__m256i; 3]; 3] {
     std::array::from_fn(|channel| {

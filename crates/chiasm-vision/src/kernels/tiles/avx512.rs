@@ -63,8 +63,8 @@ fn cut<const N: usize>(
 
 /// Takes 64 pixels apart.
 struct Channels {
-    /// For each channel: which bytes it takes of three vectors, and which of its lanes take them from the third. (The
-    /// instructions ignore the upper bits of an index.)
+    /// The bytes that each channel takes of three vectors, and its lanes that take them from the third. (The instructions
+    /// ignore the upper bits of an index.)
     indices: [(__m512i, __mmask64); 3],
 }
 

@@ -51,8 +51,8 @@ impl TileGrid {
         self.rows * self.height
     }
 
-    /// For the image's row `y`: of each tile that it crosses, from left to right, the index of the row's first element
-    /// in the tile's first plane, counted from the first element of the tiles of that row.
+    /// Yields where the image's row `y` begins in each tile that it crosses, from left to right: the index of its first
+    /// element in the tile's first plane, counted from the first element of the tiles of that row.
     pub(super) fn line_starts(&self, y: usize) -> impl Iterator<Item = usize> {
         let (tile_len, first) = (self.tile_len(), y % self.height * self.width);
         (0..self.columns).map(move |column| column * tile_len + first)

@@ -8,7 +8,7 @@ pub(crate) fn copy(lines: &[u8], y: usize, grid: &TileGrid, out: &mut [u8]) {
     cut(lines, y, grid, out, |_, channel| [channel]);
 }
 
-/// As [`copy`], through a table.
+/// Writes what [`copy`] writes, each value through its channel's table.
 pub(crate) fn map<const N: usize>(lines: &[u8], y: usize, grid: &TileGrid, table: &ChannelTable<N>, out: &mut [u8]) {
     cut(lines, y, grid, out, |channel, value| table[channel][usize::from(value)]);
 }

@@ -1,0 +1,310 @@
+//! The flags for vLLM, given after `--`, that change what an image becomes.
+//!
+//! vLLM's own frontend would heed them, but here Chiasm processes the images: it does as they say or refuses to start.
+//! They are read as vLLM 0.32 reads them (`FlexibleArgumentParser` in `utils/argparse_utils.py`): `_` for `-`,
+//! `--flag=value`, `--flag.key value` for a part of an object, and abbreviations.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::error::CliError;
+
+/// Settings of the image processor for all requests.
+pub(crate) const PROCESSOR_KWARGS: &str = "--mm-processor-kwargs";
+/// How media are read.
+const MEDIA_IO_KWARGS: &str = "--media-io-kwargs";
+/// Whether the engine normalises pixels.
+const NORMALIZE: &str = "--mm-device-do-normalize";
+const NO_NORMALIZE: &str = "--no-mm-device-do-normalize";
+/// A YAML file of further flags.
+const CONFIG: &str = "--config";
+
+/// What the flags say.
+#[derive(Debug, PartialEq)]
+pub(crate) struct VllmFlags {
+    /// Empty if the flag is not given.
+    pub(crate) processor_kwargs: Map<String, Value>,
+    /// Whether the engine normalises the pixels of models that can be normalised there.
+    pub(crate) normalize: bool,
+}
+
+impl VllmFlags {
+    /// Reads the flags and, for vLLM's `--config`, makes sure that its file has none of them.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`] names the flag that has no value, a wrong one or several, or asks for what is not supported;
+    /// [`CliError::File`] the configuration that can't be read.
+    pub(crate) fn read(args: &[String]) -> Result<Self, CliError> {
+        let (mut processor, mut media) = (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
+        let mut normalize = true;
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            let Some(flag) = Spelled::read(arg) else { continue };
+            let mut value = || {
+                let value = flag.value.or_else(|| args.next().map(String::as_str));
+                value.ok_or_else(|| CliError::Usage(format!("{arg} needs a value")))
+            };
+            if flag.name == CONFIG {
+                check_config(Path::new(value()?))?;
+            } else if let Some(json) = [&mut processor, &mut media].into_iter().find(|json| flag.means(json.name)) {
+                json.add(flag.path, value()?)?;
+            } else if flag.means(NORMALIZE) {
+                normalize = true;
+            } else if flag.means(NO_NORMALIZE) {
+                normalize = false;
+            }
+        }
+        check_media_io(&media.object)?;
+        Ok(Self { processor_kwargs: processor.object, normalize })
+    }
+}
+
+/// An argument that is a flag.
+struct Spelled<'a> {
+    /// With its dashes, and none of the underscores that vLLM takes for dashes.
+    name: String,
+    /// What follows the name's first dot: a place in a JSON object.
+    path: &'a str,
+    /// What follows an equals sign.
+    value: Option<&'a str>,
+}
+
+impl<'a> Spelled<'a> {
+    fn read(arg: &'a str) -> Option<Self> {
+        let (flag, value) = arg.split_once('=').map_or((arg, None), |(flag, value)| (flag, Some(value)));
+        let (name, path) = flag.split_once('.').unwrap_or((flag, ""));
+        arg.starts_with("--").then(|| Self { name: name.replace('_', "-"), path, value })
+    }
+
+    fn means(&self, flag: &str) -> bool {
+        is_short_for(&self.name, flag)
+    }
+}
+
+/// Whether a name is this flag or could be short for it. Where it could be short for others too, vLLM refuses it.
+fn is_short_for(name: &str, flag: &str) -> bool {
+    name.len() > "--m".len() && flag.starts_with(name)
+}
+
+/// A flag whose value is a JSON object, given as a whole or key by key.
+struct JsonFlag {
+    name: &'static str,
+    object: Map<String, Value>,
+    is_whole: bool,
+}
+
+impl JsonFlag {
+    fn new(name: &'static str) -> Self {
+        Self { name, object: Map::new(), is_whole: false }
+    }
+
+    /// Of two values, vLLM drops one; here that is an error.
+    fn add(&mut self, path: &str, text: &str) -> Result<(), CliError> {
+        let name = self.name;
+        let twice = || CliError::Usage(format!("{name} after -- is given twice: give it once, or key by key"));
+        if self.is_whole || (path.is_empty() && !self.object.is_empty()) {
+            return Err(twice());
+        }
+        if path.is_empty() {
+            self.object = match text {
+                // Python's words for nothing.
+                "" | "None" | "null" => Map::new(),
+                _ => serde_json::from_str(text)
+                    .map_err(|error| CliError::Usage(format!("{name} after -- is no JSON object: {error}")))?,
+            };
+            self.is_whole = true;
+            return Ok(());
+        }
+        // What is no JSON is a string.
+        let value = serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
+        if insert(&mut self.object, path, value) { Ok(()) } else { Err(twice()) }
+    }
+}
+
+/// Puts a value at a dotted path; false if something is there.
+fn insert(object: &mut Map<String, Value>, path: &str, value: Value) -> bool {
+    let Some((key, rest)) = path.split_once('.') else {
+        return object.insert(path.to_owned(), value).is_none();
+    };
+    let inner = object.entry(key).or_insert_with(|| json!({}));
+    inner.as_object_mut().is_some_and(|inner| insert(inner, rest, value))
+}
+
+/// Takes what changes no image: vLLM's defaults, and settings for media that are refused anyway.
+fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
+    let refused = |problem: &str| Err(CliError::Usage(format!("{MEDIA_IO_KWARGS} after --: {problem}")));
+    for (modality, settings) in kwargs {
+        match (modality.as_str(), settings) {
+            ("audio" | "video", _) => {}
+            ("image", Value::Object(settings)) => {
+                // Defaults of `ImageMediaIO` in vLLM's `multimodal/media/image.py`.
+                let defaults = [("image_mode", json!("RGB")), ("rgba_background_color", json!([255, 255, 255]))];
+                let is_default =
+                    |(key, value): &(&String, &Value)| defaults.iter().any(|(k, v)| k == key && v == *value);
+                if let Some((key, value)) = settings.iter().find(|setting| !is_default(setting)) {
+                    return refused(&format!(
+                        "image.{key} as {value} is not supported: images are read as RGB, what is transparent on white"
+                    ));
+                }
+            }
+            ("image", _) => return refused("image must be an object"),
+            _ => return refused(&format!("{modality:?} is not supported, only image, audio and video")),
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a file for `--config` in which one of the flags seems to be a key. Its YAML is not understood here, so a
+/// word that only looks like one is refused too.
+fn check_config(path: &Path) -> Result<(), CliError> {
+    let text = std::fs::read_to_string(path).map_err(|error| CliError::file(path, error))?;
+    let is_word = |char: char| char.is_alphanumeric() || char == '-' || char == '_';
+    for (end, _) in text.match_indices([':', '.']) {
+        let key = text[..end].trim_end_matches(['"', '\'', ' ', '\t']);
+        let key = key.rsplit(|char| !is_word(char)).next().unwrap_or_default();
+        let name = format!("--{}", key.replace('_', "-"));
+        let flags = [PROCESSOR_KWARGS, MEDIA_IO_KWARGS, NORMALIZE, NO_NORMALIZE];
+        if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)) {
+            let path = path.display();
+            return Err(CliError::Usage(format!("{key} in {path} is not read by Chiasm: give {flag} after --")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(args: &[&str]) -> Result<VllmFlags, String> {
+        let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        VllmFlags::read(&args).map_err(|error| error.to_string())
+    }
+
+    fn kwargs(args: &[&str]) -> Value {
+        Value::Object(read(args).unwrap().processor_kwargs)
+    }
+
+    #[test]
+    fn processor_kwargs_are_found_in_every_spelling() {
+        let expected = json!({"max_pixels": 50000});
+        for args in [
+            &["--mm-processor-kwargs", r#"{"max_pixels": 50000}"#][..],
+            &["--dtype", "float32", r#"--mm-processor-kwargs={"max_pixels": 50000}"#, "--enforce-eager"],
+            &["--mm_processor_kwargs", r#"{"max_pixels": 50000}"#],
+            &["--mm-processor-k", r#"{"max_pixels": 50000}"#],
+            &["--mm-processor-kwargs.max_pixels", "50000"],
+            &["--mm_processor_kwargs.max_pixels=50000"],
+        ] {
+            assert_eq!(kwargs(args), expected, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn other_flags_say_nothing() {
+        for args in [
+            &[][..],
+            &["--dtype", "float32", "-tp", "2", "--max-model-len=4096", "--compilation-config.mode", "3"],
+            &["--mm-encoder-tp-mode", "data", "--mm-processor-kwargs", "None"],
+            &["--mm-processor-kwargs", "{}", "--media-io-kwargs", "{}"],
+        ] {
+            assert_eq!(read(args).unwrap(), VllmFlags { processor_kwargs: Map::new(), normalize: true }, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn keys_given_one_by_one_come_together() {
+        let args = [
+            "--mm-processor-kwargs.size.shortest_edge",
+            "9",
+            "--mm-processor-kwargs.size.longest_edge=10",
+            "--mm-processor-kwargs.do_resize",
+            "true",
+            "--mm-processor-kwargs.max_pixels",
+            "1M",
+        ];
+        let size = json!({"shortest_edge": 9, "longest_edge": 10});
+        assert_eq!(kwargs(&args), json!({"size": size, "do_resize": true, "max_pixels": "1M"}));
+    }
+
+    #[test]
+    fn a_flag_without_one_clear_value_is_refused_by_name() {
+        for args in [
+            &["--mm-processor-kwargs"][..],
+            &["--mm-processor-kwargs.size"],
+            &["--mm-processor-kwargs", "min_pixels=3"],
+            &["--mm-processor-kwargs", "[1]"],
+            &["--mm-processor-kwargs", r#"{"a": 1}"#, "--mm-processor-kwargs", r#"{"a": 1}"#],
+            &["--mm-processor-kwargs", r#"{"a": 1}"#, "--mm-processor-kwargs.b", "1"],
+            &["--mm-processor-kwargs.b", "1", "--mm-processor-kwargs", r#"{"a": 1}"#],
+            &["--mm-processor-kwargs.b", "1", "--mm-processor-kwargs.b", "2"],
+            &["--mm-processor-kwargs.b", "1", "--mm-processor-kwargs.b.c", "2"],
+        ] {
+            let error = read(args).unwrap_err();
+            assert!(error.starts_with("--mm-processor-kwargs"), "{args:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn media_io_kwargs_that_would_change_an_image_are_refused_by_name() {
+        for (value, name) in [
+            (r#"{"image": {"rgba_background_color": [0, 0, 0]}}"#, "image.rgba_background_color"),
+            (r#"{"image": {"image_mode": null}}"#, "image.image_mode"),
+            (r#"{"image": {"loader": "x"}}"#, "image.loader"),
+            (r#"{"image": 1}"#, "image"),
+            (r#"{"vision_chunk": {}}"#, "vision_chunk"),
+            ("1", "no JSON object"),
+        ] {
+            let error = read(&["--media-io-kwargs", value]).unwrap_err();
+            assert!(error.starts_with("--media-io-kwargs after --") && error.contains(name), "{value}: {error}");
+        }
+        assert!(read(&["--media_io_kwargs.image.rgba_background_color", "[0, 0, 0]"]).is_err());
+        for value in [
+            r#"{"video": {"num_frames": 40}, "audio": {"x": 1}, "image": {}}"#,
+            r#"{"image": {"image_mode": "RGB", "rgba_background_color": [255, 255, 255]}}"#,
+        ] {
+            assert!(read(&["--media-io-kwargs", value]).is_ok(), "{value}");
+        }
+    }
+
+    #[test]
+    fn who_normalises_is_said_in_every_spelling() {
+        for (args, normalize) in [
+            (&["--no-mm-device-do-normalize"][..], false),
+            (&["--no_mm_device_do_normalize"], false),
+            (&["--no-mm-device"], false),
+            (&["--mm-device-do-normalize"], true),
+            (&["--no-mm-device-do-normalize", "--mm-device-do-normalize"], true),
+        ] {
+            assert_eq!(read(args).unwrap().normalize, normalize, "{args:?}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_with_these_flags_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("vllm.yaml");
+        let read_file = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            read(&["--config", file.to_str().unwrap()])
+        };
+        for text in [
+            "mm-processor-kwargs:\n  max_pixels: 3\n",
+            "dtype: float32\nmm_processor_kwargs: '{}'\n",
+            "{\"dtype\": \"float32\", \"media-io-kwargs\" : {}}",
+            "mm-processor-kwargs.max_pixels: 3",
+            "mm-processor-kw: {}",
+            "mm-device-do-normalize: false",
+            "no-mm-device-do-normalize: true",
+        ] {
+            let error = read_file(text).unwrap_err();
+            assert!(error.contains("vllm.yaml is not read by Chiasm: give --"), "{text}: {error}");
+        }
+        let harmless = "# grüße\ndtype: float32\nallowed-local-media-path: /mnt/media\nmax-model-len: 4096\n";
+        assert!(read_file(harmless).is_ok());
+        std::fs::remove_file(&file).unwrap();
+        assert!(read(&["--config", file.to_str().unwrap()]).unwrap_err().contains("vllm.yaml"));
+        assert!(read(&["--config"]).unwrap_err().contains("--config needs a value"));
+    }
+}
