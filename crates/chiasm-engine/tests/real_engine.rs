@@ -1,7 +1,7 @@
 //! The client and the launcher with a real vLLM on CPU and a tiny random Qwen2-VL.
 //!
-//! Needs `CHIASM_TEST_VLLM` (the program) and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`). One engine at a
-//! time; a start takes about 20 s.
+//! Needs `CHIASM_TEST_VLLM` (the program) and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`), so it is ignored unless
+//! `cargo xtask test` asks for it. One engine at a time; a start takes about 20 s.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
@@ -215,6 +215,7 @@ async fn refuses(client: &EngineClient) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn a_real_engine_serves_dies_and_comes_back() {
     let engine = start("tcp://127.0.0.1:0").await;
     let handshake = engine.client.endpoints().handshake.clone();
@@ -268,6 +269,7 @@ async fn a_real_engine_serves_dies_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn dropping_an_engine_process_leaves_nothing_behind() {
     let engine = start("tcp://127.0.0.1:0").await;
     let group = engine.process.pid();

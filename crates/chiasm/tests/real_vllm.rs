@@ -4,7 +4,6 @@
 //! is Python importing vLLM. So `vllm serve`, which answers are compared with, and the engines of whatever is not about launching
 //! engines come from one process that has imported it; Chiasm attaches to these engines.
 //! `CHIASM_TEST_FAMILIES=llava,gemma3` runs these image families only.
-#![cfg(feature = "real-engines")]
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -288,6 +287,7 @@ async fn the_openai_package_works(environment: &Environment, server: &Server) {
 static ENGINES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn real_engines_do_what_is_promised() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
@@ -373,6 +373,7 @@ async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str
 
 /// The other image families, one engine each: the same prompt tokens and the same new tokens as `vllm serve`.
 #[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn every_image_family_answers_as_vllm_serve_does() {
     // One after the other with the test above: engines slow each other down.
     let _alone = ENGINES.lock().await;
@@ -402,6 +403,7 @@ async fn every_image_family_answers_as_vllm_serve_does() {
 /// Models with one kind of attention and with several (windows, chunks, linear), each with a cache so small that blocks are
 /// evicted all the time: the engine finds exactly the blocks that it was predicted to have.
 #[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
