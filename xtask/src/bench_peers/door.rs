@@ -183,16 +183,16 @@ fn mean(rows: &[Row]) -> Option<Row> {
 /// `MissingRow` for the first that was not.
 pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
     for (case, clients) in CASES {
-        let metric = if case == STREAMING { TOKENS_PER_CPU } else { PER_CPU };
+        let [per_cpu, cpu] = if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
         for (clients, other) in clients.iter().flat_map(|clients| others.iter().map(move |other| (*clients, *other))) {
-            let case = name(case, clients);
+            let (case, metric) = (name(case, clients), if other == BASELINE { cpu } else { per_cpu });
             let is_there = |row: &Row| {
                 row.case == case
                     && row.metric == metric
                     && row.peer_name.starts_with(other)
-                    && [row.ours, row.peer].iter().all(|number| number.is_some_and(|number| number > 0.0))
+                    && [row.ours, row.peer, row.ratio].iter().all(|number| number.is_some_and(|number| number > 0.0))
             };
-            let takes_part = other != DYNAMO || metric == PER_CPU;
+            let takes_part = other != DYNAMO || per_cpu == PER_CPU;
             if takes_part && !rows.iter().any(is_there) {
                 return Err(Error::MissingRow { bench: BENCH, case, metric, peer: other.to_owned() });
             }
@@ -282,6 +282,10 @@ pub(crate) mod tests {
         complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap();
         let error = complete(&rows(&measurements, 7, 3, None), &["vllm-rs"]).unwrap_err();
         assert!(error.to_string().contains("vllm-rs"), "{error}");
+        let mut without_pairs = against_a_baseline();
+        without_pairs.retain(|it| it.case != STREAMING || it.metric != SHARE);
+        let error = complete(&rows(&without_pairs, 7, 3, None), &[BASELINE]).unwrap_err();
+        assert!(error.to_string().contains("'streaming, 64 clients'"), "{error}");
         measurements.retain(|it| it.case != STREAMING || it.side == OURS);
         let error = complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap_err();
         assert!(error.to_string().contains("'streaming, 64 clients'"), "{error}");
