@@ -10,7 +10,8 @@
 //! | `handoff`, `handoff_note` | the bench of the way into the engine: its targets, its note |
 //! | `index`, `index_note` | the bench of the prefix index: its targets, its note |
 //! | `door`, `door_note` | the bench of the frontend: its targets, its note |
-//! | `door_peers` | the frontends that it is measured against, its model and pictures |
+//! | `door_run` | a run of it: which sides, in which order what |
+//! | `door_peers`, `door_inputs` | the frontends that it is measured against; its model and pictures |
 //! | `peers` | the programs that measure pixels, index and door, which have a workspace of their own |
 //! | `load` | what else the machine does |
 //! | `built` | where cargo puts what it builds |
@@ -20,8 +21,10 @@ mod built;
 #[cfg(test)]
 mod committed;
 mod door;
+mod door_inputs;
 mod door_note;
 mod door_peers;
+mod door_run;
 mod handoff;
 mod handoff_note;
 mod index;
@@ -45,6 +48,8 @@ use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
 use crate::test_run::cargo;
 use crate::vllm_env::{self, Setup, VllmEnv};
+
+pub(crate) use door_run::Sides as DoorSides;
 
 const RESULTS: &str = "docs/benchmarks";
 const MANIFEST: &str = "Cargo.toml";
@@ -109,13 +114,13 @@ impl Bench {
     }
 }
 
-/// Runs one bench and writes its rows and its note. With `json`, prints the rows.
-pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool) -> Result<(), Error> {
+/// Runs one bench and writes its rows and its note. With `json`, prints the rows. `sides` are those of the door.
+pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &DoorSides) -> Result<(), Error> {
     match bench {
         Bench::Pixels => pixels(setup, rounds, json),
         Bench::Handoff => handoff(setup, rounds, json),
         Bench::Index => index(setup, rounds, json),
-        Bench::Door => door(setup, rounds, json),
+        Bench::Door => door_run::run(setup, rounds, json, sides),
     }
 }
 
@@ -188,39 +193,6 @@ fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         let different = row.peer.unwrap_or_default();
         setup.output.say(&format!("!!! other overlaps: {}, {}: {different} prompts", row.case, row.peer_name))?;
     }
-    setup.output.say(&written)
-}
-
-fn door(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
-    let manifest = setup.workspace.file(MANIFEST)?;
-    let others = door_peers::ensure(setup)?;
-    let inputs = door_peers::inputs(setup, &others)?;
-    // Without it vllm-rs would decode JPEG files with something slower.
-    let libraries = turbojpeg::ensure(setup)?;
-    let program = peers::build(setup, door::BENCH)?;
-    setup.output.say("building chiasm")?;
-    let mut build = cargo(&setup.workspace);
-    build.args(["build", "--release", "--locked", "--package", "chiasm"]);
-    child::run(&mut build, "cargo build of chiasm", &setup.output, &setup.cancel)?;
-    let mut measure = Command::new(program);
-    measure.arg("run").stdin(Stdio::null());
-    for (flag, value) in [
-        ("--chiasm", built::target_directory(setup, &manifest)?.join("release/chiasm")),
-        ("--vllm-rs", others.vllm_rs()),
-        ("--vllm", door_peers::VLLM.into()),
-        ("--libraries", libraries),
-        ("--python", others.python()),
-        ("--dynamo", door_peers::DYNAMO.into()),
-        ("--model", inputs.join("model")),
-        ("--pictures", inputs.join("pictures")),
-        ("--rounds", rounds.to_string().into()),
-    ] {
-        measure.arg(flag).arg(value);
-    }
-    let load = Load::now();
-    let measurements = door::parse(&peers::lines(&mut measure, "door run")?)?;
-    let rows = door::rows(&measurements, rounds, load);
-    let written = write(setup, Bench::Door, &rows, &door_note::write(&rows), json)?;
     setup.output.say(&written)
 }
 

@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::Bench;
+use crate::bench_peers::{Bench, DoorSides};
 use crate::error::Error;
 
 /// Printed by `cargo xtask help`.
@@ -21,21 +21,22 @@ usage: cargo xtask COMMAND
   bench-peers index [--rounds N] [--json]
                     measure the prefix index against those of dynamo-kv-router, write docs/benchmarks/index.*
                     --rounds takes 15 or more
-  bench-peers door [--rounds N] [--json]
+  bench-peers door [--rounds N] [--json] [--engines N] [--baseline PATH [--with-peers]]
                     measure what a request costs in the frontend against vllm-rs and Dynamo, write docs/benchmarks/door.*
-                    --rounds takes 7 or more
+                    --rounds takes 7 or more, --engines the simulated engines before which our frontend stands
+                    --baseline measures against another commit's chiasm instead, and writes nothing; --with-peers does both
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
 
 /// One parsed command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
     VllmEnv,
     Models,
     Goldens,
-    BenchPeers { bench: Bench, rounds: u32, json: bool },
+    BenchPeers { bench: Bench, rounds: u32, json: bool, sides: DoorSides },
     Test { real_engines: bool },
 }
 
@@ -55,7 +56,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             name => {
                 let unknown = || Error::UnknownBench { name: name.unwrap_or_default().to_owned() };
                 let bench = name.and_then(Bench::from_name).ok_or_else(unknown)?;
-                Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false }
+                Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
             }
         },
         "test" => Command::Test { real_engines: true },
@@ -69,6 +70,15 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 let (found, fewest) = (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
                 let number = found.parse().ok().filter(|&number| number >= fewest);
                 *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
+            }
+            ("--baseline", Command::BenchPeers { bench: Bench::Door, sides, .. }) => {
+                sides.baseline = Some(flags.next().ok_or(Error::NoBaseline)?.into());
+            }
+            ("--with-peers", Command::BenchPeers { bench: Bench::Door, sides, .. }) => sides.with_peers = true,
+            ("--engines", Command::BenchPeers { bench: Bench::Door, sides, .. }) => {
+                let found = flags.next().map(String::as_str).unwrap_or_default();
+                let number = found.parse().ok().filter(|&number| number > 0);
+                sides.engines = number.ok_or_else(|| Error::Engines { found: found.to_owned() })?;
             }
             ("--help" | "-h", _) => return Ok(Command::Help),
             _ => {
@@ -104,14 +114,12 @@ mod tests {
 
     #[test]
     fn a_bench_takes_its_rounds_but_not_too_few() {
-        let pixels = |rounds, json| Command::BenchPeers { bench: Bench::Pixels, rounds, json };
+        let asked = |bench, rounds, json| Command::BenchPeers { bench, rounds, json, sides: DoorSides::default() };
+        let pixels = |rounds, json| asked(Bench::Pixels, rounds, json);
         assert_eq!(parse_words("bench-peers pixels").unwrap(), pixels(15, false));
-        let handoff = Command::BenchPeers { bench: Bench::Handoff, rounds: 21, json: true };
-        assert_eq!(parse_words("bench-peers handoff --json").unwrap(), handoff);
-        let index = Command::BenchPeers { bench: Bench::Index, rounds: 15, json: false };
-        assert_eq!(parse_words("bench-peers index").unwrap(), index);
-        let door = Command::BenchPeers { bench: Bench::Door, rounds: 7, json: false };
-        assert_eq!(parse_words("bench-peers door").unwrap(), door);
+        assert_eq!(parse_words("bench-peers handoff --json").unwrap(), asked(Bench::Handoff, 21, true));
+        assert_eq!(parse_words("bench-peers index").unwrap(), asked(Bench::Index, 15, false));
+        assert_eq!(parse_words("bench-peers door").unwrap(), asked(Bench::Door, 7, false));
         assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));
         assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));
         for line in ["bench-peers pixels --rounds 14", "bench-peers pixels --rounds", "bench-peers pixels --rounds x"] {
@@ -121,6 +129,17 @@ mod tests {
         assert!(parse_words("bench-peers").is_err());
         assert!(parse_words("bench-peers pixel").unwrap_err().to_string().contains("`pixel`"));
         assert_eq!(parse_words("bench-peers --help").unwrap(), Command::Help);
+    }
+
+    #[test]
+    fn the_door_takes_its_sides() {
+        let sides = DoorSides { baseline: Some("/other/chiasm".into()), with_peers: true, engines: 2 };
+        let door = Command::BenchPeers { bench: Bench::Door, rounds: 7, json: false, sides };
+        let line = "bench-peers door --baseline /other/chiasm --engines 2 --with-peers";
+        assert_eq!(parse_words(line).unwrap(), door);
+        for line in ["bench-peers door --baseline", "bench-peers door --engines 0", "bench-peers index --engines 1"] {
+            assert!(parse_words(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -19,6 +19,15 @@ pub(crate) enum Error {
     #[error("`--rounds` takes a number of at least {fewest}, not `{found}`: fewer rounds say nothing")]
     Rounds { found: String, fewest: u32 },
 
+    #[error("`--engines` takes a number of at least 1, not `{found}`")]
+    Engines { found: String },
+
+    #[error("`--baseline` takes the path of a `chiasm` of another commit")]
+    NoBaseline,
+
+    #[error("the bench `{bench}` has no '{metric}' of '{case}' against {peer}: nothing is written")]
+    MissingRow { bench: &'static str, case: String, metric: &'static str, peer: String },
+
     #[error("neither XDG_CACHE_HOME nor HOME is set to an absolute path, set one: the cache goes there")]
     NoCacheDir,
 

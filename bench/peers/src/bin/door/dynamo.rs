@@ -7,16 +7,16 @@ use std::process::Command;
 
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Inputs, Side, command, free_address};
+use crate::side::{Inputs, Peers, Side, command, free_address};
 use crate::workload::MODEL;
 
-pub(crate) fn start(inputs: &Inputs, version: &str, origin: &Origin) -> Result<Side, Box<dyn Error>> {
-    let address = free_address()?;
+pub(crate) fn start(inputs: &Inputs, peers: &Peers, origin: &Origin) -> Result<Side, Box<dyn Error>> {
+    let ((program, version), address) = (&peers.dynamo, free_address()?);
     let store = inputs.scratch.join("dynamo-store");
     fs::create_dir(&store)?;
-    let mut frontend = python(inputs, &store, "dynamo.frontend");
+    let mut frontend = python(program, &store, "dynamo.frontend");
     frontend.args(["--http-host", "127.0.0.1", "--http-port", &address.port().to_string(), "--router-mode", "kv"]);
-    let mut engine = python(inputs, &store, "dynamo.mocker");
+    let mut engine = python(program, &store, "dynamo.mocker");
     engine.arg("--model-path").arg(&inputs.model).args(["--model-name", MODEL, "--block-size", "16"]);
     // 0, said to be infinite, costs 20 ms.
     engine.args(["--speedup-ratio", "1000000"]);
@@ -27,13 +27,14 @@ pub(crate) fn start(inputs: &Inputs, version: &str, origin: &Origin) -> Result<S
         counts_images: false,
         frontend: Program::start("dynamo-frontend", &mut frontend, &inputs.scratch)?,
         children: 0,
-        engine: Some(Program::start("dynamo-mocker", &mut engine, &inputs.scratch)?),
+        engines: vec![Program::start("dynamo-mocker", &mut engine, &inputs.scratch)?],
+        tells_engines: false,
     })
 }
 
 /// A module that finds others by files, and talks to them on this machine only.
-fn python(inputs: &Inputs, store: &Path, module: &str) -> Command {
-    let mut python = command(&inputs.python);
+fn python(program: &Path, store: &Path, module: &str) -> Command {
+    let mut python = command(program);
     python.args(["-B", "-m", module]).env("DYN_FILE_KV", store);
     for (name, value) in [("DYN_DISCOVERY_BACKEND", "file"), ("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq")] {
         python.env(name, value);

@@ -26,6 +26,8 @@ pub(crate) struct Outcome {
     pub(crate) answered: Answered,
     /// The frontend's.
     pub(crate) cpu: Duration,
+    /// That of all its engines.
+    pub(crate) engines: Duration,
     /// Requests that the origin got.
     pub(crate) origin: u64,
 }
@@ -34,6 +36,8 @@ pub(crate) struct Outcome {
 pub(crate) struct Answered {
     /// From sending a request to the end of its answer, one per request.
     pub(crate) latencies: Vec<Duration>,
+    /// Tokens of all answers together.
+    pub(crate) tokens: u64,
     /// From the first request to the last answer.
     pub(crate) wall: Duration,
     /// That of the clients, all on one thread.
@@ -43,7 +47,7 @@ pub(crate) struct Answered {
 /// Asks with `clients` at once until `time` is over; what was asked by then is waited for.
 ///
 /// # Errors
-/// Any answer that is not a 200 with a number of prompt tokens in `expected`.
+/// Any answer that is not a 200 with a number of prompt tokens in `expected` and as many of its own as the case has.
 pub(crate) async fn run(
     side: &mut Side,
     workload: &RefCell<Workload>,
@@ -56,13 +60,13 @@ pub(crate) async fn run(
     let first = workload.borrow_mut().next(case, &side.url);
     Connection::open(side.address).await?.chat(first).await?;
     let origin = workload.borrow().origin().requests();
-    let cpu = side.frontend.cpu()?;
+    let (cpu, engines) = (side.frontend.cpu()?, side.engines_cpu()?);
     let answered = ask(side.address, workload, (case, &side.url), clients, time, expected).await;
     let answered =
         answered.map_err(|error| side.frontend.failed(&format!("was asked for '{}': {error}", case.name())))?;
     tokio::time::sleep(SETTLE).await;
-    let cpu = side.frontend.cpu()?.saturating_sub(cpu);
-    Ok(Outcome { answered, cpu, origin: workload.borrow().origin().requests() - origin })
+    let (cpu, engines) = (side.frontend.cpu()?.since(&cpu), side.engines_cpu()?.since(&engines));
+    Ok(Outcome { answered, cpu, engines, origin: workload.borrow().origin().requests() - origin })
 }
 
 /// The same, of any frontend at an address that finds the picture at a URL.
@@ -81,22 +85,25 @@ pub(crate) async fn ask(
     let (cpu, start) = (thread_cpu(), Instant::now());
     let end = start + time;
     let clients = connections.into_iter().map(async |mut connection| {
-        let mut latencies = Vec::new();
+        let (mut latencies, mut tokens) = (Vec::new(), 0);
         while latencies.is_empty() || Instant::now() < end {
             let body = workload.borrow_mut().next(case, url);
             let start = Instant::now();
             let usage = connection.chat(body).await?;
             latencies.push(start.elapsed());
-            if !expected.contains(&usage.prompt_tokens) || usage.completion_tokens == 0 {
-                return Err(format!("{usage:?}, expected {expected:?} prompt tokens").into());
+            let answer = case.answer_tokens();
+            if !expected.contains(&usage.prompt_tokens) || !answer.contains(&usage.completion_tokens) {
+                return Err(format!("{usage:?}, expected {expected:?} prompt tokens and {answer:?} more").into());
             }
+            tokens += usage.completion_tokens;
         }
-        Ok::<_, Box<dyn Error>>(latencies)
+        Ok::<_, Box<dyn Error>>((latencies, tokens))
     });
-    let latencies =
+    let answered =
         timeout(time + PATIENCE, try_join_all(clients)).await.map_err(|_| "some requests get no answer")??;
     let (wall, cpu) = (start.elapsed(), thread_cpu().saturating_sub(cpu));
-    Ok(Answered { latencies: latencies.concat(), wall, cpu })
+    let (latencies, tokens): (Vec<_>, Vec<u64>) = answered.into_iter().unzip();
+    Ok(Answered { latencies: latencies.concat(), tokens: tokens.iter().sum(), wall, cpu })
 }
 
 fn thread_cpu() -> Duration {

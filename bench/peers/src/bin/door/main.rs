@@ -2,11 +2,12 @@
 //! and turns what it prints into rows.
 //!
 //! ```text
-//! door run --chiasm PROGRAM --vllm-rs PROGRAM --vllm VERSION --python PROGRAM --dynamo VERSION
-//!          --model DIR --pictures DIR --rounds N [--libraries DIR]
+//! door run --chiasm PROGRAM --engines N --model DIR --pictures DIR --rounds N
+//!          [--vllm-rs PROGRAM --vllm VERSION --python PROGRAM --dynamo VERSION [--libraries DIR]] [--baseline PROGRAM]
 //! ```
 //!
-//! prints one JSON object per result: see [`Measurement`].
+//! prints one JSON object per result: see [`Measurement`]. Sides are `chiasm`, the peers if they are given, and another build of
+//! `chiasm` if it is.
 //!
 //! ```text
 //! door load --address HOST:PORT --case NUMBER --clients N --seconds N --model DIR --pictures DIR
@@ -50,8 +51,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::side::Inputs;
-use crate::workload::{Case, Workload};
+use crate::ours::{BASELINE, OURS};
+use crate::side::{Inputs, Peers, Side};
+use crate::workload::{Case, Pace, Workload};
 
 const USAGE: &str = "usage: see the head of bench/peers/src/bin/door/main.rs";
 
@@ -62,7 +64,7 @@ struct Measurement<'a> {
     case: &'static str,
     /// At once; none for what does not depend on it.
     clients: Option<usize>,
-    /// `chiasm`, or a peer's name and version.
+    /// `chiasm`, `chiasm (baseline)`, or a peer's name and version.
     side: &'a str,
     /// See `measure`.
     metric: &'static str,
@@ -91,16 +93,31 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     match command.as_str() {
         "run" => {
             let scratch = tempfile::tempdir()?;
-            let [chiasm, vllm_rs, python] =
-                [flag("--chiasm")?, flag("--vllm-rs")?, flag("--python")?].map(PathBuf::from);
-            let libraries = flags.get("--libraries").map(PathBuf::from);
-            let inputs =
-                Inputs { chiasm, vllm_rs, libraries, python, model: model.into(), scratch: scratch.path().into() };
-            all(&inputs, flag("--vllm")?, flag("--dynamo")?, flag("--rounds")?.parse()?, workload).await
+            let peers = match flags.contains_key("--vllm-rs") || flags.contains_key("--dynamo") {
+                true => Some(Peers {
+                    vllm_rs: (flag("--vllm-rs")?.into(), flag("--vllm")?.to_owned()),
+                    libraries: flags.get("--libraries").map(PathBuf::from),
+                    dynamo: (flag("--python")?.into(), flag("--dynamo")?.to_owned()),
+                }),
+                false => None,
+            };
+            let inputs = Inputs {
+                chiasm: flag("--chiasm")?.into(),
+                engines: flag("--engines")?.parse()?,
+                baseline: flags.get("--baseline").map(PathBuf::from),
+                peers,
+                model: model.into(),
+                scratch: scratch.path().into(),
+            };
+            let rounds = flag("--rounds")?.parse()?;
+            for pace in [Pace::Unbounded, Pace::Steps] {
+                all(&inputs, pace, rounds, &workload).await?;
+            }
+            Ok(())
         }
         "load" => {
             let address = flag("--address")?.parse()?;
-            let case = Case::ALL.get(flag("--case")?.parse::<usize>()?).copied().ok_or("--case is 0 to 4")?;
+            let case = Case::ALL.get(flag("--case")?.parse::<usize>()?).copied().ok_or("--case is 0 to 5")?;
             let time = Duration::from_secs(flag("--seconds")?.parse()?);
             let url = workload.borrow().origin().url();
             let answered =
@@ -112,28 +129,16 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     }
 }
 
-async fn all(
-    inputs: &Inputs,
-    vllm: &str,
-    dynamo: &str,
-    rounds: usize,
-    workload: RefCell<Workload>,
-) -> Result<(), Box<dyn Error>> {
-    let mut sides = {
-        let workload = workload.borrow();
-        let origin = workload.origin();
-        vec![
-            ours::start(inputs, origin)?,
-            vllm_rs::start(inputs, vllm, origin)?,
-            dynamo::start(inputs, dynamo, origin)?,
-        ]
-    };
+/// Measures all cases of a pace, with sides started for it.
+async fn all(inputs: &Inputs, pace: Pace, rounds: usize, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
+    let mut sides = start(inputs, pace, workload)?;
     for side in &mut sides {
-        side.wait(&workload).await?;
+        side.wait(workload).await?;
     }
-    measure::calibrate(&sides[0], &workload).await?;
-    let mut values = measure::compare(&sides, &workload).await?;
-    values.extend(measure::measure(&mut sides, &workload, rounds).await?);
+    let cases = Case::at(pace);
+    measure::calibrate(&sides[0], workload).await?;
+    let mut values = measure::compare(&sides, &cases, workload).await?;
+    values.extend(measure::measure(&mut sides, &cases, workload, rounds).await?);
     for value in values {
         let side = &sides[value.side].name;
         let measurement = Measurement {
@@ -146,4 +151,21 @@ async fn all(
         println!("{}", serde_json::to_string(&measurement)?);
     }
     Ok(())
+}
+
+fn start(inputs: &Inputs, pace: Pace, workload: &RefCell<Workload>) -> Result<Vec<Side>, Box<dyn Error>> {
+    let workload = workload.borrow();
+    let origin = workload.origin();
+    let mut sides = vec![ours::start(inputs, (OURS, &inputs.chiasm), pace, origin)?];
+    if let Some(baseline) = &inputs.baseline {
+        sides.push(ours::start(inputs, (BASELINE, baseline), pace, origin)?);
+    }
+    if let Some(peers) = &inputs.peers {
+        sides.push(vllm_rs::start(inputs, peers, pace, origin)?);
+        // Its mocker has steps of its own, not as many per second as are asked for.
+        if pace == Pace::Unbounded {
+            sides.push(dynamo::start(inputs, peers, origin)?);
+        }
+    }
+    Ok(sides)
 }

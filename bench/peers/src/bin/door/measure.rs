@@ -8,23 +8,19 @@ use std::time::Duration;
 
 use crate::client::Connection;
 use crate::load::{self, Outcome};
+use crate::ours::{BASELINE, OURS};
 use crate::side::Side;
 use crate::workload::{Case, PROMPT_TOKENS, Workload};
 
-/// Clients at once.
-pub(crate) const CLIENTS: [usize; 3] = [1, 16, 64];
 /// Requests whose prompt tokens are compared, for each case.
 const COMPARED: usize = 20;
-/// For how long a side is asked before it is measured.
+/// For how long a side is asked before it is measured, and by how many.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Distinct images go twice around our shared memory, which has no room for more than 200: a side that has run for a while uses
-/// memory that was used before. Sides that are slow are not waited for so long; they have none.
-const WARM_UP_IMAGES: usize = 400;
+const WARM_UP_CLIENTS: usize = 16;
+/// Distinct images go twice around our shared memory, which has no room for more than 300 when there are three engines: a side
+/// that has run for a while uses memory that was used before. Sides that are slow are not waited for so long; they have none.
+const WARM_UP_IMAGES: usize = 600;
 const WARM_UP_AT_MOST: u32 = 15;
-/// And each time it is measured.
-const MEASURED: Duration = Duration::from_millis(800);
-/// A text prompt may be so much shorter or longer than it should.
-const TOLERANCE: u64 = 100;
 
 /// The sides' names, what was measured, and the number.
 #[derive(Debug)]
@@ -52,9 +48,13 @@ pub(crate) async fn calibrate(side: &Side, workload: &RefCell<Workload>) -> Resu
 }
 
 /// Sends the same requests to all sides; what they count has to be what the first counts, where they count alike.
-pub(crate) async fn compare(sides: &[Side], workload: &RefCell<Workload>) -> Result<Vec<Value>, Box<dyn Error>> {
+pub(crate) async fn compare(
+    sides: &[Side],
+    cases: &[Case],
+    workload: &RefCell<Workload>,
+) -> Result<Vec<Value>, Box<dyn Error>> {
     let mut values = Vec::new();
-    for case in Case::ALL {
+    for &case in cases {
         let mut different = vec![0; sides.len()];
         for _ in 0..COMPARED {
             let text = workload.borrow_mut().next(case, "");
@@ -89,23 +89,66 @@ pub(crate) async fn compare(sides: &[Side], workload: &RefCell<Workload>) -> Res
 }
 
 /// Medians over the rounds; latencies are those of all rounds together.
+///
+/// The order of the sides turns round with each round. Where there is a baseline, small differences count, so each round then
+/// goes through the sides there and back: what gets slower or faster evenly meanwhile does so for all alike.
 pub(crate) async fn measure(
     sides: &mut [Side],
+    cases: &[Case],
     workload: &RefCell<Workload>,
     rounds: usize,
 ) -> Result<Vec<Value>, Box<dyn Error>> {
-    let mut expected: BTreeMap<(usize, usize), RangeInclusive<u64>> = BTreeMap::new();
+    let expected = warm_up(sides, cases, workload).await?;
+    let there_and_back = sides.iter().any(|side| side.name == BASELINE);
+    let mut outcomes: BTreeMap<(usize, usize, usize), Vec<Outcome>> = BTreeMap::new();
+    for round in 0..rounds {
+        eprintln!("round {} of {rounds}", round + 1);
+        for (number, case) in cases.iter().enumerate() {
+            for &clients in case.clients() {
+                let mut turns: Vec<usize> = (0..sides.len()).map(|turn| (turn + round) % sides.len()).collect();
+                if there_and_back {
+                    turns.extend(turns.clone().iter().rev());
+                }
+                for index in turns {
+                    let range = &expected[&(index, number)];
+                    let outcome = load::run(&mut sides[index], workload, *case, clients, case.time(), range).await?;
+                    outcomes.entry((number, clients, index)).or_default().push(outcome);
+                }
+            }
+        }
+    }
+    let mut values = Vec::new();
+    for (&(number, clients, side), of_side) in &outcomes {
+        let case = cases[number];
+        let value = |metric, value| Value { case, clients: Some(clients), side, metric, value };
+        values.extend(summary(case, of_side).into_iter().map(|(metric, number)| value(metric, number)));
+        let ours =
+            sides.iter().position(|side| side.name == OURS).and_then(|ours| outcomes.get(&(number, clients, ours)));
+        if let Some(ours) = ours
+            && sides[side].name == BASELINE
+        {
+            values.push(value("our share of its CPU time", share(case, ours, of_side, rounds)));
+        }
+    }
+    Ok(values)
+}
+
+/// Fills caches; the prompt tokens to expect of each side for each case.
+async fn warm_up(
+    sides: &mut [Side],
+    cases: &[Case],
+    workload: &RefCell<Workload>,
+) -> Result<BTreeMap<(usize, usize), RangeInclusive<u64>>, Box<dyn Error>> {
+    let mut expected = BTreeMap::new();
     for (index, side) in sides.iter_mut().enumerate() {
-        for (number, case) in Case::ALL.into_iter().enumerate() {
+        for (number, &case) in cases.iter().enumerate() {
             eprintln!("warming up {}, {}", side.name, case.name());
             let body = workload.borrow_mut().next(case, &side.url);
-            let tokens = Connection::open(side.address).await?.chat(body).await?.prompt_tokens;
-            let range =
-                if case.has_image() { tokens..=tokens } else { PROMPT_TOKENS - TOLERANCE..=PROMPT_TOKENS + TOLERANCE };
+            let range = case.prompt_tokens(Connection::open(side.address).await?.chat(body).await?.prompt_tokens);
             let mut answered = 0;
             for _ in 0..WARM_UP_AT_MOST {
-                answered +=
-                    load::run(side, workload, case, CLIENTS[1], WARM_UP, &range).await?.answered.latencies.len();
+                let outcome = load::run(side, workload, case, WARM_UP_CLIENTS, WARM_UP, &range).await?;
+                answered += outcome.answered.latencies.len();
                 if case != Case::Distinct || answered >= WARM_UP_IMAGES {
                     break;
                 }
@@ -113,35 +156,15 @@ pub(crate) async fn measure(
             expected.insert((index, number), range);
         }
     }
-    let mut outcomes: BTreeMap<(usize, usize, usize), Vec<Outcome>> = BTreeMap::new();
-    for round in 0..rounds {
-        eprintln!("round {} of {rounds}", round + 1);
-        for (number, case) in Case::ALL.into_iter().enumerate() {
-            for clients in CLIENTS {
-                for turn in 0..sides.len() {
-                    let index = (turn + round) % sides.len();
-                    let range = &expected[&(index, number)];
-                    let outcome = load::run(&mut sides[index], workload, case, clients, MEASURED, range).await?;
-                    outcomes.entry((number, clients, index)).or_default().push(outcome);
-                }
-            }
-        }
-    }
-    let mut values = Vec::new();
-    for ((number, clients, side), outcomes) in &outcomes {
-        let case = Case::ALL[*number];
-        values.extend(summary(outcomes).map(|(metric, value)| Value {
-            case,
-            clients: Some(*clients),
-            side: *side,
-            metric,
-            value,
-        }));
-    }
-    Ok(values)
+    Ok(expected)
 }
 
-fn summary(outcomes: &[Outcome]) -> [(&'static str, f64); 7] {
+/// What is asked for: requests, or the tokens of a stream.
+fn work(case: Case, outcome: &Outcome) -> f64 {
+    if case == Case::Streaming { outcome.answered.tokens as f64 } else { outcome.answered.latencies.len() as f64 }
+}
+
+fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
     let requests = |outcome: &Outcome| outcome.answered.latencies.len() as f64;
     let of = |number: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(number).collect());
     let mut latencies: Vec<Duration> =
@@ -150,15 +173,37 @@ fn summary(outcomes: &[Outcome]) -> [(&'static str, f64); 7] {
     let quantile = |part: f64| {
         latencies.get((latencies.len() as f64 * part) as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
     };
-    [
-        ("requests per CPU second", of(&|it| requests(it) / it.cpu.as_secs_f64())),
-        ("CPU per request", of(&|it| it.cpu.as_secs_f64() * 1e3 / requests(it))),
-        ("requests per second", of(&|it| requests(it) / it.answered.wall.as_secs_f64())),
+    let per_cpu = of(&|it| work(case, it) / it.cpu.as_secs_f64());
+    let cpu = of(&|it| it.cpu.as_secs_f64() / work(case, it));
+    let rate = of(&|it| work(case, it) / it.answered.wall.as_secs_f64());
+    let mut values = if case == Case::Streaming {
+        vec![
+            ("output tokens per CPU second", per_cpu),
+            ("CPU per output token", cpu * 1e6),
+            ("output tokens per second", rate),
+        ]
+    } else {
+        vec![("requests per CPU second", per_cpu), ("CPU per request", cpu * 1e3), ("requests per second", rate)]
+    };
+    values.extend([
         ("latency p50", quantile(0.5)),
         ("latency p99", quantile(0.99)),
         ("origin requests per request", of(&|it| it.origin as f64 / requests(it))),
+        ("engines", of(&|it| it.engines.as_secs_f64() / it.answered.wall.as_secs_f64())),
         ("load generator", of(&|it| it.answered.cpu.as_secs_f64() / it.answered.wall.as_secs_f64())),
-    ]
+    ]);
+    values
+}
+
+/// Our CPU time for the same work as a part of theirs: the median over the rounds, in each of which both were asked equally often.
+fn share(case: Case, ours: &[Outcome], theirs: &[Outcome], rounds: usize) -> f64 {
+    let cpu = |outcomes: &[Outcome]| {
+        let cpu: f64 = outcomes.iter().map(|it| it.cpu.as_secs_f64()).sum();
+        cpu / outcomes.iter().map(|it| work(case, it)).sum::<f64>()
+    };
+    let rounds = [ours, theirs].map(|outcomes| outcomes.chunks(outcomes.len() / rounds));
+    let [ours, theirs] = rounds;
+    median(ours.zip(theirs).map(|(ours, theirs)| cpu(ours) / cpu(theirs)).collect())
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {

@@ -1,33 +1,52 @@
-//! `chiasm serve` before an engine of its own process.
+//! `chiasm serve` before engines of processes of their own: ours, and the baseline that is a binary of another commit.
 
 use std::error::Error;
+use std::path::Path;
 
 use crate::origin::Origin;
 use crate::program::Program;
 use crate::side::{Inputs, RECEIVER_CACHE_GB, Side, command, engine_arguments, free_address};
-use crate::workload::MODEL;
+use crate::workload::{MODEL, Pace};
 
-pub(crate) fn start(inputs: &Inputs, origin: &Origin) -> Result<Side, Box<dyn Error>> {
+/// Side of the binary that is measured.
+pub(crate) const OURS: &str = "chiasm";
+/// Side of the binary that it is compared with.
+pub(crate) const BASELINE: &str = "chiasm (baseline)";
+
+/// Both sides have the engines of our binary, so that only frontends differ.
+pub(crate) fn start(
+    inputs: &Inputs,
+    (name, program): (&str, &Path),
+    pace: Pace,
+    origin: &Origin,
+) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
-    let handshake = format!("tcp://{}", free_address()?);
-    let mut engine = command(&inputs.chiasm);
-    engine.args(engine_arguments(inputs)).args(["--handshake", &handshake]);
-    let mut frontend = command(&inputs.chiasm);
-    frontend.arg("serve").arg(&inputs.model).args([
-        "--served-model-name",
-        MODEL,
-        "--port",
-        &address.port().to_string(),
-    ]);
+    // As many streams in a step as there are clients: that is one engine.
+    let count = if pace == Pace::Steps { 1 } else { inputs.engines };
+    let (mut engines, mut handshakes) = (Vec::new(), Vec::new());
+    for number in 0..count {
+        let handshake = format!("tcp://{}", free_address()?);
+        let mut engine = command(&inputs.chiasm);
+        engine.args(engine_arguments(inputs, pace)).args(["--handshake", &handshake]);
+        engines.push(Program::start(&format!("{name} engine {number}"), &mut engine, &inputs.scratch)?);
+        handshakes.push(handshake);
+    }
+    let mut frontend = command(program);
+    frontend.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]);
+    frontend.args(["--port", &address.port().to_string(), "--attach", &handshakes.join(",")]);
+    // By default there is 1 GiB more shared memory than an engine caches; here all engines together have that.
+    let arena = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / count as f64;
+    frontend.args(["--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &format!("{arena:.2}")]);
     // The origin is on this machine.
-    frontend.args(["--attach", &handshake, "--receiver-cache-gb", RECEIVER_CACHE_GB, "--allow-private-media"]);
+    frontend.arg("--allow-private-media");
     Ok(Side {
-        name: "chiasm".to_owned(),
+        name: name.to_owned(),
         address,
         url: origin.url(),
         counts_images: true,
-        frontend: Program::start("chiasm", &mut frontend, &inputs.scratch)?,
+        frontend: Program::start(name, &mut frontend, &inputs.scratch)?,
         children: 0,
-        engine: Some(Program::start("chiasm-engine", &mut engine, &inputs.scratch)?),
+        engines,
+        tells_engines: true,
     })
 }

@@ -1,5 +1,6 @@
 //! A program beside this one: started, waited for, its CPU time read, ended.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,19 +17,19 @@ const TAIL: usize = 15;
 
 /// Ends with this value, but not with a killed bench: then the terminal's signal reaches it, as it is in the same group.
 pub(crate) struct Program {
-    name: &'static str,
+    name: String,
     child: Child,
     log: PathBuf,
 }
 
 impl Program {
     /// Starts it with its output in a file of `dir`.
-    pub(crate) fn start(name: &'static str, command: &mut Command, dir: &Path) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn start(name: &str, command: &mut Command, dir: &Path) -> Result<Self, Box<dyn Error>> {
         let log = dir.join(format!("{name}.log"));
         let file = File::create(&log)?;
         let child = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).spawn();
         let child = child.map_err(|error| format!("could not start {}: {error}", command.get_program().display()))?;
-        Ok(Self { name, child, log })
+        Ok(Self { name: name.to_owned(), child, log })
     }
 
     /// # Errors
@@ -49,20 +50,53 @@ impl Program {
         format!("{} {what}; the end of its log:\n{tail}", self.name).into()
     }
 
-    /// CPU time of all its threads since its start, ended ones too, without its children. In steps of 10 ms.
-    pub(crate) fn cpu(&self) -> Result<Duration, Box<dyn Error>> {
-        let fields = stat(self.child.id())?;
-        // `utime` and `stime`, 14 and 15 in proc_pid_stat(5); the first two are cut off.
-        let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
-        Ok(Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64))
+    /// CPU time of all its threads, without its children.
+    pub(crate) fn cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
+        CpuTime::of([self.child.id()])
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Processes that it has started and that still run.
-    pub(crate) fn children(&self) -> Result<usize, Box<dyn Error>> {
+    pub(crate) fn children(&self) -> Result<Vec<u32>, Box<dyn Error>> {
         let parent = self.child.id().to_string();
         let ids = fs::read_dir("/proc")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         // `ppid` is the fourth. Who has gone since has no file.
-        Ok(ids.filter(|&id: &u32| stat(id).is_ok_and(|fields| fields[1] == parent)).count())
+        Ok(ids.filter(|&id: &u32| stat(id).is_ok_and(|fields| fields[1] == parent)).collect())
+    }
+}
+
+/// CPU time of threads so far, user and system, by their ids. To the nanosecond, where that of a process is told in steps of 10 ms,
+/// which is a tenth of what a frontend spends while it is measured on a busy machine.
+pub(crate) struct CpuTime(BTreeMap<u32, Duration>);
+
+impl CpuTime {
+    /// All threads of these processes.
+    pub(crate) fn of(processes: impl IntoIterator<Item = u32>) -> Result<Self, Box<dyn Error>> {
+        let mut times = BTreeMap::new();
+        for process in processes {
+            for thread in fs::read_dir(format!("/proc/{process}/task"))? {
+                let thread = thread?;
+                // One that has just ended has no file any more.
+                let Ok(text) = fs::read_to_string(thread.path().join("schedstat")) else { continue };
+                let spent = text.split(' ').next().ok_or("/proc/PID/task/TID/schedstat has another form")?;
+                let id = thread.file_name().to_string_lossy().parse()?;
+                times.insert(id, Duration::from_nanos(spent.parse()?));
+            }
+        }
+        if times.is_empty() {
+            return Err("the kernel does not tell what threads spend (CONFIG_SCHED_INFO)".into());
+        }
+        Ok(Self(times))
+    }
+
+    /// What was spent since `earlier`, but by threads that have ended: those of all sides end when they had nothing to do for
+    /// seconds, which is longer than a measurement.
+    pub(crate) fn since(&self, earlier: &Self) -> Duration {
+        let spent = |(id, time): (&u32, &Duration)| time.saturating_sub(earlier.0.get(id).copied().unwrap_or_default());
+        self.0.iter().map(spent).sum()
     }
 }
 

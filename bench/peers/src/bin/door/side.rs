@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::client::Connection;
-use crate::program::Program;
-use crate::workload::{Case, Workload};
+use crate::program::{CpuTime, Program};
+use crate::workload::{Case, Pace, Workload};
 
 /// How long a side may take to serve its first request. Python imports much.
 const START: Duration = Duration::from_secs(120);
@@ -17,17 +17,26 @@ const POLL: Duration = Duration::from_millis(100);
 
 /// What the sides are started with.
 pub(crate) struct Inputs {
-    /// Our binary: frontend and simulated engine.
+    /// Our binary: a frontend, and the simulated engine of all sides that have vLLM's wire.
     pub(crate) chiasm: PathBuf,
-    /// From the wheel of vLLM.
-    pub(crate) vllm_rs: PathBuf,
-    /// Where libturbojpeg is, if not where the loader looks anyway: what `vllm-rs` decodes with if it finds it.
-    pub(crate) libraries: Option<PathBuf>,
-    /// One that has Dynamo.
-    pub(crate) python: PathBuf,
+    /// Engines before which `chiasm` and its baseline stand when these wait for nothing.
+    pub(crate) engines: usize,
+    /// The binary of another commit: a frontend to compare ours with.
+    pub(crate) baseline: Option<PathBuf>,
+    pub(crate) peers: Option<Peers>,
     pub(crate) model: PathBuf,
     /// For logs and scripts.
     pub(crate) scratch: PathBuf,
+}
+
+/// Other projects' frontends.
+pub(crate) struct Peers {
+    /// From the wheel of vLLM, and its version.
+    pub(crate) vllm_rs: (PathBuf, String),
+    /// Where libturbojpeg is, if not where the loader looks anyway: what `vllm-rs` decodes with if it finds it.
+    pub(crate) libraries: Option<PathBuf>,
+    /// A Python that has Dynamo, and Dynamo's version.
+    pub(crate) dynamo: (PathBuf, String),
 }
 
 pub(crate) struct Side {
@@ -40,8 +49,10 @@ pub(crate) struct Side {
     pub(crate) frontend: Program,
     /// Processes that the frontend itself starts: its engine.
     pub(crate) children: usize,
-    /// Its engine, if the frontend has not started it. Ended after the frontend.
-    pub(crate) engine: Option<Program>,
+    /// Its engines, if the frontend has not started them. Ended after the frontend.
+    pub(crate) engines: Vec<Program>,
+    /// Whether it tells how many of them are ready.
+    pub(crate) tells_engines: bool,
 }
 
 impl Side {
@@ -50,7 +61,7 @@ impl Side {
         let start = Instant::now();
         loop {
             self.frontend.check()?;
-            if let Some(engine) = &mut self.engine {
+            for engine in &mut self.engines {
                 engine.check()?;
             }
             match self.try_once(workload).await {
@@ -61,10 +72,15 @@ impl Side {
                 Err(_) => tokio::time::sleep(POLL).await,
             }
         }
-        match self.frontend.children()? {
+        match self.frontend.children()?.len() {
             children if children == self.children => Ok(()),
             children => Err(format!("{} runs {children} processes, whose CPU time would not count", self.name).into()),
         }
+    }
+
+    /// CPU time of its engines so far: those beside the frontend, or those that it has started.
+    pub(crate) fn engines_cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
+        CpuTime::of(self.engines.iter().map(Program::id).chain(self.frontend.children()?))
     }
 
     async fn try_once(&self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
@@ -72,21 +88,27 @@ impl Side {
         if !connection.serves_the_model().await? {
             return Err("it does not know the model".into());
         }
+        if self.tells_engines && connection.ready_engines().await? < self.engines.len() as u64 {
+            return Err("not all engines are ready".into());
+        }
         let body = workload.borrow_mut().next(Case::Text, &self.url);
         connection.chat(body).await.map(drop)
     }
 }
 
-/// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is measured.
-pub(crate) fn engine_arguments(inputs: &Inputs) -> Vec<String> {
+/// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is measured, or one that takes
+/// the time of its steps and none for prompts.
+pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace) -> Vec<String> {
     let model = inputs.model.display().to_string();
-    ["sim-engine", "--model", &model, "--receiver-cache-gb", RECEIVER_CACHE_GB, "--sim-speedup", "1000000"]
-        .map(str::to_owned)
-        .into()
+    let pace = match pace {
+        Pace::Unbounded => ["--sim-speedup", "1000000"].as_slice(),
+        Pace::Steps => &["--sim-decode-rate", "100", "--sim-prefill-rate", "1000000000"],
+    };
+    let arguments = [&["sim-engine", "--model", &model, "--receiver-cache-gb", RECEIVER_CACHE_GB], pace].concat();
+    arguments.into_iter().map(str::to_owned).collect()
 }
 
 /// Enough for the repeated image, and soon full of distinct ones, as it is in an engine that has run for a while: of 40 here.
-/// Our frontend's shared memory is 1 GiB more.
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
 
 /// One that nobody listens on now.

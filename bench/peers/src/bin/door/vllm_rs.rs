@@ -7,19 +7,19 @@ use std::path::PathBuf;
 
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Inputs, Side, command, engine_arguments, free_address};
-use crate::workload::MODEL;
+use crate::side::{Inputs, Peers, Side, command, engine_arguments, free_address};
+use crate::workload::{MODEL, Pace};
 
 /// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that is for examples (RFC 5737),
 /// and the origin as its proxy: it opens the same connection and gets the same answers.
 const PUBLIC_URL: &str = "http://203.0.113.10/picture.jpg";
 
-pub(crate) fn start(inputs: &Inputs, version: &str, origin: &Origin) -> Result<Side, Box<dyn Error>> {
-    let address = free_address()?;
-    let mut frontend = command(&inputs.vllm_rs);
-    frontend.env("VLLM_RS_PYTHON", engine_script(inputs)?).arg("serve").arg(&inputs.model);
+pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin) -> Result<Side, Box<dyn Error>> {
+    let ((program, version), address) = (&peers.vllm_rs, free_address()?);
+    let mut frontend = command(program);
+    frontend.env("VLLM_RS_PYTHON", engine_script(inputs, pace)?).arg("serve").arg(&inputs.model);
     frontend.env("http_proxy", format!("http://{}", origin.address()));
-    if let Some(libraries) = &inputs.libraries {
+    if let Some(libraries) = &peers.libraries {
         frontend.env("LD_LIBRARY_PATH", libraries);
     }
     frontend.args(["--served-model-name", MODEL, "--port", &address.port().to_string()]);
@@ -30,14 +30,15 @@ pub(crate) fn start(inputs: &Inputs, version: &str, origin: &Origin) -> Result<S
         counts_images: true,
         frontend: Program::start("vllm-rs", &mut frontend, &inputs.scratch)?,
         children: 1,
-        engine: None,
+        engines: Vec::new(),
+        tells_engines: false,
     })
 }
 
 /// Stands for the Python that is called as `python -m … --data-parallel-address HOST --data-parallel-rpc-port PORT …`.
-fn engine_script(inputs: &Inputs) -> Result<PathBuf, Box<dyn Error>> {
+fn engine_script(inputs: &Inputs, pace: Pace) -> Result<PathBuf, Box<dyn Error>> {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
-    let engine: Vec<String> = engine_arguments(inputs).iter().map(|argument| quoted(argument)).collect();
+    let engine: Vec<String> = engine_arguments(inputs, pace).iter().map(|argument| quoted(argument)).collect();
     let script = format!(
         r#"#!/bin/sh
 while [ $# -gt 1 ]; do

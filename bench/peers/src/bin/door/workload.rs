@@ -1,7 +1,9 @@
-//! Who asks what: five cases, and the next request of each.
+//! Who asks what: six cases, and the next request of each.
 
 use std::error::Error;
+use std::ops::RangeInclusive;
 use std::path::Path;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -16,9 +18,15 @@ use crate::words::Words;
 /// The name under which all sides serve the model.
 pub(crate) const MODEL: &str = "door";
 /// As few as make a stream of a few steps: this is about what comes before the first token.
-const ANSWER_TOKENS: u32 = 4;
+const ANSWER_TOKENS: u64 = 4;
+/// So many that what comes before the first of them hardly counts.
+const STREAM_TOKENS: u64 = 128;
+/// Words of the prompt before such a stream.
+const STREAM_WORDS: usize = 16;
 /// Tokens of a text prompt, with what the chat template adds.
 pub(crate) const PROMPT_TOKENS: u64 = 1_000;
+/// A text prompt may be so much shorter or longer than it should.
+const TOLERANCE: u64 = 100;
 /// The part of it that is a system prompt, where there is one.
 const SYSTEM_PART: f64 = 0.7;
 /// Any.
@@ -37,11 +45,27 @@ pub(crate) enum Case {
     Text,
     /// A new text in every request after a system prompt that all have.
     TextAfterSystem,
+    /// A short text, and an answer that is streamed token by token.
+    Streaming,
+}
+
+/// How fast an engine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// It waits for nothing.
+    Unbounded,
+    /// 100 steps per second, in each of which every stream gets a token.
+    Steps,
 }
 
 impl Case {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::RepeatedInline, Self::RepeatedUrl, Self::Distinct, Self::Text, Self::TextAfterSystem];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::RepeatedInline, Self::RepeatedUrl, Self::Distinct, Self::Text, Self::TextAfterSystem, Self::Streaming];
+
+    /// Cases that are measured before engines of this pace.
+    pub(crate) fn at(pace: Pace) -> Vec<Self> {
+        Self::ALL.into_iter().filter(|case| case.pace() == pace).collect()
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -50,7 +74,37 @@ impl Case {
             Self::Distinct => "distinct images, data URI",
             Self::Text => "1k-token text",
             Self::TextAfterSystem => "1k-token text, shared system prompt",
+            Self::Streaming => "streaming",
         }
+    }
+
+    pub(crate) fn pace(self) -> Pace {
+        if self == Self::Streaming { Pace::Steps } else { Pace::Unbounded }
+    }
+
+    /// Clients at once, one measurement for each number.
+    pub(crate) fn clients(self) -> &'static [usize] {
+        if self == Self::Streaming { &[64] } else { &[1, 16, 64] }
+    }
+
+    /// For how long a side is asked each time it is measured. A stream takes 1.3 s: each client opens two.
+    pub(crate) fn time(self) -> Duration {
+        Duration::from_millis(if self == Self::Streaming { 1_500 } else { 800 })
+    }
+
+    /// Prompt tokens that a request of this case may have, if one had `counted`.
+    pub(crate) fn prompt_tokens(self, counted: u64) -> RangeInclusive<u64> {
+        match self {
+            Self::Text | Self::TextAfterSystem => PROMPT_TOKENS - TOLERANCE..=PROMPT_TOKENS + TOLERANCE,
+            // The words of a short text are of one token or of two.
+            Self::Streaming => 1..=PROMPT_TOKENS,
+            Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
+        }
+    }
+
+    /// Tokens that an answer may have. Dynamo's mocker ends some of them early.
+    pub(crate) fn answer_tokens(self) -> RangeInclusive<u64> {
+        if self == Self::Streaming { STREAM_TOKENS..=STREAM_TOKENS } else { 1..=ANSWER_TOKENS }
     }
 
     pub(crate) fn has_image(self) -> bool {
@@ -127,6 +181,13 @@ impl Workload {
                 let own = self.length - (self.length as f64 * SYSTEM_PART) as usize;
                 let (system, text) = (&self.system, self.words.text(own, &mut self.rng));
                 chat(&format!(r#"{{"role":"system","content":"{system}"}},{{"role":"user","content":"{text}"}}"#))
+            }
+            Case::Streaming => {
+                let text = self.words.text(STREAM_WORDS, &mut self.rng);
+                let body = format!(
+                    r#"{{"model":"{MODEL}","max_tokens":{STREAM_TOKENS},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":"{text}"}}]}}"#
+                );
+                [Bytes::from(body)].into()
             }
         }
     }

@@ -1,0 +1,114 @@
+//! One run of the door benchmark: what it needs is made ready, the program `door` measures, its results are told.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::bench_peers::door::{self, BASELINE};
+use crate::bench_peers::load::Load;
+use crate::bench_peers::{Bench, MANIFEST, built, door_inputs, door_note, door_peers, peers, row, turbojpeg, write};
+use crate::child;
+use crate::error::Error;
+use crate::test_run::cargo;
+use crate::vllm_env::Setup;
+
+/// Which frontends are measured, and before how many engines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sides {
+    /// A `chiasm` of another commit.
+    pub(crate) baseline: Option<PathBuf>,
+    /// Whether peers are measured although there is a baseline.
+    pub(crate) with_peers: bool,
+    /// Simulated engines of each `chiasm`, where they wait for nothing.
+    pub(crate) engines: u32,
+}
+
+impl Default for Sides {
+    fn default() -> Self {
+        // One is busier with small requests than our frontend, which would wait for it; two cores have room for three.
+        Self { baseline: None, with_peers: false, engines: 3 }
+    }
+}
+
+impl Sides {
+    fn has_peers(&self) -> bool {
+        self.with_peers || self.baseline.is_none()
+    }
+
+    /// How the names of those that we are compared with begin.
+    fn others(&self) -> Vec<&'static str> {
+        let peers = self.has_peers().then_some(door::PEERS);
+        peers.into_iter().flatten().chain(self.baseline.is_some().then_some(BASELINE)).collect()
+    }
+}
+
+/// Runs it. The note is written if peers were measured; a comparison with a baseline is told and not kept.
+pub(crate) fn run(setup: &Setup, rounds: u32, json: bool, sides: &Sides) -> Result<(), Error> {
+    if let Some(path) = sides.baseline.as_ref().filter(|path| !path.is_file()) {
+        return Err(Error::MissingFile { path: path.clone() });
+    }
+    let mut flags: Vec<(&str, PathBuf)> = Vec::new();
+    if sides.has_peers() {
+        let others = door_peers::ensure(setup)?;
+        flags.extend([
+            ("--vllm-rs", others.vllm_rs()),
+            ("--vllm", door_peers::VLLM.into()),
+            // Without it vllm-rs would decode JPEG files with something slower.
+            ("--libraries", turbojpeg::ensure(setup)?),
+            ("--python", others.python()),
+            ("--dynamo", door_peers::DYNAMO.into()),
+        ]);
+    }
+    flags.extend(sides.baseline.iter().map(|path| ("--baseline", path.clone())));
+    let inputs = door_inputs::ensure(setup)?;
+    let program = peers::build(setup, door::BENCH)?;
+    flags.extend([
+        ("--chiasm", chiasm(setup)?),
+        ("--engines", sides.engines.to_string().into()),
+        ("--model", inputs.join("model")),
+        ("--pictures", inputs.join("pictures")),
+        ("--rounds", rounds.to_string().into()),
+    ]);
+    let mut measure = Command::new(program);
+    measure.arg("run").stdin(Stdio::null());
+    for (flag, value) in flags {
+        measure.arg(flag).arg(value);
+    }
+    let load = Load::now();
+    let measurements = door::parse(&peers::lines(&mut measure, "door run")?)?;
+    let rows = door::rows(&measurements, rounds, sides.engines, load);
+    door::complete(&rows, &sides.others())?;
+    if sides.baseline.is_some() {
+        setup.output.say(&door_note::baseline(&rows))?;
+    }
+    if sides.has_peers() {
+        let written = write(setup, Bench::Door, &rows, &door_note::write(&rows), json)?;
+        return setup.output.say(&written);
+    }
+    for line in row::lines(&rows).into_iter().flatten().filter(|_| json) {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+/// Builds this checkout's.
+fn chiasm(setup: &Setup) -> Result<PathBuf, Error> {
+    let manifest = setup.workspace.file(MANIFEST)?;
+    setup.output.say("building chiasm")?;
+    let mut build = cargo(&setup.workspace);
+    build.args(["build", "--release", "--locked", "--workspace", "--bin", "chiasm"]);
+    child::run(&mut build, "cargo build of chiasm", &setup.output, &setup.cancel)?;
+    Ok(built::target_directory(setup, &manifest)?.join("release/chiasm"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_a_baseline_peers_take_part_when_told() {
+        assert_eq!(Sides::default().others(), ["vllm-rs", "Dynamo"]);
+        let sides = Sides { baseline: Some("other".into()), ..Sides::default() };
+        assert_eq!(sides.others(), [BASELINE]);
+        assert_eq!(Sides { with_peers: true, ..sides }.others(), ["vllm-rs", "Dynamo", BASELINE]);
+    }
+}
