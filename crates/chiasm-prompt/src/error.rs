@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use chiasm_types::Modality;
+
 /// An error of this crate. [`PromptError::is_request_fault`] tells a bad request from a bad model directory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -100,16 +102,18 @@ pub enum PromptError {
     },
     /// The prompt has another number of image markers than images.
     #[error(
-        "the prompt holds {markers} image markers for {items} images; image tokens written into the text are not allowed, and the chat template must place each image once"
+        "the prompt holds {markers} {modality} markers for {items} {modality} items; {modality} tokens written into the text are not allowed, and the chat template must place each item once"
     )]
     MarkerCount {
+        /// What kind of items.
+        modality: Modality,
         /// Markers in the prompt.
         markers: usize,
-        /// Images in the request.
+        /// Items in the request.
         items: usize,
     },
     /// An item that expands to no token.
-    #[error("image {index} expands to no token; its plan is wrong")]
+    #[error("media item {index} expands to no token; its plan is wrong")]
     EmptyItem {
         /// The item's position, from 0.
         index: usize,

@@ -24,7 +24,7 @@
 //!     content: Some(ChatContent::Text("Hello!".into())),
 //!     ..ChatMessage::default()
 //! };
-//! let text = template.render(&[hello], "<|image_pad|>", &RenderOptions::default())?;
+//! let text = template.render(&[hello], &[], &RenderOptions::default())?;
 //! let prompt = tokenizer.encode(&text, false)?;
 //!
 //! let mut answer = Detokenizer::new(tokenizer.clone(), &prompt, true);
@@ -48,8 +48,8 @@ mod tokenizer;
 
 pub use detokenize::Detokenizer;
 pub use error::PromptError;
-pub use expand::{Expanded, Markers, expand};
+pub use expand::{Expanded, Item, Marker, Markers, expand};
 pub use message::{ChatContent, ChatMessage, ChatPart};
 pub use stop::{StopStep, StopStrings};
-pub use template::{ChatTemplate, ContentFormat, RenderLimits, RenderOptions};
+pub use template::{ChatTemplate, ContentFormat, MarkerText, RenderLimits, RenderOptions};
 pub use tokenizer::Tokenizer;

@@ -1,15 +1,17 @@
-//! A conversation as the chat template's user hands it over: parsed, with images reduced to their places.
+//! A conversation as the chat template's user hands it over: parsed, with media items reduced to their places.
 
+use chiasm_types::Modality;
 use serde_json::Value;
 
 /// One message of a conversation.
 ///
 /// ```
 /// use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+/// use chiasm_types::Modality;
 ///
 /// let message = ChatMessage {
 ///     role: "user".into(),
-///     content: Some(ChatContent::Parts(vec![ChatPart::Image, ChatPart::Text("What is this?".into())])),
+///     content: Some(ChatContent::Parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("What is this?".into())])),
 ///     ..ChatMessage::default()
 /// };
 /// assert_eq!(message.text_bytes(), 13);
@@ -43,12 +45,12 @@ pub enum ChatContent {
 pub enum ChatPart {
     /// Some text.
     Text(String),
-    /// The place of the next image.
-    Image,
+    /// The place of the next media item of this modality.
+    Media(Modality),
 }
 
 impl ChatMessage {
-    /// Bytes of text in the content, images not counted.
+    /// Bytes of text in the content, media items not counted.
     pub fn text_bytes(&self) -> usize {
         match &self.content {
             None => 0,
@@ -57,7 +59,7 @@ impl ChatMessage {
                 .iter()
                 .map(|part| match part {
                     ChatPart::Text(text) => text.len(),
-                    ChatPart::Image => 0,
+                    ChatPart::Media(_) => 0,
                 })
                 .sum(),
         }

@@ -16,6 +16,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use chiasm_types::Modality;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value as JinjaValue};
 use serde_json::{Map, Value};
@@ -87,6 +88,16 @@ impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ChatTemplate").field("format", &self.inner.format).finish_non_exhaustive()
     }
+}
+
+/// The text that stands for an item of one modality in a conversation whose content is one string, such as
+/// `<|image_pad|>` (vLLM's `get_placeholder_str` of the model class).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkerText<'a> {
+    /// What kind of item.
+    pub modality: &'a Modality,
+    /// The text, not empty.
+    pub text: &'a str,
 }
 
 /// How a conversation is rendered.
@@ -161,7 +172,7 @@ impl ChatTemplate {
 
     /// Renders a conversation.
     ///
-    /// `image_text` is the text that stands for an image where the template wants its content as one string; it is
+    /// `markers` are the texts that stand for media items where the template wants its content as one string; they are
     /// not used otherwise.
     ///
     /// The text of messages goes into the prompt as it is. If it holds the text of a special token, the tokenizer will
@@ -173,7 +184,7 @@ impl ChatTemplate {
     pub fn render(
         &self,
         messages: &[ChatMessage],
-        image_text: &str,
+        markers: &[MarkerText<'_>],
         options: &RenderOptions,
     ) -> Result<String, PromptError> {
         if messages.is_empty() {
@@ -182,7 +193,7 @@ impl ChatTemplate {
         if options.add_generation_prompt && options.continue_final_message {
             return Err(PromptError::ContinueAndGenerate);
         }
-        let dicts = conversation::to_dicts(messages, self.inner.format, image_text)?;
+        let dicts = conversation::to_dicts(messages, self.inner.format, markers)?;
         let mut dicts = developer::adapt(dicts, &self.inner.source);
         if !options.continue_final_message {
             return self.render_dicts(dicts, options);

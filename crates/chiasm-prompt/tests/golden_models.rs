@@ -6,10 +6,10 @@
 use std::path::PathBuf;
 
 use chiasm_prompt::{
-    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, Markers, RenderOptions, StopStrings,
-    Tokenizer, expand,
+    ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, Item, Marker, MarkerText, Markers,
+    RenderOptions, StopStrings, Tokenizer, expand,
 };
-use chiasm_types::{Placeholder, TokenId, TokenRun};
+use chiasm_types::{Modality, Placeholder, TokenId, TokenRun};
 use serde_json::{Map, Value};
 
 const MODELS: [&str; 9] =
@@ -47,7 +47,7 @@ fn message(body: &Value) -> ChatMessage {
     let text = |key: &str| body[key].as_str().map(str::to_owned);
     let part = |part: &Value| match part["type"].as_str().unwrap() {
         "text" => ChatPart::Text(part["text"].as_str().unwrap().to_owned()),
-        "image_url" => ChatPart::Image,
+        "image_url" => ChatPart::Media(Modality::Image),
         other => panic!("part of type {other}"),
     };
     ChatMessage {
@@ -91,7 +91,8 @@ fn chats_become_the_same_text_and_tokens() {
             count += 1;
             let request = &requests[case["name"].as_str().unwrap()];
             let messages: Vec<_> = list(request, "messages").iter().map(message).collect();
-            let rendered = template.render(&messages, json["image_text"].as_str().unwrap(), &options(request));
+            let marker = MarkerText { modality: &Modality::Image, text: json["image_text"].as_str().unwrap() };
+            let rendered = template.render(&messages, &[marker], &options(request));
             let matches = match (&rendered, case["error"].as_str()) {
                 (Ok(text), None) => {
                     *text == case["prompt"] && tokenizer.encode(text, false).unwrap() == tokens(&case["tokens"])
@@ -119,11 +120,14 @@ fn images_take_the_same_places() {
         for case in list(&json, "chats").iter().filter(|case| case.get("expanded").is_some()) {
             count += 1;
             let marker = TokenId(marker.unwrap() as u32);
-            let markers = Markers { marker: &[marker], joins: &[] };
+            let marker_tokens = [marker];
+            let of_image = Marker { modality: &Modality::Image, tokens: &marker_tokens };
+            let markers = Markers { of: &[of_image], joins: &[] };
             let places = list(case, "placeholders").iter().map(tokens).collect::<Vec<_>>();
             let places: Vec<_> = places.iter().map(|place| (place[0].0 as usize, place[1].0 as usize)).collect();
             let runs = |&(_, count): &(usize, usize)| vec![TokenRun { token: marker, count, embeds: true }];
             let items: Vec<_> = places.iter().map(runs).collect();
+            let items: Vec<_> = items.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
             let prompt = tokens(&case["tokens"]);
             if prompt.iter().filter(|token| **token == marker).count() > items.len() {
                 // vLLM lets a marker in the text take the image's place. We refuse it.

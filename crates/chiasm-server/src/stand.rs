@@ -72,7 +72,8 @@ pub(crate) fn broken_picture() -> Prompt {
 }
 
 fn about(url: String) -> Prompt {
-    let content = ChatContent::Parts(vec![ChatPart::Image, ChatPart::Text("what is this?".to_owned())]);
+    let content =
+        ChatContent::Parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("what is this?".to_owned())]);
     let message = ChatMessage {
         role: "user".to_owned(),
         content: Some(content),

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use chiasm_prompt::{Markers, expand};
-use chiasm_types::TokenId;
+use chiasm_prompt::{Item, Marker, Markers, expand};
+use chiasm_types::{Modality, TokenId};
 use chiasm_vision::{ImagePrompt, ImageSize, VisionModel, Vocabulary};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -90,7 +90,9 @@ fn line_breaks_around_images_join_as_in_vllm() {
         let runs: Vec<_> = runs.collect();
         let ImagePrompt { marker, joins, .. } = model.prompt();
         let tokens: Vec<_> = prompt.tokens.iter().copied().map(TokenId).collect();
-        let expanded = expand(&tokens, Markers { marker, joins }, &runs).unwrap();
+        let items: Vec<_> = runs.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
+        let of_image = Marker { modality: &Modality::Image, tokens: marker };
+        let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &items).unwrap();
         if prompt.expanded.is_empty() {
             // vLLM fails a prompt in which one line break follows an image; ours stays within its tokens.
             assert!(expanded.placeholders.iter().all(|place| place.offset + place.length <= expanded.tokens.len()));

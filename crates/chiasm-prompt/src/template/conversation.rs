@@ -1,8 +1,9 @@
 //! Messages as the chat template sees them: the dicts that vLLM builds (`vllm/renderers/chat_utils.py`, 0.32.0).
 
+use chiasm_types::Modality;
 use serde_json::{Map, Value, json};
 
-use super::ContentFormat;
+use super::{ContentFormat, MarkerText};
 use crate::{ChatContent, ChatMessage, ChatPart, PromptError};
 
 /// The first words of a line that one client puts at the head of its system message. It differs in every request, so
@@ -13,16 +14,21 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header";
 pub(super) fn to_dicts(
     messages: &[ChatMessage],
     format: ContentFormat,
-    image_text: &str,
+    markers: &[MarkerText<'_>],
 ) -> Result<Vec<Value>, PromptError> {
-    messages.iter().enumerate().map(|(index, message)| to_dict(index, message, format, image_text)).collect()
+    messages.iter().enumerate().map(|(index, message)| to_dict(index, message, format, markers)).collect()
 }
 
-fn to_dict(index: usize, message: &ChatMessage, format: ContentFormat, image_text: &str) -> Result<Value, PromptError> {
+fn to_dict(
+    index: usize,
+    message: &ChatMessage,
+    format: ContentFormat,
+    markers: &[MarkerText<'_>],
+) -> Result<Value, PromptError> {
     let parts = parts_of(message);
     let mut content = match format {
         ContentFormat::Parts => Value::Array(parts.iter().map(part_dict).collect()),
-        ContentFormat::String => Value::String(joined(index, &parts, image_text)?),
+        ContentFormat::String => Value::String(joined(index, &parts, markers)?),
     };
     let mut dict = Map::new();
     let mut extra = None;
@@ -31,7 +37,7 @@ fn to_dict(index: usize, message: &ChatMessage, format: ContentFormat, image_tex
         "tool" => {
             extra = message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id)));
             // Most templates take a tool's answer for a string, whatever they take elsewhere.
-            if format == ContentFormat::Parts && !parts.contains(&ChatPart::Image) {
+            if format == ContentFormat::Parts && !parts.iter().any(|part| matches!(part, ChatPart::Media(_))) {
                 content = Value::String(texts(&parts).join("\n"));
             }
         }
@@ -69,33 +75,44 @@ fn parts_of(message: &ChatMessage) -> Vec<ChatPart> {
 fn part_dict(part: &ChatPart) -> Value {
     match part {
         ChatPart::Text(text) => json!({"type": "text", "text": text}),
-        ChatPart::Image => json!({"type": "image"}),
+        ChatPart::Media(modality) => json!({"type": modality.name()}),
     }
 }
 
 fn texts<'a>(parts: &'a [ChatPart]) -> Vec<&'a str> {
     let text = |part: &'a ChatPart| match part {
         ChatPart::Text(text) => Some(text.as_str()),
-        ChatPart::Image => None,
+        ChatPart::Media(_) => None,
     };
     parts.iter().filter_map(text).collect()
 }
 
-/// The texts, one per line, after as many placeholders as the texts do not hold already.
-fn joined(index: usize, parts: &[ChatPart], image_text: &str) -> Result<String, PromptError> {
+/// The texts, one per line, after as many markers of each modality as the texts do not hold already.
+fn joined(index: usize, parts: &[ChatPart], markers: &[MarkerText<'_>]) -> Result<String, PromptError> {
     let mut texts = texts(parts);
     // Empty parts leave no line here, though they stay in the list format.
     texts.retain(|text| !text.is_empty());
     let text = texts.join("\n");
-    let images = parts.iter().filter(|part| **part == ChatPart::Image).count();
-    if images == 0 {
+    let mut modalities: Vec<&Modality> = Vec::new();
+    for part in parts {
+        match part {
+            ChatPart::Media(modality) if !modalities.contains(&modality) => modalities.push(modality),
+            _ => {}
+        }
+    }
+    let mut lines = Vec::new();
+    for modality in modalities {
+        let marker = markers.iter().find(|marker| marker.modality == modality).map_or("", |marker| marker.text);
+        let items = parts.iter().filter(|part| matches!(part, ChatPart::Media(other) if other == modality)).count();
+        let present = text.matches(marker).count();
+        let Some(missing) = items.checked_sub(present) else {
+            return Err(PromptError::PlaceholderInText { index, placeholder: marker.to_owned() });
+        };
+        lines.extend(std::iter::repeat_n(marker, missing));
+    }
+    if lines.is_empty() {
         return Ok(text);
     }
-    let present = text.matches(image_text).count();
-    let Some(missing) = images.checked_sub(present) else {
-        return Err(PromptError::PlaceholderInText { index, placeholder: image_text.to_owned() });
-    };
-    let mut lines = vec![image_text; missing];
     if !text.is_empty() {
         lines.push(&text);
     }

@@ -28,7 +28,7 @@ fn hello() -> Vec<ChatMessage> {
 
 fn render(template: &str, kwargs: Value) -> Result<String, PromptError> {
     let options = RenderOptions { kwargs: kwargs.as_object().cloned().unwrap_or_default(), ..RenderOptions::default() };
-    compile(template)?.render(&hello(), "", &options)
+    compile(template)?.render(&hello(), &[], &options)
 }
 
 /// Templates on which minijinja can't be made to agree, or nobody has needed it. All but the last fail or are more lenient.
@@ -76,7 +76,7 @@ fn the_content_format_is_the_one_that_vllm_finds() {
 fn rendering_is_bounded_in_steps_and_bytes() {
     let limits = RenderLimits { fuel: 10_000, bytes: 1000 };
     let run = |template: &str| {
-        compile(template).unwrap().with_limits(limits).unwrap().render(&hello(), "", &RenderOptions::default())
+        compile(template).unwrap().with_limits(limits).unwrap().render(&hello(), &[], &RenderOptions::default())
     };
     let error = run("{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}").unwrap_err();
     assert!(matches!(error, PromptError::TemplateTooSlow { fuel: 10_000 }), "{error}");
@@ -128,13 +128,13 @@ fn an_invalid_time_format_is_an_error() {
 #[test]
 fn options_that_exclude_each_other_are_refused() {
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
-    let error = compile("{{ messages[0].content }}").unwrap().render(&hello(), "", &options).unwrap_err();
+    let error = compile("{{ messages[0].content }}").unwrap().render(&hello(), &[], &options).unwrap_err();
     assert!(matches!(error, PromptError::ContinueAndGenerate), "{error}");
 }
 
 #[test]
 fn no_message_is_an_error() {
-    let error = compile("x").unwrap().render(&[], "", &RenderOptions::default()).unwrap_err();
+    let error = compile("x").unwrap().render(&[], &[], &RenderOptions::default()).unwrap_err();
     assert!(matches!(error, PromptError::NoMessages), "{error}");
 }
 
@@ -147,7 +147,7 @@ fn tool_calls_of_another_shape_are_refused() {
         json!([{"id": "x", "type": "custom", "function": {"name": "f", "arguments": "{}"}}]),
     ] {
         let message = ChatMessage { role: "assistant".into(), tool_calls: Some(calls), ..ChatMessage::default() };
-        let error = compile("x").unwrap().render(&[message], "", &RenderOptions::default()).unwrap_err();
+        let error = compile("x").unwrap().render(&[message], &[], &RenderOptions::default()).unwrap_err();
         assert!(matches!(error, PromptError::BadToolCalls { index: 0 }), "{error}");
     }
 }

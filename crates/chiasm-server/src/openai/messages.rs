@@ -82,7 +82,7 @@ fn parse_part(part: Value, path: String, media: &mut Vec<MediaRef>) -> Result<Ch
         "text" | "input_text" => ChatPart::Text(fields.require("text")?),
         "image_url" | "input_image" => {
             media.push(parse_image(&mut fields)?);
-            ChatPart::Image
+            ChatPart::Media(Modality::Image)
         }
         _ => {
             let name = fields.name("type");

@@ -7,7 +7,7 @@ use axum::http::HeaderValue;
 use chiasm_backend::{JobItem, RequestId, TraceContext};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::{EncodedMedia, MediaName, MediaPart};
-use chiasm_prompt::{ChatMessage, Markers, RenderOptions, expand};
+use chiasm_prompt::{ChatMessage, Item, Marker, MarkerText, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
@@ -196,13 +196,15 @@ fn plan_chat(
         kwargs: chat.template_kwargs.clone(),
     };
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
-    let mut text = template.render(&chat.messages, image_prompt.map_or("", |prompt| prompt.text), &options)?;
+    let texts = image_prompt.map(|prompt| MarkerText { modality: &Modality::Image, text: prompt.text });
+    let mut text = template.render(&chat.messages, texts.as_slice(), &options)?;
     if let Some((from, to)) = image_prompt.and_then(|prompt| prompt.rewrite) {
         text = text.replace(from, to);
     }
     let tokens = model.tokenizer.encode(&text, false)?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();
+    let of_image = Marker { modality: &Modality::Image, tokens: marker };
     let for_class = |class: &PresentClass| -> Result<Planned, RequestError> {
         let settings = images.settings(&chat.processor_kwargs, class)?;
         let mut item_tokens = 0;
@@ -219,10 +221,10 @@ fn plan_chat(
             Ok(plan)
         };
         let items: Vec<ItemPlan> = media.iter().zip(&chat.media).map(plan).collect::<Result<_, _>>()?;
-        let runs: Vec<_> = items.iter().map(|item| item.runs.clone()).collect();
-        let expanded = expand(&tokens, Markers { marker, joins }, &runs)?;
+        let placed: Vec<_> = items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
+        let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &placed)?;
         check_tokens(&expanded.tokens, model.last_token())?;
-        Ok(planned(class, Arc::new(expanded.tokens), items.into_iter().zip(expanded.placeholders).collect(), salt))
+        Ok(planned(class, Arc::new(expanded.tokens), in_prompt_order(items, expanded.placeholders), salt))
     };
     that_fit(classes.iter().map(for_class).collect::<Result<_, _>>()?, classes)
 }
@@ -239,6 +241,13 @@ fn that_fit(mut plans: Vec<Planned>, classes: &[PresentClass]) -> Result<Vec<Pla
         }
         _ => Ok(plans),
     }
+}
+
+/// Items with their places, in the order of the prompt.
+fn in_prompt_order(items: Vec<ItemPlan>, placeholders: Vec<Placeholder>) -> Vec<(ItemPlan, Placeholder)> {
+    let mut placed: Vec<_> = items.into_iter().zip(placeholders).collect();
+    placed.sort_by_key(|(_, at)| at.offset);
+    placed
 }
 
 /// Adds the block keys, and what router and backend have to know of the items.
