@@ -65,7 +65,7 @@ const PLUGIN_PACKAGE: &str = "python/chiasm_vllm/chiasm_vllm/__init__.py";
 pub(crate) enum Bench {
     /// Image preprocessing: ours, `llm-multimodal` and `transformers` on the same files.
     Pixels,
-    /// From the frontend's memory into the engine: shared memory, messages, segments as Dynamo makes them.
+    /// The way of a tensor into the engine: shared memory, messages, segments as Dynamo makes them.
     Handoff,
     /// The prefix index and those of `dynamo-kv-router` on the same traces.
     Index,

@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// Lines of a log that go into an error message.
 const TAIL_LINES: usize = 20;
 
-/// Where progress and the output of children go.
+/// The destination of progress and of children's output.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
     /// All to standard error, so that standard output carries nothing but the command's result.

@@ -86,7 +86,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// For `map_err` on file operations: `action` completes "could not … PATH".
+    /// A function for `map_err` on file operations: `action` completes "could not … PATH".
     pub(crate) fn io(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { action, path, source }

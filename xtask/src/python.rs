@@ -7,7 +7,7 @@ use crate::error::Error;
 
 /// 3.11 is what the pins were tested with; vLLM 0.32 takes up to 3.14.
 const VERSIONS: std::ops::RangeInclusive<u32> = 11..=14;
-/// In the order of trial.
+/// Names of Python programs, in the order in which they are tried.
 const PROGRAMS: [&str; 2] = ["python3.11", "python3"];
 /// Both imports are what `python -m venv` needs; Debian packs them apart from Python.
 const QUESTION: &str = "import ensurepip, venv, sys; print('%d.%d' % sys.version_info[:2])";

@@ -1,4 +1,4 @@
-//! Where the repository and the user's cache are.
+//! Finds the repository and the user's cache.
 
 use std::env;
 use std::path::{Path, PathBuf};

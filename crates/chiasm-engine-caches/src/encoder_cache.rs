@@ -16,7 +16,7 @@ pub enum Encoded {
     Mismatch,
 }
 
-/// Which images' embeddings are there, in a least-recently-used cache with room for a number of embeddings.
+/// A least-recently-used cache that tells which items' embeddings an engine holds. Its capacity is a number of embeddings.
 ///
 /// Simpler than vLLM's `EncoderCacheManager`: an item that does not fit is computed every time instead of holding its request
 /// back, and items of running requests are not kept from leaving.

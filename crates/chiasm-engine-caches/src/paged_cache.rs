@@ -52,7 +52,7 @@ impl<H> Block<H> {
 #[derive(Debug)]
 pub struct PagedCache<H, S = RandomState> {
     block_size: usize,
-    /// By id. Those that were never used have no entry yet, nobody has the one at 0.
+    /// Blocks by id. One that was never used has no entry yet; 0 is the null block, which nobody holds.
     blocks: Vec<Block<H>>,
     /// The oldest block with each hash.
     oldest: HashMap<H, BlockId, S>,

@@ -1,4 +1,4 @@
-//! Where a frontend listens for one engine.
+//! The addresses at which a frontend listens for one engine.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -51,7 +51,7 @@ pub struct SocketDir {
 }
 
 impl SocketDir {
-    /// In the system's directory for temporary files, or in `/tmp` when socket paths there would be too long.
+    /// Makes one in the system's directory for temporary files, or in `/tmp` when socket paths there would be too long.
     pub fn new() -> Result<Self, EngineError> {
         let parent = std::env::temp_dir();
         // "/chiasm-" and six random characters, then "/" and a name
@@ -59,7 +59,11 @@ impl SocketDir {
         if longest <= MAX_SOCKET_PATH { Self::new_in(&parent) } else { Self::new_in(Path::new("/tmp")) }
     }
 
-    /// In a given directory.
+    /// Makes one in `parent`.
+    ///
+    /// # Errors
+    /// [`PathTooLong`](EngineError::PathTooLong) when the path of a socket in it could exceed what every system takes,
+    /// [`PrivateDir`](EngineError::PrivateDir) when it can't be made.
     pub fn new_in(parent: &Path) -> Result<Self, EngineError> {
         let made =
             tempfile::Builder::new().prefix("chiasm-").permissions(Permissions::from_mode(0o700)).tempdir_in(parent);

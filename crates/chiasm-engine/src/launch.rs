@@ -31,7 +31,7 @@ pub struct LaunchSpec {
     pub handshake: String,
     /// Capacity of the engine's receiver cache in GiB; 0 for none.
     pub receiver_cache_gb: f64,
-    /// Where it is to publish KV events, if at all.
+    /// The addresses at which it publishes KV events; `None` for an engine that publishes none.
     pub kv_events: Option<KvEventEndpoints>,
     /// The user's flags. Flags that are set here are refused.
     pub extra_args: Vec<String>,
@@ -41,12 +41,12 @@ pub struct LaunchSpec {
     pub gpus: Option<Vec<u32>>,
 }
 
-/// Where an engine publishes and replays KV events, as it binds them.
+/// The addresses at which an engine publishes and replays KV events, as it binds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventEndpoints {
-    /// PUB
+    /// The PUB socket, for events as they happen.
     pub publish: String,
-    /// ROUTER
+    /// The ROUTER socket, for events that a subscriber has missed.
     pub replay: String,
 }
 
@@ -64,7 +64,7 @@ impl KvEventEndpoints {
 }
 
 impl LaunchSpec {
-    /// Without KV events, a receiver cache or flags of the user.
+    /// A start without KV events, a receiver cache or flags of the user; set the fields to have them.
     pub fn new(name: &str, vllm: impl Into<PathBuf>, model: impl Into<PathBuf>, handshake: &str) -> Self {
         Self {
             name: name.to_owned(),

@@ -31,7 +31,7 @@ struct Entry {
 }
 
 impl ReceiverMirror {
-    /// Of an engine that has just started with a receiver cache of `capacity` bytes.
+    /// The mirror of an engine that has just started, whose receiver cache of `capacity` bytes is empty.
     pub fn new(capacity: u64) -> Self {
         Self { capacity, used: 0, entries: HashMap::new(), order: BTreeMap::new(), clock: 0 }
     }
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Which of the features still have data after a request was applied.
+    /// Applies a request, and says of each feature whether it still has data, so whether it is sent.
     fn sent(mirror: &mut ReceiverMirror, mut features: Vec<MmFeature>) -> Vec<bool> {
         assert_eq!(mirror.missing(&features), Vec::<String>::new());
         mirror.apply(&mut features);

@@ -79,7 +79,7 @@ fn lengths_that_reach_past_the_message_are_refused() {
 fn deep_nesting_does_not_exhaust_the_stack() {
     let deep: Bytes = vec![0x91; 1_000_000].into();
     decode_all(std::slice::from_ref(&deep));
-    // As a value that is passed over, and as one that is kept.
+    // The nesting stands once in a field that is passed over, once in one that is kept.
     let skipped = [&[0x9a, 0x00, 0x90, 0xc0, 0x00, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0][..], &deep].concat();
     assert!(output::decode(&[skipped.into()]).is_err());
     let kept = [&[0x95, 0x00, 0x90, 0xc0, 0x00, 0x93, 0x01, 0xc0, 0x92, 0xc0][..], &deep].concat();

@@ -1,4 +1,4 @@
-//! Where cargo puts what it builds.
+//! The directory into which cargo builds.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! From what the program `door` measured to rows, with the targets that the project has set itself.
+//! Turns what the program `door` measured into rows, with the targets that the project has set itself.
 
 use serde::Deserialize;
 
@@ -22,20 +22,20 @@ pub(crate) const ROUNDS: &str = "rounds";
 pub(crate) const OUR_ENGINES: &str = "engines of chiasm";
 /// Prompts whose lengths were compared (ours), and those with another one (the peer's).
 pub(crate) const DIFFERENT: &str = "prompts of another length";
-/// What has targets.
+/// The metric that has targets against peers.
 pub(crate) const PER_CPU: &str = "requests per CPU second";
 /// How often the origin of an image was asked for it.
 pub(crate) const ORIGIN: &str = "origin requests per request";
-/// What `PER_CPU` is where answers are long and streamed.
+/// The metric that takes the place of `PER_CPU` where answers are long and streamed.
 pub(crate) const TOKENS_PER_CPU: &str = "output tokens per CPU second";
-/// What may not exceed the baseline's.
+/// The metric of CPU time that is compared with the baseline's.
 const CPU: &str = "CPU per request";
 const TOKEN_CPU: &str = "CPU per output token";
 /// Measured in pairs: our CPU time as a part of the baseline's.
 const SHARE: &str = "our share of its CPU time";
 /// The case that stands for all of them.
 const ALL_CASES: &str = "all cases, geometric mean";
-/// By what factor our CPU time may.
+/// Most that our CPU time may be, in times of the baseline's.
 const BASELINE_TARGET: f64 = 1.03;
 
 /// What has to come out of a run, for each number of clients; Dynamo takes part in all but the last.
@@ -53,7 +53,7 @@ const STREAMING: &str = "streaming";
 #[derive(Debug, Deserialize)]
 pub(crate) struct Measurement {
     case: String,
-    /// None for what does not depend on it.
+    /// Number of clients that asked at once; none for a value that does not depend on it.
     clients: Option<u32>,
     side: String,
     metric: String,
@@ -68,7 +68,7 @@ pub(crate) struct Metric {
     more_is_better: Option<bool>,
 }
 
-/// In the order in which they are told.
+/// All metrics, in the order in which reports show them.
 pub(crate) const METRICS: [Metric; 11] = [
     Metric { name: PER_CPU, unit: "requests/s", more_is_better: Some(true) },
     Metric { name: CPU, unit: "ms", more_is_better: Some(false) },
@@ -85,7 +85,7 @@ pub(crate) const METRICS: [Metric; 11] = [
     Metric { name: "load generator", unit: "cores", more_is_better: None },
 ];
 
-/// By how much we want to beat a peer: the start of a case's name, the start of the peer's, the ratio.
+/// Ratios by which we want to beat peers: the start of a case's name, the start of the peer's, the ratio.
 const TARGETS: [(&str, &str, f64); 5] = [
     ("repeated image", VLLM_RS, 8.0),
     ("repeated image", DYNAMO, 4.0),

@@ -12,7 +12,7 @@ use crate::vllm_env::{Setup, isolate};
 
 /// The vLLM whose wheel holds `vllm-rs`. Its engines are 0.32's on the wire.
 pub(crate) const VLLM: &str = "0.33.0";
-/// As pinned in the list below.
+/// The version of Dynamo that [`REQUIREMENTS`] pins.
 pub(crate) const DYNAMO: &str = "1.6.1";
 
 /// What Dynamo runs on, every package pinned.

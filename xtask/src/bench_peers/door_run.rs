@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
-/// Which frontends are measured, and before how many engines.
+/// The frontends to measure, and the number of engines behind ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sides {
     /// A `chiasm` of another commit.

@@ -1,4 +1,4 @@
-//! From what the example `handoff` measured to rows, with the targets that the project has set itself.
+//! Turns what the example `handoff` measured into rows, with the targets that the project has set itself.
 
 use serde::Deserialize;
 
@@ -69,7 +69,7 @@ struct Measurement {
     case: String,
     way: String,
     ms: Vec<f64>,
-    /// Of ways that write the tensor apart from sending it.
+    /// Milliseconds that writing took in each round; empty for ways that do not write the tensor apart from sending it.
     write_ms: Vec<f64>,
     /// Whether the bytes that arrived were the image's, in every round.
     equal: bool,

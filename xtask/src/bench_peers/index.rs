@@ -1,4 +1,4 @@
-//! From what `index run` measured to rows, with the targets that the project has set itself.
+//! Turns what `index run` measured into rows, with the targets that the project has set itself.
 
 use serde::Deserialize;
 
@@ -42,7 +42,7 @@ pub(crate) struct Measurement {
 
 /// What a metric means.
 pub(crate) struct Metric {
-    /// As `index run` names it.
+    /// The name that `index run` gives it.
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
     /// How many of what was measured make one of the unit.

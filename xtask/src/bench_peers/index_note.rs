@@ -113,7 +113,7 @@ fn targets(rows: &[Row], text: &mut String) {
     }
 }
 
-/// What one of it costs both.
+/// Says what a missed metric costs both sides: time per block or prompt, or bytes per block held.
 fn profile(rows: &[Row], missed: &Row) -> String {
     let of = |metric: &str, peer: &str| {
         rows.iter().find(|row| row.case == missed.case && row.metric == metric && row.peer_name == peer)
@@ -171,7 +171,7 @@ fn table(case: &[Row], text: &mut String) {
             let theirs = rows.iter().find(|row| row.peer_name == *peer).and_then(|row| row.peer);
             push(text, format_args!(" {} |", theirs.map_or_else(String::new, |theirs| number(Some(theirs)))));
         }
-        // Against the best is the least.
+        // The least ratio is the one against the best peer.
         let ratio = rows.iter().filter_map(|row| row.ratio).reduce(f64::min);
         push(text, format_args!(" {} |\n", number(ratio)));
         if let Some(count) = ours("memory, own count").filter(|_| metric.name == MEMORY) {

@@ -15,7 +15,7 @@ const MANIFEST: &str = "bench/peers/Cargo.toml";
 /// The built program of the bench `pixels`.
 pub(crate) struct Pixels {
     program: PathBuf,
-    /// Where libturbojpeg is, if not where the loader looks anyway.
+    /// The folder of libturbojpeg, unless the loader finds the library by itself or there is none.
     libraries: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! From what `peers pixels` measured to rows, with the targets that the project has set itself.
+//! Turns what `peers pixels` measured into rows, with the targets that the project has set itself.
 
 use std::collections::BTreeMap;
 

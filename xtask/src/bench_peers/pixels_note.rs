@@ -105,7 +105,7 @@ fn targets(rows: &[Row], text: &mut String) {
     }
 }
 
-/// Where our time goes, and what would be left to gain: on the whole way, if all but decoding cost nothing.
+/// Says what took our time, and for the whole way, what would be left to gain if all but decoding cost nothing.
 fn profile(rows: &[Row], missed: &Row) -> String {
     let mut case = rows.iter().filter(|row| row.case == missed.case);
     let ours = |metric: &str| case.clone().find(|row| row.metric == metric && row.ours.is_some())?.ours;

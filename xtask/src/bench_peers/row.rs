@@ -16,7 +16,7 @@ pub(crate) struct Row {
     pub(crate) metric: String,
     pub(crate) unit: &'static str,
     pub(crate) ours: Option<f64>,
-    /// With its version.
+    /// Name and version of the peer.
     pub(crate) peer_name: String,
     pub(crate) peer: Option<f64>,
     /// How many times better we are than a peer; for a floor, which is a limit and no peer, how far we are above it.
@@ -56,7 +56,7 @@ pub(crate) struct Mandatory {
     pub(crate) lines: &'static [(&'static str, &'static str)],
 }
 
-/// Those that no row has both numbers of, in words.
+/// Names each mandatory comparison for which no row has both sides' numbers.
 pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
     let is_of = |row: &Row, peer: &str| {
         row.peer_name.strip_prefix(peer).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
@@ -75,7 +75,7 @@ pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
     missing
 }
 
-/// To three decimals, so that files stay readable.
+/// Rounds to three decimals, so that files stay readable.
 pub(crate) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }

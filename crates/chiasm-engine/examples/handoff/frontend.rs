@@ -54,7 +54,7 @@ impl Frontend {
         Ok(Self { client, arena, _engine: engine, cached: HashMap::new() })
     }
 
-    /// In a slot of the arena.
+    /// Hands an image over in a slot of the arena, and remembers its key for [`cached`](Self::cached).
     pub(crate) async fn shm(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
         let start = now();
@@ -69,7 +69,7 @@ impl Frontend {
         Ok(Handoff { ms: milliseconds(start, end), write_ms, equal: checksum == image.checksum })
     }
 
-    /// By its key alone: the image of this size that was in shared memory last.
+    /// Sends the key alone of the image of this size that was in shared memory last.
     pub(crate) async fn cached(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
         let (key, held) = self.cached.get(&image.patches()).ok_or("nothing is cached yet")?;
@@ -79,7 +79,7 @@ impl Frontend {
         Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == *held })
     }
 
-    /// Not at all.
+    /// Sends the prompt without an image, which is the part that every way has to pay.
     pub(crate) async fn text(&mut self, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
         request.mm_features.clear();
@@ -88,7 +88,7 @@ impl Frontend {
         Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: true })
     }
 
-    /// In the message, without a copy on our part.
+    /// Sends the tensor in the message, without a copy on our part.
     pub(crate) async fn inline(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
         let start = now();

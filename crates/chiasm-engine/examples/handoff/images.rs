@@ -7,11 +7,11 @@ pub(crate) const PATCH_BYTES: usize = 3 * 2 * 14 * 14;
 
 /// How large an image is.
 pub(crate) struct Size {
-    /// In 10⁶ bytes, within 1 %.
+    /// Length of the tensor in 10⁶ bytes, right within 1 %.
     pub(crate) name: &'static str,
-    /// In patches.
+    /// Rows of patches.
     pub(crate) height: usize,
-    /// In patches.
+    /// Patches per row.
     pub(crate) width: usize,
 }
 

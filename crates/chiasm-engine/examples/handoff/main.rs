@@ -53,9 +53,9 @@ enum Way {
     Cached,
     /// There is no image, only the prompt.
     Text,
-    /// As frames of the message, by our client.
+    /// Our client sends the tensor as a frame of the message.
     Inline,
-    /// The same by vLLM's own encoder and pyzmq.
+    /// vLLM's own encoder and pyzmq send the tensor as a frame of the message.
     Aux,
     /// A segment of its own, pickled.
     Pickle,
@@ -101,7 +101,7 @@ impl Way {
 
 /// One image handed over in one way.
 struct Handoff {
-    /// From the moment at which the frontend has the pixels to that at which the engine has the tensor.
+    /// Milliseconds between the frontend's having the pixels and the engine's having the tensor.
     ms: f64,
     /// The part of it in which the frontend writes the tensor, for ways that do so apart.
     write_ms: Option<f64>,
@@ -120,7 +120,7 @@ struct Measurement {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // On one of the runtime's threads, as requests are when `chiasm serve` submits them.
+    // A task runs on one of the runtime's threads, as requests do when `chiasm serve` submits them.
     match tokio::spawn(run()).await {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
@@ -196,7 +196,7 @@ fn shuffled(n: usize, seed: u64) -> Vec<usize> {
 struct Ways {
     frontend: Frontend,
     peers: Peers,
-    /// Where one copy goes.
+    /// The target of one copy, as long as the longest image.
     buffer: Vec<u8>,
     ring: Ring,
 }

@@ -33,7 +33,7 @@ impl Peers {
         &self.versions
     }
 
-    /// To the engine, as frames of a message.
+    /// Has the Python process send the image to the engine, as a frame of a message in vLLM's encoding.
     pub(crate) async fn aux(&mut self, image: &Image, id: String, frontend: &Frontend) -> Result<Handoff, Failure> {
         // The engine has a receiver cache for keys that begin so.
         let id = format!("peer-{id}");
@@ -43,7 +43,8 @@ impl Peers {
         Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == image.checksum })
     }
 
-    /// To its other process.
+    /// Has the Python process hand the image to its other process, through a segment of shared memory for this image alone.
+    /// `form` is `pickle` or `msgpack`.
     pub(crate) async fn segment(&mut self, form: &str, image: &Image, id: String) -> Result<Handoff, Failure> {
         let answer = self.ask(form, image, &id).await?;
         let (start, end) = answer["start"].as_i64().zip(answer["end"].as_i64()).ok_or("no time")?;
@@ -70,7 +71,7 @@ impl Starting {
     }
 }
 
-/// As much memory as the slots that the engine holds, used in turn as they are.
+/// Memory of the length of all slots that the engine holds, used in turn as they are.
 pub(crate) struct Ring {
     memory: Vec<u8>,
     next: usize,

@@ -14,7 +14,7 @@ use crate::Failure;
 /// Importing vLLM takes half a minute of a core's time, and two processes do it at once.
 pub(crate) const START: Duration = Duration::from_secs(240);
 
-/// Where everything is.
+/// Paths of what a script needs to run.
 pub(crate) struct Scripts {
     /// The interpreter.
     pub(crate) python: PathBuf,

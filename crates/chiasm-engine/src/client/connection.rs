@@ -45,7 +45,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// With the other end of its outbox.
+    /// A connection without requests, and the messages that it queues, which a task has to send.
     pub(super) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Outgoing>) {
         let (outbox, messages) = mpsc::unbounded_channel();
         let connection = Self {

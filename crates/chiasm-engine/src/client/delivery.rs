@@ -50,7 +50,7 @@ pub enum AttachError {
         "its plugin answers {answer}, layout {LAYOUT_VERSION} is needed; install the plugin that belongs to this Chiasm"
     )]
     Layout {
-        /// What it said.
+        /// The plugin's whole answer, which may name its layout.
         answer: String,
     },
 }

@@ -136,8 +136,8 @@ impl PendingEngine {
     }
 }
 
-/// Where the last connection that was accepted came from: the engine's, which has just spoken on it. Other events stay for
-/// who reads on.
+/// The address that the last TCP connection was accepted from: the engine's, which has just spoken on it. `None` where engines
+/// come by Unix sockets. Other events stay in the stream that is returned.
 fn last_peer(events: Events) -> (Option<IpAddr>, Events) {
     let (mut peer, mut others, mut events) = (None, Vec::new(), events);
     while let Some(Some(event)) = events.next().now_or_never() {

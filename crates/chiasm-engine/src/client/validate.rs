@@ -117,8 +117,8 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
     Ok(())
 }
 
-/// Where the placeholder's last embedding ends. Placeholders may share tokens that no item embeds: vLLM sends such for
-/// Gemma 3, whose line breaks around images become one token.
+/// Checks a placeholder and returns the end of its last embedding. Placeholders may share tokens that no item embeds: vLLM
+/// sends such for Gemma 3, whose line breaks around images become one token.
 fn position(feature: &MmFeature, prompt_len: usize, end_of_last: usize) -> Result<usize, String> {
     let position = &feature.position;
     let (offset, length) = (position.offset, position.length);

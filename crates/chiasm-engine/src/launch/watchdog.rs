@@ -42,7 +42,7 @@ impl Watchdog {
         }
     }
 
-    /// To be called when the group has ended: its number may be given to others.
+    /// Ends the watch without a signal to the group. Call it once the group has ended: its number may be given to others.
     pub(super) async fn dismiss(mut self) {
         if let Err(error) = self.0.kill().await {
             tracing::debug!(%error, "dismissing a watchdog failed");

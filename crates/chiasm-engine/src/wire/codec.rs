@@ -92,7 +92,7 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
-/// Where Python says `list | None`, an empty list and none mean the same to the engine.
+/// A list; nil is read as an empty one, because both mean the same to the engine where Python says `list | None`.
 impl<T: Wire> Wire for Vec<T> {
     fn write(&self, to: &mut Writer) {
         to.array(self.len());

@@ -19,7 +19,7 @@ pub struct MmFeature {
     pub modality: String,
     /// Key of the engine's encoder cache, and part of the engine's block hashes.
     pub identifier: String,
-    /// Where it stands in the prompt.
+    /// The prompt tokens that stand for the item.
     pub position: Placeholder,
     /// Key of the engine's receiver cache; `identifier` when absent.
     pub mm_hash: Option<String>,

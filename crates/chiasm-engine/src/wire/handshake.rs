@@ -60,18 +60,18 @@ impl Hello {
         self.status == "READY"
     }
 
-    /// As one frame.
+    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this frame.
     pub fn encode(&self) -> Bytes {
         one_frame(self)
     }
 
-    /// From one frame.
+    /// Decodes the message's one frame, without the identity that precedes it on ROUTER sockets.
     pub fn decode(frame: &Bytes) -> Result<Self, WireError> {
         from_frame(frame, "handshake status")
     }
 }
 
-/// Where the engine is to connect to (`EngineHandshakeMetadata` in `vllm/v1/engine/utils.py`).
+/// INIT, which tells an engine the sockets to connect to (`EngineHandshakeMetadata` in `vllm/v1/engine/utils.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InitMessage {
     /// The frontend's sockets.
@@ -106,19 +106,19 @@ wire_map!(Addresses {
 });
 
 impl InitMessage {
-    /// For one frontend with one input and one output socket.
+    /// The message of a frontend with one input and one output socket, to an engine on its own.
     pub fn new(input: &str, output: &str) -> Self {
         let addresses =
             Addresses { inputs: vec![input.to_owned()], outputs: vec![output.to_owned()], ..Addresses::default() };
         Self { addresses, parallel_config: Vec::new() }
     }
 
-    /// As one frame.
+    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this frame.
     pub fn encode(&self) -> Bytes {
         one_frame(self)
     }
 
-    /// From one frame.
+    /// Decodes the message's one frame, without the identity that precedes it on ROUTER sockets.
     pub fn decode(frame: &Bytes) -> Result<Self, WireError> {
         from_frame(frame, "init")
     }
@@ -149,7 +149,7 @@ pub struct EngineReady {
     pub pipeline_parallel_size: u32,
     /// GPUs that share a context.
     pub decode_context_parallel_size: u32,
-    /// Which of the engines that share the work.
+    /// Its place among the engines that share the work, from 0.
     pub data_parallel_rank: u32,
     /// Requests that can run at once.
     pub max_num_seqs: u32,
@@ -159,7 +159,7 @@ pub struct EngineReady {
     pub instance_id: String,
     /// Whether it takes LoRA requests.
     pub supports_lora: bool,
-    /// How many adapters at once.
+    /// Number of LoRA adapters that one batch can use.
     pub max_loras: u32,
     /// Models with state-space layers only.
     pub mamba_block_size: Option<u32>,
@@ -167,7 +167,7 @@ pub struct EngineReady {
     pub kv_cache_size_tokens: Option<u64>,
     /// Requests of `max_model_len` that fit its KV cache.
     pub kv_cache_max_concurrency: Option<f64>,
-    /// Where it publishes KV events, if it does.
+    /// The sockets of its KV events, if it publishes them.
     pub kv_events_config: Option<KvEventsConfig>,
     /// How weights are replaced.
     pub weight_transfer_backend: Option<String>,
@@ -213,12 +213,12 @@ impl EngineReady {
         self.effective_attention_block_size.unwrap_or(self.block_size)
     }
 
-    /// As one frame.
+    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this frame.
     pub fn encode(&self) -> Bytes {
         one_frame(self)
     }
 
-    /// From one frame. The fields that a frontend can't do without must be there.
+    /// Decodes the message's one frame, without the identity. Refuses a report that lacks what a frontend can't do without.
     pub fn decode(frame: &Bytes) -> Result<Self, WireError> {
         let ready: Self = from_frame(frame, "EngineCoreReadyResponse")?;
         for (field, missing) in [
@@ -234,7 +234,7 @@ impl EngineReady {
     }
 }
 
-/// Where an engine publishes KV events (`KVEventsConfig` in `vllm/config/kv_events.py`).
+/// Whether and at which sockets an engine publishes KV events (`KVEventsConfig` in `vllm/config/kv_events.py`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvEventsConfig {
     /// Whether events are published at all.

@@ -36,7 +36,7 @@ pub struct PositionLogprobs<'a> {
     pub rank: u32,
 }
 
-/// Which library's arrays a message carries: they name types differently.
+/// The library whose arrays a message carries, as each names types differently.
 #[derive(Clone, Copy)]
 pub(crate) enum Arrays {
     /// New tokens: `<i4`, `<f4`, `<i8`

@@ -33,7 +33,7 @@ pub enum EngineMessage {
 pub struct EngineCoreOutputs {
     /// Data-parallel rank.
     pub engine_index: u32,
-    /// At most one per request.
+    /// What the step brought for single requests, at most one entry for each.
     pub outputs: Vec<EngineCoreOutput>,
     /// Present in most messages.
     pub scheduler_stats: Option<SchedulerStats>,
@@ -56,7 +56,7 @@ pub struct EngineCoreOutputs {
 /// Fields for pooling, KV transfer, routed experts and speculative decoding are passed over.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineCoreOutput {
-    /// Which request.
+    /// The `request_id` that the request was sent with.
     pub request_id: String,
     /// Zero or more tokens, the stop token included.
     pub new_token_ids: Vec<TokenId>,
@@ -101,7 +101,7 @@ pub enum FinishReason {
 pub enum StopReason {
     /// This stop token; EOS is not named.
     Token(TokenId),
-    /// In words.
+    /// A reason that the engine gives as text.
     Text(String),
 }
 
@@ -134,13 +134,13 @@ impl EngineCoreOutput {
 /// Answer to a method call (`UtilityOutput` in `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct UtilityOutput {
-    /// From the call.
+    /// The [`call_id`](super::request::Utility::call_id) of the call that this answers.
     pub call_id: i64,
     /// What the method returned, or why it failed.
     pub result: Result<Value, String>,
 }
 
-/// As frames to send.
+/// Encodes a step's outputs as msgpack, followed by aux frames for large arrays.
 pub fn encode(outputs: &EngineCoreOutputs) -> Vec<Bytes> {
     let mut to = Writer::default();
     outputs.write(&mut to);

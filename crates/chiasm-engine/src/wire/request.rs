@@ -38,7 +38,7 @@ pub struct EngineCoreRequest {
     pub arrival_time: f64,
     /// Separates the prefix cache of those who do not know it.
     pub cache_salt: Option<String>,
-    /// Which of an engine's output addresses the answers go to.
+    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the outputs go to.
     pub client_index: u32,
     /// Smaller is sooner; the engine must be started with `--scheduling-policy priority`.
     pub priority: i64,
@@ -51,7 +51,7 @@ pub struct EngineCoreRequest {
 /// A call of a method of the engine (`_handle_client_request` in `vllm/v1/engine/core.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Utility {
-    /// Which of an engine's output addresses the answer goes to.
+    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the answer goes to.
     pub client_index: u32,
     /// Comes back with the answer.
     pub call_id: i64,

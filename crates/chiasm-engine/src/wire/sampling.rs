@@ -18,19 +18,19 @@ pub struct SamplingParams {
     pub repetition_penalty: f64,
     /// 0 is greedy.
     pub temperature: f64,
-    /// In (0, 1]; 1 is off.
+    /// Sum of the probabilities of the most likely tokens that are kept, in (0, 1]; 1 is off.
     pub top_p: f64,
-    /// 0 or −1 is off.
+    /// Number of most likely tokens that are kept; 0 or −1 is off.
     pub top_k: i32,
-    /// In [0, 1]; 0 is off.
+    /// Least probability of a token that is kept, as a part of the most likely one's, in [0, 1]; 0 is off.
     pub min_p: f64,
     /// Makes sampling reproducible.
     pub seed: Option<i64>,
     /// Tokens that end generation. Also put them into `all_stop_token_ids`.
     pub stop_token_ids: Vec<TokenId>,
-    /// For the record only: the engine looks at `eos_token_id` instead, which must then be `None`.
+    /// Has no effect by itself: the engine looks at `eos_token_id`, which must be `None` when this is set.
     pub ignore_eos: bool,
-    /// At least 1. vLLM's default is 16.
+    /// Most tokens that are generated, at least 1. vLLM's default is 16.
     pub max_tokens: u32,
     /// Tokens before which neither EOS nor a stop token is generated; they must be in `all_stop_token_ids`.
     pub min_tokens: u32,

@@ -13,9 +13,9 @@ pub struct PrefillStats {
     pub num_computed_tokens: u64,
     /// Tokens that were not, because the cache held them: local and external together.
     pub num_cached_tokens: u64,
-    /// Of these, from the engine's own prefix cache.
+    /// The part of `num_cached_tokens` that the engine's own prefix cache held.
     pub num_local_cached_tokens: u64,
-    /// Of these, from another engine by KV transfer.
+    /// The part of `num_cached_tokens` that came from another engine by KV transfer.
     pub num_external_cached_tokens: u64,
     /// Tokens that were added to the prefix cache.
     pub num_cache_creation_tokens: u64,

@@ -27,15 +27,15 @@ pub struct WireTensor {
     pub data: TensorData,
 }
 
-/// Where a tensor's bytes are.
+/// The bytes of a tensor, or the place where the engine finds them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TensorData {
-    /// In the message. Encoded inline below 256 bytes and as an aux frame without a copy from there on.
+    /// Bytes that travel in the message: inline below 256, as an aux frame without a copy from there on.
     Bytes(Bytes),
-    /// In shared memory. A client that sends it to the slot's engine lends it, which makes it
+    /// A slot of shared memory. A client that sends it to the slot's engine lends it, which makes it
     /// [out of band](Self::OutOfBand); encoded as it is, it becomes bytes of the message.
     Slot(Slot),
-    /// Elsewhere: a map that a plugin in the engine resolves (vLLM's `OOBTensorProvider`).
+    /// A map from which a plugin in the engine finds the bytes elsewhere (vLLM's `OOBTensorProvider`).
     OutOfBand(Value),
 }
 

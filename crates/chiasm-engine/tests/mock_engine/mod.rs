@@ -40,7 +40,7 @@ pub(crate) struct MockEngine {
     pub(crate) output: PushSocket,
 }
 
-/// In which order the last two messages of the handshake come.
+/// The order of the last two messages of the handshake, which is not fixed.
 #[derive(Clone, Copy)]
 pub(crate) enum Order {
     ReportFirst,

@@ -21,26 +21,26 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// How long the last answers may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What came of it.
+/// What one measurement of a side yields, counted on both sides of the frontend.
 pub(crate) struct Outcome {
     pub(crate) answered: Answered,
-    /// The frontend's.
+    /// CPU time of the frontend's process until [`SETTLE`] after the last answer.
     pub(crate) cpu: Duration,
-    /// That of all its engines.
+    /// CPU time of all engines behind the frontend, over the same span.
     pub(crate) engines: Duration,
     /// Requests that the origin got.
     pub(crate) origin: u64,
 }
 
-/// What the clients saw.
+/// What the clients measured, whatever answered them.
 pub(crate) struct Answered {
-    /// From sending a request to the end of its answer, one per request.
+    /// One entry per request: the time between sending it and the end of its answer.
     pub(crate) latencies: Vec<Duration>,
     /// Tokens of all answers together.
     pub(crate) tokens: u64,
-    /// From the first request to the last answer.
+    /// Time between the first request and the end of the last answer.
     pub(crate) wall: Duration,
-    /// That of the clients, all on one thread.
+    /// CPU time of the clients, all of which share one thread.
     pub(crate) cpu: Duration,
 }
 
@@ -69,7 +69,8 @@ pub(crate) async fn run(
     Ok(Outcome { answered, cpu, engines, origin: workload.borrow().origin().requests() - origin })
 }
 
-/// The same, of any frontend at an address that finds the picture at a URL.
+/// Does what [`run`] does, without counting what the frontend spends, so for any frontend at an address that finds the
+/// picture at `url`.
 pub(crate) async fn ask(
     address: SocketAddr,
     workload: &RefCell<Workload>,

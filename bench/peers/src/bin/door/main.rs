@@ -60,9 +60,9 @@ const USAGE: &str = "usage: see the head of bench/peers/src/bin/door/main.rs";
 /// One side's result for one case.
 #[derive(Serialize)]
 struct Measurement<'a> {
-    /// For instance `1k-token text`.
+    /// Name of the case, such as `1k-token text`.
     case: &'static str,
-    /// At once; none for what does not depend on it.
+    /// Number of clients that asked at once; none for a value that does not depend on it.
     clients: Option<usize>,
     /// `chiasm`, `chiasm (baseline)`, or a peer's name and version.
     side: &'a str,

@@ -14,7 +14,7 @@ use crate::workload::{Case, PROMPT_TOKENS, Workload};
 
 /// Requests whose prompt tokens are compared, for each case.
 const COMPARED: usize = 20;
-/// For how long a side is asked before it is measured, and by how many.
+/// Time for which [`WARM_UP_CLIENTS`] ask a side before it is measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 const WARM_UP_CLIENTS: usize = 16;
 /// Distinct images go twice around our shared memory, which has no room for more than 300 when there are three engines: a side
@@ -26,7 +26,7 @@ const WARM_UP_AT_MOST: u32 = 15;
 #[derive(Debug)]
 pub(crate) struct Value {
     pub(crate) case: Case,
-    /// None for what all have in common.
+    /// Number of clients that asked at once; none for a value that does not depend on it.
     pub(crate) clients: Option<usize>,
     pub(crate) side: usize,
     pub(crate) metric: &'static str,

@@ -1,4 +1,4 @@
-//! Where images are fetched from: an origin server as they are, which says how long its answers stay good.
+//! The server that images are fetched from. As origins do, it says how long its answers stay good.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -50,7 +50,7 @@ impl Origin {
     }
 }
 
-/// Until a connection can't be accepted, which shows as failed requests.
+/// Answers every connection. Ends when one can't be accepted, which shows as failed requests.
 async fn serve(listener: std::net::TcpListener, picture: Bytes, requests: Arc<AtomicU64>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     while let Ok((stream, _)) = listener.accept().await {

@@ -21,7 +21,7 @@ pub(crate) fn start(
     origin: &Origin,
 ) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
-    // As many streams in a step as there are clients: that is one engine.
+    // A step is to hold as many streams as there are clients, so one engine gets them all.
     let count = if pace == Pace::Steps { 1 } else { inputs.engines };
     let (mut engines, mut handshakes) = (Vec::new(), Vec::new());
     for number in 0..count {
@@ -34,7 +34,7 @@ pub(crate) fn start(
     let mut frontend = command(program);
     frontend.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]);
     frontend.args(["--port", &address.port().to_string(), "--attach", &handshakes.join(",")]);
-    // By default there is 1 GiB more shared memory than an engine caches; here all engines together have that.
+    // Each arena is 1 GiB larger than the receiver cache by default; here that GiB is divided among the engines.
     let arena = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / count as f64;
     frontend.args(["--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &format!("{arena:.2}")]);
     // The origin is on this machine.

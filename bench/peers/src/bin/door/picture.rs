@@ -15,9 +15,9 @@ const COMMENT: [u8; 2] = [0xff, 0xfe];
 /// A comment segment after the first, its bytes the new file's number: another file, of which a decoder has to read all. It is
 /// as long as it must be for what follows to begin at a multiple of three bytes, so the base64 of the rest is always the same.
 pub(crate) struct Picture {
-    /// Up to the comment's number.
+    /// The new file's bytes before the comment's number.
     head: Vec<u8>,
-    /// After the number.
+    /// Number of bytes, 0 to 2, that fill the comment up after the number.
     padding: usize,
     /// The file after the comment, in base64.
     rest: Bytes,

@@ -33,7 +33,7 @@ impl Program {
     }
 
     /// # Errors
-    /// With the end of its log, if it has ended.
+    /// The status of a program that has ended, with the end of its log.
     pub(crate) fn check(&mut self) -> Result<(), Box<dyn Error>> {
         match self.child.try_wait()? {
             None => Ok(()),

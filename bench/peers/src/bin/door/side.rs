@@ -25,15 +25,15 @@ pub(crate) struct Inputs {
     pub(crate) baseline: Option<PathBuf>,
     pub(crate) peers: Option<Peers>,
     pub(crate) model: PathBuf,
-    /// For logs and scripts.
+    /// A folder for this run alone: logs, scripts and the store of Dynamo.
     pub(crate) scratch: PathBuf,
 }
 
 /// Other projects' frontends.
 pub(crate) struct Peers {
-    /// From the wheel of vLLM, and its version.
+    /// The program `vllm-rs`, taken out of a wheel of vLLM, and the wheel's version.
     pub(crate) vllm_rs: (PathBuf, String),
-    /// Where libturbojpeg is, if not where the loader looks anyway: what `vllm-rs` decodes with if it finds it.
+    /// The folder of libturbojpeg, if the loader does not look there anyway. `vllm-rs` decodes with it if it finds it.
     pub(crate) libraries: Option<PathBuf>,
     /// A Python that has Dynamo, and Dynamo's version.
     pub(crate) dynamo: (PathBuf, String),
@@ -42,7 +42,7 @@ pub(crate) struct Peers {
 pub(crate) struct Side {
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
-    /// Where it gets the repeated picture.
+    /// The URL at which this side finds the repeated picture.
     pub(crate) url: String,
     /// Whether its count of prompt tokens has those of images.
     pub(crate) counts_images: bool,

@@ -63,7 +63,7 @@ impl Words {
         self.words.get(rank).map_or("", String::as_str)
     }
 
-    /// So many words in sentences.
+    /// A text of `words` words, in sentences.
     pub(crate) fn text(&self, words: usize, rng: &mut Rng) -> String {
         let mut text = String::new();
         let mut starts = true;

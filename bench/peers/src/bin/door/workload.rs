@@ -17,9 +17,9 @@ use crate::words::Words;
 
 /// The name under which all sides serve the model.
 pub(crate) const MODEL: &str = "door";
-/// As few as make a stream of a few steps: this is about what comes before the first token.
+/// Tokens of an answer that is not [`Case::Streaming`]: a few steps, as what comes before the first token is to be measured.
 const ANSWER_TOKENS: u64 = 4;
-/// So many that what comes before the first of them hardly counts.
+/// Tokens of an answer in [`Case::Streaming`]: so many that what comes before the first of them hardly counts.
 const STREAM_TOKENS: u64 = 128;
 /// Words of the prompt before such a stream.
 const STREAM_WORDS: usize = 16;
@@ -29,7 +29,7 @@ pub(crate) const PROMPT_TOKENS: u64 = 1_000;
 const TOLERANCE: u64 = 100;
 /// The part of it that is a system prompt, where there is one.
 const SYSTEM_PART: f64 = 0.7;
-/// Any.
+/// Seed of all that is drawn, so that each run asks the same. The number has no meaning.
 const SEED: u64 = 20_261_122;
 
 /// What is asked over and over.
@@ -87,7 +87,7 @@ impl Case {
         if self == Self::Streaming { &[64] } else { &[1, 16, 64] }
     }
 
-    /// For how long a side is asked each time it is measured. A stream takes 1.3 s: each client opens two.
+    /// Time for which a side is asked each time it is measured. A stream takes 1.3 s: each client opens two.
     pub(crate) fn time(self) -> Duration {
         Duration::from_millis(if self == Self::Streaming { 1_500 } else { 800 })
     }
@@ -126,7 +126,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// With the pictures of a folder, the first of which is the repeated one.
+    /// A workload of the JPEG files in a folder and the words of a model. The file that sorts first is the repeated picture.
     pub(crate) fn new(pictures: &Path, model: &Path) -> Result<Self, Box<dyn Error>> {
         let mut paths: Vec<_> =
             std::fs::read_dir(pictures)?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
@@ -158,7 +158,7 @@ impl Workload {
         self.length
     }
 
-    /// Where the repeated picture is.
+    /// The server that has the repeated picture.
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -197,7 +197,7 @@ impl Workload {
         let head = format!(
             r#"{{"model":"{MODEL}","max_tokens":{ANSWER_TOKENS},"messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"{url}"#
         );
-        // As many digits each time, so as many tokens.
+        // The number always has eight digits, so that all questions are of equally many tokens.
         let tail =
             format!(r#""}}}},{{"type":"text","text":"Question {:08}: what is in this picture?"}}]}}]}}"#, self.made);
         [head.into(), first, second, tail.into()].into()

@@ -28,7 +28,7 @@ struct Lane {
     tasks: flume::Sender<WorkerTask>,
     /// Known as soon as it runs.
     thread: Arc<OnceLock<Thread>>,
-    /// Of those who send it events.
+    /// Listeners of the engines whose events go to this lane.
     listeners: Mutex<Listeners>,
 }
 

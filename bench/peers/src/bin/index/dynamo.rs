@@ -21,11 +21,11 @@ pub(crate) const CRATE: &str = "dynamo-kv-router 1.6.1";
 
 /// A batch of one worker.
 pub(crate) enum Work {
-    /// As the engine tells it.
+    /// Tokens and the engine's hashes of their blocks; hashing the tokens is part of applying.
     Tokens(Vec<Told>),
-    /// As Dynamo's publisher passes it on.
+    /// Events that are hashed already, as Dynamo's publisher passes them on.
     Hashed(Vec<RouterEvent>),
-    /// As the engine publishes it.
+    /// A worker and the payload that its engine published; decoding is part of applying.
     Frame(u32, Vec<u8>),
 }
 
@@ -64,7 +64,7 @@ impl Work {
 pub(crate) struct Listeners(HashMap<u32, ZmqEventNormalizer>);
 
 impl Listeners {
-    /// As `ListenerLoop::apply_live_batch`, up to the index that the event goes to.
+    /// Decodes a batch and hands its events to `apply`, as `ListenerLoop::apply_live_batch` hands them to its index.
     fn live_batch(&mut self, worker: u32, payload: &[u8], mut apply: impl FnMut(RouterEvent)) {
         // What is refused here and below shows as overlaps that are missing.
         let Ok(batch) = decode_event_batch(payload) else { return };
@@ -110,7 +110,7 @@ fn publish(told: Told) -> RouterEvent {
     event(worker, data)
 }
 
-/// That a worker holds nothing any more.
+/// The event that says that a worker holds nothing any more.
 pub(crate) fn cleared(worker: u32) -> RouterEvent {
     event(worker, KvCacheEventData::Cleared)
 }
@@ -124,7 +124,7 @@ pub(crate) fn block_hashes(tokens: &[u32]) -> Vec<LocalBlockHash> {
     compute_block_hash_for_seq(tokens, BLOCK_SIZE as u32, BlockHashOptions::default())
 }
 
-/// In the order of workers.
+/// Workers and the number of leading blocks that each holds, sorted by worker so that sides can be compared.
 pub(crate) fn overlaps(scores: &OverlapScores) -> Vec<(u32, u32)> {
     let mut overlaps: Vec<_> =
         scores.scores.iter().map(|(worker, &blocks)| (worker.worker_id as u32, blocks)).collect();

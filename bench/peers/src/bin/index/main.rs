@@ -58,7 +58,7 @@ use crate::workload::Fleet;
 /// One side's result for one fleet.
 #[derive(Serialize)]
 struct Measurement {
-    /// For instance `64 workers`.
+    /// The size of the fleet, such as `64 workers`.
     case: String,
     /// `chiasm`, or the type's name and the crate's name and version.
     side: String,

@@ -20,7 +20,7 @@ const BLOCK: BlockSize = match BlockSize::new(BLOCK_SIZE as u32) {
 };
 
 impl Ours {
-    /// With workers that hold nothing.
+    /// An index that knows the workers 0 to `workers` − 1, which hold nothing yet.
     pub(crate) fn new(workers: u32) -> Self {
         let index = PrefixIndex::new();
         (0..workers).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
@@ -49,7 +49,7 @@ fn event(trace: &Trace, event: &Event) -> KvEvent {
 /// A batch of one worker.
 pub(crate) enum Work {
     Batch(WorkerId, KvEventBatch),
-    /// As the engine publishes it.
+    /// A worker and the payload that its engine published; decoding is part of applying.
     Frame(WorkerId, Vec<u8>),
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Positional {
 }
 
 impl Positional {
-    /// With the search that it uses unless told otherwise.
+    /// An empty index that searches in strides, which is its default.
     pub(crate) fn new() -> Self {
         let index = PositionalIndexer::new_with_mode(JUMP, SearchMode::Strided);
         Self { index, lanes: [(); LANES].map(|()| Mutex::default()) }

@@ -195,7 +195,7 @@ fn report(sides: &[Side], metric: &'static str, rates: Vec<Vec<f64>>, values: &m
 #[derive(Default)]
 struct Answers {
     compared: usize,
-    /// Per side.
+    /// Answers that are not the first side's, one count for each side.
     different: Vec<usize>,
     /// Workers with an overlap, of all prompts.
     workers: usize,

@@ -12,7 +12,7 @@ use crate::trace::Trace;
 /// Threads that apply events, each those of its own workers.
 pub(crate) const LANES: usize = 2;
 
-/// From where events go into an index.
+/// The form in which an index gets events, which decides how much of the way from the engine is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     /// What an engine says: tokens and its own hash of each block.
@@ -36,7 +36,7 @@ pub(crate) trait Subject {
     /// Makes prompts ready.
     fn load_prompts(&mut self, prompts: &[Vec<u32>]);
 
-    /// Before each [`Subject::look_up`].
+    /// Does what must precede each [`Subject::look_up`] and is not measured.
     fn prepare(&mut self) {}
 
     /// Looks up every prompt once, by the hashes of its blocks.
@@ -62,7 +62,7 @@ pub(crate) trait Subject {
     }
 }
 
-/// With several threads at once.
+/// Measurements that several threads make at once on one index.
 pub(crate) trait Threaded {
     /// Applies what was made ready on [`LANES`] threads. Returns how long the slower one took.
     fn apply_on_all(&mut self) -> Duration;
@@ -111,7 +111,7 @@ pub(crate) fn lane(worker: u32) -> usize {
 pub(crate) struct Ready<I: Index> {
     index: I,
     work: [Vec<I::Work>; LANES],
-    /// In the order of the trace: lane and number of blocks of each batch.
+    /// Lane and number of blocks of each batch, in the order of the trace.
     order: Vec<(usize, usize)>,
     texts: Vec<Vec<I::Token>>,
     keys: Vec<Vec<I::Key>>,

@@ -11,7 +11,7 @@ use std::path::Path;
 /// Tokens per block.
 pub(crate) const BLOCK_SIZE: usize = 16;
 
-/// As large as that of Qwen2 and Qwen3.
+/// Number of distinct tokens, that of Qwen2 and Qwen3.
 const VOCABULARY: u64 = 151_936;
 
 /// No run before this one.
@@ -52,7 +52,7 @@ pub(crate) struct Trace {
     /// The engines' hash of each block.
     pub(crate) hashes: Vec<u64>,
     pub(crate) events: Vec<Event>,
-    /// Where each batch ends among the events. A batch is of one worker.
+    /// End of each batch, as an index into `events`. All events of a batch are of one worker.
     pub(crate) batches: Vec<u32>,
     /// The last run of each prompt that comes in right after the caches are full, and after the last event.
     pub(crate) prompts: [Vec<u32>; 2],

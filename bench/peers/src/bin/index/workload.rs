@@ -130,7 +130,7 @@ impl Workload {
         let mut before = trace.last_hash(parent);
         let tokens: Vec<u32> = (first..first + blocks).flat_map(block_tokens).collect();
         for local in compute_block_hash_for_seq(&tokens, BLOCK_SIZE as u32, BlockHashOptions::default()) {
-            // As `compute_seq_hash_for_block` does, which can't go on from a parent.
+            // `compute_seq_hash_for_block` does the same, but can't go on from a parent.
             let hash = before.map_or(local.0, |before| compute_next_seq_hash(before, local));
             trace.hashes.push(hash);
             before = Some(hash);

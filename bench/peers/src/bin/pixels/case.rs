@@ -17,7 +17,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// As in the transformers peer's orders.
+    /// The name that orders to the transformers peer and the results use.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -71,7 +71,7 @@ const MODELS: [Model; 4] = [
     },
 ];
 
-/// As `make_pictures.py` names them.
+/// Sizes in the file names that `make_pictures.py` gives.
 const SIZES: [&str; 4] = ["512x512", "1024x1024", "1920x1080", "3840x2160"];
 const EXTENSIONS: [&str; 2] = ["jpg", "png"];
 

@@ -1,8 +1,7 @@
 //! The peer `llm-multimodal`, which vLLM's Rust frontend and Dynamo use, through its public interface: a frame that
 //! decodes itself, and the processor that its registry finds. One thread: every task runs inline.
 //!
-//! For raw pixels its own 8-bit form is taken; for normalised ones the bytes that it would put on the
-//! wire.
+//! Raw pixels are taken in its own 8-bit form, normalised ones as the bytes that it would put on the wire.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -20,7 +19,7 @@ use crate::case::{Case, Format};
 use crate::side::Side;
 use crate::times::{Clock, Stage, Times};
 
-/// As pinned in Cargo.toml.
+/// The version that Cargo.toml pins.
 const VERSION: &str = "1.14.0";
 
 /// Whether it found the library without which its JPEG pixels are not Pillow's.
@@ -54,7 +53,7 @@ impl LlmMultimodal {
         })
     }
 
-    /// As its media connector makes one, but for the size and the hash, which decoding does not look at.
+    /// A frame like those of its media connector, but without the size and the hash, which decoding does not look at.
     fn frame(&self) -> ImageFrame {
         let (detail, source, size) = (ImageDetail::Auto, ImageSource::InlineBytes, ImageSize::new(0, 0));
         ImageFrame::encoded(self.bytes.clone(), detail, source, String::new(), size, None)

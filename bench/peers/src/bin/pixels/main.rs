@@ -45,7 +45,7 @@ use crate::transformers_peer::{Python, Transformers};
 /// One side's result for one case.
 #[derive(Serialize)]
 struct Measurement {
-    /// For instance `qwen3_vl 1920x1080.jpg u8`.
+    /// Model, picture and format, such as `qwen3_vl 1920x1080.jpg u8`.
     case: String,
     /// Name and version.
     side: String,
@@ -143,7 +143,7 @@ fn measure(case: &Case, transformers: Transformers<'_>, rounds: usize) -> Result
     Ok(measurements)
 }
 
-/// Of the values of two tensors, how many differ: 0 is none, 1 is all, also for tensors of different lengths.
+/// Share of two tensors' values that differ: 0 is none, 1 is all. Tensors of different lengths differ in all.
 fn share_that_differs(ours: &[u8], theirs: &[u8], format: Format) -> f64 {
     if ours.len() != theirs.len() {
         return 1.0;

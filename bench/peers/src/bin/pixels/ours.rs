@@ -34,7 +34,7 @@ struct Apart {
     narrowed: Vec<u8>,
     /// The image in the size of the plan.
     resized: Vec<u8>,
-    /// For an image that has that size already.
+    /// The plan of an image that has the planned size already, so that processing it is layout alone.
     plan: ImagePlan,
 }
 
