@@ -303,6 +303,22 @@ async fn items_that_the_engine_holds_are_not_asked_for() {
 }
 
 #[tokio::test]
+async fn items_that_exceed_the_engines_cache_together_are_all_sent() {
+    // Room for one and a half.
+    let mut stand = Stand::with(report(), Some(3 * ELEMENTS as u64), false).await;
+    let (one, _) = items(&[1]);
+    let _first = stand.start(job(1, one)).await.unwrap();
+    assert_eq!(sent(&stand.engine.receive_add().await), [Some(1)]);
+    // The engine holds the first, but could evict it for the second before it has read it.
+    let (both, counts) = items(&[1, 2]);
+    let second = stand.start(job(1, both)).await.unwrap();
+    assert_eq!(asked(&counts), [1, 1]);
+    // What it still holds when the request is read goes without data after all.
+    assert_eq!(sent(&stand.engine.receive_add().await), [None, Some(2)]);
+    assert_eq!(second.delivered(), Delivered { cached: 1, inline: 1, shared_memory: 0 });
+}
+
+#[tokio::test]
 async fn what_the_engine_turns_out_to_lack_is_sent_again_with_its_data() {
     let mut stand = Stand::new().await;
     let (media, counts) = items(&[1, 2]);

@@ -12,6 +12,7 @@ use chiasm_types::{MmHash, TensorField};
 use futures_util::future::try_join_all;
 
 use super::Engine;
+use crate::EngineClient;
 use crate::wire::{MmFeature, MmField, MmItem, WireTensor};
 
 /// The tensors of a job's media items that have been had so far.
@@ -28,22 +29,24 @@ impl Tensors {
         engine: &Arc<Engine>,
         job: &Job,
         refused: bool,
-        is_wanted: impl Fn(&JobItem) -> bool,
+        wanted: &Wanted,
     ) -> Result<(), JobError> {
         let mut lacking: HashMap<MmHash, &JobItem> = HashMap::new();
-        for item in job.media.iter().filter(|item| !self.items.contains_key(&item.hash) && is_wanted(item)) {
-            lacking.entry(item.hash).or_insert(item);
+        for item in job.media.iter() {
+            if !self.items.contains_key(&item.hash) && wanted.includes(&item.name(), &engine.client) {
+                lacking.entry(item.hash).or_insert(item);
+            }
         }
         if lacking.is_empty() {
             return Ok(());
         }
         let memory: Arc<dyn TensorMemory> = Arc::new(Memory::of(engine, refused));
         let got = try_join_all(lacking.into_values().map(|item| {
-            let (name, client) = (item.name(), engine.client.clone());
+            let (name, client, wanted) = (item.name(), engine.client.clone(), wanted.clone());
             let order = TensorOrder {
                 format: engine.format,
                 memory: memory.clone(),
-                still_wanted: Arc::new(move || !client.holds(&name)),
+                still_wanted: Arc::new(move || wanted.includes(&name, &client)),
             };
             async move {
                 let tensors = item.source.tensors(order).await.map_err(JobError::Source)?;
@@ -54,6 +57,11 @@ impl Tensors {
         .await?;
         self.items.extend(got.into_iter().flatten());
         Ok(())
+    }
+
+    /// How many items' tensors there are.
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
     }
 
     /// The features of all items, in the order of the prompt; with data where it was had. Places of one item share it.
@@ -69,6 +77,25 @@ impl Tensors {
             }
         };
         job.media.iter().map(feature).collect()
+    }
+}
+
+/// Which of a job's items are to be had.
+#[derive(Clone)]
+pub(super) enum Wanted {
+    /// Those that the engine's receiver cache does not hold.
+    Lacking,
+    /// These, by their names: the engine wants them with their data although it may hold them, as a request whose items
+    /// exceed its cache could evict one of its own.
+    These(Arc<[String]>),
+}
+
+impl Wanted {
+    fn includes(&self, name: &str, client: &EngineClient) -> bool {
+        match self {
+            Self::Lacking => !client.holds(name),
+            Self::These(names) => names.iter().any(|wanted| wanted == name),
+        }
     }
 }
 

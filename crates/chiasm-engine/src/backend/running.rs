@@ -8,7 +8,7 @@ use chiasm_backend::{Content, Death, Delivered, Finish, Job, JobError, Output, P
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 
-use super::media::Tensors;
+use super::media::{Tensors, Wanted};
 use super::{Engine, sampling};
 use crate::client::OutputStream;
 use crate::error::EngineError;
@@ -196,7 +196,7 @@ impl Sender {
     async fn send(&self, choices: std::ops::Range<usize>, refused: bool) -> Result<Vec<OutputStream>, JobError> {
         let Self { engine, job, .. } = self;
         let mut tensors = Tensors::default();
-        tensors.get(engine, job, refused, |item| !engine.client.holds(&item.name())).await?;
+        tensors.get(engine, job, refused, &Wanted::Lacking).await?;
         let streams = loop {
             let features = tensors.features(job);
             // Engines forbid an id that is in use, and what comes of an aborted request may still be under way: so each
@@ -221,9 +221,14 @@ impl Sender {
                 })
                 .collect();
             match sent {
-                // What the engine held a moment ago has just been evicted.
+                // What the engine held a moment ago has just been evicted, or could be by the request itself. Each turn has
+                // more tensors than the one before, so there are no more turns than items.
                 Err(EngineError::NeedsData { keys }) => {
-                    tensors.get(engine, job, refused, |item| keys.contains(&item.name())).await?;
+                    let had = tensors.len();
+                    tensors.get(engine, job, refused, &Wanted::These(keys.into())).await?;
+                    if tensors.len() == had {
+                        return Err(JobError::KeepsLosingMedia);
+                    }
                 }
                 sent => break sent?,
             }

@@ -99,14 +99,17 @@ fn parse_prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
     Ok(prompts)
 }
 
-/// The whole answer; `choices` are those of all prompts in order, each with its prompt's tokens when asked for.
+/// A continuation, and its prompt's tokens when they were asked for.
+pub(crate) type ShownChoice = (FinishedChoice, Option<Arc<Vec<TokenId>>>);
+
+/// The whole answer; `choices` are those of all prompts in order.
 pub(crate) fn answer<'a>(
     head: &'a AnswerHead,
     tokenizer: &Tokenizer,
-    choices: &'a [(FinishedChoice, Option<Arc<Vec<TokenId>>>)],
+    choices: &'a [ShownChoice],
     usage: Usage,
 ) -> impl Serialize + 'a {
-    let choice = |(index, (choice, prompt_tokens)): (usize, &'a (FinishedChoice, Option<Arc<Vec<TokenId>>>))| Choice {
+    let choice = |(index, (choice, prompt_tokens)): (usize, &'a ShownChoice)| Choice {
         index,
         text: &choice.text,
         logprobs: choice.logprobs.as_ref().map(|tokens| logprobs::completion(tokenizer, tokens, &mut 0)),

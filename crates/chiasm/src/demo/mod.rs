@@ -118,7 +118,7 @@ impl Stand {
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
             processor: model.processor(),
         };
-        options.arena.check(ENGINES as usize)?;
+        options.arena.check(ENGINES)?;
         let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
         let address = listener.local_addr().map_err(CliError::Server)?;
