@@ -76,20 +76,20 @@ impl fmt::Display for TensorFormat {
 /// How tensors get to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandOff {
-    /// In memory that both map; what finds no room there goes inline.
+    /// Both sides map the memory that they lie in; what finds no room there goes inline.
     SharedMemory,
-    /// Inside the request's message.
+    /// They are part of the request's message.
     Inline,
-    /// Not at all: the worker takes no tensors.
+    /// The worker takes no tensors.
     None,
 }
 
 /// Where a worker runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Locality {
-    /// On this machine: it can map memory of this process.
+    /// The worker is on this machine: it can map memory of this process.
     Here,
-    /// On the machine of this address.
+    /// The worker is on the machine of this address.
     Host(IpAddr),
     /// It is not known where.
     Unknown,

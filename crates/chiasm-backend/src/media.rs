@@ -68,9 +68,9 @@ pub struct Tensor {
 /// A tensor's elements, where they lie.
 #[derive(Clone, Debug)]
 pub enum TensorBytes {
-    /// In this process.
+    /// The elements lie in this process's own memory.
     Here(Bytes),
-    /// In memory that an engine maps.
+    /// The elements lie in shared memory that an engine maps.
     Slot(Slot),
 }
 
@@ -83,7 +83,7 @@ impl AsRef<[u8]> for TensorBytes {
     }
 }
 
-/// In how many items' cases each way was taken, over all continuations of a job.
+/// Numbers of items by the way that they took, over all continuations of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
     /// Items that the backend held.
@@ -117,13 +117,13 @@ impl std::ops::AddAssign for Delivered {
 /// How the tensors of media items reach a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transfer {
-    /// There are none.
+    /// There are no media items.
     None,
-    /// Not at all: the backend held every item.
+    /// Nothing travelled: the backend held every item.
     Cached,
-    /// In shared memory, for one item at least, and none inside the message.
+    /// At least one item went in shared memory, and none inside the message.
     SharedMemory,
-    /// Inside the message, for one item at least.
+    /// At least one item went inside the message.
     Inline,
 }
 

@@ -5,7 +5,7 @@ use chiasm_types::TokenId;
 /// What one step of a backend adds to one continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
-    /// Which continuation, from 0.
+    /// The continuation's index, from 0.
     pub choice: usize,
     /// What is new.
     pub content: Content,
@@ -38,7 +38,7 @@ pub enum Content {
 /// arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCallDelta {
-    /// Which call of the continuation, from 0.
+    /// The call's index in its continuation, from 0.
     pub index: usize,
     /// The call's id.
     pub id: Option<String>,

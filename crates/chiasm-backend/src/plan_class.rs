@@ -32,7 +32,7 @@ impl PlanClass {
 /// What stands for a media item in the prompt that a worker is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlaceholderForm {
-    /// As many tokens as the item has, as the engine computes them.
+    /// The item's own tokens stand in the prompt, as many as the engine computes.
     Expanded,
     /// The template's one marker: the worker expands it itself.
     Marker,

@@ -105,9 +105,12 @@ struct Place {
 
 /// The markers in a prompt from the left, none overlapping another.
 fn marker_places(tokens: &[TokenId], markers: &[Marker<'_>]) -> Vec<Place> {
+    let begins = |token: &TokenId| markers.iter().any(|marker| marker.tokens.first() == Some(token));
     let mut places = Vec::new();
     let mut at = 0;
-    while at < tokens.len() {
+    // Nearly all tokens begin no marker.
+    while let Some(next) = tokens[at..].iter().position(begins) {
+        at += next;
         let is_here = |marker: &Marker<'_>| !marker.tokens.is_empty() && tokens[at..].starts_with(marker.tokens);
         match markers.iter().position(is_here) {
             Some(marker) => {

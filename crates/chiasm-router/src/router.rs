@@ -27,7 +27,7 @@ pub struct RouteRequest<'a> {
     pub prompt_tokens: usize,
     /// The media items, in any order.
     pub media: &'a [RouteItem],
-    /// Which workers these keys, tokens and items are for.
+    /// The class of the workers that these keys, tokens and items are for.
     pub class: PlanClassId,
     /// Embeddings, in tokens, that a worker must be able to encode at once: those of an item that is larger than the
     /// model's own settings make any; else 0.

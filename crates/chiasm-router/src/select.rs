@@ -16,7 +16,7 @@ use crate::worker::Knowledge;
 pub(crate) struct Assignment {
     pub(crate) id: WorkerId,
     pub(crate) seat: Seat,
-    /// Which of the request's plans is the worker's.
+    /// The index of the worker's plan among the request's.
     pub(crate) plan: usize,
     pub(crate) block_size: BlockSize,
     pub(crate) knowledge: Knowledge,
@@ -52,7 +52,7 @@ const NONE: u32 = u32::MAX;
 struct Candidate {
     id: WorkerId,
     seat: Seat,
-    /// Which of the request's plans is its class's.
+    /// The index of its class's plan among the request's.
     plan: u32,
     /// Prompt blocks in its own block size.
     blocks: u64,

@@ -18,7 +18,7 @@ pub struct WorkerInfo {
     /// Elements of media items' tensors that the engine's receiver cache holds, in the form that the engine is sent; 0 for
     /// none.
     pub receiver_cache_elements: u64,
-    /// Which plan of a request counts for the worker.
+    /// The class whose plan of a request counts for the worker.
     pub class: PlanClassId,
     /// Longest prompt that leaves room for an answer, in tokens.
     pub max_prompt_tokens: usize,

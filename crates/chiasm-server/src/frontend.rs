@@ -138,7 +138,7 @@ impl Frontend {
         }
     }
 
-    /// With other routing options.
+    /// The same frontend with other routing options.
     #[must_use]
     pub fn with_routing(self, routing: RoutingOptions) -> Self {
         Self { routing, ..self }

@@ -75,14 +75,18 @@ impl Drop for Line {
         let known = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
         let Known { status, streamed, attempted, usage, error } = known;
         let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
+        // The line that Dynamo's users look for; what they look for it for comes with it.
+        let message = match attempted {
+            Some(Attempted { worker, overlap_blocks, total_blocks, .. }) => {
+                format!("[ROUTING] best: {worker} with {overlap_blocks}/{total_blocks} blocks overlap")
+            }
+            None => "not routed".to_owned(),
+        };
         tracing::info!(
             parent: &self.span,
             endpoint = self.endpoint,
             status = status.unwrap_or(CLIENT_LEFT),
             streamed,
-            worker = attempted.map(|it| display(it.worker)),
-            overlap_blocks = attempted.map(|it| it.overlap_blocks),
-            total_blocks = attempted.map(|it| it.total_blocks),
             prompt_tokens = usage.prompt_tokens,
             cached_tokens = usage.cached_tokens,
             completion_tokens = usage.completion_tokens,
@@ -93,7 +97,7 @@ impl Drop for Line {
             ttft_ms = attempted.and_then(|it| it.first_token).map(milliseconds),
             total_ms = milliseconds(self.started.elapsed()),
             error,
-            "request finished"
+            "{message}"
         );
     }
 }

@@ -88,7 +88,7 @@ struct Holders {
     /// Leases that have not ended, and one for the frontend itself as long as it has a [`SlotWriter`] or
     /// [`Slot`], or one for each time that it came back to it.
     count: usize,
-    /// Which of the slots that ever began at this place it is.
+    /// The slot's number among all that ever began at this place.
     serial: u64,
 }
 

@@ -5,6 +5,6 @@ pub struct Placeholder {
     pub offset: usize,
     /// Its number of tokens.
     pub length: usize,
-    /// Which of its tokens are replaced by embeddings; `None` when all are. Has `length` entries otherwise.
+    /// True for each of its `length` tokens that is replaced by an embedding; `None` when all are.
     pub is_embed: Option<Vec<bool>>,
 }

@@ -38,9 +38,9 @@ pictures! {
 /// How a picture is put into a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// As a `data:` URI.
+    /// The image is part of the request, as a `data:` URI.
     Data(Picture),
-    /// As an `http://` URL below the address that plays the origin.
+    /// The image has an `http://` URL below the address that plays the origin.
     Http(Picture),
 }
 

@@ -188,7 +188,7 @@ fn format_policy(args: &ServeArgs, flags: &VllmFlags, model: &ServedModel) -> Fo
     }
 }
 
-/// With `--mm-transfer off` the engines that are started here cache nothing.
+/// Size of the engines' receiver caches. The engines that are started here cache nothing with `--mm-transfer off`.
 fn receiver_cache_gb(args: &ServeArgs) -> f64 {
     match args.engines.mm_transfer {
         MmTransfer::Off => 0.0,

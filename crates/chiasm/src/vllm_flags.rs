@@ -62,7 +62,7 @@ impl VllmFlags {
 
 /// An argument that is a flag.
 struct Spelled<'a> {
-    /// With its dashes, and none of the underscores that vLLM takes for dashes.
+    /// The flag with its dashes, and none of the underscores that vLLM takes for dashes.
     name: String,
     /// What follows the name's first dot: a place in a JSON object.
     path: &'a str,
@@ -99,7 +99,7 @@ impl JsonFlag {
         Self { name, object: Map::new(), is_whole: false }
     }
 
-    /// Of two values, vLLM drops one; here that is an error.
+    /// Adds a value. vLLM drops one of two; here that is an error.
     fn add(&mut self, path: &str, text: &str) -> Result<(), CliError> {
         let name = self.name;
         let twice = || CliError::Usage(format!("{name} after -- is given twice: give it once, or key by key"));

@@ -1,4 +1,4 @@
-//! From an engine's start to a backend that takes jobs.
+//! The way from an engine's start to a backend that takes jobs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::host::{EngineHost, RunningEngine};
 use super::{Engine, EngineBackend};
 use crate::{ClientOptions, EngineClient, SocketDir};
 
-/// Which values an engine is sent.
+/// The kind of values that an engine is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormatPolicy {
     /// Raw ones: the engine normalises. Sending it floats would normalise them twice, silently.
@@ -29,7 +29,7 @@ pub struct EngineOptions {
     pub startup_timeout: Duration,
     /// What an engine is told and asked.
     pub client: ClientOptions,
-    /// Which values it is sent.
+    /// The kind of values that it is sent.
     pub format: FormatPolicy,
     /// Whether it gets shared memory.
     pub arena: ArenaPolicy,

@@ -80,10 +80,10 @@ impl Tensors {
     }
 }
 
-/// Which of a job's items are to be had.
+/// A choice among a job's items.
 #[derive(Clone)]
 pub(super) enum Wanted {
-    /// Those that the engine's receiver cache does not hold.
+    /// All that the engine's receiver cache does not hold.
     Lacking,
     /// These, by their names: the engine wants them with their data although it may hold them, as a request whose items
     /// exceed its cache could evict one of its own.
@@ -106,11 +106,11 @@ struct Memory {
 }
 
 enum Place {
-    /// In slots of the engine's arena, as long as there is room.
+    /// Slots of the engine's arena, as long as there is room.
     Arena(Arena),
-    /// In this process.
+    /// Memory of this process.
     Here,
-    /// In this process although shared memory was wanted, for this cause.
+    /// Memory of this process although shared memory was wanted, for this cause.
     HereFor(&'static str),
 }
 

@@ -21,7 +21,7 @@ const MAX_MISSES: usize = 2;
 pub(super) struct RunningEngineJob {
     sender: Sender,
     continuations: Vec<Continuation>,
-    /// Whose output is looked for first: none may starve the others.
+    /// The continuation whose output is looked for first: none may starve the others.
     next: usize,
 }
 

@@ -24,7 +24,7 @@ pub struct PresentClass {
 /// The classes of one moment. Requests are planned for each of them.
 pub type PresentClasses = Arc<[PresentClass]>;
 
-/// Which worker is of which class.
+/// The classes of a fleet's workers.
 #[derive(Default)]
 pub(super) struct Classes {
     workers: BTreeMap<WorkerId, Member>,

@@ -179,7 +179,7 @@ struct ToolCall<'a> {
     index: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
-    /// With the first piece of a call, as its id.
+    /// `function`; present in a call's first piece, like its id.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     function: Function<'a>,

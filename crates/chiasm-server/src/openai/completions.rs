@@ -124,7 +124,7 @@ pub(crate) fn answer<'a>(
 
 /// What a chunk shows of one choice beside its delta.
 pub(crate) struct Shown<'a> {
-    /// Which choice, counted over all prompts.
+    /// The choice's index, counted over all prompts.
     pub(crate) index: usize,
     /// The choice's text position, for log probabilities; moved on.
     pub(crate) offset: &'a mut usize,

@@ -10,7 +10,7 @@ use super::request::Sampling;
 /// What one output of a backend adds to a continuation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChoiceDelta {
-    /// Which continuation, from 0.
+    /// The continuation's index, from 0.
     pub index: usize,
     /// New text; may be empty while a character or a stop string is incomplete.
     pub text: String,

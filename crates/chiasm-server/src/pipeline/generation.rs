@@ -37,7 +37,7 @@ pub struct Attempted {
     pub delivered: Delivered,
     /// How the engine computed the prompt, by its own account; known with the first output.
     pub prefill: Prefill,
-    /// From routing to the first output.
+    /// Time from routing to the first output.
     pub first_token: Option<Duration>,
 }
 
@@ -144,11 +144,11 @@ impl Generation {
             prefill: Prefill::default(),
             first_token: None,
         };
-        tracing::info!(
-            "[ROUTING] best: {} with {}/{} blocks overlap",
-            attempted.worker,
-            attempted.overlap_blocks,
-            attempted.total_blocks
+        tracing::debug!(
+            worker = %attempted.worker,
+            overlap_blocks = attempted.overlap_blocks,
+            total_blocks = attempted.total_blocks,
+            "routed"
         );
         frontend.metrics.routed(&attempted);
 
@@ -201,7 +201,7 @@ impl Generation {
         Ok(Some(delta))
     }
 
-    /// Of several continuations the first tells what was cached before this request.
+    /// Takes note of a first output. The first of several continuations tells what was cached before this request.
     fn saw_first(&mut self, output: &Output) {
         let after = self.started.elapsed();
         // An item that the engine turned out to lack was sent again by now.

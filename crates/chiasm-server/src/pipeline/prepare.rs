@@ -1,4 +1,4 @@
-//! From a parsed request to expanded prompts, the identity of its media items and its block keys. Needs no pixel.
+//! Preparing a request: expanded prompts, the identity of its media items and its block keys, without a pixel.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use crate::model::ServedModel;
 /// A request that is ready to be routed.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    /// Whose request it is.
+    /// The request's identity.
     pub id: RequestId,
     /// The trace that it belongs to.
     pub trace: Option<TraceContext>,
     /// What it is for workers of each plan class in the fleet; at least one.
     pub plans: Vec<Planned>,
-    /// As requested.
+    /// How tokens are chosen, as the client asked.
     pub sampling: Sampling,
-    /// As requested.
+    /// What keeps prompts of different owners apart, if anything.
     pub cache_salt: Option<String>,
-    /// As requested.
+    /// Lower is handled earlier.
     pub priority: i64,
-    /// As requested.
+    /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
 }
 

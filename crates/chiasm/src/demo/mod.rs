@@ -31,7 +31,7 @@ const ENGINES: usize = 2;
 
 /// Shared memory for each engine: plenty for the demo's few small pictures.
 const ARENA_BYTES: u64 = 64 << 20;
-/// For encoded images, a cache of a GiB included, and request bodies.
+/// Memory for encoded images, a cache of a GiB included, and request bodies.
 const DEMO_BYTES: u64 = 2 << 30;
 
 /// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen in the time to

@@ -18,7 +18,7 @@ pub(super) struct Totals {
     prompt_tokens: u64,
     cached_tokens: u64,
     ttft: Duration,
-    /// By the server's own counters.
+    /// Numbers from the server's own counters.
     pub(super) images: Images,
 }
 
