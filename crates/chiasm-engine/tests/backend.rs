@@ -17,12 +17,13 @@ use chiasm_backend::{
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, PrefillStats,
-    SchedulerStats, TensorData,
+    SchedulerStats, TensorData, UtilityOutput, Value,
 };
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions, FormatPolicy,
     RunningEngine, SocketDir,
 };
+use chiasm_transfer::LAYOUT_VERSION;
 use chiasm_types::{Dtype, MmHash, Modality, Placeholder, TensorField, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, pending};
 use mock_engine::{MockEngine, Order, report, soon};
@@ -35,6 +36,7 @@ struct MockHost {
     report: EngineReady,
     started: Mutex<Option<oneshot::Sender<MockEngine>>>,
     over_tcp: bool,
+    has_plugin: bool,
 }
 
 impl EngineHost for MockHost {
@@ -51,17 +53,29 @@ impl EngineHost for MockHost {
         endpoints: &'a EngineEndpoints,
         _: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
-        let (endpoints, report) = (endpoints.clone(), self.report.clone());
+        let (endpoints, report, has_plugin) = (endpoints.clone(), self.report.clone(), self.has_plugin);
         let started = self.started.lock().unwrap().take().unwrap();
-        tokio::spawn(
-            async move { drop(started.send(MockEngine::start(&endpoints, report, Order::ReportFirst).await)) },
-        );
+        tokio::spawn(async move {
+            let mut engine = MockEngine::start(&endpoints, report, Order::ReportFirst).await;
+            if has_plugin {
+                open_arena(&mut engine).await;
+            }
+            drop(started.send(engine));
+        });
         async { Ok(Box::new(Immortal) as Box<dyn RunningEngine>) }.boxed()
     }
 
     fn describe(&self) -> String {
         "starting a mock".to_owned()
     }
+}
+
+/// Answers as the plugin does, and opens nothing: a name is enough for who only looks at handles.
+async fn open_arena(engine: &mut MockEngine) {
+    let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
+    let answer = Value::Map(vec![("plugin".into(), "0".into()), ("layout".into(), LAYOUT_VERSION.into())]);
+    let utility_output = Some(UtilityOutput { call_id: call.call_id, result: Ok(answer) });
+    engine.send(EngineCoreOutputs { utility_output, ..EngineCoreOutputs::default() }).await;
 }
 
 struct Immortal;
@@ -105,14 +119,24 @@ struct Stand {
 
 impl Stand {
     async fn with(report: EngineReady, receiver_cache_bytes: Option<u64>, over_tcp: bool) -> Self {
+        Self::with_arena(report, receiver_cache_bytes, over_tcp, ArenaPolicy::Never).await
+    }
+
+    async fn with_arena(
+        report: EngineReady,
+        receiver_cache_bytes: Option<u64>,
+        over_tcp: bool,
+        arena: ArenaPolicy,
+    ) -> Self {
         mock_engine::abort_on_panics_of_the_client();
         let (started, engine) = oneshot::channel();
-        let host = MockHost { report, started: Mutex::new(Some(started)), over_tcp };
+        let has_plugin = arena != ArenaPolicy::Never;
+        let host = MockHost { report, started: Mutex::new(Some(started)), over_tcp, has_plugin };
         let options = EngineOptions {
             startup_timeout: mock_engine::PATIENCE,
             client: ClientOptions { receiver_cache_bytes, ..ClientOptions::default() },
             format: FormatPolicy::Float,
-            arena: ArenaPolicy::Never,
+            arena,
             processor: b"p"[..].into(),
         };
         let observed = Arc::new(Observed::default());
@@ -155,7 +179,14 @@ impl MediaSource for Bytefield {
             }
             self.asked.fetch_add(1, Ordering::Relaxed);
             assert_eq!(order.format, TensorFormat::Normalized(Dtype::BF16), "what the engine reports");
-            let bytes = TensorBytes::Here(Bytes::from(vec![self.byte; 2 * ELEMENTS]));
+            let bytes = match order.memory.reserve(2 * ELEMENTS) {
+                Some(mut slot) => {
+                    slot.fill(self.byte);
+                    TensorBytes::Slot(slot.publish())
+                }
+                None => TensorBytes::Here(Bytes::from(vec![self.byte; 2 * ELEMENTS])),
+            };
+            assert!(order.memory.takes(&bytes));
             let field = TensorField::Flat { rows: ELEMENTS };
             let tensor =
                 Tensor { name: "pixel_values".into(), dtype: Dtype::BF16, shape: vec![ELEMENTS], field, bytes };
@@ -347,32 +378,56 @@ async fn what_the_engine_turns_out_to_lack_is_sent_again_with_its_data() {
 }
 
 #[tokio::test]
-async fn an_engine_that_keeps_losing_items_is_told_of_in_the_end() {
+async fn slots_that_an_engine_fails_to_read_are_followed_by_messages_once() {
+    let arena = ArenaPolicy::Required { bytes: 1 << 20 };
+    let mut stand = Stand::with_arena(report(), Some(1 << 20), false, arena).await;
+    assert_eq!(stand.backend.capabilities().hand_off, HandOff::SharedMemory);
+    let (media, counts) = items(&[1]);
+    let mut running = stand.start(job(1, media)).await.unwrap();
+    let first = stand.engine.receive_add().await;
+    let data = &first.mm_features[0].data.as_ref().unwrap().get("pixel_values").unwrap().tensor().unwrap().data;
+    assert!(matches!(data, TensorData::OutOfBand(_)), "{data:?}");
+    assert_eq!(running.delivered(), Delivered { shared_memory: 1, ..Delivered::default() });
+    stand.fail(&first, &[]).await;
+    let failing = async {
+        let second = stand.engine.receive_add().await;
+        assert_eq!(sent(&second), [Some(1)], "in the message");
+        stand.fail(&second, &[]).await;
+    };
+    let (output, ()) = soon(async { tokio::join!(running.next(), failing) }).await;
+    assert!(matches!(output, Some(Err(JobError::Failed))), "{output:?}");
+    assert_eq!(asked(&counts), [2]);
+    assert_eq!(*stand.observed.steps.lock().unwrap(), ["engine_refused"]);
+}
+
+#[tokio::test]
+async fn an_engine_that_keeps_losing_items_is_given_up() {
     let mut stand = Stand::new().await;
-    let (media, _) = items(&[1]);
+    let (media, _) = items(&[1, 2]);
     let _first = stand.start(job(1, media.clone())).await.unwrap();
     stand.engine.receive_add().await;
     let mut running = stand.start(job(1, media.clone())).await.unwrap();
-    let name = media[0].name();
+    // Each time it loses the one of the two that it was believed to hold.
     let losing = async {
-        for _ in 0..3 {
+        for (lost, expected) in [(0, [None, None]), (1, [Some(1), None]), (0, [None, Some(2)])] {
             let request = stand.engine.receive_add().await;
-            // The mirror believes that it arrived, and a second job makes the next try go without data.
-            let output = EngineCoreOutput {
-                request_id: request.request_id.clone(),
-                finish_reason: Some(FinishReason::Error),
-                mm_cache_miss_hashes: vec![name.clone()],
-                ..EngineCoreOutput::default()
-            };
-            stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
-            if sent(&request) == [Some(1)] {
-                break;
-            }
+            assert_eq!(sent(&request), expected);
+            stand.fail(&request, &[&media[lost].name()]).await;
         }
     };
     let (output, ()) = soon(async { tokio::join!(running.next(), losing) }).await;
-    // The second try had its data, all of it: the engine's own failure then.
-    assert!(matches!(output, Some(Err(JobError::Failed))), "{output:?}");
+    assert!(matches!(output, Some(Err(JobError::KeepsLosingMedia))), "{output:?}");
+    assert_eq!(stand.observed.missed.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn what_an_engine_fails_with_all_its_data_is_final() {
+    let mut stand = Stand::new().await;
+    let (media, _) = items(&[1]);
+    let mut running = stand.start(job(1, media)).await.unwrap();
+    let request = stand.engine.receive_add().await;
+    stand.fail(&request, &[]).await;
+    assert!(matches!(soon(running.next()).await, Some(Err(JobError::Failed))));
 }
 
 #[tokio::test]
