@@ -163,7 +163,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    async fn of(response: reqwest::Response) -> Self {
+    pub async fn of(response: reqwest::Response) -> Self {
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         Self { status, headers, text: response.text().await.expect("a body") }
     }
