@@ -19,7 +19,7 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// Hands a job over, with the media items that the backend lacks, which it asks the items' sources for. Returns once
     /// the job is on its way, long before its first output.
     ///
-    /// That the backend turns out not to hold an item after all is its own to mend, as long as the continuation has had no
+    /// A backend that turns out not to hold an item after all mends that by itself, as long as the continuation has had no
     /// output. Dropping the future, or the running job, aborts what was started.
     ///
     /// # Errors

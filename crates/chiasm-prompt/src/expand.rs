@@ -35,7 +35,7 @@ pub struct Marker<'a> {
 /// What an item becomes.
 #[derive(Clone, Copy, Debug)]
 pub struct Item<'a> {
-    /// Which markers are for it.
+    /// The modality whose markers are for it.
     pub modality: &'a Modality,
     /// The tokens that take its marker's place; at least one.
     pub runs: &'a [TokenRun],
@@ -74,7 +74,7 @@ pub fn expand(tokens: &[TokenId], markers: Markers<'_>, items: &[Item<'_>]) -> R
         return Err(PromptError::EmptyItem { index });
     }
     let mut expanded = Vec::with_capacity(tokens.len() + items.iter().map(length).sum::<usize>());
-    // In the order of the prompt, as joining goes through it from the left.
+    // They are in the order of the prompt, as joining goes through it from the left.
     let mut placeholders = Vec::with_capacity(items.len());
     let mut at = 0;
     for (place, &index) in places.iter().zip(&item_of) {
@@ -99,7 +99,7 @@ pub fn expand(tokens: &[TokenId], markers: Markers<'_>, items: &[Item<'_>]) -> R
 /// A marker in a prompt.
 struct Place {
     start: usize,
-    /// Which of the markers.
+    /// The index of the marker that it is.
     marker: usize,
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chiasm_router::{Policy, Weights};
+use chiasm_router::{Decoding, Policy, Weights};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::{Map, Value};
 
@@ -171,6 +171,12 @@ pub(crate) struct RoutingArgs {
     /// What the work that a worker did in the last seconds beyond the mean counts for, in parts of it
     #[arg(long, env = "CHIASM_BALANCE_WEIGHT", value_parser = weight, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
+    /// Steps of one token each that an engine makes per second while it answers: 1 over the usual time between two tokens
+    #[arg(long, env = "CHIASM_DECODE_STEPS_PER_SECOND", value_parser = weight, default_value_t = Decoding::default().steps_per_second)]
+    pub(crate) decode_steps_per_second: f64,
+    /// What reading one block's keys and values takes in such a step, in parts of computing a prompt block
+    #[arg(long, env = "CHIASM_DECODE_READ_PER_BLOCK", value_parser = weight, default_value_t = Decoding::default().read_per_block)]
+    pub(crate) decode_read_per_block: f64,
     /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the lowest
     #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,

@@ -12,7 +12,7 @@ use chiasm_engine::{
     LaunchHost,
 };
 use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
-use chiasm_router::{BusyThresholds, RouterConfig, Weights};
+use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
 use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits, RoutingOptions, connections};
@@ -250,6 +250,10 @@ fn router_config(args: &RoutingArgs) -> RouterConfig {
             queue: args.queue_weight,
             load: args.load_weight,
             balance: args.balance_weight,
+        },
+        decoding: Decoding {
+            steps_per_second: args.decode_steps_per_second,
+            read_per_block: args.decode_read_per_block,
         },
         temperature: args.routing_temperature,
         busy: BusyThresholds {
