@@ -14,7 +14,7 @@ pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
         top_p: sampling.top_p,
         top_k: sampling.top_k,
         min_p: sampling.min_p,
-        // As vLLM does for parallel sampling, so that the continuations differ and are repeatable.
+        // vLLM does so for parallel sampling, so that the continuations differ and are repeatable.
         seed: sampling.seed.map(|seed| seed.wrapping_add(choice as i64)),
         stop_token_ids: sampling.stop_token_ids.clone(),
         ignore_eos: sampling.ignore_eos,

@@ -100,7 +100,7 @@ impl Images {
             hash,
             runs: plan.placeholder.clone(),
             embeds: plan.tokens,
-            // As raw values, a byte each.
+            // Raw values are a byte each.
             elements: plan.pixel_bytes(PixelFormat::RawU8) as u64,
             encoder_tokens,
             source: Arc::new(ImageSource {
