@@ -105,11 +105,9 @@ struct Place {
 
 /// The markers in a prompt from the left, none overlapping another.
 fn marker_places(tokens: &[TokenId], markers: &[Marker<'_>]) -> Vec<Place> {
-    let begins = |token: &TokenId| markers.iter().any(|marker| marker.tokens.first() == Some(token));
     let mut places = Vec::new();
     let mut at = 0;
-    // Nearly all tokens begin no marker.
-    while let Some(next) = tokens[at..].iter().position(begins) {
+    while let Some(next) = next_begin(&tokens[at..], markers) {
         at += next;
         let is_here = |marker: &Marker<'_>| !marker.tokens.is_empty() && tokens[at..].starts_with(marker.tokens);
         match markers.iter().position(is_here) {
@@ -121,6 +119,18 @@ fn marker_places(tokens: &[TokenId], markers: &[Marker<'_>]) -> Vec<Place> {
         }
     }
     places
+}
+
+/// Where the first token of a marker is first found.
+fn next_begin(tokens: &[TokenId], markers: &[Marker<'_>]) -> Option<usize> {
+    // Nearly all tokens begin no marker, and a chunk that is looked at to its end is compared many tokens at once.
+    const CHUNK: usize = 64;
+    let begins = |token: &TokenId| markers.iter().any(|marker| marker.tokens.first() == Some(token));
+    let holds = |chunk: &[TokenId], first: TokenId| chunk.iter().fold(false, |found, &token| found | (token == first));
+    let is_worth_a_look =
+        |chunk: &[TokenId]| markers.iter().filter_map(|marker| marker.tokens.first()).any(|&first| holds(chunk, first));
+    let (index, chunk) = tokens.chunks(CHUNK).enumerate().find(|(_, chunk)| is_worth_a_look(chunk))?;
+    chunk.iter().position(begins).map(|within| index * CHUNK + within)
 }
 
 /// The index of the item at each place.

@@ -51,9 +51,11 @@ fn tokens(field: &str, tokens: &[TokenId], options: &ClientOptions) -> Check {
     let Some(vocab_size) = options.vocab_size else {
         return Ok(());
     };
-    match tokens.iter().find(|token| token.0 >= vocab_size) {
-        Some(token) => refuse(field, format!("token {token} is outside the vocabulary of {vocab_size}")),
-        None => Ok(()),
+    match tokens.iter().copied().max() {
+        Some(token) if token.0 >= vocab_size => {
+            refuse(field, format!("token {token} is outside the vocabulary of {vocab_size}"))
+        }
+        _ => Ok(()),
     }
 }
 

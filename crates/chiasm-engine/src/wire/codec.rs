@@ -11,6 +11,11 @@ use super::writer::Writer;
 pub(crate) trait Wire: Sized {
     fn write(&self, to: &mut Writer);
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError>;
+
+    /// The elements of a list, without its length.
+    fn write_all(items: &[Self], to: &mut Writer) {
+        items.iter().for_each(|item| item.write(to));
+    }
 }
 
 macro_rules! wire_ints {
@@ -41,6 +46,11 @@ impl Wire for TokenId {
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         u32::read(from).map(Self)
+    }
+
+    /// A prompt has thousands of them, and they are most of what a request costs to write.
+    fn write_all(tokens: &[Self], to: &mut Writer) {
+        to.tokens(tokens);
     }
 }
 
@@ -96,7 +106,7 @@ impl<T: Wire> Wire for Option<T> {
 impl<T: Wire> Wire for Vec<T> {
     fn write(&self, to: &mut Writer) {
         to.array(self.len());
-        self.iter().for_each(|item| item.write(to));
+        T::write_all(self, to);
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         if from.nil()? { Ok(Self::new()) } else { from.list(T::read) }

@@ -1,6 +1,8 @@
 //! Writes msgpack, setting large tensors aside as aux frames.
 
 use bytes::Bytes;
+use chiasm_types::TokenId;
+use rmp::Marker;
 use rmp::encode;
 use rmpv::Value;
 
@@ -37,6 +39,29 @@ impl Writer {
         infallible(encode::write_uint(&mut self.packed, value));
     }
 
+    /// Each in its shortest form, as [`uint`](Self::uint) writes it, a chunk at a time into room made before.
+    pub(crate) fn tokens(&mut self, tokens: &[TokenId]) {
+        const LONGEST: usize = 1 + size_of::<u32>();
+        for chunk in tokens.chunks(256) {
+            let mut packed = [0; 256 * LONGEST];
+            let mut len = 0;
+            let mut put = |bytes: &[u8]| {
+                packed[len..len + bytes.len()].copy_from_slice(bytes);
+                len += bytes.len();
+            };
+            for &TokenId(id) in chunk {
+                let [a, b, c, d] = id.to_be_bytes();
+                match id {
+                    0..=0x7f => put(&[d]),
+                    0x80..=0xff => put(&[Marker::U8.to_u8(), d]),
+                    0x100..=0xffff => put(&[Marker::U16.to_u8(), c, d]),
+                    _ => put(&[Marker::U32.to_u8(), a, b, c, d]),
+                }
+            }
+            self.packed.extend_from_slice(&packed[..len]);
+        }
+    }
+
     pub(crate) fn int(&mut self, value: i64) {
         infallible(encode::write_sint(&mut self.packed, value));
     }
@@ -70,5 +95,35 @@ impl Writer {
             self.aux.push(data.clone());
             self.uint(self.aux.len() as u64);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_list_of_tokens_is_what_one_after_the_other_is(
+            ids in proptest::collection::vec((any::<u32>(), 0u32..32).prop_map(|(id, shift)| TokenId(id >> shift)), 0..600)
+        ) {
+            let (mut together, mut alone) = (Writer::default(), Writer::default());
+            together.tokens(&ids);
+            ids.iter().for_each(|id| alone.uint(id.0.into()));
+            prop_assert_eq!(together.packed, alone.packed);
+        }
+    }
+
+    #[test]
+    fn tokens_at_the_ends_of_each_form_are_in_their_shortest() {
+        let ids = [0, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000, u32::MAX];
+        let lengths = ids.map(|id| {
+            let mut to = Writer::default();
+            to.tokens(&[TokenId(id)]);
+            assert_eq!(rmp::decode::read_int::<u32, _>(&mut &to.packed[..]).unwrap(), id);
+            to.packed.len()
+        });
+        assert_eq!(lengths, [1, 1, 2, 2, 3, 3, 5, 5]);
     }
 }

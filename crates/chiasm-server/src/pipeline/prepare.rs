@@ -272,11 +272,11 @@ fn planned(
 
 /// An engine fails on a token it does not know, and then for everybody.
 fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), RequestError> {
-    if tokens.is_empty() {
-        return Err(RequestError::invalid("prompt", "the prompt is empty"));
-    }
-    match tokens.iter().find(|&&token| token > last) {
-        Some(token) => Err(RequestError::invalid("prompt", format!("token id {token} is outside the vocabulary"))),
-        None => Ok(()),
+    match tokens.iter().copied().max() {
+        None => Err(RequestError::invalid("prompt", "the prompt is empty")),
+        Some(token) if token > last => {
+            Err(RequestError::invalid("prompt", format!("token id {token} is outside the vocabulary")))
+        }
+        Some(_) => Ok(()),
     }
 }
