@@ -28,7 +28,7 @@
 //! | life of an engine | `engine` (start, kill, stop), `config`, `faults`, `error` |
 //! | towards the frontend | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
 //! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `monotonic_time` |
-//! | caches | `paged_cache` (on `block_chain`), `receiver_cache`; both, and that of encoded images, on `chiasm-engine-caches` |
+//! | caches | `cache_events` (on `block_chain`), `receiver_cache`; batches, the KV cache and that of encoded images are `chiasm-engine-model`'s |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 mod block_chain;
+mod cache_events;
 mod config;
 mod connection;
 mod core;
@@ -55,7 +56,6 @@ mod logprobs;
 mod monotonic_time;
 mod outbox;
 mod pace;
-mod paged_cache;
 mod plugin;
 mod receiver_cache;
 mod reply;

@@ -1,6 +1,6 @@
 //! The engine's own cache of a media item's tensors, which lets a frontend send an item once.
 
-use chiasm_engine_caches::WeightedLru;
+use chiasm_engine_model::WeightedLru;
 
 /// Least-recently-used cache by bytes, updated request by request.
 ///

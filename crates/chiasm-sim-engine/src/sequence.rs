@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use chiasm_engine::wire::output::EngineCoreEvent;
 use chiasm_engine::wire::{EngineCoreRequest, FinishReason, PrefillStats, SamplingParams, StopReason};
-use chiasm_engine_caches::BlockTable;
 use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
@@ -25,12 +24,6 @@ pub(crate) struct Sequence {
     pub(crate) prompt: usize,
     pub(crate) media: Vec<Media>,
     pub(crate) chain: BlockChain,
-    pub(crate) table: BlockTable,
-    /// Leading tokens whose KV exists.
-    pub(crate) computed: usize,
-    /// Tokens after these that the current step computes.
-    pub(crate) scheduled: usize,
-    pub(crate) preempted: bool,
     /// What the engine saw, once the request has been looked at.
     seen: Option<Vec<SeenImage>>,
     answer: Option<Answer>,
@@ -86,10 +79,6 @@ impl Sequence {
             tokens: Arc::unwrap_or_clone(request.prompt_token_ids),
             media: media.collect(),
             chain,
-            table: BlockTable::default(),
-            computed: 0,
-            scheduled: 0,
-            preempted: false,
             seen: None,
             answer: None,
             prefill: Some(PrefillStats::default()),
@@ -97,8 +86,17 @@ impl Sequence {
         }
     }
 
+    /// The first token after all items.
+    pub(crate) fn items_end(&self) -> usize {
+        self.media
+            .iter()
+            .map(|media| media.placeholder.offset.saturating_add(media.placeholder.length))
+            .max()
+            .unwrap_or(0)
+    }
+
     /// Tokens generated so far.
-    pub(crate) fn generated(&self) -> usize {
+    fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
     }
 
@@ -142,9 +140,9 @@ impl Sequence {
         Ok(())
     }
 
-    /// Notes how much of the prompt was found in the cache when it is first scheduled.
+    /// Notes how much of the prompt was found in the cache when it was first scheduled.
     pub(crate) fn note_prefill(&mut self, cached: usize) {
-        if let Some(stats) = self.prefill.as_mut().filter(|_| !self.preempted) {
+        if let Some(stats) = &mut self.prefill {
             *stats = PrefillStats {
                 num_prompt_tokens: self.prompt as u64,
                 num_computed_tokens: (self.prompt - cached) as u64,
@@ -155,10 +153,10 @@ impl Sequence {
         }
     }
 
-    /// Takes the statistics that go with the first output; `None` afterwards.
-    pub(crate) fn take_prefill(&mut self, block_size: usize) -> Option<PrefillStats> {
+    /// Takes the statistics that go with the first output; `None` afterwards. So many of its tokens can be found by others.
+    pub(crate) fn take_prefill(&mut self, stored: usize) -> Option<PrefillStats> {
         let mut stats = self.prefill.take()?;
-        let stored = (self.table.stored() * block_size).min(self.prompt) as u64;
+        let stored = stored.min(self.prompt) as u64;
         stats.num_cache_creation_tokens = stored.saturating_sub(stats.num_cached_tokens);
         Some(stats)
     }

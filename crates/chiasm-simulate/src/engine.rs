@@ -1,20 +1,21 @@
 //! A modelled engine: what vLLM's scheduler and caches do, in virtual time.
 
-mod kv_cache;
+mod cache_events;
 mod live;
 mod run;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::convert::Infallible;
+use std::hash::BuildHasherDefault;
+use std::ops::Range;
 
-use chiasm_engine_caches::{BlockId, Encoded, EncoderCache};
+use chiasm_engine_model::{Batch, BatchEngine, BatchLimits, Encoded, EncoderCache, Scheduled};
 use chiasm_kv::event::KvEvent;
 use chiasm_router::EngineStats;
 
 use crate::model::EngineModel;
-use crate::sequence::Sequence;
+use crate::sequence::{Item, Sequence};
 use crate::virtual_time::{Nanos, nanos, seconds};
-use kv_cache::KvCache;
+use cache_events::{BlockHash, CacheEvents, Uniform};
 pub(crate) use live::Live;
 use run::DecodeRun;
 
@@ -28,38 +29,19 @@ pub(crate) trait Observer {
     fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos);
 }
 
-/// Continuous batching, first come, first served, with prompts in chunks.
+/// Continuous batching as [`Batch`] does it, with the time that it takes.
 ///
-/// A step computes one token of each request that decodes and, with what is left of its budget, chunks of prompts: first those
-/// begun, then those that wait, while there are seats and enough free blocks. Steps that only decode are taken in one go up
-/// to the next end of a request or the next delivery. Work per request is constant but for its blocks; nothing is done per
-/// token.
-///
-/// Unlike vLLM, and the simulated engine of `chiasm-sim-engine`, it never preempts: a request is admitted when its prompt *and*
-/// its answer fit beside what those that run will still take. So the scheduler is one of its own; the caches are the same.
+/// Steps that only decode are taken in one go, up to the next end of a request or the next delivery, or as long as there are
+/// blocks. Meanwhile nobody is admitted who was not before: that the blocks which such steps fill might be found by a
+/// request that waits is left out.
 pub(crate) struct Engine {
     model: EngineModel,
-    cache: KvCache,
-    encoder: EncoderCache<u64>,
-    waiting: VecDeque<Box<Live>>,
-    seats: Vec<Option<Box<Live>>>,
-    vacant: Vec<u32>,
-    /// Seats of prompts that are not wholly computed, in order of admission.
-    prefilling: Vec<u32>,
-    decoding: u64,
-    /// Tokens in the contexts of the requests that decode.
-    context: u64,
-    /// Blocks that the running requests will still take.
-    growth: usize,
-    /// Steps done.
-    step: u64,
-    /// Steps and seats: the next block is needed in that step.
-    boundaries: BinaryHeap<Reverse<(u64, u32)>>,
-    /// Steps and seats: that step gives the last token.
-    ends: BinaryHeap<Reverse<(u64, u32)>>,
+    batch: Batch<Surroundings>,
+    surroundings: Surroundings,
+    /// What the steps under way compute.
+    load: Load,
     activity: Activity,
     work: f64,
-    hits: Vec<BlockId>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,33 +56,60 @@ enum Activity {
     Run(DecodeRun),
 }
 
-/// What a step computes besides decode tokens.
-#[derive(Default)]
-struct Work {
+/// What a step computes.
+#[derive(Clone, Copy, Default)]
+struct Load {
+    /// Requests that compute the token that they were given last.
+    decoding: u64,
+    /// Tokens in the contexts of those.
+    context: u64,
+    /// Other tokens: of prompts, and those that are computed again after a preemption.
     tokens: usize,
+    /// Pairs of such a token and one before it.
     pairs: f64,
+    embeds: u64,
+}
+
+/// A request in the batch.
+struct InBatch {
+    live: Box<Live>,
+    /// Tokens of prompt and answer.
+    len: usize,
+    has_first_token: bool,
+    /// When it was preempted, if it got no token since.
+    preempted: Option<Nanos>,
+}
+
+/// What is around the batch.
+struct Surroundings {
+    encoder: EncoderCache<u64>,
+    events: CacheEvents,
+    /// When the current step began.
+    now: Nanos,
+    /// Embeddings that the current step makes.
     embeds: u64,
 }
 
 impl Engine {
     pub(crate) fn new(model: EngineModel) -> Self {
+        let block_size = model.block_size.get();
+        let limits = BatchLimits {
+            max_running: model.max_running,
+            max_batched_tokens: model.max_batched_tokens,
+            max_model_len: usize::MAX,
+        };
         Self {
-            cache: KvCache::new(model.num_blocks, model.block_size.get()),
-            encoder: EncoderCache::new(model.encoder_cache_tokens),
+            batch: Batch::new(limits, model.num_blocks, block_size),
+            surroundings: Surroundings {
+                encoder: EncoderCache::new(model.encoder_cache_tokens),
+                events: CacheEvents::new(block_size),
+                now: 0,
+                embeds: 0,
+            },
             model,
-            waiting: VecDeque::new(),
-            seats: Vec::new(),
-            vacant: Vec::new(),
-            prefilling: Vec::new(),
-            decoding: 0,
-            context: 0,
-            growth: 0,
-            step: 0,
-            boundaries: BinaryHeap::new(),
-            ends: BinaryHeap::new(),
+            load: Load::default(),
             activity: Activity::Idle,
             work: 0.0,
-            hits: Vec::new(),
         }
     }
 
@@ -125,21 +134,25 @@ impl Engine {
 
     pub(crate) fn stats(&self) -> EngineStats {
         EngineStats {
-            running: (self.seats.len() - self.vacant.len()) as u64,
-            waiting: self.waiting.len() as u64,
-            kv_usage: self.cache.usage(),
+            running: self.batch.running().len() as u64,
+            waiting: self.batch.waiting() as u64,
+            kv_usage: self.batch.cache().usage(),
             ..EngineStats::default()
         }
     }
 
     #[cfg(test)]
     pub(crate) fn distinct_blocks(&self) -> usize {
-        self.cache.distinct()
+        self.batch.cache().distinct()
     }
 
     /// Queues a request that [`Engine::fits`].
     pub(crate) fn deliver(&mut self, live: Live, now: Nanos) {
-        self.waiting.push_back(Box::new(live));
+        let sequence = &live.sequence;
+        let (prompt, len) = (sequence.prompt(), sequence.prompt() + sequence.answer());
+        let items_end = sequence.items().last().map_or(0, Item::end);
+        let request = InBatch { live: Box::new(live), len, has_first_token: false, preempted: None };
+        self.batch.add(Scheduled::new(request, prompt, items_end));
         match &mut self.activity {
             Activity::Idle => self.start_step(now),
             Activity::Step { .. } => {}
@@ -153,161 +166,141 @@ impl Engine {
             Activity::Idle => {}
             Activity::Step { start, end, work } => {
                 self.work += work;
-                self.advance(1, end - start, now, observer);
-                self.give_first_tokens(now, observer);
+                self.give_tokens(1, end - start, now, observer);
             }
             Activity::Run(run) => {
                 let took = run.end() - run.start;
                 if let Some(gap) = took.checked_div(run.steps) {
-                    let weights = self.model.overhead + self.model.weights.max(self.decoding as f64 * self.model.token);
-                    let tokens = (run.steps * self.decoding) as f64 * self.model.token;
+                    let decoding = self.load.decoding;
+                    let weights = self.model.overhead + self.model.weights.max(decoding as f64 * self.model.token);
+                    let tokens = (run.steps * decoding) as f64 * self.model.token;
                     self.work += tokens + (seconds(took) - run.steps as f64 * weights).max(0.0);
-                    self.advance(run.steps, gap, now, observer);
+                    self.batch.repeat(run.steps as usize - 1, &mut self.surroundings);
+                    self.give_tokens(run.steps, gap, now, observer);
                 }
             }
         }
-        self.end_requests(now, observer);
-        let events = self.cache.take_events();
+        let events = self.surroundings.events.take();
         self.start_step(now);
         events
     }
 
-    fn advance(&mut self, steps: u64, gap: Nanos, now: Nanos, observer: &mut impl Observer) {
-        self.step += steps;
-        self.context += steps * self.decoding;
-        if self.decoding > 0 {
-            observer.gaps(gap, steps * self.decoding, now);
-        }
-        self.pass_boundaries(self.step);
-    }
-
-    /// Gives decoding requests the blocks that they need up to a step, in the order in which they need them.
-    fn pass_boundaries(&mut self, step: u64) {
-        let block_size = self.model.block_size.get();
-        while let Some(&Reverse((at, seat))) = self.boundaries.peek().filter(|Reverse((at, _))| *at <= step) {
-            self.boundaries.pop();
-            let Some(live) = self.seats[seat as usize].as_mut() else { continue };
-            let Live { table, sequence, keys, first_step, .. } = &mut **live;
-            let computed = sequence.prompt() + (at - *first_step) as usize;
-            self.cache.store(table, sequence, keys, computed - 1);
-            self.growth -= self.cache.grow(table, computed);
-            let next = live.next_boundary(block_size);
-            if live.table.len() * block_size < live.sequence.computed() {
-                self.boundaries.push(Reverse((next, seat)));
+    /// Ends `steps` steps, each of which took `gap`.
+    fn give_tokens(&mut self, steps: u64, gap: Nanos, now: Nanos, observer: &mut impl Observer) {
+        let mut tokens = 0;
+        let ended = self.batch.advance(|running| {
+            let is_last = running.tokens() == running.request.len;
+            let request = &mut running.request;
+            if !std::mem::replace(&mut request.has_first_token, true) {
+                observer.first_token(&mut request.live, now);
+            } else {
+                tokens += steps;
+                if let Some(preempted) = request.preempted.take() {
+                    tokens -= 1;
+                    observer.gaps(now - preempted - (steps - 1) * gap, 1, now);
+                }
             }
-        }
-    }
-
-    fn give_first_tokens(&mut self, now: Nanos, observer: &mut impl Observer) {
-        let (step, block_size) = (self.step, self.model.block_size.get());
-        let Self { seats, prefilling, boundaries, ends, decoding, context, .. } = self;
-        prefilling.retain(|&seat| {
-            let Some(live) = seats[seat as usize].as_mut() else { return false };
-            if live.computed < live.sequence.prompt() {
-                return true;
-            }
-            live.first_step = step;
-            observer.first_token(live, now);
-            ends.push(Reverse((step + live.sequence.answer() as u64 - 1, seat)));
-            if live.table.len() * block_size < live.sequence.computed() {
-                boundaries.push(Reverse((live.next_boundary(block_size), seat)));
-            }
-            *decoding += 1;
-            *context += live.sequence.prompt() as u64;
-            false
+            is_last
         });
-    }
-
-    fn end_requests(&mut self, now: Nanos, observer: &mut impl Observer) {
-        while let Some(&Reverse((_, seat))) = self.ends.peek().filter(|Reverse((at, _))| *at <= self.step) {
-            self.ends.pop();
-            let Some(mut live) = self.seats[seat as usize].take() else { continue };
-            self.vacant.push(seat);
-            self.decoding -= 1;
-            let Live { table, sequence, keys, .. } = &mut *live;
-            self.context -= sequence.computed() as u64;
-            self.cache.store(table, sequence, keys, sequence.computed());
-            self.cache.release(table);
-            observer.finished(*live, now);
+        if tokens > 0 {
+            observer.gaps(gap, tokens, now);
+        }
+        for request in ended {
+            observer.finished(*request.live, now);
         }
     }
 
     fn start_step(&mut self, now: Nanos) {
-        self.pass_boundaries(self.step + 1);
-        let mut work = Work::default();
-        let mut budget = self.model.max_batched_tokens - self.decoding as usize;
-        for at in 0..self.prefilling.len() {
-            let seat = self.prefilling[at] as usize;
-            if let Some(mut live) = self.seats[seat].take() {
-                budget -= self.compute_chunk(&mut live, budget, &mut work);
-                self.seats[seat] = Some(live);
-            }
-        }
-        self.admit(&mut budget, &mut work);
-        let (first, work_seconds) = self.step_seconds(&work);
-        self.activity = if work.tokens > 0 {
-            Activity::Step { start: now, end: now + nanos(first), work: work_seconds }
-        } else if let Some(Reverse((end, _))) = self.ends.peek() {
-            let growth = self.model.kv_read * self.decoding as f64;
-            Activity::Run(DecodeRun { start: now, first, growth, steps: end - self.step })
+        self.surroundings.now = now;
+        self.surroundings.embeds = 0;
+        let Ok(()) = self.batch.schedule(&mut self.surroundings);
+        self.load = Load::of(self.batch.running(), self.surroundings.embeds);
+        let (first, work) = self.step_seconds();
+        self.activity = if self.load.tokens > 0 {
+            Activity::Step { start: now, end: now + nanos(first), work }
+        } else if self.load.decoding > 0 {
+            let to_go = |running: &Scheduled<InBatch>| running.request.len - running.tokens();
+            let until_first_end = self.batch.running().iter().map(to_go).min().unwrap_or(1);
+            let steps = 1 + self.batch.repeatable(until_first_end - 1) as u64;
+            let growth = self.model.kv_read * self.load.decoding as f64;
+            Activity::Run(DecodeRun { start: now, first, growth, steps })
         } else {
             Activity::Idle
         };
     }
 
-    /// What a step takes, and what of it counts as work.
-    fn step_seconds(&self, work: &Work) -> (f64, f64) {
-        let model = &self.model;
-        let tokens = (work.tokens as f64 + self.decoding as f64) * model.token;
+    /// What the step takes, and what of it counts as work.
+    fn step_seconds(&self) -> (f64, f64) {
+        let (model, load) = (&self.model, &self.load);
+        let tokens = (load.tokens as f64 + load.decoding as f64) * model.token;
         let rest =
-            work.embeds as f64 * model.embed + self.context as f64 * model.kv_read + work.pairs * model.attention;
+            load.embeds as f64 * model.embed + load.context as f64 * model.kv_read + load.pairs * model.attention;
         (model.overhead + model.weights.max(tokens) + rest, tokens + rest)
     }
+}
 
-    fn admit(&mut self, budget: &mut usize, work: &mut Work) {
-        let block_size = self.model.block_size.get();
-        while *budget > 0 && self.seats.len() - self.vacant.len() < self.model.max_running {
-            let Some(live) = self.waiting.front() else { break };
-            self.cache.find(&live.keys, live.sequence.prompt() - 1, &mut self.hits);
-            let missing = live.sequence.computed().div_ceil(block_size) - self.hits.len();
-            if missing + self.cache.idle(&self.hits) + self.growth > self.cache.free() {
-                break;
+impl Load {
+    fn of(running: &[Scheduled<InBatch>], embeds: u64) -> Self {
+        let mut load = Self { embeds, ..Self::default() };
+        for running in running {
+            let (start, end) = (running.computed(), running.computed() + running.step());
+            if running.decodes() {
+                load.decoding += 1;
+                load.context += start as u64;
+            } else {
+                load.tokens += running.step();
+                load.pairs += (end * end - start * start) as f64 / 2.0;
             }
-            let Some(mut live) = self.waiting.pop_front() else { break };
-            self.cache.take(&mut live.table, &self.hits);
-            self.growth += missing;
-            live.cached = self.hits.len() * block_size;
-            live.computed = live.cached;
+        }
+        load
+    }
+}
+
+impl BatchEngine for Surroundings {
+    type Request = InBatch;
+    type Hash = BlockHash;
+    type Hasher = BuildHasherDefault<Uniform>;
+    type Error = Infallible;
+
+    fn hash(request: &InBatch, block: usize) -> BlockHash {
+        cache_events::hash(request.live.keys[block])
+    }
+
+    fn encode(&mut self, request: &mut InBatch, tokens: Range<usize>, admission: bool) -> Result<bool, Infallible> {
+        let Live { sequence, next_item, encoded, .. } = &mut *request.live;
+        if admission {
             // Images that lie wholly in what was found need no embeddings.
-            live.next_item = live.sequence.items().partition_point(|item| item.end() <= live.cached);
-            *budget -= self.compute_chunk(&mut live, *budget, work);
-            let seat = self.vacant.pop().unwrap_or_else(|| {
-                self.seats.push(None);
-                self.seats.len() as u32 - 1
-            });
-            self.prefilling.push(seat);
-            self.seats[seat as usize] = Some(live);
+            *next_item = sequence.items().partition_point(|item| item.end() <= tokens.start);
+        }
+        while let Some(item) = sequence.items().get(*next_item).filter(|item| item.start < tokens.end) {
+            *next_item += 1;
+            let embeds = u64::from(item.image.embeds);
+            if self.encoder.encode(&item.image.id, embeds) == Encoded::Now {
+                *encoded += embeds;
+                self.embeds += embeds;
+            }
+        }
+        Ok(true)
+    }
+
+    fn admitted(&mut self, running: &mut Scheduled<InBatch>, cached: usize) {
+        if !running.was_preempted() {
+            running.request.live.cached = cached;
         }
     }
 
-    /// Computes the next tokens of a prompt, at most `budget`; returns how many.
-    fn compute_chunk(&mut self, live: &mut Live, budget: usize, work: &mut Work) -> usize {
-        let tokens = budget.min(live.sequence.prompt() - live.computed);
-        let end = live.computed + tokens;
-        while let Some(item) = live.sequence.items().get(live.next_item).filter(|item| item.start < end) {
-            live.next_item += 1;
-            let (id, embeds) = (item.image.id, u64::from(item.image.embeds));
-            if self.encoder.encode(&id, embeds) == Encoded::Now {
-                live.encoded += embeds;
-                work.embeds += embeds;
-            }
+    fn preempted(&mut self, request: &mut InBatch) {
+        if request.has_first_token {
+            request.preempted.get_or_insert(self.now);
         }
-        work.tokens += tokens;
-        work.pairs += (end * end - live.computed * live.computed) as f64 / 2.0;
-        self.growth -= self.cache.grow(&mut live.table, end);
-        self.cache.store(&mut live.table, &live.sequence, &live.keys, end);
-        live.computed = end;
-        tokens
+    }
+
+    fn stored(&mut self, request: &InBatch, blocks: Range<usize>) {
+        self.events.stored(&request.live.sequence, &request.live.keys, blocks);
+    }
+
+    fn evicted(&mut self, hash: BlockHash) {
+        self.events.evicted(hash);
     }
 }
 

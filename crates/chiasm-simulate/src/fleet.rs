@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Instant;
 
-use chiasm_engine_caches::WeightedLru;
+use chiasm_engine_model::WeightedLru;
 use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_router::{
     Clock, EngineStats, Policy, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,

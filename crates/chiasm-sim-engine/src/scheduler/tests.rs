@@ -50,7 +50,7 @@ impl Scheduler {
     fn try_start(&mut self, request: EngineCoreRequest) -> Result<(), Fatal> {
         let features = request.mm_features.iter();
         let items = features.map(|feature| feature.data.clone().map(inline)).collect();
-        self.add(Sequence::new(request, items, self.config.block_size.get()), 1.0)
+        self.add(Sequence::new(request, items, self.executor.config.block_size.get()), 1.0)
     }
 
     /// One step: its work and its outputs.
@@ -61,7 +61,7 @@ impl Scheduler {
     }
 
     fn running(&self) -> Vec<&str> {
-        self.running.iter().map(|sequence| &sequence.id[..]).collect()
+        self.batch.running().iter().map(|running| &running.request.id[..]).collect()
     }
 }
 
@@ -145,7 +145,7 @@ fn a_prompt_waits_until_all_of_it_fits() {
     scheduler.start(request("b", 2, 70, 1));
     let (_, outputs) = scheduler.step();
     assert_eq!(ids(&outputs), ["a"]);
-    assert_eq!(scheduler.waiting.len(), 1);
+    assert_eq!(scheduler.batch.waiting(), 1);
     scheduler.abort(&["a".to_owned()]);
     scheduler.step();
     assert_eq!(scheduler.running(), ["b"]);
@@ -169,7 +169,7 @@ fn the_last_one_is_preempted_and_goes_on_where_it_was() {
         }
     }
     assert_eq!((tokens["a"], tokens["b"], preemptions), (40, 40, 1));
-    assert_eq!(scheduler.cache.usage(), 0.0);
+    assert_eq!(scheduler.batch.cache().usage(), 0.0);
 }
 
 #[test]

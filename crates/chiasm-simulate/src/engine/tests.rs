@@ -14,6 +14,7 @@ struct Notes {
     first: Vec<(Nanos, Nanos, usize, usize, u64)>,
     ended: Vec<(Nanos, usize)>,
     gaps: u64,
+    longest_gap: Nanos,
 }
 
 impl Observer for Notes {
@@ -25,8 +26,9 @@ impl Observer for Notes {
         self.ended.push((now, live.sequence.answer()));
     }
 
-    fn gaps(&mut self, _: Nanos, tokens: u64, _: Nanos) {
+    fn gaps(&mut self, gap: Nanos, tokens: u64, _: Nanos) {
         self.gaps += tokens;
+        self.longest_gap = self.longest_gap.max(gap);
     }
 }
 
@@ -134,12 +136,16 @@ fn a_long_prompt_is_computed_in_chunks_beside_those_who_decode() {
 }
 
 #[test]
-fn nobody_is_admitted_whose_answer_would_not_fit() {
-    // 10 blocks: one request of 4 prompt blocks and 3 more for its answer leaves no room for another.
-    let model = EngineModel { num_blocks: 10, ..EngineModel::default() };
+fn who_came_last_makes_room_and_is_computed_again() {
+    // 12 blocks of 16 tokens: both prompts take 4, both answers 3 more.
+    let model = EngineModel { num_blocks: 12, ..EngineModel::default() };
     let notes = run(&model, vec![live(&model, &[text(1, 64)], 49, 0), live(&model, &[text(2, 64)], 49, 0)]);
-    assert_eq!(notes.ended.len(), 2);
-    assert!(notes.first[1].1 > notes.ended[0].0);
+    // At 97 tokens both want a seventh block. The second waits until the first has its other 16 tokens, and then for a prefill of
+    // 97 tokens without the six blocks that are still there.
+    let ends: Vec<Nanos> = notes.ended.iter().map(|(end, _)| *end).collect();
+    assert!(notes.longest_gap > 17 * 8_000_000 && notes.longest_gap < 18 * 8_200_000, "{}", notes.longest_gap);
+    assert!(ends[1] > ends[0] + 15 * 8_000_000, "{ends:?}");
+    assert_eq!(notes.gaps, 96);
 }
 
 prop_compose! {
@@ -189,19 +195,22 @@ proptest! {
         let notes = play(&mut engine, lives, |_, events| {
             index.apply(WorkerId(0), &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
         });
-        let rest = engine.cache.take_events();
+        let rest = engine.surroundings.events.take();
         prop_assert!(rest.is_empty());
         for keys in &chains {
-            let held = keys.iter().take_while(|key| engine.cache.holds(**key)).count();
+            let mut hits = Vec::new();
+            let cache = engine.batch.cache();
+            cache.find(keys.iter().copied().map(cache_events::hash), keys.len() * 16, &mut hits);
+            let held = hits.len();
             prop_assert_eq!(index.overlap(WorkerId(0), keys), held);
         }
-        prop_assert_eq!(index.stats(WorkerId(0)).unwrap().blocks, engine.cache.distinct());
+        prop_assert_eq!(index.stats(WorkerId(0)).unwrap().blocks, engine.distinct_blocks());
         let stats = index.stats(WorkerId(0)).unwrap();
         prop_assert_eq!((stats.unkeyed_blocks, stats.unknown_removals, stats.ignored_events), (0, 0, 0));
 
         prop_assert_eq!((notes.first.len(), notes.ended.len(), notes.gaps), (total, total, tokens));
-        prop_assert_eq!(engine.cache.free(), num_blocks as usize);
-        prop_assert_eq!((engine.growth, engine.context, engine.decoding), (0, 0, 0));
+        prop_assert_eq!(engine.batch.cache().free(), num_blocks as usize);
+        prop_assert_eq!((engine.batch.running().len(), engine.batch.waiting()), (0, 0));
         for (arrival, first, prompt, cached, encoded) in notes.first {
             prop_assert!(cached < prompt);
             let least = (prompt - cached) as f64 * model.token + encoded as f64 * model.embed;

@@ -1,10 +1,11 @@
-//! What an engine's caches hold and let go, as in vLLM 0.32. There is no time in it, no wire and no tensor.
+//! What an engine computes in each step, and what its caches hold and let go, as in vLLM 0.32. There is no time in it, no wire
+//! and no tensor.
 //!
 //! Two engines are built on it: the simulated one of `chiasm-sim-engine`, which is compared with traces of vLLM's own block
 //! manager, and the modelled one of `chiasm-simulate`. Each tells its frontend in its own words what happens in here.
 //!
 //! ```
-//! use chiasm_engine_caches::{BlockTable, PagedCache};
+//! use chiasm_engine_model::{BlockTable, PagedCache};
 //!
 //! let hashes = [11_u64, 12, 13];
 //! let mut cache: PagedCache<u64> = PagedCache::new(8, 16);
@@ -20,17 +21,20 @@
 //!
 //! | module | is about |
 //! |---|---|
+//! | `batch` | continuous batching: which tokens of which requests a step computes |
 //! | `paged_cache` | the KV cache: blocks that are found again by hash |
 //! | `free_queue` | the order in which its free blocks are taken |
 //! | `encoder_cache` | the embeddings of images |
 //! | `weighted_lru` | a cache with room for a total weight |
 #![forbid(unsafe_code)]
 
+mod batch;
 mod encoder_cache;
 mod free_queue;
 mod paged_cache;
 mod weighted_lru;
 
+pub use batch::{Batch, BatchEngine, BatchLimits, Scheduled};
 pub use encoder_cache::{Encoded, EncoderCache};
 pub use free_queue::BlockId;
 pub use paged_cache::{BlockTable, PagedCache};

@@ -1,7 +1,9 @@
+use super::told_cache::ToldCache;
 use super::*;
 use std::collections::HashMap;
 
 use crate::block_chain::MediaRange;
+use chiasm_engine_model::BlockTable;
 use proptest::prelude::*;
 
 const BLOCK: usize = 4;
@@ -25,7 +27,7 @@ impl Prompt {
     }
 
     /// Returns the number of tokens found in the cache, `None` if there was no room.
-    fn compute(&mut self, cache: &mut PagedCache) -> Option<usize> {
+    fn compute(&mut self, cache: &mut ToldCache) -> Option<usize> {
         let hits = cache.find(self.chain.hashes(), self.tokens.len() - 1);
         let end = self.tokens.len();
         cache.grow(&mut self.table, &hits, end).then(|| {
@@ -59,7 +61,7 @@ fn names(sign: &str, hashes: &[BlockHash]) -> Vec<String> {
 
 #[test]
 fn the_null_block_counts_but_is_never_used() {
-    let mut cache = PagedCache::new(4, BLOCK);
+    let mut cache = ToldCache::new(4, BLOCK);
     assert_eq!(cache.usage(), 0.0);
     let mut prompt = Prompt::new(tokens(0, 12));
     assert_eq!(prompt.compute(&mut cache), Some(0));
@@ -69,7 +71,7 @@ fn the_null_block_counts_but_is_never_used() {
 
 #[test]
 fn a_repeat_hits_all_but_the_last_token() {
-    let mut cache = PagedCache::new(20, BLOCK);
+    let mut cache = ToldCache::new(20, BLOCK);
     for (length, expected) in [(9, 8), (8, 4), (4, 0), (3, 0)] {
         Prompt::new(tokens(length, length as usize)).compute(&mut cache);
         assert_eq!(Prompt::new(tokens(length, length as usize)).compute(&mut cache), Some(expected), "{length}");
@@ -78,7 +80,7 @@ fn a_repeat_hits_all_but_the_last_token() {
 
 #[test]
 fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
-    let mut cache = PagedCache::new(20, BLOCK);
+    let mut cache = ToldCache::new(20, BLOCK);
     let mut first = Prompt::new(tokens(0, 6));
     first.compute(&mut cache);
     cache.take_events();
@@ -98,7 +100,7 @@ fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
 #[test]
 fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
     // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, topic_dup_*): the second of two equal prompts recomputes its last block.
-    let mut cache = PagedCache::new(5, BLOCK);
+    let mut cache = ToldCache::new(5, BLOCK);
     let (mut one, mut two) = (Prompt::new(tokens(0, 8)), Prompt::new(tokens(0, 8)));
     assert_eq!(one.compute(&mut cache), Some(0));
     assert_eq!(two.compute(&mut cache), Some(4));
@@ -119,7 +121,7 @@ fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
 
 #[test]
 fn blocks_without_a_hash_are_reused_first_then_the_oldest_tail_first() {
-    let mut cache = PagedCache::new(8, BLOCK);
+    let mut cache = ToldCache::new(8, BLOCK);
     let mut old = Prompt::new(tokens(0, 10));
     let mut new = Prompt::new(tokens(50, 12));
     old.compute(&mut cache);
@@ -136,7 +138,7 @@ fn blocks_without_a_hash_are_reused_first_then_the_oldest_tail_first() {
 
 #[test]
 fn a_hit_on_a_free_block_uses_it_up() {
-    let mut cache = PagedCache::new(4, BLOCK);
+    let mut cache = ToldCache::new(4, BLOCK);
     let mut first = Prompt::new(tokens(0, 12));
     first.compute(&mut cache);
     cache.release(&mut first.table);
@@ -149,7 +151,7 @@ fn a_hit_on_a_free_block_uses_it_up() {
 
 #[test]
 fn it_can_be_emptied_only_when_nothing_runs() {
-    let mut cache = PagedCache::new(9, BLOCK);
+    let mut cache = ToldCache::new(9, BLOCK);
     let mut prompt = Prompt::new(tokens(0, 12));
     prompt.compute(&mut cache);
     assert!(!cache.reset());
@@ -180,10 +182,10 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 proptest! {
-    /// `chiasm-engine-caches` tests what the cache does; this is about the events.
+    /// `chiasm-engine-model` tests what the cache does; this is about the events.
     #[test]
     fn events_tell_what_can_be_found(operations in prop::collection::vec(operation(), 1..120)) {
-        let mut cache = PagedCache::new(24, BLOCK);
+        let mut cache = ToldCache::new(24, BLOCK);
         let mut live: Vec<Prompt> = Vec::new();
         let mut chains: Vec<BlockChain> = Vec::new();
         // What a listener knows: copies by hash.

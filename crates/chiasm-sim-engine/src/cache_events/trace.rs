@@ -1,9 +1,11 @@
 //! Does what vLLM's own KVCacheManager did: see `tests/goldens/make_kv_cache_trace.py`.
 
+use super::told_cache::ToldCache;
 use super::*;
 use std::collections::HashMap;
 
 use crate::block_chain::MediaRange;
+use chiasm_engine_model::BlockTable;
 use chiasm_kv::event::ExtraKey;
 use serde_json::{Value, json};
 
@@ -76,7 +78,7 @@ fn the_cache_does_what_vllms_does() {
     let trace: Value = serde_json::from_str(TRACE).unwrap();
     let size = |name: &str| trace[name].as_u64().unwrap();
     let block_size = size("block_size") as usize;
-    let mut cache = PagedCache::new(size("num_blocks") as u32, block_size);
+    let mut cache = ToldCache::new(size("num_blocks") as u32, block_size);
     let mut live: HashMap<String, Live> = HashMap::new();
     let mut names = Names::default();
 

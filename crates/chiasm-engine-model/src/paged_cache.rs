@@ -90,6 +90,11 @@ impl<H: Copy + Eq + Hash, S: BuildHasher + Default> PagedCache<H, S> {
         blocks.iter().filter(|block| self.blocks[**block as usize].references == 0).count()
     }
 
+    /// Whether an empty table that takes `hits`, or any table that takes none, could grow to so many tokens.
+    pub fn fits(&self, table: &BlockTable, hits: &[BlockId], tokens: usize) -> bool {
+        self.missing(table, tokens).saturating_sub(hits.len()) + self.idle(hits) <= self.free()
+    }
+
     /// Gives an empty table these blocks, which were found just now.
     pub fn take(&mut self, table: &mut BlockTable, hits: &[BlockId]) {
         for &id in hits {
