@@ -1,5 +1,6 @@
 //! Connections of clients: HTTP/1.1, as many as allowed, none that says nothing.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
@@ -14,10 +15,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tower_service::Service;
 
 use crate::frontend::Frontend;
-use crate::routes;
+use crate::{layers, routes};
 
 /// After no connection could be accepted, mostly because the process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Future<Output = ()>) {
     let limits = frontend.limits.clone();
     let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-    let app = routes::router(frontend);
+    let app = routes::router(frontend.clone());
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout);
     let graceful = GracefulShutdown::new();
@@ -43,11 +43,10 @@ pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Fu
             next = next => next,
             () = &mut stop => break,
         };
-        let app = app.clone();
+        let (app, frontend) = (app.clone(), frontend.clone());
         let service = service_fn(move |request: Request<Incoming>| {
-            // A router is always ready.
-            let mut app = app.clone();
-            app.call(request.map(Body::new))
+            let answer = layers::answer(app.clone(), frontend.clone(), request.map(Body::new));
+            async { Ok::<_, Infallible>(answer.await) }
         });
         let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {

@@ -2,7 +2,7 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | [`routes`] | paths, headers that tell where a request went |
+//! | `routes` | paths, headers that tell where a request went |
 //! | `layers` | the identity of every request; its record and count |
 //! | `admission` | what a request holds while it is answered, and who asks |
 //! | `body` | reading request bodies |
@@ -16,7 +16,7 @@
 //! | [`metrics`] | Prometheus |
 //! | `workers` | what is known of each worker, as JSON |
 //!
-//! [`routes::router`] makes an [`axum::Router`] from a [`Frontend`]; the binary decides where it listens.
+//! [`connections::serve`] answers for a [`Frontend`]; the binary decides where it listens.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -36,7 +36,7 @@ pub mod model;
 mod openai;
 pub mod pipeline;
 mod record;
-pub mod routes;
+mod routes;
 mod sse;
 #[cfg(test)]
 mod stand;

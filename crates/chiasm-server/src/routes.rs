@@ -1,4 +1,4 @@
-//! Paths, and what surrounds them.
+//! Paths. What surrounds all of them is in `layers`.
 
 use std::sync::Arc;
 
@@ -6,7 +6,6 @@ use axum::Json;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
-use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
@@ -14,16 +13,16 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, layers, workers};
+use crate::{answer, workers};
+
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
 /// The whole HTTP interface.
-pub fn router(frontend: Arc<Frontend>) -> Router {
-    let completions = Router::new()
-        .route("/v1/chat/completions", post(answer::chat))
-        .route("/v1/completions", post(answer::completions))
-        .route_layer(from_fn_with_state(frontend.clone(), layers::record));
+pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
     Router::new()
-        .merge(completions)
+        .route(CHAT, post(answer::chat))
+        .route(COMPLETIONS, post(answer::completions))
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/ready", get(ready))
@@ -31,7 +30,6 @@ pub fn router(frontend: Arc<Frontend>) -> Router {
         .route("/metrics", get(metrics))
         .fallback(async || ApiError::no_such_path())
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .layer(from_fn(layers::identify))
         .with_state(frontend)
 }
 

@@ -41,22 +41,26 @@ impl Writer {
 
     /// Each in its shortest form, as [`uint`](Self::uint) writes it, a chunk at a time into room made before.
     pub(crate) fn tokens(&mut self, tokens: &[TokenId]) {
+        const CHUNK: usize = 256;
         const LONGEST: usize = 1 + size_of::<u32>();
-        for chunk in tokens.chunks(256) {
-            let mut packed = [0; 256 * LONGEST];
+        const U8: u8 = Marker::U8.to_u8();
+        const U16: u8 = Marker::U16.to_u8();
+        const U32: u8 = Marker::U32.to_u8();
+        self.packed.reserve(tokens.len() * LONGEST);
+        for chunk in tokens.chunks(CHUNK) {
+            let mut packed = [0; CHUNK * LONGEST];
             let mut len = 0;
-            let mut put = |bytes: &[u8]| {
-                packed[len..len + bytes.len()].copy_from_slice(bytes);
-                len += bytes.len();
-            };
             for &TokenId(id) in chunk {
                 let [a, b, c, d] = id.to_be_bytes();
-                match id {
-                    0..=0x7f => put(&[d]),
-                    0x80..=0xff => put(&[Marker::U8.to_u8(), d]),
-                    0x100..=0xffff => put(&[Marker::U16.to_u8(), c, d]),
-                    _ => put(&[Marker::U32.to_u8(), a, b, c, d]),
-                }
+                // All five bytes are written, and as many kept as it has.
+                let (bytes, kept) = match id {
+                    0..=0x7f => ([d, 0, 0, 0, 0], 1),
+                    0x80..=0xff => ([U8, d, 0, 0, 0], 2),
+                    0x100..=0xffff => ([U16, c, d, 0, 0], 3),
+                    _ => ([U32, a, b, c, d], 5),
+                };
+                packed[len..len + LONGEST].copy_from_slice(&bytes);
+                len += kept;
             }
             self.packed.extend_from_slice(&packed[..len]);
         }
