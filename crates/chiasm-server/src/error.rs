@@ -127,7 +127,7 @@ impl From<RequestError> for ApiError {
             Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
             Cause::Media(error) => Self::from(error),
             Cause::Prompt(error) if error.is_request_fault() => {
-                let param = Some(error.parameter().unwrap_or("messages").to_owned());
+                let param = error.parameter().map(str::to_owned);
                 Self { param, ..Self::new(StatusCode::BAD_REQUEST, "invalid_prompt", message) }
             }
             Cause::Image(error) if error.fault() == chiasm_vision::Fault::Request => {

@@ -88,18 +88,23 @@ pub async fn prepare(
     let Caller { id, trace, session, .. } = caller.clone();
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
     let small = is_small(&prompt, &model);
+    let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
     frontend
         .cpu
         .run_or_here(small, move || {
             let _entered = span.enter();
+            let salt = cache_salt.as_deref();
             let plans = match prompt {
-                Prompt::Tokens(tokens) => plan_text(tokens, &classes, cache_salt.as_deref(), &model)?,
-                Prompt::Text(text) => {
-                    plan_text(model.tokenizer.encode(&text, true)?, &classes, cache_salt.as_deref(), &model)?
-                }
-                Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, cache_salt.as_deref())?,
+                Prompt::Tokens(tokens) => plan_text(tokens, &classes, salt, &model),
+                Prompt::Text(text) => model
+                    .tokenizer
+                    .encode(&text, true)
+                    .map_err(RequestError::from)
+                    .and_then(|tokens| plan_text(tokens, &classes, salt, &model)),
+                Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, salt),
             };
+            let plans = plans.map_err(|error| error.at(field))?;
             Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session })
         })
         .await?
@@ -236,9 +241,7 @@ fn that_fit(mut plans: Vec<Planned>, classes: &[PresentClass]) -> Result<Vec<Pla
     let largest = plans.iter().map(|plan| (room(plan), plan.tokens.len())).max();
     plans.retain(|plan| plan.tokens.len() < room(plan));
     match (plans.is_empty(), largest) {
-        (true, Some((max_model_len, tokens))) => {
-            Err(RequestError::from(Cause::ContextFull { tokens, max_model_len }).at("messages"))
-        }
+        (true, Some((max_model_len, tokens))) => Err(Cause::ContextFull { tokens, max_model_len }.into()),
         _ => Ok(plans),
     }
 }
@@ -273,10 +276,13 @@ fn planned(
 /// An engine fails on a token it does not know, and then for everybody.
 fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), RequestError> {
     match tokens.iter().copied().max() {
-        None => Err(RequestError::invalid("prompt", "the prompt is empty")),
+        None => Err(Cause::Invalid("the prompt is empty".to_owned()).into()),
         Some(token) if token > last => {
-            Err(RequestError::invalid("prompt", format!("token id {token} is outside the vocabulary")))
+            Err(Cause::Invalid(format!("token id {token} is outside the vocabulary")).into())
         }
         Some(_) => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

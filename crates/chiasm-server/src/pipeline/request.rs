@@ -43,6 +43,16 @@ pub enum Prompt {
     Tokens(Vec<TokenId>),
 }
 
+impl Prompt {
+    /// The field of the request that holds it.
+    pub(super) fn field(&self) -> &'static str {
+        match self {
+            Self::Chat(_) => "messages",
+            Self::Text(_) | Self::Tokens(_) => "prompt",
+        }
+    }
+}
+
 /// A conversation with its media items taken out, in order of appearance.
 #[derive(Clone, Debug, Default)]
 pub struct Chat {

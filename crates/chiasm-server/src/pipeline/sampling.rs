@@ -21,7 +21,7 @@ pub(super) fn resolve(
     // An engine spins on a prompt that leaves no room for a token.
     let room = max_model_len.saturating_sub(prompt_tokens);
     if room == 0 {
-        return Err(RequestError::from(Cause::ContextFull { tokens: prompt_tokens, max_model_len }).at("messages"));
+        return Err(Cause::ContextFull { tokens: prompt_tokens, max_model_len }.into());
     }
     let room = u32::try_from(room).unwrap_or(u32::MAX);
     let max_tokens = sampling.max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room).max(1);

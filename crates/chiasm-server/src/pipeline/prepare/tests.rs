@@ -1,0 +1,33 @@
+use super::*;
+use chiasm_prompt::ChatContent;
+
+use crate::stand::Stand;
+
+fn conversation(text: String) -> Prompt {
+    let message = ChatMessage {
+        role: "user".to_owned(),
+        content: Some(ChatContent::Text(text)),
+        name: None,
+        tool_call_id: None,
+        tool_calls: None,
+    };
+    Prompt::Chat(Chat { messages: vec![message], add_generation_prompt: true, ..Chat::default() })
+}
+
+#[tokio::test]
+async fn a_prompt_that_cannot_be_is_refused_by_the_name_that_its_client_gave_it() {
+    let stand = Stand::of(1).await;
+    let context = stand.frontend.fleet.classes()[0].max_model_len;
+    let long = "word ".repeat(2 * context);
+    for (prompt, field) in [
+        (Prompt::Text(long.clone()), "prompt"),
+        (Prompt::Tokens(vec![TokenId(1); context]), "prompt"),
+        (Prompt::Tokens(Vec::new()), "prompt"),
+        (Prompt::Tokens(vec![TokenId(1), TokenId(u32::MAX)]), "prompt"),
+        (conversation(long), "messages"),
+    ] {
+        let error = stand.prepare(prompt, Sampling::default()).await.unwrap_err();
+        assert_eq!(error.field.as_deref(), Some(field), "{error}");
+        assert!(matches!(error.cause, Cause::ContextFull { .. } | Cause::Invalid(_)), "{error}");
+    }
+}
