@@ -11,7 +11,7 @@ use crate::pipeline::{Cause, RequestError};
 /// A failed request, ready to be told to the client.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
-pub struct ApiError {
+pub(crate) struct ApiError {
     /// HTTP status.
     pub status: StatusCode,
     /// What went wrong and what to do, for people.
@@ -28,24 +28,24 @@ impl ApiError {
     }
 
     /// 400: the client can fix it by changing `param`.
-    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..Self::new(StatusCode::BAD_REQUEST, "invalid_value", message) }
     }
 
     /// 400: a field that would change the answer and is not implemented.
-    pub fn unsupported(param: impl Into<String>) -> Self {
+    pub(crate) fn unsupported(param: impl Into<String>) -> Self {
         let param = param.into();
         let message = format!("'{param}' is not supported; remove it from the request");
         Self { code: "unsupported_field", ..Self::invalid(param, message) }
     }
 
     /// 503: no engine can take the request now; worth trying again.
-    pub fn unavailable(message: impl Into<String>) -> Self {
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
     }
 
     /// 500: our fault or the engine's.
-    pub fn internal(message: impl Into<String>) -> Self {
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
@@ -83,13 +83,13 @@ impl ApiError {
 
     /// Names the field when the error does not yet name one.
     #[must_use]
-    pub fn at(mut self, param: &str) -> Self {
+    pub(crate) fn at(mut self, param: &str) -> Self {
         self.param.get_or_insert_with(|| param.to_owned());
         self
     }
 
     /// OpenAI's error body: `{"error": {"message", "type", "param", "code"}}`.
-    pub fn body(&self) -> Value {
+    pub(crate) fn body(&self) -> Value {
         let kind = match self.status.as_u16() {
             404 => "not_found_error",
             429 => "rate_limit_error",

@@ -9,11 +9,11 @@
 //! | `answer` | the completion endpoints |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
 //! | `record` | the line in the log when a request has finished |
-//! | [`pipeline`] | the way of a request: media, prompt, plan, keys, router, backend |
+//! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
 //! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |
 //! | [`model`] | the served model |
-//! | [`error`] | errors to HTTP |
-//! | [`metrics`] | Prometheus |
+//! | `error` | errors to HTTP |
+//! | `metrics` | Prometheus |
 //! | `workers` | what is known of each worker, as JSON |
 //!
 //! [`connections::serve`] answers for a [`Frontend`]; the binary decides where it listens.
@@ -23,18 +23,18 @@ mod admission;
 mod answer;
 mod body;
 pub mod connections;
-pub mod cpu;
+mod cpu;
 mod door_metrics;
-pub mod error;
+mod error;
 pub mod fleet;
 mod frontend;
-pub mod generation_config;
+mod generation_config;
 mod layers;
 mod meter;
-pub mod metrics;
+mod metrics;
 pub mod model;
 mod openai;
-pub mod pipeline;
+mod pipeline;
 mod record;
 mod routes;
 mod sse;

@@ -55,11 +55,6 @@ impl WireTensor {
         fits.then(|| Self { dtype: Cow::Borrowed(dtype.torch_name()), shape, data })
     }
 
-    /// The element type, if it is one that Chiasm hands over.
-    pub fn torch_dtype(&self) -> Option<Dtype> {
-        Dtype::from_torch_name(&self.dtype)
-    }
-
     /// Number of elements; `None` when it exceeds `usize`.
     pub fn elements(&self) -> Option<usize> {
         bytes_of(&self.shape, 1)

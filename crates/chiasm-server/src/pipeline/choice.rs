@@ -9,7 +9,7 @@ use super::request::Sampling;
 
 /// What one output of a backend adds to a continuation.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ChoiceDelta {
+pub(crate) struct ChoiceDelta {
     /// The continuation's index, from 0.
     pub index: usize,
     /// New text; may be empty while a character or a stop string is incomplete.
@@ -26,7 +26,7 @@ pub struct ChoiceDelta {
 
 /// A whole continuation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FinishedChoice {
+pub(crate) struct FinishedChoice {
     /// Its text.
     pub text: String,
     /// Its tokens.

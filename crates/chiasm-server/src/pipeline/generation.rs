@@ -22,7 +22,7 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// Where a request went and what it found there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempted {
+pub(crate) struct Attempted {
     /// The worker.
     pub worker: WorkerId,
     /// The worker's plan class.
@@ -42,7 +42,7 @@ pub struct Attempted {
 }
 
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
-pub struct Generation {
+pub(crate) struct Generation {
     frontend: Arc<Frontend>,
     running: Box<dyn RunningJob>,
     choices: Vec<Choice>,
@@ -90,7 +90,7 @@ impl Generation {
     ///
     /// # Errors
     /// [`RequestError`] when no worker can take the request, or the one that took it could not answer it.
-    pub async fn start(frontend: &Arc<Frontend>, prepared: &Prepared) -> Result<Self, RequestError> {
+    pub(crate) async fn start(frontend: &Arc<Frontend>, prepared: &Prepared) -> Result<Self, RequestError> {
         let mut attempts = Attempts::default();
         loop {
             match Self::first_delta(frontend, prepared, &attempts).await {
@@ -107,12 +107,12 @@ impl Generation {
     }
 
     /// Where the request went.
-    pub fn attempted(&self) -> Attempted {
+    pub(crate) fn attempted(&self) -> Attempted {
         self.attempted
     }
 
     /// The deltas of all continuations as they come, each marked with its continuation's index.
-    pub fn into_deltas(self) -> impl Stream<Item = Result<ChoiceDelta, RequestError>> + Send {
+    pub(crate) fn into_deltas(self) -> impl Stream<Item = Result<ChoiceDelta, RequestError>> + Send {
         unfold(Some(self), |generation| async {
             let mut generation = generation?;
             match generation.next_delta().await {
@@ -250,7 +250,7 @@ fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, before: &'a Attempts)
 ///
 /// # Errors
 /// Those of [`Generation::start`].
-pub async fn collect(
+pub(crate) async fn collect(
     frontend: &Arc<Frontend>,
     prepared: &Prepared,
 ) -> Result<(Vec<FinishedChoice>, Attempted), RequestError> {

@@ -29,9 +29,9 @@ mod request;
 mod sampling;
 mod turns;
 
-pub use choice::{ChoiceDelta, FinishedChoice};
-pub use error::{Cause, RequestError};
-pub use generation::{Attempted, Generation, collect};
-pub use image::Images;
-pub use prepare::{Planned, Prepared, prepare};
-pub use request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+pub(crate) use choice::{ChoiceDelta, FinishedChoice};
+pub(crate) use error::{Cause, RequestError};
+pub(crate) use generation::{Attempted, Generation, collect};
+pub(crate) use image::Images;
+pub(crate) use prepare::{Planned, Prepared, prepare};
+pub(crate) use request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};

@@ -24,7 +24,7 @@ use crate::model::ServedModel;
 
 /// A request that is ready to be routed.
 #[derive(Clone, Debug)]
-pub struct Prepared {
+pub(crate) struct Prepared {
     /// The request's identity.
     pub id: RequestId,
     /// The trace that it belongs to.
@@ -43,7 +43,7 @@ pub struct Prepared {
 
 /// What a request is for workers of one plan class.
 #[derive(Clone, Debug)]
-pub struct Planned {
+pub(crate) struct Planned {
     /// The class.
     pub class: PlanClassId,
     /// The expanded prompt: each media item stands as its placeholder.
@@ -60,7 +60,7 @@ pub struct Planned {
 
 impl Prepared {
     /// The plan for workers of a class. `None` if no worker of the class was there when the request was prepared.
-    pub fn plan(&self, class: PlanClassId) -> Option<&Planned> {
+    pub(crate) fn plan(&self, class: PlanClassId) -> Option<&Planned> {
         self.plans.iter().find(|plan| plan.class == class)
     }
 }
@@ -69,7 +69,7 @@ impl Prepared {
 ///
 /// # Errors
 /// [`RequestError`] says what is wrong with which field, or that no engine is ready.
-pub async fn prepare(
+pub(crate) async fn prepare(
     frontend: &Frontend,
     request: GenerateRequest,
     caller: &Caller,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 /// One prompt and how to continue it.
 #[derive(Clone, Debug)]
-pub struct GenerateRequest {
+pub(crate) struct GenerateRequest {
     /// What to continue.
     pub prompt: Prompt,
     /// How tokens are chosen and when to stop.
@@ -21,7 +21,7 @@ pub struct GenerateRequest {
 
 /// Who asks, as the request's headers tell.
 #[derive(Clone, Debug)]
-pub struct Caller {
+pub(crate) struct Caller {
     /// The request's identity: the client's `x-request-id`, or one that was made.
     pub id: RequestId,
     /// The trace that the request belongs to.
@@ -34,7 +34,7 @@ pub struct Caller {
 
 /// What to continue.
 #[derive(Clone, Debug)]
-pub enum Prompt {
+pub(crate) enum Prompt {
     /// A conversation, to be rendered by the model's chat template.
     Chat(Chat),
     /// Plain text.
@@ -55,7 +55,7 @@ impl Prompt {
 
 /// A conversation with its media items taken out, in order of appearance.
 #[derive(Clone, Debug, Default)]
-pub struct Chat {
+pub(crate) struct Chat {
     /// The messages; each media part stands for the next of `media`.
     pub messages: Vec<ChatMessage>,
     /// The media items.
@@ -72,7 +72,7 @@ pub struct Chat {
 
 /// Where a media item comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MediaRef {
+pub(crate) struct MediaRef {
     /// What kind of thing it is, as the part's type says.
     pub modality: Modality,
     /// `data:`, `http(s)://` or `file://`; `None` for an item that was seen before.
@@ -85,7 +85,7 @@ pub struct MediaRef {
 
 /// Sampling as vLLM defines it; `None` leaves the choice to the model's `generation_config.json`, then to vLLM's default.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
+pub(crate) struct Sampling {
     /// Number of continuations, 1 or more.
     pub n: u32,
     /// At most so many new tokens; `None` fills the context.
