@@ -139,6 +139,8 @@ pub struct Batch<E: BatchEngine> {
     cache: PagedCache<E::Hash, E::Hasher>,
     running: Vec<Scheduled<E::Request>>,
     waiting: VecDeque<Scheduled<E::Request>>,
+    /// Somebody was preempted in the step that was scheduled last, so that nobody was looked at who waits.
+    preempted: bool,
     hits: Vec<BlockId>,
 }
 
@@ -151,6 +153,7 @@ impl<E: BatchEngine> Batch<E> {
             cache: PagedCache::new(num_blocks, block_size),
             running: Vec::new(),
             waiting: VecDeque::new(),
+            preempted: false,
             hits: Vec::new(),
         }
     }
@@ -195,16 +198,15 @@ impl<E: BatchEngine> Batch<E> {
     /// What the engine dies of.
     pub fn schedule(&mut self, engine: &mut E) -> Result<(), E::Error> {
         let mut budget = self.limits.max_batched_tokens;
-        let preempted = self.schedule_running(&mut budget, engine)?;
-        if !preempted {
+        self.preempted = false;
+        self.schedule_running(&mut budget, engine)?;
+        if !self.preempted {
             self.admit_waiting(&mut budget, engine)?;
         }
         Ok(())
     }
 
-    /// True if a request was preempted.
-    fn schedule_running(&mut self, budget: &mut usize, engine: &mut E) -> Result<bool, E::Error> {
-        let mut preempted = false;
+    fn schedule_running(&mut self, budget: &mut usize, engine: &mut E) -> Result<(), E::Error> {
         let mut at = 0;
         while let Some(running) = self.running.get_mut(at) {
             at += 1;
@@ -227,11 +229,10 @@ impl<E: BatchEngine> Batch<E> {
                     *budget -= tokens;
                     break;
                 }
-                preempted = true;
                 self.preempt_last(engine);
             }
         }
-        Ok(preempted)
+        Ok(())
     }
 
     /// Makes the request that came last wait again, before all others. False if none runs.
@@ -241,6 +242,7 @@ impl<E: BatchEngine> Batch<E> {
         };
         self.cache.release(&mut last.table);
         engine.preempted(&mut last.request);
+        self.preempted = true;
         self.waiting.push_front(Scheduled { computed: 0, step: 0, preempted: true, ..last });
         true
     }
@@ -276,9 +278,13 @@ impl<E: BatchEngine> Batch<E> {
         Ok(())
     }
 
-    /// How many more steps like the one that was scheduled last there are blocks for, up to `most`. It may be fewer than
-    /// that; each running request must compute one token in that step.
+    /// How many more steps like the one that was scheduled last can follow it, up to `most`; each running request must compute
+    /// one token in that step. There may be blocks for a few more. After a step in which somebody was preempted there is
+    /// none: the next one may admit those who wait.
     pub fn repeatable(&self, most: usize) -> usize {
+        if self.preempted {
+            return 0;
+        }
         let fits = |more: usize| {
             let missing = |running: &Scheduled<_>| self.cache.missing(&running.table, running.tokens + more);
             self.running.iter().map(missing).sum::<usize>() <= self.cache.free()

@@ -153,6 +153,8 @@ fn the_request_that_came_last_makes_room_and_is_next() {
     // The first takes a fourth block, and the second has none for its fourth later.
     assert_eq!(bench.schedule(), [(0, 1)]);
     assert_eq!((&bench.notes.preempted[..], bench.batch.waiting()), (&[1][..], 2));
+    // The next step may admit somebody.
+    assert_eq!(bench.batch.repeatable(5), 0);
     bench.advance();
     let mut ended = Vec::new();
     while !bench.batch.running().is_empty() || bench.batch.waiting() > 0 {
@@ -187,6 +189,8 @@ prop_compose! {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
     /// However many steps are made in one go: tokens, blocks and what can be found are those of one after the other.
     #[test]
     fn steps_in_one_go_are_steps(
