@@ -2,8 +2,21 @@
 
 use chiasm::scenarios::{self, Observed};
 
+use std::time::{Duration, Instant};
+
 use super::Server;
 use super::origin::Origin;
+
+/// How long an engine's KV events may take on a busy machine. Without them the next request fails the run, so this one does not.
+const EVENTS: Duration = Duration::from_secs(5);
+
+/// Blocks that the index holds for all workers.
+async fn known_blocks(server: &Server) -> usize {
+    let workers = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+    let workers = super::json(workers).await;
+    let blocks = |worker: &serde_json::Value| worker["known_blocks"].as_u64().expect("a number") as usize;
+    workers["workers"].as_array().expect("a list").iter().map(blocks).sum()
+}
 
 /// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the overlap. The answers' texts.
 pub async fn play_all(server: &Server, model: &str, block_size: u64, max_tokens: u32) -> Vec<String> {
@@ -13,6 +26,7 @@ pub async fn play_all(server: &Server, model: &str, block_size: u64, max_tokens:
         let mut observed = Vec::new();
         for (index, turn) in scenario.turns.iter().enumerate() {
             let what = format!("{}, request {}", scenario.name, index + 1);
+            let known = known_blocks(server).await;
             let answer = server.chat(&turn.body(model, &origin.url(), max_tokens)).await;
             let body = answer.ok();
             let usage = &body["usage"];
@@ -31,6 +45,12 @@ pub async fn play_all(server: &Server, model: &str, block_size: u64, max_tokens:
             let reusable = (prompt - 1) / block_size;
             let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
             assert_eq!(cached, reusable.min(now.overlap as u64) * block_size, "{what}: the engine's own count");
+
+            // What the engine stored for this prompt is told soon after the answer, not before.
+            let patience = Instant::now() + EVENTS;
+            while known_blocks(server).await < known + now.total - now.overlap && Instant::now() < patience {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
 
             observed.push(now);
             if let Err(wrong) = turn.expect.check(&observed) {
