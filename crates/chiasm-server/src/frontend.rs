@@ -95,6 +95,17 @@ impl Default for RoutingOptions {
     }
 }
 
+/// Lines of the log that were not written, by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DroppedLines {
+    /// Too many were waiting.
+    pub full: u64,
+    /// Whoever should have read them was gone.
+    pub unwritten: u64,
+    /// Warnings of a kind that had just been written often enough.
+    pub repeated: u64,
+}
+
 /// The frontend: one model, its workers, and what is needed to bring requests to them.
 pub struct Frontend {
     /// The served model.
@@ -114,6 +125,8 @@ pub struct Frontend {
     /// Runs CPU-heavy work.
     pub cpu: CpuPool,
     pub(crate) slots: Arc<Semaphore>,
+    /// Asks the log, which is the process's.
+    pub(crate) dropped_lines: Box<dyn Fn() -> DroppedLines + Send + Sync>,
     /// Makes numbers of session names that clients can't foresee.
     sessions: RandomState,
 }
@@ -133,6 +146,7 @@ impl Frontend {
             routing: RoutingOptions::default(),
             cpu,
             slots: Arc::new(Semaphore::new(limits.requests.max(1))),
+            dropped_lines: Box::new(DroppedLines::default),
             limits,
             sessions: RandomState::new(),
         }
@@ -142,6 +156,12 @@ impl Frontend {
     #[must_use]
     pub fn with_routing(self, routing: RoutingOptions) -> Self {
         Self { routing, ..self }
+    }
+
+    /// The same frontend, which tells in its metrics how many lines the log has dropped so far.
+    #[must_use]
+    pub fn with_log(self, dropped: impl Fn() -> DroppedLines + Send + Sync + 'static) -> Self {
+        Self { dropped_lines: Box::new(dropped), ..self }
     }
 
     /// Who asks.

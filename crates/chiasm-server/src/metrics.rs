@@ -16,7 +16,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::door_metrics::DoorMetrics;
 use crate::fleet::KvEventCounts;
-use crate::frontend::Frontend;
+use crate::frontend::{DroppedLines, Frontend};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
 
@@ -110,6 +110,7 @@ pub struct Metrics {
     completion_tokens: Counter,
     transfers: Family<TransferLabel, Counter>,
     step_downs: Family<CauseLabel, Counter>,
+    log_lines_dropped: Family<CauseLabel, Counter>,
     /// Media items decoded and processed.
     pub(crate) media_decoded: Counter,
     /// Media items whose tensors another request or engine had been given.
@@ -155,6 +156,7 @@ impl Default for Metrics {
             completion_tokens: Counter::default(),
             transfers: Family::default(),
             step_downs: Family::default(),
+            log_lines_dropped: Family::default(),
             media_decoded: Counter::default(),
             media_reused: Counter::default(),
             mm_cache_misses: Counter::default(),
@@ -206,6 +208,12 @@ impl Metrics {
             "mm_transfer_fallback",
             "Media items that were to travel in shared memory and did not, by cause",
             self.step_downs.clone(),
+        );
+        r.register(
+            "log_lines_dropped",
+            "Lines of the log that were not written: too many were waiting, standard error did not take them, or warnings that \
+             repeat themselves",
+            self.log_lines_dropped.clone(),
         );
         r.register("media_decoded", "Media items decoded and processed", self.media_decoded.clone());
         r.register(
@@ -341,6 +349,10 @@ impl Metrics {
         self.index_entries.set(index.entries as i64);
         self.index_bytes.set(index.bytes as i64);
         self.index_shed.set(index.shed as i64);
+        let DroppedLines { full, unwritten, repeated } = (frontend.dropped_lines)();
+        for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
+            self.log_lines_dropped.get_or_create(&CauseLabel { cause }).inner().store(lines, Ordering::Relaxed);
+        }
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)

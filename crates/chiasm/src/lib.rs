@@ -6,6 +6,7 @@
 //! | `serve` | engines, a frontend before them, an orderly end |
 //! | `vllm_flags` | flags for vLLM that change what an image becomes |
 //! | `demo` | the main job in a minute, on simulated engines |
+//! | `log` | lines on standard error that nobody waits for |
 //! | `inspect` | what an image means for a model's prompt |
 //! | `sim_engine` | one simulated engine as a process |
 //! | `simulate` | routing policies on a modelled fleet |
@@ -16,6 +17,7 @@ mod cli;
 mod demo;
 mod error;
 mod inspect;
+mod log;
 mod npy;
 pub mod scenarios;
 mod serve;
@@ -26,13 +28,13 @@ mod simulate;
 mod stdout;
 mod vllm_flags;
 
-use std::io::IsTerminal;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use tracing_subscriber::EnvFilter;
 
 use cli::{Cli, Command};
+use log::Log;
 
 /// Makes ring the cryptography of all TLS in this process. No request of ours needs it, but HTTP clients ask for one.
 pub fn use_ring() {
@@ -47,17 +49,24 @@ pub fn main() -> ExitCode {
     // The demo's own lines are its output; what its parts log would only blur them.
     // Engines say a lot while they start; their last lines are told when they fail.
     let filter = if matches!(cli.command, Command::Serve(_)) { "info,vllm=warn" } else { "warn" };
-    log_to_stderr(filter);
+    let log = match Log::to_stderr(filter) {
+        Ok(log) => log,
+        Err(error) => {
+            // Nobody may be there to read it.
+            let _ = writeln!(io::stderr(), "error: can't log to standard error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: can't start the async runtime: {error}");
+            log.say(&format!("error: can't start the async runtime: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let done = runtime.block_on(async {
         match cli.command {
-            Command::Serve(args) => serve::run(*args).await,
+            Command::Serve(args) => serve::run(*args, log.dropped()).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,
@@ -68,18 +77,8 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            log.say(&format!("error: {error}"));
             ExitCode::FAILURE
         }
     }
-}
-
-fn log_to_stderr(default_filter: &str) {
-    let filter = EnvFilter::try_from_env("CHIASM_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
 }

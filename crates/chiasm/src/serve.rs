@@ -15,7 +15,7 @@ use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits}
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
 use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Frontend, Limits, RoutingOptions, connections};
+use chiasm_server::{DroppedLines, Frontend, Limits, RoutingOptions, connections};
 use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -32,8 +32,11 @@ const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
 /// Room for tensors that are being written, sent, or used by requests after their eviction.
 const ARENA_GB_IN_FLIGHT: f64 = 1.0;
 
-/// Runs until SIGTERM or Ctrl-C.
-pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
+/// Runs until SIGTERM or Ctrl-C. `dropped` tells how many lines the log has dropped so far.
+pub(crate) async fn run(
+    args: ServeArgs,
+    dropped: impl Fn() -> DroppedLines + Send + Sync + 'static,
+) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let flags = VllmFlags::read(&args.vllm_args)?;
     let model = ServedModel::load(&args.model, name, args.chat_template.as_deref())?;
@@ -58,7 +61,8 @@ pub(crate) async fn run(args: ServeArgs) -> Result<(), CliError> {
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
     let fleet = Fleet::start(connectors, router_config(&args.routing))?;
-    let frontend = Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing);
+    let frontend =
+        Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing).with_log(dropped);
     let frontend = Arc::new(frontend);
 
     let terminated = async {
