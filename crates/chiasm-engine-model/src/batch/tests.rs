@@ -105,7 +105,7 @@ impl Bench {
         (self.schedule(), self.advance())
     }
 
-    /// As many steps as there can be in one go, at most `most`; their number and who ended.
+    /// Makes as many steps in one go as there can be, at most `most`. Returns their number and who ended.
     fn steps(&mut self, most: usize) -> (usize, Vec<u32>) {
         self.schedule();
         let running = self.batch.running();
