@@ -25,6 +25,12 @@ pub enum EngineError {
         /// Their `mm_hash`es.
         keys: Vec<String>,
     },
+    /// The engine was gone before the request was sent to it.
+    #[error("the engine was gone: {cause}")]
+    NotSent {
+        /// How it went.
+        cause: DeathCause,
+    },
     /// The engine is gone. What has not answered yet can be sent to another one.
     #[error("the engine is gone: {cause}")]
     Dead {
@@ -137,6 +143,9 @@ pub enum DeathCause {
     /// Its process ended, in the words of whoever watched it.
     #[error("its process ended: {0}")]
     Exited(String),
+    /// A task that served its connection has panicked.
+    #[error("a task of its connection failed; the log says how")]
+    TaskFailed,
     /// The frontend has let go of it.
     #[error("its client was closed")]
     Closed,
@@ -149,6 +158,6 @@ impl EngineError {
 
     /// Whether the engine is gone, so that another one can be tried.
     pub fn is_dead(&self) -> bool {
-        matches!(self, Self::Dead { .. })
+        matches!(self, Self::Dead { .. } | Self::NotSent { .. })
     }
 }

@@ -136,6 +136,8 @@ impl From<RequestError> for ApiError {
             Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable(message),
             Cause::Busy(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+            Cause::Quarantined => Self::new(StatusCode::BAD_GATEWAY, "quarantined", message),
+            Cause::TimedOut { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
             _ => Self::internal(message),
         };
         match field {

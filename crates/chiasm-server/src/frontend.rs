@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
@@ -17,7 +18,7 @@ use crate::fleet::Fleet;
 use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
-use crate::pipeline::{Caller, Cause, Images, RequestError};
+use crate::pipeline::{Caller, Cause, Images, RequestError, Retries};
 
 /// Bounds on what clients can ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,12 @@ pub struct Limits {
     pub requests: usize,
     /// Threads for CPU-heavy work.
     pub cpu_threads: usize,
+    /// Time from when a request has been read to its first token; `None` for any.
+    pub first_token_timeout: Option<Duration>,
+    /// Time from when a request has been read to its last token; `None` for any.
+    pub request_timeout: Option<Duration>,
+    /// How long a prompt is refused that was in several engines when they died.
+    pub quarantine: Duration,
 }
 
 impl Default for Limits {
@@ -51,6 +58,9 @@ impl Default for Limits {
             head_timeout: Duration::from_secs(60),
             requests: 1024,
             cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            first_token_timeout: Some(Duration::from_secs(600)),
+            request_timeout: Some(Duration::from_secs(3600)),
+            quarantine: Duration::from_secs(60),
         }
     }
 }
@@ -95,15 +105,17 @@ impl Default for RoutingOptions {
     }
 }
 
-/// Lines of the log that were not written, by cause.
+/// What the log of the process has counted: lines that were not written, by cause, and panics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DroppedLines {
+pub struct LogCounts {
     /// Too many were waiting.
     pub full: u64,
     /// Whoever should have read them was gone.
     pub unwritten: u64,
     /// Warnings of a kind that had just been written often enough.
     pub repeated: u64,
+    /// Panics, on any thread.
+    pub panics: u64,
 }
 
 /// The frontend: one model, its workers, and what is needed to bring requests to them.
@@ -125,8 +137,11 @@ pub struct Frontend {
     /// Runs CPU-heavy work.
     pub cpu: CpuPool,
     pub(crate) slots: Arc<Semaphore>,
+    pub(crate) retries: Retries,
+    /// Set when the process is about to end: requests are still taken, but none should be sent.
+    draining: AtomicBool,
     /// Asks the log, which is the process's.
-    pub(crate) dropped_lines: Box<dyn Fn() -> DroppedLines + Send + Sync>,
+    pub(crate) log_counts: Box<dyn Fn() -> LogCounts + Send + Sync>,
     /// Makes numbers of session names that clients can't foresee.
     sessions: RandomState,
 }
@@ -146,7 +161,9 @@ impl Frontend {
             routing: RoutingOptions::default(),
             cpu,
             slots: Arc::new(Semaphore::new(limits.requests.max(1))),
-            dropped_lines: Box::new(DroppedLines::default),
+            retries: Retries::new(limits.requests.max(1), limits.quarantine),
+            draining: AtomicBool::new(false),
+            log_counts: Box::new(LogCounts::default),
             limits,
             sessions: RandomState::new(),
         }
@@ -158,10 +175,19 @@ impl Frontend {
         Self { routing, ..self }
     }
 
-    /// The same frontend, which tells in its metrics how many lines the log has dropped so far.
+    /// The same frontend, which tells in its metrics what the log has counted so far.
     #[must_use]
-    pub fn with_log(self, dropped: impl Fn() -> DroppedLines + Send + Sync + 'static) -> Self {
-        Self { dropped_lines: Box::new(dropped), ..self }
+    pub fn with_log(self, counts: impl Fn() -> LogCounts + Send + Sync + 'static) -> Self {
+        Self { log_counts: Box::new(counts), ..self }
+    }
+
+    /// Says at `/ready` from now on that requests should go elsewhere.
+    pub fn begin_draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
     }
 
     /// Who asks.

@@ -1,16 +1,18 @@
 //! What surrounds every answer: the request's identity, and for completions its record and its count.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use chiasm_backend::{RequestId, TraceContext};
+use futures_util::FutureExt;
 use tower_service::Service;
 use tracing::{Instrument, Span, field};
 
-use crate::error::Refusal;
+use crate::error::{ApiError, Refusal};
 use crate::frontend::Frontend;
 use crate::record::Record;
 use crate::routes;
@@ -69,11 +71,13 @@ async fn recorded(mut app: Router, frontend: Arc<Frontend>, mut request: Request
     response
 }
 
+/// A panic is told to the client, and not to others on its connection.
 async fn call(app: &mut Router, request: Request) -> Response {
     // A router is always ready, and never fails.
-    match app.call(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
+    match AssertUnwindSafe(app.call(request)).catch_unwind().await {
+        Ok(Ok(response)) => response,
+        Err(_) => ApiError::internal("the request failed; the log says how").into_response(),
+        Ok(Err(never)) => match never {},
     }
 }
 

@@ -42,4 +42,4 @@ mod sse;
 mod stand;
 mod workers;
 
-pub use frontend::{DroppedLines, Frontend, ItemLimits, Limits, RoutingOptions};
+pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, RoutingOptions};

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chiasm_backend::{Delivered, MediaObserver, Transfer};
 use chiasm_router::Knowledge;
+use chiasm_types::WorkerId;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -16,7 +17,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::door_metrics::DoorMetrics;
 use crate::fleet::KvEventCounts;
-use crate::frontend::{DroppedLines, Frontend};
+use crate::frontend::{Frontend, LogCounts};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
 
@@ -111,16 +112,15 @@ pub struct Metrics {
     transfers: Family<TransferLabel, Counter>,
     step_downs: Family<CauseLabel, Counter>,
     log_lines_dropped: Family<CauseLabel, Counter>,
+    panics: Counter,
     /// Media items decoded and processed.
     pub(crate) media_decoded: Counter,
     /// Media items whose tensors another request or engine had been given.
     pub(crate) media_reused: Counter,
     /// Media items that engines did not hold although they were believed to.
     mm_cache_misses: Counter,
-    /// Requests that were moved to another worker because theirs died.
-    pub(crate) retries: Counter,
-    /// Engines that died.
-    pub(crate) engine_deaths: Counter,
+    retries: Family<CauseLabel, Counter>,
+    engine_deaths: Family<WorkerLabel, Counter>,
     time_to_first_token: Histogram,
     in_flight: Gauge,
     workers: Gauge,
@@ -157,11 +157,12 @@ impl Default for Metrics {
             transfers: Family::default(),
             step_downs: Family::default(),
             log_lines_dropped: Family::default(),
+            panics: Counter::default(),
             media_decoded: Counter::default(),
             media_reused: Counter::default(),
             mm_cache_misses: Counter::default(),
-            retries: Counter::default(),
-            engine_deaths: Counter::default(),
+            retries: Family::default(),
+            engine_deaths: Family::default(),
             // 1 ms to 33 s
             time_to_first_token: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
             in_flight: Gauge::default(),
@@ -215,6 +216,11 @@ impl Metrics {
              repeat themselves",
             self.log_lines_dropped.clone(),
         );
+        r.register(
+            "panics",
+            "Panics: faults of Chiasm, after which whatever panicked starts over",
+            self.panics.clone(),
+        );
         r.register("media_decoded", "Media items decoded and processed", self.media_decoded.clone());
         r.register(
             "media_reused",
@@ -222,8 +228,13 @@ impl Metrics {
             self.media_reused.clone(),
         );
         r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.mm_cache_misses.clone());
-        r.register("retries", "Requests moved to another worker because theirs died", self.retries.clone());
-        r.register("engine_deaths", "Engines that died", self.engine_deaths.clone());
+        r.register(
+            "retries",
+            "Requests that lost their workers before a token was sent: tried again as the worker never had them (not_taken) or \
+             died or hung with them (lost), or given up as the prompt did so too often (quarantined) or too many move (over_budget)",
+            self.retries.clone(),
+        );
+        r.register("engine_deaths", "Engines that died or could not be started, by worker", self.engine_deaths.clone());
         r.register_with_unit(
             "time_to_first_token",
             "From routing to the engine's first output",
@@ -298,6 +309,28 @@ impl Metrics {
         self.time_to_first_token.observe(after.as_secs_f64());
     }
 
+    /// A request lost its worker.
+    pub(crate) fn retried(&self, retry: Retry) {
+        self.retries.get_or_create(&CauseLabel { cause: retry.name() }).inc();
+    }
+
+    /// The engine of a worker died, or could not be started.
+    pub(crate) fn engine_died(&self, worker: WorkerId) {
+        self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
+    }
+
+    /// How often requests ended up like this.
+    #[cfg(test)]
+    pub(crate) fn retries(&self, retry: Retry) -> u64 {
+        self.retries.get_or_create(&CauseLabel { cause: retry.name() }).get()
+    }
+
+    /// How many engines of a worker died.
+    #[cfg(test)]
+    pub(crate) fn engine_deaths(&self, worker: WorkerId) -> u64 {
+        self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).get()
+    }
+
     /// A request was answered, or refused with an error.
     pub(crate) fn answered(&self, endpoint: &'static str, status: u16) {
         self.requests.get_or_create(&RequestLabels { endpoint, status }).inc();
@@ -349,7 +382,8 @@ impl Metrics {
         self.index_entries.set(index.entries as i64);
         self.index_bytes.set(index.bytes as i64);
         self.index_shed.set(index.shed as i64);
-        let DroppedLines { full, unwritten, repeated } = (frontend.dropped_lines)();
+        let LogCounts { full, unwritten, repeated, panics } = (frontend.log_counts)();
+        self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
             self.log_lines_dropped.get_or_create(&CauseLabel { cause }).inner().store(lines, Ordering::Relaxed);
         }
@@ -379,6 +413,30 @@ impl MediaObserver for Metrics {
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
             tracing::warn!(cause, %why, "a media item does not travel in shared memory; told once for each cause");
+        }
+    }
+}
+
+/// What became of a request that lost its worker before the client was sent a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// The worker never had it: another one is tried.
+    NotTaken,
+    /// The worker died or hangs with it: it moves to another one.
+    Lost,
+    /// Too many workers died with it.
+    Quarantined,
+    /// Too many requests move.
+    OverBudget,
+}
+
+impl Retry {
+    fn name(self) -> &'static str {
+        match self {
+            Self::NotTaken => "not_taken",
+            Self::Lost => "lost",
+            Self::Quarantined => "quarantined",
+            Self::OverBudget => "over_budget",
         }
     }
 }

@@ -63,8 +63,11 @@ async fn health() -> &'static str {
     "ok\n"
 }
 
-/// At least one worker can take requests.
+/// At least one worker can take requests and answers, and the process is not about to end.
 async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
+    if frontend.is_draining() {
+        return ApiError::unavailable("the server is going down").into_response();
+    }
     let workers = frontend.fleet.ready_workers();
     if workers == 0 {
         return ApiError::unavailable("no engine is ready").into_response();

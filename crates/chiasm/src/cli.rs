@@ -120,6 +120,13 @@ pub(crate) struct EngineArgs {
     /// Seconds that an engine may take to become ready
     #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
     pub(crate) startup_timeout: Duration,
+    /// Seconds for which an engine may say nothing before it is suspect and gets no new requests
+    #[arg(long, env = "CHIASM_ENGINE_TIMEOUT", value_parser = some_seconds, default_value = "10")]
+    pub(crate) engine_timeout: Duration,
+    /// Seconds for which an engine on --attach may say nothing before requests that wait for it move; engines that are
+    /// launched here are judged by what their processes do
+    #[arg(long, env = "CHIASM_ENGINE_HANG_TIMEOUT", value_parser = some_seconds, default_value = "60")]
+    pub(crate) engine_hang_timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -226,7 +233,19 @@ pub(crate) struct LimitArgs {
     /// Threads for decoding, tokenizing and hashing [default: one per core]
     #[arg(long, env = "CHIASM_CPU_THREADS")]
     pub(crate) cpu_threads: Option<usize>,
-    /// Seconds that requests in flight get to finish after SIGTERM
+    /// Seconds that a request may wait for its first token, 0 for any number
+    #[arg(long, env = "CHIASM_FIRST_TOKEN_TIMEOUT", value_parser = seconds, default_value = "600")]
+    pub(crate) first_token_timeout: Duration,
+    /// Seconds that a request may take in all, 0 for any number
+    #[arg(long, env = "CHIASM_REQUEST_TIMEOUT", value_parser = seconds, default_value = "3600")]
+    pub(crate) request_timeout: Duration,
+    /// Seconds for which a prompt is refused that was in three engines when they died
+    #[arg(long, env = "CHIASM_QUARANTINE", value_parser = seconds, default_value = "60")]
+    pub(crate) quarantine: Duration,
+    /// Seconds after SIGTERM for which requests are still taken, while /ready says that none should be sent
+    #[arg(long, env = "CHIASM_DRAIN_DELAY", value_parser = seconds, default_value = "0")]
+    pub(crate) drain_delay: Duration,
+    /// Seconds that requests in flight get to finish after that
     #[arg(long, env = "CHIASM_DRAIN_TIMEOUT", value_parser = seconds, default_value = "30")]
     pub(crate) drain_timeout: Duration,
 }
@@ -331,6 +350,13 @@ pub(crate) struct SimEngineArgs {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn some_seconds(text: &str) -> Result<Duration, String> {
+    match seconds(text)? {
+        Duration::ZERO => Err("expected more than 0 seconds".to_owned()),
+        some => Ok(some),
+    }
 }
 
 fn json_object(text: &str) -> Result<Map<String, Value>, String> {

@@ -20,10 +20,17 @@ pub(super) type Answer = Result<Value, String>;
 /// can pile up is bounded all the same: an engine answers a request with at most `max_tokens` outputs.
 #[derive(Default)]
 pub(super) struct Registry {
-    streams: HashMap<String, mpsc::UnboundedSender<Arrival>>,
+    streams: HashMap<String, Stream>,
     calls: HashMap<i64, oneshot::Sender<Answer>>,
     last_call: i64,
     death: Option<DeathCause>,
+}
+
+/// The way to one request's stream.
+struct Stream {
+    arrivals: mpsc::UnboundedSender<Arrival>,
+    /// The engine may have the request.
+    sent: bool,
 }
 
 impl Registry {
@@ -36,14 +43,23 @@ impl Registry {
 
     /// Opens a stream. The id must not be open.
     pub(super) fn open(&mut self, request_id: &str) -> Result<mpsc::UnboundedReceiver<Arrival>, EngineError> {
-        self.alive()?;
+        if let Some(cause) = &self.death {
+            return Err(EngineError::NotSent { cause: cause.clone() });
+        }
         match self.streams.entry(request_id.to_owned()) {
             Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
             Entry::Vacant(entry) => {
                 let (sender, receiver) = mpsc::unbounded_channel();
-                entry.insert(sender);
+                entry.insert(Stream { arrivals: sender, sent: false });
                 Ok(receiver)
             }
+        }
+    }
+
+    /// The request of a stream is about to be sent: from now on the engine may have it.
+    pub(super) fn sent(&mut self, request_id: &str) {
+        if let Some(stream) = self.streams.get_mut(request_id) {
+            stream.sent = true;
         }
     }
 
@@ -78,9 +94,9 @@ impl Registry {
     pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) {
         for output in outputs.outputs {
             let stream = if output.finish_reason.is_some() {
-                self.streams.remove(&output.request_id)
+                self.streams.remove(&output.request_id).map(|stream| stream.arrivals)
             } else {
-                self.streams.get(&output.request_id).cloned()
+                self.streams.get(&output.request_id).map(|stream| stream.arrivals.clone())
             };
             if let Some(stream) = stream {
                 // An error says that the reader has just left; its departure aborts the request.
@@ -89,7 +105,7 @@ impl Registry {
         }
         for request_id in outputs.finished_requests {
             if let Some(stream) = self.streams.remove(&request_id) {
-                let _ = stream.send(Err(EngineError::Ended));
+                let _ = stream.arrivals.send(Err(EngineError::Ended));
             }
         }
         if let Some(answer) = outputs.utility_output
@@ -105,7 +121,11 @@ impl Registry {
             return false;
         }
         for (_, stream) in self.streams.drain() {
-            let _ = stream.send(Err(EngineError::Dead { cause: cause.clone() }));
+            let cause = cause.clone();
+            let _ = stream.arrivals.send(Err(match stream.sent {
+                true => EngineError::Dead { cause },
+                false => EngineError::NotSent { cause },
+            }));
         }
         // Calls notice that their sender is gone and ask for the cause.
         self.calls.clear();

@@ -14,6 +14,7 @@ use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
 use tracing::Instrument;
 
+use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
@@ -39,6 +40,8 @@ pub(crate) struct Prepared {
     pub priority: i64,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
+    /// How long it may take.
+    pub deadlines: Deadlines,
 }
 
 /// What a request is for workers of one plan class.
@@ -68,12 +71,23 @@ impl Prepared {
 /// Runs media, prompt, plan and keys for one request.
 ///
 /// # Errors
-/// [`RequestError`] says what is wrong with which field, or that no engine is ready.
+/// [`RequestError`] says what is wrong with which field, that no engine is ready, or that it took too long.
 pub(crate) async fn prepare(
     frontend: &Frontend,
     request: GenerateRequest,
     caller: &Caller,
     classes: PresentClasses,
+) -> Result<Prepared, RequestError> {
+    let deadlines = Deadlines::from_now(&frontend.limits);
+    within(deadlines.first_token, prepared(frontend, request, caller, classes, deadlines)).await?
+}
+
+async fn prepared(
+    frontend: &Frontend,
+    request: GenerateRequest,
+    caller: &Caller,
+    classes: PresentClasses,
+    deadlines: Deadlines,
 ) -> Result<Prepared, RequestError> {
     let GenerateRequest { mut prompt, sampling, cache_salt, priority } = request;
     let media = match &mut prompt {
@@ -105,7 +119,7 @@ pub(crate) async fn prepare(
                 Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, salt),
             };
             let plans = plans.map_err(|error| error.at(field))?;
-            Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session })
+            Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session, deadlines })
         })
         .await?
 }
