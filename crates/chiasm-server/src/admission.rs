@@ -25,10 +25,13 @@ impl FromRequestParts<Arc<Frontend>> for Admission {
 
     async fn from_request_parts(parts: &mut Parts, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
         let place = frontend.slots.clone().try_acquire_owned().map_err(|_| {
-            ApiError::unavailable(format!(
-                "{} requests are in flight, as many as allowed (--max-requests); try again later",
-                frontend.limits.requests
-            ))
+            ApiError::unavailable(
+                "requests_full",
+                format!(
+                    "{} requests are in flight, as many as allowed (--max-requests); try again later",
+                    frontend.limits.requests
+                ),
+            )
         })?;
         let record =
             parts.extensions.remove::<Record>().ok_or_else(|| ApiError::internal("a request has no record"))?;

@@ -39,9 +39,9 @@ impl ApiError {
         Self { code: "unsupported_field", ..Self::invalid(param, message) }
     }
 
-    /// 503: no engine can take the request now; worth trying again.
-    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
+    /// 503: the request can't be taken now, for the reason that `code` names; worth trying again.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
     /// 500: our fault or the engine's.
@@ -104,7 +104,10 @@ impl ApiError {
 
 /// What a refused request is told, for whoever logs the response that carries it.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal(pub(crate) String);
+pub(crate) struct Refusal {
+    pub(crate) code: &'static str,
+    pub(crate) message: String,
+}
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
@@ -112,7 +115,7 @@ impl IntoResponse for ApiError {
         if matches!(self.status.as_u16(), 429 | 503 | 529) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        response.extensions_mut().insert(Refusal(self.message));
+        response.extensions_mut().insert(Refusal { code: self.code, message: self.message });
         response
     }
 }
@@ -133,8 +136,8 @@ impl From<RequestError> for ApiError {
             Cause::Image(error) if error.fault() == chiasm_vision::Fault::Request => {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
             }
-            Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable(message),
-            Cause::Busy(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
+            Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable("no_engine", message),
+            Cause::Busy(_) => Self::unavailable("engines_busy", message),
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
             Cause::Quarantined => Self::new(StatusCode::BAD_GATEWAY, "quarantined", message),
             Cause::TimedOut { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
@@ -157,7 +160,7 @@ impl From<&MediaError> for ApiError {
             Fault::Unsupported => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_unsupported"),
             Fault::Corrupt => (StatusCode::UNPROCESSABLE_ENTITY, "media_corrupt"),
             Fault::OriginFailed => (StatusCode::BAD_GATEWAY, "media_origin_failed"),
-            Fault::Busy => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
+            Fault::Busy => (StatusCode::SERVICE_UNAVAILABLE, "memory_full"),
             Fault::OriginTimeout => (StatusCode::GATEWAY_TIMEOUT, "media_origin_timeout"),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "media_failed"),
         };

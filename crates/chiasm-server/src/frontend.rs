@@ -39,9 +39,9 @@ pub struct Limits {
     pub requests: usize,
     /// Threads for CPU-heavy work.
     pub cpu_threads: usize,
-    /// Time from when a request has been read to its first token; `None` for any.
+    /// Time from a request's arrival to its first token; `None` for any.
     pub first_token_timeout: Option<Duration>,
-    /// Time from when a request has been read to its last token; `None` for any.
+    /// Time from a request's arrival to its last token; `None` for any.
     pub request_timeout: Option<Duration>,
     /// How long a prompt is refused that was in several engines when they died.
     pub quarantine: Duration,
@@ -192,11 +192,12 @@ impl Frontend {
 
     /// Who asks.
     pub(crate) fn caller(&self, identity: Identity, headers: &HeaderMap) -> Caller {
-        let Identity { id, trace } = identity;
+        let Identity { id, trace, arrived } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
             id,
             trace,
+            arrived,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: headers.get(header::AUTHORIZATION).cloned(),
         }

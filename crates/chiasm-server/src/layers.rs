@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::response::{IntoResponse, Response};
 use chiasm_backend::{RequestId, TraceContext};
 use futures_util::FutureExt;
+use tokio::time::Instant;
 use tower_service::Service;
 use tracing::{Instrument, Span, field};
 
@@ -25,6 +26,8 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 pub(crate) struct Identity {
     pub(crate) id: RequestId,
     pub(crate) trace: Option<TraceContext>,
+    /// When the request's head had been read.
+    pub(crate) arrived: Instant,
 }
 
 /// Answers a request by the paths of `app`, within all that surrounds an answer. This is no layer of `app`: one costs a request
@@ -51,7 +54,7 @@ impl Identity {
         let id = given.unwrap_or_else(|| RequestId::from_random(rand::random()));
         let parent = header(headers, "traceparent");
         let trace = parent.and_then(|parent| TraceContext::parse(parent, header(headers, "tracestate")));
-        Self { id, trace }
+        Self { id, trace, arrived: Instant::now() }
     }
 }
 
@@ -62,12 +65,15 @@ async fn recorded(mut app: Router, frontend: Arc<Frontend>, mut request: Request
         routes::COMPLETIONS if request.method() == Method::POST => "completions",
         _ => return call(&mut app, request).await,
     };
-    let record = Record::new(endpoint, Span::current());
+    let record = Record::new(endpoint, Span::current(), frontend.metrics.clone());
     request.extensions_mut().insert(record.clone());
     let response = call(&mut app, request).await;
     let status = response.status().as_u16();
-    record.answered(status, response.extensions().get::<Refusal>().map(|Refusal(message)| message.clone()));
-    frontend.metrics.answered(endpoint, status);
+    let refusal = response.extensions().get::<Refusal>();
+    if let Some(Refusal { code, .. }) = refusal {
+        frontend.metrics.refused(status, code);
+    }
+    record.answered(status, refusal.map(|refusal| refusal.message.clone()));
     response
 }
 

@@ -55,6 +55,27 @@ struct CauseLabel {
     cause: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EndpointLabel {
+    endpoint: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StageLabel {
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HowLabel {
+    how: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RefusalLabels {
+    status: u16,
+    code: &'static str,
+}
+
 /// How engines' KV events are followed, per worker.
 #[derive(Default)]
 struct KvEvents {
@@ -122,6 +143,11 @@ pub struct Metrics {
     retries: Family<CauseLabel, Counter>,
     engine_deaths: Family<WorkerLabel, Counter>,
     time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    request_duration: Family<EndpointLabel, Histogram, fn() -> Histogram>,
+    stages: Family<StageLabel, Histogram, fn() -> Histogram>,
+    stream_ends: Family<HowLabel, Counter>,
+    refusals: Family<RefusalLabels, Counter>,
     in_flight: Gauge,
     workers: Gauge,
     worker_blocks: Family<WorkerLabel, Gauge>,
@@ -165,6 +191,14 @@ impl Default for Metrics {
             engine_deaths: Family::default(),
             // 1 ms to 33 s
             time_to_first_token: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+            // 0.5 ms to 4 s
+            inter_token_latency: Histogram::new(exponential_buckets(0.0005, 2.0, 14)),
+            // 10 ms to 22 min
+            request_duration: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.01, 2.0, 18))),
+            // 0.1 ms to 3 min
+            stages: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.0001, 2.0, 21))),
+            stream_ends: Family::default(),
+            refusals: Family::default(),
             in_flight: Gauge::default(),
             workers: Gauge::default(),
             worker_blocks: Family::default(),
@@ -237,10 +271,36 @@ impl Metrics {
         r.register("engine_deaths", "Engines that died or could not be started, by worker", self.engine_deaths.clone());
         r.register_with_unit(
             "time_to_first_token",
-            "From routing to the engine's first output",
+            "From a request's arrival to its first token",
             Unit::Seconds,
             self.time_to_first_token.clone(),
         );
+        r.register_with_unit(
+            "inter_token_latency",
+            "Between two tokens of an answer after the first",
+            Unit::Seconds,
+            self.inter_token_latency.clone(),
+        );
+        r.register_with_unit(
+            "request_duration",
+            "From a request's arrival to the end of its answer, whatever that is",
+            Unit::Seconds,
+            self.request_duration.clone(),
+        );
+        r.register_with_unit(
+            "request_stage",
+            "Parts of a request: fetch (media bytes), plan (template, tokens, media plans, block keys), process (an item's tensors, \
+             waiting for a thread included), hand_off (until the engine has the request), queue (in the engine), prefill (from \
+             routing to the first token)",
+            Unit::Seconds,
+            self.stages.clone(),
+        );
+        r.register(
+            "stream_ends",
+            "Streamed answers, by how they ended: finished, failed, or left by the client",
+            self.stream_ends.clone(),
+        );
+        r.register("refusals", "Requests refused with an error, by status and the error's code", self.refusals.clone());
         r.register("in_flight_requests", "Requests being answered", self.in_flight.clone());
         r.register("workers", "Workers that can take requests", self.workers.clone());
         r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
@@ -304,9 +364,46 @@ impl Metrics {
         self.busy.inc();
     }
 
-    /// An engine's first output came so long after routing.
-    pub(crate) fn first_token(&self, after: Duration) {
-        self.time_to_first_token.observe(after.as_secs_f64());
+    /// A request has its first token, so long after routing.
+    pub(crate) fn first_token(&self, attempted: &Attempted, prefill: Duration) {
+        let Attempted { took, hand_off, first_token, prefill: found, delivered, .. } = attempted;
+        if let Some(after) = first_token {
+            self.time_to_first_token.observe(after.as_secs_f64());
+        }
+        if *delivered != Delivered::default() {
+            self.stage(Stage::Fetch, took.fetch);
+        }
+        self.stage(Stage::Plan, took.plan);
+        self.stage(Stage::HandOff, *hand_off);
+        self.stage(Stage::Prefill, prefill);
+        if let Some(queued) = found.queued {
+            self.stage(Stage::Queue, queued);
+        }
+    }
+
+    /// A part of a request took so long.
+    pub(crate) fn stage(&self, stage: Stage, took: Duration) {
+        self.stages.get_or_create(&StageLabel { stage: stage.name() }).observe(took.as_secs_f64());
+    }
+
+    /// A token came so long after the one before it.
+    pub(crate) fn between_tokens(&self, gap: Duration) {
+        self.inter_token_latency.observe(gap.as_secs_f64());
+    }
+
+    /// A request is over, so long after its arrival.
+    pub(crate) fn over(&self, endpoint: &'static str, after: Duration) {
+        self.request_duration.get_or_create(&EndpointLabel { endpoint }).observe(after.as_secs_f64());
+    }
+
+    /// A streamed answer has ended.
+    pub(crate) fn stream_ended(&self, how: StreamEnd) {
+        self.stream_ends.get_or_create(&HowLabel { how: how.name() }).inc();
+    }
+
+    /// A request was refused with an error of this code.
+    pub(crate) fn refused(&self, status: u16, code: &'static str) {
+        self.refusals.get_or_create(&RefusalLabels { status, code }).inc();
     }
 
     /// A request lost its worker.
@@ -413,6 +510,58 @@ impl MediaObserver for Metrics {
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
             tracing::warn!(cause, %why, "a media item does not travel in shared memory; told once for each cause");
+        }
+    }
+}
+
+/// A part of a request's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Getting the bytes of its media items.
+    Fetch,
+    /// Template, tokens, plans of its media items, block keys.
+    Plan,
+    /// Making one media item's tensors, waiting for a thread included.
+    Process,
+    /// Until the backend has taken it.
+    HandOff,
+    /// Waiting in the engine.
+    Queue,
+    /// From routing to the first token.
+    Prefill,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fetch => "fetch",
+            Self::Plan => "plan",
+            Self::Process => "process",
+            Self::HandOff => "hand_off",
+            Self::Queue => "queue",
+            Self::Prefill => "prefill",
+        }
+    }
+}
+
+/// How a streamed answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// It was sent to its end.
+    Finished,
+    /// An error ended it.
+    Failed,
+    /// The client left.
+    Left,
+}
+
+impl StreamEnd {
+    /// The name in metrics and the log.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+            Self::Left => "left",
         }
     }
 }

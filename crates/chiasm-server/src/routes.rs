@@ -43,6 +43,7 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
     put("x-chiasm-worker", attempted.worker.to_string());
     put("x-chiasm-overlap", format!("{}/{}", attempted.overlap_blocks, attempted.total_blocks));
     put("x-chiasm-transfer", attempted.delivered.transfer().name().to_owned());
+    put("server-timing", attempted.server_timing());
 }
 
 async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
@@ -66,11 +67,11 @@ async fn health() -> &'static str {
 /// At least one worker can take requests and answers, and the process is not about to end.
 async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
     if frontend.is_draining() {
-        return ApiError::unavailable("the server is going down").into_response();
+        return ApiError::unavailable("going_down", "the server is going down").into_response();
     }
     let workers = frontend.fleet.ready_workers();
     if workers == 0 {
-        return ApiError::unavailable("no engine is ready").into_response();
+        return ApiError::unavailable("no_engine", "no engine is ready").into_response();
     }
     Json(json!({"workers": workers})).into_response()
 }
@@ -80,10 +81,59 @@ async fn workers(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
     Json(workers::report(&frontend.fleet))
 }
 
-async fn metrics(State(frontend): State<Arc<Frontend>>) -> Response {
+async fn metrics(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Response {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accepted| accepted.to_str().ok());
+    let is_open = accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text"));
     match frontend.metrics.render(&frontend) {
-        Ok(text) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-            .into_response(),
+        Ok(text) if is_open => {
+            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+                .into_response()
+        }
+        Ok(text) => {
+            let text = plain_metrics(&text);
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+        }
         Err(error) => ApiError::internal(error.to_string()).into_response(),
+    }
+}
+
+/// OpenMetrics as Prometheus' older text format, which has a counter's whole name in its description, and neither units nor an
+/// end.
+fn plain_metrics(open: &str) -> String {
+    let mut plain = String::with_capacity(open.len());
+    // The description that waits for its type.
+    let mut help = None;
+    for line in open.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "HELP", name, text] => help = Some((name, text)),
+            ["#", "TYPE", name, kind] => {
+                let suffix = if kind == "counter" { "_total" } else { "" };
+                if let Some((_, text)) = help.take().filter(|(of, _)| *of == name) {
+                    plain.push_str(&format!("# HELP {name}{suffix} {text}\n"));
+                }
+                plain.push_str(&format!("# TYPE {name}{suffix} {kind}\n"));
+            }
+            ["#", ..] => {}
+            _ => {
+                plain.push_str(line);
+                plain.push('\n');
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_have_their_whole_names_in_the_older_format() {
+        let open = "# HELP a_b Of b.\n# TYPE a_b counter\na_b_total{x=\"1 2\"} 3\n# HELP c_seconds C.\n# TYPE c_seconds gauge\n\
+                    # UNIT c_seconds seconds\nc_seconds 1.5\n# EOF\n";
+        let plain = "# HELP a_b_total Of b.\n# TYPE a_b_total counter\na_b_total{x=\"1 2\"} 3\n# HELP c_seconds C.\n\
+                     # TYPE c_seconds gauge\nc_seconds 1.5\n";
+        assert_eq!(plain_metrics(open), plain);
     }
 }

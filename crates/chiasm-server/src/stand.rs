@@ -12,6 +12,8 @@ use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_types::Modality;
 
+use tokio::time::Instant;
+
 use crate::fleet::{Fleet, Patience};
 use crate::model::ServedModel;
 use crate::pipeline::{Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare};
@@ -65,7 +67,13 @@ impl Stand {
 }
 
 fn caller() -> Caller {
-    Caller { id: RequestId::new("test").unwrap(), trace: None, session: None, credentials: None }
+    Caller {
+        id: RequestId::new("test").unwrap(),
+        trace: None,
+        arrived: Instant::now(),
+        session: None,
+        credentials: None,
+    }
 }
 
 /// A conversation with one picture.

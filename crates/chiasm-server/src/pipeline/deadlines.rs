@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 use super::error::{Cause, RequestError};
 use crate::frontend::Limits;
 
-/// When a request is given up, counted from when it had been read.
+/// When a request is given up, counted from its arrival.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
     /// Until its first token.
@@ -26,12 +26,11 @@ pub(crate) struct Deadline {
 }
 
 impl Deadlines {
-    /// The deadlines of a request that has just been read.
-    pub(crate) fn from_now(limits: &Limits) -> Self {
-        let now = Instant::now();
+    /// The deadlines of a request that arrived then.
+    pub(crate) fn of(arrived: Instant, limits: &Limits) -> Self {
         let deadline = |after: Option<Duration>, flag| {
             let after = after?;
-            Some(Deadline { at: now.checked_add(after)?, after, flag })
+            Some(Deadline { at: arrived.checked_add(after)?, after, flag })
         };
         let end = deadline(limits.request_timeout, "--request-timeout");
         let first_token = deadline(limits.first_token_timeout, "--first-token-timeout");

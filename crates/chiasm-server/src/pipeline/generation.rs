@@ -17,7 +17,7 @@ use tracing::Instrument;
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
-use super::prepare::{Planned, Prepared};
+use super::prepare::{Planned, Prepared, Took};
 use super::retries::MAX_MOVES;
 use super::sampling;
 use crate::frontend::Frontend;
@@ -43,8 +43,27 @@ pub(crate) struct Attempted {
     pub delivered: Delivered,
     /// How the engine computed the prompt, by its own account; known with the first output.
     pub prefill: Prefill,
-    /// Time from routing to the first output.
+    /// What preparing it took.
+    pub took: Took,
+    /// Time that its worker's backend took to take it, with the media items that it lacked.
+    pub hand_off: Duration,
+    /// Time from its arrival to the first output.
     pub first_token: Option<Duration>,
+    /// Workers that it was lost with before.
+    pub moves: usize,
+}
+
+impl Attempted {
+    /// The value of a `Server-Timing` header: times in milliseconds that are known by now.
+    pub(crate) fn server_timing(&self) -> String {
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let mut timing = format!("prepare;dur={:.2}", milliseconds(self.took.fetch + self.took.plan + self.hand_off));
+        let known = [("queue", self.prefill.queued), ("ttft", self.first_token)];
+        for (name, time) in known.into_iter().filter_map(|(name, time)| Some((name, time?))) {
+            timing.push_str(&format!(", {name};dur={:.2}", milliseconds(time)));
+        }
+        timing
+    }
 }
 
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
@@ -56,6 +75,8 @@ pub(crate) struct Generation {
     attempted: Attempted,
     /// The first delta, which was awaited before the client was told anything.
     ahead: Option<ChoiceDelta>,
+    arrived: Instant,
+    /// When a worker was picked.
     started: Instant,
     /// Ends when the worker hangs; `None` once the client was told a token, as the answer can't move any more.
     hung: Option<BoxFuture<'static, ()>>,
@@ -195,7 +216,10 @@ impl Generation {
             prompt_tokens: plan.tokens.len(),
             delivered: Delivered::default(),
             prefill: Prefill::default(),
+            took: prepared.took,
+            hand_off: Duration::ZERO,
             first_token: None,
+            moves: before.lost,
         };
         tracing::debug!(
             worker = %attempted.worker,
@@ -222,6 +246,7 @@ impl Generation {
         let starting = serving.backend.start(Arc::new(job)).instrument(handing_over);
         let running = within(deadlines.first_token, starting).await?.map_err(|error| failure(worker, error))?;
         attempted.delivered = running.delivered();
+        attempted.hand_off = started.elapsed();
         let tokenizer = &frontend.model.tokenizer;
         let choice = |index| Choice::new(index, tokenizer, &plan.tokens, &prepared.sampling);
         Ok(Self {
@@ -231,6 +256,7 @@ impl Generation {
             reservation,
             attempted,
             ahead: None,
+            arrived: prepared.arrived,
             started,
             hung: Some(serving.hung().boxed()),
             deadlines,
@@ -251,6 +277,9 @@ impl Generation {
             return Err(RequestError::internal("the engine answered with a continuation that was not asked for").into());
         };
         let delta = choice.push(output);
+        if let Some(gap) = choice.gap(&delta) {
+            self.frontend.metrics.between_tokens(gap);
+        }
         if delta.finish.is_some() && !has_ended {
             self.running.stop(index);
         }
@@ -275,7 +304,7 @@ impl Generation {
 
     /// Takes note of a first output. The first of several continuations tells what was cached before this request.
     fn saw_first(&mut self, output: &Output) {
-        let after = self.started.elapsed();
+        let after = self.arrived.elapsed();
         // An item that the engine turned out to lack was sent again by now.
         self.attempted.delivered = self.running.delivered();
         self.attempted.first_token = Some(after);
@@ -293,7 +322,7 @@ impl Generation {
             self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
         }
         self.reservation.first_token();
-        self.frontend.metrics.first_token(after);
+        self.frontend.metrics.first_token(&self.attempted, self.started.elapsed());
     }
 }
 

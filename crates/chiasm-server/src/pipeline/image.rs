@@ -15,6 +15,7 @@ use chiasm_vision::{
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::error::RequestError;
@@ -23,7 +24,7 @@ use super::plans::Plans;
 use super::processed::{Form, ProcessedMedia};
 use crate::cpu::CpuPool;
 use crate::fleet::PresentClass;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Stage};
 use crate::model::ServedModel;
 
 /// The images of one served model.
@@ -190,7 +191,10 @@ impl ImageSource {
             Some(pixels) => cpu.run(move || job.copy(&pixels)).await?,
             None => {
                 let (image, pool) = (self.encoded.clone(), cpu.clone());
-                cpu.run(move || job.make(&image, &pool)).await?
+                let begun = Instant::now();
+                let made = cpu.run(move || job.make(&image, &pool)).await?;
+                metrics.stage(Stage::Process, begun.elapsed());
+                made
             }
         };
         let pixels = pixels.inspect_err(|error| processed.failed(form, error))?;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::HeaderValue;
 use chiasm_backend::{JobItem, RequestId, TraceContext};
@@ -12,6 +13,7 @@ use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::deadlines::{Deadlines, within};
@@ -40,8 +42,21 @@ pub(crate) struct Prepared {
     pub priority: i64,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
+    /// When it arrived.
+    pub arrived: Instant,
     /// How long it may take.
     pub deadlines: Deadlines,
+    /// What preparing it took.
+    pub took: Took,
+}
+
+/// What the parts of preparing a request took, waiting included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Took {
+    /// The bytes of its media items.
+    pub fetch: Duration,
+    /// Template, tokens, plans of its media items, block keys.
+    pub plan: Duration,
 }
 
 /// What a request is for workers of one plan class.
@@ -78,7 +93,7 @@ pub(crate) async fn prepare(
     caller: &Caller,
     classes: PresentClasses,
 ) -> Result<Prepared, RequestError> {
-    let deadlines = Deadlines::from_now(&frontend.limits);
+    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
     within(deadlines.first_token, prepared(frontend, request, caller, classes, deadlines)).await?
 }
 
@@ -90,6 +105,7 @@ async fn prepared(
     deadlines: Deadlines,
 ) -> Result<Prepared, RequestError> {
     let GenerateRequest { mut prompt, sampling, cache_salt, priority } = request;
+    let begun = Instant::now();
     let media = match &mut prompt {
         Prompt::Chat(chat) => {
             let owner =
@@ -98,13 +114,14 @@ async fn prepared(
         }
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
+    let fetch = begun.elapsed();
     let (model, images) = (frontend.model.clone(), frontend.images.clone());
-    let Caller { id, trace, session, .. } = caller.clone();
+    let Caller { id, trace, session, arrived, .. } = caller.clone();
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
     let small = is_small(&prompt, &model);
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
-    frontend
+    let mut prepared = frontend
         .cpu
         .run_or_here(small, move || {
             let _entered = span.enter();
@@ -119,9 +136,22 @@ async fn prepared(
                 Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, salt),
             };
             let plans = plans.map_err(|error| error.at(field))?;
-            Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session, deadlines })
+            Ok::<_, RequestError>(Prepared {
+                id,
+                trace,
+                plans,
+                sampling,
+                cache_salt,
+                priority,
+                session,
+                arrived,
+                deadlines,
+                took: Took::default(),
+            })
         })
-        .await?
+        .await??;
+    prepared.took = Took { fetch, plan: begun.elapsed() - fetch };
+    Ok(prepared)
 }
 
 /// Token ids of a prompt whose keys are computed in a hundred microseconds.

@@ -5,6 +5,7 @@ use chiasm_backend::{RequestId, TraceContext};
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 /// One prompt and how to continue it.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub(crate) struct Caller {
     pub id: RequestId,
     /// The trace that the request belongs to.
     pub trace: Option<TraceContext>,
+    /// When its head had been read.
+    pub arrived: Instant,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
     /// The `Authorization` header: names that clients give to media items are their own.
