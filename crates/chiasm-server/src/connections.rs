@@ -2,6 +2,7 @@
 
 mod answer_body;
 mod connection;
+mod lobby;
 mod metrics;
 mod socket;
 mod table;
@@ -24,6 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use self::answer_body::AnswerBody;
 pub(crate) use self::connection::Connection;
+use self::lobby::Lobby;
 pub(crate) use self::metrics::ConnectionMetrics;
 use self::socket::Socket;
 use self::table::Table;
@@ -36,27 +38,25 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Serves until `stop`, then lets requests in flight finish.
 ///
 /// Beyond [`Limits::connections`](crate::Limits::connections) a new one takes the place of another whose client is waited for, or
-/// waits until there is one. One whose next request's head does not arrive within
+/// waits until it can. One whose next request's head does not arrive within
 /// [`Limits::head_timeout`](crate::Limits::head_timeout) is closed, also while nothing is asked; so is one of whose answer nothing
 /// was read for [`Limits::write_timeout`](crate::Limits::write_timeout).
 pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Future<Output = ()>) {
     let limits = frontend.limits.clone();
     let metrics = frontend.metrics.connections.clone();
-    let table = Table::new(limits.connections, metrics.clone());
+    let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
     let app = routes::router(frontend.clone());
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).half_close(true);
     let graceful = GracefulShutdown::new();
     let mut stop = std::pin::pin!(stop);
     loop {
-        let next = async {
-            let (stream, peer) = accept(&listener).await;
-            (stream, table.enter(Arc::new(Connection::from_peer(peer))).await)
-        };
-        let (stream, place) = tokio::select! {
-            next = next => next,
+        let entered = tokio::select! {
+            (stream, peer) = accept(&listener) => lobby.arrive(stream, Arc::new(Connection::from_peer(peer))),
+            entered = lobby.next() => Some(entered),
             () = &mut stop => break,
         };
+        let Some((stream, place)) = entered else { continue };
         let connection = place.connection().clone();
         let socket = Socket::new(stream, connection.clone(), limits.write_timeout, metrics.clone());
         let (app, frontend, asked_by) = (app.clone(), frontend.clone(), connection.clone());

@@ -37,7 +37,7 @@ pub struct Limits {
     pub items_per_prompt: ItemLimits,
     /// Bytes of processed media that are kept for other engines, where they travel in messages; 0 keeps none.
     pub processed_bytes: u64,
-    /// Open connections of clients; for more others are closed, or they wait.
+    /// Open connections of clients. For more, others whose clients are waited for are closed; if there are none, 1024 wait.
     pub connections: usize,
     /// Time that the head of a connection's next request may take to arrive, counted from when it could.
     pub head_timeout: Duration,

@@ -61,9 +61,10 @@ impl Connection {
     }
 
     /// How long the client has been waited for; `None` while the connection is engaged.
-    pub(super) fn waits(&self) -> Option<Duration> {
+    pub(super) fn waits(&self, now: Instant) -> Option<Duration> {
         let since = self.waits_since.load(Ordering::Relaxed);
-        (since != ENGAGED).then(|| self.opened.elapsed().saturating_sub(Duration::from_millis(since)))
+        (since != ENGAGED)
+            .then(|| now.saturating_duration_since(self.opened).saturating_sub(Duration::from_millis(since)))
     }
 
     /// The request under way ends when the client closes its side of the connection.

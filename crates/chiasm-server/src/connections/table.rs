@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::metrics::{ConnectionMetrics, Open};
@@ -12,8 +13,6 @@ use crate::owner::Owner;
 
 /// A connection whose client has been waited for so long may be closed for any other one.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Pause between two looks for a connection that has waited long enough.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The open connections, at most so many.
 pub(super) struct Table {
@@ -36,19 +35,9 @@ impl Table {
         Arc::new(Self { limit: limit.max(1), state: Mutex::default(), freed: Notify::new(), metrics })
     }
 
-    /// Waits for a place. If all are taken, a connection whose client is waited for is closed for the new one: see
+    /// A place, if there is one. If all are taken, a connection whose client is waited for may be closed for the new one: see
     /// [`State::closable_for`].
-    pub(super) async fn enter(self: &Arc<Self>, connection: Arc<Connection>) -> Place {
-        loop {
-            if let Some(place) = self.try_enter(&connection) {
-                return place;
-            }
-            // Places become free, and clients are waited for longer.
-            let _ = tokio::time::timeout(LOOK_AGAIN, self.freed.notified()).await;
-        }
-    }
-
-    fn try_enter(self: &Arc<Self>, connection: &Arc<Connection>) -> Option<Place> {
+    pub(super) fn try_enter(self: &Arc<Self>, connection: &Arc<Connection>) -> Option<Place> {
         let mut state = self.state();
         if state.count() >= self.limit {
             let index = state.closable_for(connection.owner(), self.limit)?;
@@ -58,6 +47,11 @@ impl Table {
         }
         let index = state.insert(connection.clone());
         Some(Place { table: self.clone(), connection: connection.clone(), index, _open: self.metrics.opened() })
+    }
+
+    /// Waits until a place has become free since this returned last.
+    pub(super) async fn freed(&self) {
+        self.freed.notified().await;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -82,9 +76,10 @@ impl State {
     fn closable_for(&self, owner: Owner, limit: usize) -> Option<usize> {
         let mine = self.of(owner);
         let fair = limit / (self.open.len() + usize::from(mine == 0));
+        let now = Instant::now();
         let closable = self.places.iter().enumerate().filter_map(|(index, connection)| {
             let connection = connection.as_ref()?;
-            let waits = connection.waits()?;
+            let waits = connection.waits(now)?;
             let theirs = self.of(connection.owner());
             let by_share = mine < fair && theirs > fair;
             let by_patience = waits >= PATIENCE && theirs >= mine;
@@ -152,8 +147,6 @@ impl Drop for Place {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use futures_util::FutureExt;
-
     use super::*;
 
     fn connection(owner: u8) -> Arc<Connection> {
@@ -164,9 +157,8 @@ mod tests {
         Table::new(limit, ConnectionMetrics::default())
     }
 
-    /// The place of a new connection, if it need not wait for one.
     fn enter(table: &Arc<Table>, owner: u8) -> Option<Place> {
-        table.enter(connection(owner)).now_or_never()
+        table.try_enter(&connection(owner))
     }
 
     fn has_place(place: &Place) -> bool {
@@ -212,15 +204,10 @@ mod tests {
         let table = table(2);
         let of_a = [enter(&table, A).unwrap(), enter(&table, A).unwrap()];
         of_a.iter().for_each(|place| place.connection.engage());
-        let entering = tokio::spawn({
-            let table = table.clone();
-            async move { table.enter(connection(B)).await }
-        });
-        tokio::time::sleep(Duration::from_secs(3600)).await;
-        assert!(!entering.is_finished());
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert!(enter(&table, B).is_none());
         of_a[1].connection.answered();
-        let place = entering.await.unwrap();
-        assert!(has_place(&place));
+        let place = enter(&table, B).unwrap();
         assert_eq!(left(&of_a), [0]);
         // The place of a connection that had to go is not freed twice.
         let [first, second] = of_a;
@@ -253,17 +240,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_that_becomes_free_is_taken() {
+    async fn a_place_that_becomes_free_is_told_of() {
         let table = table(1);
         let place = enter(&table, A).unwrap();
         place.connection.engage();
-        let entering = tokio::spawn({
-            let table = table.clone();
-            async move { table.enter(connection(A)).await }
-        });
-        tokio::task::yield_now().await;
+        assert!(enter(&table, A).is_none());
+        assert!(tokio::time::timeout(PATIENCE, table.freed()).await.is_err());
         drop(place);
-        assert!(has_place(&entering.await.unwrap()));
-        assert_eq!(table.state().places.len(), 1);
+        table.freed().await;
+        assert!(enter(&table, A).is_some());
     }
 }

@@ -190,6 +190,24 @@ async fn connections_of_one_client_do_not_keep_out_others() {
 }
 
 #[tokio::test]
+async fn who_has_to_wait_for_a_place_gets_it() {
+    let server = Listening::with(Limits { connections: 2, ..Limits::default() }).await;
+    let mut at_work = Vec::new();
+    for count in 1..=2 {
+        at_work.push(server.sent(completion("")).await);
+        wait_for("job", || server.backend().jobs().len() == count).await;
+    }
+    let waiting = [server.sent(get("/health")).await, server.sent(get("/health")).await];
+    // The end of one request is the beginning of both others, one after the other.
+    at_work.pop();
+    for waiting in waiting {
+        assert!(rest(waiting).await.starts_with("HTTP/1.1 200"));
+    }
+    assert_eq!(server.metric("chiasm_closed_connections_total{cause=\"room\"}"), 0);
+    assert_eq!(server.backend().aborted(), 1);
+}
+
+#[tokio::test]
 async fn a_request_names_one_host() {
     let server = Listening::with(Limits::default()).await;
     for hosts in ["", "host: a\r\nhost: b\r\n"] {
