@@ -45,10 +45,10 @@ impl FromRequest<Arc<Frontend>> for Admitted {
 
     async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
         let (mut head, body) = request.into_parts();
-        let left = || ApiError::internal("a request has no identity or record");
-        let identity = head.extensions.remove::<Identity>().ok_or_else(left)?;
+        let lost = || ApiError::internal("a request has no identity or record");
+        let identity = head.extensions.remove::<Identity>().ok_or_else(lost)?;
         let connection = identity.connection.clone();
-        let record = head.extensions.remove::<Record>().ok_or_else(left)?;
+        let record = head.extensions.remove::<Record>().ok_or_else(lost)?;
         let owner = frontend.limits.trusted_proxies.owner(connection.peer(), &head.headers);
         let arriving = async {
             // A body that will find no slot needs no memory either.

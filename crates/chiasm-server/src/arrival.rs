@@ -18,6 +18,8 @@ use crate::http_rules;
 const USUAL: usize = 512 << 10;
 /// How long a body may take for the next part of it that [`Limits::min_body_rate`] wants in such a time.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// A timeout that is longer than this makes no difference, but there may be no such time.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Reads the JSON body of a request with this head. One that is `refused` already, is no JSON or is too large gets its answer
 /// when a part of it has been read and thrown away: a client that is still sending when its connection is closed sees a broken
@@ -114,7 +116,7 @@ struct Pace<'a> {
 impl<'a> Pace<'a> {
     fn new(limits: &'a Limits) -> Self {
         let since = Instant::now();
-        Self { limits, deadline: since + limits.body_timeout, since, bytes: 0.0 }
+        Self { limits, deadline: since + limits.body_timeout.min(FOREVER), since, bytes: 0.0 }
     }
 
     /// The body's next data, or `Some(None)` for a frame without; `None` at its end.

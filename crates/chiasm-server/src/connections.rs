@@ -76,6 +76,7 @@ pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Fu
                 tracing::trace!(%error, "a connection ended early");
             }
         });
+        // Before another one arrives, for which it may have to be closed.
         connection.served_by(task.abort_handle());
     }
     drop(listener);

@@ -1,4 +1,4 @@
-//! Slots: how many requests may be in flight, and how they are shared by those who ask.
+//! Request slots: how many requests may be in flight, and how they are shared by those who ask.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,8 @@
 use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use axum::http::{Request, StatusCode};
 use futures_util::stream::{self, Stream, StreamExt};
@@ -94,10 +98,7 @@ fn uninvited(announced: usize) -> Body {
         type Data = Bytes;
         type Error = io::Error;
 
-        fn poll_frame(
-            self: std::pin::Pin<&mut Self>,
-            _: &mut std::task::Context<'_>,
-        ) -> std::task::Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
             panic!("the body was asked for")
         }
 
@@ -120,22 +121,18 @@ async fn a_client_that_asks_first_is_refused_before_it_sends() {
 async fn a_refused_body_is_read_as_far_as_the_limit() {
     let (sent, body) = counted(1000);
     assert_eq!(status(&[], body).await, 415);
-    assert_eq!(
-        sent.load(std::sync::atomic::Ordering::Relaxed),
-        11,
-        "as much as the limit, and what shows that there is more"
-    );
+    assert_eq!(sent.load(Ordering::Relaxed), 11, "as much as the limit, and what shows that there is more");
     let (sent, body) = counted(5);
     assert_eq!(status(&[], body).await, 415);
-    assert_eq!(sent.load(std::sync::atomic::Ordering::Relaxed), 5);
+    assert_eq!(sent.load(Ordering::Relaxed), 5);
 }
 
 /// A body of pieces of ten bytes that counts those that were read.
-fn counted(pieces: usize) -> (std::sync::Arc<std::sync::atomic::AtomicUsize>, Body) {
-    let sent = std::sync::Arc::<std::sync::atomic::AtomicUsize>::default();
+fn counted(pieces: usize) -> (Arc<AtomicUsize>, Body) {
+    let sent = Arc::<AtomicUsize>::default();
     let count = sent.clone();
     let pieces = stream::iter(0..pieces).map(move |_| {
-        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        count.fetch_add(1, Ordering::Relaxed);
         Ok::<_, io::Error>(vec![0; 10])
     });
     (sent, Body::from_stream(pieces))
@@ -173,6 +170,6 @@ async fn a_body_may_take_so_long_and_no_longer() {
     let (outcome, seconds) = timed(slowly(1000, 200, Duration::from_secs(1)), &limits).await;
     assert!(outcome.contains("60 s (--body-timeout)"), "{outcome}");
     assert_eq!(seconds, 60);
-    let any_rate = Limits { min_body_rate: 0, ..Limits::default() };
+    let any_rate = Limits { min_body_rate: 0, body_timeout: Duration::MAX, ..Limits::default() };
     assert_eq!(timed(slowly(2, 1, Duration::from_secs(25)), &any_rate).await, ("read".to_owned(), 50));
 }

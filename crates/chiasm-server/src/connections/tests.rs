@@ -190,6 +190,16 @@ async fn connections_of_one_client_do_not_keep_out_others() {
 }
 
 #[tokio::test]
+async fn who_does_not_read_keeps_out_nobody() {
+    let server = Listening::with(Limits { connections: 1, ..Limits::default() }).await;
+    // Answers of more than the system takes on both sides.
+    let unread = server.sent("GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n".repeat(3000)).await;
+    assert!(server.answer(get("/health")).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(server.metric("chiasm_closed_connections_total{cause=\"room\"}"), 1);
+    drop(unread);
+}
+
+#[tokio::test]
 async fn who_has_to_wait_for_a_place_gets_it() {
     let server = Listening::with(Limits { connections: 2, ..Limits::default() }).await;
     let mut at_work = Vec::new();
