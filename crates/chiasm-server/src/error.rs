@@ -71,6 +71,28 @@ impl ApiError {
         Self { code: "invalid_body", ..Self::invalid("body", "the body could not be read") }
     }
 
+    /// 400: a request that names no host, or several.
+    pub(crate) fn no_host() -> Self {
+        Self::invalid("host", "a request of HTTP/1.1 must have one 'Host' header")
+    }
+
+    /// 417: the client expects something else than to be told when to send its body.
+    pub(crate) fn expectation_failed() -> Self {
+        let message = "'100-continue' is the only expectation that is met";
+        Self { status: StatusCode::EXPECTATION_FAILED, ..Self::invalid("expect", message) }
+    }
+
+    /// 415: `header` says that the body is not plain JSON.
+    pub(crate) fn unsupported_body(header: &str, message: &str) -> Self {
+        let refused = Self::invalid(header, message);
+        Self { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, code: "unsupported_media_type", ..refused }
+    }
+
+    /// 429: this client has its share of what there is, and others ask too.
+    pub(crate) fn over_share(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+    }
+
     /// 408: the body came too slowly.
     pub(crate) fn slow_body(message: String) -> Self {
         Self { status: StatusCode::REQUEST_TIMEOUT, code: "invalid_body", ..Self::invalid("body", message) }

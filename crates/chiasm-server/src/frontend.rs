@@ -10,7 +10,6 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use chiasm_media::MediaDoor;
 use chiasm_types::Modality;
-use tokio::sync::Semaphore;
 
 use crate::cpu::CpuPool;
 use crate::error::ApiError;
@@ -18,7 +17,12 @@ use crate::fleet::Fleet;
 use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
+use crate::owner::TrustedProxies;
 use crate::pipeline::{Caller, Cause, Images, RequestError, Retries};
+use crate::slots::Slots;
+
+/// Requests that may be in flight before however few workers, if nobody says how many.
+const FEWEST_SLOTS: usize = 1024;
 
 /// Bounds on what clients can ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,16 +31,23 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Time that a request body may take to arrive.
     pub body_timeout: Duration,
+    /// Bytes per second of a request body that have to arrive, over any ten seconds; 0 for any.
+    pub min_body_rate: u64,
     /// Media items in one prompt.
     pub items_per_prompt: ItemLimits,
     /// Bytes of processed media that are kept for other engines, where they travel in messages; 0 keeps none.
     pub processed_bytes: u64,
-    /// Open connections of clients; more wait until one is closed.
+    /// Open connections of clients. For more, others whose clients are waited for are closed; if there are none, 1024 wait.
     pub connections: usize,
     /// Time that the head of a connection's next request may take to arrive, counted from when it could.
     pub head_timeout: Duration,
-    /// Requests in flight; more are refused with 503.
-    pub requests: usize,
+    /// Time after which a connection is closed that takes nothing of what there is to be written.
+    pub write_timeout: Duration,
+    /// Requests in flight; more are refused with 503. `None` for as many as the workers run at once and as many again, but at least
+    /// 1024.
+    pub requests: Option<usize>,
+    /// Who is believed about whom a request is from, when what there is is shared.
+    pub trusted_proxies: TrustedProxies,
     /// Threads for CPU-heavy work.
     pub cpu_threads: usize,
     /// Time from a request's arrival to its first token; `None` for any.
@@ -52,11 +63,14 @@ impl Default for Limits {
         Self {
             body_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
+            min_body_rate: 1024,
             items_per_prompt: ItemLimits::default(),
             processed_bytes: 256 << 20,
             connections: 8192,
             head_timeout: Duration::from_secs(60),
-            requests: 1024,
+            write_timeout: Duration::from_secs(60),
+            requests: None,
+            trusted_proxies: TrustedProxies::default(),
             cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
             first_token_timeout: Some(Duration::from_secs(600)),
             request_timeout: Some(Duration::from_secs(3600)),
@@ -136,7 +150,7 @@ pub struct Frontend {
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
     pub cpu: CpuPool,
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slots: Arc<Slots>,
     pub(crate) retries: Retries,
     /// Set when the process is about to end: requests are still taken, but none should be sent.
     draining: AtomicBool,
@@ -152,6 +166,10 @@ impl Frontend {
         let (cpu, metrics) = (CpuPool::new(limits.cpu_threads), fleet.metrics());
         let budget = door.budget().clone();
         let images = Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), limits.processed_bytes);
+        let slots = Slots::new({
+            let (fleet, requests) = (fleet.clone(), limits.requests);
+            move || requests.unwrap_or_else(|| FEWEST_SLOTS.max(fleet.seats().saturating_mul(2)))
+        });
         Self {
             model,
             door,
@@ -160,8 +178,8 @@ impl Frontend {
             fleet,
             routing: RoutingOptions::default(),
             cpu,
-            slots: Arc::new(Semaphore::new(limits.requests.max(1))),
-            retries: Retries::new(limits.requests.max(1), limits.quarantine),
+            slots,
+            retries: Retries::new(limits.requests.unwrap_or(FEWEST_SLOTS).max(1), limits.quarantine),
             draining: AtomicBool::new(false),
             log_counts: Box::new(LogCounts::default),
             limits,
@@ -192,7 +210,7 @@ impl Frontend {
 
     /// Who asks.
     pub(crate) fn caller(&self, identity: Identity, headers: &HeaderMap) -> Caller {
-        let Identity { id, trace, arrived } = identity;
+        let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
             id,

@@ -15,6 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::connections::ConnectionMetrics;
 use crate::door_metrics::DoorMetrics;
 use crate::fleet::KvEventCounts;
 use crate::frontend::{Frontend, LogCounts};
@@ -157,6 +158,8 @@ pub struct Metrics {
     index_shed: Gauge,
     kv_events: KvEvents,
     door: DoorMetrics,
+    pub(crate) connections: ConnectionMetrics,
+    slots: Gauge,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
@@ -208,6 +211,8 @@ impl Default for Metrics {
             index_shed: Gauge::default(),
             kv_events: KvEvents::default(),
             door: DoorMetrics::default(),
+            connections: ConnectionMetrics::default(),
+            slots: Gauge::default(),
             worker_knowledge: Family::default(),
             worker_pending: Family::default(),
             worker_running: Family::default(),
@@ -314,6 +319,8 @@ impl Metrics {
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         self.kv_events.register(r);
         self.door.register(r);
+        self.connections.register(r);
+        r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
         r.register(
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",
@@ -449,6 +456,7 @@ impl Metrics {
     /// Prometheus' text format, with the workers as they are now.
     pub(crate) fn render(&self, frontend: &Frontend) -> Result<String, std::fmt::Error> {
         self.door.set(frontend);
+        self.slots.set(frontend.slots.limit() as i64);
         let fleet = &frontend.fleet;
         let workers = fleet.router().workers();
         self.workers.set(workers.len() as i64);
