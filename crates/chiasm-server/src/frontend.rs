@@ -179,7 +179,7 @@ impl Frontend {
             routing: RoutingOptions::default(),
             cpu,
             slots,
-            retries: Retries::new(limits.requests.unwrap_or(FEWEST_SLOTS).max(1), limits.quarantine),
+            retries: Retries::new(limits.quarantine),
             draining: AtomicBool::new(false),
             log_counts: Box::new(LogCounts::default),
             limits,

@@ -81,7 +81,10 @@ impl Connection {
             }
             self.stats.send_replace(stats);
         }
-        self.registry().dispatch(outputs);
+        let unread = self.registry().dispatch(outputs);
+        if !unread.is_empty() {
+            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&unread)));
+        }
     }
 
     pub(super) fn stats(&self) -> watch::Receiver<SchedulerStats> {
