@@ -25,8 +25,8 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// From now on the request ends when its client closes the connection, or only its own side of it: the two can't be told
-    /// apart without sending something. What is wrong with a request is told before this.
+    /// Lets the request end, from now on, when its client closes the connection or only its own side of it: the two can't be told
+    /// apart without sending something. What is wrong with a request's fields is told before this.
     pub(crate) fn ends_with_client(&self) {
         self.connection.ends_with_client();
     }

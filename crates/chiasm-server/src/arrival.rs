@@ -16,7 +16,7 @@ use crate::http_rules;
 
 /// Announced bytes that memory is asked for at once: most bodies with an image have less.
 const USUAL: usize = 512 << 10;
-/// How long a body may take for the next part of it that [`Limits::min_body_rate`] wants in such a time.
+/// The time within which [`Limits::min_body_rate`] times as many bytes have to come.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A timeout that is longer than this makes no difference, but there may be no such time.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -39,8 +39,8 @@ pub(crate) async fn arrive(
     }
 }
 
-/// Why these headers announce something else than plain JSON. Whoever does not say what it sends is refused too: a web page may
-/// post to any address, this machine's included, as long as it does not call that JSON.
+/// The refusal of a body that is not plain JSON by these headers, if it is not. Whoever does not say what it sends is refused too:
+/// a web page may post to any address, this machine's included, as long as it does not call that JSON.
 fn no_json(headers: &HeaderMap) -> Option<ApiError> {
     let encoded = |coding: &HeaderValue| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
     if headers.get_all(header::CONTENT_ENCODING).iter().any(encoded) {
@@ -103,13 +103,13 @@ async fn read(
     }
 }
 
-/// How fast a body comes.
+/// The pace of a body: reads it, and gives up when it comes too slowly.
 struct Pace<'a> {
     limits: &'a Limits,
     deadline: Instant,
-    /// Since when the next part is waited for.
+    /// The beginning of the current [`PATIENCE`].
     since: Instant,
-    /// Bytes of that part that have come.
+    /// The bytes that have come since then.
     bytes: f64,
 }
 

@@ -46,7 +46,7 @@ pub struct Limits {
     /// Requests in flight; more are refused with 503. `None` for as many as the workers run at once and as many again, but at least
     /// 1024.
     pub requests: Option<usize>,
-    /// Who is believed about whom a request is from, when what there is is shared.
+    /// The proxies that are believed about whom a request is from, for shares of connections and requests.
     pub trusted_proxies: TrustedProxies,
     /// Threads for CPU-heavy work.
     pub cpu_threads: usize,

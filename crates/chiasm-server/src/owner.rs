@@ -76,7 +76,7 @@ impl TrustedProxies {
         Self(networks)
     }
 
-    /// Whom a request belongs to that came from `peer`. Of the addresses that proxies have added, the last one that is no
+    /// The owner of a request that came from `peer`. Of the addresses that proxies have added, the last one that is no
     /// trusted proxy counts: what stands before it may be the client's own invention. If both headers are there and disagree,
     /// neither is believed, as a proxy passes on the one that it does not know.
     pub(crate) fn owner(&self, peer: IpAddr, headers: &HeaderMap) -> Owner {

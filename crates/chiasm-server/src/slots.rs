@@ -10,7 +10,7 @@ use crate::owner::Owner;
 
 /// Whoever asked within this time counts as one who shares.
 const LATELY: Duration = Duration::from_secs(10);
-/// How often those who don't are forgotten.
+/// The pause between two times that owners are forgotten who have asked for nothing lately.
 const TIDY: Duration = Duration::from_secs(1);
 /// Most owners without a slot that are remembered.
 const MAX_WAITING: usize = 16_384;
@@ -43,7 +43,7 @@ pub(crate) enum NoSlot {
 }
 
 impl Slots {
-    /// As many slots as `limit` says whenever it is asked, but at least one.
+    /// Makes as many slots as `limit` says whenever it is asked, but at least one.
     pub(crate) fn new(limit: impl Fn() -> usize + Send + Sync + 'static) -> Arc<Self> {
         let state = State { taken: 0, owners: HashMap::new(), tidied: Instant::now() };
         Arc::new(Self { limit: Box::new(limit), state: Mutex::new(state) })
@@ -66,7 +66,7 @@ impl Slots {
         Ok(Slot { slots: self.clone(), owner })
     }
 
-    /// Why [`Slots::take`] would give none now.
+    /// Tells whether [`Slots::take`] would give one now.
     pub(crate) fn check(&self, owner: Owner) -> Result<(), NoSlot> {
         let limit = self.limit();
         self.state().check(owner, limit)

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::owner::Owner;
 
-/// In place of a time: the client is not waited for.
+/// The value of `waits_since` while the client is not waited for.
 const ENGAGED: u64 = u64::MAX;
 
 /// An open connection. It is *engaged* while a request that has arrived is answered, and else waits for its client: for a head,
@@ -44,7 +44,7 @@ impl Connection {
         self.peer
     }
 
-    /// Whom the connection belongs to.
+    /// The owner in whose share the connection is.
     pub(super) fn owner(&self) -> Owner {
         self.owner
     }

@@ -71,8 +71,8 @@ impl State {
     /// The place of the connection to be closed for a new one of `owner` in a full table, if there is any: of those whose client
     /// is waited for the one whose owner has the most, and of these the one that has waited longest.
     ///
-    /// For an owner with less than its fair share, which is the table divided by its owners, owners with more than that lose any
-    /// that waits. Otherwise one has to have waited for [`PATIENCE`], and its owner not to have fewer than the new one's.
+    /// A fair share is the table divided by its owners. If `owner` has less, owners with more than that lose any that waits.
+    /// Otherwise one has to have waited for [`PATIENCE`], and its owner not to have fewer than the new one's.
     fn closable_for(&self, owner: Owner, limit: usize) -> Option<usize> {
         let mine = self.of(owner);
         let fair = limit / (self.open.len() + usize::from(mine == 0));
@@ -135,7 +135,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.table.state();
         let place = state.places.get(self.index).and_then(Option::as_ref);
-        // Of a connection that had to make room another one has it.
+        // A connection that had to make room has lost its place to another one.
         if place.is_some_and(|there| Arc::ptr_eq(there, &self.connection)) {
             state.remove(self.index);
             self.table.freed.notify_one();
