@@ -38,6 +38,7 @@
 //! | `media`, `identity` | what is known without decoding |
 //! | `image/limits` | how large an image may be, by its header |
 //! | `image/probe`, `image/container/*`, `image/exif` | headers: format, size, orientation |
+//! | `image/cost` | how long decoding takes, by the header |
 //! | `image/other_format` | names of what is not read |
 //! | `image/decode/*` | pixels |
 //! | `reader` | a cursor over bytes |

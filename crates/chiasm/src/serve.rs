@@ -291,6 +291,7 @@ fn media_config(args: &MediaArgs) -> MediaConfig {
         max_pixels: args.max_image_pixels,
         max_side: args.max_image_side,
         max_aspect_ratio: args.max_image_aspect_ratio,
+        max_scans: args.max_image_scans,
     };
     MediaConfig {
         limits: MediaLimits { image },
