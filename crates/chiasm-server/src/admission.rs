@@ -6,6 +6,7 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::cpu::CpuBudget;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::layers::Identity;
@@ -42,6 +43,8 @@ impl FromRequestParts<Arc<Frontend>> for Caller {
     async fn from_request_parts(parts: &mut Parts, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
         let identity = parts.extensions.remove::<Identity>();
         let identity = identity.ok_or_else(|| ApiError::internal("a request has no identity"))?;
-        Ok(frontend.caller(identity, &parts.headers))
+        let cpu = parts.extensions.get::<CpuBudget>().cloned();
+        let cpu = cpu.ok_or_else(|| ApiError::internal("a request has no CPU budget"))?;
+        Ok(frontend.caller(identity, cpu, &parts.headers))
     }
 }

@@ -10,6 +10,7 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tracing::Instrument;
 
+use crate::cpu::{CpuBudget, price};
 use crate::error::ApiError;
 use crate::frontend::{Frontend, Limits};
 
@@ -33,11 +34,13 @@ impl FromRequest<Arc<Frontend>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
-        read_json(frontend, request.into_body()).instrument(tracing::debug_span!("parse")).await
+        let cpu = request.extensions().get::<CpuBudget>().cloned();
+        let cpu = cpu.ok_or_else(|| ApiError::internal("a request has no CPU budget"))?;
+        read_json(frontend, &cpu, request.into_body()).instrument(tracing::debug_span!("parse")).await
     }
 }
 
-async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBody, ApiError> {
+async fn read_json(frontend: &Frontend, cpu: &CpuBudget, body: Body) -> Result<JsonBody, ApiError> {
     let (limits, budget) = (&frontend.limits, frontend.door.budget());
     let body = tokio::time::timeout(limits.body_timeout, read(body, limits, budget)).await.map_err(|_| {
         let seconds = limits.body_timeout.as_secs_f64();
@@ -45,7 +48,7 @@ async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBody, ApiError
         ApiError::slow_body(message)
     })??;
     // Many small values take many times the memory of their text.
-    let values = separators(&body);
+    let values = values(&body);
     let parsed_bytes = body.len() as u64 + VALUE_BYTES * values;
     if body.len() as u64 + parsed_bytes > budget.limit() {
         let message = "the body has too many values (--max-bytes-in-flight)".to_owned();
@@ -53,7 +56,9 @@ async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBody, ApiError
     }
     let charge = budget.charge(parsed_bytes)?;
     let small = body.len() <= SMALL && values <= FEW_VALUES;
-    let parsed = frontend.cpu.run_or_here(small, move || serde_json::from_slice(&body)).await?;
+    let cost = price::json(body.len(), values);
+    let parse = move || serde_json::from_slice(&body);
+    let parsed = frontend.cpu.run_or_here(small, cpu, cost, parse).await.map_err(|error| error.at("body"))?;
     let value = parsed.map_err(|error| ApiError {
         code: "invalid_json",
         ..ApiError::invalid("body", format!("the body is not valid JSON: {error}"))
@@ -61,10 +66,12 @@ async fn read_json(frontend: &Frontend, body: Body) -> Result<JsonBody, ApiError
     Ok(JsonBody { value, charge })
 }
 
-/// An upper bound on how many values there are beside the first.
-fn separators(json: &[u8]) -> u64 {
+/// An upper bound on how many values there are beside the first: each follows a comma or the bracket of its list or object.
+fn values(json: &[u8]) -> u64 {
+    // Both opening brackets become one.
+    let precedes_value = |&byte: &u8| u8::from(byte == b',') + u8::from(byte | 0x20 == b'{');
     // In pieces whose counts fit a byte, so that compilers can count many at once.
-    json.chunks(255).map(|piece| u64::from(piece.iter().map(|&byte| u8::from(byte == b',')).sum::<u8>())).sum()
+    json.chunks(255).map(|piece| u64::from(piece.iter().map(precedes_value).sum::<u8>())).sum()
 }
 
 /// Reads a body. Of one that is too large as much again is read and thrown away: a client that is still sending when its
@@ -145,9 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn every_value_but_the_first_follows_a_separator() {
+    fn every_value_but_the_first_is_counted() {
         let json = [b"[".to_vec(), b"0,".repeat(1000), b"{\"a\": 1, \"b\": [2, 3]}]".to_vec()].concat();
-        assert_eq!(separators(&json), 1002);
-        assert_eq!(separators(&[b','; 5000]), 5000);
+        assert_eq!(values(&json), 1 + 1000 + 1 + 1 + 1 + 1);
+        for only in [b',', b'[', b'{'] {
+            assert_eq!(values(&[only; 5000]), 5000);
+        }
+        assert_eq!(values(&[b'x'; 5000]), 0);
     }
 }

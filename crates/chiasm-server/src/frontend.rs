@@ -11,7 +11,7 @@ use chiasm_media::MediaDoor;
 use chiasm_types::Modality;
 use tokio::sync::Semaphore;
 
-use crate::cpu::CpuPool;
+use crate::cpu::{CpuBudget, CpuPool};
 use crate::error::ApiError;
 use crate::fleet::Fleet;
 use crate::layers::Identity;
@@ -36,8 +36,10 @@ pub struct Limits {
     pub head_timeout: Duration,
     /// Requests in flight; more are refused with 503.
     pub requests: usize,
-    /// Threads for CPU-heavy work.
+    /// Threads for CPU-heavy work of usual size. There is one more for short work, and half as many, rounded up, for heavy work.
     pub cpu_threads: usize,
+    /// CPU time that one request may ask for, by estimate before the work is done.
+    pub request_cost: Duration,
 }
 
 impl Default for Limits {
@@ -50,7 +52,9 @@ impl Default for Limits {
             connections: 8192,
             head_timeout: Duration::from_secs(60),
             requests: 1024,
-            cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            // The async threads need a core too.
+            cpu_threads: std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1),
+            request_cost: Duration::from_secs(10),
         }
     }
 }
@@ -134,7 +138,8 @@ pub struct Frontend {
 impl Frontend {
     /// Puts the parts together.
     pub fn new(model: Arc<ServedModel>, door: MediaDoor, fleet: Arc<Fleet>, limits: Limits) -> Self {
-        let (cpu, metrics) = (CpuPool::new(limits.cpu_threads), fleet.metrics());
+        let metrics = fleet.metrics();
+        let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let budget = door.budget().clone();
         let images = Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), limits.processed_bytes);
         Self {
@@ -165,12 +170,13 @@ impl Frontend {
     }
 
     /// Who asks.
-    pub(crate) fn caller(&self, identity: Identity, headers: &HeaderMap) -> Caller {
+    pub(crate) fn caller(&self, identity: Identity, cpu: CpuBudget, headers: &HeaderMap) -> Caller {
         let Identity { id, trace } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
             id,
             trace,
+            cpu,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: headers.get(header::AUTHORIZATION).cloned(),
         }

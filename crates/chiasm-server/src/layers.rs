@@ -10,6 +10,7 @@ use chiasm_backend::{RequestId, TraceContext};
 use tower_service::Service;
 use tracing::{Instrument, Span, field};
 
+use crate::cpu::CpuBudget;
 use crate::error::Refusal;
 use crate::frontend::Frontend;
 use crate::record::Record;
@@ -62,6 +63,7 @@ async fn recorded(mut app: Router, frontend: Arc<Frontend>, mut request: Request
     };
     let record = Record::new(endpoint, Span::current());
     request.extensions_mut().insert(record.clone());
+    request.extensions_mut().insert(CpuBudget::new(frontend.limits.request_cost));
     let response = call(&mut app, request).await;
     let status = response.status().as_u16();
     record.answered(status, response.extensions().get::<Refusal>().map(|Refusal(message)| message.clone()));

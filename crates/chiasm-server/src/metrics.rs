@@ -14,6 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
 use crate::fleet::KvEventCounts;
 use crate::frontend::{DroppedLines, Frontend};
@@ -131,6 +132,8 @@ pub struct Metrics {
     index_shed: Gauge,
     kv_events: KvEvents,
     door: DoorMetrics,
+    /// How long work waits for the CPU pool.
+    pub(crate) cpu: CpuMetrics,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
@@ -173,6 +176,7 @@ impl Default for Metrics {
             index_shed: Gauge::default(),
             kv_events: KvEvents::default(),
             door: DoorMetrics::default(),
+            cpu: CpuMetrics::default(),
             worker_knowledge: Family::default(),
             worker_pending: Family::default(),
             worker_running: Family::default(),
@@ -243,6 +247,7 @@ impl Metrics {
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         self.kv_events.register(r);
         self.door.register(r);
+        self.cpu.register(r);
         r.register(
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",

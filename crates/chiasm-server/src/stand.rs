@@ -12,6 +12,7 @@ use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_types::Modality;
 
+use crate::cpu::CpuBudget;
 use crate::fleet::Fleet;
 use crate::model::ServedModel;
 use crate::pipeline::{Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare};
@@ -56,7 +57,8 @@ impl Stand {
 }
 
 fn caller() -> Caller {
-    Caller { id: RequestId::new("test").unwrap(), trace: None, session: None, credentials: None }
+    let cpu = CpuBudget::new(Limits::default().request_cost);
+    Caller { id: RequestId::new("test").unwrap(), trace: None, cpu, session: None, credentials: None }
 }
 
 /// A conversation with one picture.

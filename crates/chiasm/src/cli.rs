@@ -223,7 +223,10 @@ pub(crate) struct LimitArgs {
     /// Most requests in flight; more get 503
     #[arg(long, env = "CHIASM_MAX_REQUESTS", default_value_t = 1024)]
     pub(crate) max_requests: usize,
-    /// Threads for decoding, tokenizing and hashing [default: one per core]
+    /// Most seconds of this server's CPU time that one request may ask for, by estimate before the work is done; more gets 413
+    #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
+    pub(crate) max_request_cost: Duration,
+    /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
     #[arg(long, env = "CHIASM_CPU_THREADS")]
     pub(crate) cpu_threads: Option<usize>,
     /// Seconds that requests in flight get to finish after SIGTERM

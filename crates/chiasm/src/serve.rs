@@ -332,6 +332,7 @@ fn limits(args: &ServeArgs) -> Limits {
         head_timeout: args.limits.head_timeout,
         requests: args.limits.max_requests,
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
+        request_cost: args.limits.max_request_cost,
     }
 }
 
