@@ -26,6 +26,7 @@
 //! | module | is about |
 //! |---|---|
 //! | `door` | one way in for whatever names a media item |
+//! | `workers` | threads for work on large files |
 //! | `config`, `limits` | permissions; how large an item may be |
 //! | `budget` | bytes in memory, counted and bounded |
 //! | `clock` | the time by which answers age |
@@ -66,6 +67,7 @@ mod media;
 mod names;
 mod policy;
 mod reader;
+mod workers;
 
 pub use budget::{ByteBudget, Charge, ChargedBuffer};
 pub use clock::Clock;
@@ -82,3 +84,4 @@ pub use limits::MediaLimits;
 pub use media::{EncodedMedia, MediaHeader};
 pub use names::MediaName;
 pub use policy::DomainRule;
+pub use workers::Workers;

@@ -17,6 +17,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use chiasm_media::Workers;
+use futures_util::future::{BoxFuture, FutureExt};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tokio::sync::oneshot;
 
@@ -125,6 +127,19 @@ impl CpuPool {
             price if price <= HEAVY => usual,
             _ => heavy,
         }
+    }
+}
+
+/// For files, which may be awaited by several requests: each is one by itself.
+impl Workers for CpuPool {
+    fn run(&self, time: Duration, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'_, ()> {
+        async move {
+            if let Ok(ticket) = CpuBudget::new(Duration::MAX).ticket(time) {
+                // Whoever asked learns from the work itself what became of it.
+                drop(self.run(&ticket, work).await);
+            }
+        }
+        .boxed()
     }
 }
 

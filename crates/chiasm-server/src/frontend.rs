@@ -144,7 +144,7 @@ impl Frontend {
         let images = Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), limits.processed_bytes);
         Self {
             model,
-            door,
+            door: door.with_workers(Arc::new(cpu.clone())),
             images: Arc::new(images),
             metrics,
             fleet,
