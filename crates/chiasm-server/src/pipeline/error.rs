@@ -67,9 +67,20 @@ pub(crate) enum Cause {
     /// The engine died, and no other one could be tried.
     #[error("the engine is gone: {0}")]
     EngineGone(Death),
-    /// An engine died, and no other can take the request.
+    /// An engine died or hangs, and no other can take the request.
     #[error("the engine failed and no other can take the request")]
     NoOtherWorker,
+    /// The prompt was in several engines when they died.
+    #[error("this prompt was in several engines when they died; it is not given to another one for now (--quarantine)")]
+    Quarantined,
+    /// The request took too long.
+    #[error("{} within {} s ({flag})", if *.flag == "--first-token-timeout" { "no token came" } else { "the answer did not end" }, after.as_secs_f64())]
+    TimedOut {
+        /// The time that it had.
+        after: Duration,
+        /// The flag that limits it.
+        flag: &'static str,
+    },
     /// The fault is ours or the engine's.
     #[error("{0}")]
     Internal(String),
@@ -166,7 +177,7 @@ impl From<RouteError> for RequestError {
 impl From<JobError> for RequestError {
     fn from(error: JobError) -> Self {
         match error {
-            JobError::Dead(death) => Cause::EngineGone(death).into(),
+            JobError::Dead(death) | JobError::NotTaken(death) => Cause::EngineGone(death).into(),
             JobError::Refused { field, message } => Self::invalid(field, message),
             // What a source of ours says is ours; what else comes by that way is a fault of the program.
             JobError::Source(error) => {

@@ -16,6 +16,7 @@ use chiasm_vision::{
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::error::RequestError;
@@ -24,7 +25,7 @@ use super::plans::Plans;
 use super::processed::{Form, ProcessedMedia};
 use crate::cpu::{CpuBudget, CpuPool, Ticket, price};
 use crate::fleet::PresentClass;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Stage};
 use crate::model::ServedModel;
 
 /// The images of one served model.
@@ -214,7 +215,10 @@ impl ImageSource {
                 let (image, pool) = (self.encoded.clone(), cpu.clone());
                 let tensor = price::tensor(job.plan.original.area(), job.plan.pixel_bytes(job.format));
                 let ticket = self.ticket_to_make(self.header.decode_time.saturating_add(tensor))?;
-                cpu.run(&ticket, move || job.make(&image, &pool)).await?
+                let begun = Instant::now();
+                let made = cpu.run(&ticket, move || job.make(&image, &pool)).await?;
+                metrics.stage(Stage::Process, begun.elapsed());
+                made
             }
         };
         let pixels = pixels.inspect_err(|error| processed.failed(form, error))?;

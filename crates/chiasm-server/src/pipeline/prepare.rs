@@ -13,8 +13,10 @@ use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
+use tokio::time::Instant;
 use tracing::Instrument;
 
+use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
@@ -41,6 +43,21 @@ pub(crate) struct Prepared {
     pub priority: i64,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// How long it may take.
+    pub deadlines: Deadlines,
+    /// What preparing it took.
+    pub took: Took,
+}
+
+/// What the parts of preparing a request took, waiting included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Took {
+    /// The bytes of its media items.
+    pub fetch: Duration,
+    /// Template, tokens, plans of its media items, block keys.
+    pub plan: Duration,
 }
 
 /// What a request is for workers of one plan class.
@@ -70,14 +87,26 @@ impl Prepared {
 /// Runs media, prompt, plan and keys for one request.
 ///
 /// # Errors
-/// [`RequestError`] says what is wrong with which field, or that no engine is ready.
+/// [`RequestError`] says what is wrong with which field, that no engine is ready, or that it took too long.
 pub(crate) async fn prepare(
     frontend: &Frontend,
     request: GenerateRequest,
     caller: &Caller,
     classes: PresentClasses,
 ) -> Result<Prepared, RequestError> {
+    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
+    within(deadlines.first_token, prepared(frontend, request, caller, classes, deadlines)).await?
+}
+
+async fn prepared(
+    frontend: &Frontend,
+    request: GenerateRequest,
+    caller: &Caller,
+    classes: PresentClasses,
+    deadlines: Deadlines,
+) -> Result<Prepared, RequestError> {
     let GenerateRequest { mut prompt, sampling, cache_salt, priority } = request;
+    let begun = Instant::now();
     let media = match &mut prompt {
         Prompt::Chat(chat) => {
             let owner =
@@ -86,14 +115,15 @@ pub(crate) async fn prepare(
         }
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
+    let fetch = begun.elapsed();
     let (model, images) = (frontend.model.clone(), frontend.images.clone());
-    let Caller { id, trace, session, cpu, .. } = caller.clone();
+    let Caller { id, trace, session, arrived, cpu, .. } = caller.clone();
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
     let small = is_small(&prompt, &model);
     let cost = price_of(&prompt, &model, &cpu);
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
-    frontend
+    let mut prepared = frontend
         .cpu
         .run_or_here(small, &caller.cpu, cost, move || {
             let _entered = span.enter();
@@ -108,10 +138,23 @@ pub(crate) async fn prepare(
                 Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, salt, &cpu),
             };
             let plans = plans.map_err(|error| error.at(field))?;
-            Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session })
+            Ok::<_, RequestError>(Prepared {
+                id,
+                trace,
+                plans,
+                sampling,
+                cache_salt,
+                priority,
+                session,
+                arrived,
+                deadlines,
+                took: Took::default(),
+            })
         })
         .await
-        .map_err(|error| error.at(field))?
+        .map_err(|error| error.at(field))??;
+    prepared.took = Took { fetch, plan: begun.elapsed() - fetch };
+    Ok(prepared)
 }
 
 /// Token ids of a prompt whose keys are computed in a hundred microseconds.

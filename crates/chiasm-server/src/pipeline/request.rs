@@ -5,6 +5,7 @@ use chiasm_backend::{RequestId, TraceContext};
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 use crate::cpu::CpuBudget;
 
@@ -28,6 +29,8 @@ pub(crate) struct Caller {
     pub id: RequestId,
     /// The trace that the request belongs to.
     pub trace: Option<TraceContext>,
+    /// When its head had been read.
+    pub arrived: Instant,
     /// The work that the request may have done.
     pub cpu: CpuBudget,
     /// Requests with the same number go to the same worker if they can.

@@ -121,14 +121,12 @@ impl Server {
             .expect("the server answers")
     }
 
-    /// The value of a metric's sample that starts with `name`.
+    /// The sum of a metric's samples that start with `name`.
     pub async fn metric(&self, name: &str) -> f64 {
         let response = self.client.get(format!("{}/metrics", self.url)).send().await.expect("metrics");
         let text = response.text().await.expect("text");
-        text.lines()
-            .find(|line| line.starts_with(name) && !line.starts_with('#'))
-            .and_then(|line| line.rsplit(' ').next()?.parse().ok())
-            .unwrap_or(0.0)
+        let samples = text.lines().filter(|line| line.starts_with(name));
+        samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
     /// Sends SIGTERM and waits for the end; true if it ended well within `patience`.
