@@ -8,6 +8,7 @@ use tracing::Instrument;
 use crate::arrival;
 use crate::body::{self, JsonBody};
 use crate::connections::Connection;
+use crate::cpu::CpuBudget;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::layers::Identity;
@@ -50,17 +51,18 @@ impl FromRequest<Arc<Frontend>> for Admitted {
         let connection = identity.connection.clone();
         let record = head.extensions.remove::<Record>().ok_or_else(lost)?;
         let owner = frontend.limits.trusted_proxies.owner(connection.peer(), &head.headers);
+        let cpu = CpuBudget::new(frontend.limits.request_cost);
         let arriving = async {
             // A body that will find no slot needs no memory either.
             let refused = frontend.slots.check(owner).err().map(no_slot);
             let bytes = arrival::arrive(&head, body, refused, &frontend.limits, frontend.door.budget()).await?;
             connection.engage();
             let slot = frontend.slots.take(owner).map_err(no_slot)?;
-            Ok::<_, ApiError>((slot, body::parse(frontend, bytes).await?))
+            Ok::<_, ApiError>((slot, body::parse(frontend, &cpu, bytes).await?))
         };
         let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
         Ok(Self {
-            caller: frontend.caller(identity, &head.headers),
+            caller: frontend.caller(identity, cpu, &head.headers),
             admission: Admission { record, connection, _slot: slot, _in_flight: frontend.metrics.in_flight() },
             body,
         })

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use chiasm_media::Charge;
 use serde_json::Value;
 
+use crate::cpu::{CpuBudget, price};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 
@@ -24,10 +25,10 @@ pub(crate) struct JsonBody {
 }
 
 /// Understands a body that has arrived.
-pub(crate) async fn parse(frontend: &Frontend, body: Bytes) -> Result<JsonBody, ApiError> {
+pub(crate) async fn parse(frontend: &Frontend, cpu: &CpuBudget, body: Bytes) -> Result<JsonBody, ApiError> {
     let budget = frontend.door.budget();
     // Many small values take many times the memory of their text.
-    let values = separators(&body);
+    let values = values(&body);
     let parsed_bytes = body.len() as u64 + VALUE_BYTES * values;
     if body.len() as u64 + parsed_bytes > budget.limit() {
         let message = "the body has too many values (--max-bytes-in-flight)".to_owned();
@@ -35,7 +36,9 @@ pub(crate) async fn parse(frontend: &Frontend, body: Bytes) -> Result<JsonBody, 
     }
     let charge = budget.charge(parsed_bytes)?;
     let small = body.len() <= SMALL && values <= FEW_VALUES;
-    let parsed = frontend.cpu.run_or_here(small, move || serde_json::from_slice(&body)).await?;
+    let cost = price::json(body.len(), values);
+    let parse = move || serde_json::from_slice(&body);
+    let parsed = frontend.cpu.run_or_here(small, cpu, cost, parse).await.map_err(|error| error.at("body"))?;
     let value = parsed.map_err(|error| ApiError {
         code: "invalid_json",
         ..ApiError::invalid("body", format!("the body is not valid JSON: {error}"))
@@ -43,10 +46,12 @@ pub(crate) async fn parse(frontend: &Frontend, body: Bytes) -> Result<JsonBody, 
     Ok(JsonBody { value, charge })
 }
 
-/// An upper bound on how many values there are beside the first.
-fn separators(json: &[u8]) -> u64 {
+/// An upper bound on how many values there are beside the first: each follows a comma or the bracket of its list or object.
+fn values(json: &[u8]) -> u64 {
+    // Both opening brackets become one.
+    let precedes_value = |&byte: &u8| u8::from(byte == b',') + u8::from(byte | 0x20 == b'{');
     // In pieces whose counts fit a byte, so that compilers can count many at once.
-    json.chunks(255).map(|piece| u64::from(piece.iter().map(|&byte| u8::from(byte == b',')).sum::<u8>())).sum()
+    json.chunks(255).map(|piece| u64::from(piece.iter().map(precedes_value).sum::<u8>())).sum()
 }
 
 #[cfg(test)]
@@ -54,9 +59,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_but_the_first_follows_a_separator() {
+    fn every_value_but_the_first_is_counted() {
         let json = [b"[".to_vec(), b"0,".repeat(1000), b"{\"a\": 1, \"b\": [2, 3]}]".to_vec()].concat();
-        assert_eq!(separators(&json), 1002);
-        assert_eq!(separators(&[b','; 5000]), 5000);
+        assert_eq!(values(&json), 1 + 1000 + 1 + 1 + 1 + 1);
+        for only in [b',', b'[', b'{'] {
+            assert_eq!(values(&[only; 5000]), 5000);
+        }
+        assert_eq!(values(&[b'x'; 5000]), 0);
     }
 }

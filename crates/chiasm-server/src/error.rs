@@ -149,6 +149,7 @@ impl From<RequestError> for ApiError {
         let told = match &cause {
             Cause::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, "invalid_value", message),
             Cause::TooManyItems(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message),
+            Cause::TooCostly { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_costly", message),
             Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
             Cause::Media(error) => Self::from(error),
             Cause::Prompt(error) if error.is_request_fault() => {

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use chiasm_media::MediaDoor;
 use chiasm_types::Modality;
 
-use crate::cpu::CpuPool;
+use crate::cpu::{CpuBudget, CpuPool};
 use crate::error::ApiError;
 use crate::fleet::Fleet;
 use crate::layers::Identity;
@@ -48,8 +48,10 @@ pub struct Limits {
     pub requests: Option<usize>,
     /// The proxies that are believed about whom a request is from, for shares of connections and requests.
     pub trusted_proxies: TrustedProxies,
-    /// Threads for CPU-heavy work.
+    /// Threads for CPU-heavy work of usual size. There is one more for short work, and half as many, rounded up, for heavy work.
     pub cpu_threads: usize,
+    /// CPU time that one request may ask for, by estimate before the work is done.
+    pub request_cost: Duration,
     /// Time from a request's arrival to its first token; `None` for any.
     pub first_token_timeout: Option<Duration>,
     /// Time from a request's arrival to its last token; `None` for any.
@@ -71,7 +73,9 @@ impl Default for Limits {
             write_timeout: Duration::from_secs(60),
             requests: None,
             trusted_proxies: TrustedProxies::default(),
-            cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            // The async threads need a core too.
+            cpu_threads: std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1),
+            request_cost: Duration::from_secs(10),
             first_token_timeout: Some(Duration::from_secs(600)),
             request_timeout: Some(Duration::from_secs(3600)),
             quarantine: Duration::from_secs(60),
@@ -163,7 +167,8 @@ pub struct Frontend {
 impl Frontend {
     /// Puts the parts together.
     pub fn new(model: Arc<ServedModel>, door: MediaDoor, fleet: Arc<Fleet>, limits: Limits) -> Self {
-        let (cpu, metrics) = (CpuPool::new(limits.cpu_threads), fleet.metrics());
+        let metrics = fleet.metrics();
+        let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let budget = door.budget().clone();
         let images = Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), limits.processed_bytes);
         let slots = Slots::new({
@@ -172,7 +177,7 @@ impl Frontend {
         });
         Self {
             model,
-            door,
+            door: door.with_workers(Arc::new(cpu.clone())),
             images: Arc::new(images),
             metrics,
             fleet,
@@ -209,13 +214,14 @@ impl Frontend {
     }
 
     /// Who asks.
-    pub(crate) fn caller(&self, identity: Identity, headers: &HeaderMap) -> Caller {
+    pub(crate) fn caller(&self, identity: Identity, cpu: CpuBudget, headers: &HeaderMap) -> Caller {
         let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
             id,
             trace,
             arrived,
+            cpu,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: headers.get(header::AUTHORIZATION).cloned(),
         }

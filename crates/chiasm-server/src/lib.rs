@@ -12,6 +12,7 @@
 //! | `body` | understanding request bodies |
 //! | `answer` | the completion endpoints |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
+//! | `cpu` | threads for CPU-heavy work, and what it costs |
 //! | `record` | the line in the log when a request has finished |
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
 //! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |

@@ -16,6 +16,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::connections::ConnectionMetrics;
+use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
 use crate::fleet::KvEventCounts;
 use crate::frontend::{Frontend, LogCounts};
@@ -160,6 +161,8 @@ pub struct Metrics {
     door: DoorMetrics,
     pub(crate) connections: ConnectionMetrics,
     slots: Gauge,
+    /// How long work waits for the CPU pool.
+    pub(crate) cpu: CpuMetrics,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
@@ -213,6 +216,7 @@ impl Default for Metrics {
             door: DoorMetrics::default(),
             connections: ConnectionMetrics::default(),
             slots: Gauge::default(),
+            cpu: CpuMetrics::default(),
             worker_knowledge: Family::default(),
             worker_pending: Family::default(),
             worker_running: Family::default(),
@@ -321,6 +325,7 @@ impl Metrics {
         self.door.register(r);
         self.connections.register(r);
         r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
+        self.cpu.register(r);
         r.register(
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",

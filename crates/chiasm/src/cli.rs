@@ -240,7 +240,10 @@ pub(crate) struct LimitArgs {
     /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded: addresses or networks
     #[arg(long, env = "CHIASM_TRUSTED_PROXIES", value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
     pub(crate) trusted_proxies: Vec<Network>,
-    /// Threads for decoding, tokenizing and hashing [default: one per core]
+    /// Most seconds of this server's CPU time that one request may ask for, by estimate before the work is done; more gets 413
+    #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
+    pub(crate) max_request_cost: Duration,
+    /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
     #[arg(long, env = "CHIASM_CPU_THREADS")]
     pub(crate) cpu_threads: Option<usize>,
     /// Seconds that a request may wait for its first token, 0 for any number

@@ -318,6 +318,7 @@ fn media_config(args: &MediaArgs) -> MediaConfig {
         max_pixels: args.max_image_pixels,
         max_side: args.max_image_side,
         max_aspect_ratio: args.max_image_aspect_ratio,
+        max_scans: args.max_image_scans,
     };
     MediaConfig {
         limits: MediaLimits { image },
@@ -361,6 +362,7 @@ fn limits(args: &ServeArgs) -> Limits {
         requests: args.limits.max_requests,
         trusted_proxies: TrustedProxies::new(args.limits.trusted_proxies.clone()),
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
+        request_cost: args.limits.max_request_cost,
         first_token_timeout: some_time(args.limits.first_token_timeout),
         request_timeout: some_time(args.limits.request_timeout),
         quarantine: args.limits.quarantine,
