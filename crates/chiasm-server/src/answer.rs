@@ -28,12 +28,11 @@ pub(crate) async fn chat(
     State(frontend): State<Arc<Frontend>>,
     caller: Caller,
     admission: Admission,
-    body: JsonBody,
+    body: JsonBody<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let frontend = &frontend;
     let told = |error| frontend.told(error);
-    let JsonBody { value, charge } = body;
-    let ChatRequest { common, generate } = ChatRequest::parse(value)?;
+    let JsonBody { request: ChatRequest { common, generate }, charge } = body;
     check_model(frontend, &common)?;
     let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
     drop(charge);
@@ -80,12 +79,11 @@ pub(crate) async fn completions(
     State(frontend): State<Arc<Frontend>>,
     caller: Caller,
     admission: Admission,
-    body: JsonBody,
+    body: JsonBody<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let frontend = &frontend;
     let told = |error| frontend.told(error);
-    let JsonBody { value, charge } = body;
-    let CompletionRequest { common, generate } = CompletionRequest::parse(value)?;
+    let JsonBody { request: CompletionRequest { common, generate }, charge } = body;
     check_model(frontend, &common)?;
     let preparing = generate.into_iter().map(|request| planned(frontend, request, &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;

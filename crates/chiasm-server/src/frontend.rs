@@ -26,6 +26,12 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Time that a request body may take to arrive.
     pub body_timeout: Duration,
+    /// JSON values in one body, beside its messages and prompts.
+    pub json_values: usize,
+    /// Messages in one body.
+    pub messages: usize,
+    /// Parts of the content of all messages in one body.
+    pub content_parts: usize,
     /// Media items in one prompt.
     pub items_per_prompt: ItemLimits,
     /// Bytes of processed media that are kept for other engines, where they travel in messages; 0 keeps none.
@@ -45,6 +51,9 @@ impl Default for Limits {
         Self {
             body_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
+            json_values: 100_000,
+            messages: 16_384,
+            content_parts: 65_536,
             items_per_prompt: ItemLimits::default(),
             processed_bytes: 256 << 20,
             connections: 8192,

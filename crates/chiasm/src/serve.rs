@@ -325,6 +325,9 @@ fn limits(args: &ServeArgs) -> Limits {
     Limits {
         body_bytes: args.limits.max_body_bytes,
         body_timeout: args.limits.body_timeout,
+        json_values: args.limits.max_json_values,
+        messages: args.limits.max_messages,
+        content_parts: args.limits.max_content_parts,
         items_per_prompt: args.media.limit_mm_per_prompt.clone(),
         processed_bytes: args.media.processed_cache_bytes,
         connections: args.limits.max_connections,
