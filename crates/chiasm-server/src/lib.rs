@@ -35,6 +35,7 @@ mod metrics;
 pub mod model;
 mod openai;
 mod pipeline;
+mod process_metrics;
 mod record;
 mod routes;
 mod sse;

@@ -19,6 +19,7 @@ use crate::fleet::KvEventCounts;
 use crate::frontend::{DroppedLines, Frontend};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
+use crate::process_metrics::ProcessMetrics;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -243,6 +244,7 @@ impl Metrics {
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         self.kv_events.register(r);
         self.door.register(r);
+        r.register_collector(Box::new(ProcessMetrics::new()));
         r.register(
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",
