@@ -27,8 +27,9 @@ const NANOS_PER_BYTE: u64 = 1;
 /// A part of a request that stands for a media item.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MediaPart {
-    /// `data:`, `http:`, `https:` or `file:`. Without one, the name must be known.
-    pub url: Option<String>,
+    /// The text of a `data:`, `http:`, `https:` or `file:` URL. A data URL may be a slice of what it came in: it is decoded
+    /// from there and let go. Without a URL, the name must be known.
+    pub url: Option<Bytes>,
     /// What the client calls the item.
     pub name: Option<MediaName>,
 }
@@ -47,14 +48,14 @@ impl MediaPart {
 
 impl<S: Into<String>> From<S> for MediaPart {
     fn from(url: S) -> Self {
-        Self { url: Some(url.into()), name: None }
+        Self { url: Some(Bytes::from(url.into())), name: None }
     }
 }
 
 /// Shows no URL: they may hold secrets, and whole files.
 impl std::fmt::Debug for MediaPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let url = self.url.as_ref().map(String::len);
+        let url = self.url.as_ref().map(Bytes::len);
         f.debug_struct("MediaPart").field("url_bytes", &url).field("name", &self.name).finish()
     }
 }
@@ -145,13 +146,14 @@ impl MediaDoor {
         Ok(item)
     }
 
-    async fn open_url(&self, url: String) -> Result<EncodedMedia, MediaError> {
+    async fn open_url(&self, url: Bytes) -> Result<EncodedMedia, MediaError> {
         let inner = &self.inner;
         if data_uri::content(&url).is_some() {
             inner.counters.data.inc();
             return self.on_bytes(url.len(), move |inner| inner.open_data(&url)).await;
         }
-        let url = Url::parse(&url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
+        let parsed = str::from_utf8(&url).ok().and_then(|url| Url::parse(url).ok());
+        let url = parsed.ok_or(MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
         match url.scheme() {
             "http" | "https" => self.open_http(url).await,
             "file" => {
@@ -263,7 +265,7 @@ impl MediaDoor {
 }
 
 impl Inner {
-    fn open_data(&self, url: &str) -> Result<EncodedMedia, MediaError> {
+    fn open_data(&self, url: &[u8]) -> Result<EncodedMedia, MediaError> {
         let content = data_uri::content(url).ok_or(MediaError::UnsupportedScheme)?;
         self.item(data_uri::decode(content, self.config.limits.max_bytes(), &self.budget)?)
     }

@@ -13,6 +13,7 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::layers::Identity;
 use crate::metrics::InFlight;
+use crate::openai::RequestBody;
 use crate::pipeline::Caller;
 use crate::record::Record;
 use crate::slots::{NoSlot, Slot};
@@ -35,13 +36,13 @@ impl Admission {
 
 /// A request that has arrived whole, and has a place among those in flight. While it comes it holds none: slow clients would
 /// keep out all others.
-pub(crate) struct Admitted {
+pub(crate) struct Admitted<T> {
     pub(crate) caller: Caller,
     pub(crate) admission: Admission,
-    pub(crate) body: JsonBody,
+    pub(crate) body: JsonBody<T>,
 }
 
-impl FromRequest<Arc<Frontend>> for Admitted {
+impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {

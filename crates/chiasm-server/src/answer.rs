@@ -24,11 +24,14 @@ use crate::routes::routing_headers;
 use crate::sse;
 
 /// `POST /v1/chat/completions`
-pub(crate) async fn chat(State(frontend): State<Arc<Frontend>>, request: Admitted) -> Result<Response, ApiError> {
+pub(crate) async fn chat(
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<ChatRequest>,
+) -> Result<Response, ApiError> {
     let frontend = &frontend;
     let told = |error| frontend.told(error);
-    let Admitted { caller, admission, body: JsonBody { value, charge } } = request;
-    let ChatRequest { common, generate } = ChatRequest::parse(value)?;
+    let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
+    let ChatRequest { common, generate } = request;
     check_model(frontend, &common)?;
     admission.ends_with_client();
     let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
@@ -74,12 +77,12 @@ pub(crate) async fn chat(State(frontend): State<Arc<Frontend>>, request: Admitte
 /// `POST /v1/completions`
 pub(crate) async fn completions(
     State(frontend): State<Arc<Frontend>>,
-    request: Admitted,
+    request: Admitted<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let frontend = &frontend;
     let told = |error| frontend.told(error);
-    let Admitted { caller, admission, body: JsonBody { value, charge } } = request;
-    let CompletionRequest { common, generate } = CompletionRequest::parse(value)?;
+    let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
+    let CompletionRequest { common, generate } = request;
     check_model(frontend, &common)?;
     admission.ends_with_client();
     let preparing = generate.into_iter().map(|request| planned(frontend, request, &caller));

@@ -14,8 +14,6 @@ use crate::error::ApiError;
 use crate::frontend::Limits;
 use crate::http_rules;
 
-/// Announced bytes that memory is asked for at once: most bodies with an image have less.
-const USUAL: usize = 512 << 10;
 /// The time within which [`Limits::min_body_rate`] times as many bytes have to come.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A timeout that is longer than this makes no difference, but there may be no such time.
@@ -69,15 +67,8 @@ async fn read(
     limits: &Limits,
     budget: &ByteBudget,
 ) -> Result<Bytes, ApiError> {
-    // What is announced is believed as far as most bodies with an image go.
-    let expected = (body.size_hint().lower() as usize).min(USUAL);
-    let mut bytes = match &refused {
-        Some(_) => budget.buffer(),
-        None => budget.buffer_for(expected).unwrap_or_else(|error| {
-            refused = Some(error.into());
-            budget.buffer()
-        }),
-    };
+    let expected = if refused.is_some() { 0 } else { body.size_hint().lower() as usize };
+    let mut bytes = budget.buffer_expecting(expected);
     let mut pace = Pace::new(limits);
     let mut discarded = 0;
     while let Some(frame) = pace.next(&mut body).await? {

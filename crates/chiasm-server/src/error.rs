@@ -39,6 +39,21 @@ impl ApiError {
         Self { code: "unsupported_field", ..Self::invalid(param, message) }
     }
 
+    /// 400: a field that must be there is not.
+    pub(crate) fn missing(param: &str) -> Self {
+        Self { code: "missing_field", ..Self::invalid(param, format!("'{param}' is required")) }
+    }
+
+    /// 400: the body is no JSON.
+    pub(crate) fn invalid_json(error: &serde_json::Error) -> Self {
+        Self { code: "invalid_json", ..Self::invalid("body", format!("the body is not valid JSON: {error}")) }
+    }
+
+    /// 413: a field holds more than may be built of it.
+    pub(crate) fn too_many(param: &str, message: String) -> Self {
+        Self { status: StatusCode::PAYLOAD_TOO_LARGE, ..Self::invalid(param, message) }
+    }
+
     /// 503: the request can't be taken now, for the reason that `code` names; worth trying again.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
@@ -98,7 +113,7 @@ impl ApiError {
         Self { status: StatusCode::REQUEST_TIMEOUT, code: "invalid_body", ..Self::invalid("body", message) }
     }
 
-    /// 413: the body is too large, or has too many values.
+    /// 413: the body has too many bytes.
     pub(crate) fn large_body(message: String) -> Self {
         Self { status: StatusCode::PAYLOAD_TOO_LARGE, code: "invalid_body", ..Self::invalid("body", message) }
     }

@@ -33,6 +33,12 @@ pub struct Limits {
     pub body_timeout: Duration,
     /// Bytes per second of a request body that have to arrive, over any ten seconds; 0 for any.
     pub min_body_rate: u64,
+    /// JSON values in one body, beside its messages and prompts.
+    pub json_values: usize,
+    /// Messages in one body.
+    pub messages: usize,
+    /// Parts of the content of all messages in one body.
+    pub content_parts: usize,
     /// Media items in one prompt.
     pub items_per_prompt: ItemLimits,
     /// Bytes of processed media that are kept for other engines, where they travel in messages; 0 keeps none.
@@ -66,6 +72,9 @@ impl Default for Limits {
             body_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
             min_body_rate: 1024,
+            json_values: 100_000,
+            messages: 16_384,
+            content_parts: 65_536,
             items_per_prompt: ItemLimits::default(),
             processed_bytes: 256 << 20,
             connections: 8192,

@@ -43,6 +43,7 @@ pub mod model;
 mod openai;
 mod owner;
 mod pipeline;
+mod process_metrics;
 mod record;
 mod routes;
 mod slots;

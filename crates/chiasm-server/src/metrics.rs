@@ -22,6 +22,7 @@ use crate::fleet::KvEventCounts;
 use crate::frontend::{Frontend, LogCounts};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
+use crate::process_metrics::ProcessMetrics;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -326,6 +327,7 @@ impl Metrics {
         self.connections.register(r);
         r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
         self.cpu.register(r);
+        r.register_collector(Box::new(ProcessMetrics::new()));
         r.register(
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",

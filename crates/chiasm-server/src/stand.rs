@@ -102,7 +102,7 @@ fn about(url: String) -> Prompt {
     };
     let media = MediaRef {
         modality: Modality::Image,
-        url: Some(url),
+        url: Some(url.into()),
         uuid: None,
         field: "messages[0].content[0].image_url".to_owned(),
     };

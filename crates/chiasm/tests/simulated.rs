@@ -299,18 +299,18 @@ async fn pixels_are_made_once_for_all_engines() {
 
 #[tokio::test]
 async fn what_memory_has_no_room_for_is_refused_and_worth_retrying() {
-    let small = ["--max-bytes-in-flight", "300000", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
+    let small = ["--max-bytes-in-flight", "2900000", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
     let server = serve(1, &small).await;
     // Few bytes, but many values, which would take more memory than there may be.
-    let many = json!({"model": "m", "prompt": vec![0; 10_000]});
-    assert_eq!(server.post("/v1/completions", &many).await.refused(413), "body");
+    let many = json!({"model": "m", "prompt": "x", "metadata": vec![0; 50_000]});
+    assert_eq!(server.post("/v1/completions", &many).await.refused(413), "metadata");
     let body = json!({"model": "m", "prompt": "x".repeat(100_000), "max_tokens": 1}).to_string();
     // Somebody else's body that does not come to its end.
     let mut slow = TcpStream::connect(server.url.trim_start_matches("http://")).await.expect("a connection");
     let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 250000\r\n\r\n";
-    slow.write_all(&[head.as_bytes(), &[b' '; 200_000]].concat()).await.expect("sent");
-    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 200_000.0).await;
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2500000\r\n\r\n";
+    slow.write_all(&[head.as_bytes(), &[b' '; 2_000_000]].concat()).await.expect("sent");
+    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 2_000_000.0).await;
     let post =
         || server.client.post(format!("{}/v1/completions", server.url)).header("content-type", "application/json");
     let send = async || post().body(body.clone()).send().await;

@@ -135,7 +135,7 @@ async fn prepared(
                     .encode(&text, true)
                     .map_err(RequestError::from)
                     .and_then(|tokens| plan_text(tokens, &classes, salt, &model)),
-                Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, salt, &cpu),
+                Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, salt, &cpu),
             };
             let plans = plans.map_err(|error| error.at(field))?;
             Ok::<_, RequestError>(Prepared {
@@ -251,7 +251,7 @@ fn plan_text(
 fn plan_chat(
     model: &ServedModel,
     images: &Arc<Images>,
-    chat: &Chat,
+    chat: Chat,
     media: &[EncodedMedia],
     classes: &[PresentClass],
     salt: Option<&str>,
@@ -266,15 +266,18 @@ fn plan_chat(
     let options = RenderOptions {
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
-        kwargs: chat.template_kwargs.clone(),
+        kwargs: chat.template_kwargs,
     };
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
     let texts = image_prompt.map(|prompt| MarkerText { modality: &Modality::Image, text: prompt.text });
     let mut text = template.render(&chat.messages, texts.as_slice(), &options)?;
+    // They may be large, and the prompt's text is all that is needed of them.
+    drop((chat.messages, options));
     if let Some((from, to)) = image_prompt.and_then(|prompt| prompt.rewrite) {
         text = text.replace(from, to);
     }
     let tokens = model.tokenizer.encode(&text, false)?;
+    drop(text);
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let of_image = Marker { modality: &Modality::Image, tokens: marker };
