@@ -78,7 +78,8 @@ async fn a_small_image_does_not_wait_for_large_ones() {
     let (small, large) = (Picture::new(DAWN.jpeg.to_vec()), Picture::new(bomb(8000, 6000, 100)));
     let all: Vec<_> = (0..6).map(|_| large.data_uri()).collect();
     let (url, body) = (format!("{}/v1/chat/completions", server.url), images(&all).to_string());
-    let heavy = tokio::spawn(client().post(url).body(body).send());
+    let heavy = client().post(url).header("content-type", "application/json").body(body).send();
+    let heavy = tokio::spawn(heavy);
     wait_for("large images", SOON, async || server.metric("chiasm_cpu_queued_jobs{lane=\"heavy\"}").await >= 1.0).await;
     for _ in 0..20 {
         server.chat(&images(&[small.data_uri()])).await.ok();
