@@ -1,6 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
@@ -10,8 +11,8 @@ use crate::{Capabilities, Death, Delivered, Job, JobError, Output};
 /// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
 ///
 /// A backend belongs to one life of what is behind it. When that is gone, every running job ends with
-/// [`JobError::Dead`] and so does every later [`start`](Self::start); its worker's [`Connector`](crate::Connector) makes
-/// the next one.
+/// [`JobError::Dead`] and every later [`start`](Self::start) with [`JobError::NotTaken`]; its worker's
+/// [`Connector`](crate::Connector) makes the next one.
 pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// What this worker can do. Does not change during the backend's life.
     fn capabilities(&self) -> &Capabilities;
@@ -23,7 +24,7 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// output. Dropping the future, or the running job, aborts what was started.
     ///
     /// # Errors
-    /// [`JobError::Dead`] when another backend should be tried; everything else is final for this job.
+    /// [`JobError::NotTaken`] or [`JobError::Dead`] when another backend should be tried; everything else is final for this job.
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>>;
 
     /// Whether the backend would need no bytes of this media item now.
@@ -35,6 +36,10 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
 
     /// Returns once the backend is gone, and how it went.
     fn ended(&self) -> BoxFuture<'_, Death>;
+
+    /// How long the backend has said nothing although it was asked for a sign of life; zero while it answers, and for one that
+    /// is never asked. A backend that is merely busy may be silent for as long as its longest step takes.
+    fn silent_for(&self) -> Duration;
 
     /// Declares the backend gone, for instance because its process was seen to end before its connection was. Running jobs
     /// end with this cause unless another one is known already.

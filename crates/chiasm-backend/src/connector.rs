@@ -47,10 +47,22 @@ pub struct Connected {
     pub life: Box<dyn Life>,
 }
 
+/// What the processes behind a backend do, as the system sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activity {
+    /// One of them is stopped, as by SIGSTOP or a debugger.
+    pub stopped: bool,
+    /// CPU time that those which live have taken so far, all together.
+    pub cpu: Duration,
+}
+
 /// What keeps a backend alive, seen from outside its connection. Dropping it ends the backend at once.
 pub trait Life: Send {
     /// Returns when it has ended by itself, and how. Never returns where only the connection can tell.
     fn ended(&mut self) -> BoxFuture<'_, Death>;
+
+    /// What its processes do; `None` where they are not ours to look at.
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>>;
 
     /// Ends it in an orderly way, with everything that it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;

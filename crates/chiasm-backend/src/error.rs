@@ -22,7 +22,10 @@ impl fmt::Display for Death {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The backend is gone. A job that nothing of was passed on can be given to another one.
+    /// The backend was gone before it could be given the job, so that it never saw it.
+    #[error("the engine was gone: {0}")]
+    NotTaken(Death),
+    /// The backend is gone, and had the job. A job that nothing of was passed on can be given to another one.
     #[error("the engine is gone: {0}")]
     Dead(Death),
     /// The job would break the backend or be refused by it, so it was not sent. The fault is in the request.
@@ -42,6 +45,9 @@ pub enum JobError {
     /// The backend kept losing media items that it had been sent.
     #[error("the engine keeps losing the request's media items")]
     KeepsLosingMedia,
+    /// Too many outputs were waiting to be read, so the job was aborted.
+    #[error("too much of the answer was waiting to be read")]
+    Unread,
     /// The backend ended a continuation without saying how.
     #[error("the engine ended the request without a result")]
     Unfinished,

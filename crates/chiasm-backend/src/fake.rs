@@ -19,11 +19,13 @@ use std::time::Duration;
 use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::{
-    Backend, Capabilities, ConnectError, Connected, Connector, Content, Death, Delivered, Finish, HandOff, InputForm,
-    Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality, MediaForm, MediaObserver, MemoryUsage, Output,
-    PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    Activity, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death, Delivered, Finish, HandOff,
+    InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality, MediaForm, MediaObserver,
+    MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes, TensorFormat, TensorMemory,
+    TensorOrder,
 };
 
 /// What a fake backend does with one job.
@@ -97,6 +99,7 @@ struct State {
     holds: HashSet<MmHash>,
     pulled: Vec<MmHash>,
     load_sink: Option<LoadSink>,
+    silent_since: Option<Instant>,
 }
 
 impl std::fmt::Debug for Inner {
@@ -151,6 +154,11 @@ impl FakeBackend {
         }
     }
 
+    /// Stops to answer, or answers again. Jobs go on as their scripts say.
+    pub fn fall_silent(&self, silent: bool) {
+        self.state().silent_since = silent.then(Instant::now);
+    }
+
     /// Ends the backend.
     pub fn die(&self, death: Death) {
         self.shared.death.send_if_modified(|known| {
@@ -192,6 +200,7 @@ pub fn fake_capabilities() -> Capabilities {
         },
         max_model_len: 4096,
         max_batched_tokens: 2048,
+        max_running: 8,
         total_blocks: 1000,
         encoder_cache_tokens: 2048,
         receiver_cache_bytes: 1 << 20,
@@ -225,7 +234,7 @@ impl Backend for FakeBackend {
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
         async move {
             if let Some(death) = self.death() {
-                return Err(JobError::Dead(death));
+                return Err(JobError::NotTaken(death));
             }
             let mut delivered = Delivered::default();
             for item in job.media.iter() {
@@ -275,6 +284,10 @@ impl Backend for FakeBackend {
 
     fn ended(&self) -> BoxFuture<'_, Death> {
         self.clone().death_to_come().boxed()
+    }
+
+    fn silent_for(&self) -> Duration {
+        self.state().silent_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     fn declare_dead(&self, death: Death) {
@@ -384,6 +397,10 @@ struct FakeLife;
 impl Life for FakeLife {
     fn ended(&mut self) -> BoxFuture<'_, Death> {
         std::future::pending().boxed()
+    }
+
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        std::future::ready(None).boxed()
     }
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {

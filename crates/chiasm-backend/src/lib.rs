@@ -34,7 +34,7 @@ mod plan_class;
 
 pub use backend::{Backend, Load, LoadSink, MemoryUsage, RunningJob};
 pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
-pub use connector::{ConnectError, Connected, Connector, Life};
+pub use connector::{Activity, ConnectError, Connected, Connector, Life};
 pub use error::{Death, JobError, SourceError};
 pub use job::{Input, Job, JobItem, RequestId, Sampling, TraceContext};
 pub use media::{

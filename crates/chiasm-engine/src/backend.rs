@@ -10,6 +10,7 @@ mod running;
 mod sampling;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use chiasm_backend::{
     Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink, MediaObserver, MemoryUsage, RunningJob,
@@ -91,6 +92,10 @@ impl Backend for EngineBackend {
         async { self.engine.client.closed().await.into() }.boxed()
     }
 
+    fn silent_for(&self) -> Duration {
+        self.engine.client.silent_for()
+    }
+
     fn declare_dead(&self, death: Death) {
         self.engine.client.mark_dead(DeathCause::Exited(death.to_string()));
     }
@@ -115,8 +120,10 @@ impl From<EngineError> for JobError {
     fn from(error: EngineError) -> Self {
         match error {
             EngineError::InvalidRequest { field, message } => Self::Refused { field, message },
+            EngineError::NotSent { cause } => Self::NotTaken(cause.into()),
             EngineError::Dead { cause } => Self::Dead(cause.into()),
             EngineError::Ended => Self::Unfinished,
+            EngineError::Unread => Self::Unread,
             // Nothing else comes of sending a request or reading its stream.
             error => Self::Source(SourceError::new(error)),
         }

@@ -3,6 +3,7 @@
 mod connection;
 mod delivery;
 mod handshake;
+mod pulse;
 mod registry;
 mod stream;
 mod tasks;
@@ -42,6 +43,8 @@ pub struct ClientOptions {
     pub receiver_cache_bytes: Option<u64>,
     /// How long the engine may take to become ready.
     pub ready_timeout: Option<Duration>,
+    /// How long the engine may say nothing before it is asked for a sign of life; `None` never asks.
+    pub ask_after: Option<Duration>,
 }
 
 /// Two tensors of an item that belong together: the first has as many rows as the product of the second's three extents.
@@ -191,6 +194,12 @@ impl EngineClient {
     /// Whether the engine is not known to be gone.
     pub fn is_alive(&self) -> bool {
         self.handle.connection.registry().death().is_none()
+    }
+
+    /// How long the engine has said nothing since it was asked for a sign of life; zero while it answers. Engines answer
+    /// between two steps, so a long step is a silence too.
+    pub fn silent_for(&self) -> Duration {
+        self.handle.connection.pulse().silent_for()
     }
 
     /// Returns once the engine is gone, and how.

@@ -25,12 +25,21 @@ pub enum EngineError {
         /// Their `mm_hash`es.
         keys: Vec<String>,
     },
+    /// The engine was gone before the request was sent to it.
+    #[error("the engine was gone: {cause}")]
+    NotSent {
+        /// How it went.
+        cause: DeathCause,
+    },
     /// The engine is gone. What has not answered yet can be sent to another one.
     #[error("the engine is gone: {cause}")]
     Dead {
         /// How it went.
         cause: DeathCause,
     },
+    /// Too many outputs of the request were waiting to be read, so it was aborted.
+    #[error("too much of the answer was waiting to be read")]
+    Unread,
     /// The engine has ended a request without saying how.
     #[error("the engine ended the request without a result")]
     Ended,
@@ -137,6 +146,9 @@ pub enum DeathCause {
     /// Its process ended, in the words of whoever watched it.
     #[error("its process ended: {0}")]
     Exited(String),
+    /// A task that served its connection has panicked.
+    #[error("a task of its connection failed; the log says how")]
+    TaskFailed,
     /// The frontend has let go of it.
     #[error("its client was closed")]
     Closed,
@@ -149,6 +161,6 @@ impl EngineError {
 
     /// Whether the engine is gone, so that another one can be tried.
     pub fn is_dead(&self) -> bool {
-        matches!(self, Self::Dead { .. })
+        matches!(self, Self::Dead { .. } | Self::NotSent { .. })
     }
 }

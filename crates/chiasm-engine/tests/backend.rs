@@ -494,5 +494,5 @@ async fn a_declared_death_ends_running_jobs_in_its_words() {
     let ended = soon(running.next()).await;
     assert!(matches!(&ended, Some(Err(JobError::Dead(death))) if death.to_string() == "somebody pulled the plug"));
     assert_eq!(soon(stand.backend.ended()).await, Death::new("somebody pulled the plug"));
-    assert!(matches!(stand.start(job(1, no_media())).await.err(), Some(JobError::Dead(_))));
+    assert!(matches!(stand.start(job(1, no_media())).await.err(), Some(JobError::NotTaken(_))));
 }

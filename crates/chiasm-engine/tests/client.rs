@@ -29,7 +29,7 @@ async fn connected(dir: &SocketDir) -> (EngineClient, MockEngine) {
 
 fn dead(arrival: Option<Result<EngineCoreOutput, EngineError>>) -> DeathCause {
     match arrival {
-        Some(Err(EngineError::Dead { cause })) => cause,
+        Some(Err(EngineError::Dead { cause } | EngineError::NotSent { cause })) => cause,
         other => panic!("not dead: {other:?}"),
     }
 }
@@ -42,6 +42,94 @@ async fn the_handshake_works_in_either_order() {
         assert_eq!(client.info(), &report());
         assert!(client.is_alive());
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_says_nothing_is_asked_once_and_whatever_it_says_is_an_answer() {
+    let dir = SocketDir::new().unwrap();
+    mock_engine::abort_on_panics_of_the_client();
+    let options = ClientOptions { ask_after: Some(Duration::from_millis(20)), ..ClientOptions::default() };
+    let pending = EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
+    let (client, mut engine) = connect(pending, report(), Order::ReportFirst).await;
+    let silent = async |client: &EngineClient| {
+        while client.silent_for() < Duration::from_millis(100) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    soon(silent(&client)).await;
+    let ClientMessage::Utility(call) = engine.receive().await else { panic!("it is not asked") };
+    assert_eq!((call.method.as_str(), call.call_id), ("is_scheduler_paused", 0));
+    // Not a second time before it has answered: the next message is a request.
+    let _stream = client.submit(text_request("a")).unwrap();
+    engine.receive_add().await;
+    engine.answer("a", 5, None).await;
+    soon(async {
+        while client.silent_for() > Duration::ZERO {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    soon(silent(&client)).await;
+    assert!(matches!(engine.receive().await, ClientMessage::Utility(_)));
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_reads_is_aborted_and_holds_up_no_other() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut unread = client.submit(text_request("unread")).unwrap();
+    let mut read = client.submit(text_request("read")).unwrap();
+    engine.receive_add().await;
+    engine.receive_add().await;
+    let output = |request_id: &str| EngineCoreOutput {
+        request_id: request_id.into(),
+        new_token_ids: vec![TokenId(5)],
+        ..EngineCoreOutput::default()
+    };
+    // One message tells of many steps: twenty times a thousand.
+    for _ in 0..20 {
+        let outputs = (0..1000).map(|_| output("unread")).chain([output("read")]).collect();
+        engine.send(EngineCoreOutputs { outputs, ..EngineCoreOutputs::default() }).await;
+        soon(read.next()).await.unwrap().unwrap();
+    }
+    assert!(matches!(engine.receive().await, ClientMessage::Abort(ids) if ids == ["unread"]));
+    assert_eq!(client.open_requests(), 1);
+    let mut outputs = 0;
+    let end = loop {
+        match soon(unread.next()).await {
+            Some(Ok(_)) => outputs += 1,
+            end => break end,
+        }
+    };
+    assert!(matches!(end, Some(Err(EngineError::Unread))), "{end:?}");
+    assert_eq!(outputs, 1 << 14);
+    assert!(soon(unread.next()).await.is_none());
+}
+
+#[tokio::test]
+async fn a_panic_while_outputs_are_received_ends_the_connection() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    client.follow_stats(|_| panic!("on purpose"));
+    let mut stream = client.submit(text_request("a")).unwrap();
+    engine.receive_add().await;
+    let scheduler_stats = Some(SchedulerStats::default());
+    engine.send(EngineCoreOutputs { scheduler_stats, ..EngineCoreOutputs::default() }).await;
+    assert_eq!(dead(soon(stream.next()).await), DeathCause::TaskFailed);
+    assert_eq!(soon(client.closed()).await, DeathCause::TaskFailed);
+}
+
+#[tokio::test]
+async fn a_request_that_never_left_is_told_apart_from_one_that_the_engine_may_have() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut sent = client.submit(text_request("a")).unwrap();
+    engine.receive_add().await;
+    // No task of the client runs between these two.
+    let mut unsent = client.submit(text_request("b")).unwrap();
+    client.mark_dead(DeathCause::Reported);
+    assert!(matches!(soon(sent.next()).await, Some(Err(EngineError::Dead { .. }))));
+    assert!(matches!(soon(unsent.next()).await, Some(Err(EngineError::NotSent { .. }))));
 }
 
 #[tokio::test]
@@ -282,7 +370,7 @@ async fn a_reported_death_ends_every_stream_and_call_promptly() {
     assert!(matches!(soon(call).await.unwrap(), Err(EngineError::Dead { cause: DeathCause::Reported })));
     assert_eq!(soon(client.closed()).await, DeathCause::Reported);
     assert!(!client.is_alive());
-    assert!(matches!(client.submit(text_request("late")), Err(EngineError::Dead { .. })));
+    assert!(matches!(client.submit(text_request("late")), Err(EngineError::NotSent { .. })));
     let late = client.utility("reset_mm_cache", vec![], mock_engine::PATIENCE).await;
     assert!(late.is_err_and(|error| error.is_dead()));
 }

@@ -46,6 +46,8 @@ pub(crate) struct Worker {
     pub(crate) lately: f64,
     pub(crate) odometers: Odometers,
     pub(crate) engine: Option<EngineStats>,
+    /// It does not answer.
+    pub(crate) suspect: bool,
     /// Whether no event is missing that could be had. Means nothing for a worker without events.
     pub(crate) caught_up: bool,
     /// What it is believed to hold, if its events don't tell all.
@@ -145,6 +147,7 @@ impl Roster {
                 embeddings: Odometer::new(info.encoder_cache_tokens),
             },
             engine: None,
+            suspect: false,
             caught_up: false,
             believed: (!info.publishes_events).then(|| Believed::new(info.total_blocks)),
             events_at: 0,

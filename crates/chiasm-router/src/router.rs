@@ -214,6 +214,13 @@ impl Router {
         }
     }
 
+    /// Takes note of whether a worker fails to answer: it is not picked then, as if it were not there.
+    pub fn set_suspect(&self, id: WorkerId, suspect: bool) {
+        if let Some(worker) = self.shared.roster().get_mut(id) {
+            worker.suspect = suspect;
+        }
+    }
+
     /// Picks a worker for a request.
     ///
     /// # Errors

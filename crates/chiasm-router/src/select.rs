@@ -231,7 +231,7 @@ impl Scratch {
             let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
             while lower.next_if(|(other, _)| *other < id).is_some() {}
             let loadable = lower.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
-            if plan.exclude.contains(&id) || !fits(worker, plan) {
+            if worker.suspect || plan.exclude.contains(&id) || !fits(worker, plan) {
                 continue;
             }
             if is_busy(&config.busy, worker) {

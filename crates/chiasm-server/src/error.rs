@@ -54,9 +54,9 @@ impl ApiError {
         Self { status: StatusCode::PAYLOAD_TOO_LARGE, ..Self::invalid(param, message) }
     }
 
-    /// 503: no engine can take the request now; worth trying again.
-    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message)
+    /// 503: the request can't be taken now, for the reason that `code` names; worth trying again.
+    pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
     /// 500: our fault or the engine's.
@@ -84,6 +84,28 @@ impl ApiError {
     /// 400: the body could not be read to its end.
     pub(crate) fn unreadable_body() -> Self {
         Self { code: "invalid_body", ..Self::invalid("body", "the body could not be read") }
+    }
+
+    /// 400: a request that names no host, or several.
+    pub(crate) fn no_host() -> Self {
+        Self::invalid("host", "a request of HTTP/1.1 must have one 'Host' header")
+    }
+
+    /// 417: the client expects something else than to be told when to send its body.
+    pub(crate) fn expectation_failed() -> Self {
+        let message = "'100-continue' is the only expectation that is met";
+        Self { status: StatusCode::EXPECTATION_FAILED, ..Self::invalid("expect", message) }
+    }
+
+    /// 415: `header` says that the body is not plain JSON.
+    pub(crate) fn unsupported_body(header: &str, message: &str) -> Self {
+        let refused = Self::invalid(header, message);
+        Self { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, code: "unsupported_media_type", ..refused }
+    }
+
+    /// 429: this client has its share of what there is, and others ask too.
+    pub(crate) fn over_share(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
     }
 
     /// 408: the body came too slowly.
@@ -119,7 +141,10 @@ impl ApiError {
 
 /// What a refused request is told, for whoever logs the response that carries it.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal(pub(crate) String);
+pub(crate) struct Refusal {
+    pub(crate) code: &'static str,
+    pub(crate) message: String,
+}
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
@@ -127,7 +152,7 @@ impl IntoResponse for ApiError {
         if matches!(self.status.as_u16(), 429 | 503 | 529) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        response.extensions_mut().insert(Refusal(self.message));
+        response.extensions_mut().insert(Refusal { code: self.code, message: self.message });
         response
     }
 }
@@ -139,6 +164,7 @@ impl From<RequestError> for ApiError {
         let told = match &cause {
             Cause::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, "invalid_value", message),
             Cause::TooManyItems(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message),
+            Cause::TooCostly { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_costly", message),
             Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
             Cause::Media(error) => Self::from(error),
             Cause::Prompt(error) if error.is_request_fault() => {
@@ -148,9 +174,11 @@ impl From<RequestError> for ApiError {
             Cause::Image(error) if error.fault() == chiasm_vision::Fault::Request => {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
             }
-            Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable(message),
-            Cause::Busy(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message),
+            Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable("no_engine", message),
+            Cause::Busy(_) => Self::unavailable("engines_busy", message),
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+            Cause::Quarantined => Self::new(StatusCode::BAD_GATEWAY, "quarantined", message),
+            Cause::TimedOut { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),
             _ => Self::internal(message),
         };
         match field {
@@ -170,7 +198,7 @@ impl From<&MediaError> for ApiError {
             Fault::Unsupported => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "media_unsupported"),
             Fault::Corrupt => (StatusCode::UNPROCESSABLE_ENTITY, "media_corrupt"),
             Fault::OriginFailed => (StatusCode::BAD_GATEWAY, "media_origin_failed"),
-            Fault::Busy => (StatusCode::SERVICE_UNAVAILABLE, "overloaded"),
+            Fault::Busy => (StatusCode::SERVICE_UNAVAILABLE, "memory_full"),
             Fault::OriginTimeout => (StatusCode::GATEWAY_TIMEOUT, "media_origin_timeout"),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "media_failed"),
         };

@@ -65,6 +65,7 @@ struct State<D, C, F> {
     meter: Meter,
     to_event: C,
     usage_event: Option<F>,
+    has_failed: bool,
     span: Span,
 }
 
@@ -77,18 +78,23 @@ pub(crate) fn metered<D: Send + 'static>(
 ) -> impl Stream<Item = Bytes> + Send {
     let usage_event = meter.options.include_usage.then_some(usage_event);
     let span = tracing::debug_span!("stream").or_current();
-    let state = State { deltas: deltas.fuse().boxed(), meter, to_event, usage_event, span };
+    let state = State { deltas: deltas.fuse().boxed(), meter, to_event, usage_event, has_failed: false, span };
     unfold(state, |mut state| {
         let span = state.span.clone();
         async move {
             let event = match state.deltas.next().await {
                 Some(Ok(delta)) => (state.to_event)(delta, &mut state.meter),
                 Some(Err(error)) => {
-                    state.usage_event = None;
+                    (state.usage_event, state.has_failed) = (None, true);
                     state.meter.admission.record.broke(error.to_string());
                     sse::error(&ApiError::from(error))
                 }
-                None => (state.usage_event.take()?)(state.meter.total()),
+                None => {
+                    if !state.has_failed {
+                        state.meter.admission.record.finished();
+                    }
+                    (state.usage_event.take()?)(state.meter.total())
+                }
             };
             Some((event, state))
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chiasm_backend::{Delivered, MediaObserver, Transfer};
 use chiasm_router::Knowledge;
+use chiasm_types::WorkerId;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -14,9 +15,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::connections::ConnectionMetrics;
+use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
 use crate::fleet::KvEventCounts;
-use crate::frontend::{DroppedLines, Frontend};
+use crate::frontend::{Frontend, LogCounts};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
 use crate::process_metrics::ProcessMetrics;
@@ -53,6 +56,27 @@ struct TransferLabel {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CauseLabel {
     cause: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EndpointLabel {
+    endpoint: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StageLabel {
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HowLabel {
+    how: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RefusalLabels {
+    status: u16,
+    code: &'static str,
 }
 
 /// How engines' KV events are followed, per worker.
@@ -112,17 +136,21 @@ pub struct Metrics {
     transfers: Family<TransferLabel, Counter>,
     step_downs: Family<CauseLabel, Counter>,
     log_lines_dropped: Family<CauseLabel, Counter>,
+    panics: Counter,
     /// Media items decoded and processed.
     pub(crate) media_decoded: Counter,
     /// Media items whose tensors another request or engine had been given.
     pub(crate) media_reused: Counter,
     /// Media items that engines did not hold although they were believed to.
     mm_cache_misses: Counter,
-    /// Requests that were moved to another worker because theirs died.
-    pub(crate) retries: Counter,
-    /// Engines that died.
-    pub(crate) engine_deaths: Counter,
+    retries: Family<CauseLabel, Counter>,
+    engine_deaths: Family<WorkerLabel, Counter>,
     time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    request_duration: Family<EndpointLabel, Histogram, fn() -> Histogram>,
+    stages: Family<StageLabel, Histogram, fn() -> Histogram>,
+    stream_ends: Family<HowLabel, Counter>,
+    refusals: Family<RefusalLabels, Counter>,
     in_flight: Gauge,
     workers: Gauge,
     worker_blocks: Family<WorkerLabel, Gauge>,
@@ -132,6 +160,10 @@ pub struct Metrics {
     index_shed: Gauge,
     kv_events: KvEvents,
     door: DoorMetrics,
+    pub(crate) connections: ConnectionMetrics,
+    slots: Gauge,
+    /// How long work waits for the CPU pool.
+    pub(crate) cpu: CpuMetrics,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
@@ -158,13 +190,22 @@ impl Default for Metrics {
             transfers: Family::default(),
             step_downs: Family::default(),
             log_lines_dropped: Family::default(),
+            panics: Counter::default(),
             media_decoded: Counter::default(),
             media_reused: Counter::default(),
             mm_cache_misses: Counter::default(),
-            retries: Counter::default(),
-            engine_deaths: Counter::default(),
+            retries: Family::default(),
+            engine_deaths: Family::default(),
             // 1 ms to 33 s
             time_to_first_token: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+            // 0.5 ms to 4 s
+            inter_token_latency: Histogram::new(exponential_buckets(0.0005, 2.0, 14)),
+            // 10 ms to 22 min
+            request_duration: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.01, 2.0, 18))),
+            // 0.1 ms to 3 min
+            stages: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.0001, 2.0, 21))),
+            stream_ends: Family::default(),
+            refusals: Family::default(),
             in_flight: Gauge::default(),
             workers: Gauge::default(),
             worker_blocks: Family::default(),
@@ -174,6 +215,9 @@ impl Default for Metrics {
             index_shed: Gauge::default(),
             kv_events: KvEvents::default(),
             door: DoorMetrics::default(),
+            connections: ConnectionMetrics::default(),
+            slots: Gauge::default(),
+            cpu: CpuMetrics::default(),
             worker_knowledge: Family::default(),
             worker_pending: Family::default(),
             worker_running: Family::default(),
@@ -216,6 +260,11 @@ impl Metrics {
              repeat themselves",
             self.log_lines_dropped.clone(),
         );
+        r.register(
+            "panics",
+            "Panics: faults of Chiasm, after which whatever panicked starts over",
+            self.panics.clone(),
+        );
         r.register("media_decoded", "Media items decoded and processed", self.media_decoded.clone());
         r.register(
             "media_reused",
@@ -223,14 +272,45 @@ impl Metrics {
             self.media_reused.clone(),
         );
         r.register("mm_cache_misses", "Media items that engines turned out not to hold", self.mm_cache_misses.clone());
-        r.register("retries", "Requests moved to another worker because theirs died", self.retries.clone());
-        r.register("engine_deaths", "Engines that died", self.engine_deaths.clone());
+        r.register(
+            "retries",
+            "Requests that lost their workers before a token was sent: tried again as the worker never had them (not_taken) or \
+             died or hung with them (lost), or given up as the prompt did so too often (quarantined) or too many move (over_budget)",
+            self.retries.clone(),
+        );
+        r.register("engine_deaths", "Engines that died or could not be started, by worker", self.engine_deaths.clone());
         r.register_with_unit(
             "time_to_first_token",
-            "From routing to the engine's first output",
+            "From a request's arrival to its first token",
             Unit::Seconds,
             self.time_to_first_token.clone(),
         );
+        r.register_with_unit(
+            "inter_token_latency",
+            "Between two tokens of an answer after the first",
+            Unit::Seconds,
+            self.inter_token_latency.clone(),
+        );
+        r.register_with_unit(
+            "request_duration",
+            "From a request's arrival to the end of its answer, whatever that is",
+            Unit::Seconds,
+            self.request_duration.clone(),
+        );
+        r.register_with_unit(
+            "request_stage",
+            "Parts of a request: fetch (media bytes), plan (template, tokens, media plans, block keys), process (an item's tensors, \
+             waiting for a thread included), hand_off (until the engine has the request), queue (in the engine), prefill (from \
+             routing to the first token)",
+            Unit::Seconds,
+            self.stages.clone(),
+        );
+        r.register(
+            "stream_ends",
+            "Streamed answers, by how they ended: finished, failed, or left by the client",
+            self.stream_ends.clone(),
+        );
+        r.register("refusals", "Requests refused with an error, by status and the error's code", self.refusals.clone());
         r.register("in_flight_requests", "Requests being answered", self.in_flight.clone());
         r.register("workers", "Workers that can take requests", self.workers.clone());
         r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
@@ -244,6 +324,9 @@ impl Metrics {
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         self.kv_events.register(r);
         self.door.register(r);
+        self.connections.register(r);
+        r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
+        self.cpu.register(r);
         r.register_collector(Box::new(ProcessMetrics::new()));
         r.register(
             "worker_knowledge",
@@ -295,9 +378,68 @@ impl Metrics {
         self.busy.inc();
     }
 
-    /// An engine's first output came so long after routing.
-    pub(crate) fn first_token(&self, after: Duration) {
-        self.time_to_first_token.observe(after.as_secs_f64());
+    /// A request has its first token, so long after routing.
+    pub(crate) fn first_token(&self, attempted: &Attempted, prefill: Duration) {
+        let Attempted { took, hand_off, first_token, prefill: found, delivered, .. } = attempted;
+        if let Some(after) = first_token {
+            self.time_to_first_token.observe(after.as_secs_f64());
+        }
+        if *delivered != Delivered::default() {
+            self.stage(Stage::Fetch, took.fetch);
+        }
+        self.stage(Stage::Plan, took.plan);
+        self.stage(Stage::HandOff, *hand_off);
+        self.stage(Stage::Prefill, prefill);
+        if let Some(queued) = found.queued {
+            self.stage(Stage::Queue, queued);
+        }
+    }
+
+    /// A part of a request took so long.
+    pub(crate) fn stage(&self, stage: Stage, took: Duration) {
+        self.stages.get_or_create(&StageLabel { stage: stage.name() }).observe(took.as_secs_f64());
+    }
+
+    /// A token came so long after the one before it.
+    pub(crate) fn between_tokens(&self, gap: Duration) {
+        self.inter_token_latency.observe(gap.as_secs_f64());
+    }
+
+    /// A request is over, so long after its arrival.
+    pub(crate) fn over(&self, endpoint: &'static str, after: Duration) {
+        self.request_duration.get_or_create(&EndpointLabel { endpoint }).observe(after.as_secs_f64());
+    }
+
+    /// A streamed answer has ended.
+    pub(crate) fn stream_ended(&self, how: StreamEnd) {
+        self.stream_ends.get_or_create(&HowLabel { how: how.name() }).inc();
+    }
+
+    /// A request was refused with an error of this code.
+    pub(crate) fn refused(&self, status: u16, code: &'static str) {
+        self.refusals.get_or_create(&RefusalLabels { status, code }).inc();
+    }
+
+    /// A request lost its worker.
+    pub(crate) fn retried(&self, retry: Retry) {
+        self.retries.get_or_create(&CauseLabel { cause: retry.name() }).inc();
+    }
+
+    /// The engine of a worker died, or could not be started.
+    pub(crate) fn engine_died(&self, worker: WorkerId) {
+        self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
+    }
+
+    /// How often requests ended up like this.
+    #[cfg(test)]
+    pub(crate) fn retries(&self, retry: Retry) -> u64 {
+        self.retries.get_or_create(&CauseLabel { cause: retry.name() }).get()
+    }
+
+    /// How many engines of a worker died.
+    #[cfg(test)]
+    pub(crate) fn engine_deaths(&self, worker: WorkerId) -> u64 {
+        self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).get()
     }
 
     /// A request was answered, or refused with an error.
@@ -321,6 +463,7 @@ impl Metrics {
     /// Prometheus' text format, with the workers as they are now.
     pub(crate) fn render(&self, frontend: &Frontend) -> Result<String, std::fmt::Error> {
         self.door.set(frontend);
+        self.slots.set(frontend.slots.limit() as i64);
         let fleet = &frontend.fleet;
         let workers = fleet.router().workers();
         self.workers.set(workers.len() as i64);
@@ -351,7 +494,8 @@ impl Metrics {
         self.index_entries.set(index.entries as i64);
         self.index_bytes.set(index.bytes as i64);
         self.index_shed.set(index.shed as i64);
-        let DroppedLines { full, unwritten, repeated } = (frontend.dropped_lines)();
+        let LogCounts { full, unwritten, repeated, panics } = (frontend.log_counts)();
+        self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
             self.log_lines_dropped.get_or_create(&CauseLabel { cause }).inner().store(lines, Ordering::Relaxed);
         }
@@ -381,6 +525,82 @@ impl MediaObserver for Metrics {
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
             tracing::warn!(cause, %why, "a media item does not travel in shared memory; told once for each cause");
+        }
+    }
+}
+
+/// A part of a request's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Getting the bytes of its media items.
+    Fetch,
+    /// Template, tokens, plans of its media items, block keys.
+    Plan,
+    /// Making one media item's tensors, waiting for a thread included.
+    Process,
+    /// Until the backend has taken it.
+    HandOff,
+    /// Waiting in the engine.
+    Queue,
+    /// From routing to the first token.
+    Prefill,
+}
+
+impl Stage {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fetch => "fetch",
+            Self::Plan => "plan",
+            Self::Process => "process",
+            Self::HandOff => "hand_off",
+            Self::Queue => "queue",
+            Self::Prefill => "prefill",
+        }
+    }
+}
+
+/// How a streamed answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// It was sent to its end.
+    Finished,
+    /// An error ended it.
+    Failed,
+    /// The client left.
+    Left,
+}
+
+impl StreamEnd {
+    /// The name in metrics and the log.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+            Self::Left => "left",
+        }
+    }
+}
+
+/// What became of a request that lost its worker before the client was sent a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// The worker never had it: another one is tried.
+    NotTaken,
+    /// The worker died or hangs with it: it moves to another one.
+    Lost,
+    /// Too many workers died with it.
+    Quarantined,
+    /// Too many requests move.
+    OverBudget,
+}
+
+impl Retry {
+    fn name(self) -> &'static str {
+        match self {
+            Self::NotTaken => "not_taken",
+            Self::Lost => "lost",
+            Self::Quarantined => "quarantined",
+            Self::OverBudget => "over_budget",
         }
     }
 }

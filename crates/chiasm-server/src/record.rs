@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chiasm_backend::Delivered;
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::metrics::{Metrics, StreamEnd};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
 
@@ -21,13 +23,15 @@ struct Line {
     endpoint: &'static str,
     started: Instant,
     span: Span,
+    metrics: Arc<Metrics>,
     known: Mutex<Known>,
 }
 
 #[derive(Default)]
 struct Known {
     status: Option<u16>,
-    streamed: bool,
+    /// How the stream ended, for a streamed answer.
+    stream: Option<StreamEnd>,
     attempted: Option<Attempted>,
     usage: Usage,
     error: Option<String>,
@@ -35,19 +39,21 @@ struct Known {
 
 impl Record {
     /// A record of the request that this span is of.
-    pub(crate) fn new(endpoint: &'static str, span: Span) -> Self {
-        Self(Arc::new(Line { endpoint, started: Instant::now(), span, known: Mutex::default() }))
+    pub(crate) fn new(endpoint: &'static str, span: Span, metrics: Arc<Metrics>) -> Self {
+        Self(Arc::new(Line { endpoint, started: Instant::now(), span, metrics, known: Mutex::default() }))
     }
 
     /// The client was given this status, and this message if it is an error.
     pub(crate) fn answered(&self, status: u16, error: Option<String>) {
+        self.0.metrics.answered(self.0.endpoint, status);
         let mut known = self.known();
         (known.status, known.error) = (Some(status), error);
     }
 
     /// A streamed answer broke off, after its status had been sent.
     pub(crate) fn broke(&self, error: String) {
-        self.known().error = Some(error);
+        let mut known = self.known();
+        (known.stream, known.error) = (Some(StreamEnd::Failed), Some(error));
     }
 
     /// Where the request went. Of several prompts the first tells.
@@ -55,9 +61,14 @@ impl Record {
         self.known().attempted.get_or_insert(attempted);
     }
 
-    /// The answer is a stream.
+    /// The answer is a stream, which the client has left unless something else is told of its end.
     pub(crate) fn streamed(&self) {
-        self.known().streamed = true;
+        self.known().stream = Some(StreamEnd::Left);
+    }
+
+    /// A streamed answer came to its end.
+    pub(crate) fn finished(&self) {
+        self.known().stream = Some(StreamEnd::Finished);
     }
 
     /// Tokens so far.
@@ -73,7 +84,14 @@ impl Record {
 impl Drop for Line {
     fn drop(&mut self) {
         let known = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
-        let Known { status, streamed, attempted, usage, error } = known;
+        let Known { status, stream, attempted, usage, error } = known;
+        if status.is_none() {
+            self.metrics.answered(self.endpoint, CLIENT_LEFT);
+        }
+        if let Some(how) = stream {
+            self.metrics.stream_ended(how);
+        }
+        self.metrics.over(self.endpoint, self.started.elapsed());
         let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
         // The line that Dynamo's users look for; what they look for it for comes with it.
         let message = match attempted {
@@ -86,13 +104,18 @@ impl Drop for Line {
             parent: &self.span,
             endpoint = self.endpoint,
             status = status.unwrap_or(CLIENT_LEFT),
-            streamed,
+            streamed = stream.is_some(),
+            stream_end = stream.map(StreamEnd::name),
             prompt_tokens = usage.prompt_tokens,
             cached_tokens = usage.cached_tokens,
             completion_tokens = usage.completion_tokens,
             media_cached = attempted.map(|it| it.delivered.cached).filter(|&items| items > 0),
             media_shm = attempted.map(|it| it.delivered.shared_memory).filter(|&items| items > 0),
             media_inline = attempted.map(|it| it.delivered.inline).filter(|&items| items > 0),
+            moves = attempted.map(|it| it.moves).filter(|&moves| moves > 0),
+            fetch_ms = attempted.filter(|it| it.delivered != Delivered::default()).map(|it| milliseconds(it.took.fetch)),
+            plan_ms = attempted.map(|it| it.took.plan).map(milliseconds),
+            hand_off_ms = attempted.map(|it| it.hand_off).map(milliseconds),
             queue_ms = attempted.and_then(|it| it.prefill.queued).map(milliseconds),
             ttft_ms = attempted.and_then(|it| it.first_token).map(milliseconds),
             total_ms = milliseconds(self.started.elapsed()),

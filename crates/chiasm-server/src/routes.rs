@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -24,6 +25,7 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         .route(CHAT, post(answer::chat))
         .route(COMPLETIONS, post(answer::completions))
         .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/workers", get(workers))
@@ -43,19 +45,33 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
     put("x-chiasm-worker", attempted.worker.to_string());
     put("x-chiasm-overlap", format!("{}/{}", attempted.overlap_blocks, attempted.total_blocks));
     put("x-chiasm-transfer", attempted.delivered.transfer().name().to_owned());
+    put("server-timing", attempted.server_timing());
 }
 
 async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
-    Json(json!({
-        "object": "list",
-        "data": [{
-            "id": frontend.model.name,
-            "object": "model",
-            "created": frontend.fleet.created(),
-            "owned_by": "chiasm",
-            "max_model_len": frontend.fleet.classes().iter().map(|class| class.max_model_len).max(),
-        }],
-    }))
+    Json(json!({"object": "list", "data": [served_model(&frontend)]}))
+}
+
+/// The model of this name, which may have slashes in it, be it as `/` or as `%2F`.
+async fn model(
+    State(frontend): State<Arc<Frontend>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|_| ApiError::no_such_path())?;
+    if id != frontend.model.name {
+        return Err(ApiError::no_such_model(&id, &frontend.model.name));
+    }
+    Ok(Json(served_model(&frontend)))
+}
+
+fn served_model(frontend: &Frontend) -> Value {
+    json!({
+        "id": frontend.model.name,
+        "object": "model",
+        "created": frontend.fleet.created(),
+        "owned_by": "chiasm",
+        "max_model_len": frontend.fleet.classes().iter().map(|class| class.max_model_len).max(),
+    })
 }
 
 /// The process lives.
@@ -63,11 +79,14 @@ async fn health() -> &'static str {
     "ok\n"
 }
 
-/// At least one worker can take requests.
+/// At least one worker can take requests and answers, and the process is not about to end.
 async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
+    if frontend.is_draining() {
+        return ApiError::unavailable("going_down", "the server is going down").into_response();
+    }
     let workers = frontend.fleet.ready_workers();
     if workers == 0 {
-        return ApiError::unavailable("no engine is ready").into_response();
+        return ApiError::unavailable("no_engine", "no engine is ready").into_response();
     }
     Json(json!({"workers": workers})).into_response()
 }
@@ -77,10 +96,59 @@ async fn workers(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
     Json(workers::report(&frontend.fleet))
 }
 
-async fn metrics(State(frontend): State<Arc<Frontend>>) -> Response {
+async fn metrics(State(frontend): State<Arc<Frontend>>, headers: HeaderMap) -> Response {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|accepted| accepted.to_str().ok());
+    let is_open = accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text"));
     match frontend.metrics.render(&frontend) {
-        Ok(text) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
-            .into_response(),
+        Ok(text) if is_open => {
+            ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+                .into_response()
+        }
+        Ok(text) => {
+            let text = plain_metrics(&text);
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+        }
         Err(error) => ApiError::internal(error.to_string()).into_response(),
+    }
+}
+
+/// OpenMetrics as Prometheus' older text format, which has a counter's whole name in its description, and neither units nor an
+/// end.
+fn plain_metrics(open: &str) -> String {
+    let mut plain = String::with_capacity(open.len());
+    // The description that waits for its type.
+    let mut help = None;
+    for line in open.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "HELP", name, text] => help = Some((name, text)),
+            ["#", "TYPE", name, kind] => {
+                let suffix = if kind == "counter" { "_total" } else { "" };
+                if let Some((_, text)) = help.take().filter(|(of, _)| *of == name) {
+                    plain.push_str(&format!("# HELP {name}{suffix} {text}\n"));
+                }
+                plain.push_str(&format!("# TYPE {name}{suffix} {kind}\n"));
+            }
+            ["#", ..] => {}
+            _ => {
+                plain.push_str(line);
+                plain.push('\n');
+            }
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_have_their_whole_names_in_the_older_format() {
+        let open = "# HELP a_b Of b.\n# TYPE a_b counter\na_b_total{x=\"1 2\"} 3\n# HELP c_seconds C.\n# TYPE c_seconds gauge\n\
+                    # UNIT c_seconds seconds\nc_seconds 1.5\n# EOF\n";
+        let plain = "# HELP a_b_total Of b.\n# TYPE a_b_total counter\na_b_total{x=\"1 2\"} 3\n# HELP c_seconds C.\n\
+                     # TYPE c_seconds gauge\nc_seconds 1.5\n";
+        assert_eq!(plain_metrics(open), plain);
     }
 }

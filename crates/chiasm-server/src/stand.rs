@@ -12,7 +12,10 @@ use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_types::Modality;
 
-use crate::fleet::Fleet;
+use tokio::time::Instant;
+
+use crate::cpu::CpuBudget;
+use crate::fleet::{Fleet, Patience};
 use crate::model::ServedModel;
 use crate::pipeline::{Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare};
 use crate::{Frontend, Limits};
@@ -30,14 +33,23 @@ pub(crate) struct Stand {
 impl Stand {
     /// Workers in the order of these backends; requests go to the first that is not excluded.
     pub(crate) async fn with(backends: Vec<FakeBackend>) -> Self {
+        Self::made(backends, Limits::default()).await
+    }
+
+    /// So many workers behind a frontend with these limits.
+    pub(crate) async fn limited(limits: Limits, count: usize) -> Self {
+        Self::made((0..count).map(|_| FakeBackend::new()).collect(), limits).await
+    }
+
+    async fn made(backends: Vec<FakeBackend>, limits: Limits) -> Self {
         let connector =
             |backend: &FakeBackend| Box::new(FakeConnector::new([Ok(backend.clone())])) as Box<dyn Connector>;
         let config = RouterConfig { policy: Policy::RoundRobin, ..RouterConfig::default() };
-        let fleet = Fleet::start(backends.iter().map(connector).collect(), config).unwrap();
+        let fleet = Fleet::start(backends.iter().map(connector).collect(), config, Patience::default()).unwrap();
         assert!(fleet.wait_ready(backends.len()).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
         let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
-        Self { frontend: Arc::new(Frontend::new(model, door, fleet, Limits::default())), backends }
+        Self { frontend: Arc::new(Frontend::new(model, door, fleet, limits)), backends }
     }
 
     pub(crate) async fn of(count: usize) -> Self {
@@ -56,7 +68,14 @@ impl Stand {
 }
 
 fn caller() -> Caller {
-    Caller { id: RequestId::new("test").unwrap(), trace: None, session: None, credentials: None }
+    Caller {
+        id: RequestId::new("test").unwrap(),
+        trace: None,
+        arrived: Instant::now(),
+        cpu: CpuBudget::new(Limits::default().request_cost),
+        session: None,
+        credentials: None,
+    }
 }
 
 /// A conversation with one picture.

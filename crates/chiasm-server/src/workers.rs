@@ -17,7 +17,9 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
         .map(|worker| {
             let mut report = of_router(worker);
             report["kv_events"] = of_events(counts.get(&worker.id).copied().unwrap_or_default());
-            let arena = fleet.worker(worker.id).and_then(|worker| worker.backend.memory());
+            let present = fleet.worker(worker.id);
+            report["condition"] = present.as_ref().map_or(Value::Null, |worker| worker.condition().name().into());
+            let arena = present.and_then(|worker| worker.backend.memory());
             report["arena"] = arena.map_or(
                 Value::Null,
                 |usage| json!({"reserved_bytes": usage.reserved, "used_bytes": usage.used, "slots": usage.slots}),

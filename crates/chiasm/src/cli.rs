@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use chiasm_router::{Decoding, Policy, Weights};
-use chiasm_server::Limits;
+use chiasm_server::{Limits, Network};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::{Map, Value};
 
@@ -121,6 +121,13 @@ pub(crate) struct EngineArgs {
     /// Seconds that an engine may take to become ready
     #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
     pub(crate) startup_timeout: Duration,
+    /// Seconds for which an engine may say nothing before it is suspect and gets no new requests
+    #[arg(long, env = "CHIASM_ENGINE_TIMEOUT", value_parser = some_seconds, default_value = "10")]
+    pub(crate) engine_timeout: Duration,
+    /// Seconds for which an engine on --attach may say nothing before requests that wait for it move; engines that are
+    /// launched here are judged by what their processes do
+    #[arg(long, env = "CHIASM_ENGINE_HANG_TIMEOUT", value_parser = some_seconds, default_value = "60")]
+    pub(crate) engine_hang_timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -224,19 +231,43 @@ pub(crate) struct LimitArgs {
     /// Seconds that a request body may take to arrive
     #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]
     pub(crate) body_timeout: Duration,
-    /// Most open connections of clients; more wait until one is closed
+    /// Bytes per second of a request body that have to arrive, over any ten seconds; 0 for any
+    #[arg(long, env = "CHIASM_MIN_BODY_RATE", default_value_t = 1024)]
+    pub(crate) min_body_rate: u64,
+    /// Most open connections of clients; for more, others that wait for their clients are closed
     #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192)]
     pub(crate) max_connections: usize,
     /// Seconds after which a connection is closed that has not sent the head of its next request
     #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = seconds, default_value = "60")]
     pub(crate) head_timeout: Duration,
-    /// Most requests in flight; more get 503
-    #[arg(long, env = "CHIASM_MAX_REQUESTS", default_value_t = 1024)]
-    pub(crate) max_requests: usize,
-    /// Threads for decoding, tokenizing and hashing [default: one per core]
+    /// Seconds after which a connection is closed whose client reads nothing of its answer
+    #[arg(long, env = "CHIASM_WRITE_TIMEOUT", value_parser = seconds, default_value = "60")]
+    pub(crate) write_timeout: Duration,
+    /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at least 1024]
+    #[arg(long, env = "CHIASM_MAX_REQUESTS")]
+    pub(crate) max_requests: Option<usize>,
+    /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded: addresses or networks
+    #[arg(long, env = "CHIASM_TRUSTED_PROXIES", value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
+    pub(crate) trusted_proxies: Vec<Network>,
+    /// Most seconds of this server's CPU time that one request may ask for, by estimate before the work is done; more gets 413
+    #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
+    pub(crate) max_request_cost: Duration,
+    /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
     #[arg(long, env = "CHIASM_CPU_THREADS")]
     pub(crate) cpu_threads: Option<usize>,
-    /// Seconds that requests in flight get to finish after SIGTERM
+    /// Seconds that a request may wait for its first token, 0 for any number
+    #[arg(long, env = "CHIASM_FIRST_TOKEN_TIMEOUT", value_parser = seconds, default_value = "600")]
+    pub(crate) first_token_timeout: Duration,
+    /// Seconds that a request may take in all, 0 for any number
+    #[arg(long, env = "CHIASM_REQUEST_TIMEOUT", value_parser = seconds, default_value = "3600")]
+    pub(crate) request_timeout: Duration,
+    /// Seconds for which a prompt is refused that was in three engines when they died
+    #[arg(long, env = "CHIASM_QUARANTINE", value_parser = seconds, default_value = "60")]
+    pub(crate) quarantine: Duration,
+    /// Seconds after SIGTERM for which requests are still taken, while /ready says that none should be sent
+    #[arg(long, env = "CHIASM_DRAIN_DELAY", value_parser = seconds, default_value = "0")]
+    pub(crate) drain_delay: Duration,
+    /// Seconds that requests in flight get to finish after that
     #[arg(long, env = "CHIASM_DRAIN_TIMEOUT", value_parser = seconds, default_value = "30")]
     pub(crate) drain_timeout: Duration,
 }
@@ -341,6 +372,13 @@ pub(crate) struct SimEngineArgs {
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn some_seconds(text: &str) -> Result<Duration, String> {
+    match seconds(text)? {
+        Duration::ZERO => Err("expected more than 0 seconds".to_owned()),
+        some => Ok(some),
+    }
 }
 
 fn json_object(text: &str) -> Result<Map<String, Value>, String> {

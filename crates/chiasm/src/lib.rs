@@ -66,7 +66,7 @@ pub fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.command {
-            Command::Serve(args) => serve::run(*args, log.dropped()).await,
+            Command::Serve(args) => serve::run(*args, log.counts()).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,

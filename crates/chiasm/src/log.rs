@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use chiasm_server::DroppedLines;
+use chiasm_server::LogCounts;
 use tracing::callsite::Identifier;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
@@ -57,7 +57,11 @@ impl Log {
             .with_ansi(io::stderr().is_terminal())
             .with_writer(Lines { queue: log.queue.clone(), places: Mutex::default() })
             .init();
-        std::panic::set_hook(Box::new(told_panic));
+        let queue = log.queue.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            queue.panics.fetch_add(1, Ordering::Relaxed);
+            tell(panic);
+        }));
         Ok(log)
     }
 
@@ -83,19 +87,20 @@ impl Log {
         self.queue.push(format!("{text}\n").as_bytes());
     }
 
-    /// How many lines were not written so far, by cause.
-    pub(crate) fn dropped(&self) -> impl Fn() -> DroppedLines + Send + Sync + 'static {
+    /// What was counted so far.
+    pub(crate) fn counts(&self) -> impl Fn() -> LogCounts + Send + Sync + 'static {
         let queue = self.queue.clone();
-        move || DroppedLines {
+        move || LogCounts {
             full: queue.full.load(Ordering::Relaxed),
             unwritten: queue.unwritten.load(Ordering::Relaxed),
             repeated: queue.repeated.load(Ordering::Relaxed),
+            panics: queue.panics.load(Ordering::Relaxed),
         }
     }
 }
 
 /// Logs a panic: the usual hook writes to standard error itself, and waits for its reader.
-fn told_panic(panic: &PanicHookInfo<'_>) {
+fn tell(panic: &PanicHookInfo<'_>) {
     let thread = thread::current();
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string());
@@ -110,7 +115,7 @@ impl Drop for Log {
     }
 }
 
-/// Lines on their way to the thread that writes them, and how many are not.
+/// Lines on their way to the thread that writes them, and the counts.
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<Waiting>,
@@ -118,6 +123,7 @@ struct Queue {
     full: AtomicU64,
     unwritten: AtomicU64,
     repeated: AtomicU64,
+    panics: AtomicU64,
 }
 
 #[derive(Default)]
@@ -315,19 +321,19 @@ mod tests {
         let written = Arc::default();
         let log = Log::to(Sink(1, Arc::clone(&written))).unwrap();
         (0..1000).for_each(|_| log.queue.push(b"line\n"));
-        let dropped = log.dropped();
+        let counts = log.counts();
         drop(log);
         assert_eq!(*written.lock().unwrap(), b"line\n".repeat(1000));
-        assert_eq!(dropped(), DroppedLines::default());
+        assert_eq!(counts(), LogCounts::default());
     }
 
     #[test]
     fn what_nobody_takes_is_counted() {
         let log = Log::to(Sink(0, Arc::default())).unwrap();
-        let dropped = log.dropped();
+        let counts = log.counts();
         (0..3).for_each(|_| log.queue.push(b"line\n"));
         drop(log);
-        assert_eq!(dropped(), DroppedLines { unwritten: 3, ..DroppedLines::default() });
+        assert_eq!(counts(), LogCounts { unwritten: 3, ..LogCounts::default() });
     }
 
     #[test]

@@ -13,9 +13,9 @@ use chiasm_engine::{
 };
 use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
-use chiasm_server::fleet::Fleet;
+use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{DroppedLines, Frontend, Limits, RoutingOptions, connections};
+use chiasm_server::{Frontend, Limits, LogCounts, RoutingOptions, TrustedProxies, connections};
 use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -32,21 +32,26 @@ const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
 /// Room for tensors that are being written, sent, or used by requests after their eviction.
 const ARENA_GB_IN_FLIGHT: f64 = 1.0;
 
-/// Runs until SIGTERM or Ctrl-C. `dropped` tells how many lines the log has dropped so far.
+/// How long the errors of requests that were cut off may take on their way to the clients.
+const LAST_CHUNKS: Duration = Duration::from_secs(1);
+
+/// Runs until SIGTERM or Ctrl-C. `log_counts` tells what the log has counted so far.
 pub(crate) async fn run(
     args: ServeArgs,
-    dropped: impl Fn() -> DroppedLines + Send + Sync + 'static,
+    log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let flags = VllmFlags::read(&args.vllm_args)?;
     let model = ServedModel::load(&args.model, name, args.chat_template.as_deref())?;
     let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
     let door = MediaDoor::new(media_config(&args.media), byte_budget(&args.media))?;
+    let patience = patience(&args);
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
         client: ClientOptions {
             strict_version: args.engines.strict_vllm_version,
             receiver_cache_bytes: receiver_cache_bytes(&args),
+            ask_after: Some(patience.look_every()),
             ..client_options(&model)
         },
         format: format_policy(&args, &flags, &model),
@@ -60,14 +65,15 @@ pub(crate) async fn run(
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    let fleet = Fleet::start(connectors, router_config(&args.routing))?;
+    let fleet = Fleet::start(connectors, router_config(&args.routing), patience)?;
     let frontend =
-        Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing).with_log(dropped);
+        Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing).with_log(log_counts);
     let frontend = Arc::new(frontend);
 
+    let drain = Drain { delay: args.limits.drain_delay, timeout: args.limits.drain_timeout };
     let terminated = async {
         signals::terminated().await;
-        tracing::info!("draining: new connections are refused, requests in flight finish");
+        tracing::info!(delay = drain.delay.as_secs_f64(), "going down: requests in flight finish");
     };
     let announce = async {
         if fleet.wait_ready(workers).await {
@@ -78,7 +84,7 @@ pub(crate) async fn run(
         tracing::info!(model = model.name, url = %format_args!("http://{address}/v1"), "serving");
     }
     tokio::select! {
-        () = serve(listener, frontend, terminated, args.limits.drain_timeout) => {}
+        () = serve(listener, frontend, terminated, drain) => {}
         () = async { announce.await; std::future::pending().await } => {}
     }
     fleet.shutdown().await;
@@ -90,29 +96,46 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError>
     TcpListener::bind(address).await.map_err(|source| CliError::Listen { address, source })
 }
 
-/// Serves until `stop`, then lets requests in flight finish, but not for longer than `drain`.
+/// How a server goes down.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drain {
+    /// Time for which it is not ready and still takes requests, so that whoever sends them can learn of it.
+    pub(crate) delay: Duration,
+    /// Time that requests in flight have after that.
+    pub(crate) timeout: Duration,
+}
+
+/// Serves until `stop`, then lets requests in flight finish. Those that take too long end with an error.
 pub(crate) async fn serve(
     listener: TcpListener,
     frontend: Arc<Frontend>,
     stop: impl Future<Output = ()>,
-    drain: Duration,
+    drain: Drain,
 ) {
     let (stopping, stopped) = tokio::sync::oneshot::channel::<()>();
-    let graceful = async move {
-        stop.await;
-        drop(stopping);
+    let graceful = {
+        let frontend = frontend.clone();
+        async move {
+            stop.await;
+            frontend.begin_draining();
+            tokio::time::sleep(drain.delay).await;
+            drop(stopping);
+        }
     };
     let too_long = async {
         // Ends with an error when `stopping` is dropped, which is the signal.
         let _ = stopped.await;
-        tokio::time::sleep(drain).await;
+        tokio::time::sleep(drain.timeout).await;
     };
+    let serving = connections::serve(listener, frontend.clone(), graceful);
+    tokio::pin!(serving);
     tokio::select! {
-        () = connections::serve(listener, frontend, graceful) => {}
-        () = too_long => {
-            tracing::warn!(seconds = drain.as_secs(), "requests were still in flight (--drain-timeout)");
-        }
+        () = &mut serving => return,
+        () = too_long => {}
     }
+    tracing::warn!(seconds = drain.timeout.as_secs(), "requests were still in flight (--drain-timeout)");
+    frontend.fleet.cut("the frontend is going down");
+    let _ = tokio::time::timeout(LAST_CHUNKS, serving).await;
 }
 
 /// The settings of the image processor that the engines have, from Chiasm's flag or from vLLM's.
@@ -243,6 +266,10 @@ pub(crate) fn client_options(model: &ServedModel) -> ClientOptions {
     }
 }
 
+fn patience(args: &ServeArgs) -> Patience {
+    Patience { suspect_after: args.engines.engine_timeout, hung_after: args.engines.engine_hang_timeout }
+}
+
 fn router_config(args: &RoutingArgs) -> RouterConfig {
     RouterConfig {
         policy: args.policy,
@@ -291,6 +318,7 @@ fn media_config(args: &MediaArgs) -> MediaConfig {
         max_pixels: args.max_image_pixels,
         max_side: args.max_image_side,
         max_aspect_ratio: args.max_image_aspect_ratio,
+        max_scans: args.max_image_scans,
     };
     MediaConfig {
         limits: MediaLimits { image },
@@ -325,6 +353,7 @@ fn limits(args: &ServeArgs) -> Limits {
     Limits {
         body_bytes: args.limits.max_body_bytes,
         body_timeout: args.limits.body_timeout,
+        min_body_rate: args.limits.min_body_rate,
         json_values: args.limits.max_json_values,
         messages: args.limits.max_messages,
         content_parts: args.limits.max_content_parts,
@@ -332,9 +361,20 @@ fn limits(args: &ServeArgs) -> Limits {
         processed_bytes: args.media.processed_cache_bytes,
         connections: args.limits.max_connections,
         head_timeout: args.limits.head_timeout,
+        write_timeout: args.limits.write_timeout,
         requests: args.limits.max_requests,
+        trusted_proxies: TrustedProxies::new(args.limits.trusted_proxies.clone()),
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
+        request_cost: args.limits.max_request_cost,
+        first_token_timeout: some_time(args.limits.first_token_timeout),
+        request_timeout: some_time(args.limits.request_timeout),
+        quarantine: args.limits.quarantine,
     }
+}
+
+/// A limit of 0 is none.
+fn some_time(limit: Duration) -> Option<Duration> {
+    (!limit.is_zero()).then_some(limit)
 }
 
 #[cfg(test)]
@@ -349,5 +389,29 @@ mod tests {
         let cli = ["chiasm", "serve", "m", "--mm-processor-kwargs", r#"{"max_pixels": 9}"#, "--", "--dtype", "float32"];
         let Command::Serve(args) = Cli::parse_from(cli).command else { panic!("serve") };
         assert_eq!(vllm_args(&args), ["--dtype", "float32", r#"--mm-processor-kwargs={"max_pixels":9}"#]);
+    }
+
+    #[test]
+    fn limits_are_those_of_the_flags() {
+        let of = |flags: &[&str]| {
+            let Command::Serve(args) = Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command else {
+                panic!("serve")
+            };
+            limits(&args)
+        };
+        let defaults = Limits { cpu_threads: of(&[]).cpu_threads, ..Limits::default() };
+        assert_eq!(of(&[]), defaults);
+        let flags =
+            ["--min-body-rate=5", "--write-timeout=7", "--max-requests=9", "--trusted-proxies=10.0.0.0/8,fd00::1"];
+        let networks = ["10.0.0.0/8", "fd00::1"].map(|network| network.parse().unwrap());
+        let changed = Limits {
+            min_body_rate: 5,
+            write_timeout: Duration::from_secs(7),
+            requests: Some(9),
+            trusted_proxies: TrustedProxies::new(networks.into()),
+            ..defaults
+        };
+        assert_eq!(of(&flags), changed);
+        assert!(Cli::try_parse_from(["chiasm", "serve", "m", "--trusted-proxies", "example.com"]).is_err());
     }
 }

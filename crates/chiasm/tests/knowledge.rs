@@ -195,7 +195,7 @@ async fn when_all_engines_are_busy_a_request_is_refused_as_configured() {
     wait_for("a busy engine", SOON, pending).await;
     let refused = server.chat(&ask("moons")).await;
     assert_eq!(refused.status, 529, "{}", refused.text);
-    assert_eq!(refused.json()["error"]["code"], "overloaded");
+    assert_eq!(refused.json()["error"]["code"], "engines_busy");
     assert_eq!(refused.header("retry-after"), "1");
     assert_eq!(server.metric("chiasm_busy_refusals_total").await, 1.0);
     waiting.abort();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{ConnectError, Connected, Connector, Death, Life, MediaObserver};
+use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
 
@@ -132,6 +132,10 @@ struct EngineLife {
 impl Life for EngineLife {
     fn ended(&mut self) -> BoxFuture<'_, Death> {
         self.engine.exited().map(Death::new).boxed()
+    }
+
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        self.engine.activity()
     }
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use chiasm_backend::ConnectError;
+use chiasm_backend::{Activity, ConnectError};
 use chiasm_types::WorkerId;
-use futures_util::future::{BoxFuture, FutureExt, pending};
+use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
 use crate::{EngineEndpoints, SocketDir};
 
@@ -38,6 +38,11 @@ pub trait EngineHost: Send + Sync + 'static {
 pub trait RunningEngine: Send {
     /// Ends when the engine has ended by itself; says how.
     fn exited(&mut self) -> BoxFuture<'_, String>;
+
+    /// What its processes do; `None` where they are not ours to look at.
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        ready(None).boxed()
+    }
 
     /// Ends the engine and everything it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;

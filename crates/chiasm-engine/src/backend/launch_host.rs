@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chiasm_backend::ConnectError;
+use chiasm_backend::{Activity, ConnectError};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
@@ -103,6 +103,10 @@ impl RunningEngine for Launched {
             format!("its process ended ({report}); its last words:{last_lines}")
         }
         .boxed()
+    }
+
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        self.0.activity().boxed()
     }
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {

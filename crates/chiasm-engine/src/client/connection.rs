@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 
+use super::pulse::Pulse;
 use super::registry::Registry;
 use crate::error::{DeathCause, EngineError};
 use crate::wire::{EngineCoreOutputs, EngineCoreRequest, SchedulerStats, request};
@@ -17,16 +18,6 @@ pub(super) enum Outgoing {
     Add(Box<EngineCoreRequest>),
     /// Encoded already.
     Frames(Vec<Bytes>),
-}
-
-impl Outgoing {
-    /// The frames of the message.
-    pub(super) fn into_frames(self) -> Vec<Bytes> {
-        match self {
-            Self::Add(request) => request::encode(&request),
-            Self::Frames(frames) => frames,
-        }
-    }
 }
 
 /// Is called with the engine's statistics, in the task that receives them.
@@ -42,6 +33,7 @@ pub(super) struct Connection {
     /// Called in place: a task that waits for the statistics would wake another thread at every step of the engine.
     stats_sink: RwLock<Option<StatsSink>>,
     dead: watch::Sender<bool>,
+    pulse: Pulse,
 }
 
 impl Connection {
@@ -54,6 +46,7 @@ impl Connection {
             stats: watch::Sender::default(),
             stats_sink: RwLock::default(),
             dead: watch::Sender::new(false),
+            pulse: Pulse::new(),
         };
         (Arc::new(connection), messages)
     }
@@ -76,6 +69,11 @@ impl Connection {
         }
     }
 
+    /// Whether the engine answers.
+    pub(super) fn pulse(&self) -> &Pulse {
+        &self.pulse
+    }
+
     pub(super) fn dispatch(&self, mut outputs: EngineCoreOutputs) {
         if let Some(stats) = outputs.scheduler_stats.take() {
             if let Some(sink) = &*self.stats_sink.read().unwrap_or_else(PoisonError::into_inner) {
@@ -83,7 +81,10 @@ impl Connection {
             }
             self.stats.send_replace(stats);
         }
-        self.registry().dispatch(outputs);
+        let unread = self.registry().dispatch(outputs);
+        if !unread.is_empty() {
+            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&unread)));
+        }
     }
 
     pub(super) fn stats(&self) -> watch::Receiver<SchedulerStats> {

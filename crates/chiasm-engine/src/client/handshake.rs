@@ -10,6 +10,7 @@ use zeromq::{Endpoint, Host, PullSocket, RouterSocket, Socket, SocketEvent, Sock
 
 use super::connection::Connection;
 use super::delivery::Delivery;
+use super::pulse;
 use super::tasks::{self, Events, Outputs, addressed};
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
@@ -76,6 +77,9 @@ impl PendingEngine {
         let (connection, messages) = Connection::new();
         tokio::spawn(tasks::send_requests(self.input, input_events, identity, messages, connection.clone()));
         tokio::spawn(tasks::receive_outputs(self.output, self.output_events, connection.clone()));
+        if let Some(every) = self.options.ask_after {
+            tokio::spawn(pulse::keep_asking(connection.clone(), every));
+        }
         let delivery = Delivery::new(self.options.receiver_cache_bytes);
         let handle =
             ClientHandle { connection, ready, options: self.options, addresses: self.addresses, peer, delivery };

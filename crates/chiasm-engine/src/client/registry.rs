@@ -14,16 +14,25 @@ pub(super) type Arrival = Result<EngineCoreOutput, EngineError>;
 /// What arrives for a method call: the result, or the engine's words.
 pub(super) type Answer = Result<Value, String>;
 
+/// Outputs that may wait for one stream's reader: minutes of an answer at reading speed, some megabytes.
+const MOST_UNREAD: usize = 1 << 14;
+
 /// Open requests and calls. After death it is empty and takes no more.
 ///
-/// Channels to streams are unbounded, so a slow reader never holds up another request or the engine. What one
-/// can pile up is bounded all the same: an engine answers a request with at most `max_tokens` outputs.
+/// A slow reader never holds up another request or the engine: when too many outputs wait for it, its stream ends.
 #[derive(Default)]
 pub(super) struct Registry {
-    streams: HashMap<String, mpsc::UnboundedSender<Arrival>>,
+    streams: HashMap<String, Stream>,
     calls: HashMap<i64, oneshot::Sender<Answer>>,
     last_call: i64,
     death: Option<DeathCause>,
+}
+
+/// The way to one request's stream.
+struct Stream {
+    arrivals: mpsc::Sender<Arrival>,
+    /// The engine may have the request.
+    sent: bool,
 }
 
 impl Registry {
@@ -35,15 +44,25 @@ impl Registry {
     }
 
     /// Opens a stream. The id must not be open.
-    pub(super) fn open(&mut self, request_id: &str) -> Result<mpsc::UnboundedReceiver<Arrival>, EngineError> {
-        self.alive()?;
+    pub(super) fn open(&mut self, request_id: &str) -> Result<mpsc::Receiver<Arrival>, EngineError> {
+        if let Some(cause) = &self.death {
+            return Err(EngineError::NotSent { cause: cause.clone() });
+        }
         match self.streams.entry(request_id.to_owned()) {
             Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
             Entry::Vacant(entry) => {
-                let (sender, receiver) = mpsc::unbounded_channel();
-                entry.insert(sender);
+                // One more for how it ends.
+                let (sender, receiver) = mpsc::channel(MOST_UNREAD + 1);
+                entry.insert(Stream { arrivals: sender, sent: false });
                 Ok(receiver)
             }
+        }
+    }
+
+    /// The request of a stream is about to be sent: from now on the engine may have it.
+    pub(super) fn sent(&mut self, request_id: &str) {
+        if let Some(stream) = self.streams.get_mut(request_id) {
+            stream.sent = true;
         }
     }
 
@@ -71,25 +90,29 @@ impl Registry {
         self.streams.len()
     }
 
-    /// Hands everything to whoever waits for it.
+    /// Hands everything to whoever waits for it. Returns the requests that are to be aborted as nobody reads their outputs.
     ///
     /// What nobody waits for is dropped: outputs of an aborted request that were under way, and answers to calls
     /// that have timed out.
-    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) {
+    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) -> Vec<String> {
+        let mut unread = Vec::new();
         for output in outputs.outputs {
-            let stream = if output.finish_reason.is_some() {
-                self.streams.remove(&output.request_id)
-            } else {
-                self.streams.get(&output.request_id).cloned()
-            };
-            if let Some(stream) = stream {
-                // An error says that the reader has just left; its departure aborts the request.
-                let _ = stream.send(Ok(output));
+            let Some(stream) = self.streams.get(&output.request_id) else { continue };
+            let fits = stream.arrivals.capacity() > 1;
+            // Errors say that the reader has just left; its departure aborts the request.
+            if fits && output.finish_reason.is_none() {
+                let _ = stream.arrivals.try_send(Ok(output));
+            } else if let Some(stream) = self.streams.remove(&output.request_id) {
+                let has_ended = output.finish_reason.is_some();
+                if !has_ended {
+                    unread.push(output.request_id.clone());
+                }
+                let _ = stream.arrivals.try_send(if has_ended { Ok(output) } else { Err(EngineError::Unread) });
             }
         }
         for request_id in outputs.finished_requests {
             if let Some(stream) = self.streams.remove(&request_id) {
-                let _ = stream.send(Err(EngineError::Ended));
+                let _ = stream.arrivals.try_send(Err(EngineError::Ended));
             }
         }
         if let Some(answer) = outputs.utility_output
@@ -97,6 +120,7 @@ impl Registry {
         {
             let _ = call.send(answer.result);
         }
+        unread
     }
 
     /// Tells everybody. False if it was known already.
@@ -105,7 +129,11 @@ impl Registry {
             return false;
         }
         for (_, stream) in self.streams.drain() {
-            let _ = stream.send(Err(EngineError::Dead { cause: cause.clone() }));
+            let cause = cause.clone();
+            let _ = stream.arrivals.try_send(Err(match stream.sent {
+                true => EngineError::Dead { cause },
+                false => EngineError::NotSent { cause },
+            }));
         }
         // Calls notice that their sender is gone and ask for the cause.
         self.calls.clear();

@@ -14,7 +14,7 @@ use zeromq::{PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSe
 
 use super::connection::{Connection, Outgoing};
 use crate::error::DeathCause;
-use crate::wire::{EngineMessage, output};
+use crate::wire::{EngineMessage, output, request};
 
 /// How long a lost engine's last outputs may take. They are in the socket's buffer already, so this is plenty;
 /// it must stay well below the second within which a death has to be known.
@@ -29,6 +29,15 @@ impl Drop for Outputs {
     }
 }
 
+/// Declares the engine gone when it is dropped: a task that panics must not leave a connection that nobody serves.
+struct LastOfTask(Arc<Connection>);
+
+impl Drop for LastOfTask {
+    fn drop(&mut self) {
+        self.0.die(DeathCause::TaskFailed);
+    }
+}
+
 /// Connections made and lost.
 pub(super) type Events = BoxStream<'static, SocketEvent>;
 
@@ -40,13 +49,22 @@ pub(super) async fn send_requests(
     mut messages: mpsc::UnboundedReceiver<Outgoing>,
     connection: Arc<Connection>,
 ) {
+    let _last = LastOfTask(connection.clone());
     let gone = connection.gone();
     tokio::pin!(gone);
     let cause = loop {
         tokio::select! {
             message = messages.recv() => {
                 let Some(message) = message else { break DeathCause::Closed };
-                if let Err(error) = socket.send(addressed(&identity, message.into_frames())).await {
+                let (frames, request_id) = match message {
+                    Outgoing::Add(request) => (request::encode(&request), Some(request.request_id)),
+                    Outgoing::Frames(frames) => (frames, None),
+                };
+                // Before it is sent: the engine may have it when sending fails.
+                if let Some(id) = request_id {
+                    connection.registry().sent(&id);
+                }
+                if let Err(error) = socket.send(addressed(&identity, frames)).await {
                     break DeathCause::SendFailed(error.to_string());
                 }
             }
@@ -75,6 +93,7 @@ pub(super) async fn send_requests(
 
 /// Dispatches what the engine says.
 pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, connection: Arc<Connection>) {
+    let _last = LastOfTask(connection.clone());
     let gone = connection.gone();
     tokio::pin!(gone);
     let cause = loop {
@@ -87,6 +106,7 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, con
                         break DeathCause::Disconnected;
                     }
                 };
+                connection.pulse().beat();
                 match output::decode(&message.into_vec()) {
                     Ok(EngineMessage::Outputs(outputs)) => connection.dispatch(outputs),
                     Ok(EngineMessage::Dead) => break DeathCause::Reported,

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use chiasm_backend::Activity;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 
 /// How often a group that is to end is looked at.
 const POLL: Duration = Duration::from_millis(10);
+
+/// The unit of the times in `/proc/<pid>/stat`: `USER_HZ`, which is 100 on every Linux.
+const TICK: Duration = Duration::from_millis(10);
 
 /// Rounds of killing members one by one: a member may start another while it is being killed.
 const ROUNDS: usize = 3;
@@ -33,7 +37,8 @@ impl Group {
             let Some(members) = members(self.0) else {
                 return self.kill();
             };
-            let (janitors, others): (Vec<_>, Vec<_>) = members.into_iter().partition(|&pid| is_janitor(pid));
+            let members = members.into_iter().map(|(pid, _)| pid);
+            let (janitors, others): (Vec<_>, Vec<_>) = members.partition(|&pid| is_janitor(pid));
             if janitors.is_empty() {
                 return self.kill();
             }
@@ -44,6 +49,16 @@ impl Group {
                 report(self, kill_process(pid, Signal::KILL));
             }
         }
+    }
+
+    /// What the members do; `None` where they can't be looked at.
+    pub(super) fn activity(self) -> Option<Activity> {
+        let mut activity = Activity { stopped: false, cpu: Duration::ZERO };
+        for (_, stat) in members(self.0)? {
+            activity.stopped |= matches!(stat.state, 'T' | 't');
+            activity.cpu += stat.cpu;
+        }
+        Some(activity)
     }
 
     /// Whether the last member goes within some time.
@@ -74,8 +89,17 @@ fn report(group: Group, signalled: Result<(), Errno>) {
     }
 }
 
+/// What the system says about a process.
+#[derive(Debug, PartialEq)]
+struct Stat {
+    state: char,
+    group: i32,
+    /// The time that it has had, its threads included.
+    cpu: Duration,
+}
+
 /// Members of a group that have not ended. `None` where there is no `/proc` as Linux has it.
-fn members(group: Pid) -> Option<Vec<Pid>> {
+fn members(group: Pid) -> Option<Vec<(Pid, Stat)>> {
     std::fs::read_to_string("/proc/self/stat").ok()?;
     let entries = std::fs::read_dir("/proc").ok()?;
     let mut members = Vec::new();
@@ -87,23 +111,27 @@ fn members(group: Pid) -> Option<Vec<Pid>> {
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
             continue;
         };
-        if let Some((state, of)) = state_and_group(&stat)
-            && of == group.as_raw_nonzero().get()
-            && !matches!(state, "Z" | "X")
+        if let Some(stat) = Stat::parse(&stat)
+            && stat.group == group.as_raw_nonzero().get()
+            && !matches!(stat.state, 'Z' | 'X')
         {
-            members.push(pid);
+            members.push((pid, stat));
         }
     }
     Some(members)
 }
 
-/// State and process group from a line of `/proc/<pid>/stat`: `pid (name) state parent group …`. The name may
-/// contain anything.
-fn state_and_group(stat: &str) -> Option<(&str, i32)> {
-    let (_, after_name) = stat.rsplit_once(") ")?;
-    let mut fields = after_name.split(' ');
-    let state = fields.next()?;
-    Some((state, fields.nth(1)?.parse().ok()?))
+impl Stat {
+    /// Reads a line of `/proc/<pid>/stat`: `pid (name) state parent group …`, with the ticks in user and system mode as
+    /// fields 14 and 15. The name may contain anything.
+    fn parse(line: &str) -> Option<Self> {
+        let (_, after_name) = line.rsplit_once(") ")?;
+        let mut fields = after_name.split(' ');
+        let state = fields.next()?.chars().next()?;
+        let group = fields.nth(1)?.parse().ok()?;
+        let (user, system): (u64, u64) = (fields.nth(8)?.parse().ok()?, fields.next()?.parse().ok()?);
+        Some(Self { state, group, cpu: TICK * u32::try_from(user.saturating_add(system)).unwrap_or(u32::MAX) })
+    }
 }
 
 /// Whether a process is `multiprocessing.resource_tracker`, which Python starts as `python -c "from … import main…"`.
@@ -119,8 +147,9 @@ mod tests {
 
     #[test]
     fn names_with_parentheses_and_spaces_are_passed_over() {
-        assert_eq!(state_and_group("12 (python) S 1 7 7 0"), Some(("S", 7)));
-        assert_eq!(state_and_group("12 (a) b (c) Z 1 -1 7"), Some(("Z", -1)));
-        assert_eq!(state_and_group("12 python"), None);
+        let stat = |state, group, ticks| Some(Stat { state, group, cpu: TICK * ticks });
+        assert_eq!(Stat::parse("12 (python) S 1 7 7 0 -1 0 0 0 0 0 40 2 0 0 20"), stat('S', 7, 42));
+        assert_eq!(Stat::parse("12 (a) b (c) Z 1 -1 7 0 -1 0 0 0 0 0 1 0 0"), stat('Z', -1, 1));
+        assert_eq!(Stat::parse("12 (python) S 1 7"), None);
     }
 }

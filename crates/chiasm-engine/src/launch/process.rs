@@ -4,6 +4,7 @@ use std::fmt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use chiasm_backend::Activity;
 use rustix::process::Pid;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
@@ -114,6 +115,12 @@ impl EngineProcess {
         let report = exit.wait_for(Option::is_some).await;
         // The sender ends without a report only with the runtime itself.
         report.ok().and_then(|report| report.clone()).unwrap_or(ExitReport { status: None, last_lines: Vec::new() })
+    }
+
+    /// What the processes of its group do; `None` where the system does not tell.
+    pub async fn activity(&self) -> Option<Activity> {
+        let group = self.group;
+        tokio::task::spawn_blocking(move || group.activity()).await.ok().flatten()
     }
 
     /// How it ended, if it has.

@@ -24,6 +24,8 @@ pub struct SubscriberStats {
     pub lost: u64,
     /// Messages that could not be read.
     pub malformed: u64,
+    /// Panics of the receiver or of the subscriber itself, after each of which it starts over.
+    pub panics: u64,
 }
 
 /// What [`Subscriber`](super::Subscriber)s have counted. Clones are the same counters.
@@ -41,6 +43,7 @@ pub(super) struct Atomics {
     pub(super) resets: AtomicU64,
     pub(super) lost: AtomicU64,
     pub(super) malformed: AtomicU64,
+    pub(super) panics: AtomicU64,
 }
 
 impl SubscriberCounters {
@@ -65,6 +68,7 @@ impl SubscriberCounters {
             resets,
             lost,
             malformed,
+            panics,
         } = &*self.0;
         SubscriberStats {
             connections: connections.load(Relaxed),
@@ -76,6 +80,7 @@ impl SubscriberCounters {
             resets: resets.load(Relaxed),
             lost: lost.load(Relaxed),
             malformed: malformed.load(Relaxed),
+            panics: panics.load(Relaxed),
         }
     }
 }

@@ -1,15 +1,21 @@
 //! The subscriber's loop: connect, catch up, follow; and what each message means for the position in the stream.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
 use bytes::Bytes;
-use futures_util::Stream;
+use futures_util::{FutureExt, Stream};
 use tokio::time::sleep;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
 
 use super::connection::{connectable, disconnected, options};
 use super::counters::SubscriberCounters;
 use super::replay::{self, Answer, ReplayFailure};
 use super::{KvEventReceiver, SubscriberConfig};
+
+/// Between two panics of the receiver: each costs what the engine keeps for replay.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 pub(super) struct Follower<R> {
     config: SubscriberConfig,
@@ -67,11 +73,29 @@ impl<R: KvEventReceiver> Follower<R> {
 
     pub(super) async fn follow_forever(mut self) {
         let mut engine = Engine::Same;
+        let mut pause = self.config.retry_delay;
         loop {
-            let (socket, monitor) = connect(&self.config, &self.counters).await;
-            self.follow(socket, monitor, engine).await;
+            let one_connection = async {
+                let (socket, monitor) = connect(&self.config, &self.counters).await;
+                self.follow(socket, monitor, engine).await;
+            };
+            if AssertUnwindSafe(one_connection).catch_unwind().await.is_err() {
+                self.start_over_after_a_panic();
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
             self.fell_behind();
             engine = Engine::MaybeAnother;
+        }
+    }
+
+    /// The receiver may have taken half of a batch.
+    fn start_over_after_a_panic(&mut self) {
+        self.counters.count(|counters| &counters.panics);
+        error!(endpoint = self.config.endpoint, "taking kv events panicked, starting over");
+        self.told = true;
+        if catch_unwind(AssertUnwindSafe(|| self.reset())).is_err() {
+            error!(endpoint = self.config.endpoint, "forgetting what kv events said panicked");
         }
     }
 

@@ -302,6 +302,47 @@ async fn a_payload_that_can_t_be_read_resets_and_is_counted_but_not_fatal() {
     assert_eq!((stats.malformed, stats.lost), (1, 1));
 }
 
+/// Panics over the batch with this mark, once, after it has told of it.
+struct Stumbling {
+    told: Told,
+    over: Option<u64>,
+}
+
+impl KvEventReceiver for Stumbling {
+    fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
+        self.told.batch(seq, payload)?;
+        let stumbles = self.over.is_some_and(|mark| batch(mark).encode() == payload);
+        assert!(!stumbles || self.over.take().is_none(), "on purpose");
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.told.reset();
+    }
+
+    fn set_caught_up(&mut self, caught_up: bool) {
+        self.told.set_caught_up(caught_up);
+    }
+}
+
+#[tokio::test]
+async fn a_receiver_that_panics_is_reset_and_told_all_again() {
+    let mut engine = FakeEngine::start().await;
+    let (sender, feed) = mpsc::unbounded_channel();
+    let counters = SubscriberCounters::default();
+    let receiver = Stumbling { told: Told(sender), over: Some(10) };
+    let subscriber = Subscriber::counting(config(&engine), receiver, counters.clone());
+    let mut followed = Followed { subscriber, counters, feed };
+    engine.subscribed().await;
+    followed.expect([Feed::CaughtUp]).await;
+    for mark in [0, 10] {
+        engine.publish(mark).await;
+    }
+    followed.expect(messages(0..2).chain([Feed::Reset])).await;
+    followed.expect(behind(messages(0..2))).await;
+    assert_eq!(followed.counters.read().panics, 1);
+}
+
 #[tokio::test]
 async fn messages_with_other_frames_are_counted_and_change_nothing() {
     let (mut engine, mut followed) = followed_engine(2, |_| ()).await;

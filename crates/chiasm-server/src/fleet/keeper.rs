@@ -1,15 +1,18 @@
 //! One worker's keeper: connects to its backend, joins it, follows it, replaces it.
 
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use chiasm_backend::{Backend, ConnectError, Connected, Connector, Death, KvSource, Life, Load};
 use chiasm_router::EngineStats;
 use chiasm_types::WorkerId;
+use futures_util::FutureExt;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::backoff::Backoff;
+use super::condition::Watch;
 use super::{Fleet, events};
 
 /// Why a backend's turn ended.
@@ -21,6 +24,8 @@ enum Ended {
     NotConnected(#[from] ConnectError),
     #[error("{0}")]
     Died(Death),
+    #[error("its keeper panicked; the log says how")]
+    Panicked,
 }
 
 /// Keeps worker `id` running until the fleet is shut down.
@@ -33,7 +38,12 @@ pub(super) async fn keep(
     let mut backoff = Backoff::new(connector.longest_pause());
     loop {
         let mut ready = None;
-        let ended = one_backend(&fleet, id, connector.as_ref(), &mut shutdown, &mut ready).await;
+        let one_backend = one_backend(&fleet, id, connector.as_ref(), &mut shutdown, &mut ready);
+        let ended = AssertUnwindSafe(one_backend).catch_unwind().await.unwrap_or_else(|_| {
+            // What ran was ended as it was dropped.
+            fleet.left(id, &Ended::Panicked);
+            Ended::Panicked
+        });
         if matches!(ended, Ended::Shutdown) {
             return;
         }
@@ -42,6 +52,17 @@ pub(super) async fn keep(
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = shutdown.wait_for(|&down| down) => return,
+        }
+    }
+}
+
+impl Fleet {
+    /// Takes a worker out after its backend's turn, and tells why it ended.
+    fn left(&self, id: WorkerId, ended: &Ended) {
+        self.leave(id);
+        if !matches!(ended, Ended::Shutdown) {
+            self.metrics.engine_died(id);
+            tracing::error!(worker = %id, cause = %ended, "engine lost");
         }
     }
 }
@@ -56,15 +77,13 @@ async fn one_backend(
 ) -> Ended {
     let mut life = None;
     let ended = tokio::select! {
-        Err(ended) = live(fleet, id, connector, &mut life, ready) => ended,
+        // First: a backend that was cut off by the shutdown is no loss.
+        biased;
         _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
+        Err(ended) = live(fleet, id, connector, &mut life, ready) => ended,
     };
     // First out of the router, then the end: no request may be sent to a backend that is being stopped.
-    fleet.leave(id);
-    if !matches!(ended, Ended::Shutdown) {
-        fleet.metrics.engine_deaths.inc();
-        tracing::error!(worker = %id, cause = %ended, "engine lost");
-    }
+    fleet.left(id, &ended);
     if let Some(life) = life {
         life.stop().await;
     }
@@ -111,12 +130,20 @@ async fn live(
         hand_off = ?can.hand_off,
         "ready"
     );
-    Err(tokio::select! {
-        death = backend.ended() => Ended::Died(death),
-        death = life.ended() => {
-            // The process is a faster witness than its sockets: requests in flight learn of it now.
-            backend.declare_dead(death.clone());
-            Ended::Died(death)
+    let mut watch = Watch::new(fleet.patience);
+    let mut looks = tokio::time::interval(fleet.patience.look_every());
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            death = backend.ended() => return Err(Ended::Died(death)),
+            death = life.ended() => {
+                // The process is a faster witness than its sockets: requests in flight learn of it now.
+                backend.declare_dead(death.clone());
+                return Err(Ended::Died(death));
+            }
+            _ = looks.tick() => {}
         }
-    })
+        let activity = if watch.wants_activity() { life.activity().await } else { None };
+        fleet.set_condition(id, watch.look(backend.silent_for(), activity));
+    }
 }

@@ -5,14 +5,16 @@
 
 mod backoff;
 mod classes;
+mod condition;
 mod events;
 mod keeper;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, MediaForm, TensorFormat};
+use chiasm_backend::{Backend, Connector, Death, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::{PlanClassId, WorkerId};
 use events::Followed;
@@ -22,6 +24,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 pub use classes::{PresentClass, PresentClasses};
+pub use condition::{Condition, Patience};
 
 use crate::metrics::Metrics;
 
@@ -39,6 +42,25 @@ pub struct Worker {
     pub backend: Arc<dyn Backend>,
     /// How prompts are planned for it.
     pub class: PlanClassId,
+    condition: watch::Sender<Condition>,
+}
+
+impl Worker {
+    /// Whether it answers.
+    pub fn condition(&self) -> Condition {
+        *self.condition.borrow()
+    }
+
+    /// Returns when the worker is found to be hung, at once if it is.
+    pub(crate) fn hung(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut condition = self.condition.subscribe();
+        async move {
+            // A worker that has left is not hung: its jobs learn of that by themselves.
+            if condition.wait_for(|&now| now == Condition::Hung).await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
 }
 
 /// All workers.
@@ -47,9 +69,11 @@ pub struct Fleet {
     metrics: Arc<Metrics>,
     state: Mutex<State>,
     ready: watch::Sender<usize>,
+    seats: AtomicUsize,
     shutdown: watch::Sender<bool>,
     keepers: Mutex<Option<JoinSet<()>>>,
     created: u64,
+    patience: Patience,
     /// What was counted for each worker, over all its backends.
     followed: BTreeMap<WorkerId, Followed>,
 }
@@ -60,12 +84,28 @@ struct State {
     classes: classes::Classes,
 }
 
+impl State {
+    /// Tells whoever waits how many workers can take requests and answer.
+    fn tell(&self, ready: &watch::Sender<usize>) {
+        let answers = |worker: &&Arc<Worker>| worker.condition() == Condition::Answers;
+        ready.send_replace(self.workers.values().filter(answers).count());
+    }
+
+    fn seats(&self) -> usize {
+        self.workers.values().map(|worker| worker.backend.capabilities().max_running).sum()
+    }
+}
+
 impl Fleet {
     /// Starts one worker per connector. Returns at once: see [`Fleet::wait_ready`].
     ///
     /// # Errors
     /// [`NoEngines`] without connectors.
-    pub fn start(connectors: Vec<Box<dyn Connector>>, router: RouterConfig) -> Result<Arc<Self>, NoEngines> {
+    pub fn start(
+        connectors: Vec<Box<dyn Connector>>,
+        router: RouterConfig,
+        patience: Patience,
+    ) -> Result<Arc<Self>, NoEngines> {
         if connectors.is_empty() {
             return Err(NoEngines);
         }
@@ -77,9 +117,11 @@ impl Fleet {
             metrics: Arc::default(),
             state: Mutex::default(),
             ready: watch::Sender::new(0),
+            seats: AtomicUsize::new(0),
             shutdown: watch::Sender::new(false),
             keepers: Mutex::new(None),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            patience,
             followed: ids().zip(&connectors).map(|(id, _)| (id, Followed::default())).collect(),
         });
         let mut keepers = JoinSet::new();
@@ -97,6 +139,14 @@ impl Fleet {
         tokio::select! {
             ready = ready.wait_for(|&now| now >= workers) => ready.is_ok(),
             _ = shutdown.wait_for(|&down| down) => false,
+        }
+    }
+
+    /// Ends all requests in flight with an error, and takes no more. [`Fleet::shutdown`] is to follow.
+    pub fn cut(&self, why: &str) {
+        self.shutdown.send_replace(true);
+        for worker in self.workers() {
+            worker.backend.declare_dead(Death::new(why));
         }
     }
 
@@ -129,9 +179,14 @@ impl Fleet {
         self.state().workers.values().cloned().collect()
     }
 
-    /// Number of workers that can take requests.
+    /// Number of workers that can take requests and answer.
     pub fn ready_workers(&self) -> usize {
         *self.ready.borrow()
+    }
+
+    /// Requests that the workers run at once, all together; 0 while there is none.
+    pub fn seats(&self) -> usize {
+        self.seats.load(Ordering::Relaxed)
     }
 
     /// How the KV events of each worker have been followed, over all its backends so far.
@@ -155,7 +210,8 @@ impl Fleet {
         let class = {
             let mut state = self.state();
             let class = state.classes.join(id, &can);
-            state.workers.insert(id, Arc::new(Worker { id, backend, class }));
+            state.workers.insert(id, Arc::new(Worker { id, backend, class, condition: watch::Sender::default() }));
+            self.seats.store(state.seats(), Ordering::Relaxed);
             class
         };
         // Last: whatever the router picks has to be found above.
@@ -171,7 +227,21 @@ impl Fleet {
             max_encoder_tokens: can.max_batched_tokens,
         };
         self.router.add_worker(id, info);
-        self.ready.send_replace(self.state().workers.len());
+        self.state().tell(&self.ready);
+    }
+
+    /// Takes note of whether a worker answers.
+    fn set_condition(&self, id: WorkerId, condition: Condition) {
+        let state = self.state();
+        let Some(worker) = state.workers.get(&id).filter(|worker| worker.condition() != condition) else { return };
+        match condition {
+            Condition::Answers => tracing::info!(worker = %id, "the engine answers again"),
+            Condition::Suspect => tracing::warn!(worker = %id, "the engine says nothing: it gets no new requests"),
+            Condition::Hung => tracing::error!(worker = %id, "the engine hangs: requests without a token move"),
+        }
+        worker.condition.send_replace(condition);
+        self.router.set_suspect(id, condition != Condition::Answers);
+        state.tell(&self.ready);
     }
 
     /// Takes a worker out: no new request goes to it, and its blocks are forgotten.
@@ -180,7 +250,8 @@ impl Fleet {
             let mut state = self.state();
             state.classes.leave(id);
             let left = state.workers.remove(&id);
-            self.ready.send_replace(state.workers.len());
+            self.seats.store(state.seats(), Ordering::Relaxed);
+            state.tell(&self.ready);
             left
         };
         // A request that is routed to it meanwhile finds no such worker, and tries another one.

@@ -1,9 +1,11 @@
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
-use chiasm_backend::{Capabilities, ConnectError, Death, Load};
+use chiasm_backend::{Capabilities, ConnectError, Connected, Death, Load, MediaObserver};
 use chiasm_router::Knowledge;
 use chiasm_types::BlockSize;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::*;
@@ -13,7 +15,7 @@ const ONLY: WorkerId = WorkerId(0);
 /// A fleet of one worker with these backends, one after the other.
 fn fleet(backends: impl IntoIterator<Item = Result<FakeBackend, ConnectError>>) -> Arc<Fleet> {
     let connector = Box::new(FakeConnector::new(backends)) as Box<dyn Connector>;
-    Fleet::start(vec![connector], RouterConfig::default()).unwrap()
+    Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap()
 }
 
 fn refused() -> Result<FakeBackend, ConnectError> {
@@ -26,7 +28,7 @@ async fn gone(fleet: &Fleet) {
 
 #[test]
 fn a_fleet_of_nobody_is_refused() {
-    assert!(Fleet::start(Vec::new(), RouterConfig::default()).is_err());
+    assert!(Fleet::start(Vec::new(), RouterConfig::default(), Patience::default()).is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -35,7 +37,7 @@ async fn a_worker_that_can_not_be_had_is_tried_again_after_longer_and_longer_pau
     let fleet = fleet([refused(), refused(), refused(), Ok(FakeBackend::new())]);
     assert!(fleet.wait_ready(1).await);
     assert_eq!(started.elapsed().as_millis() / 100 * 100, 500 + 1000 + 2000);
-    assert_eq!(fleet.metrics.engine_deaths.get(), 3);
+    assert_eq!(fleet.metrics.engine_deaths(ONLY), 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,6 +53,40 @@ async fn a_dead_backend_leaves_at_once_and_the_next_one_follows() {
     assert!(fleet.wait_ready(1).await);
     assert_eq!(left.elapsed().as_millis() / 100 * 100, 500, "an hour of health makes the pause the first one");
     assert!(fleet.worker(ONLY).is_some());
+}
+
+/// Panics when it is first asked.
+struct Stumbling {
+    connector: FakeConnector,
+    has_panicked: AtomicBool,
+}
+
+impl Connector for Stumbling {
+    fn connect(
+        &self,
+        worker: WorkerId,
+        observer: Arc<dyn MediaObserver>,
+    ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
+        assert!(self.has_panicked.swap(true, Ordering::Relaxed), "on purpose");
+        self.connector.connect(worker, observer)
+    }
+
+    fn describe(&self) -> String {
+        self.connector.describe()
+    }
+
+    fn longest_pause(&self) -> Duration {
+        self.connector.longest_pause()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_keeper_that_panics_goes_on_after_a_pause() {
+    let connector = FakeConnector::new([Ok(FakeBackend::new())]);
+    let connector = Stumbling { connector, has_panicked: AtomicBool::new(false) };
+    let fleet = Fleet::start(vec![Box::new(connector)], RouterConfig::default(), Patience::default()).unwrap();
+    assert!(fleet.wait_ready(1).await);
+    assert_eq!(fleet.metrics.engine_deaths(ONLY), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,8 +1,11 @@
 //! One continuation on its way from token ids to text: detokenizing, stop strings, log probabilities, the end.
 
+use std::time::Duration;
+
 use chiasm_backend::{Content, Finish, Output, TokenLogprob, ToolCallDelta};
 use chiasm_prompt::{Detokenizer, StopStrings, Tokenizer};
 use chiasm_types::TokenId;
+use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::request::Sampling;
@@ -48,6 +51,8 @@ pub(super) struct Choice {
     include_stop: bool,
     wants_logprobs: bool,
     seen_tokens: usize,
+    /// When the last tokens came.
+    last: Option<Instant>,
 }
 
 impl Choice {
@@ -60,7 +65,18 @@ impl Choice {
             include_stop: sampling.include_stop,
             wants_logprobs: sampling.logprobs.is_some(),
             seen_tokens: 0,
+            last: None,
         }
+    }
+
+    /// The time per token since the tokens before those of this delta. `None` for the first ones, and without new ones.
+    pub(super) fn gap(&mut self, delta: &ChoiceDelta) -> Option<Duration> {
+        if delta.tokens.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        let before = self.last.replace(now)?;
+        Some((now - before) / u32::try_from(delta.tokens.len()).unwrap_or(u32::MAX))
     }
 
     /// Takes one output. `finish` is set when the continuation ended, be it by the backend or by a stop string (then the

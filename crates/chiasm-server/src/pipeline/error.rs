@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chiasm_backend::{Death, JobError};
 use chiasm_media::{Fault, MediaError};
@@ -11,7 +12,7 @@ use chiasm_vision::VisionError;
 
 /// A failed request: what went wrong, and the request's field at fault where it is one's.
 #[derive(Clone, Debug)]
-pub struct RequestError {
+pub(crate) struct RequestError {
     /// What went wrong.
     pub cause: Cause,
     /// The field, such as `messages[2].content[1].image_url`.
@@ -21,13 +22,25 @@ pub struct RequestError {
 /// What went wrong with a request.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Cause {
+pub(crate) enum Cause {
     /// The client can fix it by changing the field.
     #[error("{0}")]
     Invalid(String),
     /// The prompt has more media items than allowed.
     #[error("{0}")]
     TooManyItems(String),
+    /// The request asks for more work of this process than one may.
+    #[error(
+        "the request needs {:.1} s of this server's CPU time by estimate, at most {} s are allowed (--max-request-cost)",
+        cost.as_secs_f64(),
+        limit.as_secs_f64()
+    )]
+    TooCostly {
+        /// What it would have asked for in all.
+        cost: Duration,
+        /// What it may ask for.
+        limit: Duration,
+    },
     /// The prompt leaves no room for an answer.
     #[error("the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer")]
     ContextFull {
@@ -54,9 +67,20 @@ pub enum Cause {
     /// The engine died, and no other one could be tried.
     #[error("the engine is gone: {0}")]
     EngineGone(Death),
-    /// An engine died, and no other can take the request.
+    /// An engine died or hangs, and no other can take the request.
     #[error("the engine failed and no other can take the request")]
     NoOtherWorker,
+    /// The prompt was in several engines when they died.
+    #[error("this prompt was in several engines when they died; it is not given to another one for now (--quarantine)")]
+    Quarantined,
+    /// The request took too long.
+    #[error("{} within {} s ({flag})", if *.flag == "--first-token-timeout" { "no token came" } else { "the answer did not end" }, after.as_secs_f64())]
+    TimedOut {
+        /// The time that it had.
+        after: Duration,
+        /// The flag that limits it.
+        flag: &'static str,
+    },
     /// The fault is ours or the engine's.
     #[error("{0}")]
     Internal(String),
@@ -153,7 +177,7 @@ impl From<RouteError> for RequestError {
 impl From<JobError> for RequestError {
     fn from(error: JobError) -> Self {
         match error {
-            JobError::Dead(death) => Cause::EngineGone(death).into(),
+            JobError::Dead(death) | JobError::NotTaken(death) => Cause::EngineGone(death).into(),
             JobError::Refused { field, message } => Self::invalid(field, message),
             // What a source of ours says is ours; what else comes by that way is a fault of the program.
             JobError::Source(error) => {

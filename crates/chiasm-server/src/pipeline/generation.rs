@@ -1,24 +1,30 @@
 //! A prepared request on a worker: pick it, give its backend the job, and follow the answer. Another worker is tried when
 //! one dies, as long as the client has not been sent a token.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob};
 use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::{PlanClassId, WorkerId};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::{Stream, unfold};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
+use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
-use super::prepare::{Planned, Prepared};
+use super::prepare::{Planned, Prepared, Took};
+use super::retries::MAX_MOVES;
 use super::sampling;
 use crate::frontend::Frontend;
+use crate::metrics::Retry;
 
-/// Workers that are tried for one request before it fails.
-const MAX_ATTEMPTS: usize = 3;
+/// Before workers are tried again that could not be given a request, as they were about to leave.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Where a request went and what it found there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +43,27 @@ pub(crate) struct Attempted {
     pub delivered: Delivered,
     /// How the engine computed the prompt, by its own account; known with the first output.
     pub prefill: Prefill,
-    /// Time from routing to the first output.
+    /// What preparing it took.
+    pub took: Took,
+    /// Time that its worker's backend took to take it, with the media items that it lacked.
+    pub hand_off: Duration,
+    /// Time from its arrival to the first output.
     pub first_token: Option<Duration>,
+    /// Workers that it was lost with before.
+    pub moves: usize,
+}
+
+impl Attempted {
+    /// The value of a `Server-Timing` header: times in milliseconds that are known by now.
+    pub(crate) fn server_timing(&self) -> String {
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        let mut timing = format!("prepare;dur={:.2}", milliseconds(self.took.fetch + self.took.plan + self.hand_off));
+        let known = [("queue", self.prefill.queued), ("ttft", self.first_token)];
+        for (name, time) in known.into_iter().filter_map(|(name, time)| Some((name, time?))) {
+            timing.push_str(&format!(", {name};dur={:.2}", milliseconds(time)));
+        }
+        timing
+    }
 }
 
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
@@ -50,37 +75,85 @@ pub(crate) struct Generation {
     attempted: Attempted,
     /// The first delta, which was awaited before the client was told anything.
     ahead: Option<ChoiceDelta>,
+    arrived: Instant,
+    /// When a worker was picked.
     started: Instant,
+    /// Ends when the worker hangs; `None` once the client was told a token, as the answer can't move any more.
+    hung: Option<BoxFuture<'static, ()>>,
+    deadlines: Deadlines,
+    /// Ends at the deadline that is next.
+    alarm: Option<Pin<Box<Sleep>>>,
 }
 
 /// Why an attempt ended early.
 enum Failure {
-    /// The worker is gone; another one may do.
-    Died(WorkerId, Death),
+    /// The worker was gone before it had the request.
+    NotTaken(WorkerId),
+    /// The worker died or hangs with the request in it.
+    Lost(WorkerId, Death),
     /// The request can't be served.
     Final(RequestError),
 }
 
-/// Workers that died with a request.
+/// What a request has been through.
 #[derive(Default)]
 struct Attempts {
-    dead: Vec<WorkerId>,
+    /// The workers that it was lost with, then those that never had it.
+    exclude: Vec<WorkerId>,
+    /// How many of them it was lost with.
+    lost: usize,
 }
 
 impl Attempts {
-    /// After a failed attempt: whether there is to be another one, else the error to tell.
-    fn again(&mut self, frontend: &Frontend, failure: Failure) -> Result<(), RequestError> {
+    /// Before the first attempt.
+    ///
+    /// # Errors
+    /// [`Cause::Quarantined`] when engines have died with this prompt.
+    fn begin(frontend: &Frontend, prepared: &Prepared) -> Result<Self, RequestError> {
+        frontend.retries.earn();
+        match frontend.retries.is_quarantined(prepared) {
+            true => Err(Cause::Quarantined.into()),
+            false => Ok(Self::default()),
+        }
+    }
+
+    /// After a failed attempt: returns if there is to be another one, else with the error to tell.
+    ///
+    /// A worker that never had the request has cost nothing: others are tried for as long as there is time. A request that was
+    /// in an engine when that died may be what it died of, and costs the next one the work that this one has done.
+    async fn again(&mut self, frontend: &Frontend, prepared: &Prepared, failure: Failure) -> Result<(), RequestError> {
+        let metrics = &frontend.metrics;
         match failure {
-            Failure::Died(worker, death) if self.dead.len() + 1 < MAX_ATTEMPTS => {
-                tracing::warn!(%worker, %death, "engine died before the client was sent a token, trying another");
-                frontend.metrics.retries.inc();
-                self.dead.push(worker);
+            Failure::NotTaken(worker) => {
+                metrics.retried(Retry::NotTaken);
+                self.exclude.push(worker);
                 Ok(())
             }
-            Failure::Final(RequestError { cause: Cause::NoWorker(_), .. }) if !self.dead.is_empty() => {
-                Err(Cause::NoOtherWorker.into())
+            Failure::Lost(_, death) if self.lost == MAX_MOVES => {
+                frontend.retries.quarantine(prepared);
+                metrics.retried(Retry::Quarantined);
+                tracing::warn!(%death, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
+                Err(Cause::EngineGone(death).into())
             }
-            failure => Err(failure.into()),
+            Failure::Lost(_, death) if !frontend.retries.may_move(frontend.slots.limit()) => {
+                metrics.retried(Retry::OverBudget);
+                Err(Cause::EngineGone(death).into())
+            }
+            Failure::Lost(worker, death) => {
+                tracing::warn!(%worker, %death, "engine lost before the client was sent a token, trying another");
+                metrics.retried(Retry::Lost);
+                self.exclude.insert(self.lost, worker);
+                self.lost += 1;
+                Ok(())
+            }
+            Failure::Final(RequestError { cause: Cause::NoWorker(_), .. }) if !self.exclude.is_empty() => {
+                if self.exclude.len() == self.lost || frontend.fleet.ready_workers() == 0 {
+                    return Err(Cause::NoOtherWorker.into());
+                }
+                self.exclude.truncate(self.lost);
+                within(prepared.deadlines.first_token, tokio::time::sleep(PAUSE)).await
+            }
+            Failure::Final(error) => Err(error),
         }
     }
 }
@@ -91,11 +164,11 @@ impl Generation {
     /// # Errors
     /// [`RequestError`] when no worker can take the request, or the one that took it could not answer it.
     pub(crate) async fn start(frontend: &Arc<Frontend>, prepared: &Prepared) -> Result<Self, RequestError> {
-        let mut attempts = Attempts::default();
+        let mut attempts = Attempts::begin(frontend, prepared)?;
         loop {
             match Self::first_delta(frontend, prepared, &attempts).await {
                 Ok(generation) => return Ok(generation),
-                Err(failure) => attempts.again(frontend, failure)?,
+                Err(failure) => attempts.again(frontend, prepared, failure).await?,
             }
         }
     }
@@ -103,6 +176,7 @@ impl Generation {
     async fn first_delta(frontend: &Arc<Frontend>, prepared: &Prepared, attempts: &Attempts) -> Result<Self, Failure> {
         let mut generation = Self::attempt(frontend, prepared, attempts).await?;
         generation.ahead = generation.next_delta().instrument(tracing::debug_span!("first_token")).await?;
+        generation.hung = None;
         Ok(generation)
     }
 
@@ -130,10 +204,10 @@ impl Generation {
             route(frontend, prepared, before)?
         };
         let worker = reservation.worker;
-        let gone = || Failure::Died(worker, Death::new("it left while it was picked"));
-        let serving = frontend.fleet.worker(worker).ok_or_else(gone)?;
-        // A worker whose engine was replaced by one of another class in this moment.
-        let plan = prepared.plan(serving.class).ok_or_else(gone)?;
+        // It left in this moment.
+        let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
+        // Its engine was replaced by one of another class in this moment.
+        let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(worker))?;
         let mut attempted = Attempted {
             worker,
             class: plan.class,
@@ -142,7 +216,10 @@ impl Generation {
             prompt_tokens: plan.tokens.len(),
             delivered: Delivered::default(),
             prefill: Prefill::default(),
+            took: prepared.took,
+            hand_off: Duration::ZERO,
             first_token: None,
+            moves: before.lost,
         };
         tracing::debug!(
             worker = %attempted.worker,
@@ -165,9 +242,11 @@ impl Generation {
             trace: prepared.trace.clone(),
         };
         let handing_over = tracing::debug_span!("hand_off", %worker);
-        let running = serving.backend.start(Arc::new(job)).instrument(handing_over).await;
-        let running = running.map_err(|error| failure(worker, error))?;
+        let deadlines = prepared.deadlines;
+        let starting = serving.backend.start(Arc::new(job)).instrument(handing_over);
+        let running = within(deadlines.first_token, starting).await?.map_err(|error| failure(worker, error))?;
         attempted.delivered = running.delivered();
+        attempted.hand_off = started.elapsed();
         let tokenizer = &frontend.model.tokenizer;
         let choice = |index| Choice::new(index, tokenizer, &plan.tokens, &prepared.sampling);
         Ok(Self {
@@ -177,7 +256,11 @@ impl Generation {
             reservation,
             attempted,
             ahead: None,
+            arrived: prepared.arrived,
             started,
+            hung: Some(serving.hung().boxed()),
+            deadlines,
+            alarm: deadlines.first_token.map(|deadline| Box::pin(sleep_until(deadline.at))),
         })
     }
 
@@ -185,8 +268,7 @@ impl Generation {
         if let Some(delta) = self.ahead.take() {
             return Ok(Some(delta));
         }
-        let Some(output) = self.running.next().await else { return Ok(None) };
-        let output = output.map_err(|error| failure(self.attempted.worker, error))?;
+        let Some(output) = self.next_output().await? else { return Ok(None) };
         if self.attempted.first_token.is_none() {
             self.saw_first(&output);
         }
@@ -195,18 +277,41 @@ impl Generation {
             return Err(RequestError::internal("the engine answered with a continuation that was not asked for").into());
         };
         let delta = choice.push(output);
+        if let Some(gap) = choice.gap(&delta) {
+            self.frontend.metrics.between_tokens(gap);
+        }
         if delta.finish.is_some() && !has_ended {
             self.running.stop(index);
         }
         Ok(Some(delta))
     }
 
+    async fn next_output(&mut self) -> Result<Option<Output>, Failure> {
+        let worker = self.attempted.worker;
+        let Self { running, hung, alarm, .. } = self;
+        tokio::select! {
+            // What has come counts, however late it is.
+            biased;
+            output = running.next() => output.transpose().map_err(|error| failure(worker, error)),
+            () = if_any(hung.as_mut()) => Err(Failure::Lost(worker, Death::new("it hangs"))),
+            () = if_any(alarm.as_mut()) => {
+                let Deadlines { first_token, end } = self.deadlines;
+                let passed = if self.attempted.first_token.is_none() { first_token } else { end };
+                Err(passed.map_or_else(|| RequestError::internal("a deadline passed"), |passed| passed.passed()).into())
+            }
+        }
+    }
+
     /// Takes note of a first output. The first of several continuations tells what was cached before this request.
     fn saw_first(&mut self, output: &Output) {
-        let after = self.started.elapsed();
+        let after = self.arrived.elapsed();
         // An item that the engine turned out to lack was sent again by now.
         self.attempted.delivered = self.running.delivered();
         self.attempted.first_token = Some(after);
+        match (&mut self.alarm, self.deadlines.end) {
+            (Some(alarm), Some(end)) => alarm.as_mut().reset(end.at),
+            (alarm, _) => *alarm = None,
+        }
         if let Some(prefill) = output.prefill {
             self.attempted.prefill = prefill;
             let block_size = self.reservation.block_size.get();
@@ -217,7 +322,7 @@ impl Generation {
             self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
         }
         self.reservation.first_token();
-        self.frontend.metrics.first_token(after);
+        self.frontend.metrics.first_token(&self.attempted, self.started.elapsed());
     }
 }
 
@@ -242,7 +347,7 @@ fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, before: &'a Attempts)
         media: &plan.route_items,
         encoder_tokens: plan.encoder_tokens,
         session: prepared.session,
-        exclude: &before.dead,
+        exclude: &before.exclude,
     }
 }
 
@@ -254,11 +359,11 @@ pub(crate) async fn collect(
     frontend: &Arc<Frontend>,
     prepared: &Prepared,
 ) -> Result<(Vec<FinishedChoice>, Attempted), RequestError> {
-    let mut attempts = Attempts::default();
+    let mut attempts = Attempts::begin(frontend, prepared)?;
     loop {
         match collect_once(frontend, prepared, &attempts).await {
             Ok(done) => return Ok(done),
-            Err(failure) => attempts.again(frontend, failure)?,
+            Err(failure) => attempts.again(frontend, prepared, failure).await?,
         }
     }
 }
@@ -277,9 +382,18 @@ async fn collect_once(
     Ok((choices, generation.attempted))
 }
 
+/// Waits for a future if there is one, else for ever.
+async fn if_any(future: Option<&mut (impl Future<Output = ()> + Unpin)>) {
+    match future {
+        Some(future) => future.await,
+        None => std::future::pending().await,
+    }
+}
+
 fn failure(worker: WorkerId, error: JobError) -> Failure {
     match error {
-        JobError::Dead(death) => Failure::Died(worker, death),
+        JobError::NotTaken(_) => Failure::NotTaken(worker),
+        JobError::Dead(death) => Failure::Lost(worker, death),
         error => Failure::Final(error.into()),
     }
 }
@@ -293,7 +407,8 @@ impl From<RequestError> for Failure {
 impl From<Failure> for RequestError {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Died(_, death) => Cause::EngineGone(death).into(),
+            Failure::NotTaken(_) => Cause::NoOtherWorker.into(),
+            Failure::Lost(_, death) => Cause::EngineGone(death).into(),
             Failure::Final(error) => error,
         }
     }

@@ -14,10 +14,13 @@
 //! | `plans`, `processed`, `turns` | what is remembered of items, and whose turn it is to make one |
 //! | `sampling` | the model's defaults and the room in the context, filled in |
 //! | `generation` | a prepared prompt on a worker, and on another one if that dies |
+//! | `deadlines` | how long a request may take |
+//! | `retries` | which requests may move to another worker |
 //! | `choice` | one continuation, from tokens to text |
 //! | `error` | why a request can't be answered |
 
 mod choice;
+mod deadlines;
 mod error;
 mod generation;
 mod image;
@@ -26,6 +29,7 @@ mod plans;
 mod prepare;
 mod processed;
 mod request;
+mod retries;
 mod sampling;
 mod turns;
 
@@ -35,3 +39,4 @@ pub(crate) use generation::{Attempted, Generation, collect};
 pub(crate) use image::Images;
 pub(crate) use prepare::{Planned, Prepared, prepare};
 pub(crate) use request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+pub(crate) use retries::Retries;

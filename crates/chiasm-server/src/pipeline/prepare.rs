@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::HeaderValue;
 use chiasm_backend::{JobItem, RequestId, TraceContext};
@@ -12,12 +13,15 @@ use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
+use tokio::time::Instant;
 use tracing::Instrument;
 
+use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+use crate::cpu::{CpuBudget, price};
 use crate::fleet::{PresentClass, PresentClasses};
 use crate::frontend::Frontend;
 use crate::model::ServedModel;
@@ -39,6 +43,21 @@ pub(crate) struct Prepared {
     pub priority: i64,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// How long it may take.
+    pub deadlines: Deadlines,
+    /// What preparing it took.
+    pub took: Took,
+}
+
+/// What the parts of preparing a request took, waiting included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Took {
+    /// The bytes of its media items.
+    pub fetch: Duration,
+    /// Template, tokens, plans of its media items, block keys.
+    pub plan: Duration,
 }
 
 /// What a request is for workers of one plan class.
@@ -68,14 +87,26 @@ impl Prepared {
 /// Runs media, prompt, plan and keys for one request.
 ///
 /// # Errors
-/// [`RequestError`] says what is wrong with which field, or that no engine is ready.
+/// [`RequestError`] says what is wrong with which field, that no engine is ready, or that it took too long.
 pub(crate) async fn prepare(
     frontend: &Frontend,
     request: GenerateRequest,
     caller: &Caller,
     classes: PresentClasses,
 ) -> Result<Prepared, RequestError> {
+    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
+    within(deadlines.first_token, prepared(frontend, request, caller, classes, deadlines)).await?
+}
+
+async fn prepared(
+    frontend: &Frontend,
+    request: GenerateRequest,
+    caller: &Caller,
+    classes: PresentClasses,
+    deadlines: Deadlines,
+) -> Result<Prepared, RequestError> {
     let GenerateRequest { mut prompt, sampling, cache_salt, priority } = request;
+    let begun = Instant::now();
     let media = match &mut prompt {
         Prompt::Chat(chat) => {
             let owner =
@@ -84,15 +115,17 @@ pub(crate) async fn prepare(
         }
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
+    let fetch = begun.elapsed();
     let (model, images) = (frontend.model.clone(), frontend.images.clone());
-    let Caller { id, trace, session, .. } = caller.clone();
+    let Caller { id, trace, session, arrived, cpu, .. } = caller.clone();
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
     let small = is_small(&prompt, &model);
+    let cost = price_of(&prompt, &model, &cpu);
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
-    frontend
+    let mut prepared = frontend
         .cpu
-        .run_or_here(small, move || {
+        .run_or_here(small, &caller.cpu, cost, move || {
             let _entered = span.enter();
             let salt = cache_salt.as_deref();
             let plans = match prompt {
@@ -102,12 +135,26 @@ pub(crate) async fn prepare(
                     .encode(&text, true)
                     .map_err(RequestError::from)
                     .and_then(|tokens| plan_text(tokens, &classes, salt, &model)),
-                Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, salt),
+                Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, salt, &cpu),
             };
             let plans = plans.map_err(|error| error.at(field))?;
-            Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session })
+            Ok::<_, RequestError>(Prepared {
+                id,
+                trace,
+                plans,
+                sampling,
+                cache_salt,
+                priority,
+                session,
+                arrived,
+                deadlines,
+                took: Took::default(),
+            })
         })
-        .await?
+        .await
+        .map_err(|error| error.at(field))??;
+    prepared.took = Took { fetch, plan: begun.elapsed() - fetch };
+    Ok(prepared)
 }
 
 /// Token ids of a prompt whose keys are computed in a hundred microseconds.
@@ -127,6 +174,26 @@ fn is_small(prompt: &Prompt, model: &ServedModel) -> bool {
                 && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= small_text
                 && chat.media.len() <= FEW_MESSAGES
                 && chat.template_kwargs.is_empty()
+        }
+    }
+}
+
+/// Messages whose texts are looked at for the price: a hundred microseconds' worth. Those of more messages cost much anyway.
+const PRICED_MESSAGES: usize = 10_000;
+
+/// What rendering, tokenizing and keying a prompt takes, for a request that has had its body parsed.
+fn price_of(prompt: &Prompt, model: &ServedModel, cpu: &CpuBudget) -> Duration {
+    let tokenizing = |bytes| price::tokenizing(bytes, model.tokenizer.quick_bytes());
+    match prompt {
+        Prompt::Text(text) => tokenizing(text.len()),
+        Prompt::Tokens(tokens) => price::keys(tokens.len()),
+        Prompt::Chat(chat) => {
+            let messages = || chat.messages.iter().take(PRICED_MESSAGES);
+            let bytes = messages().map(ChatMessage::text_bytes).sum();
+            // How large they are is not known, but they were parsed: writing them again takes no less.
+            let has_json = !chat.template_kwargs.is_empty() || messages().any(|message| message.tool_calls.is_some());
+            let json = if has_json { cpu.spent() } else { Duration::ZERO };
+            price::template(chat.messages.len(), bytes).saturating_add(tokenizing(bytes)).saturating_add(json)
         }
     }
 }
@@ -188,6 +255,7 @@ fn plan_chat(
     media: &[EncodedMedia],
     classes: &[PresentClass],
     salt: Option<&str>,
+    cpu: &CpuBudget,
 ) -> Result<Vec<Planned>, RequestError> {
     let template = model.template.as_ref().ok_or_else(|| {
         RequestError::invalid(
@@ -217,7 +285,7 @@ fn plan_chat(
         let settings = images.settings(&chat.processor_kwargs, class)?;
         let mut item_tokens = 0;
         let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
-            let plan = images.plan(image, &settings, class, &source.field)?;
+            let plan = images.plan(image, &settings, class, &source.field, cpu)?;
             // Settings of a request can ask for images of any size: checked before anything of that size is made.
             item_tokens += plan.embeds;
             if item_tokens > class.max_model_len {

@@ -6,6 +6,9 @@ use chiasm_backend::{RequestId, TraceContext};
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use crate::cpu::CpuBudget;
 
 /// One prompt and how to continue it.
 #[derive(Clone, Debug)]
@@ -27,6 +30,10 @@ pub(crate) struct Caller {
     pub id: RequestId,
     /// The trace that the request belongs to.
     pub trace: Option<TraceContext>,
+    /// When its head had been read.
+    pub arrived: Instant,
+    /// The work that the request may have done.
+    pub cpu: CpuBudget,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
     /// The `Authorization` header: names that clients give to media items are their own.

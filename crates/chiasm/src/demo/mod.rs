@@ -12,14 +12,14 @@ use std::time::Duration;
 use chiasm_engine::{ArenaPolicy, ClientOptions, EngineOptions, FormatPolicy};
 use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
-use chiasm_server::fleet::Fleet;
+use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Frontend, Limits};
 
 use crate::cli::{DemoArgs, SimArgs};
 use crate::error::CliError;
 use crate::scenarios;
-use crate::serve::{client_options, connector, listen, serve};
+use crate::serve::{Drain, client_options, connector, listen, serve};
 use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
 use bundle::Bundle;
@@ -122,7 +122,7 @@ impl Stand {
         let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
         let address = listener.local_addr().map_err(CliError::Server)?;
-        let fleet = Fleet::start(connectors, RouterConfig { policy, ..RouterConfig::default() })?;
+        let fleet = Fleet::start(connectors, RouterConfig { policy, ..RouterConfig::default() }, Patience::default())?;
         // The demo's web server is on this machine, so the door must let loopback addresses in.
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
         let door = MediaDoor::new(media, ByteBudget::new(DEMO_BYTES))?;
@@ -131,7 +131,8 @@ impl Stand {
         let stopped = async {
             let _ = stopped.await;
         };
-        let server = tokio::spawn(serve(listener, Arc::new(frontend), stopped, Duration::from_secs(2)));
+        let drain = Drain { delay: Duration::ZERO, timeout: Duration::from_secs(2) };
+        let server = tokio::spawn(serve(listener, Arc::new(frontend), stopped, drain));
         fleet.wait_ready(ENGINES).await;
         Ok(Self { address, model: model.name.clone(), policy, fleet, stop, server })
     }

@@ -33,6 +33,8 @@ pub struct Server {
     pub url: String,
     pub client: reqwest::Client,
     log: Arc<Mutex<Vec<String>>>,
+    /// Until then nobody reads its log.
+    stalled: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Server {
@@ -53,9 +55,14 @@ impl Server {
         let stderr = child.stderr.take().expect("stderr is piped");
         let (sender, url) = mpsc::channel();
         let log = Arc::new(Mutex::new(Vec::new()));
-        let lines = log.clone();
+        let stalled = Arc::new(Mutex::new(None));
+        let (lines, stalls) = (log.clone(), stalled.clone());
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let until: Option<Instant> = stalls.lock().expect("not poisoned").take();
+                if let Some(rest) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
+                    std::thread::sleep(rest);
+                }
                 eprintln!("  | {line}");
                 lines.lock().expect("not poisoned").push(line.clone());
                 if let Some((_, url)) = line.split_once(" url=http://") {
@@ -64,7 +71,12 @@ impl Server {
             }
         });
         let url = url.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
-        Self { child, url, client: client(), log }
+        Self { child, url, client: client(), log, stalled }
+    }
+
+    /// Stops reading its log for this long.
+    pub fn stall_log(&self, time: Duration) {
+        *self.stalled.lock().expect("not poisoned") = Some(Instant::now() + time);
     }
 
     /// The rest of the last line of its log that has this text in it. Lines are written a little after what they tell of.
@@ -121,14 +133,12 @@ impl Server {
             .expect("the server answers")
     }
 
-    /// The value of a metric's sample that starts with `name`.
+    /// The sum of a metric's samples that start with `name`.
     pub async fn metric(&self, name: &str) -> f64 {
         let response = self.client.get(format!("{}/metrics", self.url)).send().await.expect("metrics");
         let text = response.text().await.expect("text");
-        text.lines()
-            .find(|line| line.starts_with(name) && !line.starts_with('#'))
-            .and_then(|line| line.rsplit(' ').next()?.parse().ok())
-            .unwrap_or(0.0)
+        let samples = text.lines().filter(|line| line.starts_with(name));
+        samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
     /// Sends SIGTERM and waits for the end; true if it ended well within `patience`.

@@ -6,6 +6,9 @@ use chiasm_types::{BlockSize, TokenId};
 use futures_util::StreamExt;
 
 use super::*;
+use crate::Limits;
+use crate::fleet::Condition;
+use crate::metrics::Retry;
 use crate::pipeline::{Prompt, Sampling};
 use crate::stand::{Stand, broken_picture, picture};
 
@@ -13,8 +16,13 @@ fn died() -> JobError {
     JobError::Dead(Death::new("it was unplugged"))
 }
 
+fn not_taken() -> JobError {
+    JobError::NotTaken(Death::new("it was unplugged"))
+}
+
+/// Requests that moved from a worker that had them.
 fn retries(stand: &Stand) -> u64 {
-    stand.frontend.metrics.retries.get()
+    stand.frontend.metrics.retries(Retry::Lost)
 }
 
 async fn deltas(generation: Generation) -> Vec<Result<ChoiceDelta, RequestError>> {
@@ -58,12 +66,150 @@ async fn an_answer_in_one_piece_moves_on_whatever_its_worker_has_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_workers_are_tried_and_no_more() {
+async fn a_prompt_that_three_workers_died_with_visits_no_other_for_a_while() {
     let stand = Stand::of(4).await;
-    stand.backends.iter().for_each(|backend| backend.next_job(Script::refuse(died())));
-    let error = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap_err();
+    stand.backends[..3].iter().for_each(|backend| backend.next_job(Script::refuse(died())));
+    let prompt = stand.text(Sampling::default()).await;
+    let error = collect(&stand.frontend, &prompt).await.unwrap_err();
     assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
-    assert_eq!(retries(&stand), 2);
+    assert_eq!((retries(&stand), stand.frontend.metrics.retries(Retry::Quarantined)), (2, 1));
+
+    let again = Generation::start(&stand.frontend, &prompt).await.map(drop).unwrap_err();
+    assert!(matches!(again.cause, Cause::Quarantined), "{again}");
+    assert_eq!(stand.backends.iter().map(|backend| backend.jobs().len()).sum::<usize>(), 3);
+    // Others are served, and so is this one later.
+    stand.backends[3].next_job(Script::tokens(&[40]).finish(Finish::Eos));
+    let other = stand.prepare(Prompt::Tokens(vec![TokenId(7); 20]), Sampling::default()).await.unwrap();
+    collect(&stand.frontend, &other).await.unwrap();
+    tokio::time::sleep(stand.frontend.limits.quarantine).await;
+    stand.backends.iter().for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
+    collect(&stand.frontend, &prompt).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_that_never_had_a_request_are_tried_for_as_long_as_there_is_time() {
+    let stand = Stand::of(2).await;
+    for backend in &stand.backends {
+        (0..10).for_each(|_| backend.next_job(Script::refuse(not_taken())));
+    }
+    stand.backends.iter().for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
+    collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert_eq!((retries(&stand), stand.frontend.metrics.retries(Retry::NotTaken)), (0, 20));
+
+    let impatient = Limits { first_token_timeout: Some(Duration::from_secs(1)), ..Limits::default() };
+    let stand = Stand::limited(impatient, 1).await;
+    (0..1000).for_each(|_| stand.backends[0].next_job(Script::refuse(not_taken())));
+    let error = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::TimedOut { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_requests_move_than_the_budget_has_room_for() {
+    let stand = Stand::limited(Limits { requests: Some(2), ..Limits::default() }, 2).await;
+    // The first takes both.
+    for number in 0..3_u32 {
+        stand.backends.iter().for_each(|backend| backend.next_job(Script::refuse(died())));
+        let prompt = stand.prepare(Prompt::Tokens(vec![TokenId(number); 20]), Sampling::default()).await.unwrap();
+        collect(&stand.frontend, &prompt).await.unwrap_err();
+    }
+    assert_eq!((retries(&stand), stand.frontend.metrics.retries(Retry::OverBudget)), (2, 2));
+}
+
+/// Waits until a worker's silence is taken for this.
+async fn becomes(stand: &Stand, worker: u32, condition: Condition) {
+    let worker = WorkerId(worker);
+    while stand.frontend.fleet.worker(worker).unwrap().condition() != condition {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_worker_gets_nothing_new_and_what_waits_for_a_hung_one_moves() {
+    let stand = Stand::of(2).await;
+    let silent = &stand.backends[0];
+    silent.next_job(Script::tokens(&[40]));
+    let told = Generation::start(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    let mut told = Box::pin(told.into_deltas());
+    told.next().await.unwrap().unwrap();
+    // Round robin: to the first.
+    stand.backends[1].next_job(Script::tokens(&[60]).finish(Finish::Eos));
+    collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    silent.next_job(Script::tokens(&[50, 51]));
+    stand.backends[1].next_job(Script::tokens(&[61]).finish(Finish::Eos));
+    let prompt = stand.text(Sampling::default()).await;
+    let whole = collect(&stand.frontend, &prompt);
+    let watching = async {
+        while silent.jobs().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        silent.fall_silent(true);
+        becomes(&stand, 0, Condition::Suspect).await;
+        assert_eq!((stand.frontend.fleet.ready_workers(), silent.aborted()), (1, 0));
+    };
+    let (whole, ()) = tokio::join!(whole, watching);
+    assert_eq!((whole.unwrap().1.worker, silent.aborted(), retries(&stand)), (WorkerId(1), 1, 1));
+    assert_eq!(stand.frontend.fleet.worker(WorkerId(0)).unwrap().condition(), Condition::Hung);
+    // Who has a token stays, and goes on when the worker does.
+    assert!(futures_util::poll!(told.next()).is_pending());
+
+    for _ in 0..3 {
+        stand.backends[1].next_job(Script::tokens(&[62]).finish(Finish::Eos));
+        collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    }
+    assert_eq!(silent.jobs().len(), 2);
+    silent.fall_silent(false);
+    becomes(&stand, 0, Condition::Answers).await;
+    assert_eq!(stand.frontend.fleet.ready_workers(), 2);
+    silent.next_job(Script::tokens(&[42]).finish(Finish::Eos));
+    let (_, attempted) = collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert_eq!(attempted.worker, WorkerId(0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_has_so_long_for_its_first_token_and_so_long_in_all() {
+    let (first_token_timeout, request_timeout) = (Some(Duration::from_secs(5)), Some(Duration::from_secs(20)));
+    let stand = Stand::limited(Limits { first_token_timeout, request_timeout, ..Limits::default() }, 1).await;
+    let flag = |error: RequestError| match error.cause {
+        Cause::TimedOut { flag, .. } => flag,
+        other => panic!("{other}"),
+    };
+    let begun = Instant::now();
+    let error = Generation::start(&stand.frontend, &stand.text(Sampling::default()).await).await.map(drop).unwrap_err();
+    assert_eq!((flag(error), begun.elapsed().as_secs()), ("--first-token-timeout", 5));
+
+    // A token every three seconds.
+    for whole in [true, false] {
+        let script = (0..9).fold(Script::tokens(&[40]), |script, token| script.then(0, &[50 + token]));
+        stand.backends[0].next_job(Script { pause: Duration::from_secs(3), ..script });
+        let begun = Instant::now();
+        let prompt = stand.text(Sampling::default()).await;
+        let error = if whole {
+            collect(&stand.frontend, &prompt).await.unwrap_err()
+        } else {
+            let mut told = deltas(Generation::start(&stand.frontend, &prompt).await.unwrap()).await;
+            assert_eq!(told.len(), 7);
+            told.pop().unwrap().unwrap_err()
+        };
+        assert_eq!((flag(error), begun.elapsed().as_secs()), ("--request-timeout", 20));
+    }
+    assert_eq!(stand.backends[0].aborted(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_cut_off_end_with_an_error() {
+    let stand = Stand::of(1).await;
+    stand.backends[0].next_job(Script::tokens(&[40]));
+    let told = Generation::start(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    let prompt = stand.text(Sampling::default()).await;
+    let waiting = collect(&stand.frontend, &prompt);
+    stand.frontend.fleet.cut("the frontend is going down");
+    let deltas = deltas(told).await;
+    assert_eq!(
+        deltas.last().unwrap().as_ref().unwrap_err().to_string(),
+        "the engine is gone: the frontend is going down"
+    );
+    assert!(matches!(waiting.await.unwrap_err().cause, Cause::NoOtherWorker | Cause::NoWorker(_)));
+    assert_eq!(stand.frontend.metrics.engine_deaths(WorkerId(0)), 0);
 }
 
 #[tokio::test(start_paused = true)]

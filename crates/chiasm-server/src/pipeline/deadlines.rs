@@ -1,0 +1,59 @@
+//! How long a request may take.
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::error::{Cause, RequestError};
+use crate::frontend::Limits;
+
+/// When a request is given up, counted from its arrival.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadlines {
+    /// Until its first token.
+    pub first_token: Option<Deadline>,
+    /// Until its last.
+    pub end: Option<Deadline>,
+}
+
+/// A point in time, and what to say when it has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub at: Instant,
+    after: Duration,
+    flag: &'static str,
+}
+
+impl Deadlines {
+    /// The deadlines of a request that arrived then.
+    pub(crate) fn of(arrived: Instant, limits: &Limits) -> Self {
+        let deadline = |after: Option<Duration>, flag| {
+            let after = after?;
+            Some(Deadline { at: arrived.checked_add(after)?, after, flag })
+        };
+        let end = deadline(limits.request_timeout, "--request-timeout");
+        let first_token = deadline(limits.first_token_timeout, "--first-token-timeout");
+        // Whichever comes first.
+        let first_token = first_token.into_iter().chain(end).min_by_key(|deadline| deadline.at);
+        Self { first_token, end }
+    }
+}
+
+impl Deadline {
+    /// What is told when it has passed.
+    pub(crate) fn passed(&self) -> RequestError {
+        Cause::TimedOut { after: self.after, flag: self.flag }.into()
+    }
+}
+
+/// Waits, but not for longer than to the deadline if there is one.
+///
+/// # Errors
+/// [`Cause::TimedOut`] when the deadline passes; what was waited for is dropped then.
+pub(super) async fn within<T>(deadline: Option<Deadline>, what: impl Future<Output = T>) -> Result<T, RequestError> {
+    match deadline {
+        Some(deadline) => timeout_at(deadline.at, what).await.map_err(|_| deadline.passed()),
+        None => Ok(what.await),
+    }
+}

@@ -1,0 +1,59 @@
+//! SIGTERM: whoever sends requests learns of it first, requests in flight finish, and those that take too long are told.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::{Server, demo_model, send_signal, wait_for};
+
+const SOON: Duration = Duration::from_secs(20);
+
+async fn serve(flags: &[&str]) -> Server {
+    let model = demo_model().display().to_string();
+    let server = Server::start(&[&[&model, "--served-model-name", "m", "--sim", "1"], flags].concat());
+    server.wait_ready(1, SOON).await;
+    server
+}
+
+fn stream() -> Value {
+    json!({"model": "m", "prompt": "a", "max_tokens": 8000, "ignore_eos": true, "stream": true})
+}
+
+#[tokio::test]
+async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
+    let server = serve(&["--drain-delay", "3"]).await;
+    send_signal(server.pid(), "TERM");
+    let ready = async || Some(server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16());
+    wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
+    // On a connection of its own.
+    let answer = support::client()
+        .post(format!("{}/v1/completions", server.url))
+        .header("content-type", "application/json")
+        .body(json!({"model": "m", "prompt": "a", "max_tokens": 1}).to_string())
+        .send()
+        .await
+        .expect("connections are still accepted");
+    assert_eq!(answer.status(), 200);
+    assert!(server.terminate(SOON).await);
+}
+
+#[tokio::test]
+async fn answers_that_are_cut_off_end_with_an_error() {
+    let server = serve(&["--drain-timeout", "0.3", "--sim-decode-rate", "20"]).await;
+    let mut streamed = server.open("/v1/completions", &stream()).await;
+    streamed.chunk().await.expect("a first chunk");
+    let mut body = stream();
+    body["stream"] = false.into();
+    let client = server.client.clone();
+    let whole = client.post(format!("{}/v1/completions", server.url)).header("content-type", "application/json");
+    let whole = tokio::spawn(whole.body(body.to_string()).send());
+    wait_for("two requests", SOON, async || server.metric("chiasm_in_flight_requests").await == 2.0).await;
+    let ended = tokio::spawn(server.terminate(SOON));
+    let rest = streamed.text().await.expect("an orderly end");
+    assert!(rest.contains("\"error\"") && rest.contains("going down"), "{rest}");
+    assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");
+    assert_eq!(whole.await.expect("joined").expect("an answer").status(), 503);
+    assert!(ended.await.expect("joined"), "exit code 0 in time");
+}
