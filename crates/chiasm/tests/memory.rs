@@ -54,7 +54,8 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     server.wait_ready(1, SOON).await;
 
     let post = async |path: &str, body: String| {
-        let request = server.client.post(format!("{}{path}", server.url)).body(body);
+        let request = server.client.post(format!("{}{path}", server.url)).header("content-type", "application/json");
+        let request = request.body(body);
         support::Answer::of(request.send().await.expect("an answer")).await
     };
     let chat = async |fields: String| post("/v1/chat/completions", format!("{{\"model\":\"m\",{fields}}}")).await;
