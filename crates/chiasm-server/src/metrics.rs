@@ -42,6 +42,12 @@ struct KnowledgeLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ConditionLabels {
+    worker: String,
+    condition: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OverlapErrorLabels {
     /// What the prediction was.
     too: &'static str,
@@ -165,6 +171,7 @@ pub struct Metrics {
     /// How long work waits for the CPU pool.
     pub(crate) cpu: CpuMetrics,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
+    worker_condition: Family<ConditionLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
@@ -219,6 +226,7 @@ impl Default for Metrics {
             slots: Gauge::default(),
             cpu: CpuMetrics::default(),
             worker_knowledge: Family::default(),
+            worker_condition: Family::default(),
             worker_pending: Family::default(),
             worker_running: Family::default(),
             worker_waiting: Family::default(),
@@ -332,6 +340,11 @@ impl Metrics {
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",
             self.worker_knowledge.clone(),
+        );
+        r.register(
+            "worker_condition",
+            "1 for whether a worker answers, is suspect as it says nothing, or hung as it makes no progress",
+            self.worker_condition.clone(),
         );
         r.register(
             "worker_pending_tokens",
@@ -481,7 +494,10 @@ impl Metrics {
         for (id, counts) in fleet.kv_events() {
             self.kv_events.set(&WorkerLabel { worker: id.to_string() }, counts);
         }
+        self.worker_condition.clear();
         for worker in fleet.workers() {
+            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
+            self.worker_condition.get_or_create(&labels).set(1);
             let label = WorkerLabel { worker: worker.id.to_string() };
             let usage = worker.backend.memory().unwrap_or_default();
             self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
