@@ -18,7 +18,6 @@ pub(super) type Answer = Result<Value, String>;
 ///
 /// Channels to streams are unbounded, so a slow reader never holds up another request or the engine. What one
 /// can pile up is bounded all the same: an engine answers a request with at most `max_tokens` outputs.
-#[derive(Default)]
 pub(super) struct Registry {
     streams: HashMap<String, Stream>,
     calls: HashMap<i64, oneshot::Sender<Answer>>,
@@ -31,6 +30,14 @@ struct Stream {
     arrivals: mpsc::UnboundedSender<Arrival>,
     /// The engine may have the request.
     sent: bool,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        // Not from 1 on: an engine that is adopted may be about to answer calls of the frontend before.
+        let last_call = i64::from(rand::random::<u32>());
+        Self { streams: HashMap::new(), calls: HashMap::new(), last_call, death: None }
+    }
 }
 
 impl Registry {
@@ -90,17 +97,21 @@ impl Registry {
     /// Hands everything to whoever waits for it.
     ///
     /// What nobody waits for is dropped: outputs of an aborted request that were under way, and answers to calls
-    /// that have timed out.
-    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) {
+    /// that have timed out. The ids of requests that nobody waits for and that go on are returned.
+    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) -> Vec<String> {
+        let mut strangers = Vec::new();
         for output in outputs.outputs {
-            let stream = if output.finish_reason.is_some() {
+            let finished = output.finish_reason.is_some();
+            let stream = if finished {
                 self.streams.remove(&output.request_id).map(|stream| stream.arrivals)
             } else {
                 self.streams.get(&output.request_id).map(|stream| stream.arrivals.clone())
             };
-            if let Some(stream) = stream {
+            match stream {
                 // An error says that the reader has just left; its departure aborts the request.
-                let _ = stream.send(Ok(output));
+                Some(stream) => drop(stream.send(Ok(output))),
+                None if finished => {}
+                None => strangers.push(output.request_id),
             }
         }
         for request_id in outputs.finished_requests {
@@ -113,6 +124,7 @@ impl Registry {
         {
             let _ = call.send(answer.result);
         }
+        strangers
     }
 
     /// Tells everybody. False if it was known already.
