@@ -66,4 +66,9 @@ pub trait Life: Send {
 
     /// Ends it in an orderly way, with everything that it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
+
+    /// Lets go of it because this process ends: what can be taken over by a later process runs on, everything else ends.
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.stop()
+    }
 }

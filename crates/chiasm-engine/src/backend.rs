@@ -6,6 +6,7 @@ mod connector;
 mod host;
 mod launch_host;
 mod media;
+mod memory;
 mod running;
 mod sampling;
 
@@ -22,7 +23,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 
 pub use self::arena_policy::{ArenaPolicy, ShmTooSmall};
 pub use self::connector::{EngineConnector, EngineOptions, FormatPolicy};
-pub use self::host::{AttachHost, EngineHost, RunningEngine};
+pub use self::host::{AttachHost, EngineHost, KeptAs, RunningEngine};
 pub use self::launch_host::LaunchHost;
 
 use crate::EngineClient;

@@ -1,5 +1,6 @@
 //! The frontend's end of the connection to one engine.
 
+mod adoption;
 mod connection;
 mod delivery;
 mod handshake;
@@ -14,6 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use chiasm_transfer::Arena;
 use tokio::sync::watch;
 
@@ -60,7 +62,7 @@ pub struct CountedRows {
 ///
 /// A client belongs to one start of an engine. When that is gone every open stream ends with
 /// [`EngineError::Dead`], and so does everything after. For its next start bind a new client, which can be on the
-/// same TCP addresses.
+/// same TCP addresses. An engine that survives its frontend is taken over by [`PendingEngine::or_return_of`].
 ///
 /// The engine counts as gone when it says so, when its connection closes, when it can't be sent to, when it says
 /// what can't be understood, or when [`mark_dead`](Self::mark_dead) is called.
@@ -73,6 +75,7 @@ pub struct EngineClient {
 #[derive(Debug)]
 struct ClientHandle {
     connection: Arc<Connection>,
+    report: Bytes,
     ready: EngineReady,
     options: ClientOptions,
     addresses: EngineEndpoints,
@@ -95,6 +98,17 @@ impl EngineClient {
     /// What the engine became after its start.
     pub fn info(&self) -> &EngineReady {
         &self.handle.ready
+    }
+
+    /// What the engine said when it became ready, which it says only once. With it a frontend that is started again can
+    /// take the engine over: see [`PendingEngine::or_return_of`].
+    pub fn report(&self) -> &Bytes {
+        &self.handle.report
+    }
+
+    /// Whether the engine was ready for a frontend before this one and has come back from it.
+    pub fn is_adopted(&self) -> bool {
+        self.handle.connection.is_adopted()
     }
 
     /// The addresses as bound.

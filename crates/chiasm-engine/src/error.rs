@@ -100,6 +100,14 @@ pub enum EngineError {
         /// The path.
         path: PathBuf,
     },
+    /// What is known of engines can't be kept.
+    #[error("can't use {path} of the state folder: {source}; give another folder with --state-dir")]
+    State {
+        /// The folder, or the file in it.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A flag for vLLM that is set by Chiasm itself.
     #[error("{flag} can't be passed to vLLM: {instead}")]
     OwnedFlag {

@@ -1,7 +1,8 @@
 //! Starts and stops headless vLLM engines as child processes.
 //!
 //! A [`LaunchSpec`] says what to start, an [`EngineProcess`] is what runs. The child and everything that it starts
-//! form a process group of their own, which ends with the `EngineProcess`, and with this process however that ends.
+//! form a process group of their own, which ends with the `EngineProcess`, and with this process however that ends. With
+//! [`Keep`] it lives on for some time instead, for a later process to take it over.
 
 mod arguments;
 mod group;
@@ -11,9 +12,10 @@ mod process;
 mod watchdog;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 pub use self::ports::free_ports;
-pub use self::process::{EngineProcess, ExitReport};
+pub use self::process::{EngineProcess, ExitReport, end};
 
 use crate::endpoints::SocketDir;
 use crate::error::EngineError;
@@ -39,6 +41,17 @@ pub struct LaunchSpec {
     pub env: Vec<(String, String)>,
     /// The GPUs that it may see, as `CUDA_VISIBLE_DEVICES`.
     pub gpus: Option<Vec<u32>>,
+    /// How it outlives this process; `None` for an engine that ends with it.
+    pub keep: Option<Keep>,
+}
+
+/// An engine that outlives the process that has launched it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// How long it waits for another process to take it over, in whole seconds.
+    pub time: Duration,
+    /// The file that it prints to. It has the last 16 MiB or so.
+    pub output: PathBuf,
 }
 
 /// The addresses at which an engine publishes and replays KV events, as it binds them.
@@ -76,6 +89,7 @@ impl LaunchSpec {
             extra_args: Vec::new(),
             env: Vec::new(),
             gpus: None,
+            keep: None,
         }
     }
 

@@ -45,6 +45,7 @@
 //! | [`EngineConnector`] | the way from an [`EngineHost`] to a `Backend`: jobs, media on demand, capabilities |
 //! | [`EngineEndpoints`], [`SocketDir`] | where the sockets are |
 //! | [`launch`] | headless vLLM as a child process |
+//! | [`state`] | what the next frontend has to know of engines that outlive this one |
 //! | [`EngineError`], [`DeathCause`] | what can go wrong |
 #![forbid(unsafe_code)]
 
@@ -54,11 +55,12 @@ mod endpoints;
 mod error;
 pub mod launch;
 mod mirror;
+pub mod state;
 pub mod wire;
 
 pub use backend::{
-    ArenaPolicy, AttachHost, EngineConnector, EngineHost, EngineOptions, FormatPolicy, LaunchHost, RunningEngine,
-    ShmTooSmall,
+    ArenaPolicy, AttachHost, EngineConnector, EngineHost, EngineOptions, FormatPolicy, KeptAs, LaunchHost,
+    RunningEngine, ShmTooSmall,
 };
 pub use client::{AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine};
 pub use endpoints::{EngineEndpoints, SocketDir};

@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Tell what an image means for a model's prompt: identity, layout, tensors
     Inspect(InspectArgs),
+    /// List the engines that are or can be taken over by another frontend, or stop them
+    Engines(EnginesArgs),
     /// Run one simulated engine on vLLM's wire
     SimEngine(SimEngineArgs),
     /// Compare routing policies on a modelled fleet in virtual time
@@ -94,6 +96,14 @@ pub(crate) struct EngineArgs {
     /// Wait on these handshake addresses (tcp://host:port) for engines that somebody else starts
     #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
     pub(crate) attach: Vec<String>,
+    /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for
+    /// engines to take them over; chiasm engines lists and stops them [default: they end with this process]
+    #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sim", "attach"])]
+    pub(crate) keep_engines: Option<Duration>,
+    /// Folder for what a later frontend has to know to take over the engines of this one [default: $XDG_STATE_HOME/chiasm or
+    /// ~/.local/state/chiasm]
+    #[arg(long, env = "CHIASM_STATE_DIR", value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
     /// GiB of each engine's cache of processed images (vLLM's --mm-processor-cache-gb), 0 for none. For engines to attach
     /// it must be what they were started with [default: 4; for --attach unknown, so that every image is sent]
     #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = weight)]
@@ -346,6 +356,22 @@ pub(crate) struct InspectArgs {
     /// Image processor settings as in a request's mm_processor_kwargs, as JSON
     #[arg(long, value_name = "JSON", value_parser = json_object, default_value = "{}")]
     pub(crate) mm_processor_kwargs: Map<String, Value>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnginesArgs {
+    /// The state folder of the frontends [default: as of chiasm serve]
+    #[arg(long, env = "CHIASM_STATE_DIR", value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// End this engine, which no frontend may have
+    #[arg(long, value_name = "NAME", conflicts_with = "stop_all")]
+    pub(crate) stop: Option<String>,
+    /// End all engines that no frontend has
+    #[arg(long)]
+    pub(crate) stop_all: bool,
+    /// Print JSON lines
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

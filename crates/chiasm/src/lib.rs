@@ -8,13 +8,16 @@
 //! | `demo` | the main job in a minute, on simulated engines |
 //! | `log` | lines on standard error that nobody waits for |
 //! | `inspect` | what an image means for a model's prompt |
+//! | `engines` | engines that outlive their frontends |
 //! | `sim_engine` | one simulated engine as a process |
+//! | `state_folder` | where what is known of engines outlives their frontend |
 //! | `simulate` | routing policies on a modelled fleet |
 //! | [`scenarios`] | the conversations of demo and tests, and what they must show |
 #![forbid(unsafe_code)]
 
 mod cli;
 mod demo;
+mod engines;
 mod error;
 mod inspect;
 mod log;
@@ -25,6 +28,7 @@ mod signals;
 mod sim_engine;
 mod sim_host;
 mod simulate;
+mod state_folder;
 mod stdout;
 mod vllm_flags;
 
@@ -69,6 +73,7 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(*args, log.counts()).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
+            Command::Engines(args) => engines::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,
             // Nothing else runs in this process.
             Command::Simulate(args) => simulate::run(&args),

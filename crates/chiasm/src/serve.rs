@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use chiasm_backend::Connector;
+use chiasm_engine::state::StateDir;
 use chiasm_engine::{
     ArenaPolicy, AttachHost, ClientOptions, CountedRows, EngineConnector, EngineHost, EngineOptions, FormatPolicy,
-    LaunchHost,
+    LaunchHost, SocketDir,
 };
 use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
@@ -22,9 +23,9 @@ use tokio::net::TcpListener;
 
 use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
-use crate::signals;
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
+use crate::{signals, state_folder};
 
 /// vLLM's own default.
 const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
@@ -60,6 +61,10 @@ pub(crate) async fn run(
     };
     let connectors = connectors(&args, &model, &options)?;
     let workers = connectors.len();
+    let swept = SocketDir::sweep();
+    if swept > 0 {
+        tracing::info!(swept, "removed folders of sockets that killed processes had left");
+    }
     options.arena.check(workers)?;
     let routing = routing_options(&args.routing)?;
     // Bound before any engine is started: a taken port is told at once.
@@ -171,7 +176,17 @@ fn connectors(
         return Ok((0..count).map(|_| connector(SimHost::new(config.clone()), options)).collect());
     }
     if !engines.attach.is_empty() {
-        return Ok(engines.attach.iter().map(|address| connector(AttachHost::new(address), options)).collect());
+        let state = state_folder::open(engines.state_dir.as_deref())?;
+        let attached = engines.attach.iter().map(AttachHost::new);
+        return Ok(attached.map(|host| remembering(host, options, state.as_ref(), model)).collect());
+    }
+    let state = match engines.keep_engines {
+        Some(_) => Some(state_folder::required(engines.state_dir.as_deref())?),
+        None => None,
+    };
+    if let Some(state) = &state {
+        let ended = state.sweep();
+        tracing::debug!(ended, "forgot engines that had ended without a frontend");
     }
     (0..engines.engines)
         .map(|index| {
@@ -191,11 +206,26 @@ fn connectors(
                 gpus,
                 receiver_cache_gb: receiver_cache_gb(args),
                 handshake_port,
+                keep: engines.keep_engines,
             };
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
-            Ok(connector(host, options))
+            Ok(remembering(host, options, state.as_ref(), model))
         })
         .collect()
+}
+
+/// The connector of a worker whose engine may outlive this process.
+fn remembering(
+    host: impl EngineHost,
+    options: &EngineOptions,
+    state: Option<&StateDir>,
+    model: &ServedModel,
+) -> Box<dyn Connector> {
+    let connector = EngineConnector::new(host, options.clone());
+    Box::new(match state {
+        Some(state) => connector.remembering(state, &model.name),
+        None => connector,
+    })
 }
 
 /// The connector of one worker. All workers of a command have the same options today; each has its own copy.

@@ -1,5 +1,5 @@
 //! kill -9 of frontends and engines at random moments under load, with simulated engines as processes of their own that
-//! check every slot they read.
+//! check every slot they read. Engines go with their frontend or are taken over by the next one.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -18,6 +18,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use support::{Process, Server, chiasm, client, demo_model, free_port, wait_for};
+use tempfile::TempDir;
 use tokio::sync::watch;
 
 const KILLS: usize = 200;
@@ -38,15 +39,26 @@ struct Stand {
     addresses: Vec<String>,
     engines: Vec<Process>,
     frontend: Server,
+    /// What each frontend leaves for the next one.
+    state: TempDir,
+    taken_over: usize,
+}
+
+/// What becomes of the engines when their frontend ends.
+#[derive(Clone, Copy, PartialEq)]
+enum Engines {
+    Restarted,
+    TakenOver,
 }
 
 impl Stand {
     fn start() -> Self {
         let model = demo_model().display().to_string();
         let addresses: Vec<_> = (0..ENGINES).map(|_| format!("tcp://127.0.0.1:{}", free_port())).collect();
-        let frontend = frontend(&model, &addresses);
+        let state = tempfile::tempdir().expect("a folder");
+        let frontend = frontend(&model, &addresses, &state);
         let engines = addresses.iter().map(|address| engine(&model, address)).collect();
-        Self { model, addresses, engines, frontend }
+        Self { model, addresses, engines, frontend, state, taken_over: 0 }
     }
 
     /// A simulated engine ends by itself when a slot was written to while it was lent.
@@ -61,19 +73,29 @@ impl Stand {
         self.engines[index] = engine(&self.model, &self.addresses[index]);
     }
 
-    /// Its engines go with it: a new frontend does not adopt them.
-    fn kill_frontend(&mut self) {
-        let _ = std::process::Command::new("kill").args(["-KILL", &self.frontend.pid().to_string()]).status();
-        self.engines.clear();
-        self.frontend = frontend(&self.model, &self.addresses);
-        self.engines = self.addresses.iter().map(|address| engine(&self.model, address)).collect();
+    /// Ends the frontend by a signal and starts another one.
+    fn replace_frontend(&mut self, signal: &str, engines: Engines) {
+        self.taken_over += self.frontend.lines_logged(TAKEN_OVER);
+        self.frontend.end_by(signal);
+        if engines == Engines::Restarted {
+            self.engines.clear();
+        }
+        self.frontend = frontend(&self.model, &self.addresses, &self.state);
+        if engines == Engines::Restarted {
+            self.engines = self.addresses.iter().map(|address| engine(&self.model, address)).collect();
+        }
     }
 }
 
-fn frontend(model: &str, addresses: &[String]) -> Server {
+/// What a frontend logs of each engine that it has taken over.
+const TAKEN_OVER: &str = "took over an engine";
+
+fn frontend(model: &str, addresses: &[String], state: &TempDir) -> Server {
     let (cache, arena, attach) = (gib(CACHED), gib(CACHED + 5), addresses.join(","));
     let args = [model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", &cache];
-    Server::start(&[&args[..], &["--mm-arena-gb", &arena, "--mm-transfer", "shm"]].concat())
+    let state = state.path().display().to_string();
+    let more = ["--mm-arena-gb", &arena, "--mm-transfer", "shm", "--state-dir", &state, "--drain-timeout", "0.2"];
+    Server::start(&[&args[..], &more].concat())
 }
 
 /// Replacing it kills it.
@@ -209,6 +231,71 @@ fn abandoned() -> Vec<String> {
         .collect()
 }
 
+/// Shows all pictures and checks what is said of them.
+async fn shows_pictures(frontend: &Server, truth: &Truth, salt: u64) {
+    for index in 0..PICTURES.len() {
+        let answer = frontend.chat(&body(&[index], salt, false)).await.ok();
+        let said = answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+        assert!(said.starts_with(&truth.of(&[index])), "{said}");
+    }
+}
+
+/// Leading blocks of a prompt that the frontend takes its engines to hold, once it knows all that they have told.
+async fn known_blocks(frontend: &Server, prompt: &Value) -> u64 {
+    let exact = async || {
+        let Ok(response) = frontend.client.get(format!("{}/workers", frontend.url)).send().await else { return false };
+        let workers: Value = support::json(response).await;
+        workers["workers"].as_array().is_some_and(|all| all.iter().all(|worker| worker["knowledge"] == "exact"))
+    };
+    wait_for("exact knowledge", PATIENCE, exact).await;
+    let answer = frontend.chat(prompt).await;
+    answer.ok();
+    answer
+        .header("x-chiasm-overlap")
+        .split('/')
+        .next()
+        .and_then(|blocks| blocks.parse().ok())
+        .expect("a number of blocks")
+}
+
+#[tokio::test]
+async fn a_frontend_that_is_started_again_keeps_its_engines() {
+    let truth = Truth::learn().await;
+    let mut stand = Stand::start();
+    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+    shows_pictures(&stand.frontend, &truth, 1).await;
+    let words = "All that an engine has told is told again. ".repeat(20);
+    let prompt = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": words}]});
+    assert_eq!(known_blocks(&stand.frontend, &prompt).await, 0);
+    for signal in ["KILL", "TERM"] {
+        // Answers that nobody will read to their ends.
+        let endless =
+            json!({"model": "m", "prompt": "x", "max_tokens": 8000, "ignore_eos": true, "stream": true, "n": 4});
+        let mut streams = Vec::new();
+        for _ in 0..8 {
+            let mut stream = stand.frontend.open("/v1/completions", &endless).await;
+            stream.chunk().await.expect("a first chunk");
+            streams.push(stream);
+        }
+        stand.replace_frontend(signal, Engines::TakenOver);
+        drop(streams);
+        let frontend = &stand.frontend;
+        frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+        let taken_over = async || frontend.lines_logged(TAKEN_OVER) == ENGINES;
+        wait_for("word of the engines", PATIENCE, taken_over).await;
+        assert!(known_blocks(frontend, &prompt).await > 0, "after {signal}");
+        // Nothing is taken to be in the engines' caches that is not.
+        shows_pictures(frontend, &truth, 1).await;
+        shows_pictures(frontend, &truth, 2).await;
+        assert_eq!(frontend.metric("chiasm_mm_cache_misses_total").await, 0.0);
+        // What the engines did for the last frontend has ended.
+        let running = async || frontend.metric("chiasm_worker_running_requests").await;
+        wait_for("idle engines", PATIENCE, async || running().await == 0.0).await;
+        stand.check_engines();
+        assert_eq!(abandoned(), Vec::<String>::new());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
     let seed = std::env::var("CHIASM_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -224,19 +311,24 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
         .map(|client| tokio::spawn(load(seed ^ client, truth.clone(), urls.clone(), stop.clone(), tally.clone())))
         .collect();
 
+    // Engines whose frontend ends while they introduce themselves are lost to the next one, with real ones too.
+    let mut settled = true;
     for kill in 0..KILLS {
         let frontend = random.random_ratio(1, 8);
         if frontend {
+            let signal = if random.random_ratio(1, 3) { "TERM" } else { "KILL" };
+            let stay = settled && random.random_ratio(2, 3);
             // Odd while there is none.
             tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
-            stand.kill_frontend();
+            stand.replace_frontend(signal, if stay { Engines::TakenOver } else { Engines::Restarted });
             url.send_replace(stand.frontend.url.clone());
             tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
         } else {
             stand.kill_engine(random.random_range(0..ENGINES));
         }
         // Some kills hit those that are just starting, handing over and opening arenas.
-        if random.random_ratio(3, 4) {
+        settled = random.random_ratio(3, 4);
+        if settled {
             stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(0..300))).await;
@@ -251,6 +343,7 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
     let (right, told, cut_off) = (count(&tally.right), count(&tally.told), count(&tally.cut_off));
     eprintln!("{right} right, {told} with an error, {cut_off} cut off by the end of a frontend");
     assert!(right > KILLS, "{right} right, {told} with an error, {cut_off} cut off");
+    assert!(stand.taken_over > 0, "no frontend has taken over an engine");
 
     // No slot is lost: what is in use is what the engines' caches hold, once they have been sent something else.
     stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;

@@ -164,6 +164,31 @@ class InputThreadTest(unittest.TestCase):
         returned = [self.frontend.is_returned(lease) for lease in range(4)]
         self.assertEqual(returned, [False, True, False, False])
 
+    def test_a_second_frontend_gets_its_own_arena_and_the_first_is_unmapped(self) -> None:
+        thread = self.start()
+        thread.engine.scheduler = types.SimpleNamespace(has_unfinished_requests=lambda: False)
+        thread.engine.model_executor = types.SimpleNamespace(reset_mm_cache=lambda: None)
+        thread.call("chiasm_attach", self.frontend.name)
+        thread.add("former", [feature("kept", self.handle(0, 5))])
+        running = thread.accepted()
+        self.frontend.remove_name()
+
+        # What a frontend that takes the engine over does first. A request of the former one still runs.
+        self.assertIsNone(thread.call("reset_mm_cache").failure_message)
+        second = FrontendArena()
+        self.addCleanup(second.close)
+        self.assertIsNone(thread.call("chiasm_attach", second.name).failure_message)
+        thread.add("new", [feature("kept", ["uint8", [4], second.lend(0, second.place(b"new!"), 4)])])
+        self.assertEqual(bytes(pixels_of(thread.accepted())), b"new!")
+        self.assertEqual(pixels_of(running).unique().tolist(), [5])
+        self.assertEqual((self.frontend.mappings(), second.mappings()), (2, 2))
+        del running
+        gc.collect()
+        self.assertTrue(self.frontend.is_returned(0))
+        self.assertEqual((self.frontend.mappings(), second.mappings()), (1, 2), "this test's own is left of the first")
+        thread.add("from-cache", [feature("kept", None)])
+        self.assertEqual(bytes(pixels_of(thread.accepted())), b"new!")
+
     def test_handles_before_an_arena_fail_and_bytes_still_work(self) -> None:
         thread = self.start()
         thread.add("too-early", [feature("a", self.handle(0, 7))])

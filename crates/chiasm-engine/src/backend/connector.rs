@@ -10,8 +10,14 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::arena_policy::ArenaPolicy;
 use super::capabilities::{self, Beyond};
 use super::host::{EngineHost, RunningEngine};
+use super::memory::{Bound, Memory};
 use super::{Engine, EngineBackend};
-use crate::{ClientOptions, EngineClient, SocketDir};
+use crate::state::{Launched, StateDir};
+use crate::{ClientOptions, EngineClient, EngineEndpoints, EngineError, SocketDir};
+
+/// How long a launched engine that was ready may take to come back to its next frontend, before it is ended and another one
+/// launched. It comes within a second, and answers between two steps.
+const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The kind of values that an engine is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +47,63 @@ pub struct EngineOptions {
 pub struct EngineConnector {
     host: Box<dyn EngineHost>,
     options: EngineOptions,
+    /// What outlives this process; `None` where nothing does.
+    memory: Option<Memory>,
 }
 
 impl EngineConnector {
     /// A connector for the engines of this host.
     pub fn new(host: impl EngineHost, options: EngineOptions) -> Self {
-        Self { host: Box::new(host), options }
+        Self { host: Box::new(host), options, memory: None }
+    }
+
+    /// Writes down in `state` what a later frontend needs to take over the engine, and takes over the one that is written down
+    /// there. `model` is the name under which it is listed. Without effect on engines that end with this process.
+    pub fn remembering(mut self, state: &StateDir, model: &str) -> Self {
+        self.memory = self.host.kept_as().map(|name| Memory::new(state.clone(), name, model));
+        self
+    }
+
+    /// Listens for the worker's next engine: where the frontend before this one did, if that may still have an engine.
+    async fn bind(&self, worker: WorkerId) -> Result<Bound, EngineError> {
+        let options = &self.options.client;
+        let Some(memory) = &self.memory else {
+            return self.bind_anew(SocketDir::new()?).await;
+        };
+        let bound = match memory.bind_again(worker, options).await? {
+            Some(bound) => bound,
+            None => self.bind_anew(SocketDir::new()?.keep()).await?,
+        };
+        memory.waits(bound.pending.endpoints(), &bound.sockets).await?;
+        Ok(bound)
+    }
+
+    async fn bind_anew(&self, sockets: SocketDir) -> Result<Bound, EngineError> {
+        let endpoints = self.host.endpoints(&sockets);
+        let pending = EngineClient::bind(endpoints, self.options.client.clone()).await?;
+        Ok(Bound { pending, sockets, may_return: false, launched: None })
+    }
+
+    /// The engine that is waited for: the one that a frontend before this one has left, or a new one.
+    async fn start(
+        &self,
+        worker: WorkerId,
+        left: Option<Launched>,
+        endpoints: &EngineEndpoints,
+        sockets: &SocketDir,
+    ) -> Result<Box<dyn RunningEngine>, ConnectError> {
+        let left = match left {
+            Some(launched) => self.host.take_over(worker, launched, sockets)?,
+            None => None,
+        };
+        let engine = match left {
+            Some(engine) => engine,
+            None => self.host.start(worker, endpoints, sockets).await?,
+        };
+        if let (Some(memory), Some(launched)) = (&self.memory, engine.outlives()) {
+            memory.runs(launched).await.map_err(ConnectError::new)?;
+        }
+        Ok(engine)
     }
 
     async fn ready(
@@ -83,11 +140,13 @@ impl Connector for EngineConnector {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let started = Instant::now();
-            let sockets = SocketDir::new().map_err(ConnectError::new)?;
-            let endpoints = self.host.endpoints(&sockets);
-            let pending = EngineClient::bind(endpoints, self.options.client.clone()).await.map_err(ConnectError::new)?;
-            let mut engine = self.host.start(worker, pending.endpoints(), &sockets).await?;
-            let patience = self.options.startup_timeout;
+            let Bound { pending, sockets, may_return, launched } = self.bind(worker).await.map_err(ConnectError::new)?;
+            let endpoints = pending.endpoints().clone();
+            let mut engine = self.start(worker, launched, &endpoints, &sockets).await?;
+            let patience = match may_return && launched.is_some() {
+                true => RETURN_PATIENCE.min(self.options.startup_timeout),
+                false => self.options.startup_timeout,
+            };
             let connecting = async {
                 let client = tokio::select! {
                     client = pending.ready() => client.map_err(ConnectError::new)?,
@@ -97,6 +156,15 @@ impl Connector for EngineConnector {
                         return Err(ConnectError::new(format!("it was not ready after {seconds} s (--startup-timeout)")));
                     }
                 };
+                if client.is_adopted() {
+                    tracing::info!(%worker, "took over an engine from the frontend before this one");
+                }
+                if let Some(memory) = &self.memory
+                    && let Err(error) = memory.is_ready(&client, &self.options.client).await
+                {
+                    // It can be served all the same, and is lost with this process.
+                    tracing::warn!(%worker, %error, "the engine can't be taken over by a later frontend");
+                }
                 self.ready(worker, observer, &client).await
             };
             match connecting.await {
@@ -141,6 +209,14 @@ impl Life for EngineLife {
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
         async move {
             self.engine.stop().await;
+            drop(self._sockets);
+        }
+        .boxed()
+    }
+
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async move {
+            self.engine.leave().await;
             drop(self._sockets);
         }
         .boxed()

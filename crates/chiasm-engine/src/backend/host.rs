@@ -6,6 +6,7 @@ use chiasm_backend::{Activity, ConnectError};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
+use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
 /// Between the ends and starts of engines that this process starts and that die again and again.
@@ -24,6 +25,22 @@ pub trait EngineHost: Send + Sync + 'static {
         sockets: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>>;
 
+    /// The name under which the state folder has what is known of the host's engine; `None` where engines end with this process.
+    fn kept_as(&self) -> Option<KeptAs> {
+        None
+    }
+
+    /// Takes over an engine that a frontend before this one has launched and left, `sockets` being its folder. `None` if it does
+    /// not run any more.
+    fn take_over(
+        &self,
+        _worker: WorkerId,
+        _launched: Launched,
+        _sockets: &SocketDir,
+    ) -> Result<Option<Box<dyn RunningEngine>>, ConnectError> {
+        Ok(None)
+    }
+
     /// What a person reads while it starts.
     fn describe(&self) -> String;
 
@@ -32,6 +49,15 @@ pub trait EngineHost: Send + Sync + 'static {
     fn longest_pause(&self) -> Duration {
         LONGEST_PAUSE
     }
+}
+
+/// A name in the state folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeptAs {
+    /// One engine can have it: two frontends that want it take turns.
+    One(String),
+    /// It stands for engines that are all alike, of which each frontend takes what no other has.
+    AnyOf(String),
 }
 
 /// An engine that was started. Dropping it ends it at once.
@@ -46,6 +72,16 @@ pub trait RunningEngine: Send {
 
     /// Ends the engine and everything it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
+
+    /// Its processes, if they outlive this one.
+    fn outlives(&self) -> Option<Launched> {
+        None
+    }
+
+    /// Lets go of it at the end of this process: it runs on if it can outlive that, and ends if not.
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.stop()
+    }
 }
 
 /// Engines that somebody else starts, one after the other, and points at this handshake address.
@@ -77,6 +113,10 @@ impl EngineHost for AttachHost {
         _sockets: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
         async { Ok(Box::new(Attached) as Box<dyn RunningEngine>) }.boxed()
+    }
+
+    fn kept_as(&self) -> Option<KeptAs> {
+        Some(KeptAs::One(self.handshake.clone()))
     }
 
     fn describe(&self) -> String {

@@ -8,12 +8,16 @@ use chiasm_backend::{Activity, ConnectError};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
-use super::host::{EngineHost, RunningEngine};
-use crate::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
+use super::host::{EngineHost, KeptAs, RunningEngine};
+use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LaunchSpec};
+use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
 /// How long an engine that is asked to end may take before it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(15);
+
+/// The file in a folder of sockets that an engine prints to which outlives this process.
+const OUTPUT: &str = "output";
 
 /// Lines of a dead engine's output that are told with its end.
 const LAST_LINES: usize = 8;
@@ -33,9 +37,25 @@ pub struct LaunchHost {
     pub receiver_cache_gb: f64,
     /// The loopback port where it says hello; 0 for a free one at each start.
     pub handshake_port: u16,
+    /// How long an engine outlives this process and waits for another frontend; `None` for engines that end with it.
+    pub keep: Option<Duration>,
 }
 
 impl LaunchHost {
+    /// A name that engines have which were launched by the same command, wherever they listen.
+    fn command_name(&self) -> String {
+        let Self { vllm, model, extra_args, gpus, receiver_cache_gb, .. } = self;
+        let model = model.canonicalize().unwrap_or_else(|_| model.clone());
+        let command = format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb}");
+        let digest = blake3::hash(command.as_bytes()).to_hex();
+        let model = model.file_name().unwrap_or_default().to_string_lossy();
+        format!("{model}-{}", &digest[..8])
+    }
+
+    fn keep(&self, sockets: &SocketDir) -> Option<Keep> {
+        Some(Keep { time: self.keep?, output: sockets.path().join(OUTPUT) })
+    }
+
     fn spec(&self, name: &str, handshake: &str) -> LaunchSpec {
         LaunchSpec {
             receiver_cache_gb: self.receiver_cache_gb,
@@ -78,13 +98,32 @@ impl EngineHost for LaunchHost {
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
         let spec = LaunchSpec {
             kv_events: Some(KvEventEndpoints::ipc(sockets)),
+            keep: self.keep(sockets),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
         let launched = spec.launch().map_err(ConnectError::new).map(|process| {
             tracing::info!(%worker, process_group = process.pid(), "engine process started");
-            Box::new(Launched(process)) as Box<dyn RunningEngine>
+            Box::new(Process(process)) as Box<dyn RunningEngine>
         });
         ready(launched).boxed()
+    }
+
+    fn kept_as(&self) -> Option<KeptAs> {
+        self.keep.map(|_| KeptAs::AnyOf(self.command_name()))
+    }
+
+    fn take_over(
+        &self,
+        worker: WorkerId,
+        launched: Launched,
+        sockets: &SocketDir,
+    ) -> Result<Option<Box<dyn RunningEngine>>, ConnectError> {
+        let Some(keep) = self.keep(sockets) else { return Ok(None) };
+        let process = EngineProcess::take_over(&worker.to_string(), launched, &keep).map_err(ConnectError::new)?;
+        Ok(process.map(|process| {
+            tracing::info!(%worker, process_group = process.pid(), "engine process of a former frontend");
+            Box::new(Process(process)) as Box<dyn RunningEngine>
+        }))
     }
 
     fn describe(&self) -> String {
@@ -92,9 +131,9 @@ impl EngineHost for LaunchHost {
     }
 }
 
-struct Launched(EngineProcess);
+struct Process(EngineProcess);
 
-impl RunningEngine for Launched {
+impl RunningEngine for Process {
     fn exited(&mut self) -> BoxFuture<'_, String> {
         async {
             let report = self.0.exited().await;
@@ -112,11 +151,46 @@ impl RunningEngine for Launched {
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.0.terminate(STOP_GRACE).map(drop).boxed()
     }
+
+    fn outlives(&self) -> Option<Launched> {
+        self.0.outlives()
+    }
+
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        if self.0.outlives().is_none() {
+            return self.stop();
+        }
+        self.0.leave();
+        ready(()).boxed()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_are_alike_that_the_same_command_has_launched() {
+        let host = |model: &str, port, extra: &[&str]| LaunchHost {
+            vllm: "vllm".into(),
+            model: model.into(),
+            extra_args: extra.iter().map(|&arg| arg.to_owned()).collect(),
+            gpus: None,
+            receiver_cache_gb: 4.0,
+            handshake_port: port,
+            keep: Some(Duration::from_secs(1)),
+        };
+        let name = |host: LaunchHost| match host.kept_as() {
+            Some(KeptAs::AnyOf(name)) => name,
+            other => panic!("{other:?}"),
+        };
+        let one = name(host("/models/a", 0, &["--dtype", "half"]));
+        assert!(one.starts_with("a-"));
+        assert_eq!(name(host("/models/a", 7, &["--dtype", "half"])), one);
+        assert_ne!(name(host("/models/a", 0, &["--dtype", "float"])), one);
+        assert_ne!(name(host("/other/a", 0, &["--dtype", "half"])), one);
+        assert_eq!(LaunchHost { keep: None, ..host("/models/a", 0, &[]) }.kept_as(), None);
+    }
 
     #[test]
     fn a_program_is_found_by_path_and_by_name() {

@@ -34,11 +34,13 @@ pub(super) struct Connection {
     stats_sink: RwLock<Option<StatsSink>>,
     dead: watch::Sender<bool>,
     pulse: Pulse,
+    /// The engine was ready for a frontend before this one, and may still have requests of that.
+    adopted: bool,
 }
 
 impl Connection {
     /// A connection without requests, and the messages that it queues, which a task has to send.
-    pub(super) fn new() -> (Arc<Self>, mpsc::UnboundedReceiver<Outgoing>) {
+    pub(super) fn new(adopted: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<Outgoing>) {
         let (outbox, messages) = mpsc::unbounded_channel();
         let connection = Self {
             registry: Mutex::default(),
@@ -47,6 +49,7 @@ impl Connection {
             stats_sink: RwLock::default(),
             dead: watch::Sender::new(false),
             pulse: Pulse::new(),
+            adopted,
         };
         (Arc::new(connection), messages)
     }
@@ -81,10 +84,14 @@ impl Connection {
             }
             self.stats.send_replace(stats);
         }
-        let unread = self.registry().dispatch(outputs);
-        if !unread.is_empty() {
-            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&unread)));
+        let nobodys = self.registry().dispatch(outputs, self.adopted);
+        if !nobodys.is_empty() {
+            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&nobodys)));
         }
+    }
+
+    pub(super) fn is_adopted(&self) -> bool {
+        self.adopted
     }
 
     pub(super) fn stats(&self) -> watch::Receiver<SchedulerStats> {

@@ -1,4 +1,4 @@
-//! Waits on bound sockets until an engine has introduced itself.
+//! Waits on bound sockets until an engine has introduced itself, or has come back to a frontend that was started again.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream};
 use zeromq::{Endpoint, Host, PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
 
+use super::adoption::{Former, Heard};
 use super::connection::Connection;
 use super::delivery::Delivery;
 use super::pulse;
@@ -16,6 +17,7 @@ use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
 use crate::error::EngineError;
 use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
+use crate::wire::request;
 use crate::wire::version::{self, Support, TESTED};
 
 /// How long a port that was in use a moment ago may take to become free: the sockets of an engine's predecessor
@@ -31,6 +33,19 @@ pub struct PendingEngine {
     output_events: Events,
     addresses: EngineEndpoints,
     options: ClientOptions,
+    /// The engine that was ready for a frontend before this one, while it may still come back.
+    former: Option<Former>,
+    /// Events of the engine's connection to the input socket that came during the handshake.
+    seen: Vec<SocketEvent>,
+}
+
+/// An engine that can be used.
+struct Introduced {
+    /// What it said when it became ready.
+    report: Bytes,
+    ready: EngineReady,
+    /// It said so to a frontend before this one, and may be working for that still.
+    adopted: bool,
 }
 
 impl PendingEngine {
@@ -45,7 +60,22 @@ impl PendingEngine {
             input: bind(&mut input, endpoints.input).await?,
             output: bind(&mut output.0, endpoints.output).await?,
         };
-        Ok(Self { handshake, input, input_events, output, output_events, addresses, options })
+        let (former, seen) = (None, Vec::new());
+        Ok(Self { handshake, input, input_events, output, output_events, addresses, options, former, seen })
+    }
+
+    /// Waits for an engine that was ready for a frontend before this one as well, at the addresses that it was told then.
+    /// `report` is what [`EngineClient::report`] gave that frontend. Whichever comes first counts: this engine's return or
+    /// another one's hello.
+    ///
+    /// An engine that returns is used once it has emptied its receiver cache, and what it still does for its former frontend is
+    /// aborted.
+    ///
+    /// # Errors
+    /// [`EngineError::Handshake`]: the report can't be read.
+    pub fn or_return_of(mut self, report: Bytes) -> Result<Self, EngineError> {
+        self.former = Some(Former::new(report)?);
+        Ok(self)
     }
 
     /// The addresses as bound, with the ports that the system picked.
@@ -57,7 +87,7 @@ impl PendingEngine {
     ///
     /// The handshake socket is closed then: a hello of the engine's next start waits for the next client.
     pub async fn ready(mut self) -> Result<EngineClient, EngineError> {
-        let ready = match self.options.ready_timeout {
+        let Introduced { report, ready, adopted } = match self.options.ready_timeout {
             None => self.shake_hands().await?,
             Some(after) => match tokio::time::timeout(after, self.shake_hands()).await {
                 Ok(shaken) => shaken?,
@@ -72,25 +102,35 @@ impl PendingEngine {
             tracing::debug!(%error, "closing the handshake socket failed");
         }
 
-        let (peer, input_events) = last_peer(self.input_events);
+        let (peer, input_events) = last_peer(stream::iter(self.seen).chain(self.input_events).boxed());
         let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
-        let (connection, messages) = Connection::new();
+        let (connection, messages) = Connection::new(adopted);
         tokio::spawn(tasks::send_requests(self.input, input_events, identity, messages, connection.clone()));
         tokio::spawn(tasks::receive_outputs(self.output, self.output_events, connection.clone()));
         if let Some(every) = self.options.ask_after {
             tokio::spawn(pulse::keep_asking(connection.clone(), every));
         }
         let delivery = Delivery::new(self.options.receiver_cache_bytes);
-        let handle =
-            ClientHandle { connection, ready, options: self.options, addresses: self.addresses, peer, delivery };
+        let handle = ClientHandle {
+            connection,
+            report,
+            ready,
+            options: self.options,
+            addresses: self.addresses,
+            peer,
+            delivery,
+        };
         Ok(EngineClient { handle: Arc::new(handle) })
     }
 
     /// HELLO is answered by INIT. The report on the input socket and READY then come in either order.
-    async fn shake_hands(&mut self) -> Result<EngineReady, EngineError> {
+    ///
+    /// An engine that was told these addresses while it loaded its model says the last two to the next frontend, without a HELLO.
+    async fn shake_hands(&mut self) -> Result<Introduced, EngineError> {
         let init = InitMessage::new(&self.addresses.input, &self.addresses.output).encode();
         let (mut report, mut ready) = (None, false);
         loop {
+            let former_speaks = self.former.as_ref().is_some_and(Former::is_asked);
             tokio::select! {
                 received = self.handshake.recv() => {
                     let Some((identity, payload)) = self.accept(received) else { continue };
@@ -99,6 +139,7 @@ impl PendingEngine {
                             tracing::debug!(handshake = %self.addresses.handshake, "engine said hello");
                             // A second hello comes from an engine that was started again meanwhile.
                             (report, ready) = (None, false);
+                            self.former = None;
                             if let Err(error) = self.handshake.send(addressed(&identity, vec![init.clone()])).await {
                                 tracing::warn!(%error, "engine left during the handshake");
                             }
@@ -110,12 +151,63 @@ impl PendingEngine {
                 }
                 received = self.input.recv() => {
                     let Some((_, payload)) = self.accept(received) else { continue };
-                    report = Some(EngineReady::decode(&payload)?);
+                    report = Some((EngineReady::decode(&payload)?, payload));
+                }
+                Some(event) = self.input_events.next() => self.connection_changed(event).await,
+                received = self.output.0.recv(), if former_speaks => {
+                    if let Some((report, ready)) = self.hear_former(received).await {
+                        return Ok(Introduced { report, ready, adopted: true });
+                    }
                 }
             }
-            if ready && let Some(report) = report.take() {
-                return Ok(report);
+            if ready && let Some((ready, report)) = report.take() {
+                return Ok(Introduced { report, ready, adopted: false });
             }
+        }
+    }
+
+    /// Takes note of the engine's connection, and asks a former engine that has come back for a sign of life.
+    async fn connection_changed(&mut self, event: SocketEvent) {
+        let (SocketEvent::Accepted(_, peer) | SocketEvent::Disconnected(peer)) = &event else { return };
+        if handshake::rank(peer) != Some(self.options.rank) {
+            return;
+        }
+        let came = matches!(event, SocketEvent::Accepted(..));
+        if came {
+            // What became of an earlier connection does not matter any more.
+            self.seen.clear();
+        }
+        self.seen.push(event);
+        if let Some(former) = self.former.as_mut().filter(|_| came) {
+            tracing::debug!(input = %self.addresses.input, "an engine has come back and is asked for a sign of life");
+            let question = former.question();
+            self.tell(question).await;
+        }
+    }
+
+    /// Takes what a former engine says. Its report once it can be used.
+    async fn hear_former(&mut self, received: zeromq::ZmqResult<ZmqMessage>) -> Option<(Bytes, EngineReady)> {
+        let frames = received.ok()?.into_vec();
+        match self.former.as_mut()?.hear(&frames) {
+            Heard::Nothing => None,
+            Heard::Strangers(ids) => {
+                self.tell(request::encode_abort(&ids)).await;
+                None
+            }
+            Heard::Answer => self.former.take().map(Former::into_report),
+            Heard::Unusable(why) => {
+                tracing::warn!(why, "an engine has come back that can't be used, waiting for another one");
+                self.former = None;
+                None
+            }
+        }
+    }
+
+    /// Sends to the engine. One that has left meanwhile is asked anew when it comes back.
+    async fn tell(&mut self, frames: Vec<Bytes>) {
+        let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
+        if let Err(error) = self.input.send(addressed(&identity, frames)).await {
+            tracing::debug!(%error, "an engine that had come back has left again");
         }
     }
 

@@ -20,7 +20,6 @@ const MOST_UNREAD: usize = 1 << 14;
 /// Open requests and calls. After death it is empty and takes no more.
 ///
 /// A slow reader never holds up another request or the engine: when too many outputs wait for it, its stream ends.
-#[derive(Default)]
 pub(super) struct Registry {
     streams: HashMap<String, Stream>,
     calls: HashMap<i64, oneshot::Sender<Answer>>,
@@ -33,6 +32,14 @@ struct Stream {
     arrivals: mpsc::Sender<Arrival>,
     /// The engine may have the request.
     sent: bool,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        // Not from 1 on: an engine that is adopted may be about to answer calls of the frontend before.
+        let last_call = i64::from(rand::random::<u32>());
+        Self { streams: HashMap::new(), calls: HashMap::new(), last_call, death: None }
+    }
 }
 
 impl Registry {
@@ -93,19 +100,25 @@ impl Registry {
     /// Hands everything to whoever waits for it. Returns the requests that are to be aborted as nobody reads their outputs.
     ///
     /// What nobody waits for is dropped: outputs of an aborted request that were under way, and answers to calls
-    /// that have timed out.
-    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) -> Vec<String> {
-        let mut unread = Vec::new();
+    /// that have timed out. With `strangers`, requests whose outputs nobody waits for are returned as well: those of an adopted
+    /// engine that waited in it begin to run at some time. A request of our own that was aborted while its output was under way is
+    /// aborted once more, which engines take no notice of.
+    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs, strangers: bool) -> Vec<String> {
+        let mut nobodys = Vec::new();
         for output in outputs.outputs {
-            let Some(stream) = self.streams.get(&output.request_id) else { continue };
-            let fits = stream.arrivals.capacity() > 1;
+            let has_ended = output.finish_reason.is_some();
+            let Some(stream) = self.streams.get(&output.request_id) else {
+                if strangers && !has_ended {
+                    nobodys.push(output.request_id);
+                }
+                continue;
+            };
             // Errors say that the reader has just left; its departure aborts the request.
-            if fits && output.finish_reason.is_none() {
+            if stream.arrivals.capacity() > 1 && !has_ended {
                 let _ = stream.arrivals.try_send(Ok(output));
             } else if let Some(stream) = self.streams.remove(&output.request_id) {
-                let has_ended = output.finish_reason.is_some();
                 if !has_ended {
-                    unread.push(output.request_id.clone());
+                    nobodys.push(output.request_id.clone());
                 }
                 let _ = stream.arrivals.try_send(if has_ended { Ok(output) } else { Err(EngineError::Unread) });
             }
@@ -120,7 +133,7 @@ impl Registry {
         {
             let _ = call.send(answer.result);
         }
-        unread
+        nobodys
     }
 
     /// Tells everybody. False if it was known already.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::mpsc;
 use zeromq::{PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
 
@@ -96,6 +96,12 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, con
     let _last = LastOfTask(connection.clone());
     let gone = connection.gone();
     tokio::pin!(gone);
+    // During the handshake connections may have come and gone: those of an engine before this one, or its own before it was
+    // asked for the last time.
+    let mut peers = 0;
+    while let Some(Some(event)) = events.next().now_or_never() {
+        peers = peers_after(peers, &event);
+    }
     let cause = loop {
         tokio::select! {
             received = socket.0.recv() => {
@@ -113,9 +119,10 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, con
                     Err(error) => break DeathCause::Protocol(error),
                 }
             }
-            // Comes after everything that the peer has sent.
-            event = events.next() => {
-                if let Some(SocketEvent::Disconnected(_)) = event {
+            Some(event) = events.next() => {
+                peers = peers_after(peers, &event);
+                // Comes after everything that the peer has sent.
+                if peers == 0 && matches!(event, SocketEvent::Disconnected(_)) {
                     break DeathCause::Disconnected;
                 }
             }
@@ -125,6 +132,15 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, con
     connection.die(cause);
     socket.0.backend().shutdown();
     report(socket.0.unbind_all().await);
+}
+
+/// The number of connections that there are after this event.
+fn peers_after(peers: usize, event: &SocketEvent) -> usize {
+    match event {
+        SocketEvent::Accepted(..) => peers + 1,
+        SocketEvent::Disconnected(_) => peers.saturating_sub(1),
+        _ => peers,
+    }
 }
 
 /// A message with its receiver in front.

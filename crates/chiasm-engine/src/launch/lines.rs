@@ -1,15 +1,26 @@
 //! What an engine prints: passed on to the log, and its end kept for the report.
 
 use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncSeekExt, BufReader};
 
 /// Lines that are kept: enough for a Python traceback.
 const KEPT: usize = 40;
 
 /// Longest line that is passed on in one piece, in bytes.
 const MAX_LINE: u64 = 16 * 1024;
+
+/// How often a file is looked at for more: part of the time in which an engine's last words are told.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A file that has grown beyond it is emptied once it has been read, in bytes.
+const MAX_FILE: u64 = 16 << 20;
 
 /// The last lines of both streams of one engine.
 #[derive(Clone, Default)]
@@ -37,19 +48,52 @@ pub(super) async fn pass_on(name: String, stream: impl AsyncRead + Unpin, last: 
         line.clear();
         match (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).await {
             Ok(0) => return,
-            Ok(_) => {
-                let text = String::from_utf8_lossy(&line);
-                let text = text.trim_end();
-                if text.is_empty() {
-                    continue;
-                }
-                log(&name, text);
-                last.push(text.to_owned());
-            }
+            Ok(_) => tell(&name, &line, &last),
             Err(error) => {
                 tracing::debug!(engine = name, %error, "reading an engine's output failed");
                 return;
             }
+        }
+    }
+}
+
+fn tell(name: &str, line: &[u8], last: &LastLines) {
+    let text = String::from_utf8_lossy(line);
+    let text = text.trim_end();
+    if !text.is_empty() {
+        log(name, text);
+        last.push(text.to_owned());
+    }
+}
+
+/// A file for what an engine prints that outlives its frontend: a pipe would end with that, and the engine by its next word.
+pub(super) fn file(path: &Path) -> io::Result<File> {
+    // Appended to, so that it can be emptied under the engine's hands.
+    OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)
+}
+
+/// Passes on the lines of a file as it grows, from where it has been read to. Does not return while it can be read.
+pub(super) async fn follow(name: String, file: File, last: LastLines) {
+    if let Err(error) = follow_file(&name, file, &last).await {
+        tracing::debug!(engine = name, %error, "reading an engine's output failed");
+    }
+}
+
+async fn follow_file(name: &str, file: File, last: &LastLines) -> io::Result<()> {
+    let (mut reader, mut line) = (BufReader::new(tokio::fs::File::from_std(file)), Vec::new());
+    loop {
+        // A part of a line stays there for the rest of it.
+        let room = MAX_LINE.saturating_sub(line.len() as u64);
+        let read = (&mut reader).take(room).read_until(b'\n', &mut line).await?;
+        if line.ends_with(b"\n") || line.len() as u64 >= MAX_LINE {
+            tell(name, &line, last);
+            line.clear();
+        } else if read == 0 {
+            if reader.get_ref().metadata().await?.len() > MAX_FILE {
+                reader.get_ref().set_len(0).await?;
+                reader.seek(SeekFrom::Start(0)).await?;
+            }
+            tokio::time::sleep(LOOK).await;
         }
     }
 }
@@ -87,6 +131,31 @@ mod tests {
         assert_eq!(level("WARNING 11-21 x"), tracing::Level::WARN);
         assert_eq!(level("(no process"), tracing::Level::INFO);
         assert_eq!(level("loading ERROR codes"), tracing::Level::INFO);
+    }
+
+    #[tokio::test]
+    async fn a_file_is_followed_as_it_grows_and_emptied_when_it_is_long() {
+        use std::io::Write;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let (mut engine, last) = (file(&path).unwrap(), LastLines::default());
+        write!(engine, "one\ntw").unwrap();
+        let follower = tokio::spawn(follow("engine_0".into(), file(&path).unwrap(), last.clone()));
+        let said = async |lines: &[&str]| {
+            while last.get() != lines {
+                tokio::task::yield_now().await;
+            }
+        };
+        said(&["one"]).await;
+        writeln!(engine, "o").unwrap();
+        said(&["one", "two"]).await;
+        engine.write_all(&vec![b'\n'; MAX_FILE as usize + 1]).unwrap();
+        while engine.metadata().unwrap().len() > 0 {
+            tokio::task::yield_now().await;
+        }
+        writeln!(engine, "three").unwrap();
+        said(&["one", "two", "three"]).await;
+        follower.abort();
     }
 
     #[tokio::test]

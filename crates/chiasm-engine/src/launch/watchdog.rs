@@ -1,13 +1,23 @@
-//! Ends an engine when this process dies without a chance to.
+//! Ends an engine when this process dies without a chance to, or some time after that.
 
 use std::process::Stdio;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, Command};
 
-/// Waits for its standard input to end, which happens when this process does, whatever ended it. Then asks the
-/// process group `$1` to end, and after 10 s insists.
+use crate::state::ProcessId;
+
+/// Waits for its standard input to end, which happens when this process does, whatever ended it. Gives the process group `$1`
+/// another `$2` seconds, in which whoever takes it over dismisses this script. Then asks the group to end, and after 10 s insists.
 const SCRIPT: &str = r#"
 read -r _
+left=$2
+while [ "$left" -gt 0 ]; do
+  kill -s 0 -- "-$1" 2>/dev/null || exit 0
+  sleep 1
+  left=$((left - 1))
+done
 kill -s TERM -- "-$1" 2>/dev/null || exit 0
 for _ in 1 2 3 4 5 6 7 8 9 10; do
   sleep 1
@@ -23,10 +33,12 @@ kill -s KILL -- "-$1" 2>/dev/null
 pub(super) struct Watchdog(Child);
 
 impl Watchdog {
-    /// `None`, with a warning, where there is no shell: engines then outlive a frontend that is killed.
-    pub(super) fn over(process_group: u32) -> Option<Self> {
+    /// A group that may outlive this process for `keep`. `None`, with a warning, where there is no shell: engines then outlive a
+    /// frontend that is killed.
+    pub(super) fn over(process_group: u32, keep: Duration) -> Option<Self> {
+        let seconds = keep.as_secs_f64().ceil() as u64;
         let spawned = Command::new("/bin/sh")
-            .args(["-c", SCRIPT, "chiasm-watchdog", &process_group.to_string()])
+            .args(["-c", SCRIPT, "chiasm-watchdog", &process_group.to_string(), &seconds.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -42,10 +54,25 @@ impl Watchdog {
         }
     }
 
+    /// Its process; `None` where the system does not tell.
+    pub(super) fn process(&self) -> Option<ProcessId> {
+        ProcessId::of(self.0.id()?)
+    }
+
     /// Ends the watch without a signal to the group. Call it once the group has ended: its number may be given to others.
     pub(super) async fn dismiss(mut self) {
         if let Err(error) = self.0.kill().await {
             tracing::debug!(%error, "dismissing a watchdog failed");
         }
+    }
+}
+
+/// Ends the watch of a process before this one, which may be counting down.
+pub(super) fn dismiss(watchdog: ProcessId) {
+    let group = i32::try_from(watchdog.pid).ok().and_then(Pid::from_raw);
+    if let Some(group) = group.filter(|_| watchdog.is_alive())
+        && let Err(error) = kill_process_group(group, Signal::KILL)
+    {
+        tracing::debug!(%error, "dismissing a former watchdog failed");
     }
 }

@@ -77,6 +77,21 @@ pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSock
     (socket, InitMessage::decode(&init[0]).unwrap())
 }
 
+/// Says READY and reports, as an engine that was told where to while it was loading. The handshake socket, to be kept until
+/// its message is out.
+pub(crate) async fn ready_without_hello(endpoints: &EngineEndpoints) -> DealerSocket {
+    let (mut handshake, mut input) = (dealer(0), dealer(0));
+    handshake.connect(&endpoints.handshake).await.unwrap();
+    handshake.send(Hello::ready().encode().into()).await.unwrap();
+    input.connect(&endpoints.input).await.unwrap();
+    input.send(report().encode().into()).await.unwrap();
+    // The same goes for this one.
+    tokio::spawn(async move {
+        let _ = tokio::time::timeout(PATIENCE, input.recv()).await;
+    });
+    handshake
+}
+
 /// A client and its engine.
 pub(crate) async fn connect(pending: PendingEngine, report: EngineReady, order: Order) -> (EngineClient, MockEngine) {
     let endpoints = pending.endpoints().clone();
@@ -108,6 +123,14 @@ impl MockEngine {
         tokio::spawn(async move {
             let _ = tokio::time::timeout(PATIENCE, handshake.recv()).await;
         });
+        Self { input, output }
+    }
+
+    /// Comes back to where it was told to connect to, as an engine whose frontend was started again: without a word.
+    pub(crate) async fn come_back(endpoints: &EngineEndpoints) -> Self {
+        let (mut input, mut output) = (dealer(0), PushSocket::new());
+        output.connect(&endpoints.output).await.unwrap();
+        input.connect(&endpoints.input).await.unwrap();
         Self { input, output }
     }
 

@@ -84,8 +84,10 @@ async fn one_backend(
     };
     // First out of the router, then the end: no request may be sent to a backend that is being stopped.
     fleet.left(id, &ended);
-    if let Some(life) = life {
-        life.stop().await;
+    match (life, &ended) {
+        (Some(life), Ended::Shutdown) => life.leave().await,
+        (Some(life), _) => life.stop().await,
+        (None, _) => {}
     }
     ended
 }

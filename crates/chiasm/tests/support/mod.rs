@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::header::HeaderMap;
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// The demo's model directory: no weights, fine for simulated engines.
 pub fn demo_model() -> PathBuf {
@@ -35,6 +36,8 @@ pub struct Server {
     log: Arc<Mutex<Vec<String>>>,
     /// Until then nobody reads its log.
     stalled: Arc<Mutex<Option<Instant>>>,
+    /// Its state folder unless it was told another one: the user's own is none of a test's.
+    _state: TempDir,
 }
 
 impl Server {
@@ -45,8 +48,10 @@ impl Server {
 
     /// The same with variables in its environment, which engines that it launches inherit.
     pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
+        let state = tempfile::tempdir().expect("a folder");
         let mut child = chiasm(&["serve"])
             .args(args)
+            .env("CHIASM_STATE_DIR", state.path())
             .envs(variables.iter().copied())
             .args(if args.contains(&"--") { &[][..] } else { &["--port", "0"][..] })
             .stderr(Stdio::piped())
@@ -71,7 +76,7 @@ impl Server {
             }
         });
         let url = url.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
-        Self { child, url, client: client(), log, stalled }
+        Self { child, url, client: client(), log, stalled, _state: state }
     }
 
     /// Stops reading its log for this long.
@@ -139,6 +144,12 @@ impl Server {
         let text = response.text().await.expect("text");
         let samples = text.lines().filter(|line| line.starts_with(name));
         samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// Sends a signal that ends it, and waits for that.
+    pub fn end_by(&mut self, signal: &str) {
+        send_signal(self.pid(), signal);
+        self.child.wait().expect("it ends");
     }
 
     /// Sends SIGTERM and waits for the end; true if it ended well within `patience`.
