@@ -1,16 +1,11 @@
 //! An engine that is stopped in the middle of everything, as by SIGSTOP or a GPU that hangs: requests go elsewhere, and it comes
 //! back by itself.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::process::Stdio;
-use std::time::Duration;
 
+use crate::SOON;
+use crate::support::{Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
 use serde_json::{Value, json};
-use support::{Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
-
-const SOON: Duration = Duration::from_secs(20);
 
 /// Two simulated engines as processes of their own. Longer silences than they make by themselves are short here.
 struct Stand {
@@ -41,7 +36,7 @@ impl Stand {
 
     async fn condition(&self, worker: usize) -> Value {
         let response = self.server.client.get(format!("{}/workers", self.server.url)).send().await.expect("an answer");
-        support::json(response).await["workers"][worker]["condition"].clone()
+        crate::support::json(response).await["workers"][worker]["condition"].clone()
     }
 
     async fn becomes(&self, worker: usize, condition: &str) {

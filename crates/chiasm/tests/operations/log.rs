@@ -1,17 +1,14 @@
 //! Whoever reads the log may be gone or stuck: requests don't notice.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
-
-mod support;
 
 use std::process::{ChildStderr, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::SOON;
+use crate::support::{Process, chiasm, free_port, send_signal, wait_for};
 use futures_util::future::join_all;
 use serde_json::json;
-use support::{Process, chiasm, free_port, send_signal, wait_for};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/model");
-const SOON: Duration = Duration::from_secs(20);
 
 /// `chiasm serve` whose log goes into a pipe that nobody reads.
 struct Unread {
@@ -32,7 +29,7 @@ impl Unread {
             .expect("chiasm starts");
         let stderr = child.stderr.take();
         let url = format!("http://127.0.0.1:{port}");
-        let unread = Self { process: Process(child), stderr, url, client: support::client() };
+        let unread = Self { process: Process(child), stderr, url, client: crate::support::client() };
         wait_for("the engine", SOON, async || unread.get("/ready").await.is_some()).await;
         unread
     }

@@ -1,14 +1,8 @@
 //! How clients are treated that share a server, and what HTTP and OpenAI's client expect of it.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
-mod support;
-
-use std::time::Duration;
-
+use crate::SOON;
+use crate::support::{Answer, Server, demo_model, wait_for};
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model, wait_for};
-
-const SOON: Duration = Duration::from_secs(20);
 
 async fn serve(name: &str, more: &[&str]) -> Server {
     let model = demo_model().display().to_string();

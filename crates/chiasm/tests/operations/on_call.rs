@@ -1,21 +1,8 @@
 //! What somebody on call looks at: metrics by cause, the request's line, times in the answer.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
-mod support;
-
-use std::time::Duration;
-
+use crate::support::{Server, demo_model, free_port, wait_for};
+use crate::{SOON, serve};
 use serde_json::{Value, json};
-use support::{Server, demo_model, free_port, wait_for};
-
-const SOON: Duration = Duration::from_secs(20);
-
-async fn serve(flags: &[&str]) -> Server {
-    let model = demo_model().display().to_string();
-    let server = Server::start(&[&[&model, "--served-model-name", "m", "--sim", "1"], flags].concat());
-    server.wait_ready(1, SOON).await;
-    server
-}
 
 fn ask(tokens: u32, stream: bool) -> Value {
     json!({"model": "m", "prompt": "hello", "max_tokens": tokens, "ignore_eos": true, "stream": stream})

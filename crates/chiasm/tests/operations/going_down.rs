@@ -1,21 +1,8 @@
 //! SIGTERM: whoever sends requests learns of it first, requests in flight finish, and those that take too long are told.
-#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
-mod support;
-
-use std::time::Duration;
-
+use crate::support::{send_signal, wait_for};
+use crate::{SOON, serve};
 use serde_json::{Value, json};
-use support::{Server, demo_model, send_signal, wait_for};
-
-const SOON: Duration = Duration::from_secs(20);
-
-async fn serve(flags: &[&str]) -> Server {
-    let model = demo_model().display().to_string();
-    let server = Server::start(&[&[&model, "--served-model-name", "m", "--sim", "1"], flags].concat());
-    server.wait_ready(1, SOON).await;
-    server
-}
 
 fn stream() -> Value {
     json!({"model": "m", "prompt": "a", "max_tokens": 8000, "ignore_eos": true, "stream": true})
@@ -28,7 +15,7 @@ async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
     let ready = async || Some(server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16());
     wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
     // On a connection of its own.
-    let answer = support::client()
+    let answer = crate::support::client()
         .post(format!("{}/v1/completions", server.url))
         .header("content-type", "application/json")
         .body(json!({"model": "m", "prompt": "a", "max_tokens": 1}).to_string())

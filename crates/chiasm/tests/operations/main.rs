@@ -1,0 +1,25 @@
+//! What whoever operates a server meets: a log that nobody reads, engines that hang, going down, clients that share, and what to
+//! look at when something is wrong.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod going_down;
+mod hung;
+mod log;
+mod manners;
+mod on_call;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::time::Duration;
+
+use support::{Server, demo_model};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A server of the model `m` with one simulated engine, which is ready.
+async fn serve(flags: &[&str]) -> Server {
+    let model = demo_model().display().to_string();
+    let server = Server::start(&[&[&model, "--served-model-name", "m", "--sim", "1"], flags].concat());
+    server.wait_ready(1, SOON).await;
+    server
+}
