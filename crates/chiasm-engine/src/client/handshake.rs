@@ -69,12 +69,17 @@ impl PendingEngine {
     /// another one's hello.
     ///
     /// An engine that returns is used once it has emptied its receiver cache, and what it still does for its former frontend is
-    /// aborted.
+    /// aborted. If it will not be used `forget` is awaited, before any other engine is told these addresses: that one may come back
+    /// to a later frontend, which must not believe this report of it.
     ///
     /// # Errors
     /// [`EngineError::Handshake`]: the report can't be read.
-    pub fn or_return_of(mut self, report: Bytes) -> Result<Self, EngineError> {
-        self.former = Some(Former::new(report)?);
+    pub fn or_return_of(
+        mut self,
+        report: Bytes,
+        forget: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Self, EngineError> {
+        self.former = Some(Former::new(report, forget.boxed())?);
         Ok(self)
     }
 
@@ -139,7 +144,7 @@ impl PendingEngine {
                             tracing::debug!(handshake = %self.addresses.handshake, "engine said hello");
                             // A second hello comes from an engine that was started again meanwhile.
                             (report, ready) = (None, false);
-                            self.former = None;
+                            self.give_up_former().await;
                             if let Err(error) = self.handshake.send(addressed(&identity, vec![init.clone()])).await {
                                 tracing::warn!(%error, "engine left during the handshake");
                             }
@@ -197,9 +202,15 @@ impl PendingEngine {
             Heard::Answer => self.former.take().map(Former::into_report),
             Heard::Unusable(why) => {
                 tracing::warn!(why, "an engine has come back that can't be used, waiting for another one");
-                self.former = None;
+                self.give_up_former().await;
                 None
             }
+        }
+    }
+
+    async fn give_up_former(&mut self) {
+        if let Some(former) = self.former.take() {
+            former.give_up().await;
         }
     }
 
