@@ -35,6 +35,8 @@ pub struct PendingEngine {
     options: ClientOptions,
     /// The engine that was ready for a frontend before this one, while it may still come back.
     former: Option<Former>,
+    /// An engine has said hello.
+    greeted: bool,
     /// Events of the engine's connection to the input socket that came during the handshake.
     seen: Vec<SocketEvent>,
 }
@@ -60,8 +62,18 @@ impl PendingEngine {
             input: bind(&mut input, endpoints.input).await?,
             output: bind(&mut output.0, endpoints.output).await?,
         };
-        let (former, seen) = (None, Vec::new());
-        Ok(Self { handshake, input, input_events, output, output_events, addresses, options, former, seen })
+        Ok(Self {
+            handshake,
+            input,
+            input_events,
+            output,
+            output_events,
+            addresses,
+            options,
+            former: None,
+            greeted: false,
+            seen: Vec::new(),
+        })
     }
 
     /// Waits for an engine that was ready for a frontend before this one as well, at the addresses that it was told then.
@@ -143,7 +155,7 @@ impl PendingEngine {
                         Ok(hello) if hello.is_hello() => {
                             tracing::debug!(handshake = %self.addresses.handshake, "engine said hello");
                             // A second hello comes from an engine that was started again meanwhile.
-                            (report, ready) = (None, false);
+                            (report, ready, self.greeted) = (None, false, true);
                             self.give_up_former().await;
                             if let Err(error) = self.handshake.send(addressed(&identity, vec![init.clone()])).await {
                                 tracing::warn!(%error, "engine left during the handshake");
@@ -183,10 +195,20 @@ impl PendingEngine {
             self.seen.clear();
         }
         self.seen.push(event);
-        if let Some(former) = self.former.as_mut().filter(|_| came) {
-            tracing::debug!(input = %self.addresses.input, "an engine has come back and is asked for a sign of life");
-            let question = former.question();
-            self.tell(question).await;
+        let (input, greeted) = (&self.addresses.input, self.greeted);
+        match &mut self.former {
+            Some(former) if came => {
+                tracing::debug!(input, "an engine has come back and is asked for a sign of life");
+                let question = former.question();
+                self.tell(question).await;
+            }
+            None if came && !greeted => {
+                tracing::warn!(
+                    input,
+                    "an engine has come back of which nothing is known; unless it still loads, start it again"
+                );
+            }
+            _ => {}
         }
     }
 
