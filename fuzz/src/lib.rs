@@ -12,7 +12,7 @@ use url::{Host, Url};
 
 /// Small enough to decode thousands of images per second, large enough for every kind of header.
 const LIMITS: ImageLimits =
-    ImageLimits { max_bytes: u64::MAX, max_pixels: 1 << 16, max_side: 1 << 12, max_aspect_ratio: 1 << 12 };
+    ImageLimits { max_bytes: u64::MAX, max_pixels: 1 << 16, max_side: 1 << 12, max_aspect_ratio: 1 << 12, max_scans: 500 };
 
 /// Reads the header: an error, or a size within the limits.
 pub fn probe(data: &[u8]) -> Option<(EncodedMedia, ImageHeader)> {

@@ -9,6 +9,9 @@ usage: cargo xtask COMMAND
 
   test [--no-vllm]  everything that has to pass: format, lints, docs, licences, tests, real engines
                     --no-vllm leaves the real engines out, loudly
+  soak [--minutes N] [--seed S]
+                    mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
+                    random seed unless they are given
   vllm-env          make or reuse the Python environment with vLLM for CPU, print its path
   models            make or reuse the tiny random models, print their directory
   goldens           make the golden files again, say what changed
@@ -38,6 +41,7 @@ pub(crate) enum Command {
     Goldens,
     BenchPeers { bench: Bench, rounds: u32, json: bool, sides: DoorSides },
     Test { real_engines: bool },
+    Soak { minutes: u32, seed: Option<u64> },
 }
 
 /// Reads the arguments after the program's name.
@@ -60,6 +64,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             }
         },
         "test" => Command::Test { real_engines: true },
+        "soak" => Command::Soak { minutes: 2, seed: None },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
     };
     while let Some(flag) = flags.next() {
@@ -70,6 +75,14 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 let (found, fewest) = (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
                 let number = found.parse().ok().filter(|&number| number >= fewest);
                 *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
+            }
+            ("--minutes", Command::Soak { minutes, .. }) => {
+                let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
+                *minutes = number.ok_or(Error::Number { flag: "--minutes" })?;
+            }
+            ("--seed", Command::Soak { seed, .. }) => {
+                let number = flags.next().and_then(|found| found.parse().ok());
+                *seed = Some(number.ok_or(Error::Number { flag: "--seed" })?);
             }
             ("--baseline", Command::BenchPeers { bench: Bench::Door, sides, .. }) => {
                 sides.baseline = Some(flags.next().ok_or(Error::NoBaseline)?.into());
@@ -129,6 +142,15 @@ mod tests {
         assert!(parse_words("bench-peers").is_err());
         assert!(parse_words("bench-peers pixel").unwrap_err().to_string().contains("`pixel`"));
         assert_eq!(parse_words("bench-peers --help").unwrap(), Command::Help);
+    }
+
+    #[test]
+    fn a_soak_takes_its_time_and_its_seed() {
+        assert_eq!(parse_words("soak").unwrap(), Command::Soak { minutes: 2, seed: None });
+        assert_eq!(parse_words("soak --seed 7 --minutes 60").unwrap(), Command::Soak { minutes: 60, seed: Some(7) });
+        for line in ["soak --minutes", "soak --minutes 0", "soak --seed x", "test --minutes 2"] {
+            assert!(parse_words(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub(crate) enum Error {
     #[error("`--engines` takes a number of at least 1, not `{found}`")]
     Engines { found: String },
 
+    #[error("`{flag}` takes a number")]
+    Number { flag: &'static str },
+
     #[error("`--baseline` takes the path of a `chiasm` of another commit")]
     NoBaseline,
 

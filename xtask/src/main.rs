@@ -7,6 +7,7 @@
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `models` | tiny random models made in that environment |
 //! | `goldens` | golden files made again, and what changed |
+//! | `soak` | the service in any weather, for as long as is asked |
 //! | `bench_peers` | Chiasm measured against its peers |
 //! | `keyed_dir` | a cached directory that is complete or absent, also after a crash |
 //! | `workspace` | where the repository and the cache are |
@@ -24,6 +25,7 @@ mod keyed_dir;
 mod models;
 mod plugin;
 mod python;
+mod soak;
 mod test_run;
 mod test_steps;
 mod vllm_env;
@@ -71,6 +73,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             goldens::remake(&setup, &env)?;
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
+        Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
         Command::Test { real_engines } => return test_run::run(&Workspace::find()?, real_engines),
     }
     Ok(ExitCode::SUCCESS)

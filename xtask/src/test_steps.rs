@@ -103,6 +103,13 @@ const STEPS: &[Step] = &[
         budget: seconds(300),
     },
     Step {
+        title: "any weather",
+        action: Action::Cargo(crate::soak::ARGUMENTS),
+        variables: &[("CHIASM_SOAK_SECONDS", "120")],
+        needs: Needs::Toolchain,
+        budget: seconds(180),
+    },
+    Step {
         title: "vLLM and models ready",
         action: Action::AwaitEngines,
         variables: &[],

@@ -16,6 +16,8 @@ pub struct Capabilities {
     pub max_model_len: usize,
     /// Tokens that one step computes. The engine's encoder cache holds at least as many embeddings.
     pub max_batched_tokens: usize,
+    /// Requests that it runs at once; more wait in it. 0 when it does not tell.
+    pub max_running: usize,
     /// Blocks of the KV cache.
     pub total_blocks: u64,
     /// Embeddings that the engine keeps between requests, in tokens; 0 when it keeps none or does not tell.

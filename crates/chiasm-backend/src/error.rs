@@ -45,6 +45,9 @@ pub enum JobError {
     /// The backend kept losing media items that it had been sent.
     #[error("the engine keeps losing the request's media items")]
     KeepsLosingMedia,
+    /// Too many outputs were waiting to be read, so the job was aborted.
+    #[error("too much of the answer was waiting to be read")]
+    Unread,
     /// The backend ended a continuation without saying how.
     #[error("the engine ended the request without a result")]
     Unfinished,

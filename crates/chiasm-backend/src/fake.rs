@@ -200,6 +200,7 @@ pub fn fake_capabilities() -> Capabilities {
         },
         max_model_len: 4096,
         max_batched_tokens: 2048,
+        max_running: 8,
         total_blocks: 1000,
         encoder_cache_tokens: 2048,
         receiver_cache_bytes: 1 << 20,

@@ -124,6 +124,7 @@ impl From<EngineError> for JobError {
             EngineError::NotSent { cause } => Self::NotTaken(cause.into()),
             EngineError::Dead { cause } => Self::Dead(cause.into()),
             EngineError::Ended => Self::Unfinished,
+            EngineError::Unread => Self::Unread,
             // Nothing else comes of sending a request or reading its stream.
             error => Self::Source(SourceError::new(error)),
         }

@@ -37,6 +37,9 @@ pub enum EngineError {
         /// How it went.
         cause: DeathCause,
     },
+    /// Too many outputs of the request were waiting to be read, so it was aborted.
+    #[error("too much of the answer was waiting to be read")]
+    Unread,
     /// The engine has ended a request without saying how.
     #[error("the engine ended the request without a result")]
     Ended,

@@ -74,6 +74,39 @@ async fn an_engine_that_says_nothing_is_asked_once_and_whatever_it_says_is_an_an
 }
 
 #[tokio::test]
+async fn an_answer_that_nobody_reads_is_aborted_and_holds_up_no_other() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut unread = client.submit(text_request("unread")).unwrap();
+    let mut read = client.submit(text_request("read")).unwrap();
+    engine.receive_add().await;
+    engine.receive_add().await;
+    let output = |request_id: &str| EngineCoreOutput {
+        request_id: request_id.into(),
+        new_token_ids: vec![TokenId(5)],
+        ..EngineCoreOutput::default()
+    };
+    // One message tells of many steps: twenty times a thousand.
+    for _ in 0..20 {
+        let outputs = (0..1000).map(|_| output("unread")).chain([output("read")]).collect();
+        engine.send(EngineCoreOutputs { outputs, ..EngineCoreOutputs::default() }).await;
+        soon(read.next()).await.unwrap().unwrap();
+    }
+    assert!(matches!(engine.receive().await, ClientMessage::Abort(ids) if ids == ["unread"]));
+    assert_eq!(client.open_requests(), 1);
+    let mut outputs = 0;
+    let end = loop {
+        match soon(unread.next()).await {
+            Some(Ok(_)) => outputs += 1,
+            end => break end,
+        }
+    };
+    assert!(matches!(end, Some(Err(EngineError::Unread))), "{end:?}");
+    assert_eq!(outputs, 1 << 14);
+    assert!(soon(unread.next()).await.is_none());
+}
+
+#[tokio::test]
 async fn a_panic_while_outputs_are_received_ends_the_connection() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;

@@ -3,7 +3,8 @@
 //!
 //! Prints a Markdown table: medians of the rounds in one thread, and ratios. Only the ratios mean something on a shared
 //! machine. `fresh` is [`decode`], `reused` is [`with_pixels`], `inflate` the share of it that inflating a PNG alone
-//! takes, `peer` another crate up to the same pixels, `copy` one copy of as many bytes. Without files the example makes
+//! takes, `peer` another crate up to the same pixels, `copy` one copy of as many bytes, `estimate` what [`ImageHeader`] says before
+//! anything is decoded. Without files the example makes
 //! pictures that have detail at every scale, as photographs have.
 
 use std::error::Error;
@@ -25,8 +26,10 @@ type Failure = Box<dyn Error>;
 type Work<'a> = Box<dyn FnMut() -> Result<Vec<u8>, Failure> + 'a>;
 
 fn main() -> Result<(), Failure> {
-    println!("| image | KB | fresh ms | reused ms | inflate | peer | fresh / reused | peer / reused | reused / copy |");
-    println!("|{}", "---|".repeat(9));
+    println!(
+        "| image | KB | fresh ms | reused ms | inflate | peer | fresh / reused | peer / reused | reused / copy | estimate / reused |"
+    );
+    println!("|{}", "---|".repeat(10));
     let paths: Vec<_> = std::env::args().skip(1).collect();
     for path in &paths {
         measure(path, std::fs::read(path)?)?;
@@ -89,9 +92,10 @@ fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
         None => ("–", "–".to_owned()),
     };
     println!(
-        "| {name} | {size} | {fresh:.2} | {reused:.2} | {inflate} | {peer_name} | {:.2} | {peer_ratio} | {:.1} |",
+        "| {name} | {size} | {fresh:.2} | {reused:.2} | {inflate} | {peer_name} | {:.2} | {peer_ratio} | {:.1} | {:.2} |",
         fresh / reused,
-        reused / copy
+        reused / copy,
+        header.decode_time.as_secs_f64() * 1e3 / reused
     );
     Ok(())
 }
@@ -185,6 +189,9 @@ fn pictures(name: &str, width: usize, height: usize) -> Result<(), Failure> {
         let kind = if progressive { "progressive" } else { "baseline" };
         measure(&format!("{name} JPEG q90 4:2:0 {kind}"), encoder.encode()?)?;
     }
+    let flat =
+        jpeg::Encoder::new(&vec![128; rgb.len()], width, height, jpeg::PixelFormat::Rgb).progressive(true).encode()?;
+    measure(&format!("{name} JPEG of 100 scans"), with_scans(&flat, 100)?)?;
     measure(&format!("{name} PNG RGB"), png_file(w, h, png::ColorType::Rgb, &rgb)?)?;
     let glass = |pixel: &[u8]| [pixel[0], pixel[1], pixel[2], pixel[1].saturating_mul(2)];
     let rgba: Vec<u8> = rgb.chunks_exact(3).flat_map(glass).collect();
@@ -199,6 +206,13 @@ fn pictures(name: &str, width: usize, height: usize) -> Result<(), Failure> {
     )?;
     measure(&format!("{name} GIF"), gif_file(width as u16, height as u16, &rgb)?)?;
     measure(&format!("{name} BMP"), bmp_file(w, h, &rgb))
+}
+
+/// A progressive JPEG file with its last scan repeated until there are so many.
+fn with_scans(file: &[u8], scans: usize) -> Result<Vec<u8>, Failure> {
+    let starts: Vec<_> = (0..file.len() - 1).filter(|&at| file[at..].starts_with(&[0xff, 0xda])).collect();
+    let (head, scan) = file[..file.len() - 2].split_at(*starts.last().ok_or("no scan")?);
+    Ok([head, &scan.repeat(scans + 1 - starts.len()), &[0xff, 0xd9]].concat())
 }
 
 fn png_file(width: u32, height: u32, colour: png::ColorType, samples: &[u8]) -> Result<Vec<u8>, Failure> {

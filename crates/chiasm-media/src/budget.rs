@@ -43,24 +43,25 @@ impl ByteBudget {
     /// # Errors
     /// [`MediaError::Busy`] when there is no room.
     pub fn charge(&self, bytes: u64) -> Result<Charge, MediaError> {
-        let mut charge = Charge { budget: self.clone(), bytes: 0 };
+        let mut charge = self.empty_charge();
         charge.grow(bytes)?;
         Ok(charge)
     }
 
-    /// An empty buffer with room for so many bytes, which are counted from now on.
-    ///
-    /// # Errors
-    /// [`MediaError::Busy`] when there is no room for them.
-    pub fn buffer_for(&self, bytes: usize) -> Result<ChargedBuffer, MediaError> {
-        let mut buffer = self.buffer();
-        buffer.reserve(bytes)?;
-        Ok(buffer)
+    /// A charge that counts nothing yet.
+    pub fn empty_charge(&self) -> Charge {
+        Charge { budget: self.clone(), bytes: 0 }
     }
 
     /// An empty buffer that is counted while it grows.
     pub fn buffer(&self) -> ChargedBuffer {
-        ChargedBuffer { bytes: Vec::new(), charge: Charge { budget: self.clone(), bytes: 0 } }
+        self.buffer_expecting(0)
+    }
+
+    /// An empty buffer for what is said to have so many bytes. Addresses for them are taken at once, so that nothing has to be
+    /// copied when it grows; memory is taken, and counted, as they come. Whoever asks has checked that there may be so many.
+    pub fn buffer_expecting(&self, bytes: usize) -> ChargedBuffer {
+        ChargedBuffer { bytes: Vec::with_capacity(bytes), charge: self.empty_charge() }
     }
 }
 
@@ -72,11 +73,16 @@ pub struct Charge {
 }
 
 impl Charge {
+    /// The bytes that this counts.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Counts `more` bytes as well.
     ///
     /// # Errors
     /// [`MediaError::Busy`] when there is no room; then nothing has changed.
-    fn grow(&mut self, more: u64) -> Result<(), MediaError> {
+    pub fn grow(&mut self, more: u64) -> Result<(), MediaError> {
         let Inner { limit, held } = &*self.budget.inner;
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
             now.checked_add(more).filter(|then| then <= limit)
@@ -125,14 +131,16 @@ impl ChargedBuffer {
         Ok(&mut self.bytes[start..])
     }
 
-    /// Appends a part whose followers are not known yet: memory grows by doubling.
+    /// Appends a part whose followers are not known yet: beyond what was expected, memory grows by doubling.
     ///
     /// # Errors
     /// [`MediaError::Busy`] when the budget has no room for it.
     pub fn extend(&mut self, part: &[u8]) -> Result<(), MediaError> {
         let needed = self.bytes.len() + part.len();
-        if needed > self.bytes.capacity() && self.reserve(needed.max(2 * self.bytes.capacity())).is_err() {
-            self.reserve(needed)?;
+        if needed > self.bytes.capacity() {
+            self.reserve(needed.max(2 * self.bytes.capacity())).or_else(|_| self.reserve(needed))?;
+        } else {
+            self.count(needed)?;
         }
         self.bytes.extend_from_slice(part);
         Ok(())
@@ -147,11 +155,15 @@ impl ChargedBuffer {
 
     /// Room for `capacity` bytes in all.
     fn reserve(&mut self, capacity: usize) -> Result<(), MediaError> {
-        if let Some(more) = capacity.checked_sub(self.bytes.capacity()) {
-            self.charge.grow(more as u64)?;
-            self.bytes.reserve_exact(capacity - self.bytes.len());
-        }
+        self.count(capacity)?;
+        self.bytes.reserve_exact(capacity.saturating_sub(self.bytes.len()));
         Ok(())
+    }
+
+    /// Counts `bytes` in all.
+    fn count(&mut self, bytes: usize) -> Result<(), MediaError> {
+        let more = (bytes as u64).saturating_sub(self.charge.bytes);
+        if more > 0 { self.charge.grow(more) } else { Ok(()) }
     }
 }
 
@@ -197,6 +209,27 @@ mod tests {
         assert_eq!(budget.held(), 100);
         drop(part);
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn what_is_expected_is_counted_as_it_comes() {
+        let budget = ByteBudget::new(1000);
+        let held_while_filling = |expected| {
+            let mut buffer = budget.buffer_expecting(expected);
+            [(); 5].map(|()| {
+                buffer.extend(&[1; 10]).unwrap();
+                budget.held()
+            })
+        };
+        assert_eq!(held_while_filling(0), [10, 20, 40, 40, 80]);
+        assert_eq!(held_while_filling(50), [10, 20, 30, 40, 50]);
+        // More comes than was said.
+        assert_eq!(held_while_filling(30), [10, 20, 30, 60, 60]);
+        // Less comes.
+        let mut buffer = budget.buffer_expecting(100);
+        buffer.extend(&[1; 10]).unwrap();
+        let bytes = buffer.freeze();
+        assert_eq!((bytes.len(), budget.held()), (10, 10));
     }
 
     #[test]

@@ -23,20 +23,21 @@ static BASE64: LazyLock<base64::engine::GeneralPurpose> =
     LazyLock::new(|| base64::engine::GeneralPurpose::new(&base64::alphabet::STANDARD, STRICT));
 
 /// What follows `data:`, in any case; `None` for other URLs.
-pub(crate) fn content(url: &str) -> Option<&str> {
-    let scheme = url.get(..5)?;
-    scheme.eq_ignore_ascii_case("data:").then(|| &url[5..])
+pub(crate) fn content(url: &[u8]) -> Option<&[u8]> {
+    let (scheme, content) = url.split_at_checked(5)?;
+    scheme.eq_ignore_ascii_case(b"data:").then_some(content)
 }
 
 /// Decodes `[mediatype][;param]*;base64,DATA`. The media type does not matter, as in vLLM: the format is found from the
 /// bytes.
-pub(crate) fn decode(content: &str, max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
+pub(crate) fn decode(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
     let invalid = |reason| MediaError::InvalidDataUri { reason };
-    let (description, data) = content.split_once(',').ok_or(invalid("there is no comma"))?;
-    if description.rsplit_once(';').is_none_or(|(_, encoding)| encoding != "base64") {
+    let comma = content.iter().position(|&byte| byte == b',').ok_or(invalid("there is no comma"))?;
+    let (description, data) = (&content[..comma], &content[comma + 1..]);
+    if !description.ends_with(b";base64") {
         return Err(invalid("only base64 is supported; write data:image/...;base64,..."));
     }
-    let padding = data.bytes().rev().take(2).filter(|&byte| byte == b'=').count();
+    let padding = data.iter().rev().take(2).filter(|&&byte| byte == b'=').count();
     let length = (data.len() / 4 * 3).saturating_sub(padding);
     if length as u64 > max_bytes {
         return Err(MediaError::TooManyBytes { limit: max_bytes });
@@ -56,7 +57,7 @@ mod tests {
 
     fn decode_url(url: &str) -> Result<Bytes, MediaError> {
         let budget = ByteBudget::new(1000);
-        let decoded = decode(content(url).unwrap(), 1000, &budget);
+        let decoded = decode(content(url.as_bytes()).unwrap(), 1000, &budget);
         assert_eq!(budget.held(), decoded.as_ref().map_or(0, Bytes::len) as u64);
         decoded
     }
@@ -102,10 +103,10 @@ mod tests {
     #[test]
     fn the_limit_counts_decoded_bytes() {
         let budget = ByteBudget::new(3);
-        assert_eq!(decode(";base64,QUJD", 3, &budget).unwrap().len(), 3);
-        assert_eq!(decode(";base64,QUI=", 2, &budget).unwrap().len(), 2);
-        assert_eq!(decode(";base64,QUJD", 2, &budget), Err(MediaError::TooManyBytes { limit: 2 }));
-        assert_eq!(decode(";base64,QUJDQUJD", 6, &budget), Err(MediaError::Busy));
+        assert_eq!(decode(b";base64,QUJD", 3, &budget).unwrap().len(), 3);
+        assert_eq!(decode(b";base64,QUI=", 2, &budget).unwrap().len(), 2);
+        assert_eq!(decode(b";base64,QUJD", 2, &budget), Err(MediaError::TooManyBytes { limit: 2 }));
+        assert_eq!(decode(b";base64,QUJDQUJD", 6, &budget), Err(MediaError::Busy));
         assert_eq!(budget.held(), 0);
     }
 
@@ -118,7 +119,7 @@ mod tests {
         #[test]
         fn what_was_encoded_is_decoded(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let budget = ByteBudget::new(1000);
-            let decoded = decode(&format!(";base64,{}", base64_of(&bytes)), 400, &budget).unwrap();
+            let decoded = decode(format!(";base64,{}", base64_of(&bytes)).as_bytes(), 400, &budget).unwrap();
             prop_assert_eq!(&decoded, &bytes);
             prop_assert_eq!(budget.held(), bytes.len() as u64);
         }
@@ -135,22 +136,22 @@ mod tests {
             text[place] = wrong & 0x7f;
             let text = String::from_utf8(text).unwrap();
             let scalar = base64::engine::GeneralPurpose::new(&base64::alphabet::STANDARD, STRICT).decode(&text).ok();
-            let ours = decode(&format!(";base64,{text}"), 400, &ByteBudget::new(1000)).ok();
+            let ours = decode(format!(";base64,{text}").as_bytes(), 400, &ByteBudget::new(1000)).ok();
             prop_assert_eq!(ours.as_deref(), scalar.as_deref());
         }
 
         #[test]
         fn any_text_is_decoded_or_refused(text in ".{0,200}") {
             let budget = ByteBudget::new(1000);
-            let outcome = decode(&text, 100, &budget);
+            let outcome = decode(text.as_bytes(), 100, &budget);
             prop_assert_eq!(budget.held(), outcome.as_ref().map_or(0, Bytes::len) as u64);
         }
     }
 
     #[test]
     fn other_urls_are_not_data() {
-        assert_eq!(content("http://data:1"), None);
-        assert_eq!(content("dat"), None);
-        assert_eq!(content("dätä:"), None);
+        assert_eq!(content(b"http://data:1"), None);
+        assert_eq!(content(b"dat"), None);
+        assert_eq!(content("dätä:".as_bytes()), None);
     }
 }

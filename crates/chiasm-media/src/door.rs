@@ -2,9 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use reqwest::Url;
+use tokio::sync::oneshot;
 
 use crate::contents::Contents;
 use crate::counts::{Counters, MediaCounts};
@@ -13,17 +15,21 @@ use crate::flight::{Boarded, Flights};
 use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
 use crate::names::{Known, MediaName, Names, UrlKey, Urls};
+use crate::workers::{BlockingThreads, Workers};
 use crate::{ByteBudget, Clock, EncodedMedia, Fault, MediaConfig, MediaError, data_uri};
 
 /// Files of up to this many bytes, or characters of base64, are decoded, hashed and looked at in place: that takes a hundred
 /// microseconds, and handing them to another thread some tens.
 const IN_PLACE: usize = 512 << 10;
+/// What decoding base64 and hashing take of one core, most of it for memory that is fresh.
+const NANOS_PER_BYTE: u64 = 1;
 
 /// A part of a request that stands for a media item.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MediaPart {
-    /// `data:`, `http:`, `https:` or `file:`. Without one, the name must be known.
-    pub url: Option<String>,
+    /// The text of a `data:`, `http:`, `https:` or `file:` URL. A data URL may be a slice of what it came in: it is decoded
+    /// from there and let go. Without a URL, the name must be known.
+    pub url: Option<Bytes>,
     /// What the client calls the item.
     pub name: Option<MediaName>,
 }
@@ -42,14 +48,14 @@ impl MediaPart {
 
 impl<S: Into<String>> From<S> for MediaPart {
     fn from(url: S) -> Self {
-        Self { url: Some(url.into()), name: None }
+        Self { url: Some(Bytes::from(url.into())), name: None }
     }
 }
 
 /// Shows no URL: they may hold secrets, and whole files.
 impl std::fmt::Debug for MediaPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let url = self.url.as_ref().map(String::len);
+        let url = self.url.as_ref().map(Bytes::len);
         f.debug_struct("MediaPart").field("url_bytes", &url).field("name", &self.name).finish()
     }
 }
@@ -59,6 +65,7 @@ impl std::fmt::Debug for MediaPart {
 #[derive(Clone)]
 pub struct MediaDoor {
     inner: Arc<Inner>,
+    workers: Arc<dyn Workers>,
 }
 
 struct Inner {
@@ -101,7 +108,14 @@ impl MediaDoor {
             clock,
             config,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(inner), workers: Arc::new(BlockingThreads) })
+    }
+
+    /// The same door, whose work on files of more than half a megabyte is done by these threads instead of the async runtime's
+    /// for blocking work.
+    #[must_use]
+    pub fn with_workers(self, workers: Arc<dyn Workers>) -> Self {
+        Self { workers, ..self }
     }
 
     /// What counts encoded media in memory, cached or not. Whoever else holds bytes of requests counts them here too.
@@ -132,18 +146,22 @@ impl MediaDoor {
         Ok(item)
     }
 
-    async fn open_url(&self, url: String) -> Result<EncodedMedia, MediaError> {
+    async fn open_url(&self, url: Bytes) -> Result<EncodedMedia, MediaError> {
         let inner = &self.inner;
         if data_uri::content(&url).is_some() {
             inner.counters.data.inc();
-            return inner.on_bytes(url.len(), move |inner| inner.open_data(&url)).await;
+            return self.on_bytes(url.len(), move |inner| inner.open_data(&url)).await;
         }
-        let url = Url::parse(&url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
+        let parsed = str::from_utf8(&url).ok().and_then(|url| Url::parse(url).ok());
+        let url = parsed.ok_or(MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
         match url.scheme() {
             "http" | "https" => self.open_http(url).await,
             "file" => {
                 inner.counters.files.inc();
-                inner.on_bytes(usize::MAX, move |inner| inner.open_file(&url)).await
+                let inner = inner.clone();
+                // Disks and networks below them may be slow, so this is not for the workers.
+                let opened = tokio::task::spawn_blocking(move || inner.open_file(&url)).await;
+                opened.unwrap_or(Err(MediaError::Internal))
             }
             _ => Err(MediaError::UnsupportedScheme),
         }
@@ -173,8 +191,8 @@ impl MediaDoor {
             _ => {}
         }
         let download = {
-            let inner = inner.clone();
-            move || async move { inner.download(url, key, known).await }
+            let door = self.clone();
+            move || async move { door.download(url, key, known).await }
         };
         let (boarded, outcome) = inner.downloads.join(key, download).await;
         if boarded == Boarded::Later {
@@ -182,23 +200,22 @@ impl MediaDoor {
         }
         outcome
     }
-}
 
-impl Inner {
     /// Fetches a URL, or learns that what is known of it still holds.
     async fn download(
-        self: Arc<Self>,
+        self,
         url: Url,
         key: UrlKey,
         known: Option<(EncodedMedia, Freshness)>,
     ) -> Result<EncodedMedia, MediaError> {
+        let inner = &self.inner;
         let known = known.filter(|(_, freshness)| freshness.can_revalidate());
-        let fetched = match self.fetcher.get(url, known.as_ref().map(|(_, freshness)| freshness)).await {
+        let fetched = match inner.fetcher.get(url, known.as_ref().map(|(_, freshness)| freshness)).await {
             Ok(Answer::New(fetched)) => Ok(fetched),
             Ok(Answer::NotModified(newer)) => match known {
                 Some((item, freshness)) => {
-                    self.counters.revalidated.inc();
-                    self.urls.learn(key, item.content, freshness.refreshed(newer));
+                    inner.counters.revalidated.inc();
+                    inner.urls.learn(key, item.content, freshness.refreshed(newer));
                     return Ok(item);
                 }
                 None => Err(MediaError::OriginFailed),
@@ -207,8 +224,8 @@ impl Inner {
         };
         let opened = match fetched {
             Ok(fetched) => {
-                self.counters.fetched.inc();
-                self.counters.fetched_bytes.add(fetched.bytes.len() as u64);
+                inner.counters.fetched.inc();
+                inner.counters.fetched_bytes.add(fetched.bytes.len() as u64);
                 let opened = self.on_bytes(fetched.bytes.len(), move |inner| inner.item(fetched.bytes)).await;
                 opened.map(|item| (item, fetched.freshness))
             }
@@ -216,21 +233,39 @@ impl Inner {
         };
         match opened {
             Ok((item, freshness)) => {
-                self.urls.learn(key, item.content, freshness);
+                inner.urls.learn(key, item.content, freshness);
                 Ok(item)
             }
             Err(error) => {
                 match error.fault() {
                     // Ours, and over in a moment.
                     Fault::Busy | Fault::Internal => {}
-                    _ => self.urls.failed(key, &error, self.clock.now()),
+                    _ => inner.urls.failed(key, &error, inner.clock.now()),
                 }
                 Err(error)
             }
         }
     }
 
-    fn open_data(&self, url: &str) -> Result<EncodedMedia, MediaError> {
+    /// Does work on so many bytes, in place if they are few.
+    async fn on_bytes<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce(&Inner) -> Result<T, MediaError> + Send + 'static,
+    ) -> Result<T, MediaError> {
+        if bytes <= IN_PLACE {
+            return work(&self.inner);
+        }
+        let inner = self.inner.clone();
+        let (done, outcome) = oneshot::channel();
+        let time = Duration::from_nanos(bytes as u64 * NANOS_PER_BYTE);
+        self.workers.run(time, Box::new(move || drop(done.send(work(&inner))))).await;
+        outcome.await.unwrap_or(Err(MediaError::Internal))
+    }
+}
+
+impl Inner {
+    fn open_data(&self, url: &[u8]) -> Result<EncodedMedia, MediaError> {
         let content = data_uri::content(url).ok_or(MediaError::UnsupportedScheme)?;
         self.item(data_uri::decode(content, self.config.limits.max_bytes(), &self.budget)?)
     }
@@ -254,19 +289,6 @@ impl Inner {
     /// Identity and header of a file.
     fn item(&self, bytes: Bytes) -> Result<EncodedMedia, MediaError> {
         EncodedMedia::from_bytes(bytes, &self.config.limits).map(|item| self.contents.keep(item))
-    }
-
-    /// Does work on so many bytes, in place if they are few.
-    async fn on_bytes<T: Send + 'static>(
-        self: &Arc<Self>,
-        bytes: usize,
-        work: impl FnOnce(&Self) -> Result<T, MediaError> + Send + 'static,
-    ) -> Result<T, MediaError> {
-        if bytes <= IN_PLACE {
-            return work(self);
-        }
-        let inner = self.clone();
-        tokio::task::spawn_blocking(move || work(&inner)).await.unwrap_or(Err(MediaError::Internal))
     }
 }
 

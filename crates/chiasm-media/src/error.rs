@@ -122,6 +122,14 @@ pub enum MediaError {
         /// The limit for the longer side divided by the shorter.
         limit: u32,
     },
+    /// More scans in a JPEG file than allowed.
+    #[error("the image has {scans} scans, more than {limit}; save it as a baseline JPEG")]
+    TooManyScans {
+        /// How many there are.
+        scans: u32,
+        /// The limit.
+        limit: u32,
+    },
     /// Bytes that are no media of a supported format.
     #[error("the media is not a PNG, JPEG, WebP, GIF or BMP image{}", found.map_or(String::new(), |name| format!(" but {name}")))]
     UnsupportedFormat {
@@ -198,6 +206,7 @@ impl MediaError {
             Self::TooManyBytes { .. }
             | Self::TooManyPixels { .. }
             | Self::TooLongSide { .. }
+            | Self::TooManyScans { .. }
             | Self::TooStretched { .. } => Fault::TooLarge,
             Self::UnsupportedFormat { .. } | Self::UnsupportedVariant { .. } => Fault::Unsupported,
             Self::Corrupt { .. } => Fault::Corrupt,

@@ -178,7 +178,7 @@ impl Fetcher {
         if announced.is_some_and(|announced| announced > limit) {
             return Err(MediaError::TooManyBytes { limit });
         }
-        let mut body = self.budget.buffer();
+        let mut body = self.budget.buffer_expecting(announced.unwrap_or(0) as usize);
         let mut since = (Instant::now(), 0);
         loop {
             let until = deadline.min(since.0 + self.limits.stall_timeout);

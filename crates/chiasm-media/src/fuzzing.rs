@@ -8,7 +8,7 @@ use crate::{ByteBudget, MediaConfig, MediaError, data_uri};
 
 /// Decodes a `data:` URL; `None` for other URLs.
 pub fn decode_data_url(url: &str, max_bytes: u64, budget: &ByteBudget) -> Option<Result<Bytes, MediaError>> {
-    Some(data_uri::decode(data_uri::content(url)?, max_bytes, budget))
+    Some(data_uri::decode(data_uri::content(url.as_bytes())?, max_bytes, budget))
 }
 
 /// The URL that a request for this one would go to, if the policy lets it.

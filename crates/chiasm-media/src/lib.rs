@@ -26,6 +26,7 @@
 //! | module | is about |
 //! |---|---|
 //! | `door` | one way in for whatever names a media item |
+//! | `workers` | threads for work on large files |
 //! | `config`, `limits` | permissions; how large an item may be |
 //! | `budget` | bytes in memory, counted and bounded |
 //! | `clock` | the time by which answers age |
@@ -38,6 +39,7 @@
 //! | `media`, `identity` | what is known without decoding |
 //! | `image/limits` | how large an image may be, by its header |
 //! | `image/probe`, `image/container/*`, `image/exif` | headers: format, size, orientation |
+//! | `image/cost` | how long decoding takes, by the header |
 //! | `image/other_format` | names of what is not read |
 //! | `image/decode/*` | pixels |
 //! | `reader` | a cursor over bytes |
@@ -65,6 +67,7 @@ mod media;
 mod names;
 mod policy;
 mod reader;
+mod workers;
 
 pub use budget::{ByteBudget, Charge, ChargedBuffer};
 pub use clock::Clock;
@@ -81,3 +84,4 @@ pub use limits::MediaLimits;
 pub use media::{EncodedMedia, MediaHeader};
 pub use names::MediaName;
 pub use policy::DomainRule;
+pub use workers::Workers;

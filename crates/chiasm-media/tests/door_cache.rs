@@ -257,7 +257,7 @@ async fn the_cache_gives_its_memory_back() {
 }
 
 fn named(url: Option<&str>, name: MediaName) -> MediaPart {
-    MediaPart { url: url.map(str::to_owned), name: Some(name) }
+    MediaPart { url: url.map(|url| url.to_owned().into()), name: Some(name) }
 }
 
 #[tokio::test]

@@ -15,8 +15,13 @@ use proptest::sample::Index;
 use proptest::test_runner::TestRunner;
 
 /// Small enough to decode many of them, large enough for every kind of header.
-const LIMITS: ImageLimits =
-    ImageLimits { max_bytes: u64::MAX, max_pixels: 1 << 16, max_side: 1 << 12, max_aspect_ratio: 1 << 12 };
+const LIMITS: ImageLimits = ImageLimits {
+    max_bytes: u64::MAX,
+    max_pixels: 1 << 16,
+    max_side: 1 << 12,
+    max_aspect_ratio: 1 << 12,
+    max_scans: 500,
+};
 
 /// All fixtures, and for each format where its own are: damage is shared out evenly among the formats.
 fn fixtures() -> [Vec<Vec<u8>>; 5] {

@@ -42,8 +42,13 @@ fn memory_follows_the_data_and_not_the_header() {
     for name in ["png-bomb.png", "bmp-bomb.bmp", "webp-bomb.webp"] {
         bombs.push((name, fixture(name)));
     }
-    let image =
-        ImageLimits { max_bytes: u64::MAX, max_pixels: 1 << 33, max_side: u32::MAX, max_aspect_ratio: u32::MAX };
+    let image = ImageLimits {
+        max_bytes: u64::MAX,
+        max_pixels: 1 << 33,
+        max_side: u32::MAX,
+        max_aspect_ratio: u32::MAX,
+        max_scans: 500,
+    };
     let limits = MediaLimits { image };
     let before = peak();
     for (name, bytes) in bombs {

@@ -12,6 +12,8 @@ mod python_strings;
 mod python_text;
 mod source;
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -218,9 +220,12 @@ impl ChatTemplate {
     }
 
     fn render_dicts(&self, messages: Vec<Value>, options: &RenderOptions) -> Result<String, PromptError> {
-        let mut variables: Map<String, Value> =
-            self.inner.special_tokens.iter().map(|(name, text)| (name.clone(), text.as_str().into())).collect();
-        variables.insert("documents".into(), Value::Null);
+        // Those of the request may be large, and are not copied.
+        let mut variables: BTreeMap<&str, Cow<'_, Value>> = BTreeMap::new();
+        for (name, text) in &self.inner.special_tokens {
+            variables.insert(name, Cow::Owned(text.as_str().into()));
+        }
+        variables.insert("documents", Cow::Owned(Value::Null));
         for (name, value) in &options.kwargs {
             if RESERVED.contains(&name.as_str()) {
                 return Err(PromptError::ReservedKwarg { name: name.clone() });
@@ -228,12 +233,12 @@ impl ChatTemplate {
             // vLLM takes null and "auto" for "not set" (`merge_kwargs`, `vllm/renderers/params.py`).
             let is_set = !value.is_null() && value != "auto";
             if is_set && !PASSED_OVER.contains(&name.as_str()) {
-                variables.insert(name.clone(), value.clone());
+                variables.insert(name, Cow::Borrowed(value));
             }
         }
-        variables.insert("messages".into(), Value::Array(messages));
-        variables.insert("tools".into(), Value::Null);
-        variables.insert("add_generation_prompt".into(), options.add_generation_prompt.into());
+        variables.insert("messages", Cow::Owned(Value::Array(messages)));
+        variables.insert("tools", Cow::Owned(Value::Null));
+        variables.insert("add_generation_prompt", Cow::Owned(options.add_generation_prompt.into()));
 
         let mut out = Bounded { text: Vec::new(), limit: self.inner.limits.bytes, overrun: false };
         let template = self.inner.environment.get_template(NAME).map_err(|error| self.explain(&error))?;

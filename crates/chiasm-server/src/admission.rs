@@ -2,49 +2,82 @@
 
 use std::sync::Arc;
 
-use axum::extract::FromRequestParts;
-use axum::http::request::Parts;
-use tokio::sync::OwnedSemaphorePermit;
+use axum::extract::{FromRequest, Request};
+use tracing::Instrument;
 
+use crate::arrival;
+use crate::body::{self, JsonBody};
+use crate::connections::Connection;
+use crate::cpu::CpuBudget;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::layers::Identity;
 use crate::metrics::InFlight;
+use crate::openai::RequestBody;
 use crate::pipeline::Caller;
 use crate::record::Record;
+use crate::slots::{NoSlot, Slot};
 
 /// A request's place among those in flight, until its answer has been read to the end or dropped.
 pub(crate) struct Admission {
     pub(crate) record: Record,
-    _place: OwnedSemaphorePermit,
+    connection: Arc<Connection>,
+    _slot: Slot,
     _in_flight: InFlight,
 }
 
-impl FromRequestParts<Arc<Frontend>> for Admission {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
-        let place = frontend.slots.clone().try_acquire_owned().map_err(|_| {
-            ApiError::unavailable(
-                "requests_full",
-                format!(
-                    "{} requests are in flight, as many as allowed (--max-requests); try again later",
-                    frontend.limits.requests
-                ),
-            )
-        })?;
-        let record =
-            parts.extensions.remove::<Record>().ok_or_else(|| ApiError::internal("a request has no record"))?;
-        Ok(Self { record, _place: place, _in_flight: frontend.metrics.in_flight() })
+impl Admission {
+    /// Lets the request end, from now on, when its client closes the connection or only its own side of it: the two can't be told
+    /// apart without sending something. What is wrong with a request's fields is told before this.
+    pub(crate) fn ends_with_client(&self) {
+        self.connection.ends_with_client();
     }
 }
 
-impl FromRequestParts<Arc<Frontend>> for Caller {
+/// A request that has arrived whole, and has a place among those in flight. While it comes it holds none: slow clients would
+/// keep out all others.
+pub(crate) struct Admitted<T> {
+    pub(crate) caller: Caller,
+    pub(crate) admission: Admission,
+    pub(crate) body: JsonBody<T>,
+}
+
+impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
-        let identity = parts.extensions.remove::<Identity>();
-        let identity = identity.ok_or_else(|| ApiError::internal("a request has no identity"))?;
-        Ok(frontend.caller(identity, &parts.headers))
+    async fn from_request(request: Request, frontend: &Arc<Frontend>) -> Result<Self, ApiError> {
+        let (mut head, body) = request.into_parts();
+        let lost = || ApiError::internal("a request has no identity or record");
+        let identity = head.extensions.remove::<Identity>().ok_or_else(lost)?;
+        let connection = identity.connection.clone();
+        let record = head.extensions.remove::<Record>().ok_or_else(lost)?;
+        let owner = frontend.limits.trusted_proxies.owner(connection.peer(), &head.headers);
+        let cpu = CpuBudget::new(frontend.limits.request_cost);
+        let arriving = async {
+            // A body that will find no slot needs no memory either.
+            let refused = frontend.slots.check(owner).err().map(no_slot);
+            let bytes = arrival::arrive(&head, body, refused, &frontend.limits, frontend.door.budget()).await?;
+            connection.engage();
+            let slot = frontend.slots.take(owner).map_err(no_slot)?;
+            Ok::<_, ApiError>((slot, body::parse(frontend, &cpu, bytes).await?))
+        };
+        let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
+        Ok(Self {
+            caller: frontend.caller(identity, cpu, &head.headers),
+            admission: Admission { record, connection, _slot: slot, _in_flight: frontend.metrics.in_flight() },
+            body,
+        })
+    }
+}
+
+fn no_slot(why: NoSlot) -> ApiError {
+    match why {
+        NoSlot::AllTaken(limit) => ApiError::unavailable(
+            "requests_full",
+            format!("{limit} requests are in flight, as many as allowed (--max-requests); try again later"),
+        ),
+        NoSlot::ForOthers(held) => ApiError::over_share(format!(
+            "{held} of your requests are in flight; what is left is for others who ask too (--max-requests); try again later"
+        )),
     }
 }

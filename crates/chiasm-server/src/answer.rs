@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::{StreamExt, iter, select_all};
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Admitted};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
@@ -26,15 +26,14 @@ use crate::sse;
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat(
     State(frontend): State<Arc<Frontend>>,
-    caller: Caller,
-    admission: Admission,
-    body: JsonBody,
+    request: Admitted<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let frontend = &frontend;
     let told = |error| frontend.told(error);
-    let JsonBody { value, charge } = body;
-    let ChatRequest { common, generate } = ChatRequest::parse(value)?;
+    let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
+    let ChatRequest { common, generate } = request;
     check_model(frontend, &common)?;
+    admission.ends_with_client();
     let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
     drop(charge);
     let head = AnswerHead::new("chatcmpl", &caller.id, &frontend.model.name);
@@ -78,15 +77,14 @@ pub(crate) async fn chat(
 /// `POST /v1/completions`
 pub(crate) async fn completions(
     State(frontend): State<Arc<Frontend>>,
-    caller: Caller,
-    admission: Admission,
-    body: JsonBody,
+    request: Admitted<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let frontend = &frontend;
     let told = |error| frontend.told(error);
-    let JsonBody { value, charge } = body;
-    let CompletionRequest { common, generate } = CompletionRequest::parse(value)?;
+    let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
+    let CompletionRequest { common, generate } = request;
     check_model(frontend, &common)?;
+    admission.ends_with_client();
     let preparing = generate.into_iter().map(|request| planned(frontend, request, &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);

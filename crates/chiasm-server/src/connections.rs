@@ -1,12 +1,20 @@
-//! Connections of clients: HTTP/1.1, as many as allowed, none that says nothing.
+//! Connections of clients: HTTP/1.1, as many as allowed, none that keeps others out by saying nothing or reading nothing.
+
+mod answer_body;
+mod connection;
+mod lobby;
+mod metrics;
+mod socket;
+mod table;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -14,8 +22,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
+use self::answer_body::AnswerBody;
+pub(crate) use self::connection::Connection;
+use self::lobby::Lobby;
+pub(crate) use self::metrics::ConnectionMetrics;
+use self::socket::Socket;
+use self::table::Table;
 use crate::frontend::Frontend;
 use crate::{layers, routes};
 
@@ -24,49 +37,59 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until `stop`, then lets requests in flight finish.
 ///
-/// Beyond [`Limits::connections`](crate::Limits::connections) new ones wait in the system's queue. One whose next request's
-/// head does not arrive within [`Limits::head_timeout`](crate::Limits::head_timeout) is closed, also while nothing is asked.
+/// Beyond [`Limits::connections`](crate::Limits::connections) a new one takes the place of another whose client is waited for, or
+/// waits until it can. One whose next request's head does not arrive within
+/// [`Limits::head_timeout`](crate::Limits::head_timeout) is closed, also while nothing is asked; so is one of whose answer nothing
+/// was read for [`Limits::write_timeout`](crate::Limits::write_timeout).
 pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Future<Output = ()>) {
     let limits = frontend.limits.clone();
-    let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
+    let metrics = frontend.metrics.connections.clone();
+    let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
     let app = routes::router(frontend.clone());
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout);
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).half_close(true);
     let graceful = GracefulShutdown::new();
     let mut stop = std::pin::pin!(stop);
     loop {
-        let next = async {
-            let place = places.clone().acquire_owned().await;
-            (place, accept(&listener).await)
-        };
-        let (place, stream) = tokio::select! {
-            next = next => next,
+        let entered = tokio::select! {
+            (stream, peer) = accept(&listener) => lobby.arrive(stream, Arc::new(Connection::from_peer(peer))),
+            entered = lobby.next() => Some(entered),
             () = &mut stop => break,
         };
-        let (app, frontend) = (app.clone(), frontend.clone());
+        let Some((stream, place)) = entered else { continue };
+        let connection = place.connection().clone();
+        let socket = Socket::new(stream, connection.clone(), limits.write_timeout, metrics.clone());
+        let (app, frontend, asked_by) = (app.clone(), frontend.clone(), connection.clone());
         let service = service_fn(move |request: Request<Incoming>| {
-            let answer = layers::answer(app.clone(), frontend.clone(), request.map(Body::new));
-            async { Ok::<_, Infallible>(answer.await) }
+            // One with a body is not there before all of it is.
+            if request.body().is_end_stream() {
+                asked_by.engage();
+            }
+            let asked_by = asked_by.clone();
+            let answer = layers::answer(app.clone(), frontend.clone(), asked_by.clone(), request.map(Body::new));
+            async { Ok::<_, Infallible>(answer.await.map(|body| AnswerBody::new(body, asked_by))) }
         });
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
+        let served = graceful.watch(http.serve_connection(TokioIo::new(socket), service));
+        let task = tokio::spawn(async move {
             let _place = place;
-            if let Err(error) = connection.await {
+            if let Err(error) = served.await {
                 tracing::trace!(%error, "a connection ended early");
             }
         });
+        // Before another one arrives, for which it may have to be closed.
+        connection.served_by(task.abort_handle());
     }
     drop(listener);
     graceful.shutdown().await;
 }
 
-async fn accept(listener: &TcpListener) -> TcpStream {
+async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 // An answer is written in one piece, and so is each event of a stream.
                 let _ = stream.set_nodelay(true);
-                return stream;
+                return (stream, peer.ip());
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
@@ -82,3 +105,6 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
+
+#[cfg(test)]
+mod tests;

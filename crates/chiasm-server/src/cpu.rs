@@ -1,113 +1,159 @@
-//! Where CPU-heavy work runs: off the async threads, and no more of it at once than there are cores.
+//! CPU-heavy work: off the async threads, priced before it is done, and cheap work never behind dear work.
+//!
+//! | module | is |
+//! |---|---|
+//! | `budget` | what one request may have done, and when its next piece is due |
+//! | `price` | what pieces of work cost |
+//! | `lane` | threads for work of one size, and what waits for them |
+//! | `metrics` | how much waits and how long |
 
+mod budget;
+mod lane;
+mod metrics;
+pub(crate) mod price;
+
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
+use chiasm_media::Workers;
+use futures_util::future::{BoxFuture, FutureExt};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 
 use crate::pipeline::RequestError;
 
-/// A bounded number of blocking threads.
-#[derive(Clone, Debug)]
-pub struct CpuPool {
-    permits: Arc<Semaphore>,
-    threads: usize,
-    /// Threads that share one large piece of work, started when first asked for.
-    shared: Arc<OnceLock<Option<ThreadPool>>>,
-}
+pub(crate) use budget::{CpuBudget, Ticket};
+use lane::Lane;
+pub(crate) use metrics::CpuMetrics;
+
+/// Work of up to this price has threads of its own, on which it waits for nothing longer.
+const SHORT: Duration = Duration::from_millis(5);
+/// Work above this price waits for fewer threads, which give way to all others: an image of some 20 megapixels.
+const HEAVY: Duration = Duration::from_millis(200);
+
+/// What each lane adds to its threads' niceness. A thread that is nicer by 5 gets a third of a core that both want, and is
+/// interrupted when the other wakes up.
+const NICENESS: [i32; 3] = [0, 5, 10];
+
+/// How long a thread that has nothing to do keeps itself ready. Starting one takes some tens of microseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pixels from which on an image is worth several threads: below, waking them takes as long as the work.
 const SHARED_PIXELS: u64 = 2_000_000;
 
+/// Threads for CPU-heavy work, in three lanes by the work's price: `short`, `usual` and `heavy`. Within a lane, what is due first
+/// is done first, by the rule of [`CpuBudget`]. Clones share the threads, which end with the last of them.
+#[derive(Clone)]
+pub struct CpuPool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// From the cheapest work to the dearest.
+    lanes: [Arc<Lane>; 3],
+    threads: usize,
+    /// Threads that share one large piece of work, started when first asked for.
+    shared: OnceLock<Option<ThreadPool>>,
+}
+
 impl CpuPool {
-    /// At most `threads` jobs at once, at least one. This also bounds the memory of decoded images.
-    pub fn new(threads: usize) -> Self {
+    /// Does at most `threads` pieces of usual work at once, at least one; half as many heavy ones, rounded up; and one more of
+    /// short ones, so that those can fill a machine whose last core is not in `threads`. This also bounds the memory of decoded
+    /// images.
+    pub(crate) fn new(threads: usize, metrics: &CpuMetrics) -> Self {
         let threads = threads.max(1);
-        Self { permits: Arc::new(Semaphore::new(threads)), threads, shared: Arc::default() }
+        let lane = |index: usize, name, threads| Arc::new(Lane::new(name, threads, NICENESS[index], PATIENCE, metrics));
+        let lanes = [lane(0, "short", threads + 1), lane(1, "usual", threads), lane(2, "heavy", threads.div_ceil(2))];
+        Self { inner: Arc::new(Inner { lanes, threads, shared: OnceLock::new() }) }
     }
 
-    /// Threads for an image of so many pixels beside the caller's: none if it is small, or if other jobs keep more than
+    /// Threads for an image of so many pixels beside the caller's: none if it is small, or if other images keep more than
     /// half of the threads busy. Then an image's own time matters less than everybody's.
-    pub fn shared(&self, pixels: u64) -> Option<&ThreadPool> {
-        if self.threads < 2 || pixels < SHARED_PIXELS || 2 * self.permits.available_permits() < self.threads {
+    pub(crate) fn shared(&self, pixels: u64) -> Option<&ThreadPool> {
+        let Inner { lanes: [_, usual, heavy], threads, shared } = &*self.inner;
+        if *threads < 2 || pixels < SHARED_PIXELS || 2 * (usual.busy() + heavy.busy()) > *threads {
             return None;
         }
         let start = || {
             let name = |index| format!("pixels-{index}");
-            let pool = ThreadPoolBuilder::new().num_threads(self.threads).thread_name(name).build();
+            let give_way = |_| lane::give_way(NICENESS[1]);
+            let pool = ThreadPoolBuilder::new().num_threads(*threads).thread_name(name).start_handler(give_way).build();
             pool.inspect_err(|error| tracing::warn!(%error, "images are processed by one thread each")).ok()
         };
-        self.shared.get_or_init(start).as_ref()
+        shared.get_or_init(start).as_ref()
     }
 
     /// Runs a job here if it is `small`, that is, done in less time than waking another thread and being woken by it takes:
-    /// some tens of microseconds. Fails only if the job panics.
-    pub async fn run_or_here<T: Send + 'static>(
+    /// some tens of microseconds. That costs the request nothing. Otherwise the job is run as [`Self::run`] does, for `price`.
+    ///
+    /// # Errors
+    /// The budget does not allow the price, or the job panics.
+    pub(crate) async fn run_or_here<T: Send + 'static>(
         &self,
         small: bool,
+        budget: &CpuBudget,
+        price: Duration,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, RequestError> {
         if !small {
-            return self.run(job).await;
+            return self.run(&budget.ticket(price)?, job).await;
         }
         catch_unwind(AssertUnwindSafe(job)).map_err(|_| RequestError::internal("a request's work failed"))
     }
 
-    /// Runs a job. Fails only if the job panics.
-    pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, RequestError> {
-        let stopped = |_| RequestError::internal("a worker thread failed");
-        let permit = self.permits.clone().acquire_owned().await.map_err(|_| RequestError::internal("shutting down"))?;
-        tokio::task::spawn_blocking(move || {
-            // Held until the job is done, even when the client has gone and nobody awaits it any more.
-            let _permit = permit;
-            job()
-        })
-        .await
-        .map_err(stopped)
+    /// Runs a job on a thread of the lane that its ticket's price leads to. If nobody awaits it any more before it has begun, it is
+    /// dropped; once begun it runs to its end.
+    ///
+    /// # Errors
+    /// The job panics, or no thread can be started.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        ticket: &Ticket,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let (done, outcome) = oneshot::channel();
+        let job = Box::new(move || drop(done.send(job())));
+        let _place = self.lane(ticket.price()).push(ticket.due(Instant::now()), job);
+        // A job that panics or is dropped takes `done` with it.
+        outcome.await.map_err(|_| RequestError::internal("a request's work failed"))
+    }
+
+    fn lane(&self, price: Duration) -> &Arc<Lane> {
+        let [short, usual, heavy] = &self.inner.lanes;
+        match price {
+            price if price <= SHORT => short,
+            price if price <= HEAVY => usual,
+            _ => heavy,
+        }
+    }
+}
+
+/// For files, which may be awaited by several requests: each is one by itself.
+impl Workers for CpuPool {
+    fn run(&self, time: Duration, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'_, ()> {
+        async move {
+            if let Ok(ticket) = CpuBudget::new(Duration::MAX).ticket(time) {
+                // Whoever asked learns from the work itself what became of it.
+                drop(self.run(&ticket, work).await);
+            }
+        }
+        .boxed()
+    }
+}
+
+impl fmt::Debug for CpuPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuPool").field("threads", &self.inner.threads).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.lanes.iter().for_each(|lane| lane.close());
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use super::*;
-    use crate::pipeline::Cause;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn no_more_jobs_run_at_once_than_allowed() {
-        let pool = CpuPool::new(2);
-        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let jobs = (0..16).map(|_| {
-            let (running, most) = (running.clone(), most.clone());
-            pool.run(move || {
-                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-                std::thread::yield_now();
-                running.fetch_sub(1, Ordering::SeqCst);
-            })
-        });
-        futures_util::future::try_join_all(jobs).await.unwrap();
-        assert!(most.load(Ordering::SeqCst) <= 2);
-    }
-
-    #[tokio::test]
-    async fn threads_are_shared_for_large_images_while_others_are_idle() {
-        assert!(CpuPool::new(1).shared(SHARED_PIXELS).is_none());
-        let pool = CpuPool::new(4);
-        assert!(pool.shared(SHARED_PIXELS - 1).is_none());
-        let busy = pool.permits.clone().acquire_many_owned(2).await.unwrap();
-        assert_eq!(pool.shared(SHARED_PIXELS).map(ThreadPool::current_num_threads), Some(4));
-        let busier = pool.permits.clone().acquire_owned().await.unwrap();
-        assert!(pool.shared(SHARED_PIXELS).is_none());
-        drop((busy, busier));
-    }
-
-    #[tokio::test]
-    async fn a_panicking_job_is_an_error() {
-        for small in [true, false] {
-            let error = CpuPool::new(1).run_or_here::<()>(small, || panic!("on purpose")).await.unwrap_err();
-            assert!(matches!(error.cause, Cause::Internal(_)));
-        }
-    }
-}
+mod tests;

@@ -39,6 +39,21 @@ impl ApiError {
         Self { code: "unsupported_field", ..Self::invalid(param, message) }
     }
 
+    /// 400: a field that must be there is not.
+    pub(crate) fn missing(param: &str) -> Self {
+        Self { code: "missing_field", ..Self::invalid(param, format!("'{param}' is required")) }
+    }
+
+    /// 400: the body is no JSON.
+    pub(crate) fn invalid_json(error: &serde_json::Error) -> Self {
+        Self { code: "invalid_json", ..Self::invalid("body", format!("the body is not valid JSON: {error}")) }
+    }
+
+    /// 413: a field holds more than may be built of it.
+    pub(crate) fn too_many(param: &str, message: String) -> Self {
+        Self { status: StatusCode::PAYLOAD_TOO_LARGE, ..Self::invalid(param, message) }
+    }
+
     /// 503: the request can't be taken now, for the reason that `code` names; worth trying again.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
@@ -71,12 +86,34 @@ impl ApiError {
         Self { code: "invalid_body", ..Self::invalid("body", "the body could not be read") }
     }
 
+    /// 400: a request that names no host, or several.
+    pub(crate) fn no_host() -> Self {
+        Self::invalid("host", "a request of HTTP/1.1 must have one 'Host' header")
+    }
+
+    /// 417: the client expects something else than to be told when to send its body.
+    pub(crate) fn expectation_failed() -> Self {
+        let message = "'100-continue' is the only expectation that is met";
+        Self { status: StatusCode::EXPECTATION_FAILED, ..Self::invalid("expect", message) }
+    }
+
+    /// 415: `header` says that the body is not plain JSON.
+    pub(crate) fn unsupported_body(header: &str, message: &str) -> Self {
+        let refused = Self::invalid(header, message);
+        Self { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, code: "unsupported_media_type", ..refused }
+    }
+
+    /// 429: this client has its share of what there is, and others ask too.
+    pub(crate) fn over_share(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+    }
+
     /// 408: the body came too slowly.
     pub(crate) fn slow_body(message: String) -> Self {
         Self { status: StatusCode::REQUEST_TIMEOUT, code: "invalid_body", ..Self::invalid("body", message) }
     }
 
-    /// 413: the body is too large, or has too many values.
+    /// 413: the body has too many bytes.
     pub(crate) fn large_body(message: String) -> Self {
         Self { status: StatusCode::PAYLOAD_TOO_LARGE, code: "invalid_body", ..Self::invalid("body", message) }
     }
@@ -127,6 +164,7 @@ impl From<RequestError> for ApiError {
         let told = match &cause {
             Cause::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, "invalid_value", message),
             Cause::TooManyItems(_) => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message),
+            Cause::TooCostly { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_costly", message),
             Cause::ContextFull { .. } => Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message),
             Cause::Media(error) => Self::from(error),
             Cause::Prompt(error) if error.is_request_fault() => {

@@ -10,15 +10,19 @@ use std::time::Duration;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use chiasm_media::MediaDoor;
 use chiasm_types::Modality;
-use tokio::sync::Semaphore;
 
-use crate::cpu::CpuPool;
+use crate::cpu::{CpuBudget, CpuPool};
 use crate::error::ApiError;
 use crate::fleet::Fleet;
 use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
+use crate::owner::TrustedProxies;
 use crate::pipeline::{Caller, Cause, Images, RequestError, Retries};
+use crate::slots::Slots;
+
+/// Requests that may be in flight before however few workers, if nobody says how many.
+const FEWEST_SLOTS: usize = 1024;
 
 /// Bounds on what clients can ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,18 +31,33 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Time that a request body may take to arrive.
     pub body_timeout: Duration,
+    /// Bytes per second of a request body that have to arrive, over any ten seconds; 0 for any.
+    pub min_body_rate: u64,
+    /// JSON values in one body, beside its messages and prompts.
+    pub json_values: usize,
+    /// Messages in one body.
+    pub messages: usize,
+    /// Parts of the content of all messages in one body.
+    pub content_parts: usize,
     /// Media items in one prompt.
     pub items_per_prompt: ItemLimits,
     /// Bytes of processed media that are kept for other engines, where they travel in messages; 0 keeps none.
     pub processed_bytes: u64,
-    /// Open connections of clients; more wait until one is closed.
+    /// Open connections of clients. For more, others whose clients are waited for are closed; if there are none, 1024 wait.
     pub connections: usize,
     /// Time that the head of a connection's next request may take to arrive, counted from when it could.
     pub head_timeout: Duration,
-    /// Requests in flight; more are refused with 503.
-    pub requests: usize,
-    /// Threads for CPU-heavy work.
+    /// Time after which a connection is closed that takes nothing of what there is to be written.
+    pub write_timeout: Duration,
+    /// Requests in flight; more are refused with 503. `None` for as many as the workers run at once and as many again, but at least
+    /// 1024.
+    pub requests: Option<usize>,
+    /// The proxies that are believed about whom a request is from, for shares of connections and requests.
+    pub trusted_proxies: TrustedProxies,
+    /// Threads for CPU-heavy work of usual size. There is one more for short work, and half as many, rounded up, for heavy work.
     pub cpu_threads: usize,
+    /// CPU time that one request may ask for, by estimate before the work is done.
+    pub request_cost: Duration,
     /// Time from a request's arrival to its first token; `None` for any.
     pub first_token_timeout: Option<Duration>,
     /// Time from a request's arrival to its last token; `None` for any.
@@ -52,12 +71,20 @@ impl Default for Limits {
         Self {
             body_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
+            min_body_rate: 1024,
+            json_values: 100_000,
+            messages: 16_384,
+            content_parts: 65_536,
             items_per_prompt: ItemLimits::default(),
             processed_bytes: 256 << 20,
             connections: 8192,
             head_timeout: Duration::from_secs(60),
-            requests: 1024,
-            cpu_threads: std::thread::available_parallelism().map_or(1, usize::from),
+            write_timeout: Duration::from_secs(60),
+            requests: None,
+            trusted_proxies: TrustedProxies::default(),
+            // The async threads need a core too.
+            cpu_threads: std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1),
+            request_cost: Duration::from_secs(10),
             first_token_timeout: Some(Duration::from_secs(600)),
             request_timeout: Some(Duration::from_secs(3600)),
             quarantine: Duration::from_secs(60),
@@ -136,7 +163,7 @@ pub struct Frontend {
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
     pub cpu: CpuPool,
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slots: Arc<Slots>,
     pub(crate) retries: Retries,
     /// Set when the process is about to end: requests are still taken, but none should be sent.
     draining: AtomicBool,
@@ -149,19 +176,24 @@ pub struct Frontend {
 impl Frontend {
     /// Puts the parts together.
     pub fn new(model: Arc<ServedModel>, door: MediaDoor, fleet: Arc<Fleet>, limits: Limits) -> Self {
-        let (cpu, metrics) = (CpuPool::new(limits.cpu_threads), fleet.metrics());
+        let metrics = fleet.metrics();
+        let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let budget = door.budget().clone();
         let images = Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), limits.processed_bytes);
+        let slots = Slots::new({
+            let (fleet, requests) = (fleet.clone(), limits.requests);
+            move || requests.unwrap_or_else(|| FEWEST_SLOTS.max(fleet.seats().saturating_mul(2)))
+        });
         Self {
             model,
-            door,
+            door: door.with_workers(Arc::new(cpu.clone())),
             images: Arc::new(images),
             metrics,
             fleet,
             routing: RoutingOptions::default(),
             cpu,
-            slots: Arc::new(Semaphore::new(limits.requests.max(1))),
-            retries: Retries::new(limits.requests.max(1), limits.quarantine),
+            slots,
+            retries: Retries::new(limits.quarantine),
             draining: AtomicBool::new(false),
             log_counts: Box::new(LogCounts::default),
             limits,
@@ -191,13 +223,14 @@ impl Frontend {
     }
 
     /// Who asks.
-    pub(crate) fn caller(&self, identity: Identity, headers: &HeaderMap) -> Caller {
-        let Identity { id, trace, arrived } = identity;
+    pub(crate) fn caller(&self, identity: Identity, cpu: CpuBudget, headers: &HeaderMap) -> Caller {
+        let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
         Caller {
             id,
             trace,
             arrived,
+            cpu,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: headers.get(header::AUTHORIZATION).cloned(),
         }

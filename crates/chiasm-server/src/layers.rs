@@ -13,10 +13,11 @@ use tokio::time::Instant;
 use tower_service::Service;
 use tracing::{Instrument, Span, field};
 
+use crate::connections::Connection;
 use crate::error::{ApiError, Refusal};
 use crate::frontend::Frontend;
 use crate::record::Record;
-use crate::routes;
+use crate::{http_rules, routes};
 
 /// The header of a request's identity, in both directions.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,12 +29,19 @@ pub(crate) struct Identity {
     pub(crate) trace: Option<TraceContext>,
     /// When the request's head had been read.
     pub(crate) arrived: Instant,
+    /// The connection that the request came by.
+    pub(crate) connection: Arc<Connection>,
 }
 
 /// Answers a request by the paths of `app`, within all that surrounds an answer. This is no layer of `app`: one costs a request
 /// two allocations and a copy of the layers within it.
-pub(crate) async fn answer(app: Router, frontend: Arc<Frontend>, mut request: Request) -> Response {
-    let identity = Identity::of(request.headers());
+pub(crate) async fn answer(
+    app: Router,
+    frontend: Arc<Frontend>,
+    connection: Arc<Connection>,
+    mut request: Request,
+) -> Response {
+    let identity = Identity::of(request.headers(), connection);
     let span = tracing::info_span!("request", id = %identity.id, trace_id = field::Empty);
     if let Some(trace) = &identity.trace {
         span.record("trace_id", trace.trace_id());
@@ -49,12 +57,12 @@ pub(crate) async fn answer(app: Router, frontend: Arc<Frontend>, mut request: Re
 
 impl Identity {
     /// The client's, or a new one. One that is too long or has characters that are not safe in a log is not taken over.
-    fn of(headers: &HeaderMap) -> Self {
+    fn of(headers: &HeaderMap, connection: Arc<Connection>) -> Self {
         let given = header(headers, "x-request-id").and_then(RequestId::new);
         let id = given.unwrap_or_else(|| RequestId::from_random(rand::random()));
         let parent = header(headers, "traceparent");
         let trace = parent.and_then(|parent| TraceContext::parse(parent, header(headers, "tracestate")));
-        Self { id, trace, arrived: Instant::now() }
+        Self { id, trace, arrived: Instant::now(), connection }
     }
 }
 
@@ -79,12 +87,17 @@ async fn recorded(mut app: Router, frontend: Arc<Frontend>, mut request: Request
 
 /// A panic is told to the client, and not to others on its connection.
 async fn call(app: &mut Router, request: Request) -> Response {
+    if let Err(error) = http_rules::check(&request) {
+        return error.into_response();
+    }
+    let waits = http_rules::expects_continue(request.version(), request.headers());
     // A router is always ready, and never fails.
-    match AssertUnwindSafe(app.call(request)).catch_unwind().await {
+    let response = match AssertUnwindSafe(app.call(request)).catch_unwind().await {
         Ok(Ok(response)) => response,
         Err(_) => ApiError::internal("the request failed; the log says how").into_response(),
         Ok(Err(never)) => match never {},
-    }
+    };
+    if waits { http_rules::closing(response) } else { response }
 }
 
 fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

@@ -4,10 +4,15 @@
 //! |---|---|
 //! | `routes` | paths, headers that tell where a request went |
 //! | `layers` | the identity of every request; its record and count |
+//! | [`connections`] | connections of clients, and who makes room for whom |
+//! | `http_rules` | what HTTP asks of every request |
+//! | `owner`, `slots` | whom requests belong to, and how they share what there is |
+//! | `arrival` | reading request bodies within limits of size and time |
 //! | `admission` | what a request holds while it is answered, and who asks |
-//! | `body` | reading request bodies |
+//! | `body` | understanding request bodies |
 //! | `answer` | the completion endpoints |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
+//! | `cpu` | threads for CPU-heavy work, and what it costs |
 //! | `record` | the line in the log when a request has finished |
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
 //! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |
@@ -21,6 +26,7 @@
 
 mod admission;
 mod answer;
+mod arrival;
 mod body;
 pub mod connections;
 mod cpu;
@@ -29,17 +35,22 @@ mod error;
 pub mod fleet;
 mod frontend;
 mod generation_config;
+mod http_rules;
 mod layers;
 mod meter;
 mod metrics;
 pub mod model;
 mod openai;
+mod owner;
 mod pipeline;
+mod process_metrics;
 mod record;
 mod routes;
+mod slots;
 mod sse;
 #[cfg(test)]
 mod stand;
 mod workers;
 
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, RoutingOptions};
+pub use owner::{Network, NoNetwork, TrustedProxies};

@@ -15,11 +15,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::connections::ConnectionMetrics;
+use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
 use crate::fleet::KvEventCounts;
 use crate::frontend::{Frontend, LogCounts};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
+use crate::process_metrics::ProcessMetrics;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -36,6 +39,12 @@ struct WorkerLabel {
 struct KnowledgeLabels {
     worker: String,
     state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ConditionLabels {
+    worker: String,
+    condition: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -157,7 +166,12 @@ pub struct Metrics {
     index_shed: Gauge,
     kv_events: KvEvents,
     door: DoorMetrics,
+    pub(crate) connections: ConnectionMetrics,
+    slots: Gauge,
+    /// How long work waits for the CPU pool.
+    pub(crate) cpu: CpuMetrics,
     worker_knowledge: Family<KnowledgeLabels, Gauge>,
+    worker_condition: Family<ConditionLabels, Gauge>,
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
@@ -208,7 +222,11 @@ impl Default for Metrics {
             index_shed: Gauge::default(),
             kv_events: KvEvents::default(),
             door: DoorMetrics::default(),
+            connections: ConnectionMetrics::default(),
+            slots: Gauge::default(),
+            cpu: CpuMetrics::default(),
             worker_knowledge: Family::default(),
+            worker_condition: Family::default(),
             worker_pending: Family::default(),
             worker_running: Family::default(),
             worker_waiting: Family::default(),
@@ -314,10 +332,19 @@ impl Metrics {
         r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
         self.kv_events.register(r);
         self.door.register(r);
+        self.connections.register(r);
+        r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
+        self.cpu.register(r);
+        r.register_collector(Box::new(ProcessMetrics::new()));
         r.register(
             "worker_knowledge",
             "1 for how far the knowledge of a worker's KV cache can be trusted",
             self.worker_knowledge.clone(),
+        );
+        r.register(
+            "worker_condition",
+            "1 for whether a worker answers, is suspect as it says nothing, or hung as it makes no progress",
+            self.worker_condition.clone(),
         );
         r.register(
             "worker_pending_tokens",
@@ -449,6 +476,7 @@ impl Metrics {
     /// Prometheus' text format, with the workers as they are now.
     pub(crate) fn render(&self, frontend: &Frontend) -> Result<String, std::fmt::Error> {
         self.door.set(frontend);
+        self.slots.set(frontend.slots.limit() as i64);
         let fleet = &frontend.fleet;
         let workers = fleet.router().workers();
         self.workers.set(workers.len() as i64);
@@ -466,7 +494,10 @@ impl Metrics {
         for (id, counts) in fleet.kv_events() {
             self.kv_events.set(&WorkerLabel { worker: id.to_string() }, counts);
         }
+        self.worker_condition.clear();
         for worker in fleet.workers() {
+            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
+            self.worker_condition.get_or_create(&labels).set(1);
             let label = WorkerLabel { worker: worker.id.to_string() };
             let usage = worker.backend.memory().unwrap_or_default();
             self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chiasm_backend::Delivered;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -112,7 +113,7 @@ impl Drop for Line {
             media_shm = attempted.map(|it| it.delivered.shared_memory).filter(|&items| items > 0),
             media_inline = attempted.map(|it| it.delivered.inline).filter(|&items| items > 0),
             moves = attempted.map(|it| it.moves).filter(|&moves| moves > 0),
-            fetch_ms = attempted.map(|it| it.took.fetch).filter(|time| !time.is_zero()).map(milliseconds),
+            fetch_ms = attempted.filter(|it| it.delivered != Delivered::default()).map(|it| milliseconds(it.took.fetch)),
             plan_ms = attempted.map(|it| it.took.plan).map(milliseconds),
             hand_off_ms = attempted.map(|it| it.hand_off).map(milliseconds),
             queue_ms = attempted.and_then(|it| it.prefill.queued).map(milliseconds),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -24,6 +25,7 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         .route(CHAT, post(answer::chat))
         .route(COMPLETIONS, post(answer::completions))
         .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
         .route("/ready", get(ready))
         .route("/workers", get(workers))
@@ -47,16 +49,29 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
 }
 
 async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
-    Json(json!({
-        "object": "list",
-        "data": [{
-            "id": frontend.model.name,
-            "object": "model",
-            "created": frontend.fleet.created(),
-            "owned_by": "chiasm",
-            "max_model_len": frontend.fleet.classes().iter().map(|class| class.max_model_len).max(),
-        }],
-    }))
+    Json(json!({"object": "list", "data": [served_model(&frontend)]}))
+}
+
+/// The model of this name, which may have slashes in it, be it as `/` or as `%2F`.
+async fn model(
+    State(frontend): State<Arc<Frontend>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|_| ApiError::no_such_path())?;
+    if id != frontend.model.name {
+        return Err(ApiError::no_such_model(&id, &frontend.model.name));
+    }
+    Ok(Json(served_model(&frontend)))
+}
+
+fn served_model(frontend: &Frontend) -> Value {
+    json!({
+        "id": frontend.model.name,
+        "object": "model",
+        "created": frontend.fleet.created(),
+        "owned_by": "chiasm",
+        "max_model_len": frontend.fleet.classes().iter().map(|class| class.max_model_len).max(),
+    })
 }
 
 /// The process lives.

@@ -14,6 +14,7 @@ use chiasm_types::Modality;
 
 use tokio::time::Instant;
 
+use crate::cpu::CpuBudget;
 use crate::fleet::{Fleet, Patience};
 use crate::model::ServedModel;
 use crate::pipeline::{Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare};
@@ -71,6 +72,7 @@ fn caller() -> Caller {
         id: RequestId::new("test").unwrap(),
         trace: None,
         arrived: Instant::now(),
+        cpu: CpuBudget::new(Limits::default().request_cost),
         session: None,
         credentials: None,
     }
@@ -100,7 +102,7 @@ fn about(url: String) -> Prompt {
     };
     let media = MediaRef {
         modality: Modality::Image,
-        url: Some(url),
+        url: Some(url.into()),
         uuid: None,
         field: "messages[0].content[0].image_url".to_owned(),
     };

@@ -16,7 +16,7 @@ use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits}
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Frontend, Limits, LogCounts, RoutingOptions, connections};
+use chiasm_server::{Frontend, Limits, LogCounts, RoutingOptions, TrustedProxies, connections};
 use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -348,6 +348,7 @@ fn media_config(args: &MediaArgs) -> MediaConfig {
         max_pixels: args.max_image_pixels,
         max_side: args.max_image_side,
         max_aspect_ratio: args.max_image_aspect_ratio,
+        max_scans: args.max_image_scans,
     };
     MediaConfig {
         limits: MediaLimits { image },
@@ -382,12 +383,19 @@ fn limits(args: &ServeArgs) -> Limits {
     Limits {
         body_bytes: args.limits.max_body_bytes,
         body_timeout: args.limits.body_timeout,
+        min_body_rate: args.limits.min_body_rate,
+        json_values: args.limits.max_json_values,
+        messages: args.limits.max_messages,
+        content_parts: args.limits.max_content_parts,
         items_per_prompt: args.media.limit_mm_per_prompt.clone(),
         processed_bytes: args.media.processed_cache_bytes,
         connections: args.limits.max_connections,
         head_timeout: args.limits.head_timeout,
+        write_timeout: args.limits.write_timeout,
         requests: args.limits.max_requests,
+        trusted_proxies: TrustedProxies::new(args.limits.trusted_proxies.clone()),
         cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
+        request_cost: args.limits.max_request_cost,
         first_token_timeout: some_time(args.limits.first_token_timeout),
         request_timeout: some_time(args.limits.request_timeout),
         quarantine: args.limits.quarantine,
@@ -411,5 +419,29 @@ mod tests {
         let cli = ["chiasm", "serve", "m", "--mm-processor-kwargs", r#"{"max_pixels": 9}"#, "--", "--dtype", "float32"];
         let Command::Serve(args) = Cli::parse_from(cli).command else { panic!("serve") };
         assert_eq!(vllm_args(&args), ["--dtype", "float32", r#"--mm-processor-kwargs={"max_pixels":9}"#]);
+    }
+
+    #[test]
+    fn limits_are_those_of_the_flags() {
+        let of = |flags: &[&str]| {
+            let Command::Serve(args) = Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command else {
+                panic!("serve")
+            };
+            limits(&args)
+        };
+        let defaults = Limits { cpu_threads: of(&[]).cpu_threads, ..Limits::default() };
+        assert_eq!(of(&[]), defaults);
+        let flags =
+            ["--min-body-rate=5", "--write-timeout=7", "--max-requests=9", "--trusted-proxies=10.0.0.0/8,fd00::1"];
+        let networks = ["10.0.0.0/8", "fd00::1"].map(|network| network.parse().unwrap());
+        let changed = Limits {
+            min_body_rate: 5,
+            write_timeout: Duration::from_secs(7),
+            requests: Some(9),
+            trusted_proxies: TrustedProxies::new(networks.into()),
+            ..defaults
+        };
+        assert_eq!(of(&flags), changed);
+        assert!(Cli::try_parse_from(["chiasm", "serve", "m", "--trusted-proxies", "example.com"]).is_err());
     }
 }

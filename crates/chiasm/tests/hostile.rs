@@ -158,7 +158,7 @@ async fn connections_that_say_nothing_do_not_keep_others_out() {
     let [silent, slow] = [silent, slow].map(|stream| stream.into_std().expect("a stream"));
     // The third has to wait until one of them is closed.
     let mut third = connect().await;
-    third.write_all(b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n").await.expect("sent");
+    third.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.expect("sent");
     let mut answer = String::new();
     third.read_to_string(&mut answer).await.expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

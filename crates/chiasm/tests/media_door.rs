@@ -247,7 +247,7 @@ async fn the_part_at_fault_is_named_wherever_it_is() {
 async fn a_picture_that_has_no_room_is_worth_asking_for_again() {
     let origin = HostileOrigin::start().await;
     let flags = ["--allow-private-media", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
-    let room = DAWN.jpeg.len().to_string();
+    let room = (DAWN.jpeg.len() + 6000).to_string();
     let server = serve(1, &[&flags[..], &["--max-bytes-in-flight", &room]].concat()).await;
     // The picture would fit, were it not for the request.
     for _ in 0..3 {

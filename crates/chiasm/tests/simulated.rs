@@ -212,7 +212,8 @@ async fn bad_input_is_refused_with_the_fields_name() {
     assert_eq!(server.chat(&three).await.refused(413), "messages[0].content[2].image_url");
 
     let raw =
-        server.client.post(format!("{}/v1/chat/completions", server.url)).body("{").send().await.expect("an answer");
+        server.client.post(format!("{}/v1/chat/completions", server.url)).header("content-type", "application/json");
+    let raw = raw.body("{").send().await.expect("an answer");
     assert_eq!(raw.status().as_u16(), 400);
     let lost = server.client.get(format!("{}/v1/nothing", server.url)).send().await.expect("an answer");
     assert_eq!(lost.status().as_u16(), 404);
@@ -253,7 +254,8 @@ async fn a_uuid_is_a_name_for_what_its_owner_sent_and_nothing_else() {
         let mut body = json!({"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": [part]}]});
         body["cache_salt"] = json!(salt);
         let url = format!("{}/v1/chat/completions", server.url);
-        let request = server.client.post(url).header("authorization", authorization).body(body.to_string());
+        let request = server.client.post(url).header("authorization", authorization);
+        let request = request.header("content-type", "application/json").body(body.to_string());
         let response = request.send().await.expect("the server answers");
         let status = response.status().as_u16();
         (status, support::json(response).await)
@@ -297,18 +299,21 @@ async fn pixels_are_made_once_for_all_engines() {
 
 #[tokio::test]
 async fn what_memory_has_no_room_for_is_refused_and_worth_retrying() {
-    let small = ["--max-bytes-in-flight", "300000", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
+    let small = ["--max-bytes-in-flight", "2900000", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
     let server = serve(1, &small).await;
     // Few bytes, but many values, which would take more memory than there may be.
-    let many = json!({"model": "m", "prompt": vec![0; 10_000]});
-    assert_eq!(server.post("/v1/completions", &many).await.refused(413), "body");
+    let many = json!({"model": "m", "prompt": "x", "metadata": vec![0; 50_000]});
+    assert_eq!(server.post("/v1/completions", &many).await.refused(413), "metadata");
     let body = json!({"model": "m", "prompt": "x".repeat(100_000), "max_tokens": 1}).to_string();
     // Somebody else's body that does not come to its end.
     let mut slow = TcpStream::connect(server.url.trim_start_matches("http://")).await.expect("a connection");
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 250000\r\n\r\n";
-    slow.write_all(&[head.as_bytes(), &[b' '; 200_000]].concat()).await.expect("sent");
-    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 200_000.0).await;
-    let send = async || server.client.post(format!("{}/v1/completions", server.url)).body(body.clone()).send().await;
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2500000\r\n\r\n";
+    slow.write_all(&[head.as_bytes(), &[b' '; 2_000_000]].concat()).await.expect("sent");
+    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 2_000_000.0).await;
+    let post =
+        || server.client.post(format!("{}/v1/completions", server.url)).header("content-type", "application/json");
+    let send = async || post().body(body.clone()).send().await;
     let refused = send().await.expect("an answer");
     assert_eq!((refused.status().as_u16(), &refused.headers()["retry-after"]), (503, &"1".parse().expect("a value")));
     drop(slow);
@@ -417,8 +422,8 @@ async fn a_body_that_does_not_arrive_is_given_up() {
     let server = serve(1, &["--body-timeout", "0.2"]).await;
     let address = server.url.trim_start_matches("http://");
     let mut connection = tokio::net::TcpStream::connect(address).await.expect("a connection");
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
-    connection.write_all(head.as_bytes()).await.expect("sent");
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100";
+    connection.write_all(format!("{head}\r\n\r\n{{").as_bytes()).await.expect("sent");
     let mut answer = [0; 12];
     connection.read_exact(&mut answer).await.expect("an answer");
     assert_eq!(&answer, b"HTTP/1.1 408");

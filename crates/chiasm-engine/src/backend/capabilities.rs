@@ -36,6 +36,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         },
         max_model_len: ready.max_model_len,
         max_batched_tokens: ready.max_num_batched_tokens as usize,
+        max_running: ready.max_num_seqs as usize,
         total_blocks: ready.num_gpu_blocks,
         // At least; READY does not tell the size.
         encoder_cache_tokens: ready.max_num_batched_tokens.into(),

@@ -84,11 +84,9 @@ impl Connection {
             }
             self.stats.send_replace(stats);
         }
-        let strangers = self.registry().dispatch(outputs);
-        if self.adopted && !strangers.is_empty() {
-            // Those that waited in the engine when it was adopted begin to run now. A request of our own that was aborted while its
-            // output was under way is aborted once more, which engines take no notice of.
-            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&strangers)));
+        let nobodys = self.registry().dispatch(outputs, self.adopted);
+        if !nobodys.is_empty() {
+            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&nobodys)));
         }
     }
 

@@ -14,10 +14,12 @@ pub(super) type Arrival = Result<EngineCoreOutput, EngineError>;
 /// What arrives for a method call: the result, or the engine's words.
 pub(super) type Answer = Result<Value, String>;
 
+/// Outputs that may wait for one stream's reader: minutes of an answer at reading speed, some megabytes.
+const MOST_UNREAD: usize = 1 << 14;
+
 /// Open requests and calls. After death it is empty and takes no more.
 ///
-/// Channels to streams are unbounded, so a slow reader never holds up another request or the engine. What one
-/// can pile up is bounded all the same: an engine answers a request with at most `max_tokens` outputs.
+/// A slow reader never holds up another request or the engine: when too many outputs wait for it, its stream ends.
 pub(super) struct Registry {
     streams: HashMap<String, Stream>,
     calls: HashMap<i64, oneshot::Sender<Answer>>,
@@ -27,7 +29,7 @@ pub(super) struct Registry {
 
 /// The way to one request's stream.
 struct Stream {
-    arrivals: mpsc::UnboundedSender<Arrival>,
+    arrivals: mpsc::Sender<Arrival>,
     /// The engine may have the request.
     sent: bool,
 }
@@ -49,14 +51,15 @@ impl Registry {
     }
 
     /// Opens a stream. The id must not be open.
-    pub(super) fn open(&mut self, request_id: &str) -> Result<mpsc::UnboundedReceiver<Arrival>, EngineError> {
+    pub(super) fn open(&mut self, request_id: &str) -> Result<mpsc::Receiver<Arrival>, EngineError> {
         if let Some(cause) = &self.death {
             return Err(EngineError::NotSent { cause: cause.clone() });
         }
         match self.streams.entry(request_id.to_owned()) {
             Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
             Entry::Vacant(entry) => {
-                let (sender, receiver) = mpsc::unbounded_channel();
+                // One more for how it ends.
+                let (sender, receiver) = mpsc::channel(MOST_UNREAD + 1);
                 entry.insert(Stream { arrivals: sender, sent: false });
                 Ok(receiver)
             }
@@ -94,29 +97,35 @@ impl Registry {
         self.streams.len()
     }
 
-    /// Hands everything to whoever waits for it.
+    /// Hands everything to whoever waits for it. Returns the requests that are to be aborted as nobody reads their outputs.
     ///
     /// What nobody waits for is dropped: outputs of an aborted request that were under way, and answers to calls
-    /// that have timed out. The ids of requests that nobody waits for and that go on are returned.
-    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs) -> Vec<String> {
-        let mut strangers = Vec::new();
+    /// that have timed out. With `strangers`, requests whose outputs nobody waits for are returned as well: those of an adopted
+    /// engine that waited in it begin to run at some time. A request of our own that was aborted while its output was under way is
+    /// aborted once more, which engines take no notice of.
+    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs, strangers: bool) -> Vec<String> {
+        let mut nobodys = Vec::new();
         for output in outputs.outputs {
-            let finished = output.finish_reason.is_some();
-            let stream = if finished {
-                self.streams.remove(&output.request_id).map(|stream| stream.arrivals)
-            } else {
-                self.streams.get(&output.request_id).map(|stream| stream.arrivals.clone())
+            let has_ended = output.finish_reason.is_some();
+            let Some(stream) = self.streams.get(&output.request_id) else {
+                if strangers && !has_ended {
+                    nobodys.push(output.request_id);
+                }
+                continue;
             };
-            match stream {
-                // An error says that the reader has just left; its departure aborts the request.
-                Some(stream) => drop(stream.send(Ok(output))),
-                None if finished => {}
-                None => strangers.push(output.request_id),
+            // Errors say that the reader has just left; its departure aborts the request.
+            if stream.arrivals.capacity() > 1 && !has_ended {
+                let _ = stream.arrivals.try_send(Ok(output));
+            } else if let Some(stream) = self.streams.remove(&output.request_id) {
+                if !has_ended {
+                    nobodys.push(output.request_id.clone());
+                }
+                let _ = stream.arrivals.try_send(if has_ended { Ok(output) } else { Err(EngineError::Unread) });
             }
         }
         for request_id in outputs.finished_requests {
             if let Some(stream) = self.streams.remove(&request_id) {
-                let _ = stream.arrivals.send(Err(EngineError::Ended));
+                let _ = stream.arrivals.try_send(Err(EngineError::Ended));
             }
         }
         if let Some(answer) = outputs.utility_output
@@ -124,7 +133,7 @@ impl Registry {
         {
             let _ = call.send(answer.result);
         }
-        strangers
+        nobodys
     }
 
     /// Tells everybody. False if it was known already.
@@ -134,7 +143,7 @@ impl Registry {
         }
         for (_, stream) in self.streams.drain() {
             let cause = cause.clone();
-            let _ = stream.arrivals.send(Err(match stream.sent {
+            let _ = stream.arrivals.try_send(Err(match stream.sent {
                 true => EngineError::Dead { cause },
                 false => EngineError::NotSent { cause },
             }));

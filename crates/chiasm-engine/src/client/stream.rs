@@ -13,7 +13,7 @@ use super::registry::Arrival;
 #[derive(Debug)]
 pub struct OutputStream {
     request_id: String,
-    arrivals: mpsc::UnboundedReceiver<Arrival>,
+    arrivals: mpsc::Receiver<Arrival>,
     connection: Arc<Connection>,
     delivered: Delivered,
 }
@@ -21,7 +21,7 @@ pub struct OutputStream {
 impl OutputStream {
     pub(super) fn new(
         request_id: String,
-        arrivals: mpsc::UnboundedReceiver<Arrival>,
+        arrivals: mpsc::Receiver<Arrival>,
         connection: Arc<Connection>,
         delivered: Delivered,
     ) -> Self {

@@ -40,6 +40,14 @@ impl Header<'_> {
         }
     }
 
+    /// How often the decoder goes over the pixels of a JPEG file; 1 for other formats.
+    pub(crate) fn scans(&self) -> u32 {
+        match self {
+            Self::Jpeg(header) => header.scans,
+            Self::Png(_) | Self::WebP(_) | Self::Gif(_) | Self::Bmp(_) => 1,
+        }
+    }
+
     /// The EXIF orientation to apply, 1 to 8.
     pub(crate) fn orientation(&self) -> u8 {
         match self {

@@ -52,7 +52,7 @@ pub fn decode_into<'a>(image: &EncodedMedia, memory: &'a mut DecodeMemory) -> Re
     let MediaHeader::Image(expected) = image.header;
     let header = probe::probe(&image.bytes)?;
     let format = header.format();
-    if ImageHeader::of(&header) != expected {
+    if ImageHeader::of(&header, image.bytes.len()) != expected {
         return Err(MediaError::Corrupt { format, reason: "it differs from what was probed" });
     }
     let length = rgb_bytes(format, header.stored_size())?;

@@ -16,6 +16,9 @@ pub struct ImageLimits {
     /// How many times longer than the other the longer side may be. Default 1000. vLLM and Pillow have no such limit, but
     /// few models take more than 200.
     pub max_aspect_ratio: u32,
+    /// Most scans of a JPEG file. Default 100, as in libtiff, GDAL and zune-jpeg; libjpeg writes 10, and Pillow has no such
+    /// limit. Each scan may go over all pixels for a few bytes of file.
+    pub max_scans: u32,
 }
 
 impl ImageLimits {
@@ -35,11 +38,17 @@ impl ImageLimits {
         }
         Ok(())
     }
+
+    /// Whether a file of this many scans is within the limit.
+    pub(crate) fn check_scans(&self, scans: u32) -> Result<(), MediaError> {
+        let limit = self.max_scans;
+        if scans > limit { Err(MediaError::TooManyScans { scans, limit }) } else { Ok(()) }
+    }
 }
 
 impl Default for ImageLimits {
     fn default() -> Self {
-        Self { max_bytes: 64 << 20, max_pixels: 178_956_970, max_side: 65_535, max_aspect_ratio: 1000 }
+        Self { max_bytes: 64 << 20, max_pixels: 178_956_970, max_side: 65_535, max_aspect_ratio: 1000, max_scans: 100 }
     }
 }
 

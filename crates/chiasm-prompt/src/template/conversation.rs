@@ -37,7 +37,7 @@ fn to_dict(
         "tool" => {
             extra = message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id)));
             // Most templates take a tool's answer for a string, whatever they take elsewhere.
-            if format == ContentFormat::Parts && !parts.iter().any(|part| matches!(part, ChatPart::Media(_))) {
+            if format == ContentFormat::Parts && !parts.iter().any(|part| matches!(part, Part::Media(_))) {
                 content = Value::String(texts(&parts).join("\n"));
             }
         }
@@ -53,17 +53,24 @@ fn to_dict(
     Ok(Value::Object(dict))
 }
 
+/// A part of a message, which may be long and is not copied.
+#[derive(Clone, Copy)]
+enum Part<'a> {
+    Text(&'a str),
+    Media(&'a Modality),
+}
+
 /// The content as a list of parts: a plain string is a list of one, as in vLLM.
-fn parts_of(message: &ChatMessage) -> Vec<ChatPart> {
+fn parts_of(message: &ChatMessage) -> Vec<Part<'_>> {
     let mut parts = match &message.content {
         None => Vec::new(),
-        Some(ChatContent::Text(text)) => vec![ChatPart::Text(text.clone())],
-        Some(ChatContent::Parts(parts)) => parts.clone(),
+        Some(ChatContent::Text(text)) => vec![Part::Text(text)],
+        Some(ChatContent::Parts(parts)) => parts.iter().map(Part::from).collect(),
     };
     if message.role == "system" {
         parts.retain_mut(|part| match part {
-            ChatPart::Text(text) if text.starts_with(BILLING_HEADER) => {
-                *text = text.split_once('\n').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+            Part::Text(text) if text.starts_with(BILLING_HEADER) => {
+                *text = text.split_once('\n').map_or("", |(_, rest)| rest);
                 !text.is_empty()
             }
             _ => true,
@@ -72,23 +79,32 @@ fn parts_of(message: &ChatMessage) -> Vec<ChatPart> {
     parts
 }
 
-fn part_dict(part: &ChatPart) -> Value {
-    match part {
-        ChatPart::Text(text) => json!({"type": "text", "text": text}),
-        ChatPart::Media(modality) => json!({"type": modality.name()}),
+impl<'a> From<&'a ChatPart> for Part<'a> {
+    fn from(part: &'a ChatPart) -> Self {
+        match part {
+            ChatPart::Text(text) => Self::Text(text),
+            ChatPart::Media(modality) => Self::Media(modality),
+        }
     }
 }
 
-fn texts<'a>(parts: &'a [ChatPart]) -> Vec<&'a str> {
-    let text = |part: &'a ChatPart| match part {
-        ChatPart::Text(text) => Some(text.as_str()),
-        ChatPart::Media(_) => None,
+fn part_dict(part: &Part<'_>) -> Value {
+    match part {
+        Part::Text(text) => json!({"type": "text", "text": text}),
+        Part::Media(modality) => json!({"type": modality.name()}),
+    }
+}
+
+fn texts<'a>(parts: &[Part<'a>]) -> Vec<&'a str> {
+    let text = |part: &Part<'a>| match *part {
+        Part::Text(text) => Some(text),
+        Part::Media(_) => None,
     };
     parts.iter().filter_map(text).collect()
 }
 
 /// The texts, one per line, after as many markers of each modality as the texts do not hold already.
-fn joined(index: usize, parts: &[ChatPart], markers: &[MarkerText<'_>]) -> Result<String, PromptError> {
+fn joined(index: usize, parts: &[Part<'_>], markers: &[MarkerText<'_>]) -> Result<String, PromptError> {
     let mut texts = texts(parts);
     // Empty parts leave no line here, though they stay in the list format.
     texts.retain(|text| !text.is_empty());
@@ -96,14 +112,14 @@ fn joined(index: usize, parts: &[ChatPart], markers: &[MarkerText<'_>]) -> Resul
     let mut modalities: Vec<&Modality> = Vec::new();
     for part in parts {
         match part {
-            ChatPart::Media(modality) if !modalities.contains(&modality) => modalities.push(modality),
+            Part::Media(modality) if !modalities.contains(modality) => modalities.push(modality),
             _ => {}
         }
     }
     let mut lines = Vec::new();
     for modality in modalities {
         let marker = markers.iter().find(|marker| marker.modality == modality).map_or("", |marker| marker.text);
-        let items = parts.iter().filter(|part| matches!(part, ChatPart::Media(other) if other == modality)).count();
+        let items = parts.iter().filter(|part| matches!(part, Part::Media(other) if *other == modality)).count();
         let present = text.matches(marker).count();
         let Some(missing) = items.checked_sub(present) else {
             return Err(PromptError::PlaceholderInText { index, placeholder: marker.to_owned() });

@@ -10,6 +10,7 @@ mod events;
 mod keeper;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -68,6 +69,7 @@ pub struct Fleet {
     metrics: Arc<Metrics>,
     state: Mutex<State>,
     ready: watch::Sender<usize>,
+    seats: AtomicUsize,
     shutdown: watch::Sender<bool>,
     keepers: Mutex<Option<JoinSet<()>>>,
     created: u64,
@@ -87,6 +89,10 @@ impl State {
     fn tell(&self, ready: &watch::Sender<usize>) {
         let answers = |worker: &&Arc<Worker>| worker.condition() == Condition::Answers;
         ready.send_replace(self.workers.values().filter(answers).count());
+    }
+
+    fn seats(&self) -> usize {
+        self.workers.values().map(|worker| worker.backend.capabilities().max_running).sum()
     }
 }
 
@@ -111,6 +117,7 @@ impl Fleet {
             metrics: Arc::default(),
             state: Mutex::default(),
             ready: watch::Sender::new(0),
+            seats: AtomicUsize::new(0),
             shutdown: watch::Sender::new(false),
             keepers: Mutex::new(None),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -177,6 +184,11 @@ impl Fleet {
         *self.ready.borrow()
     }
 
+    /// Requests that the workers run at once, all together; 0 while there is none.
+    pub fn seats(&self) -> usize {
+        self.seats.load(Ordering::Relaxed)
+    }
+
     /// How the KV events of each worker have been followed, over all its backends so far.
     pub fn kv_events(&self) -> impl Iterator<Item = (WorkerId, KvEventCounts)> {
         self.followed.iter().map(|(id, followed)| (*id, followed.counts()))
@@ -199,6 +211,7 @@ impl Fleet {
             let mut state = self.state();
             let class = state.classes.join(id, &can);
             state.workers.insert(id, Arc::new(Worker { id, backend, class, condition: watch::Sender::default() }));
+            self.seats.store(state.seats(), Ordering::Relaxed);
             class
         };
         // Last: whatever the router picks has to be found above.
@@ -237,6 +250,7 @@ impl Fleet {
             let mut state = self.state();
             state.classes.leave(id);
             let left = state.workers.remove(&id);
+            self.seats.store(state.seats(), Ordering::Relaxed);
             state.tell(&self.ready);
             left
         };

@@ -2,17 +2,20 @@
 
 use bytes::Bytes;
 use chiasm_backend::ToolCallDelta;
+use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::body::{Body, Ids};
-use super::fields::Fields;
 use super::finish::{self, StopReason};
+use super::intake::Intake;
+use super::messages::Messages;
+use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
-use super::{AnswerHead, logprobs, messages};
+use super::{AnswerHead, logprobs, request};
 use crate::error::ApiError;
 use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 use crate::sse;
@@ -23,9 +26,9 @@ pub(crate) struct ChatRequest {
     pub(crate) generate: GenerateRequest,
 }
 
-impl ChatRequest {
-    pub(crate) fn parse(body: Value) -> Result<Self, ApiError> {
-        let mut fields = Fields::new(body, "")?;
+impl RequestBody for ChatRequest {
+    fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
+        let (mut fields, Messages { messages, media }) = request::read(&mut intake)?;
         let mut common = Common::take(&mut fields)?;
         let max_tokens = fields.take_in("max_tokens", 1.., "at least 1")?;
         let max_completion_tokens = fields.take_in("max_completion_tokens", 1.., "at least 1")?;
@@ -37,7 +40,6 @@ impl ChatRequest {
         }
         common.sampling.logprobs = logprobs.then_some(top_logprobs.unwrap_or(0));
 
-        let (messages, media) = messages::parse(fields.require("messages")?)?;
         let chat = Chat {
             messages,
             media,
@@ -61,7 +63,7 @@ impl ChatRequest {
             cache_salt: common.cache_salt.clone(),
             priority: common.priority,
         };
-        Ok(Self { common, generate })
+        Ok((Self { common, generate }, intake.into_charge()))
     }
 }
 
@@ -211,10 +213,14 @@ mod tests {
 
     use super::*;
 
+    fn parse(body: Value) -> Result<ChatRequest, ApiError> {
+        ChatRequest::parse(Intake::of(&body)).map(|(request, _)| request)
+    }
+
     fn refused(extra: Value) -> Option<String> {
         let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        ChatRequest::parse(body).err().and_then(|error| error.param)
+        parse(body).err().and_then(|error| error.param)
     }
 
     #[test]
@@ -227,7 +233,7 @@ mod tests {
     #[test]
     fn max_completion_tokens_wins_over_max_tokens_and_zero_is_refused() {
         let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 7});
-        assert_eq!(ChatRequest::parse(body).unwrap().generate.sampling.max_tokens, Some(7));
+        assert_eq!(parse(body).unwrap().generate.sampling.max_tokens, Some(7));
         assert_eq!(refused(json!({"max_tokens": 0})).as_deref(), Some("max_tokens"));
     }
 
@@ -240,7 +246,7 @@ mod tests {
 
     #[test]
     fn messages_are_required() {
-        let error = ChatRequest::parse(json!({"model": "m"})).err().unwrap();
+        let error = parse(json!({"model": "m"})).err().unwrap();
         assert_eq!(error.param.as_deref(), Some("messages"));
     }
 }

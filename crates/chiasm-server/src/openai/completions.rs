@@ -3,25 +3,26 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::body::{Body, Ids};
-use super::fields::Fields;
 use super::finish::{self, StopReason};
+use super::intake::Intake;
+use super::prompts::Prompts;
+use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
-use super::{AnswerHead, logprobs};
+use super::{AnswerHead, logprobs, request};
 use crate::error::ApiError;
-use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest};
 use crate::sse;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
-/// Most prompts in one body.
-const MAX_PROMPTS: usize = 128;
 
 /// Most choices in one answer: prompts times `n`.
 const MAX_CHOICES: usize = 512;
@@ -32,23 +33,13 @@ pub(crate) struct CompletionRequest {
     pub(crate) generate: Vec<GenerateRequest>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompts {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<u32>),
-    TokenLists(Vec<Vec<u32>>),
-}
-
-impl CompletionRequest {
-    pub(crate) fn parse(body: Value) -> Result<Self, ApiError> {
-        let mut fields = Fields::new(body, "")?;
+impl RequestBody for CompletionRequest {
+    fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
+        let (mut fields, Prompts(prompts)) = request::read(&mut intake)?;
         let mut common = Common::take(&mut fields)?;
         common.sampling.max_tokens =
             Some(fields.take_in("max_tokens", 1.., "at least 1")?.unwrap_or(DEFAULT_MAX_TOKENS));
         common.sampling.logprobs = fields.take_in("logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?;
-        let prompts = parse_prompts(fields.require("prompt")?)?;
         let choices = prompts.len() * common.sampling.n as usize;
         if choices > MAX_CHOICES {
             return Err(ApiError::invalid(
@@ -72,31 +63,8 @@ impl CompletionRequest {
                 priority: common.priority,
             })
             .collect();
-        Ok(Self { common, generate })
+        Ok((Self { common, generate }, intake.into_charge()))
     }
-}
-
-fn parse_prompts(value: Value) -> Result<Vec<Prompt>, ApiError> {
-    let tokens = |ids: Vec<u32>| Prompt::Tokens(ids.into_iter().map(TokenId).collect());
-    let prompts: Vec<Prompt> = match serde_json::from_value(value) {
-        Ok(Prompts::Text(text)) => vec![Prompt::Text(text)],
-        Ok(Prompts::Texts(texts)) => texts.into_iter().map(Prompt::Text).collect(),
-        Ok(Prompts::Tokens(ids)) => vec![tokens(ids)],
-        Ok(Prompts::TokenLists(lists)) => lists.into_iter().map(tokens).collect(),
-        Err(_) => {
-            return Err(ApiError::invalid(
-                "prompt",
-                "'prompt' must be a string, a list of strings, a list of token ids or a list of those",
-            ));
-        }
-    };
-    if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
-        return Err(ApiError::invalid(
-            "prompt",
-            format!("'prompt' must hold 1 to {MAX_PROMPTS} prompts, got {}", prompts.len()),
-        ));
-    }
-    Ok(prompts)
 }
 
 /// A continuation, and its prompt's tokens when they were asked for.
@@ -177,8 +145,12 @@ mod tests {
 
     use super::*;
 
+    fn parse(body: Value) -> Result<CompletionRequest, ApiError> {
+        CompletionRequest::parse(Intake::of(&body)).map(|(request, _)| request)
+    }
+
     fn prompts(prompt: Value) -> usize {
-        CompletionRequest::parse(json!({"prompt": prompt})).map(|request| request.generate.len()).unwrap_or(0)
+        parse(json!({"prompt": prompt})).map(|request| request.generate.len()).unwrap_or(0)
     }
 
     #[test]
@@ -194,14 +166,14 @@ mod tests {
     #[test]
     fn prompts_times_n_is_bounded() {
         let body = |prompts: usize| json!({"prompt": vec!["a"; prompts], "n": 128});
-        assert!(CompletionRequest::parse(body(4)).is_ok());
-        let error = CompletionRequest::parse(body(5)).err().unwrap();
+        assert!(parse(body(4)).is_ok());
+        let error = parse(body(5)).err().unwrap();
         assert_eq!(error.param.as_deref(), Some("n"));
     }
 
     #[test]
     fn sixteen_tokens_are_the_default() {
-        let request = CompletionRequest::parse(json!({"prompt": "a"})).unwrap();
+        let request = parse(json!({"prompt": "a"})).unwrap();
         assert_eq!(request.generate[0].sampling.max_tokens, Some(16));
     }
 }

@@ -15,6 +15,11 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
+    /// The fields of the request itself.
+    pub(super) fn of(map: Map<String, Value>) -> Self {
+        Self { path: String::new(), map }
+    }
+
     /// `path` is empty for the request itself, else such as `messages[2]`.
     pub(crate) fn new(value: Value, path: impl Into<String>) -> Result<Self, ApiError> {
         let path = path.into();
@@ -41,14 +46,6 @@ impl Fields {
                 ApiError::invalid(&name, format!("'{name}': {error}"))
             }),
         }
-    }
-
-    /// Takes a field that must be there.
-    pub(crate) fn require<T: DeserializeOwned>(&mut self, field: &str) -> Result<T, ApiError> {
-        self.take(field)?.ok_or_else(|| {
-            let name = self.name(field);
-            ApiError { code: "missing_field", ..ApiError::invalid(&name, format!("'{name}' is required")) }
-        })
     }
 
     /// Takes a number and checks its range; `range_text` is what an error says of it.

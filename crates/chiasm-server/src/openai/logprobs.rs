@@ -8,12 +8,17 @@ use serde_json::{Map, Value, json};
 /// JSON has no infinity; vLLM and OpenAI write this instead.
 const LOWEST: f32 = -9999.0;
 
+/// A log probability in as few digits as tell it from all others. As a 64-bit number it would get nine more that it does not have.
+fn shortest(logprob: f32) -> Value {
+    logprob.max(LOWEST).to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}
+
 /// Chat: `{"content": [{token, logprob, bytes, top_logprobs}]}`. `bytes` are the token's own, also of half a character.
 pub(super) fn chat(tokenizer: &Tokenizer, tokens: &[TokenLogprob]) -> Value {
     let entry = |token: TokenId, logprob: f32| {
         json!({
             "token": tokenizer.decode(&[token], false),
-            "logprob": logprob.max(LOWEST),
+            "logprob": shortest(logprob),
             "bytes": tokenizer.token_bytes(token),
         })
     };
@@ -43,16 +48,37 @@ pub(super) fn completion(tokenizer: &Tokenizer, tokens: &[TokenLogprob], offset:
         .iter()
         .map(|chosen| {
             let mut top: Map<String, Value> =
-                chosen.top.iter().map(|&(token, logprob)| (text(token), json!(logprob.max(LOWEST)))).collect();
+                chosen.top.iter().map(|&(token, logprob)| (text(token), shortest(logprob))).collect();
             // The chosen token is always told, so there may be one more than asked for.
-            top.entry(text(chosen.token)).or_insert(json!(chosen.logprob.max(LOWEST)));
+            top.entry(text(chosen.token)).or_insert(shortest(chosen.logprob));
             Value::Object(top)
         })
         .collect();
     json!({
         "text_offset": offsets,
-        "token_logprobs": tokens.iter().map(|chosen| chosen.logprob.max(LOWEST)).collect::<Vec<_>>(),
+        "token_logprobs": tokens.iter().map(|chosen| shortest(chosen.logprob)).collect::<Vec<_>>(),
         "tokens": texts,
         "top_logprobs": tops,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_no_more_digits_than_they_need() {
+        for (logprob, shown) in [
+            (-0.1, "-0.1"),
+            (-1.234_567_8, "-1.2345678"),
+            (-2.345e-7, "-2.345e-7"),
+            (0.0, "0.0"),
+            (-12.5, "-12.5"),
+            (f32::NEG_INFINITY, "-9999.0"),
+        ] {
+            let value = shortest(logprob);
+            assert_eq!(value.to_string(), shown);
+            assert_eq!(value.as_f64().map(|value| value as f32), Some(logprob.max(LOWEST)), "the same number");
+        }
+    }
 }

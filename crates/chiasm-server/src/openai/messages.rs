@@ -1,165 +1,292 @@
 //! `messages` of a chat request: roles, content as a string or as parts, and the media items in them.
 
+use std::fmt;
+
+use bytes::Bytes;
 use chiasm_media::MediaName;
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use chiasm_types::Modality;
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::fields::{Fields, kind};
+use super::intake::{Intake, Seed};
+use super::request::LargeField;
 use crate::error::ApiError;
 use crate::pipeline::MediaRef;
 
-/// Parses all messages; media items come out in order of appearance.
-pub(super) fn parse(messages: Vec<Value>) -> Result<(Vec<ChatMessage>, Vec<MediaRef>), ApiError> {
-    if messages.is_empty() {
-        return Err(ApiError::invalid("messages", "'messages' must have at least one message"));
-    }
-    let mut media = Vec::new();
-    let messages = messages
-        .into_iter()
-        .enumerate()
-        .map(|(i, message)| parse_message(message, format!("messages[{i}]"), &mut media))
-        .collect::<Result<_, _>>()?;
-    Ok((messages, media))
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// The messages of a request, and their media items in order of appearance.
+pub(super) struct Messages {
+    pub(super) messages: Vec<ChatMessage>,
+    pub(super) media: Vec<MediaRef>,
 }
 
-fn parse_message(message: Value, path: String, media: &mut Vec<MediaRef>) -> Result<ChatMessage, ApiError> {
-    let mut fields = Fields::new(message, path.clone())?;
-    let role: String = fields.require("role")?;
-    if !["system", "developer", "user", "assistant", "tool"].contains(&role.as_str()) {
-        let name = fields.name("role");
-        return Err(ApiError::invalid(
-            &name,
-            format!("'{name}' must be system, developer, user, assistant or tool, got '{role}'"),
-        ));
-    }
-    let content = match fields.take::<Value>("content")? {
-        None => None,
-        Some(Value::String(text)) => Some(ChatContent::Text(text)),
-        Some(Value::Array(parts)) => Some(ChatContent::Parts(
-            parts
-                .into_iter()
-                .enumerate()
-                .map(|(i, part)| parse_part(part, format!("{path}.content[{i}]"), media))
-                .collect::<Result<_, _>>()?,
-        )),
-        Some(other) => {
-            return Err(ApiError::invalid(
-                fields.name("content"),
-                format!("expected a string or a list of parts, got {}", kind(&other)),
-            ));
-        }
-    };
-    let tool_calls = fields.take::<Value>("tool_calls")?;
-    if tool_calls.is_some() && role != "assistant" {
-        return Err(ApiError::invalid(fields.name("tool_calls"), "only an assistant message has tool calls"));
-    }
-    if content.is_none() && !(role == "assistant" && tool_calls.is_some()) {
-        return Err(ApiError {
-            code: "missing_field",
-            ..ApiError::invalid(fields.name("content"), format!("'{}' is required", fields.name("content")))
-        });
-    }
-    let message = ChatMessage {
-        name: fields.take("name")?,
-        tool_call_id: fields.take("tool_call_id")?,
-        role,
-        content,
-        tool_calls,
-    };
-    fields.ignore(&["refusal", "annotations"]);
-    fields.finish()?;
-    Ok(message)
+impl LargeField for Messages {
+    const NAME: &'static str = "messages";
 }
 
-fn parse_part(part: Value, path: String, media: &mut Vec<MediaRef>) -> Result<ChatPart, ApiError> {
-    if let Value::String(text) = part {
-        return Ok(ChatPart::Text(text));
+impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
+    type Value = Option<Messages>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of messages")
     }
-    let mut fields = Fields::new(part, path)?;
-    let kind: String = fields.require("type")?;
-    let part = match kind.as_str() {
-        "text" | "input_text" => ChatPart::Text(fields.require("text")?),
-        "image_url" | "input_image" => {
-            media.push(parse_image(&mut fields)?);
-            ChatPart::Media(Modality::Image)
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let intake = self.intake;
+        // Those of an earlier field of the same name, which this one replaces.
+        intake.media.clear();
+        let messages: Vec<ChatMessage> = elements(intake, &mut seq)?;
+        if messages.is_empty() {
+            let error = ApiError::invalid("messages", "'messages' must have at least one message");
+            return Err(intake.refuse(error));
         }
-        _ => {
-            let name = fields.name("type");
-            return Err(ApiError {
-                code: "unsupported_part",
-                ..ApiError::invalid(&name, format!("parts of type '{kind}' are not supported; use text or image_url"))
-            });
-        }
-    };
-    fields.finish()?;
-    Ok(part)
+        Ok(Some(Messages { messages, media: std::mem::take(&mut intake.media) }))
+    }
 }
 
-fn parse_image(fields: &mut Fields) -> Result<MediaRef, ApiError> {
-    let field = fields.name("image_url");
-    let uuid = take_uuid(fields)?;
-    let (url, inner) = match fields.take::<Value>("image_url")? {
-        None => (None, None),
-        Some(Value::String(url)) => (Some(url), None),
-        Some(image) => {
-            let mut image = Fields::new(image, field.clone())?;
-            let url = image.take("url")?;
-            // vLLM ignores it too: the model's processor alone decides on the resolution.
-            image.refuse_unless("detail", |v| v.is_string())?;
-            let uuid = take_uuid(&mut image)?;
-            image.finish()?;
-            (url, uuid)
-        }
-    };
-    let uuid = uuid.or(inner);
-    if url.is_none() && uuid.is_none() {
-        let name = format!("{field}.url");
-        return Err(ApiError { code: "missing_field", ..ApiError::invalid(&name, format!("'{name}' is required")) });
+/// Reads a list whose elements are named by their index.
+fn elements<'de, T, A: SeqAccess<'de>>(intake: &mut Intake, seq: &mut A) -> Result<Vec<T>, A::Error>
+where
+    for<'a> Seed<'a, T>: Visitor<'de, Value = T>,
+{
+    let mut list = Vec::new();
+    loop {
+        let outer = intake.enter(format_args!("[{}]", list.len()));
+        let Some(element) = seq.next_element_seed(intake.seed())? else {
+            intake.leave(outer);
+            return Ok(list);
+        };
+        intake.push(&mut list, element)?;
+        intake.leave(outer);
     }
-    Ok(MediaRef { modality: Modality::Image, url, uuid, field })
+}
+
+impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
+    type Value = ChatMessage;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChatMessage, A::Error> {
+        let intake = self.intake;
+        intake.count_message()?;
+        let media = intake.media.len();
+        let (mut message, mut role, mut unknown) = (ChatMessage::default(), None, None);
+        while let Some(name) = intake.name(&mut map)? {
+            let outer = intake.enter(format_args!(".{name}"));
+            match &*name {
+                "role" => role = intake.text(&mut map)?,
+                "content" => {
+                    // Those of an earlier field of the same name, which this one replaces.
+                    intake.media.truncate(media);
+                    message.content = map.next_value_seed(intake.seed())?;
+                }
+                "name" => message.name = intake.text(&mut map)?,
+                "tool_call_id" => message.tool_call_id = intake.text(&mut map)?,
+                "tool_calls" => {
+                    message.tool_calls =
+                        Some(map.next_value_seed(intake.seed())?).filter(|calls: &Value| !calls.is_null());
+                }
+                // They do not change the prompt.
+                "refusal" | "annotations" => drop(map.next_value_seed(intake.seed::<Value>())?),
+                _ => intake.unknown(&mut map, &mut unknown)?,
+            }
+            intake.leave(outer);
+        }
+        let role = role.ok_or_else(|| intake.missing(".role"))?;
+        check(intake, &role, &message)?;
+        intake.refuse_unknown(unknown)?;
+        Ok(ChatMessage { role, ..message })
+    }
+}
+
+/// What a message of a role must and must not have.
+fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Result<(), E> {
+    let error = if !ROLES.contains(&role) {
+        let name = intake.below(".role");
+        let known = "system, developer, user, assistant or tool";
+        ApiError::invalid(&name, format!("'{name}' must be {known}, got '{role}'"))
+    } else if message.tool_calls.is_some() && role != "assistant" {
+        ApiError::invalid(intake.below(".tool_calls"), "only an assistant message has tool calls")
+    } else if message.content.is_none() && message.tool_calls.is_none() {
+        ApiError::missing(&intake.below(".content"))
+    } else {
+        return Ok(());
+    };
+    Err(intake.refuse(error))
+}
+
+impl<'de> Visitor<'de> for Seed<'_, Option<ChatContent>> {
+    type Value = Option<ChatContent>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of parts")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        self.intake.own_prompt(text).map(|text| Some(ChatContent::Text(text)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        elements(self.intake, &mut seq).map(|parts| Some(ChatContent::Parts(parts)))
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
+    type Value = ChatPart;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or a string")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<ChatPart, E> {
+        self.intake.count_part()?;
+        self.intake.own_prompt(text).map(ChatPart::Text)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChatPart, A::Error> {
+        let intake = self.intake;
+        intake.count_part()?;
+        let (mut kind, mut text, mut unknown) = (None, None, None);
+        let (mut image, mut uuid) = (None::<ImageUrl>, None);
+        while let Some(name) = intake.name(&mut map)? {
+            let outer = intake.enter(format_args!(".{name}"));
+            match &*name {
+                "type" => kind = intake.borrowed(&mut map)?,
+                "text" => text = intake.borrowed(&mut map)?.map(|text| intake.own_prompt(&text)).transpose()?,
+                "image_url" => image = map.next_value_seed(intake.seed())?,
+                "uuid" => uuid = take_uuid(intake, &mut map)?,
+                _ => intake.unknown(&mut map, &mut unknown)?,
+            }
+            intake.leave(outer);
+        }
+        let taken = |step: &str, is_there: bool| is_there.then(|| intake.below(step));
+        let part = match kind.as_deref() {
+            None => return Err(intake.missing(".type")),
+            Some("text" | "input_text") => {
+                unknown = unknown.or(taken(".image_url", image.is_some())).or(taken(".uuid", uuid.is_some()));
+                ChatPart::Text(text.ok_or_else(|| intake.missing(".text"))?)
+            }
+            Some("image_url" | "input_image") => {
+                unknown = unknown.or(taken(".text", text.is_some()));
+                let field = intake.below(".image_url");
+                let ImageUrl { url, uuid: inner } = image.unwrap_or_default();
+                let uuid = uuid.or(inner);
+                if url.is_none() && uuid.is_none() {
+                    return Err(intake.missing(".image_url.url"));
+                }
+                intake.add_media(MediaRef { modality: Modality::Image, url, uuid, field })?;
+                ChatPart::Media(Modality::Image)
+            }
+            Some(kind) => {
+                let message = format!("parts of type '{kind}' are not supported; use text or image_url");
+                let error = ApiError::invalid(intake.below(".type"), message);
+                return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));
+            }
+        };
+        intake.refuse_unknown(unknown)?;
+        Ok(part)
+    }
+}
+
+/// Where an image is: a URL, the name that it came with before, or both.
+#[derive(Default)]
+struct ImageUrl {
+    url: Option<Bytes>,
+    uuid: Option<String>,
+}
+
+impl<'de> Visitor<'de> for Seed<'_, Option<ImageUrl>> {
+    type Value = Option<ImageUrl>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or an object")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E: Error>(self, url: &str) -> Result<Self::Value, E> {
+        Ok(Some(ImageUrl { url: Some(self.intake.share(url)?), uuid: None }))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let intake = self.intake;
+        let (mut image, mut unknown) = (ImageUrl::default(), None);
+        while let Some(name) = intake.name(&mut map)? {
+            let outer = intake.enter(format_args!(".{name}"));
+            match &*name {
+                "url" => image.url = intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?,
+                "uuid" => image.uuid = take_uuid(intake, &mut map)?,
+                // vLLM ignores it too: the model's processor alone decides on the resolution.
+                "detail" => drop(intake.borrowed(&mut map)?),
+                _ => intake.unknown(&mut map, &mut unknown)?,
+            }
+            intake.leave(outer);
+        }
+        intake.refuse_unknown(unknown)?;
+        Ok(Some(image))
+    }
 }
 
 /// A client's name for an item: for sending it once and naming it later. It is not its identity.
-fn take_uuid(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    let uuid: Option<String> = fields.take("uuid")?;
-    if let Some(uuid) = &uuid
-        && !(1..=MediaName::MAX_BYTES).contains(&uuid.len())
-    {
-        let name = fields.name("uuid");
-        return Err(ApiError::invalid(&name, format!("'{name}' must have 1 to {} bytes", MediaName::MAX_BYTES)));
+fn take_uuid<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Option<String>, A::Error> {
+    let uuid = intake.text(map)?;
+    if uuid.as_ref().is_some_and(|uuid| !(1..=MediaName::MAX_BYTES).contains(&uuid.len())) {
+        return Err(intake.refuse_here(|field| {
+            ApiError::invalid(field, format!("'{field}' must have 1 to {} bytes", MediaName::MAX_BYTES))
+        }));
     }
     Ok(uuid)
 }
 
 #[cfg(test)]
 mod tests {
+    use chiasm_media::ByteBudget;
     use serde_json::json;
 
+    use super::super::request;
     use super::*;
+    use crate::frontend::Limits;
+
+    fn parse(messages: &Value) -> Result<(Vec<ChatMessage>, Vec<MediaRef>), ApiError> {
+        let mut intake = Intake::of(&json!({"messages": messages}));
+        request::read(&mut intake).map(|(_, Messages { messages, media })| (messages, media))
+    }
 
     fn refused(messages: Value) -> String {
-        let Value::Array(messages) = messages else { panic!("a list") };
-        parse(messages).unwrap_err().param.unwrap()
+        parse(&messages).unwrap_err().param.unwrap()
     }
 
     #[test]
     fn images_come_out_in_order_with_the_field_they_stood_in() {
-        let messages = vec![
-            json!({"role": "system", "content": "s"}),
-            json!({"role": "user", "content": [
+        let messages = json!([
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [
                 {"type": "text", "text": "a"},
                 {"type": "image_url", "image_url": {"url": "data:x", "detail": "high"}, "uuid": "u"},
                 {"type": "image_url", "image_url": "http://b"},
                 {"type": "image_url", "image_url": null, "uuid": "v"},
                 {"type": "image_url", "image_url": {"uuid": "w"}},
-            ]}),
-        ];
-        let (messages, media) = parse(messages).unwrap();
+            ]},
+        ]);
+        let (messages, media) = parse(&messages).unwrap();
         assert_eq!(messages.len(), 2);
         let item = |url: Option<&str>, uuid: Option<&str>, part: usize| MediaRef {
             modality: Modality::Image,
-            url: url.map(str::to_owned),
+            url: url.map(|url| Bytes::from(url.to_owned())),
             uuid: uuid.map(str::to_owned),
             field: format!("messages[1].content[{part}].image_url"),
         };
@@ -197,7 +324,69 @@ mod tests {
 
     #[test]
     fn an_assistant_message_may_have_tool_calls_and_no_content() {
-        let messages = vec![json!({"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]})];
-        assert!(parse(messages).unwrap().0[0].content.is_none());
+        let messages = json!([{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]);
+        assert!(parse(&messages).unwrap().0[0].content.is_none());
+    }
+
+    #[test]
+    fn messages_and_parts_are_bounded() {
+        let limits = Limits { messages: 2, content_parts: 3, ..Limits::default() };
+        let outcome = |messages: &Value| {
+            let body = json!({"messages": messages}).to_string();
+            let mut intake = Intake::new(body.into(), &limits, &ByteBudget::new(1 << 20));
+            let read = request::read::<Messages>(&mut intake);
+            read.map(drop).map_err(|error| (error.status.as_u16(), error.param.unwrap()))
+        };
+        let message = |parts: usize| json!({"role": "user", "content": vec!["x"; parts]});
+        assert_eq!(outcome(&json!([message(2), message(1)])), Ok(()));
+        assert_eq!(outcome(&json!([message(2), message(2)])), Err((413, "messages[1].content[1]".to_owned())));
+        assert_eq!(outcome(&json!([message(0), message(0), message(0)])), Err((413, "messages[2]".to_owned())));
+    }
+
+    #[test]
+    fn a_large_url_stays_in_the_body_unless_something_in_it_is_escaped() {
+        let url = |separator: &str| format!("data:image{separator}png;base64,{}", "AAAA".repeat(10_000));
+        let parsed = |url: &str| {
+            let message = format!(r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": "{url}"}}]}}"#);
+            let (body, budget) = (Bytes::from(format!(r#"{{"messages": [{message}]}}"#)), ByteBudget::new(1 << 20));
+            let mut intake = Intake::new(body.clone(), &Limits::default(), &budget);
+            let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
+            let url = media[0].url.clone().unwrap();
+            (body.as_ptr_range().contains(&url.as_ptr()), url, intake.into_charge().bytes())
+        };
+        let (in_body, plain, few) = parsed(&url("/"));
+        let (copied, escaped, more) = parsed(&url("\\/"));
+        assert!(in_body && !copied);
+        assert_eq!((plain.as_ref(), escaped.as_ref()), (url("/").as_bytes(), url("/").as_bytes()));
+        assert!(few < 10_000 && more > 40_000, "{few} and {more}");
+    }
+
+    #[test]
+    fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
+        let image = |name: &str| format!(r#"{{"type": "image_url", "image_url": "http://{name}"}}"#);
+        let message = |content: &str| format!(r#"{{"role": "user", {content}}}"#);
+        let twice = message(&format!(r#""content": [{}], "content": [{}]"#, image("a"), image("b")));
+        let body = format!(
+            r#"{{"messages": [{}], "messages": [{twice}]}}"#,
+            message(&format!(r#""content": [{}]"#, image("c")))
+        );
+        let mut intake = Intake::new(body.into(), &Limits::default(), &ByteBudget::new(1 << 20));
+        let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
+        assert_eq!(media.len(), 1);
+        assert_eq!(media[0].url.as_deref(), Some(&b"http://b"[..]));
+    }
+
+    #[test]
+    fn a_wrong_type_names_the_field_and_broken_json_the_body() {
+        assert_eq!(refused(json!([{"role": 3, "content": "x"}])), "messages[0].role");
+        assert_eq!(refused(json!([3])), "messages[0]");
+        assert_eq!(refused(json!("x")), "messages");
+        let mut intake = Intake::new(
+            r#"{"messages": [{"role": "user", "content": "x"#.into(),
+            &Limits::default(),
+            &ByteBudget::new(1 << 20),
+        );
+        let error = request::read::<Messages>(&mut intake).err().unwrap();
+        assert_eq!((error.code, error.param.as_deref()), ("invalid_json", Some("body")));
     }
 }

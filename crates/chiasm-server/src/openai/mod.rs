@@ -5,11 +5,17 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 mod fields;
 mod finish;
+mod intake;
 mod logprobs;
 mod messages;
+mod prompts;
+mod request;
 mod sampling;
 mod usage;
+mod value;
 
 pub(crate) use body::AnswerHead;
+pub(crate) use intake::Intake;
+pub(crate) use request::RequestBody;
 pub(crate) use sampling::{Common, StreamOptions};
 pub(crate) use usage::Usage;

@@ -15,6 +15,8 @@ pub(super) const MAX_LOGPROBS: u32 = 20;
 /// Most stop strings, and most bytes in one.
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
+/// Most token ids that end the text. Each prompt of a request has them.
+const MAX_STOP_TOKENS: usize = 4096;
 /// vLLM's bound.
 const MAX_SALT_BYTES: usize = 1024;
 
@@ -66,12 +68,7 @@ impl Common {
             )?,
             stop: take_stops(fields)?,
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
-            stop_token_ids: fields
-                .take::<Vec<u32>>("stop_token_ids")?
-                .unwrap_or_default()
-                .into_iter()
-                .map(TokenId)
-                .collect(),
+            stop_token_ids: take_stop_tokens(fields)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
             logprobs: None,
@@ -143,6 +140,15 @@ fn take_stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     Ok(stops)
 }
 
+fn take_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
+    let ids: Vec<u32> = fields.take("stop_token_ids")?.unwrap_or_default();
+    if ids.len() > MAX_STOP_TOKENS {
+        let message = format!("'stop_token_ids' has {} ids, at most {MAX_STOP_TOKENS} are allowed", ids.len());
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
+    Ok(ids.into_iter().map(TokenId).collect())
+}
+
 fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let salt = fields.take::<String>("cache_salt")?;
     match &salt {
@@ -204,6 +210,7 @@ mod tests {
             ("seed", json!(1.5)),
             ("cache_salt", json!("")),
             ("stop_token_ids", json!([-1])),
+            ("stop_token_ids", json!(vec![1; MAX_STOP_TOKENS + 1])),
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }

@@ -12,7 +12,7 @@ use chiasm_vision::VisionError;
 
 /// A failed request: what went wrong, and the request's field at fault where it is one's.
 #[derive(Clone, Debug)]
-pub struct RequestError {
+pub(crate) struct RequestError {
     /// What went wrong.
     pub cause: Cause,
     /// The field, such as `messages[2].content[1].image_url`.
@@ -22,13 +22,25 @@ pub struct RequestError {
 /// What went wrong with a request.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Cause {
+pub(crate) enum Cause {
     /// The client can fix it by changing the field.
     #[error("{0}")]
     Invalid(String),
     /// The prompt has more media items than allowed.
     #[error("{0}")]
     TooManyItems(String),
+    /// The request asks for more work of this process than one may.
+    #[error(
+        "the request needs {:.1} s of this server's CPU time by estimate, at most {} s are allowed (--max-request-cost)",
+        cost.as_secs_f64(),
+        limit.as_secs_f64()
+    )]
+    TooCostly {
+        /// What it would have asked for in all.
+        cost: Duration,
+        /// What it may ask for.
+        limit: Duration,
+    },
     /// The prompt leaves no room for an answer.
     #[error("the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer")]
     ContextFull {

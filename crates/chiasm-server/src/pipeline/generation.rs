@@ -135,7 +135,7 @@ impl Attempts {
                 tracing::warn!(%death, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
                 Err(Cause::EngineGone(death).into())
             }
-            Failure::Lost(_, death) if !frontend.retries.may_move() => {
+            Failure::Lost(_, death) if !frontend.retries.may_move(frontend.slots.limit()) => {
                 metrics.retried(Retry::OverBudget);
                 Err(Cause::EngineGone(death).into())
             }

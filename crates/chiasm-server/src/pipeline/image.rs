@@ -2,7 +2,8 @@
 //! at the same time.
 
 use std::borrow::Cow;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
@@ -22,7 +23,7 @@ use super::error::RequestError;
 use super::item::ItemPlan;
 use super::plans::Plans;
 use super::processed::{Form, ProcessedMedia};
-use crate::cpu::CpuPool;
+use crate::cpu::{CpuBudget, CpuPool, Ticket, price};
 use crate::fleet::PresentClass;
 use crate::metrics::{Metrics, Stage};
 use crate::model::ServedModel;
@@ -86,6 +87,7 @@ impl Images {
         settings: &ImageSettings,
         class: &PresentClass,
         field: &str,
+        cpu: &CpuBudget,
     ) -> Result<ItemPlan, RequestError> {
         let vision = self.vision()?;
         let MediaHeader::Image(header) = image.header else {
@@ -111,6 +113,8 @@ impl Images {
                 header,
                 encoded: image.clone(),
                 field: field.to_owned(),
+                budget: cpu.clone(),
+                ticket: OnceLock::new(),
             }),
         })
     }
@@ -154,6 +158,10 @@ struct ImageSource {
     header: ImageHeader,
     encoded: EncodedMedia,
     field: String,
+    /// The request's.
+    budget: CpuBudget,
+    /// For decoding and processing the image. It is kept: another try, with another engine, is no fault of the client's.
+    ticket: OnceLock<Ticket>,
 }
 
 impl MediaSource for ImageSource {
@@ -169,6 +177,17 @@ impl MediaSource for ImageSource {
 }
 
 impl ImageSource {
+    /// Leave for decoding and processing the image, paid for once.
+    fn ticket_to_make(&self, price: Duration) -> Result<Ticket, RequestError> {
+        match self.ticket.get() {
+            Some(ticket) => Ok(ticket.clone()),
+            None => {
+                let ticket = self.budget.ticket(price)?;
+                Ok(self.ticket.get_or_init(|| ticket).clone())
+            }
+        }
+    }
+
     async fn make(&self, order: TensorOrder) -> Result<Option<Vec<Tensor>>, RequestError> {
         let Images { model, processed, cpu, budget, metrics, .. } = &*self.images;
         let form = Form { hash: self.hash, format: order.format };
@@ -188,11 +207,16 @@ impl ImageSource {
         let is_new = found.is_none();
         let pixels = match found {
             Some(pixels) if job.memory.takes(&pixels) => Ok(pixels),
-            Some(pixels) => cpu.run(move || job.copy(&pixels)).await?,
+            Some(pixels) => {
+                let ticket = self.budget.ticket(price::copy(pixels.as_ref().len()))?;
+                cpu.run(&ticket, move || job.copy(&pixels)).await?
+            }
             None => {
                 let (image, pool) = (self.encoded.clone(), cpu.clone());
+                let tensor = price::tensor(job.plan.original.area(), job.plan.pixel_bytes(job.format));
+                let ticket = self.ticket_to_make(self.header.decode_time.saturating_add(tensor))?;
                 let begun = Instant::now();
-                let made = cpu.run(move || job.make(&image, &pool)).await?;
+                let made = cpu.run(&ticket, move || job.make(&image, &pool)).await?;
                 metrics.stage(Stage::Process, begun.elapsed());
                 made
             }

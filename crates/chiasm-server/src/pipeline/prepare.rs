@@ -21,6 +21,7 @@ use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+use crate::cpu::{CpuBudget, price};
 use crate::fleet::{PresentClass, PresentClasses};
 use crate::frontend::Frontend;
 use crate::model::ServedModel;
@@ -116,14 +117,15 @@ async fn prepared(
     };
     let fetch = begun.elapsed();
     let (model, images) = (frontend.model.clone(), frontend.images.clone());
-    let Caller { id, trace, session, arrived, .. } = caller.clone();
+    let Caller { id, trace, session, arrived, cpu, .. } = caller.clone();
     // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
     let small = is_small(&prompt, &model);
+    let cost = price_of(&prompt, &model, &cpu);
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
     let mut prepared = frontend
         .cpu
-        .run_or_here(small, move || {
+        .run_or_here(small, &caller.cpu, cost, move || {
             let _entered = span.enter();
             let salt = cache_salt.as_deref();
             let plans = match prompt {
@@ -133,7 +135,7 @@ async fn prepared(
                     .encode(&text, true)
                     .map_err(RequestError::from)
                     .and_then(|tokens| plan_text(tokens, &classes, salt, &model)),
-                Prompt::Chat(chat) => plan_chat(&model, &images, &chat, &media, &classes, salt),
+                Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, salt, &cpu),
             };
             let plans = plans.map_err(|error| error.at(field))?;
             Ok::<_, RequestError>(Prepared {
@@ -149,7 +151,8 @@ async fn prepared(
                 took: Took::default(),
             })
         })
-        .await??;
+        .await
+        .map_err(|error| error.at(field))??;
     prepared.took = Took { fetch, plan: begun.elapsed() - fetch };
     Ok(prepared)
 }
@@ -171,6 +174,26 @@ fn is_small(prompt: &Prompt, model: &ServedModel) -> bool {
                 && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= small_text
                 && chat.media.len() <= FEW_MESSAGES
                 && chat.template_kwargs.is_empty()
+        }
+    }
+}
+
+/// Messages whose texts are looked at for the price: a hundred microseconds' worth. Those of more messages cost much anyway.
+const PRICED_MESSAGES: usize = 10_000;
+
+/// What rendering, tokenizing and keying a prompt takes, for a request that has had its body parsed.
+fn price_of(prompt: &Prompt, model: &ServedModel, cpu: &CpuBudget) -> Duration {
+    let tokenizing = |bytes| price::tokenizing(bytes, model.tokenizer.quick_bytes());
+    match prompt {
+        Prompt::Text(text) => tokenizing(text.len()),
+        Prompt::Tokens(tokens) => price::keys(tokens.len()),
+        Prompt::Chat(chat) => {
+            let messages = || chat.messages.iter().take(PRICED_MESSAGES);
+            let bytes = messages().map(ChatMessage::text_bytes).sum();
+            // How large they are is not known, but they were parsed: writing them again takes no less.
+            let has_json = !chat.template_kwargs.is_empty() || messages().any(|message| message.tool_calls.is_some());
+            let json = if has_json { cpu.spent() } else { Duration::ZERO };
+            price::template(chat.messages.len(), bytes).saturating_add(tokenizing(bytes)).saturating_add(json)
         }
     }
 }
@@ -228,10 +251,11 @@ fn plan_text(
 fn plan_chat(
     model: &ServedModel,
     images: &Arc<Images>,
-    chat: &Chat,
+    chat: Chat,
     media: &[EncodedMedia],
     classes: &[PresentClass],
     salt: Option<&str>,
+    cpu: &CpuBudget,
 ) -> Result<Vec<Planned>, RequestError> {
     let template = model.template.as_ref().ok_or_else(|| {
         RequestError::invalid(
@@ -242,15 +266,18 @@ fn plan_chat(
     let options = RenderOptions {
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
-        kwargs: chat.template_kwargs.clone(),
+        kwargs: chat.template_kwargs,
     };
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
     let texts = image_prompt.map(|prompt| MarkerText { modality: &Modality::Image, text: prompt.text });
     let mut text = template.render(&chat.messages, texts.as_slice(), &options)?;
+    // They may be large, and the prompt's text is all that is needed of them.
+    drop((chat.messages, options));
     if let Some((from, to)) = image_prompt.and_then(|prompt| prompt.rewrite) {
         text = text.replace(from, to);
     }
     let tokens = model.tokenizer.encode(&text, false)?;
+    drop(text);
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let of_image = Marker { modality: &Modality::Image, tokens: marker };
@@ -258,7 +285,7 @@ fn plan_chat(
         let settings = images.settings(&chat.processor_kwargs, class)?;
         let mut item_tokens = 0;
         let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
-            let plan = images.plan(image, &settings, class, &source.field)?;
+            let plan = images.plan(image, &settings, class, &source.field, cpu)?;
             // Settings of a request can ask for images of any size: checked before anything of that size is made.
             item_tokens += plan.embeds;
             if item_tokens > class.max_model_len {

@@ -1,11 +1,14 @@
 //! What a client asks for, whichever endpoint it came by: parsed and in range.
 
 use axum::http::HeaderValue;
+use bytes::Bytes;
 use chiasm_backend::{RequestId, TraceContext};
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
+
+use crate::cpu::CpuBudget;
 
 /// One prompt and how to continue it.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub(crate) struct Caller {
     pub trace: Option<TraceContext>,
     /// When its head had been read.
     pub arrived: Instant,
+    /// The work that the request may have done.
+    pub cpu: CpuBudget,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
     /// The `Authorization` header: names that clients give to media items are their own.
@@ -78,8 +83,9 @@ pub(crate) struct Chat {
 pub(crate) struct MediaRef {
     /// What kind of thing it is, as the part's type says.
     pub modality: Modality,
-    /// `data:`, `http(s)://` or `file://`; `None` for an item that was seen before.
-    pub url: Option<String>,
+    /// The text of a `data:`, `http(s)://` or `file://` URL, which may be a part of the body; `None` for an item that was seen
+    /// before.
+    pub url: Option<Bytes>,
     /// What the client calls it.
     pub uuid: Option<String>,
     /// The request field that holds it, such as `messages[0].content[1].image_url`.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ const MAX_QUARANTINED: usize = 1024;
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// What a request earns for all, and what a move costs, in thousandths of a move: one in ten.
-const EARNED: i64 = 100;
-const MOVE: i64 = 1000;
+const EARNED: u64 = 100;
+const MOVE: u64 = 1000;
 
 /// What requests that lose their workers share.
 #[derive(Debug)]
@@ -31,10 +31,9 @@ pub(crate) struct Retries {
 }
 
 impl Retries {
-    /// `at_once` moves may be made before any request has earned some: as many as an engine can have requests. A prompt that was
-    /// in [`MAX_MOVES`] + 1 engines when they died is quarantined for so long.
-    pub(crate) fn new(at_once: usize, quarantine: Duration) -> Self {
-        Self { budget: Budget::new(at_once), quarantine: Quarantine::new(quarantine) }
+    /// A prompt that was in [`MAX_MOVES`] + 1 engines when they died is quarantined for so long.
+    pub(crate) fn new(quarantine: Duration) -> Self {
+        Self { budget: Budget::default(), quarantine: Quarantine::new(quarantine) }
     }
 
     /// A request has come.
@@ -42,12 +41,12 @@ impl Retries {
         self.budget.earn();
     }
 
-    /// Whether one more request may move.
-    pub(super) fn may_move(&self) -> bool {
-        self.budget.spend()
+    /// Whether one more request may move. `at_once` may before any other has come: as many as an engine can have requests.
+    pub(super) fn may_move(&self, at_once: usize) -> bool {
+        self.budget.spend(at_once)
     }
 
-    /// How many engines died with this prompt lately, if that was too often.
+    /// Whether too many engines died with this prompt lately.
     pub(super) fn is_quarantined(&self, prepared: &Prepared) -> bool {
         self.quarantine.holds(|state| fingerprint(prepared, state))
     }
@@ -68,28 +67,22 @@ fn fingerprint(prepared: &Prepared, state: &RandomState) -> u64 {
     hasher.finish()
 }
 
-/// How many requests may still move: a tenth of those that came, and a number at once.
-#[derive(Debug)]
-struct Budget {
-    left: AtomicI64,
-    most: i64,
-}
+/// How many requests may still move: a tenth of those that came, and a number at once. It holds what moves have cost and
+/// requests have not paid for yet.
+#[derive(Debug, Default)]
+struct Budget(AtomicU64);
 
 impl Budget {
-    fn new(at_once: usize) -> Self {
-        let most = i64::try_from(at_once).unwrap_or(i64::MAX).saturating_mul(MOVE);
-        Self { left: AtomicI64::new(most), most }
-    }
-
     fn earn(&self) {
-        // Nearly always full, and then not written to: all requests share it.
-        if self.left.load(Relaxed) < self.most {
-            let _ = self.left.fetch_update(Relaxed, Relaxed, |left| Some((left + EARNED).min(self.most)));
+        // Nearly always nothing, and then not written to: all requests share it.
+        if self.0.load(Relaxed) > 0 {
+            let _ = self.0.fetch_update(Relaxed, Relaxed, |owed| Some(owed.saturating_sub(EARNED)));
         }
     }
 
-    fn spend(&self) -> bool {
-        self.left.fetch_update(Relaxed, Relaxed, |left| (left >= MOVE).then(|| left - MOVE)).is_ok()
+    fn spend(&self, at_once: usize) -> bool {
+        let most = (at_once as u64).saturating_mul(MOVE);
+        self.0.fetch_update(Relaxed, Relaxed, |owed| (owed + MOVE <= most).then_some(owed + MOVE)).is_ok()
     }
 }
 
@@ -146,13 +139,13 @@ mod tests {
 
     #[test]
     fn a_tenth_of_the_requests_may_move_and_a_number_at_once() {
-        let budget = Budget::new(3);
+        let budget = Budget::default();
         (0..1000).for_each(|_| budget.earn());
-        assert_eq!((0..10).filter(|_| budget.spend()).count(), 3);
+        assert_eq!((0..10).filter(|_| budget.spend(3)).count(), 3);
         (0..9).for_each(|_| budget.earn());
-        assert!(!budget.spend());
+        assert!(!budget.spend(3));
         budget.earn();
-        assert!(budget.spend() && !budget.spend());
+        assert!(budget.spend(3) && !budget.spend(3));
     }
 
     #[tokio::test(start_paused = true)]

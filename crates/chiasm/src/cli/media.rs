@@ -40,6 +40,9 @@ pub(crate) struct MediaArgs {
     /// How many times longer than the other the longer side of one image may be
     #[arg(long, env = "CHIASM_MAX_IMAGE_ASPECT_RATIO", default_value_t = 1000)]
     pub(crate) max_image_aspect_ratio: u32,
+    /// Most scans of one progressive JPEG
+    #[arg(long, env = "CHIASM_MAX_IMAGE_SCANS", default_value_t = 100)]
+    pub(crate) max_image_scans: u32,
     /// Most bytes of request bodies, encoded images and pixels in messages that are in memory for requests in flight; what has no
     /// room gets 503
     #[arg(long, env = "CHIASM_MAX_BYTES_IN_FLIGHT", default_value_t = 1 << 30)]

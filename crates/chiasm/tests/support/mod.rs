@@ -34,6 +34,8 @@ pub struct Server {
     pub url: String,
     pub client: reqwest::Client,
     log: Arc<Mutex<Vec<String>>>,
+    /// Until then nobody reads its log.
+    stalled: Arc<Mutex<Option<Instant>>>,
     /// Its state folder unless it was told another one: the user's own is none of a test's.
     _state: TempDir,
 }
@@ -58,9 +60,14 @@ impl Server {
         let stderr = child.stderr.take().expect("stderr is piped");
         let (sender, url) = mpsc::channel();
         let log = Arc::new(Mutex::new(Vec::new()));
-        let lines = log.clone();
+        let stalled = Arc::new(Mutex::new(None));
+        let (lines, stalls) = (log.clone(), stalled.clone());
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let until: Option<Instant> = stalls.lock().expect("not poisoned").take();
+                if let Some(rest) = until.and_then(|until| until.checked_duration_since(Instant::now())) {
+                    std::thread::sleep(rest);
+                }
                 eprintln!("  | {line}");
                 lines.lock().expect("not poisoned").push(line.clone());
                 if let Some((_, url)) = line.split_once(" url=http://") {
@@ -69,7 +76,12 @@ impl Server {
             }
         });
         let url = url.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
-        Self { child, url, client: client(), log, _state: state }
+        Self { child, url, client: client(), log, stalled, _state: state }
+    }
+
+    /// Stops reading its log for this long.
+    pub fn stall_log(&self, time: Duration) {
+        *self.stalled.lock().expect("not poisoned") = Some(Instant::now() + time);
     }
 
     /// The rest of the last line of its log that has this text in it. Lines are written a little after what they tell of.

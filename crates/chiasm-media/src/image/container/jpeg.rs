@@ -1,5 +1,7 @@
 //! JPEG markers up to the first scan.
 
+use memchr::memchr;
+
 use crate::image::exif;
 use crate::reader::Reader;
 use crate::{ImageFormat, MediaError};
@@ -14,6 +16,10 @@ pub(crate) struct JpegHeader {
     pub(crate) scan_start: usize,
     /// Whether the first scan holds the whole image.
     pub(crate) single_scan: bool,
+    /// How many scans there are, at least 1. Of a file without a fault; the decoder is allowed no more of any.
+    pub(crate) scans: u32,
+    /// Whether the data is coded arithmetically, which takes several times as long as Huffman's codes.
+    pub(crate) arithmetic: bool,
     /// Whether the scan is divided by restart markers.
     pub(crate) restarts: bool,
 }
@@ -32,7 +38,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
     let mut frame = None;
     let mut exif: Option<Vec<u8>> = None;
     let mut xmp = None;
-    let (mut progressive, mut restarts) = (false, false);
+    let (mut progressive, mut arithmetic, mut restarts) = (false, false, false);
     let scan_components = loop {
         let marker = next_marker(&mut reader)?;
         match marker {
@@ -40,6 +46,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
             0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf | 0xde => {
                 frame = Some(read_frame(segment(&mut reader)?)?);
                 progressive |= matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce);
+                arithmetic |= matches!(marker, 0xc9..=0xcf);
             }
             0xda => break segment(&mut reader)?.first().copied(),
             0xc4 => check_huffman_tables(segment(&mut reader)?)?,
@@ -67,14 +74,40 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
     if size.0 == 0 || size.1 == 0 {
         return Err(corrupt("no width or height"));
     }
+    let scan_start = reader.position();
+    let single_scan = !progressive && scan_components == Some(components);
     Ok(JpegHeader {
         size,
         components,
         orientation: exif::orientation(exif.as_deref(), xmp),
-        scan_start: reader.position(),
-        single_scan: !progressive && scan_components == Some(components),
+        scan_start,
+        single_scan,
+        scans: if single_scan { 1 } else { scans(&bytes[scan_start..]) },
+        arithmetic,
         restarts,
     })
+}
+
+/// How many scans there are from the one whose entropy-coded data begins here, up to the end marker.
+fn scans(mut data: &[u8]) -> u32 {
+    let mut scans = 1;
+    while let Some(found) = memchr(0xff, data) {
+        data = &data[found + 1..];
+        match data {
+            // Padding: the next byte begins the marker.
+            [0xff, ..] => {}
+            // Stuffing, and markers that have no content.
+            [0 | 1 | 0xc8 | 0xd0..=0xd8 | 0xf0..=0xfd, rest @ ..] => data = rest,
+            [0xd9, ..] => break,
+            [marker, high, low, ..] => {
+                scans += u32::from(*marker == 0xda);
+                let length = usize::from(u16::from_be_bytes([*high, *low]));
+                data = data.get(1 + length..).unwrap_or_default();
+            }
+            _ => break,
+        }
+    }
+    scans
 }
 
 /// The second byte of the next marker. Stray bytes and padding before it are skipped.
@@ -135,4 +168,29 @@ fn check_huffman_tables(mut content: &[u8]) -> Result<(), MediaError> {
 fn check_application(content: &[u8]) -> Result<(), MediaError> {
     let named = content.starts_with(b"JFIF") || content.starts_with(b"Adobe");
     if named && content.len() < 7 { Err(corrupt("a segment is cut off")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_are_counted_up_to_the_end_and_not_in_their_data() {
+        let scan: &[u8] = b"\xff\xda\0\x04\x01\0";
+        let table: &[u8] = b"\xff\xc4\0\x08\xff\xda\xff\xd9\xff\xda";
+        // Stuffing, a restart, padding; then what only looks like a marker because it is a table's.
+        let data: &[u8] = b"ab\xff\0\xda\xff\xd3cd\xff\xff\0\xff";
+        let end: &[u8] = b"\xff\xd9";
+        assert_eq!(scans(&[data, end].concat()), 1);
+        assert_eq!(scans(&[data, scan, data, table, scan, data, end].concat()), 3);
+        assert_eq!(scans(&[data, scan, end, scan, data, end].concat()), 2);
+    }
+
+    #[test]
+    fn scans_are_counted_as_far_as_a_broken_file_goes() {
+        for data in [&b""[..], b"\xff", b"\xff\xda", b"\xff\xda\xff\xff", b"\xff\xc4\0\0\0"] {
+            assert!(scans(data) <= 2, "{data:?}");
+        }
+        assert_eq!(scans(&b"\xff\xda\0\0".repeat(1000)), 1001);
+    }
 }

@@ -7,8 +7,6 @@ use crate::image::decode::memory::{Reused, Scratch, accustom_allocator, bytes_of
 use crate::image::decode::pixel::{RGB, cmyk_to_rgb};
 use crate::{ImageFormat, MediaError};
 
-/// More than any encoder writes. Every scan may touch all of a large image's coefficients for a few bytes of file.
-const MAX_SCANS: usize = 500;
 /// Bytes of a pixel with four components.
 const CMYK: usize = 4;
 
@@ -25,7 +23,8 @@ pub(super) fn decode(
 ) -> Result<(), MediaError> {
     let (width, height) = header.size;
     let max_pixels = u64::from(width) * u64::from(height);
-    let limits = DecodeLimits { max_pixels, max_scans: MAX_SCANS, ..DecodeLimits::default() };
+    // Every scan may touch all of a large image's coefficients for a few bytes of file.
+    let limits = DecodeLimits { max_pixels, max_scans: header.scans as usize, ..DecodeLimits::default() };
     // The decoder's planes and coefficients are its own.
     accustom_allocator();
     let mut decoder = Decoder::new_with_limits(bytes, limits).map_err(error)?;

@@ -105,7 +105,7 @@ async fn workers_that_never_had_a_request_are_tried_for_as_long_as_there_is_time
 
 #[tokio::test(start_paused = true)]
 async fn no_more_requests_move_than_the_budget_has_room_for() {
-    let stand = Stand::limited(Limits { requests: 2, ..Limits::default() }, 2).await;
+    let stand = Stand::limited(Limits { requests: Some(2), ..Limits::default() }, 2).await;
     // The first takes both.
     for number in 0..3_u32 {
         stand.backends.iter().for_each(|backend| backend.next_job(Script::refuse(died())));

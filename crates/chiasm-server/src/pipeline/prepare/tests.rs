@@ -31,3 +31,16 @@ async fn a_prompt_that_cannot_be_is_refused_by_the_name_that_its_client_gave_it(
         assert!(matches!(error.cause, Cause::ContextFull { .. } | Cause::Invalid(_)), "{error}");
     }
 }
+
+#[tokio::test]
+async fn what_a_template_writes_as_json_costs_as_much_as_it_did_to_parse() {
+    let stand = Stand::of(1).await;
+    let cpu = CpuBudget::new(Duration::from_secs(10));
+    let parsing = cpu.ticket(Duration::from_secs(1)).map(|_| cpu.spent()).unwrap();
+    let mut prompt = conversation("hello".to_owned());
+    let price = |prompt: &Prompt| price_of(prompt, &stand.frontend.model, &cpu);
+    let plain = price(&prompt);
+    let Prompt::Chat(chat) = &mut prompt else { unreachable!("a conversation") };
+    chat.messages[0].tool_calls = Some(serde_json::json!([]));
+    assert_eq!(price(&prompt), plain + parsing);
+}

@@ -1,0 +1,107 @@
+//! The socket of a connection: what is written gets on, and a client that leaves is noticed.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Sleep;
+
+use super::connection::Connection;
+use super::metrics::ConnectionMetrics;
+
+/// A client's socket. Writing fails when nothing of what there is to write was taken for `write_timeout`.
+///
+/// hyper would end a request as soon as the client closes its side, even where the answer is ready, or never look. So it is told
+/// never to look (`half_close`), and it is done here while an engine works for the client, whenever hyper writes or flushes, which
+/// is each time that it is woken.
+pub(super) struct Socket {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+    write_timeout: Duration,
+    metrics: ConnectionMetrics,
+    /// Runs while the system takes nothing more.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Socket {
+    pub(super) fn new(
+        stream: TcpStream,
+        connection: Arc<Connection>,
+        write_timeout: Duration,
+        metrics: ConnectionMetrics,
+    ) -> Self {
+        Self { stream, connection, write_timeout, metrics, stalled: None }
+    }
+
+    /// Watches over an attempt to write.
+    fn watched(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        self.check_client(cx)?;
+        let stalled = self.stalled.get_or_insert_with(|| {
+            if !self.connection.is_ended_by_client() {
+                self.connection.wait();
+            }
+            Box::pin(tokio::time::sleep(self.write_timeout))
+        });
+        ready!(stalled.as_mut().poll(cx));
+        self.metrics.closed_unread();
+        tracing::debug!(peer = %self.connection.peer(), "a connection is closed: its client does not read (--write-timeout)");
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// Fails if the client has left whom an engine works for; wakes the task when it leaves. Behind a request that was sent ahead
+    /// nothing can be seen.
+    fn check_client(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if !self.connection.is_ended_by_client() {
+            return Ok(());
+        }
+        let mut next = [0];
+        match self.stream.poll_peek(cx, &mut ReadBuf::new(&mut next)) {
+            Poll::Ready(Ok(0)) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Ready(Err(error)) => Err(error),
+            Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.watched(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.watched(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check_client(cx)?;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

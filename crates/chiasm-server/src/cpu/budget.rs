@@ -1,0 +1,142 @@
+//! What one request may have done by the pool, and when its next piece of work is due.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::pipeline::{Cause, RequestError};
+
+/// How many times its price after it is asked for a piece of work is due. So a request waits in proportion to what it asks for:
+/// work of 10 ms overtakes work of a second that was asked for up to four seconds before, and nothing is overtaken for ever.
+const STRETCH: u32 = 4;
+
+/// The work that one request has asked for so far. Clones are the same request's.
+///
+/// A piece of work is due [`STRETCH`] times its price after it is asked for, or after the request's piece before it was due: who
+/// asks for much at once is served as if it had asked for one thing after another.
+#[derive(Clone, Debug)]
+pub(crate) struct CpuBudget {
+    request: Arc<Request>,
+}
+
+#[derive(Debug)]
+struct Request {
+    limit: Duration,
+    spent: Mutex<Spent>,
+}
+
+#[derive(Debug)]
+struct Spent {
+    cost: Duration,
+    /// When the last piece is due; `None` before the first.
+    due: Option<Instant>,
+}
+
+/// A piece of work that its request's budget has allowed.
+#[derive(Clone, Debug)]
+pub(crate) struct Ticket {
+    price: Duration,
+    request: Arc<Request>,
+}
+
+impl CpuBudget {
+    /// A request that may ask for work of `limit` in all: time of one core of a usual machine.
+    pub(crate) fn new(limit: Duration) -> Self {
+        let spent = Mutex::new(Spent { cost: Duration::ZERO, due: None });
+        Self { request: Arc::new(Request { limit, spent }) }
+    }
+
+    /// What the request has asked for so far.
+    pub(crate) fn spent(&self) -> Duration {
+        self.request.spent().cost
+    }
+
+    /// Takes the price of a piece of work out of the budget, whether or not the work will be done in the end.
+    ///
+    /// # Errors
+    /// [`Cause::TooCostly`] if the request would have asked for more than it may. Then nothing is taken.
+    pub(crate) fn ticket(&self, price: Duration) -> Result<Ticket, RequestError> {
+        let limit = self.request.limit;
+        let mut spent = self.request.spent();
+        let cost = spent.cost.saturating_add(price);
+        if cost > limit {
+            return Err(Cause::TooCostly { cost, limit }.into());
+        }
+        spent.cost = cost;
+        Ok(Ticket { price, request: self.request.clone() })
+    }
+}
+
+impl Ticket {
+    /// Time of one core that the work takes, by estimate.
+    pub(super) fn price(&self) -> Duration {
+        self.price
+    }
+
+    /// When the work is due if it is asked for now.
+    pub(super) fn due(&self, now: Instant) -> Instant {
+        let mut spent = self.request.spent();
+        let from = spent.due.map_or(now, |due| due.max(now));
+        // A budget without a limit may lead beyond what an instant can hold: then the order of asking decides.
+        let due = from.checked_add(self.price.saturating_mul(STRETCH)).unwrap_or(from);
+        spent.due = Some(due);
+        due
+    }
+}
+
+impl Request {
+    /// The state is never left half-changed.
+    fn spent(&self) -> MutexGuard<'_, Spent> {
+        self.spent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn due(budget: &CpuBudget, price: Duration, now: Instant) -> Instant {
+        budget.ticket(price).unwrap().due(now)
+    }
+
+    #[test]
+    fn a_request_may_ask_for_as_much_as_the_limit_and_no_more() {
+        let budget = CpuBudget::new(3 * SECOND);
+        budget.ticket(2 * SECOND).unwrap();
+        let error = budget.ticket(2 * SECOND).unwrap_err();
+        assert!(matches!(error.cause, Cause::TooCostly { cost, limit } if (cost, limit) == (4 * SECOND, 3 * SECOND)));
+        // What was refused has cost nothing.
+        assert_eq!(budget.spent(), 2 * SECOND);
+        budget.ticket(SECOND).unwrap();
+        budget.ticket(Duration::from_nanos(1)).unwrap_err();
+    }
+
+    #[test]
+    fn who_asks_for_much_is_served_after_who_asks_for_little() {
+        let (now, greedy) = (Instant::now(), CpuBudget::new(100 * SECOND));
+        let pieces: Vec<_> = (0..8).map(|_| due(&greedy, SECOND, now)).collect();
+        assert!(pieces.is_sorted());
+        let modest = due(&CpuBudget::new(SECOND), SECOND, now + SECOND);
+        assert!(modest < pieces[1]);
+        let light = due(&CpuBudget::new(SECOND), SECOND / 100, now + SECOND);
+        assert!(light < pieces[0]);
+    }
+
+    #[test]
+    fn nothing_is_overtaken_for_ever() {
+        let now = Instant::now();
+        let heavy = due(&CpuBudget::new(10 * SECOND), 10 * SECOND, now);
+        let overtaken = |after: Duration| due(&CpuBudget::new(SECOND), Duration::from_millis(1), now + after) < heavy;
+        assert!(overtaken(39 * SECOND));
+        assert!(!overtaken(41 * SECOND));
+    }
+
+    #[test]
+    fn a_request_that_has_waited_long_is_not_behind_for_what_it_had_before() {
+        let (now, budget) = (Instant::now(), CpuBudget::new(10 * SECOND));
+        due(&budget, SECOND, now);
+        let later = now + 60 * SECOND;
+        assert_eq!(due(&budget, SECOND, later), due(&CpuBudget::new(SECOND), SECOND, later));
+    }
+}

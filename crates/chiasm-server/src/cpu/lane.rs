@@ -1,0 +1,171 @@
+//! Threads for work of one size, and the work that waits for them.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::metrics::{CpuMetrics, LaneMetrics};
+
+/// A number of threads that start when there is work for them, do what is due first, and end when there has been none for a while:
+/// each keeps the memory of the last image that it decoded.
+pub(super) struct Lane {
+    name: &'static str,
+    most_threads: usize,
+    niceness: i32,
+    /// How long a thread waits for work before it ends.
+    patience: Duration,
+    metrics: LaneMetrics,
+    state: Mutex<State>,
+    /// Told when there is work, or no more to come.
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: BTreeMap<Key, Job>,
+    /// How many jobs there have been: of those due at the same time, the one asked for first comes first.
+    asked: u64,
+    threads: usize,
+    /// Threads that wait for work.
+    idle: usize,
+    closed: bool,
+}
+
+type Key = (Instant, u64);
+
+struct Job {
+    run: Box<dyn FnOnce() + Send>,
+    since: Instant,
+}
+
+/// A job's place among those that wait. When it is dropped the job goes too, unless it has begun.
+pub(super) struct Place {
+    lane: Arc<Lane>,
+    key: Key,
+}
+
+impl Lane {
+    /// Does at most so many jobs at once, on threads that are nicer than others by `niceness` and wait for work for `patience`.
+    pub(super) fn new(
+        name: &'static str,
+        most_threads: usize,
+        niceness: i32,
+        patience: Duration,
+        metrics: &CpuMetrics,
+    ) -> Self {
+        let metrics = metrics.lane(name);
+        Self { name, most_threads, niceness, patience, metrics, state: Mutex::default(), work: Condvar::new() }
+    }
+
+    /// Threads that work or wait for work.
+    #[cfg(test)]
+    pub(super) fn threads(&self) -> usize {
+        self.state().threads
+    }
+
+    /// Threads at work.
+    pub(super) fn busy(&self) -> usize {
+        let state = self.state();
+        state.threads - state.idle
+    }
+
+    /// Leaves a job to the threads. If none can be started it is dropped.
+    pub(super) fn push(self: &Arc<Self>, due: Instant, run: Box<dyn FnOnce() + Send>) -> Place {
+        let mut state = self.state();
+        let key = (due, state.asked);
+        state.asked += 1;
+        state.waiting.insert(key, Job { run, since: Instant::now() });
+        self.metrics.waiting.inc();
+        // Those that have been told of earlier jobs may not have woken up yet, so they count as idle.
+        let start = state.waiting.len() > state.idle && state.threads < self.most_threads;
+        if start {
+            state.threads += 1;
+        }
+        drop(state);
+        if start {
+            self.start_thread();
+        } else {
+            self.work.notify_one();
+        }
+        Place { lane: self.clone(), key }
+    }
+
+    /// Drops what waits and lets the threads end when they have done what they are at.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        let dropped = std::mem::take(&mut state.waiting);
+        drop(state);
+        self.metrics.waiting.dec_by(dropped.len() as i64);
+        self.work.notify_all();
+    }
+
+    fn start_thread(self: &Arc<Self>) {
+        let lane = self.clone();
+        let work = move || {
+            give_way(lane.niceness);
+            while let Some(job) = lane.next() {
+                lane.metrics.waited.observe(job.since.elapsed().as_secs_f64());
+                // Whoever awaits the job finds that it is gone.
+                drop(catch_unwind(AssertUnwindSafe(job.run)));
+            }
+        };
+        let Err(error) = std::thread::Builder::new().name(format!("cpu-{}", self.name)).spawn(work) else { return };
+        tracing::warn!(%error, lane = self.name, "a thread for CPU-heavy work can't be started");
+        let mut state = self.state();
+        state.threads -= 1;
+        // Others will do the work; without any it would wait for ever.
+        let dropped = if state.threads == 0 { std::mem::take(&mut state.waiting) } else { BTreeMap::new() };
+        drop(state);
+        self.metrics.waiting.dec_by(dropped.len() as i64);
+    }
+
+    /// Waits for the job that is due first; `None` tells the thread to end.
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state();
+        let mut waited_long = false;
+        loop {
+            if let Some((_, job)) = state.waiting.pop_first() {
+                self.metrics.waiting.dec();
+                return Some(job);
+            }
+            if state.closed || waited_long {
+                // Whoever pushes the next job sees that it has to start a thread.
+                state.threads -= 1;
+                return None;
+            }
+            state.idle += 1;
+            let waited = self.work.wait_timeout(state, self.patience).unwrap_or_else(PoisonError::into_inner);
+            waited_long = waited.1.timed_out();
+            state = waited.0;
+            state.idle -= 1;
+        }
+    }
+
+    /// The state is never left half-changed.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let dropped = self.lane.state().waiting.remove(&self.key);
+        if dropped.is_some() {
+            self.lane.metrics.waiting.dec();
+        }
+    }
+}
+
+/// Lets other threads go before this one. Only on Linux: elsewhere niceness is the process's.
+pub(super) fn give_way(niceness: i32) {
+    #[cfg(target_os = "linux")]
+    if niceness > 0
+        && let Err(error) = rustix::process::nice(niceness)
+    {
+        tracing::debug!(%error, "a thread keeps its priority");
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = niceness;
+}

@@ -1,0 +1,325 @@
+//! What a request's body becomes while it is read: bounded in number, and counted in bytes before it is built.
+//!
+//! A body is read once, by visitors that build what the request asks for and nothing between. JSON of few bytes can take many
+//! times its own memory (`[[],[]]`, `{},{}`), so each of them asks the [`Intake`] first.
+
+use std::borrow::Cow;
+use std::fmt::{Display, Write};
+use std::marker::PhantomData;
+
+use bytes::Bytes;
+use chiasm_media::{ByteBudget, Charge, MediaError};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::frontend::Limits;
+use crate::pipeline::MediaRef;
+
+/// What planning takes at most for a byte of a prompt's text: copies in the template's values, the rendered prompt and its tokens.
+const PLANNED_BYTES: u64 = 8;
+/// What planning takes for a message and for a part of its content, beside their text: objects and names in the template's values.
+const PLANNED_MESSAGE_BYTES: u64 = 3 << 10;
+const PLANNED_PART_BYTES: u64 = 1 << 10;
+/// Bytes are taken from the budget in steps: most requests need one.
+const STEP: u64 = 1 << 10;
+/// What an allocation takes beside its content.
+const ALLOCATION: u64 = 16;
+/// Text up to this size is rather copied than that it keeps the whole body in memory: a URL, not a file.
+const FEW_BYTES: usize = 8 << 10;
+/// Longer names of fields are wrong in any case, and would only be repeated in errors.
+const MAX_NAME_BYTES: usize = 256;
+
+/// One body on its way to a request.
+pub(crate) struct Intake {
+    body: Bytes,
+    budget: ByteBudget,
+    charge: Charge,
+    /// Bytes of what was built so far; no more than are charged.
+    built: u64,
+    /// The longest string with escapes, which the parser spells out in memory of its own.
+    scratch: u64,
+    room: Room,
+    /// Where the reader is, such as `messages[2].content[1].text`.
+    field: String,
+    /// Why reading was given up, if not for the JSON itself.
+    refusal: Option<ApiError>,
+    /// Media items so far, in order of appearance.
+    pub(super) media: Vec<MediaRef>,
+    /// Lists and objects around the JSON value that is being read.
+    pub(super) depth: usize,
+}
+
+/// Things that may still be built.
+struct Room {
+    values: Countdown,
+    messages: Countdown,
+    parts: Countdown,
+}
+
+struct Countdown {
+    limit: usize,
+    left: usize,
+    /// What an error says of more.
+    what: &'static str,
+    flag: &'static str,
+}
+
+impl Intake {
+    /// Nothing is built of `body` yet.
+    pub(crate) fn new(body: Bytes, limits: &Limits, budget: &ByteBudget) -> Self {
+        let countdown = |limit, what, flag| Countdown { limit, left: limit, what, flag };
+        Self {
+            body,
+            budget: budget.clone(),
+            charge: budget.empty_charge(),
+            built: 0,
+            scratch: 0,
+            room: Room {
+                values: countdown(limits.json_values, "values", "--max-json-values"),
+                messages: countdown(limits.messages, "messages", "--max-messages"),
+                parts: countdown(limits.content_parts, "content parts", "--max-content-parts"),
+            },
+            field: String::new(),
+            refusal: None,
+            media: Vec::new(),
+            depth: 0,
+        }
+    }
+
+    /// Reads the whole body.
+    ///
+    /// # Errors
+    /// 400 for what is no JSON or has a wrong type, 413 and 503 for what is too much; each names the field.
+    pub(super) fn read<T>(&mut self) -> Result<T, ApiError>
+    where
+        for<'a, 'de> Seed<'a, T>: Visitor<'de, Value = T>,
+    {
+        let body = self.body.clone();
+        let mut json = serde_json::Deserializer::from_slice(&body);
+        let read = self.seed().deserialize(&mut json).and_then(|value| json.end().map(|()| value));
+        read.map_err(|error| self.fault(&error))
+    }
+
+    /// The memory of what was built, counted until this is dropped.
+    pub(super) fn into_charge(self) -> Charge {
+        self.charge
+    }
+
+    /// Builds a value of type `T` from whatever JSON comes next.
+    pub(super) fn seed<T>(&mut self) -> Seed<'_, T> {
+        Seed { intake: self, built: PhantomData }
+    }
+
+    /// The name of an object's next field.
+    pub(super) fn name<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+        let Some(Text(name)) = map.next_key()? else { return Ok(None) };
+        if name.len() > MAX_NAME_BYTES {
+            let message = format!("a field's name has more than {MAX_NAME_BYTES} bytes");
+            return Err(self.refuse_here(|field| ApiError::invalid(field, message)));
+        }
+        Ok(Some(name))
+    }
+
+    /// Goes on to a field or an element below the current one. Returns what [`Self::leave`] needs.
+    pub(super) fn enter(&mut self, step: impl Display) -> usize {
+        let outer = self.field.len();
+        // Writing to a string does not fail.
+        let _ = write!(self.field, "{step}");
+        outer
+    }
+
+    /// Goes back to where `enter` was called. Not done after an error, which names where the reader is.
+    pub(super) fn leave(&mut self, outer: usize) {
+        self.field.truncate(outer);
+    }
+
+    /// The name of a field below the current one.
+    pub(super) fn below(&self, step: &str) -> String {
+        format!("{}{step}", self.field)
+    }
+
+    /// Counts one JSON value that is kept as such.
+    pub(super) fn count_value<E: Error>(&mut self) -> Result<(), E> {
+        self.count(|room| &mut room.values)
+    }
+
+    /// Counts one message.
+    pub(super) fn count_message<E: Error>(&mut self) -> Result<(), E> {
+        self.count(|room| &mut room.messages)?;
+        self.take(PLANNED_MESSAGE_BYTES)
+    }
+
+    /// Counts one part of a message's content.
+    pub(super) fn count_part<E: Error>(&mut self) -> Result<(), E> {
+        self.count(|room| &mut room.parts)?;
+        self.take(PLANNED_PART_BYTES)
+    }
+
+    fn count<E: Error>(&mut self, which: impl FnOnce(&mut Room) -> &mut Countdown) -> Result<(), E> {
+        let Countdown { limit, left, what, flag } = which(&mut self.room);
+        if let Some(less) = left.checked_sub(1) {
+            *left = less;
+            return Ok(());
+        }
+        let message = format!("the request has more than {limit} {what} ({flag})");
+        Err(self.refuse_here(|field| ApiError::too_many(field, message)))
+    }
+
+    /// Counts `bytes` that are about to be built.
+    pub(super) fn take<E: Error>(&mut self, bytes: u64) -> Result<(), E> {
+        self.built += bytes;
+        let Some(more) = self.built.checked_sub(self.charge.bytes()).filter(|&more| more > 0) else { return Ok(()) };
+        self.charge
+            .grow(more.next_multiple_of(STEP))
+            .or_else(|_| self.charge.grow(more))
+            .map_err(|busy| self.no_room(busy))
+    }
+
+    fn no_room<E: Error>(&mut self, busy: MediaError) -> E {
+        if self.body.len() as u64 + self.built <= self.budget.limit() {
+            return self.refuse_here(|field| ApiError::from(busy).at(field));
+        }
+        let message = "the request takes more memory than there may be (--max-bytes-in-flight)".to_owned();
+        self.refuse_here(|field| ApiError::too_many(field, message))
+    }
+
+    /// Appends to a list that is counted as it grows.
+    pub(super) fn push<T, E: Error>(&mut self, list: &mut Vec<T>, item: T) -> Result<(), E> {
+        if list.len() == list.capacity() {
+            let more = list.capacity().max(4);
+            self.take((more * size_of::<T>()) as u64 + if list.is_empty() { ALLOCATION } else { 0 })?;
+            list.reserve_exact(more);
+        }
+        list.push(item);
+        Ok(())
+    }
+
+    /// Copies text of a prompt out of the body, and counts what planning makes of it.
+    pub(super) fn own_prompt<E: Error>(&mut self, text: &str) -> Result<String, E> {
+        self.take(PLANNED_BYTES * text.len() as u64)?;
+        self.own(text)
+    }
+
+    /// Copies text out of the body.
+    pub(super) fn own<E: Error>(&mut self, text: &str) -> Result<String, E> {
+        if !self.is_in_body(text) {
+            // The parser spelt out its escapes; it keeps that memory, and doubles it as it needs more.
+            let more = (2 * text.len() as u64).saturating_sub(self.scratch);
+            self.scratch += more;
+            self.take(more)?;
+        }
+        self.take(text.len() as u64 + ALLOCATION)?;
+        Ok(text.to_owned())
+    }
+
+    /// The bytes of text that may be as large as the body itself, without a copy if nothing in it is escaped. The body stays in
+    /// memory for as long as they do.
+    pub(super) fn share<E: Error>(&mut self, text: &str) -> Result<Bytes, E> {
+        if text.len() > FEW_BYTES && self.is_in_body(text) {
+            return Ok(self.body.slice_ref(text.as_bytes()));
+        }
+        self.own(text).map(Bytes::from)
+    }
+
+    fn is_in_body(&self, text: &str) -> bool {
+        self.body.as_ptr_range().contains(&text.as_ptr())
+    }
+
+    /// Adds a media item.
+    pub(super) fn add_media<E: Error>(&mut self, item: MediaRef) -> Result<(), E> {
+        self.take(item.field.len() as u64 + ALLOCATION)?;
+        let mut media = std::mem::take(&mut self.media);
+        self.push(&mut media, item)?;
+        self.media = media;
+        Ok(())
+    }
+
+    /// A field's string; `None` for null.
+    pub(super) fn text<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<String>, A::Error> {
+        self.borrowed(map)?.map(|text| self.own(&text)).transpose()
+    }
+
+    /// A field's string, which is not kept; `None` for null.
+    pub(super) fn borrowed<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+        Ok(map.next_value::<Option<Text<'de>>>()?.map(|Text(text)| text))
+    }
+
+    /// Reads a field that nothing is known of. Leaves the first one that is not null in `first`, by its full name.
+    pub(super) fn unknown<'de, A: MapAccess<'de>>(
+        &mut self,
+        map: &mut A,
+        first: &mut Option<String>,
+    ) -> Result<(), A::Error> {
+        let value: Value = map.next_value_seed(self.seed())?;
+        if !value.is_null() {
+            first.get_or_insert_with(|| self.field.clone());
+        }
+        Ok(())
+    }
+
+    /// Gives up reading.
+    pub(super) fn refuse<E: Error>(&mut self, error: ApiError) -> E {
+        self.refusal = Some(error);
+        E::custom("refused")
+    }
+
+    /// Gives up reading because of the current field.
+    pub(super) fn refuse_here<E: Error>(&mut self, error: impl FnOnce(&str) -> ApiError) -> E {
+        let error = error(if self.field.is_empty() { "body" } else { &self.field });
+        self.refuse(error)
+    }
+
+    /// Gives up reading because a field below the current one is not there.
+    pub(super) fn missing<E: Error>(&mut self, step: &str) -> E {
+        let error = ApiError::missing(&self.below(step));
+        self.refuse(error)
+    }
+
+    /// Gives up reading if there was a field that nothing is known of.
+    pub(super) fn refuse_unknown<E: Error>(&mut self, first: Option<String>) -> Result<(), E> {
+        first.map_or(Ok(()), |field| Err(self.refuse(ApiError::unsupported(field))))
+    }
+
+    /// What a failure to read is told as.
+    fn fault(&mut self, error: &serde_json::Error) -> ApiError {
+        if let Some(refusal) = self.refusal.take() {
+            return refusal;
+        }
+        match (error.is_data(), self.field.as_str()) {
+            (false, _) => ApiError::invalid_json(error),
+            (true, "") => ApiError::invalid("body", error.to_string()),
+            (true, field) => ApiError::invalid(field, format!("'{field}': {error}")),
+        }
+    }
+}
+
+/// A string, borrowed from the body if nothing in it is escaped.
+#[derive(Deserialize)]
+pub(super) struct Text<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+
+/// Builds a `T` within the bounds of an intake. Its implementations of [`Visitor`] say how, type by type.
+pub(super) struct Seed<'a, T> {
+    pub(super) intake: &'a mut Intake,
+    built: PhantomData<T>,
+}
+
+impl<'a, 'de, T> DeserializeSeed<'de> for Seed<'a, T>
+where
+    Seed<'a, T>: Visitor<'de, Value = T>,
+{
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+#[cfg(test)]
+impl Intake {
+    /// The intake of a body of this JSON, with the default limits and much memory.
+    pub(super) fn of(body: &Value) -> Self {
+        Self::new(body.to_string().into(), &Limits::default(), &ByteBudget::new(1 << 30))
+    }
+}

@@ -1,0 +1,105 @@
+//! `prompt` of a completion request: text, token ids, or a list of either.
+
+use std::fmt;
+
+use chiasm_types::TokenId;
+use serde::de::{Error, SeqAccess, Visitor};
+
+use super::intake::Seed;
+use super::request::LargeField;
+use crate::error::ApiError;
+use crate::pipeline::Prompt;
+
+/// Most prompts in one body.
+const MAX_PROMPTS: usize = 128;
+
+const FORMS: &str = "a string, a list of strings, a list of token ids or a list of those";
+
+/// The prompts of a request, at least one.
+pub(super) struct Prompts(pub(super) Vec<Prompt>);
+
+impl LargeField for Prompts {
+    const NAME: &'static str = "prompt";
+}
+
+/// What a list of prompts, or of token ids, may have as an element.
+enum Element {
+    Token(TokenId),
+    Prompt(Prompt),
+}
+
+impl<'de> Visitor<'de> for Seed<'_, Option<Prompts>> {
+    type Value = Option<Prompts>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(FORMS)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        self.intake.own_prompt(text).map(|text| Some(Prompts(vec![Prompt::Text(text)])))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let intake = self.intake;
+        let (mut tokens, mut prompts) = (Vec::new(), Vec::new());
+        while let Some(element) = seq.next_element_seed(intake.seed::<Element>())? {
+            match element {
+                Element::Token(token) if prompts.is_empty() => intake.push(&mut tokens, token)?,
+                Element::Prompt(prompt)
+                    if tokens.is_empty() && prompts.first().is_none_or(|first| are_alike(first, &prompt)) =>
+                {
+                    prompts.push(prompt);
+                }
+                _ => return Err(intake.refuse(ApiError::invalid("prompt", format!("'prompt' must be {FORMS}")))),
+            }
+            if prompts.len() > MAX_PROMPTS {
+                break;
+            }
+        }
+        if !tokens.is_empty() {
+            prompts.push(Prompt::Tokens(tokens));
+        }
+        if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
+            let message = format!("'prompt' must hold 1 to {MAX_PROMPTS} prompts");
+            return Err(intake.refuse(ApiError::invalid("prompt", message)));
+        }
+        Ok(Some(Prompts(prompts)))
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_, Element> {
+    type Value = Element;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(FORMS)
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+        token(id).map(Element::Token)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+        self.intake.own_prompt(text).map(|text| Element::Prompt(Prompt::Text(text)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
+        let mut tokens = Vec::new();
+        while let Some(id) = seq.next_element()? {
+            self.intake.push(&mut tokens, token(id)?)?;
+        }
+        Ok(Element::Prompt(Prompt::Tokens(tokens)))
+    }
+}
+
+/// Whether both are texts, or both token ids.
+fn are_alike(first: &Prompt, second: &Prompt) -> bool {
+    std::mem::discriminant(first) == std::mem::discriminant(second)
+}
+
+fn token<E: Error>(id: u64) -> Result<TokenId, E> {
+    u32::try_from(id).map(TokenId).map_err(|_| E::custom(format!("{id} is no token id")))
+}

@@ -1,0 +1,103 @@
+//! How clients are treated that share a server, and what HTTP and OpenAI's client expect of it.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::{Answer, Server, demo_model, wait_for};
+
+const SOON: Duration = Duration::from_secs(20);
+
+async fn serve(name: &str, more: &[&str]) -> Server {
+    let model = demo_model().display().to_string();
+    let server = Server::start(&[&[model.as_str(), "--served-model-name", name, "--sim", "1"], more].concat());
+    server.wait_ready(1, SOON).await;
+    server
+}
+
+/// A stream that takes minutes, asked for by a client behind a proxy.
+async fn stream_for(server: &Server, client: &str) -> reqwest::Response {
+    let body = json!({"prompt": "hello", "stream": true, "max_tokens": 5000, "ignore_eos": true});
+    let request = server.client.post(format!("{}/v1/completions", server.url)).body(body.to_string());
+    let request = request.header("content-type", "application/json").header("x-forwarded-for", client);
+    request.send().await.expect("an answer")
+}
+
+#[tokio::test]
+async fn clients_behind_a_proxy_share_the_slots() {
+    let server = serve("m", &["--max-requests", "8", "--trusted-proxies", "127.0.0.0/8,::1"]).await;
+    let (one, other) = ("192.0.2.1", "192.0.2.2");
+    let mut streams = Vec::new();
+    for _ in 0..8 {
+        let stream = stream_for(&server, one).await;
+        assert_eq!(stream.status(), 200, "alone it may have all");
+        streams.push(stream);
+    }
+    assert_eq!(Answer::of(stream_for(&server, other).await).await.refused(503), "");
+    streams.pop();
+    wait_for("free slot", SOON, async || server.metric("chiasm_in_flight_requests").await == 7.0).await;
+    let refused = Answer::of(stream_for(&server, one).await).await;
+    assert_eq!((refused.status, refused.header("retry-after").as_str()), (429, "1"), "{}", refused.text);
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    assert_eq!(stream_for(&server, other).await.status(), 200);
+    assert_eq!(server.metric("chiasm_request_slots").await, 8.0);
+}
+
+async fn get(server: &Server, path: &str) -> Answer {
+    Answer::of(server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer")).await
+}
+
+#[tokio::test]
+async fn a_model_is_found_by_its_name_with_slashes() {
+    let server = serve("/models/org/m-1", &[]).await;
+    let listed = get(&server, "/v1/models").await.ok()["data"][0].clone();
+    for path in ["/v1/models//models/org/m-1", "/v1/models/%2Fmodels%2Forg%2Fm-1"] {
+        assert_eq!(get(&server, path).await.ok(), listed, "{path}");
+    }
+    assert_eq!(listed["object"], "model");
+    for path in ["/v1/models/m-1", "/v1/models/models/org/m-1", "/v1/models/x%20y"] {
+        let answer = get(&server, path).await;
+        assert_eq!(answer.refused(404), "model", "{path}");
+        assert_eq!(answer.json()["error"]["code"], "model_not_found");
+    }
+    assert_eq!(get(&server, "/v1/models/%FF").await.status, 404);
+}
+
+/// Every number of a JSON text with more digits than an f32 can be told by, which is nine.
+fn long_numbers(text: &str) -> Vec<&str> {
+    let numbers = text.split(|c: char| !(c.is_ascii_digit() || ".-+eE".contains(c)));
+    let digits = |number: &str| {
+        number.trim_start_matches(['-', '0', '.']).bytes().take_while(|b| *b != b'e').filter(u8::is_ascii_digit).count()
+    };
+    numbers.filter(|number| number.contains('.') && digits(number) > 9).collect()
+}
+
+#[tokio::test]
+async fn log_probabilities_have_no_digits_that_mean_nothing() {
+    let server = serve("m", &["--sim-speedup", "1000"]).await;
+    let chat = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "logprobs": true, "top_logprobs": 3});
+    let completion = json!({"prompt": "hello", "max_tokens": 5, "logprobs": 3});
+    for (path, body) in [("/v1/chat/completions", chat), ("/v1/completions", completion)] {
+        let answer = server.post(path, &body).await;
+        assert!(answer.ok().pointer("/choices/0/logprobs").is_some_and(Value::is_object));
+        assert_eq!(long_numbers(&answer.text), Vec::<&str>::new(), "{}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn a_web_page_can_not_post_without_being_asked() {
+    let server = serve("m", &["--sim-speedup", "1000"]).await;
+    let body = json!({"prompt": "hello", "max_tokens": 1}).to_string();
+    let post = async |headers: &[(&str, &str)]| {
+        let request = server.client.post(format!("{}/v1/completions", server.url)).body(body.clone());
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        Answer::of(request.send().await.expect("an answer")).await
+    };
+    let json = ("content-type", "application/json");
+    assert_eq!(post(&[]).await.refused(415), "content-type");
+    assert_eq!(post(&[("content-type", "text/plain")]).await.refused(415), "content-type");
+    assert_eq!(post(&[json, ("content-encoding", "gzip")]).await.refused(415), "content-encoding");
+    post(&[("content-type", "application/json; charset=utf-8")]).await.ok();
+}

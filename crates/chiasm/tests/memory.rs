@@ -1,0 +1,193 @@
+//! Resident memory of a running server: requests that are larger than they look, and many large images.
+#![cfg(target_os = "linux")]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::STORM;
+use rand::rngs::SmallRng;
+use rand::{Rng, RngCore, SeedableRng};
+use serde_json::json;
+use support::{Process, Server, chiasm, demo_model, free_port};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// What the process takes beside the things that are counted.
+const BESIDE: u64 = 64 << 20;
+
+/// A field of `/proc/PID/status`, in bytes.
+fn status(server: &Server, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the process lives");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("a field");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+/// Resident memory without shared memory.
+fn resident(server: &Server) -> u64 {
+    status(server, "RssAnon") + status(server, "RssFile")
+}
+
+/// `count` times the same text, as the elements of a list.
+fn list_of(element: &str, count: usize) -> String {
+    format!("[{}{element}]", format!("{element},").repeat(count - 1))
+}
+
+#[tokio::test]
+async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
+    const BODY: u64 = 12 << 20;
+    const VALUES: u64 = 20_000;
+    const MESSAGES: u64 = 2_000;
+    const PARTS: u64 = 4_000;
+    let (model, numbers) = (demo_model().display().to_string(), [BODY, VALUES, MESSAGES, PARTS].map(|n| n.to_string()));
+    let [body, values, messages, parts] = numbers.each_ref().map(String::as_str);
+    let mut flags = vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000000"];
+    flags.extend(["--max-body-bytes", body, "--max-json-values", values]);
+    flags.extend(["--max-messages", messages, "--max-content-parts", parts]);
+    flags.extend(["--sim-max-model-len", "2000000", "--sim-blocks", "200000"]);
+    let server = Server::start(&flags);
+    server.wait_ready(1, SOON).await;
+
+    let post = async |path: &str, body: String| {
+        let request = server.client.post(format!("{}{path}", server.url)).header("content-type", "application/json");
+        let request = request.body(body);
+        support::Answer::of(request.send().await.expect("an answer")).await
+    };
+    let chat = async |fields: String| post("/v1/chat/completions", format!("{{\"model\":\"m\",{fields}}}")).await;
+    // Token ids are small. A million of them is a long prompt, and no attack.
+    let tokens = format!(r#"{{"model":"m","max_tokens":1,"prompt":{}}}"#, list_of("100", 1_000_000));
+    let answer = post("/v1/completions", tokens).await.ok();
+    assert_eq!(answer["usage"]["prompt_tokens"], 1_000_000);
+    let before = status(&server, "VmHWM");
+
+    let greeting = r#""messages":[{"role":"user","content":"x"}]"#;
+    let half = |element: &str| list_of(element, BODY as usize / 2 / (element.len() + 1));
+    let (nested, objects) = (half(&format!("{}{}", "[".repeat(50), "]".repeat(50))), half(r#"{"a":{}}"#));
+    for value in [&nested, &objects] {
+        assert_eq!(chat(format!(r#"{greeting},"unknown":{value}"#)).await.refused(413), "unknown");
+        assert_eq!(
+            chat(format!(r#"{greeting},"chat_template_kwargs":{{"a":{value}}}"#)).await.refused(413),
+            "chat_template_kwargs"
+        );
+        let calls = format!(r#""messages":[{{"role":"assistant","tool_calls":{value}}}]"#);
+        assert_eq!(chat(calls).await.refused(413), "messages[0].tool_calls");
+    }
+    let deep = format!(r#"{greeting},"unknown":{}"#, "[".repeat(BODY as usize / 2));
+    assert_eq!(chat(deep).await.refused(400), "unknown");
+    let message = half(r#"{"role":"user","content":""}"#);
+    assert_eq!(chat(format!(r#""messages":{message}"#)).await.refused(413), format!("messages[{MESSAGES}]"));
+    for part in [r#"{"type":"text","text":""}"#, r#""""#] {
+        let content = format!(r#""messages":[{{"role":"user","content":{}}}]"#, half(part));
+        assert_eq!(chat(content).await.refused(413), format!("messages[0].content[{PARTS}]"));
+    }
+    // As much as is allowed.
+    let message = list_of(r#"{"role":"user","content":["x"]}"#, MESSAGES as usize);
+    assert_eq!(chat(format!(r#""max_tokens":1,"messages":{message}"#)).await.status, 200);
+    let kwargs = list_of("[]", VALUES as usize - 10);
+    assert_eq!(chat(format!(r#"{greeting},"max_tokens":1,"chat_template_kwargs":{{"a":{kwargs}}}"#)).await.status, 200);
+
+    // The body, and a kilobyte for a value, four for a message or a part.
+    let bound = BODY + (VALUES << 10) + ((MESSAGES + PARTS) << 12) + BESIDE;
+    let growth = status(&server, "VmHWM") - before;
+    println!("memory grew by {} MiB, {} are allowed", growth >> 20, bound >> 20);
+    assert!(growth < bound, "memory grew by {} MiB, {} are allowed", growth >> 20, bound >> 20);
+    server.chat(&json!({"model": "m", "messages": [{"role": "user", "content": "x"}]})).await.ok();
+    assert_eq!(server.metric("chiasm_held_bytes").await, 0.0);
+}
+
+/// Images, and those that are asked about at once.
+const IMAGES: usize = 1000;
+const CLIENTS: usize = 4;
+/// Half of the images are still held when all have been seen.
+const CACHE: u64 = 512 << 20;
+
+/// A picture of its own that is as large as photographs are: what follows the end of a JPEG is no part of what it shows.
+fn image(number: usize) -> Vec<u8> {
+    let mut rng = SmallRng::seed_from_u64(number as u64);
+    let mut file = STORM.jpeg.to_vec();
+    let end = file.len();
+    file.resize(end + rng.random_range(400_000..1_600_000), 0);
+    rng.fill_bytes(&mut file[end..]);
+    file
+}
+
+/// Serves [`image`]s by their numbers.
+async fn origin() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let serve = |number: axum::extract::Path<usize>| async move { image(number.0) };
+    let app = axum::Router::new().route("/{number}", axum::routing::get(serve));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
+    let (model, cache) = (demo_model().display().to_string(), CACHE.to_string());
+    let handshake = format!("tcp://127.0.0.1:{}", free_port());
+    // An engine of its own, so that its memory is not the frontend's.
+    let engine = ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000000"];
+    let engine = chiasm(&[&engine[..], &["--receiver-cache-gb", "0.1"]].concat()).spawn().expect("an engine");
+    let _engine = Process(engine);
+    let flags = [
+        &model,
+        "--served-model-name",
+        "m",
+        "--attach",
+        &handshake,
+        "--receiver-cache-gb",
+        "0.1",
+        "--mm-arena-gb",
+        "0.2",
+        "--allow-private-media",
+        "--media-cache-bytes",
+        &cache,
+    ];
+    let server = Arc::new(Server::start(&flags));
+    server.wait_ready(1, SOON).await;
+
+    let origin = origin().await;
+    let next = Arc::<AtomicUsize>::default();
+    let clients = (0..CLIENTS).map(|_| {
+        let (server, origin, next) = (server.clone(), origin.clone(), next.clone());
+        tokio::spawn(async move {
+            let mut bytes = 0;
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= IMAGES {
+                    return bytes;
+                }
+                let file = image(number);
+                let url = if number % 2 == 0 {
+                    format!("data:image/jpeg;base64,{}", STANDARD.encode(&file))
+                } else {
+                    format!("{origin}/{number}")
+                };
+                let part = json!({"type": "image_url", "image_url": {"url": url}});
+                let body = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]});
+                server.chat(&body).await.ok();
+                bytes += file.len() as u64;
+            }
+        })
+    });
+    let sent: u64 =
+        futures_util::future::join_all(clients).await.into_iter().map(|bytes| bytes.expect("no panic")).sum();
+    assert!(sent > CACHE * 3 / 2, "{sent} bytes do not fill the cache");
+    // The cache is full but for one image at most.
+    let held = CACHE.min(sent) - (2 << 20);
+    let bound = held * 13 / 10 + BESIDE;
+    let now = resident(&server);
+    println!(
+        "{} MiB were sent, {} are held, {} are resident, {} are allowed",
+        sent >> 20,
+        held >> 20,
+        now >> 20,
+        bound >> 20
+    );
+    assert!(now <= bound, "{} MiB are resident, {} are allowed", now >> 20, bound >> 20);
+}

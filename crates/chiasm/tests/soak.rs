@@ -1,0 +1,158 @@
+//! Any weather: mixed load while engines are killed and frozen, the log's reader stalls, and clients of all bad kinds come by.
+//!
+//! What has to hold is looked at all the time: nobody waits beyond a deadline, nobody gets a wrong answer, memory and descriptors
+//! are bounded, `/ready` tells the truth, and when the weather is over everything is as it was.
+//!
+//! `CHIASM_SOAK_SECONDS` is how long it lasts, 20 unless it is given; `cargo xtask soak --minutes N --seed S` sets it.
+//! `CHIASM_TEST_SEED`, which it prints, chooses the weather.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+#[path = "soak/bad_clients.rs"]
+mod bad_clients;
+#[path = "soak/good_clients.rs"]
+mod good_clients;
+#[path = "soak/stand.rs"]
+mod stand;
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bad_clients::BadClient;
+use good_clients::{Load, Tally};
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use stand::{ENGINES, Stand};
+use support::wait_for;
+
+/// Clients that ask for answers all the time.
+const CLIENTS: u64 = 6;
+/// Longer than anything takes once the weather is over.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Resident memory of the frontend that nothing in here needs: bodies in flight and caches are limited to a part of it.
+const MOST_RESIDENT: u64 = 700 << 20;
+/// How long the light client's question may take: it asks for no engine.
+const LIGHT: Duration = Duration::from_secs(3);
+/// After an engine was last touched it may take so long until `/ready` knows: suspicion, a restart, a handshake.
+const SETTLED: Duration = Duration::from_secs(8);
+
+/// What is done to the fleet and its frontend.
+#[derive(Clone, Copy, Debug)]
+enum Weather {
+    KillEngine,
+    FreezeEngine,
+    StallLog,
+    Bad(BadClient),
+}
+
+const WEATHER: [Weather; 4 + BadClient::ALL.len()] = {
+    let mut all = [Weather::KillEngine; 4 + BadClient::ALL.len()];
+    all[1] = Weather::FreezeEngine;
+    all[2] = Weather::FreezeEngine;
+    all[3] = Weather::StallLog;
+    let mut at = 0;
+    while at < BadClient::ALL.len() {
+        all[4 + at] = Weather::Bad(BadClient::ALL[at]);
+        at += 1;
+    }
+    all
+};
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes: `cargo xtask test` and `cargo xtask soak` run it"]
+async fn no_weather_takes_the_service_down() {
+    let seed = setting("CHIASM_TEST_SEED").unwrap_or_else(rand::random);
+    let lasts = Duration::from_secs(setting("CHIASM_SOAK_SECONDS").unwrap_or(20));
+    eprintln!("CHIASM_TEST_SEED={seed} CHIASM_SOAK_SECONDS={}", lasts.as_secs());
+    let mut random = SmallRng::seed_from_u64(seed);
+    let mut stand = Stand::start().await;
+    let load = Load::start(&stand.frontend.url, CLIENTS, seed).await;
+    let mut bad = tokio::task::JoinSet::new();
+    let (started, mut worst, mut most_resident) = (Instant::now(), Duration::ZERO, 0);
+    let mut looks = 0_u32;
+    while started.elapsed() < lasts {
+        let weather = *WEATHER.choose(&mut random).expect("some weather");
+        match weather {
+            Weather::KillEngine => stand.kill_engine(random.random_range(0..ENGINES)),
+            Weather::FreezeEngine => {
+                let frozen = Duration::from_millis(random.random_range(100..4000));
+                stand.freeze_engine(random.random_range(0..ENGINES), frozen);
+            }
+            Weather::StallLog => stand.stall_log(Duration::from_millis(random.random_range(100..3000))),
+            Weather::Bad(client) => {
+                // A bounded number: what they hold is the frontend's business, not this machine's.
+                if bad.len() < 64 {
+                    bad.spawn(client.visit(stand.address(), random.random()));
+                }
+            }
+        }
+        while bad.try_join_next().is_some_and(|visited| {
+            visited.expect("a bad client is treated as it should be");
+            true
+        }) {}
+        let pause = Instant::now() + Duration::from_millis(random.random_range(50..400));
+        while Instant::now() < pause {
+            stand.tend();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+
+        let light = stand.light_question().await;
+        assert!(light < LIGHT, "/health took {light:?} after {weather:?}");
+        worst = worst.max(light);
+        let resident = stand.resident();
+        assert!(resident < MOST_RESIDENT, "{} MB are resident after {weather:?}", resident >> 20);
+        most_resident = most_resident.max(resident);
+        load.check();
+        if stand.untouched_for() > SETTLED {
+            assert_eq!(stand.ready_workers().await, ENGINES as u64, "all engines have been well for {SETTLED:?}");
+        }
+        looks += 1;
+    }
+
+    stand.calm_down();
+    let Tally { right, told, longest } = load.stop().await;
+    bad.abort_all();
+    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+    wait_for("requests to end", PATIENCE, async || stand.frontend.metric("chiasm_in_flight_requests").await == 0.0)
+        .await;
+    eprintln!(
+        "{looks} looks: {right} answers right, {told} told of an error; longest {longest:?}; /health {worst:?} at worst; {} MB \
+         resident at most, {} at the end; {} deaths, {} moves",
+        most_resident >> 20,
+        stand.resident() >> 20,
+        stand.frontend.metric("chiasm_engine_deaths_total").await,
+        stand.frontend.metric("chiasm_retries_total").await,
+    );
+    assert!(right > u64::from(looks), "{right} answers were right in {looks} looks");
+    assert_eq!(stand.frontend.metric("chiasm_panics_total").await, 0.0);
+    // As at the start: every engine answers rightly, and no descriptor is lost.
+    let again = Load::start(&stand.frontend.url, 1, seed).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    again.check();
+    assert!(again.stop().await.right > 0);
+    stand.has_given_everything_back().await;
+}
+
+/// Counts that clients share.
+#[derive(Debug, Default)]
+struct Counts {
+    right: std::sync::atomic::AtomicU64,
+    told: std::sync::atomic::AtomicU64,
+    longest_ms: std::sync::atomic::AtomicU64,
+}
+
+impl Counts {
+    fn tally(self: &Arc<Self>) -> Tally {
+        Tally {
+            right: self.right.load(Relaxed),
+            told: self.told.load(Relaxed),
+            longest: Duration::from_millis(self.longest_ms.load(Relaxed)),
+        }
+    }
+}
