@@ -23,9 +23,13 @@ async fn former_frontend() -> (EngineEndpoints, Bytes) {
 }
 
 async fn bind_again() -> PendingEngine {
+    bind_again_and(async {}).await
+}
+
+async fn bind_again_and(forget: impl Future<Output = ()> + Send + 'static) -> PendingEngine {
     let (endpoints, report) = former_frontend().await;
     let again = EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap();
-    again.or_return_of(report).unwrap()
+    again.or_return_of(report, forget).unwrap()
 }
 
 async fn question(engine: &mut MockEngine) -> Utility {
@@ -76,6 +80,25 @@ async fn an_engine_that_never_comes_back_holds_up_nobody() {
     assert!(!client.is_adopted());
     let _stream = client.submit(text_request("a")).unwrap();
     assert_eq!(engine.receive_add().await.request_id, "a", "it is asked nothing");
+}
+
+#[tokio::test]
+async fn the_report_is_forgotten_before_another_engine_is_told_the_addresses() {
+    let (may_forget, wait) = tokio::sync::oneshot::channel::<()>();
+    let (forgets, forgotten) = tokio::sync::oneshot::channel::<()>();
+    let pending = bind_again_and(async {
+        forgets.send(()).unwrap();
+        wait.await.unwrap();
+    })
+    .await;
+    let endpoints = pending.endpoints().clone();
+    let ready = tokio::spawn(pending.ready());
+    let engine = tokio::spawn(async move { MockEngine::start(&endpoints, report(), Order::ReportFirst).await });
+    soon(forgotten).await.unwrap();
+    assert!(!engine.is_finished());
+    may_forget.send(()).unwrap();
+    let (_engine, client) = (soon(engine).await.unwrap(), soon(ready).await.unwrap().unwrap());
+    assert!(!client.is_adopted());
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use support::vllm_serves::{Group, VllmServes};
 use support::{Server, free_port, scenario_run, send_signal, wait_for};
+use tempfile::TempDir;
 
 /// Engines start one after the other on a small machine.
 const STARTUP: Duration = Duration::from_secs(240);
@@ -84,10 +85,12 @@ impl Environment {
         spec.extra_args = [ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned).collect();
         let arguments = spec.arguments().expect("flags that engines take");
         let engine = vllm_serves().serve(&arguments[1..], Some(&self.plugin), false);
-        let model = self.model(model);
-        let args = [vec![model, "--attach".to_owned(), handshake], serve_flags(mode)].concat();
-        let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
-        (Server::start(&args), AttachedEngine { _group: engine, _sockets: sockets })
+        let state = tempfile::tempdir().expect("a folder");
+        let attach = [self.model(model), "--attach".to_owned(), handshake];
+        let keep = ["--state-dir".to_owned(), state.path().display().to_string()];
+        let args = [&attach[..], &keep, &serve_flags(mode)].concat();
+        let engine = AttachedEngine { _group: engine, _sockets: sockets, _state: state, args };
+        (engine.serve(), engine)
     }
 
     /// Starts what answers are compared with.
@@ -118,6 +121,17 @@ fn vllm_serves() -> std::sync::MutexGuard<'static, VllmServes> {
 struct AttachedEngine {
     _group: Group,
     _sockets: SocketDir,
+    _state: TempDir,
+    /// Those of its frontends.
+    args: Vec<String>,
+}
+
+impl AttachedEngine {
+    /// Starts a frontend for it.
+    fn serve(&self) -> Server {
+        let args: Vec<&str> = self.args.iter().map(AsRef::as_ref).collect();
+        Server::start(&args)
+    }
 }
 
 /// A `vllm serve` that starts.
@@ -365,10 +379,18 @@ async fn other_modes_give_the_same_answers(environment: &Environment, answers: &
 async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str, requests: &[Value], flags: &[&str]) {
     // Both start at the same time.
     let reference = environment.reference(model, flags);
-    let (server, _engine) = environment.attach("shm", model, flags);
+    let (mut server, engine) = environment.attach("shm", model, flags);
     let reference = reference.answers(requests).await;
     server.wait_ready(1, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, requests, &reference).await;
+    // The next frontend takes the engine over, with all that it holds, and gives it other shared memory.
+    server.end_by("KILL");
+    let server = engine.serve();
+    server.wait_ready(1, STARTUP).await;
+    server.logged("took over an engine");
+    answers_are_those_of_vllm_serve(&server, requests, &reference).await;
+    assert_eq!(travelled(&server, "inline").await, 0.0);
+    assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
     assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
 }
 

@@ -74,7 +74,7 @@ impl EngineConnector {
             Some(bound) => bound,
             None => self.bind_anew(SocketDir::new()?.keep()).await?,
         };
-        memory.waits(bound.pending.endpoints(), &bound.sockets).await?;
+        warn_unless_written(worker, memory.waits(bound.pending.endpoints(), &bound.sockets).await);
         Ok(bound)
     }
 
@@ -101,7 +101,7 @@ impl EngineConnector {
             None => self.host.start(worker, endpoints, sockets).await?,
         };
         if let (Some(memory), Some(launched)) = (&self.memory, engine.outlives()) {
-            memory.runs(launched).await.map_err(ConnectError::new)?;
+            warn_unless_written(worker, memory.runs(launched).await);
         }
         Ok(engine)
     }
@@ -159,11 +159,8 @@ impl Connector for EngineConnector {
                 if client.is_adopted() {
                     tracing::info!(%worker, "took over an engine from the frontend before this one");
                 }
-                if let Some(memory) = &self.memory
-                    && let Err(error) = memory.is_ready(&client, &self.options.client).await
-                {
-                    // It can be served all the same, and is lost with this process.
-                    tracing::warn!(%worker, %error, "the engine can't be taken over by a later frontend");
+                if let Some(memory) = &self.memory {
+                    warn_unless_written(worker, memory.is_ready(&client, &self.options.client).await);
                 }
                 self.ready(worker, observer, &client).await
             };
@@ -188,6 +185,13 @@ impl Connector for EngineConnector {
 
     fn longest_pause(&self) -> Duration {
         self.host.longest_pause()
+    }
+}
+
+/// An engine that can't be written down can be served all the same.
+fn warn_unless_written(worker: WorkerId, written: Result<(), EngineError>) {
+    if let Err(error) = written {
+        tracing::warn!(%worker, %error, "a later frontend can't take over the engine");
     }
 }
 

@@ -76,12 +76,14 @@ impl Memory {
         }
         let file = self.claim().await?;
         let former = {
-            let file = file.clone();
-            blocking(move || Ok(file.read().filter(|record| !record.is_over()))).await?
+            let (file, launches) = (file.clone(), matches!(self.name, KeptAs::AnyOf(_)));
+            // Of an engine that was launched and not written down nobody knows whether it runs and will come back there.
+            let usable = move |record: &Record| !record.is_over() && record.launched.is_some() == launches;
+            blocking(move || Ok(file.read().filter(usable))).await?
         };
         let bound = match former {
             None => None,
-            Some(record) => match bind(&record, options).await {
+            Some(record) => match bind(&record, &file, options).await {
                 Ok(bound) => {
                     if bound.may_return && record.receiver_cache_bytes != options.receiver_cache_bytes {
                         let (was, is) = (record.receiver_cache_bytes, options.receiver_cache_bytes);
@@ -89,7 +91,7 @@ impl Memory {
                     }
                     Some(bound)
                 }
-                // Nobody can say hello either. The next try claims another record of its kind, or waits for this one again.
+                // Nobody can say hello either, so it is tried again.
                 Err(EngineError::Bind { address, source })
                     if address == record.handshake && record.launched.is_none() =>
                 {
@@ -153,16 +155,26 @@ impl Memory {
     }
 }
 
-async fn bind(record: &Record, options: &ClientOptions) -> Result<Bound, EngineError> {
+async fn bind(record: &Record, file: &RecordFile, options: &ClientOptions) -> Result<Bound, EngineError> {
     let path = record.sockets.clone();
     let sockets = blocking(move || SocketDir::again(&path)).await?;
     let Record { handshake, input, output, launched, .. } = record.clone();
     let pending = EngineClient::bind(EngineEndpoints { handshake, input, output }, options.clone()).await?;
     let pending = match &record.report {
-        Some(report) => pending.or_return_of(Bytes::copy_from_slice(report))?,
+        Some(report) => pending.or_return_of(Bytes::copy_from_slice(report), forget_report(file.clone()))?,
         None => pending,
     };
     Ok(Bound { pending, sockets, may_return: record.report.is_some(), launched })
+}
+
+async fn forget_report(file: RecordFile) {
+    let forgotten = blocking(move || match file.read() {
+        Some(record) => file.write(&Record { report: None, ..record }),
+        None => Ok(()),
+    });
+    if let Err(error) = forgotten.await {
+        tracing::warn!(%error, "what a former engine has said stays written down");
+    }
 }
 
 /// Runs what waits for the file system.

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 
 use crate::wire::{EngineMessage, EngineReady, Utility, WireError, output, request};
 
@@ -14,7 +15,6 @@ use crate::wire::{EngineMessage, EngineReady, Utility, WireError, output, reques
 const METHOD: &str = "reset_mm_cache";
 
 /// An engine that may come back.
-#[derive(Debug)]
 pub(super) struct Former {
     report: Bytes,
     ready: EngineReady,
@@ -23,6 +23,8 @@ pub(super) struct Former {
     asked: bool,
     /// Requests that it was told to abort.
     aborted: HashSet<String>,
+    /// Makes its report forgotten.
+    forget: BoxFuture<'static, ()>,
 }
 
 /// What follows from something that the engine said.
@@ -43,10 +45,10 @@ impl Former {
     ///
     /// # Errors
     /// The report can't be read.
-    pub(super) fn new(report: Bytes) -> Result<Self, WireError> {
+    pub(super) fn new(report: Bytes, forget: BoxFuture<'static, ()>) -> Result<Self, WireError> {
         let ready = EngineReady::decode(&report)?;
         let call_id = i64::from(rand::random::<u32>()) + 1;
-        Ok(Self { report, ready, call_id, asked: false, aborted: HashSet::new() })
+        Ok(Self { report, ready, call_id, asked: false, aborted: HashSet::new(), forget })
     }
 
     /// The message for an engine whose input socket has come back, also if that happens again: the last one may be lost.
@@ -78,6 +80,11 @@ impl Former {
         let strangers: Vec<_> =
             running.map(|output| output.request_id).filter(|id| self.aborted.insert(id.clone())).collect();
         if strangers.is_empty() { Heard::Nothing } else { Heard::Strangers(strangers) }
+    }
+
+    /// It will not be used: another engine comes in its place, of which its report must not be believed.
+    pub(super) async fn give_up(self) {
+        self.forget.await;
     }
 
     /// What it said when it became ready, as it said it and as it is understood.

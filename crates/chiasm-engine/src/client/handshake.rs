@@ -35,6 +35,8 @@ pub struct PendingEngine {
     options: ClientOptions,
     /// The engine that was ready for a frontend before this one, while it may still come back.
     former: Option<Former>,
+    /// An engine has said hello.
+    greeted: bool,
     /// Events of the engine's connection to the input socket that came during the handshake.
     seen: Vec<SocketEvent>,
 }
@@ -60,8 +62,18 @@ impl PendingEngine {
             input: bind(&mut input, endpoints.input).await?,
             output: bind(&mut output.0, endpoints.output).await?,
         };
-        let (former, seen) = (None, Vec::new());
-        Ok(Self { handshake, input, input_events, output, output_events, addresses, options, former, seen })
+        Ok(Self {
+            handshake,
+            input,
+            input_events,
+            output,
+            output_events,
+            addresses,
+            options,
+            former: None,
+            greeted: false,
+            seen: Vec::new(),
+        })
     }
 
     /// Waits for an engine that was ready for a frontend before this one as well, at the addresses that it was told then.
@@ -69,12 +81,17 @@ impl PendingEngine {
     /// another one's hello.
     ///
     /// An engine that returns is used once it has emptied its receiver cache, and what it still does for its former frontend is
-    /// aborted.
+    /// aborted. If it will not be used `forget` is awaited, before any other engine is told these addresses: that one may come back
+    /// to a later frontend, which must not believe this report of it.
     ///
     /// # Errors
     /// [`EngineError::Handshake`]: the report can't be read.
-    pub fn or_return_of(mut self, report: Bytes) -> Result<Self, EngineError> {
-        self.former = Some(Former::new(report)?);
+    pub fn or_return_of(
+        mut self,
+        report: Bytes,
+        forget: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Self, EngineError> {
+        self.former = Some(Former::new(report, forget.boxed())?);
         Ok(self)
     }
 
@@ -138,8 +155,8 @@ impl PendingEngine {
                         Ok(hello) if hello.is_hello() => {
                             tracing::debug!(handshake = %self.addresses.handshake, "engine said hello");
                             // A second hello comes from an engine that was started again meanwhile.
-                            (report, ready) = (None, false);
-                            self.former = None;
+                            (report, ready, self.greeted) = (None, false, true);
+                            self.give_up_former().await;
                             if let Err(error) = self.handshake.send(addressed(&identity, vec![init.clone()])).await {
                                 tracing::warn!(%error, "engine left during the handshake");
                             }
@@ -178,10 +195,20 @@ impl PendingEngine {
             self.seen.clear();
         }
         self.seen.push(event);
-        if let Some(former) = self.former.as_mut().filter(|_| came) {
-            tracing::debug!(input = %self.addresses.input, "an engine has come back and is asked for a sign of life");
-            let question = former.question();
-            self.tell(question).await;
+        let (input, greeted) = (&self.addresses.input, self.greeted);
+        match &mut self.former {
+            Some(former) if came => {
+                tracing::debug!(input, "an engine has come back and is asked for a sign of life");
+                let question = former.question();
+                self.tell(question).await;
+            }
+            None if came && !greeted => {
+                tracing::warn!(
+                    input,
+                    "an engine has come back of which nothing is known; unless it still loads, start it again"
+                );
+            }
+            _ => {}
         }
     }
 
@@ -197,9 +224,15 @@ impl PendingEngine {
             Heard::Answer => self.former.take().map(Former::into_report),
             Heard::Unusable(why) => {
                 tracing::warn!(why, "an engine has come back that can't be used, waiting for another one");
-                self.former = None;
+                self.give_up_former().await;
                 None
             }
+        }
+    }
+
+    async fn give_up_former(&mut self) {
+        if let Some(former) = self.former.take() {
+            former.give_up().await;
         }
     }
 

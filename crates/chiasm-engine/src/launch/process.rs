@@ -138,7 +138,7 @@ impl EngineProcess {
         let last = LastLines::default();
         let mut readers = JoinSet::new();
         readers.spawn(lines::follow(name.to_owned(), output, last.clone()));
-        // First the new one: there is none only while this process would notice its own end.
+        // The new one first, so that the engine is never without.
         let watchdog = Watchdog::over(process.pid, keep.time);
         former.into_iter().for_each(watchdog::dismiss);
         let outlives = Some(Launched { process, watchdog: watchdog.as_ref().and_then(Watchdog::process) });

@@ -2,10 +2,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
-use chiasm_backend::{Capabilities, ConnectError, Connected, Death, Load, MediaObserver};
+use chiasm_backend::{Activity, Capabilities, ConnectError, Connected, Death, Life, Load, MediaObserver};
 use chiasm_router::Knowledge;
 use chiasm_types::BlockSize;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt};
 use tokio::time::Instant;
 
 use super::*;
@@ -53,6 +53,73 @@ async fn a_dead_backend_leaves_at_once_and_the_next_one_follows() {
     assert!(fleet.wait_ready(1).await);
     assert_eq!(left.elapsed().as_millis() / 100 * 100, 500, "an hour of health makes the pause the first one");
     assert!(fleet.worker(ONLY).is_some());
+}
+
+/// Backends whose ends are noted.
+struct Noted {
+    connector: FakeConnector,
+    ends: Arc<std::sync::Mutex<Vec<&'static str>>>,
+}
+
+struct NotedLife(Arc<std::sync::Mutex<Vec<&'static str>>>);
+
+impl Connector for Noted {
+    fn connect(
+        &self,
+        worker: WorkerId,
+        observer: Arc<dyn MediaObserver>,
+    ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
+        async move {
+            let Connected { backend, .. } = self.connector.connect(worker, observer).await?;
+            Ok(Connected { backend, life: Box::new(NotedLife(self.ends.clone())) })
+        }
+        .boxed()
+    }
+
+    fn describe(&self) -> String {
+        self.connector.describe()
+    }
+
+    fn longest_pause(&self) -> Duration {
+        self.connector.longest_pause()
+    }
+}
+
+impl Life for NotedLife {
+    fn ended(&mut self) -> BoxFuture<'_, Death> {
+        std::future::pending().boxed()
+    }
+
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        async { None }.boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.0.lock().unwrap().push("stopped");
+        async {}.boxed()
+    }
+
+    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.0.lock().unwrap().push("left");
+        async {}.boxed()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_died_is_stopped_and_what_lives_at_the_end_is_left() {
+    let (first, ends) = (FakeBackend::new(), Arc::default());
+    let connector = FakeConnector::new([Ok(first.clone()), Ok(FakeBackend::new())]);
+    let connector: Box<dyn Connector> = Box::new(Noted { connector, ends: Arc::clone(&ends) });
+    let fleet = Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
+    assert!(fleet.wait_ready(1).await);
+    first.die(Death::new("it does not answer"));
+    gone(&fleet).await;
+    assert!(fleet.wait_ready(1).await);
+    assert_eq!(*ends.lock().unwrap(), ["stopped"]);
+    // Also if requests had to be cut off before.
+    fleet.cut("going down");
+    fleet.shutdown().await;
+    assert_eq!(*ends.lock().unwrap(), ["stopped", "left"]);
 }
 
 /// Panics when it is first asked.
