@@ -37,6 +37,8 @@ pub(crate) fn start(
     // Each arena is 1 GiB larger than the receiver cache by default; here that GiB is divided among the engines.
     let arena = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / count as f64;
     frontend.args(["--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &format!("{arena:.2}")]);
+    // What outlives a frontend is none of the user's; by a variable, which a baseline may not know.
+    frontend.env("CHIASM_STATE_DIR", inputs.scratch.join("state"));
     // The origin is on this machine.
     frontend.arg("--allow-private-media");
     Ok(Side {
