@@ -144,8 +144,10 @@ impl Fleet {
 
     /// Ends all requests in flight with an error, and takes no more. [`Fleet::shutdown`] is to follow.
     pub fn cut(&self, why: &str) {
+        // Taken before: keepers that learn of it let go of their workers at once.
+        let workers = self.workers();
         self.shutdown.send_replace(true);
-        for worker in self.workers() {
+        for worker in workers {
             worker.backend.declare_dead(Death::new(why));
         }
     }
