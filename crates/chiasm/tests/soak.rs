@@ -32,7 +32,7 @@ const CLIENTS: u64 = 6;
 /// Longer than anything takes once the weather is over.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Resident memory of the frontend that nothing in here needs: bodies in flight and caches are limited to a part of it.
-const MOST_RESIDENT: u64 = 700 << 20;
+const MOST_RESIDENT: u64 = 256 << 20;
 /// How long the light client's question may take: it asks for no engine.
 const LIGHT: Duration = Duration::from_secs(3);
 /// After an engine was last touched it may take so long until `/ready` knows: suspicion, a restart, a handshake.
