@@ -217,7 +217,7 @@ mod tests {
         fs::create_dir(&other).unwrap();
         fs::write(other.join(LOCK), []).unwrap();
         fs::set_permissions(&other, Permissions::from_mode(0o755)).unwrap();
-        // As a process leaves it that is killed: its lock ends with it.
+        // A process that is killed leaves it like this: its lock ends with it.
         let left = SocketDir::new_in(parent.path()).unwrap();
         let (dir, lock) = left.temporary.unwrap();
         let left = dir.keep();

@@ -51,7 +51,7 @@ pub struct CpuPool {
 }
 
 struct Inner {
-    /// From the cheapest work to the dearest.
+    /// The cheapest work comes first, the dearest last.
     lanes: [Arc<Lane>; 3],
     threads: usize,
     /// Threads that share one large piece of work, started when first asked for.
@@ -130,7 +130,7 @@ impl CpuPool {
     }
 }
 
-/// For files, which may be awaited by several requests: each is one by itself.
+/// Files may be awaited by several requests, so each is a request by itself.
 impl Workers for CpuPool {
     fn run(&self, time: Duration, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'_, ()> {
         async move {

@@ -56,7 +56,7 @@ impl Connection {
 
     /// The client is waited for from now on.
     pub(super) fn wait(&self) {
-        // In 2^64 milliseconds nobody waits any more.
+        // Nobody waits for 2^64 milliseconds.
         self.waits_since.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 

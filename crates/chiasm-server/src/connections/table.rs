@@ -166,7 +166,7 @@ mod tests {
         state.places[place.index].as_ref().is_some_and(|there| Arc::ptr_eq(there, &place.connection))
     }
 
-    /// Which of these connections are still there.
+    /// Tells which of these connections are still there.
     fn left(places: &[Place]) -> Vec<usize> {
         (0..places.len()).filter(|&index| has_place(&places[index])).collect()
     }

@@ -142,7 +142,7 @@ mod tests {
             assert_eq!(watch.look(seconds(12 + turn), working(seconds(turn))), Condition::Suspect);
             tokio::time::advance(seconds(1)).await;
         }
-        // From its last progress on, which was seen a second ago, it has as long as until it became suspect.
+        // Its last progress was seen a second ago; after that it has as long as until it became suspect.
         for _ in 0..9 {
             assert_eq!(watch.look(seconds(200), working(seconds(99))), Condition::Suspect);
             tokio::time::advance(seconds(1)).await;
