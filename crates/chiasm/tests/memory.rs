@@ -21,18 +21,6 @@ const SOON: Duration = Duration::from_secs(20);
 /// What the process takes beside the things that are counted.
 const BESIDE: u64 = 64 << 20;
 
-/// A field of `/proc/PID/status`, in bytes.
-fn status(server: &Server, field: &str) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).expect("the process lives");
-    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("a field");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
-}
-
-/// Resident memory without shared memory.
-fn resident(server: &Server) -> u64 {
-    status(server, "RssAnon") + status(server, "RssFile")
-}
-
 /// `count` times the same text, as the elements of a list.
 fn list_of(element: &str, count: usize) -> String {
     format!("[{}{element}]", format!("{element},").repeat(count - 1))
@@ -63,7 +51,7 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     let tokens = format!(r#"{{"model":"m","max_tokens":1,"prompt":{}}}"#, list_of("100", 1_000_000));
     let answer = post("/v1/completions", tokens).await.ok();
     assert_eq!(answer["usage"]["prompt_tokens"], 1_000_000);
-    let before = status(&server, "VmHWM");
+    let before = server.status_bytes("VmHWM");
 
     let greeting = r#""messages":[{"role":"user","content":"x"}]"#;
     let half = |element: &str| list_of(element, BODY as usize / 2 / (element.len() + 1));
@@ -93,7 +81,7 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
 
     // The body, and a kilobyte for a value, four for a message or a part.
     let bound = BODY + (VALUES << 10) + ((MESSAGES + PARTS) << 12) + BESIDE;
-    let growth = status(&server, "VmHWM") - before;
+    let growth = server.status_bytes("VmHWM") - before;
     println!("memory grew by {} MiB, {} are allowed", growth >> 20, bound >> 20);
     assert!(growth < bound, "memory grew by {} MiB, {} are allowed", growth >> 20, bound >> 20);
     server.chat(&json!({"model": "m", "messages": [{"role": "user", "content": "x"}]})).await.ok();
@@ -181,7 +169,7 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
     // The cache is full but for one image at most.
     let held = CACHE.min(sent) - (2 << 20);
     let bound = held * 13 / 10 + BESIDE;
-    let now = resident(&server);
+    let now = server.resident();
     println!(
         "{} MiB were sent, {} are held, {} are resident, {} are allowed",
         sent >> 20,

@@ -137,9 +137,7 @@ impl Stand {
 
     /// Bytes of the frontend that are resident and its own.
     pub(crate) fn resident(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.frontend.pid())).expect("it lives");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("Linux tells");
-        line.split_whitespace().next().and_then(|kilobytes| kilobytes.parse::<u64>().ok()).expect("a number") << 10
+        self.frontend.resident()
     }
 
     fn descriptors(&self) -> usize {

@@ -107,6 +107,18 @@ impl Server {
         self.child.id()
     }
 
+    /// A field of `/proc/PID/status` that is a number of kB, in bytes.
+    pub fn status_bytes(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the process lives");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).expect("a field");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    }
+
+    /// Bytes of resident memory, without shared memory.
+    pub fn resident(&self) -> u64 {
+        self.status_bytes("RssAnon") + self.status_bytes("RssFile")
+    }
+
     /// Waits until so many workers are ready.
     pub async fn wait_ready(&self, workers: u64, patience: Duration) {
         let what = format!("{workers} ready workers");
