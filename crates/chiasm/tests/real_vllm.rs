@@ -33,6 +33,8 @@ const BLOCK_SIZE: u64 = 32;
 const RECEIVER_CACHE_GB: f64 = 0.002;
 /// Holds some twelve of the pictures: slots are used again and again.
 const ARENA_GB: &str = "0.005";
+/// Holds every picture as any family's tensors, of which those in tiles take ten times as much.
+const ROOMY_ARENA_GB: &str = "0.1";
 /// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
 const ENGINE_FLAGS: &[&str] =
     &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
@@ -70,14 +72,14 @@ impl Environment {
     fn serve_in_mode(&self, mode: &str, model: &str, engines: &str, flags: &[&str]) -> Server {
         let model = self.model(model);
         let mut args = [model.as_str(), "--engines", engines, "--vllm", &self.vllm].map(str::to_owned).to_vec();
-        args.extend(serve_flags(mode));
+        args.extend(serve_flags(mode, ARENA_GB));
         args.extend([&["--port", "0", "--"], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
         let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
         Server::start_with(&args, &[("PYTHONPATH", &self.plugin)])
     }
 
     /// Attaches to an engine with the plugin, that was started with the flags with which it would have been launched.
-    fn attach(&self, mode: &str, model: &str, flags: &[&str]) -> (Server, AttachedEngine) {
+    fn attach(&self, mode: &str, arena_gb: &str, model: &str, flags: &[&str]) -> (Server, AttachedEngine) {
         let (sockets, handshake) = (SocketDir::new().expect("a folder"), format!("tcp://127.0.0.1:{}", free_port()));
         let mut spec = LaunchSpec::new("engine", &self.vllm, self.model(model), &handshake);
         spec.receiver_cache_gb = RECEIVER_CACHE_GB;
@@ -88,7 +90,7 @@ impl Environment {
         let state = tempfile::tempdir().expect("a folder");
         let attach = [self.model(model), "--attach".to_owned(), handshake];
         let keep = ["--state-dir".to_owned(), state.path().display().to_string()];
-        let args = [&attach[..], &keep, &serve_flags(mode)].concat();
+        let args = [&attach[..], &keep, &serve_flags(mode, arena_gb)].concat();
         let engine = AttachedEngine { _group: engine, _sockets: sockets, _state: state, args };
         (engine.serve(), engine)
     }
@@ -104,10 +106,10 @@ impl Environment {
 }
 
 /// Flags of `chiasm serve` that do not depend on where engines come from.
-fn serve_flags(mode: &str) -> Vec<String> {
+fn serve_flags(mode: &str, arena_gb: &str) -> Vec<String> {
     let cache = RECEIVER_CACHE_GB.to_string();
     let flags = ["--served-model-name", "m", "--receiver-cache-gb", &cache, "--mm-transfer", mode, "--mm-arena-gb"];
-    [&flags[..], &[ARENA_GB, "--allow-private-media"]].concat().into_iter().map(str::to_owned).collect()
+    [&flags[..], &[arena_gb, "--allow-private-media"]].concat().into_iter().map(str::to_owned).collect()
 }
 
 /// The one process that has imported vLLM. Ends with the tests: then its input does.
@@ -357,7 +359,7 @@ async fn other_modes_give_the_same_answers(environment: &Environment, answers: &
         let (server, attached) = match mode {
             "off" => (environment.serve_in_mode(mode, "qwen2vl", "1", flags), None),
             _ => {
-                let (server, engine) = environment.attach(mode, "qwen2vl", flags);
+                let (server, engine) = environment.attach(mode, ARENA_GB, "qwen2vl", flags);
                 (server, Some(engine))
             }
         };
@@ -379,7 +381,7 @@ async fn other_modes_give_the_same_answers(environment: &Environment, answers: &
 async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str, requests: &[Value], flags: &[&str]) {
     // Both start at the same time.
     let reference = environment.reference(model, flags);
-    let (mut server, engine) = environment.attach("shm", model, flags);
+    let (mut server, engine) = environment.attach("shm", ROOMY_ARENA_GB, model, flags);
     let reference = reference.answers(requests).await;
     server.wait_ready(1, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, requests, &reference).await;
@@ -441,7 +443,7 @@ async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
             continue;
         }
         let small = ["--num-gpu-blocks-override", blocks, "--max-model-len", "1024"];
-        let (server, _engine) = environment.attach("shm", model, &[&small, flags].concat());
+        let (server, _engine) = environment.attach("shm", ARENA_GB, model, &[&small, flags].concat());
         server.wait_ready(1, STARTUP).await;
         predictions_come_true(&server, model).await;
         assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
