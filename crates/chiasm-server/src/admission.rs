@@ -52,7 +52,7 @@ impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
         let connection = identity.connection.clone();
         let record = head.extensions.remove::<Record>().ok_or_else(lost)?;
         let owner = frontend.limits.trusted_proxies.owner(connection.peer(), &head.headers);
-        let cpu = CpuBudget::new(frontend.limits.request_cost);
+        let cpu = CpuBudget::new(owner, frontend.limits.request_cost);
         let arriving = async {
             // A body that will find no slot needs no memory either.
             let refused = frontend.slots.check(owner).err().map(no_slot);

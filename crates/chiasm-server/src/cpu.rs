@@ -4,13 +4,15 @@
 //! |---|---|
 //! | `budget` | what one request may have done, and when its next piece is due |
 //! | `price` | what pieces of work cost |
-//! | `lane` | threads for work of one size, and what waits for them |
+//! | `lane` | threads for work of one size |
+//! | `waiting` | work that waits for a lane's threads, and whose turn it is |
 //! | `metrics` | how much waits and how long |
 
 mod budget;
 mod lane;
 mod metrics;
 pub(crate) mod price;
+mod waiting;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,8 +45,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Pixels from which on an image is worth several threads: below, waking them takes as long as the work.
 const SHARED_PIXELS: u64 = 2_000_000;
 
-/// Threads for CPU-heavy work, in three lanes by the work's price: `short`, `usual` and `heavy`. Within a lane, what is due first
-/// is done first, by the rule of [`CpuBudget`]. Clones share the threads, which end with the last of them.
+/// Threads for CPU-heavy work, in three lanes by the work's price: `short`, `usual` and `heavy`. Within a lane, owners
+/// get equal shares of the time, and of one owner's work what is due first is done first, by the rule of [`CpuBudget`]. Clones share the threads, which end with the last of them.
 #[derive(Clone)]
 pub struct CpuPool {
     inner: Arc<Inner>,
@@ -115,7 +117,7 @@ impl CpuPool {
     ) -> Result<T, RequestError> {
         let (done, outcome) = oneshot::channel();
         let job = Box::new(move || drop(done.send(job())));
-        let _place = self.lane(ticket.price()).push(ticket.due(Instant::now()), job);
+        let _place = self.lane(ticket.price()).push(ticket.owner(), ticket.price(), ticket.due(Instant::now()), job);
         // A job that panics or is dropped takes `done` with it.
         outcome.await.map_err(|_| RequestError::internal("a request's work failed"))
     }
@@ -130,11 +132,11 @@ impl CpuPool {
     }
 }
 
-/// Files may be awaited by several requests, so each is a request by itself.
+/// Files may be awaited by several requests, so each is a request by itself, and nobody's.
 impl Workers for CpuPool {
     fn run(&self, time: Duration, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'_, ()> {
         async move {
-            if let Ok(ticket) = CpuBudget::new(Duration::MAX).ticket(time) {
+            if let Ok(ticket) = CpuBudget::shared().ticket(time) {
                 // Whoever asked learns from the work itself what became of it.
                 drop(self.run(&ticket, work).await);
             }

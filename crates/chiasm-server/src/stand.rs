@@ -1,5 +1,6 @@
 //! A frontend before fake backends, for unit tests.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 use crate::cpu::CpuBudget;
 use crate::fleet::{Fleet, Patience};
 use crate::model::ServedModel;
+use crate::owner::Owner;
 use crate::pipeline::{Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare};
 use crate::{Frontend, Limits};
 
@@ -72,7 +74,7 @@ fn caller() -> Caller {
         id: RequestId::new("test").unwrap(),
         trace: None,
         arrived: Instant::now(),
-        cpu: CpuBudget::new(Limits::default().request_cost),
+        cpu: CpuBudget::new(Owner::at(Ipv4Addr::LOCALHOST.into()), Limits::default().request_cost),
         session: None,
         credentials: None,
     }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::owner::Owner;
 use crate::pipeline::{Cause, RequestError};
 
 /// How many times its price after it is asked for a piece of work is due. So a request waits in proportion to what it asks for:
@@ -20,6 +21,8 @@ pub(crate) struct CpuBudget {
 
 #[derive(Debug)]
 struct Request {
+    /// Whose request it is; `None` where several may wait for it.
+    owner: Option<Owner>,
     limit: Duration,
     spent: Mutex<Spent>,
 }
@@ -39,10 +42,19 @@ pub(crate) struct Ticket {
 }
 
 impl CpuBudget {
-    /// A request that may ask for work of `limit` in all: time of one core of a usual machine.
-    pub(crate) fn new(limit: Duration) -> Self {
+    /// A request of `owner` that may ask for work of `limit` in all: time of one core of a usual machine.
+    pub(crate) fn new(owner: Owner, limit: Duration) -> Self {
+        Self::made(Some(owner), limit)
+    }
+
+    /// Work that several requests may wait for, without a limit.
+    pub(super) fn shared() -> Self {
+        Self::made(None, Duration::MAX)
+    }
+
+    fn made(owner: Option<Owner>, limit: Duration) -> Self {
         let spent = Mutex::new(Spent { cost: Duration::ZERO, due: None });
-        Self { request: Arc::new(Request { limit, spent }) }
+        Self { request: Arc::new(Request { owner, limit, spent }) }
     }
 
     /// What the request has asked for so far.
@@ -67,6 +79,11 @@ impl CpuBudget {
 }
 
 impl Ticket {
+    /// Whose work it is; `None` if several may wait for it.
+    pub(super) fn owner(&self) -> Option<Owner> {
+        self.request.owner
+    }
+
     /// Time of one core that the work takes, by estimate.
     pub(super) fn price(&self) -> Duration {
         self.price
@@ -94,6 +111,10 @@ impl Request {
 mod tests {
     use super::*;
 
+    fn budget(limit: Duration) -> CpuBudget {
+        CpuBudget::made(None, limit)
+    }
+
     const SECOND: Duration = Duration::from_secs(1);
 
     fn due(budget: &CpuBudget, price: Duration, now: Instant) -> Instant {
@@ -102,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_request_may_ask_for_as_much_as_the_limit_and_no_more() {
-        let budget = CpuBudget::new(3 * SECOND);
+        let budget = budget(3 * SECOND);
         budget.ticket(2 * SECOND).unwrap();
         let error = budget.ticket(2 * SECOND).unwrap_err();
         assert!(matches!(error.cause, Cause::TooCostly { cost, limit } if (cost, limit) == (4 * SECOND, 3 * SECOND)));
@@ -114,29 +135,29 @@ mod tests {
 
     #[test]
     fn who_asks_for_much_is_served_after_who_asks_for_little() {
-        let (now, greedy) = (Instant::now(), CpuBudget::new(100 * SECOND));
+        let (now, greedy) = (Instant::now(), budget(100 * SECOND));
         let pieces: Vec<_> = (0..8).map(|_| due(&greedy, SECOND, now)).collect();
         assert!(pieces.is_sorted());
-        let modest = due(&CpuBudget::new(SECOND), SECOND, now + SECOND);
+        let modest = due(&budget(SECOND), SECOND, now + SECOND);
         assert!(modest < pieces[1]);
-        let light = due(&CpuBudget::new(SECOND), SECOND / 100, now + SECOND);
+        let light = due(&budget(SECOND), SECOND / 100, now + SECOND);
         assert!(light < pieces[0]);
     }
 
     #[test]
     fn nothing_is_overtaken_for_ever() {
         let now = Instant::now();
-        let heavy = due(&CpuBudget::new(10 * SECOND), 10 * SECOND, now);
-        let overtaken = |after: Duration| due(&CpuBudget::new(SECOND), Duration::from_millis(1), now + after) < heavy;
+        let heavy = due(&budget(10 * SECOND), 10 * SECOND, now);
+        let overtaken = |after: Duration| due(&budget(SECOND), Duration::from_millis(1), now + after) < heavy;
         assert!(overtaken(39 * SECOND));
         assert!(!overtaken(41 * SECOND));
     }
 
     #[test]
     fn a_request_that_has_waited_long_is_not_behind_for_what_it_had_before() {
-        let (now, budget) = (Instant::now(), CpuBudget::new(10 * SECOND));
-        due(&budget, SECOND, now);
+        let (now, waited) = (Instant::now(), budget(10 * SECOND));
+        due(&waited, SECOND, now);
         let later = now + 60 * SECOND;
-        assert_eq!(due(&budget, SECOND, later), due(&CpuBudget::new(SECOND), SECOND, later));
+        assert_eq!(due(&waited, SECOND, later), due(&budget(SECOND), SECOND, later));
     }
 }

@@ -1,13 +1,14 @@
-//! Threads for work of one size, and the work that waits for them.
+//! Threads for work of one size.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::metrics::{CpuMetrics, LaneMetrics};
+use super::waiting::{Key, Waiting};
+use crate::owner::Owner;
 
-/// A number of threads that start when there is work for them, do what is due first, and end when there has been none for a while:
+/// A number of threads that start when there is work for them, do that whose turn it is, and end when there has been none for a while:
 /// each keeps the memory of the last image that it decoded.
 pub(super) struct Lane {
     name: &'static str,
@@ -23,16 +24,12 @@ pub(super) struct Lane {
 
 #[derive(Default)]
 struct State {
-    waiting: BTreeMap<Key, Job>,
-    /// How many jobs there have been: of those due at the same time, the one asked for first comes first.
-    asked: u64,
+    waiting: Waiting<Job>,
     threads: usize,
     /// Threads that wait for work.
     idle: usize,
     closed: bool,
 }
-
-type Key = (Instant, u64);
 
 struct Job {
     run: Box<dyn FnOnce() + Send>,
@@ -70,12 +67,16 @@ impl Lane {
         state.threads - state.idle
     }
 
-    /// Leaves a job to the threads. If none can be started it is dropped.
-    pub(super) fn push(self: &Arc<Self>, due: Instant, run: Box<dyn FnOnce() + Send>) -> Place {
+    /// Leaves a job of this owner and price to the threads. If none can be started it is dropped.
+    pub(super) fn push(
+        self: &Arc<Self>,
+        owner: Option<Owner>,
+        price: Duration,
+        due: Instant,
+        run: Box<dyn FnOnce() + Send>,
+    ) -> Place {
         let mut state = self.state();
-        let key = (due, state.asked);
-        state.asked += 1;
-        state.waiting.insert(key, Job { run, since: Instant::now() });
+        let key = state.waiting.push(owner, price, due, Job { run, since: Instant::now() });
         self.metrics.waiting.inc();
         // Those that have been told of earlier jobs may not have woken up yet, so they count as idle.
         let start = state.waiting.len() > state.idle && state.threads < self.most_threads;
@@ -116,17 +117,17 @@ impl Lane {
         let mut state = self.state();
         state.threads -= 1;
         // Others will do the work; without any it would wait for ever.
-        let dropped = if state.threads == 0 { std::mem::take(&mut state.waiting) } else { BTreeMap::new() };
+        let dropped = if state.threads == 0 { std::mem::take(&mut state.waiting) } else { Waiting::default() };
         drop(state);
         self.metrics.waiting.dec_by(dropped.len() as i64);
     }
 
-    /// Waits for the job that is due first; `None` tells the thread to end.
+    /// Waits for the job whose turn it is; `None` tells the thread to end.
     fn next(&self) -> Option<Job> {
         let mut state = self.state();
         let mut waited_long = false;
         loop {
-            if let Some((_, job)) = state.waiting.pop_first() {
+            if let Some(job) = state.waiting.pop() {
                 self.metrics.waiting.dec();
                 return Some(job);
             }
@@ -151,7 +152,7 @@ impl Lane {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let dropped = self.lane.state().waiting.remove(&self.key);
+        let dropped = self.lane.state().waiting.remove(self.key);
         if dropped.is_some() {
             self.lane.metrics.waiting.dec();
         }

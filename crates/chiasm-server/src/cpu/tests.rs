@@ -1,3 +1,4 @@
+use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
 
@@ -5,6 +6,7 @@ use futures_util::future::{join_all, try_join_all};
 use futures_util::poll;
 
 use super::*;
+use crate::owner::Owner;
 use crate::pipeline::Cause;
 
 /// A thread that is kept busy until this is dropped.
@@ -17,7 +19,11 @@ fn pool(threads: usize) -> CpuPool {
 }
 
 fn ticket(price: Duration) -> Ticket {
-    CpuBudget::new(Duration::MAX).ticket(price).unwrap()
+    CpuBudget::shared().ticket(price).unwrap()
+}
+
+fn of_owner(number: u8) -> CpuBudget {
+    CpuBudget::new(Owner::Address(Ipv4Addr::new(192, 0, 2, number)), Duration::MAX)
 }
 
 /// Keeps one thread of the lane for this price busy. When this returns the thread is.
@@ -70,11 +76,22 @@ async fn a_request_that_asks_for_little_goes_before_the_rest_of_one_that_asks_fo
         let (pool, ticket, done) = (pool.clone(), budget.ticket(USUAL).unwrap(), done.clone());
         async move { pool.run(&ticket, move || done.lock().unwrap().push(name)).await.unwrap() }
     };
-    let (greedy, modest) = (CpuBudget::new(Duration::MAX), CpuBudget::new(Duration::MAX));
+    let (greedy, modest) = (of_owner(1), of_owner(1));
     // Polled in this order, so asked for in this order.
     let all = join_all([job("first", &greedy), job("second", &greedy), job("third", &greedy), job("other", &modest)]);
     let mut all = Box::pin(all);
     assert!(poll!(&mut all).is_pending());
+    drop(held);
+    all.await;
+    assert_eq!(*done.lock().unwrap(), ["first", "other", "second", "third"]);
+
+    // The same where each piece is a request of its own, but those of one owner.
+    let held = hold(&pool, USUAL).await;
+    let requests = [of_owner(1), of_owner(1), of_owner(1), of_owner(2)];
+    let names = ["first", "second", "third", "other"];
+    let mut all = Box::pin(join_all(names.iter().zip(&requests).map(|(name, budget)| job(name, budget))));
+    assert!(poll!(&mut all).is_pending());
+    done.lock().unwrap().clear();
     drop(held);
     all.await;
     assert_eq!(*done.lock().unwrap(), ["first", "other", "second", "third"]);
@@ -101,7 +118,7 @@ async fn work_that_nobody_awaits_is_not_begun() {
 
 #[tokio::test]
 async fn a_panicking_job_is_an_error_and_costs_no_thread() {
-    let (pool, budget) = (pool(1), CpuBudget::new(Duration::MAX));
+    let (pool, budget) = (pool(1), of_owner(1));
     for small in [true, false] {
         let error = pool.run_or_here::<()>(small, &budget, USUAL, || panic!("on purpose")).await.unwrap_err();
         assert!(matches!(error.cause, Cause::Internal(_)));
@@ -111,7 +128,7 @@ async fn a_panicking_job_is_an_error_and_costs_no_thread() {
 
 #[tokio::test]
 async fn what_is_too_costly_is_not_begun() {
-    let (pool, budget) = (pool(1), CpuBudget::new(DEAR));
+    let (pool, budget) = (pool(1), CpuBudget::new(Owner::Address(Ipv4Addr::LOCALHOST), DEAR));
     let error = pool.run_or_here(false, &budget, 2 * DEAR, || unreachable!("not begun")).await.unwrap_err();
     assert!(matches!(error.cause, Cause::TooCostly { .. }));
     // What is done here is no burden to others.
@@ -135,7 +152,7 @@ async fn a_thread_without_work_ends_and_another_starts_when_there_is_some() {
     let lane = Arc::new(Lane::new("usual", 1, 0, Duration::ZERO, &CpuMetrics::default()));
     for _ in 0..3 {
         let (done, outcome) = oneshot::channel();
-        let _place = lane.push(Instant::now(), Box::new(move || done.send(7).unwrap()));
+        let _place = lane.push(None, USUAL, Instant::now(), Box::new(move || done.send(7).unwrap()));
         assert_eq!(outcome.await.unwrap(), 7);
         while lane.threads() > 0 {
             tokio::task::yield_now().await;

@@ -1,6 +1,9 @@
-use super::*;
+use std::net::Ipv4Addr;
+
 use chiasm_prompt::ChatContent;
 
+use super::*;
+use crate::owner::Owner;
 use crate::stand::Stand;
 
 fn conversation(text: String) -> Prompt {
@@ -35,7 +38,7 @@ async fn a_prompt_that_cannot_be_is_refused_by_the_name_that_its_client_gave_it(
 #[tokio::test]
 async fn what_a_template_writes_as_json_costs_as_much_as_it_did_to_parse() {
     let stand = Stand::of(1).await;
-    let cpu = CpuBudget::new(Duration::from_secs(10));
+    let cpu = CpuBudget::new(Owner::at(Ipv4Addr::LOCALHOST.into()), Duration::from_secs(10));
     let parsing = cpu.ticket(Duration::from_secs(1)).map(|_| cpu.spent()).unwrap();
     let mut prompt = conversation("hello".to_owned());
     let price = |prompt: &Prompt| price_of(prompt, &stand.frontend.model, &cpu);
