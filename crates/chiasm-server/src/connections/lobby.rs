@@ -1,6 +1,6 @@
 //! Connections that have been accepted and wait for a place.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::connection::Connection;
 use super::table::{Place, Table};
 use crate::owner::Owner;
 
-/// Most connections that wait; further ones are closed.
+/// Most connections that wait; for a further one another is closed, or it is itself.
 const MOST: usize = 1024;
 /// How often those who wait look whether a connection has become idle for long enough. Places that become free are told of.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -34,15 +34,29 @@ impl<S> Lobby<S> {
         Self { table, waiting: VecDeque::new(), look_again, more: false }
     }
 
-    /// A new connection's place, if there is one at once. Else it waits here, or is closed if too many do.
+    /// A new connection's place, if there is one at once. Else it waits here. If too many do, the one that came last of the owner
+    /// who has most of them is closed, which may be the new one.
     pub(super) fn arrive(&mut self, stream: S, connection: Arc<Connection>) -> Option<(S, Place)> {
         if let Some(place) = self.table.try_enter(&connection) {
             return Some((stream, place));
         }
-        if self.waiting.len() < MOST {
-            self.waiting.push_back((stream, connection));
+        self.waiting.push_back((stream, connection));
+        if self.waiting.len() > MOST {
+            let last = self.last_of_the_greediest();
+            self.waiting.remove(last);
         }
         None
+    }
+
+    /// Where the connection is that came last of the owner who has most of those that wait.
+    fn last_of_the_greediest(&self) -> usize {
+        // The number of each owner's connections, and where the last one is.
+        let mut owners: HashMap<Owner, (usize, usize)> = HashMap::new();
+        for (index, (_, connection)) in self.waiting.iter().enumerate() {
+            let (count, last) = owners.entry(connection.owner()).or_default();
+            (*count, *last) = (*count + 1, index);
+        }
+        owners.into_values().max().map_or(0, |(_, last)| last)
     }
 
     /// Waits until one of those who wait has a place. Nothing is lost if this is not waited for to its end.
@@ -153,7 +167,12 @@ mod tests {
         for _ in 0..2 * MOST {
             assert!(arrive(&mut lobby, A).is_none());
         }
+        // Whoever comes late waits in the place of one of those, until it has as many itself.
+        for _ in 0..MOST {
+            assert!(arrive(&mut lobby, B).is_none());
+        }
         assert_eq!(lobby.waiting.len(), MOST);
+        assert_eq!(lobby.waiting.iter().filter(|(owner, _)| *owner == B).count(), MOST / 2);
         drop(places);
         assert_eq!(lobby.next().await.0, A);
     }

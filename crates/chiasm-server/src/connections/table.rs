@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(left(&of_a), [0, 1]);
         // Both have their fair share.
         assert!(enter(&table, B).is_none() && enter(&table, A).is_none());
-        // For a third owner the one has to go that has waited longest.
+        // The one that has waited longest makes room for a third owner.
         let third = enter(&table, C).unwrap();
         assert_eq!((left(&of_a), left(&[first, second, third])), (vec![0], vec![0, 1, 2]));
     }
