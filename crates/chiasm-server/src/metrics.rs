@@ -1,7 +1,10 @@
 //! Counters and histograms for Prometheus, at `/metrics`.
 
+mod fleet;
+mod kinds;
+
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chiasm_backend::{Delivered, MediaObserver, Transfer};
@@ -15,10 +18,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use self::fleet::FleetMetrics;
+pub(crate) use self::kinds::{Retry, Stage, StreamEnd};
 use crate::connections::ConnectionMetrics;
 use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
-use crate::fleet::KvEventCounts;
 use crate::frontend::{Frontend, LogCounts};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
@@ -33,18 +37,6 @@ struct RequestLabels {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct WorkerLabel {
     worker: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct KnowledgeLabels {
-    worker: String,
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ConditionLabels {
-    worker: String,
-    condition: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -85,48 +77,6 @@ struct RefusalLabels {
     code: &'static str,
 }
 
-/// How engines' KV events are followed, per worker.
-#[derive(Default)]
-struct KvEvents {
-    applied: Family<WorkerLabel, Counter>,
-    gaps: Family<WorkerLabel, Counter>,
-    replays: Family<WorkerLabel, Counter>,
-    failed_replays: Family<WorkerLabel, Counter>,
-    dropped: Family<WorkerLabel, Counter>,
-    resets: Family<WorkerLabel, Counter>,
-    lag: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
-}
-
-impl KvEvents {
-    fn register(&self, r: &mut Registry) {
-        r.register("kv_events_applied", "KV events applied to the index", self.applied.clone());
-        r.register("kv_events_gaps", "Times that numbers of KV event batches were skipped", self.gaps.clone());
-        r.register("kv_events_replays", "Replays of KV events asked for, audits included", self.replays.clone());
-        r.register("kv_events_failed_replays", "Replays that did not come to their end", self.failed_replays.clone());
-        r.register("kv_events_dropped", "KV event batches lost for good or unreadable", self.dropped.clone());
-        r.register("kv_events_resets", "Times that all blocks of a worker were forgotten", self.resets.clone());
-        r.register_with_unit(
-            "kv_events_lag",
-            "From the engine's making of its last batch of KV events until it was applied",
-            Unit::Seconds,
-            self.lag.clone(),
-        );
-    }
-
-    fn set(&self, label: &WorkerLabel, counts: KvEventCounts) {
-        let set = |family: &Family<WorkerLabel, Counter>, count: u64| {
-            family.get_or_create(label).inner().store(count, Ordering::Relaxed);
-        };
-        set(&self.applied, counts.applied);
-        set(&self.gaps, counts.subscriber.gaps);
-        set(&self.replays, counts.subscriber.replays);
-        set(&self.failed_replays, counts.subscriber.failed_replays);
-        set(&self.dropped, counts.subscriber.lost);
-        set(&self.resets, counts.subscriber.resets);
-        self.lag.get_or_create(label).set(counts.lag.as_secs_f64());
-    }
-}
-
 /// All metrics of one frontend.
 pub struct Metrics {
     registry: Registry,
@@ -158,27 +108,12 @@ pub struct Metrics {
     stream_ends: Family<HowLabel, Counter>,
     refusals: Family<RefusalLabels, Counter>,
     in_flight: Gauge,
-    workers: Gauge,
-    worker_blocks: Family<WorkerLabel, Gauge>,
-    index_blocks: Gauge,
-    index_entries: Gauge,
-    index_bytes: Gauge,
-    index_shed: Gauge,
-    kv_events: KvEvents,
+    fleet: FleetMetrics,
     door: DoorMetrics,
     pub(crate) connections: ConnectionMetrics,
     slots: Gauge,
     /// How long work waits for the CPU pool.
     pub(crate) cpu: CpuMetrics,
-    worker_knowledge: Family<KnowledgeLabels, Gauge>,
-    worker_condition: Family<ConditionLabels, Gauge>,
-    worker_pending: Family<WorkerLabel, Gauge>,
-    worker_running: Family<WorkerLabel, Gauge>,
-    worker_waiting: Family<WorkerLabel, Gauge>,
-    arena_reserved: Family<WorkerLabel, Gauge>,
-    arena_used: Family<WorkerLabel, Gauge>,
-    arena_slots: Family<WorkerLabel, Gauge>,
-    arena_leases: Family<WorkerLabel, Gauge>,
 }
 
 impl Default for Metrics {
@@ -214,26 +149,11 @@ impl Default for Metrics {
             stream_ends: Family::default(),
             refusals: Family::default(),
             in_flight: Gauge::default(),
-            workers: Gauge::default(),
-            worker_blocks: Family::default(),
-            index_blocks: Gauge::default(),
-            index_entries: Gauge::default(),
-            index_bytes: Gauge::default(),
-            index_shed: Gauge::default(),
-            kv_events: KvEvents::default(),
+            fleet: FleetMetrics::default(),
             door: DoorMetrics::default(),
             connections: ConnectionMetrics::default(),
             slots: Gauge::default(),
             cpu: CpuMetrics::default(),
-            worker_knowledge: Family::default(),
-            worker_condition: Family::default(),
-            worker_pending: Family::default(),
-            worker_running: Family::default(),
-            worker_waiting: Family::default(),
-            arena_reserved: Family::default(),
-            arena_used: Family::default(),
-            arena_slots: Family::default(),
-            arena_leases: Family::default(),
         };
         metrics.registered()
     }
@@ -320,53 +240,12 @@ impl Metrics {
         );
         r.register("refusals", "Requests refused with an error, by status and the error's code", self.refusals.clone());
         r.register("in_flight_requests", "Requests being answered", self.in_flight.clone());
-        r.register("workers", "Workers that can take requests", self.workers.clone());
-        r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
-        r.register("index_blocks", "Distinct blocks that any worker is known to hold", self.index_blocks.clone());
-        r.register(
-            "index_entries",
-            "Pairs of a worker and a block that it is known to hold",
-            self.index_entries.clone(),
-        );
-        r.register_with_unit("index", "Memory for what workers hold", Unit::Bytes, self.index_bytes.clone());
-        r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
-        self.kv_events.register(r);
+        self.fleet.register(r);
         self.door.register(r);
         self.connections.register(r);
         r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
         self.cpu.register(r);
         r.register_collector(Box::new(ProcessMetrics::new()));
-        r.register(
-            "worker_knowledge",
-            "1 for how far the knowledge of a worker's KV cache can be trusted",
-            self.worker_knowledge.clone(),
-        );
-        r.register(
-            "worker_condition",
-            "1 for whether a worker answers, is suspect as it says nothing, or hung as it makes no progress",
-            self.worker_condition.clone(),
-        );
-        r.register(
-            "worker_pending_tokens",
-            "Prompt tokens that a worker has to compute before its requests have their first tokens",
-            self.worker_pending.clone(),
-        );
-        r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
-        r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
-        r.register_with_unit(
-            "arena_reserved",
-            "Shared memory that a worker's arena has taken from the system",
-            Unit::Bytes,
-            self.arena_reserved.clone(),
-        );
-        r.register_with_unit(
-            "arena_used",
-            "Shared memory that the tensors of a worker take",
-            Unit::Bytes,
-            self.arena_used.clone(),
-        );
-        r.register("arena_slots", "Tensors in a worker's arena", self.arena_slots.clone());
-        r.register("arena_leases", "Tensors that a worker's engine has not given back", self.arena_leases.clone());
         self
     }
 
@@ -477,39 +356,7 @@ impl Metrics {
     pub(crate) fn render(&self, frontend: &Frontend) -> Result<String, std::fmt::Error> {
         self.door.set(frontend);
         self.slots.set(frontend.slots.limit() as i64);
-        let fleet = &frontend.fleet;
-        let workers = fleet.router().workers();
-        self.workers.set(workers.len() as i64);
-        self.worker_knowledge.clear();
-        for worker in workers {
-            let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
-            self.worker_knowledge.get_or_create(&labels).set(1);
-            let label = WorkerLabel { worker: worker.id.to_string() };
-            self.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
-            self.worker_pending.get_or_create(&label).set(worker.pending_tokens as i64);
-            let engine = worker.engine.unwrap_or_default();
-            self.worker_running.get_or_create(&label).set(engine.running as i64);
-            self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
-        }
-        for (id, counts) in fleet.kv_events() {
-            self.kv_events.set(&WorkerLabel { worker: id.to_string() }, counts);
-        }
-        self.worker_condition.clear();
-        for worker in fleet.workers() {
-            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
-            self.worker_condition.get_or_create(&labels).set(1);
-            let label = WorkerLabel { worker: worker.id.to_string() };
-            let usage = worker.backend.memory().unwrap_or_default();
-            self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
-            self.arena_used.get_or_create(&label).set(usage.used as i64);
-            self.arena_slots.get_or_create(&label).set(usage.slots as i64);
-            self.arena_leases.get_or_create(&label).set(usage.leases as i64);
-        }
-        let index = fleet.router().index_totals();
-        self.index_blocks.set(index.blocks as i64);
-        self.index_entries.set(index.entries as i64);
-        self.index_bytes.set(index.bytes as i64);
-        self.index_shed.set(index.shed as i64);
+        self.fleet.set(&frontend.fleet);
         let LogCounts { full, unwritten, repeated, panics } = (frontend.log_counts)();
         self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
@@ -541,82 +388,6 @@ impl MediaObserver for Metrics {
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
             tracing::warn!(cause, %why, "a media item does not travel in shared memory; told once for each cause");
-        }
-    }
-}
-
-/// A part of a request's time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// Getting the bytes of its media items.
-    Fetch,
-    /// Template, tokens, plans of its media items, block keys.
-    Plan,
-    /// Making one media item's tensors, waiting for a thread included.
-    Process,
-    /// Until the backend has taken it.
-    HandOff,
-    /// Waiting in the engine.
-    Queue,
-    /// From routing to the first token.
-    Prefill,
-}
-
-impl Stage {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Fetch => "fetch",
-            Self::Plan => "plan",
-            Self::Process => "process",
-            Self::HandOff => "hand_off",
-            Self::Queue => "queue",
-            Self::Prefill => "prefill",
-        }
-    }
-}
-
-/// How a streamed answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StreamEnd {
-    /// It was sent to its end.
-    Finished,
-    /// An error ended it.
-    Failed,
-    /// The client left.
-    Left,
-}
-
-impl StreamEnd {
-    /// The name in metrics and the log.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Finished => "finished",
-            Self::Failed => "failed",
-            Self::Left => "left",
-        }
-    }
-}
-
-/// What became of a request that lost its worker before the client was sent a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retry {
-    /// The worker never had it: another one is tried.
-    NotTaken,
-    /// The worker died or hangs with it: it moves to another one.
-    Lost,
-    /// Too many workers died with it.
-    Quarantined,
-    /// Too many requests move.
-    OverBudget,
-}
-
-impl Retry {
-    fn name(self) -> &'static str {
-        match self {
-            Self::NotTaken => "not_taken",
-            Self::Lost => "lost",
-            Self::Quarantined => "quarantined",
-            Self::OverBudget => "over_budget",
         }
     }
 }

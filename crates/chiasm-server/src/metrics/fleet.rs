@@ -1,0 +1,170 @@
+//! Counts of workers: what is known of them when somebody asks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::WorkerLabel;
+use crate::fleet::{Fleet, KvEventCounts};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KnowledgeLabels {
+    worker: String,
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ConditionLabels {
+    worker: String,
+    condition: &'static str,
+}
+
+/// The workers' part of the metrics, which is read from the fleet when it is asked for.
+#[derive(Default)]
+pub(super) struct FleetMetrics {
+    workers: Gauge,
+    worker_blocks: Family<WorkerLabel, Gauge>,
+    index_blocks: Gauge,
+    index_entries: Gauge,
+    index_bytes: Gauge,
+    index_shed: Gauge,
+    kv_events: KvEvents,
+    worker_knowledge: Family<KnowledgeLabels, Gauge>,
+    worker_condition: Family<ConditionLabels, Gauge>,
+    worker_pending: Family<WorkerLabel, Gauge>,
+    worker_running: Family<WorkerLabel, Gauge>,
+    worker_waiting: Family<WorkerLabel, Gauge>,
+    arena_reserved: Family<WorkerLabel, Gauge>,
+    arena_used: Family<WorkerLabel, Gauge>,
+    arena_slots: Family<WorkerLabel, Gauge>,
+    arena_leases: Family<WorkerLabel, Gauge>,
+}
+
+impl FleetMetrics {
+    pub(super) fn register(&self, r: &mut Registry) {
+        r.register("workers", "Workers that can take requests", self.workers.clone());
+        r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
+        r.register("index_blocks", "Distinct blocks that any worker is known to hold", self.index_blocks.clone());
+        r.register(
+            "index_entries",
+            "Pairs of a worker and a block that it is known to hold",
+            self.index_entries.clone(),
+        );
+        r.register_with_unit("index", "Memory for what workers hold", Unit::Bytes, self.index_bytes.clone());
+        r.register("index_shed_blocks", "Blocks of present workers forgotten to save memory", self.index_shed.clone());
+        self.kv_events.register(r);
+        r.register(
+            "worker_knowledge",
+            "1 for how far the knowledge of a worker's KV cache can be trusted",
+            self.worker_knowledge.clone(),
+        );
+        r.register(
+            "worker_condition",
+            "1 for whether a worker answers, is suspect as it says nothing, or hung as it makes no progress",
+            self.worker_condition.clone(),
+        );
+        r.register(
+            "worker_pending_tokens",
+            "Prompt tokens that a worker has to compute before its requests have their first tokens",
+            self.worker_pending.clone(),
+        );
+        r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
+        r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
+        r.register_with_unit(
+            "arena_reserved",
+            "Shared memory that a worker's arena has taken from the system",
+            Unit::Bytes,
+            self.arena_reserved.clone(),
+        );
+        r.register_with_unit(
+            "arena_used",
+            "Shared memory that the tensors of a worker take",
+            Unit::Bytes,
+            self.arena_used.clone(),
+        );
+        r.register("arena_slots", "Tensors in a worker's arena", self.arena_slots.clone());
+        r.register("arena_leases", "Tensors that a worker's engine has not given back", self.arena_leases.clone());
+    }
+
+    /// Takes over how everything is now.
+    pub(super) fn set(&self, fleet: &Fleet) {
+        let workers = fleet.router().workers();
+        self.workers.set(workers.len() as i64);
+        self.worker_knowledge.clear();
+        for worker in workers {
+            let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
+            self.worker_knowledge.get_or_create(&labels).set(1);
+            let label = WorkerLabel { worker: worker.id.to_string() };
+            self.worker_blocks.get_or_create(&label).set(worker.index.blocks as i64);
+            self.worker_pending.get_or_create(&label).set(worker.pending_tokens as i64);
+            let engine = worker.engine.unwrap_or_default();
+            self.worker_running.get_or_create(&label).set(engine.running as i64);
+            self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+        }
+        for (id, counts) in fleet.kv_events() {
+            self.kv_events.set(&WorkerLabel { worker: id.to_string() }, counts);
+        }
+        self.worker_condition.clear();
+        for worker in fleet.workers() {
+            let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
+            self.worker_condition.get_or_create(&labels).set(1);
+            let label = WorkerLabel { worker: worker.id.to_string() };
+            let usage = worker.backend.memory().unwrap_or_default();
+            self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
+            self.arena_used.get_or_create(&label).set(usage.used as i64);
+            self.arena_slots.get_or_create(&label).set(usage.slots as i64);
+            self.arena_leases.get_or_create(&label).set(usage.leases as i64);
+        }
+        let index = fleet.router().index_totals();
+        self.index_blocks.set(index.blocks as i64);
+        self.index_entries.set(index.entries as i64);
+        self.index_bytes.set(index.bytes as i64);
+        self.index_shed.set(index.shed as i64);
+    }
+}
+
+/// How engines' KV events are followed, per worker.
+#[derive(Default)]
+struct KvEvents {
+    applied: Family<WorkerLabel, Counter>,
+    gaps: Family<WorkerLabel, Counter>,
+    replays: Family<WorkerLabel, Counter>,
+    failed_replays: Family<WorkerLabel, Counter>,
+    dropped: Family<WorkerLabel, Counter>,
+    resets: Family<WorkerLabel, Counter>,
+    lag: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+}
+
+impl KvEvents {
+    fn register(&self, r: &mut Registry) {
+        r.register("kv_events_applied", "KV events applied to the index", self.applied.clone());
+        r.register("kv_events_gaps", "Times that numbers of KV event batches were skipped", self.gaps.clone());
+        r.register("kv_events_replays", "Replays of KV events asked for, audits included", self.replays.clone());
+        r.register("kv_events_failed_replays", "Replays that did not come to their end", self.failed_replays.clone());
+        r.register("kv_events_dropped", "KV event batches lost for good or unreadable", self.dropped.clone());
+        r.register("kv_events_resets", "Times that all blocks of a worker were forgotten", self.resets.clone());
+        r.register_with_unit(
+            "kv_events_lag",
+            "From the engine's making of its last batch of KV events until it was applied",
+            Unit::Seconds,
+            self.lag.clone(),
+        );
+    }
+
+    fn set(&self, label: &WorkerLabel, counts: KvEventCounts) {
+        let set = |family: &Family<WorkerLabel, Counter>, count: u64| {
+            family.get_or_create(label).inner().store(count, Ordering::Relaxed);
+        };
+        set(&self.applied, counts.applied);
+        set(&self.gaps, counts.subscriber.gaps);
+        set(&self.replays, counts.subscriber.replays);
+        set(&self.failed_replays, counts.subscriber.failed_replays);
+        set(&self.dropped, counts.subscriber.lost);
+        set(&self.resets, counts.subscriber.resets);
+        self.lag.get_or_create(label).set(counts.lag.as_secs_f64());
+    }
+}

@@ -1,0 +1,77 @@
+//! What counts are told apart by.
+
+/// A part of a request's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Getting the bytes of its media items.
+    Fetch,
+    /// Template, tokens, plans of its media items, block keys.
+    Plan,
+    /// Making one media item's tensors, waiting for a thread included.
+    Process,
+    /// Until the backend has taken it.
+    HandOff,
+    /// Waiting in the engine.
+    Queue,
+    /// From routing to the first token.
+    Prefill,
+}
+
+impl Stage {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Fetch => "fetch",
+            Self::Plan => "plan",
+            Self::Process => "process",
+            Self::HandOff => "hand_off",
+            Self::Queue => "queue",
+            Self::Prefill => "prefill",
+        }
+    }
+}
+
+/// How a streamed answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// It was sent to its end.
+    Finished,
+    /// An error ended it.
+    Failed,
+    /// The client left.
+    Left,
+}
+
+impl StreamEnd {
+    /// The name in metrics and the log.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+            Self::Left => "left",
+        }
+    }
+}
+
+/// What became of a request that lost its worker before the client was sent a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// The worker never had it: another one is tried.
+    NotTaken,
+    /// The worker died or hangs with it: it moves to another one.
+    Lost,
+    /// Too many workers died with it.
+    Quarantined,
+    /// Too many requests move.
+    OverBudget,
+}
+
+impl Retry {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::NotTaken => "not_taken",
+            Self::Lost => "lost",
+            Self::Quarantined => "quarantined",
+            Self::OverBudget => "over_budget",
+        }
+    }
+}
