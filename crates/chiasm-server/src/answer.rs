@@ -47,7 +47,8 @@ pub(crate) async fn chat(
         admission.record.used(usage);
         let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
         let shown = shown.map(|plan| plan.tokens.as_slice());
-        let mut response = Json(chat::answer(&head, &tokenizer, &choices, shown, usage)).into_response();
+        let nvext = common.extra_fields.of(&attempted, caller.arrived);
+        let mut response = Json(chat::answer(&head, &tokenizer, &choices, shown, usage, nvext)).into_response();
         routing_headers(response.headers_mut(), &attempted);
         return Ok(response);
     };
@@ -65,7 +66,8 @@ pub(crate) async fn chat(
         meter,
         move |delta, meter: &mut Meter| {
             let usage = meter.count(0, &delta);
-            chat::delta_chunk(&head, &tokenizer, &delta, with_ids, usage)
+            let nvext = delta.finish.as_ref().and_then(|_| common.extra_fields.of(&attempted, caller.arrived));
+            chat::delta_chunk(&head, &tokenizer, &delta, with_ids, usage, nvext)
         },
         move |usage| chat::usage_chunk(&last_head, usage),
     );
@@ -92,12 +94,13 @@ pub(crate) async fn completions(
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return completions_at_once(frontend, &head, &prepared, with_ids, admission).await;
+        return completions_at_once(frontend, &head, &prepared, &common, admission).await;
     };
     let starting = prepared.iter().map(|prompt| Generation::start(frontend, prompt));
     let generations = try_join_all(starting).await.map_err(told)?;
     let attempted: Vec<_> = generations.iter().map(Generation::attempted).collect();
     let first = attempted.first().copied();
+    let of_prompts = attempted.clone();
     let prompts: Vec<_> = prepared
         .iter()
         .zip(&attempted)
@@ -123,7 +126,10 @@ pub(crate) async fn completions(
             let first = !offsets.contains_key(&index);
             let offset = offsets.entry(index).or_default();
             let prompt_tokens = prompts[prompt].as_ref().filter(|_| first).map(|tokens| tokens.as_slice());
-            completions::delta_chunk(&head, &tokenizer, &delta, Shown { index, offset, with_ids, prompt_tokens, usage })
+            let last = delta.finish.as_ref();
+            let nvext = last.and_then(|_| common.extra_fields.of(&of_prompts[prompt], caller.arrived));
+            let shown = Shown { index, offset, with_ids, prompt_tokens, usage, nvext };
+            completions::delta_chunk(&head, &tokenizer, &delta, shown)
         },
         move |usage| completions::usage_chunk(&last_head, usage),
     );
@@ -138,7 +144,7 @@ async fn completions_at_once(
     frontend: &Arc<Frontend>,
     head: &AnswerHead,
     prepared: &[Prepared],
-    with_ids: bool,
+    common: &Common,
     admission: Admission,
 ) -> Result<Response, ApiError> {
     let answers = join_all(prepared.iter().map(|prompt| collect(frontend, prompt))).await;
@@ -148,12 +154,16 @@ async fn completions_at_once(
     let first = answers.first().map(|(_, attempted)| *attempted);
     for (prompt, (finished, attempted)) in prepared.iter().zip(answers) {
         total += usage(&attempted, finished.iter().map(|choice| choice.tokens.len()).sum());
-        let shown = shown_prompt(prompt, &attempted, with_ids).map(|plan| plan.tokens.clone());
+        let shown = shown_prompt(prompt, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
         choices.extend(finished.into_iter().map(|choice| (choice, shown.clone())));
     }
     frontend.metrics.used(total);
     admission.record.used(total);
-    let mut response = Json(completions::answer(head, &frontend.model.tokenizer, &choices, total)).into_response();
+    // Of several prompts the first one tells, as in the headers.
+    let arrived = prepared.first().map(|prompt| prompt.arrived);
+    let nvext = first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.of(&first, arrived));
+    let tokenizer = &frontend.model.tokenizer;
+    let mut response = Json(completions::answer(head, tokenizer, &choices, total, nvext)).into_response();
     if let Some(attempted) = first {
         admission.record.attempted(attempted);
         routing_headers(response.headers_mut(), &attempted);

@@ -6,6 +6,7 @@ use chiasm_backend::RequestId;
 use chiasm_types::TokenId;
 use serde::{Serialize, Serializer};
 
+use super::nvext::Nvext;
 use super::usage::Usage;
 
 /// Id, time and model of one answer.
@@ -28,6 +29,8 @@ pub(crate) struct Body<'a, C> {
     pub(super) prompt_token_ids: Option<Ids<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nvext: Option<Nvext>,
 }
 
 impl AnswerHead {
@@ -37,10 +40,10 @@ impl AnswerHead {
         Self { id: format!("{prefix}-{request}"), created, model: model.to_owned() }
     }
 
-    /// A body with these choices, without usage.
+    /// A body with these choices and nothing beside them.
     pub(crate) fn body<C>(&self, object: &'static str, choices: C) -> Body<'_, C> {
         let Self { id, created, model } = self;
-        Body { id, object, created: *created, model, choices, prompt_token_ids: None, usage: None }
+        Body { id, object, created: *created, model, choices, prompt_token_ids: None, usage: None, nvext: None }
     }
 }
 

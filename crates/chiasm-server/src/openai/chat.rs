@@ -15,7 +15,7 @@ use super::messages::Messages;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
-use super::{AnswerHead, logprobs, request};
+use super::{AnswerHead, Nvext, logprobs, request};
 use crate::error::ApiError;
 use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 use crate::sse;
@@ -74,6 +74,7 @@ pub(crate) fn answer<'a>(
     choices: &'a [FinishedChoice],
     prompt_tokens: Option<&'a [TokenId]>,
     usage: Usage,
+    nvext: Option<Nvext>,
 ) -> impl Serialize + 'a {
     let choice = |(index, choice): (usize, &'a FinishedChoice)| WholeChoice {
         index,
@@ -89,7 +90,8 @@ pub(crate) fn answer<'a>(
         token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
     };
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
-    Body { usage: Some(usage), prompt_token_ids: prompt_tokens.map(Ids), ..head.body("chat.completion", choices) }
+    let prompt_token_ids = prompt_tokens.map(Ids);
+    Body { usage: Some(usage), prompt_token_ids, nvext, ..head.body("chat.completion", choices) }
 }
 
 /// The first chunk of each choice: its role.
@@ -112,6 +114,7 @@ pub(crate) fn delta_chunk(
     delta: &ChoiceDelta,
     with_ids: bool,
     usage: Option<Usage>,
+    nvext: Option<Nvext>,
 ) -> Bytes {
     let choice = ChunkChoice {
         index: delta.index,
@@ -121,7 +124,7 @@ pub(crate) fn delta_chunk(
         stop_reason: delta.finish.as_ref().map(finish::stop_reason),
         token_ids: with_ids.then_some(Ids(&delta.tokens)),
     };
-    sse::event(&Body { usage, ..head.body(CHUNK, [choice]) })
+    sse::event(&Body { usage, nvext, ..head.body(CHUNK, [choice]) })
 }
 
 /// The last chunk of a stream, which has no choices.

@@ -16,7 +16,7 @@ use super::prompts::Prompts;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
-use super::{AnswerHead, logprobs, request};
+use super::{AnswerHead, Nvext, logprobs, request};
 use crate::error::ApiError;
 use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest};
 use crate::sse;
@@ -76,6 +76,7 @@ pub(crate) fn answer<'a>(
     tokenizer: &Tokenizer,
     choices: &'a [ShownChoice],
     usage: Usage,
+    nvext: Option<Nvext>,
 ) -> impl Serialize + 'a {
     let choice = |(index, (choice, prompt_tokens)): (usize, &'a ShownChoice)| Choice {
         index,
@@ -87,7 +88,7 @@ pub(crate) fn answer<'a>(
         prompt_token_ids: prompt_tokens.as_ref().map(|tokens| Ids(tokens)),
     };
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
-    Body { usage: Some(usage), ..head.body(OBJECT, choices) }
+    Body { usage: Some(usage), nvext, ..head.body(OBJECT, choices) }
 }
 
 /// What a chunk shows of one choice beside its delta.
@@ -102,11 +103,13 @@ pub(crate) struct Shown<'a> {
     pub(crate) prompt_tokens: Option<&'a [TokenId]>,
     /// The usage so far, if it was asked for.
     pub(crate) usage: Option<Usage>,
+    /// What else was asked for, in a choice's last chunk.
+    pub(crate) nvext: Option<Nvext>,
 }
 
 /// One chunk of a stream.
 pub(crate) fn delta_chunk(head: &AnswerHead, tokenizer: &Tokenizer, delta: &ChoiceDelta, shown: Shown<'_>) -> Bytes {
-    let Shown { index, offset, with_ids, prompt_tokens, usage } = shown;
+    let Shown { index, offset, with_ids, prompt_tokens, usage, nvext } = shown;
     let choice = Choice {
         index,
         text: &delta.text,
@@ -116,7 +119,7 @@ pub(crate) fn delta_chunk(head: &AnswerHead, tokenizer: &Tokenizer, delta: &Choi
         token_ids: with_ids.then_some(Ids(&delta.tokens)),
         prompt_token_ids: prompt_tokens.map(Ids),
     };
-    sse::event(&Body { usage, ..head.body(OBJECT, [choice]) })
+    sse::event(&Body { usage, nvext, ..head.body(OBJECT, [choice]) })
 }
 
 /// The last chunk of a stream, which has no choices.

@@ -8,6 +8,7 @@ mod finish;
 mod intake;
 mod logprobs;
 mod messages;
+mod nvext;
 mod prompts;
 mod request;
 mod sampling;
@@ -16,6 +17,7 @@ mod value;
 
 pub(crate) use body::AnswerHead;
 pub(crate) use intake::Intake;
+pub(crate) use nvext::Nvext;
 pub(crate) use request::RequestBody;
 pub(crate) use sampling::{Common, StreamOptions};
 pub(crate) use usage::Usage;

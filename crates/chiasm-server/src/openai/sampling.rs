@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::fields::Fields;
+use super::nvext::ExtraFields;
 use crate::error::ApiError;
 use crate::pipeline::Sampling;
 
@@ -38,6 +39,7 @@ pub(crate) struct Common {
     pub(crate) priority: i64,
     pub(crate) stream: Option<StreamOptions>,
     pub(crate) return_token_ids: bool,
+    pub(crate) extra_fields: ExtraFields,
 }
 
 /// `stream_options` of a streamed answer.
@@ -80,6 +82,7 @@ impl Common {
             priority: fields.take("priority")?.unwrap_or(0),
             stream: take_stream(fields)?,
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
+            extra_fields: ExtraFields::take(fields)?,
         };
         common.refuse_and_ignore(fields)?;
         Ok(common)

@@ -47,6 +47,8 @@ pub(crate) struct Attempted {
     pub took: Took,
     /// Time that its worker's backend took to take it, with the media items that it lacked.
     pub hand_off: Duration,
+    /// Time from its arrival until the engine began with its prompt, where that tells; known with the first output.
+    pub prefill_wait: Option<Duration>,
     /// Time from its arrival to the first output.
     pub first_token: Option<Duration>,
     /// Workers that it was lost with before.
@@ -218,6 +220,7 @@ impl Generation {
             prefill: Prefill::default(),
             took: prepared.took,
             hand_off: Duration::ZERO,
+            prefill_wait: None,
             first_token: None,
             moves: before.lost,
         };
@@ -314,6 +317,8 @@ impl Generation {
         }
         if let Some(prefill) = output.prefill {
             self.attempted.prefill = prefill;
+            let begun = self.started + self.attempted.hand_off;
+            self.attempted.prefill_wait = prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
             let block_size = self.reservation.block_size.get();
             // The engine computes the last token of a prompt in any case.
             let most = self.attempted.prompt_tokens.saturating_sub(1) / block_size;

@@ -1,8 +1,11 @@
 //! What somebody on call looks at: metrics by cause, the request's line, times in the answer.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+
 use crate::support::{Server, demo_model, free_port, wait_for};
 use crate::{SOON, serve};
-use serde_json::{Value, json};
 
 fn ask(tokens: u32, stream: bool) -> Value {
     json!({"model": "m", "prompt": "hello", "max_tokens": tokens, "ignore_eos": true, "stream": stream})
@@ -71,6 +74,47 @@ async fn an_answer_tells_what_it_took() {
             assert!((0.0..20_000.0).contains(&milliseconds), "{timing}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_body_tells_what_an_answer_took_to_those_who_ask() {
+    let server = serve(&[]).await;
+    for (path, stream) in [
+        ("/v1/completions", false),
+        ("/v1/completions", true),
+        ("/v1/chat/completions", false),
+        ("/v1/chat/completions", true),
+    ] {
+        let mut body = ask(5, stream);
+        if path.contains("chat") {
+            body["messages"] = json!([{"role": "user", "content": body["prompt"].take()}]);
+        }
+        body["nvext"] = json!({"extra_fields": ["timing", "worker_id"]});
+        let asked = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_millis() as u64;
+        let answer = server.post(path, &body).await;
+        // The worker's header is as ever.
+        let worker: u64 = answer.header("x-chiasm-worker").trim_start_matches("worker_").parse().expect("a number");
+        let told: Vec<Value> = match stream {
+            true => answer.chunks().into_iter().filter(|event| !event["nvext"].is_null()).collect(),
+            false => vec![answer.ok()],
+        };
+        assert_eq!(told.len(), 1, "{told:?}");
+        if stream {
+            assert_eq!(told[0]["choices"][0]["finish_reason"], "length");
+        }
+        let nvext = &told[0]["nvext"];
+        assert_eq!(nvext["worker_id"], json!({"prefill_worker_id": worker, "decode_worker_id": worker}));
+        let timing = &nvext["timing"];
+        let [wait, prefill, ttft, total, rate] =
+            ["prefill_wait_time_ms", "prefill_time_ms", "ttft_ms", "total_time_ms", "kv_hit_rate"]
+                .map(|name| timing[name].as_f64().unwrap_or_else(|| panic!("{name} in {timing}")));
+        assert!((wait + prefill - ttft).abs() < 1e-3 && ttft <= total && total < 20_000.0, "{timing}");
+        assert!((0.0..=1.0).contains(&rate), "{timing}");
+        let received = timing["request_received_ms"].as_u64().expect("a time");
+        assert!((asked - 1..asked + 20_000).contains(&received), "{timing}, asked at {asked}");
+    }
+    let quiet = server.post("/v1/completions", &ask(2, false)).await.ok();
+    assert!(quiet.get("nvext").is_none());
 }
 
 #[tokio::test]
