@@ -1,16 +1,22 @@
-//! Any weather: mixed load while engines are killed and frozen, the log's reader stalls, and clients of all bad kinds come by.
+//! Any weather: mixed load while engines are killed and frozen, the log's reader stalls, shared memory is full, descriptors are
+//! few, and clients and peers of all bad kinds come by.
 //!
 //! What has to hold is looked at all the time: nobody waits beyond a deadline, nobody gets a wrong answer, memory and descriptors
 //! are bounded, `/ready` tells the truth, and when the weather is over everything is as it was.
 //!
 //! `CHIASM_SOAK_SECONDS` is how long it lasts, 20 unless it is given; `cargo xtask soak --minutes N --seed S` sets it.
 //! `CHIASM_TEST_SEED`, which it prints, chooses the weather.
+#![cfg(target_os = "linux")]
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 #[path = "soak/bad_clients.rs"]
 mod bad_clients;
+#[path = "soak/garbage_peer.rs"]
+mod garbage_peer;
 #[path = "soak/good_clients.rs"]
 mod good_clients;
+#[path = "soak/small_shm.rs"]
+mod small_shm;
 #[path = "soak/stand.rs"]
 mod stand;
 mod support;
@@ -22,7 +28,6 @@ use std::time::{Duration, Instant};
 use bad_clients::BadClient;
 use good_clients::{Load, Tally};
 use rand::rngs::SmallRng;
-use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use stand::{ENGINES, Stand};
 use support::wait_for;
@@ -38,27 +43,38 @@ const LIGHT: Duration = Duration::from_secs(3);
 /// After an engine was last touched it may take so long until `/ready` knows: suspicion, a restart, a handshake.
 const SETTLED: Duration = Duration::from_secs(8);
 
-/// What is done to the fleet and its frontend.
+/// What is done to the fleet, its frontend and its machine.
 #[derive(Clone, Copy, Debug)]
 enum Weather {
     KillEngine,
     FreezeEngine,
     StallLog,
+    GarbagePeer,
+    FullShm,
+    FewDescriptors,
     Bad(BadClient),
 }
 
-const WEATHER: [Weather; 4 + BadClient::ALL.len()] = {
-    let mut all = [Weather::KillEngine; 4 + BadClient::ALL.len()];
-    all[1] = Weather::FreezeEngine;
-    all[2] = Weather::FreezeEngine;
-    all[3] = Weather::StallLog;
-    let mut at = 0;
-    while at < BadClient::ALL.len() {
-        all[4 + at] = Weather::Bad(BadClient::ALL[at]);
-        at += 1;
+impl Weather {
+    /// Beside bad clients; some are more frequent than others.
+    const FLEET: [Self; 7] = [
+        Self::KillEngine,
+        Self::FreezeEngine,
+        Self::FreezeEngine,
+        Self::StallLog,
+        Self::GarbagePeer,
+        Self::FullShm,
+        Self::FewDescriptors,
+    ];
+
+    fn any(random: &mut SmallRng) -> Self {
+        let index = random.random_range(0..Self::FLEET.len() + BadClient::ALL.len());
+        match index.checked_sub(Self::FLEET.len()) {
+            None => Self::FLEET[index],
+            Some(index) => Self::Bad(BadClient::ALL[index]),
+        }
     }
-    all
-};
+}
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
@@ -69,6 +85,7 @@ fn setting(name: &str) -> Option<u64> {
 async fn no_weather_takes_the_service_down() {
     let seed = setting("CHIASM_TEST_SEED").unwrap_or_else(rand::random);
     let lasts = Duration::from_secs(setting("CHIASM_SOAK_SECONDS").unwrap_or(20));
+    let small_shm = small_shm::is_there();
     eprintln!("CHIASM_TEST_SEED={seed} CHIASM_SOAK_SECONDS={}", lasts.as_secs());
     let mut random = SmallRng::seed_from_u64(seed);
     let mut stand = Stand::start().await;
@@ -77,7 +94,7 @@ async fn no_weather_takes_the_service_down() {
     let (started, mut worst, mut most_resident) = (Instant::now(), Duration::ZERO, 0);
     let mut looks = 0_u32;
     while started.elapsed() < lasts {
-        let weather = *WEATHER.choose(&mut random).expect("some weather");
+        let weather = Weather::any(&mut random);
         match weather {
             Weather::KillEngine => stand.kill_engine(random.random_range(0..ENGINES)),
             Weather::FreezeEngine => {
@@ -85,6 +102,16 @@ async fn no_weather_takes_the_service_down() {
                 stand.freeze_engine(random.random_range(0..ENGINES), frozen);
             }
             Weather::StallLog => stand.stall_log(Duration::from_millis(random.random_range(100..3000))),
+            Weather::GarbagePeer => {
+                let address = stand.engine_address(random.random_range(0..ENGINES));
+                bad.spawn(garbage_peer::visit(address, random.random()));
+            }
+            Weather::FullShm if small_shm => stand.fill_shm(Duration::from_millis(random.random_range(100..3000))),
+            Weather::FullShm => {}
+            Weather::FewDescriptors => {
+                let more = random.random_range(0..8);
+                stand.limit_descriptors(more, Duration::from_millis(random.random_range(100..1500)));
+            }
             Weather::Bad(client) => {
                 // A bounded number: what they hold is the frontend's business, not this machine's.
                 if bad.len() < 64 {

@@ -1,12 +1,18 @@
 //! The frontend and its engines, all processes that can be hurt.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+
 use super::support::{Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
 
 pub(crate) const ENGINES: usize = 3;
+
+const FILLER: &str = "/dev/shm/chiasm-soak";
 
 /// Small limits, so that they are met.
 const FLAGS: &[&str] = &[
@@ -50,6 +56,10 @@ pub(crate) struct Stand {
     model: String,
     addresses: Vec<String>,
     engines: Vec<Engine>,
+    /// Until when `/dev/shm` is full.
+    shm_full_until: Option<Instant>,
+    /// Until when the frontend may have no more descriptors, and what it may have then.
+    few_descriptors: Option<(Instant, Rlimit)>,
     touched: Instant,
 }
 
@@ -66,7 +76,9 @@ impl Stand {
         let attach = addresses.join(",");
         let frontend = Server::start(&[&[&model, "--attach", &attach], FLAGS].concat());
         let engines = addresses.iter().map(|address| engine(&model, address)).collect();
-        let stand = Self { frontend, model, addresses, engines, touched: Instant::now() };
+        let (shm_full_until, few_descriptors) = (None, None);
+        let touched = Instant::now();
+        let stand = Self { frontend, model, addresses, engines, shm_full_until, few_descriptors, touched };
         stand.frontend.wait_ready(ENGINES as u64, Duration::from_secs(30)).await;
         stand
     }
@@ -89,6 +101,36 @@ impl Stand {
         self.touched = Instant::now();
     }
 
+    /// Where the frontend waits for an engine.
+    pub(crate) fn engine_address(&self, index: usize) -> String {
+        self.addresses[index].trim_start_matches("tcp://").to_owned()
+    }
+
+    /// Leaves no room in `/dev/shm` for this long.
+    pub(crate) fn fill_shm(&mut self, time: Duration) {
+        let mut filler = File::options().append(true).create(true).open(FILLER).expect("a file in /dev/shm");
+        let piece = vec![1; 1 << 20];
+        while filler.write_all(&piece).is_ok() {}
+        self.shm_full_until = Some(Instant::now() + time);
+    }
+
+    /// Lets the frontend open so many descriptors more and no others for this long.
+    pub(crate) fn limit_descriptors(&mut self, more: u64, time: Duration) {
+        let until = Instant::now() + time;
+        if let Some((ends, _)) = &mut self.few_descriptors {
+            *ends = until;
+            return;
+        }
+        let current = Some(self.descriptors() as u64 + more);
+        let few = Rlimit { current, ..getrlimit(Resource::Nofile) };
+        let usual = prlimit(Some(self.frontend_pid()), Resource::Nofile, few).expect("its limit is set");
+        self.few_descriptors = Some((until, usual));
+    }
+
+    fn frontend_pid(&self) -> Pid {
+        Pid::from_raw(self.frontend.pid().cast_signed()).expect("a process")
+    }
+
     /// Nobody reads the log for this long.
     pub(crate) fn stall_log(&self, time: Duration) {
         self.frontend.stall_log(time);
@@ -105,9 +147,22 @@ impl Stand {
                 self.touched = now;
             }
         }
+        if self.shm_full_until.take_if(|until| *until <= now).is_some() {
+            std::fs::remove_file(FILLER).expect("the filler goes");
+        }
+        if let Some((_, usual)) = self.few_descriptors.take_if(|(until, _)| *until <= now) {
+            prlimit(Some(self.frontend_pid()), Resource::Nofile, usual).expect("its limit is set");
+            self.touched = now;
+        }
     }
 
     pub(crate) fn calm_down(&mut self) {
+        if self.shm_full_until.take().is_some() {
+            std::fs::remove_file(FILLER).expect("the filler goes");
+        }
+        if let Some((_, usual)) = self.few_descriptors.take() {
+            prlimit(Some(self.frontend_pid()), Resource::Nofile, usual).expect("its limit is set");
+        }
         for engine in &mut self.engines {
             if engine.frozen_until.take().is_some() {
                 send_signal(engine.process.0.id(), "CONT");
@@ -115,12 +170,10 @@ impl Stand {
         }
     }
 
-    /// Time since an engine was last killed, frozen or thawed; none while one is frozen.
+    /// Time since an engine was last killed, frozen or thawed, or descriptors were few; none while one is frozen or they are.
     pub(crate) fn untouched_for(&self) -> Duration {
-        match self.engines.iter().any(|engine| engine.frozen_until.is_some()) {
-            true => Duration::ZERO,
-            false => self.touched.elapsed(),
-        }
+        let is_frozen = self.engines.iter().any(|engine| engine.frozen_until.is_some());
+        if is_frozen || self.few_descriptors.is_some() { Duration::ZERO } else { self.touched.elapsed() }
     }
 
     pub(crate) async fn ready_workers(&self) -> u64 {
