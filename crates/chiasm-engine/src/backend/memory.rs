@@ -77,7 +77,7 @@ impl Memory {
         let file = self.claim().await?;
         let former = {
             let (file, launches) = (file.clone(), matches!(self.name, KeptAs::AnyOf(_)));
-            // Of an engine that was launched and not written down nobody knows whether it runs and will come back there.
+            // Nobody knows of an engine that was launched and not written down whether it runs and will come back there.
             let usable = move |record: &Record| !record.is_over() && record.launched.is_some() == launches;
             blocking(move || Ok(file.read().filter(usable))).await?
         };
