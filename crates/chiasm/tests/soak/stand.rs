@@ -114,17 +114,15 @@ impl Stand {
         self.shm_full_until = Some(Instant::now() + time);
     }
 
-    /// Lets the frontend open so many descriptors more and no others for this long.
+    /// Lets the frontend open so many descriptors more and no others for this long, unless it is so already.
     pub(crate) fn limit_descriptors(&mut self, more: u64, time: Duration) {
-        let until = Instant::now() + time;
-        if let Some((ends, _)) = &mut self.few_descriptors {
-            *ends = until;
+        if self.few_descriptors.is_some() {
             return;
         }
         let current = Some(self.descriptors() as u64 + more);
         let few = Rlimit { current, ..getrlimit(Resource::Nofile) };
         let usual = prlimit(Some(self.frontend_pid()), Resource::Nofile, few).expect("its limit is set");
-        self.few_descriptors = Some((until, usual));
+        self.few_descriptors = Some((Instant::now() + time, usual));
     }
 
     fn frontend_pid(&self) -> Pid {
@@ -178,14 +176,6 @@ impl Stand {
 
     pub(crate) async fn ready_workers(&self) -> u64 {
         self.frontend.ready_workers().await
-    }
-
-    /// How long a question takes that needs no engine, on a connection of its own.
-    pub(crate) async fn light_question(&self) -> Duration {
-        let asked = Instant::now();
-        let answer = super::support::client().get(format!("{}/health", self.frontend.url)).send().await;
-        assert_eq!(answer.expect("the frontend lives").status(), 200);
-        asked.elapsed()
     }
 
     /// Bytes of the frontend that are resident and its own.
