@@ -32,6 +32,10 @@ use self::table::Table;
 use crate::frontend::Frontend;
 use crate::{layers, routes};
 
+/// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be gigabytes for all connections. A head
+/// that does not end within what is read into it once is refused.
+const BUFFER: usize = 64 << 10;
+
 /// After no connection could be accepted, mostly because the process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -47,7 +51,7 @@ pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Fu
     let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
     let app = routes::router(frontend.clone());
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).half_close(true);
+    http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).half_close(true).max_buf_size(BUFFER);
     let graceful = GracefulShutdown::new();
     let mut stop = std::pin::pin!(stop);
     loop {

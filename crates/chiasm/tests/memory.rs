@@ -88,9 +88,9 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     assert_eq!(server.metric("chiasm_held_bytes").await, 0.0);
 }
 
-/// Images, and those that are asked about at once.
+/// Images, and those that are asked about at once, each by a client that keeps its connection.
 const IMAGES: usize = 1000;
-const CLIENTS: usize = 4;
+const CLIENTS: usize = 200;
 /// Half of the images are still held when all have been seen.
 const CACHE: u64 = 512 << 20;
 

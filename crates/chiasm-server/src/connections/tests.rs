@@ -228,6 +228,19 @@ async fn a_request_names_one_host() {
 }
 
 #[tokio::test]
+async fn a_head_is_not_read_without_end() {
+    let server = Listening::with(Limits::default()).await;
+    let head = |bytes: usize| get("/health").replace("host: x", &format!("host: x\r\nx: {}", "x".repeat(bytes)));
+    assert!(server.answer(head(BUFFER - 1000)).await.starts_with("HTTP/1.1 200"));
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    // The answer may be lost to a client that is still sending.
+    let _ = stream.write_all(head(100 * BUFFER).as_bytes()).await;
+    let mut answer = String::new();
+    let _ = tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.expect("the end in time");
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+}
+
+#[tokio::test]
 async fn expectations_are_met_or_refused() {
     let server = Listening::with(Limits::default()).await;
     let post = |expect: &str, length: u64| {
