@@ -85,7 +85,8 @@ impl Timing {
         let Attempted { prompt_tokens, prefill, prefill_wait, first_token, .. } = *attempted;
         let received = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(total);
         let prefilling = first_token.zip(prefill_wait).map(|(first_token, wait)| first_token.saturating_sub(wait));
-        let hit_rate = first_token.map(|_| prefill.cached_tokens as f64 / prompt_tokens.max(1) as f64);
+        let hit_rate =
+            first_token.map(|_| (1e4 * prefill.cached_tokens as f64 / prompt_tokens.max(1) as f64).round() / 1e4);
         Self {
             request_received_ms: received.as_millis() as u64,
             prefill_wait_time_ms: prefill_wait.map(milliseconds),
@@ -97,8 +98,9 @@ impl Timing {
     }
 }
 
+/// To the microsecond.
 fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ async fn the_body_tells_what_an_answer_took_to_those_who_ask() {
         let [wait, prefill, ttft, total, rate] =
             ["prefill_wait_time_ms", "prefill_time_ms", "ttft_ms", "total_time_ms", "kv_hit_rate"]
                 .map(|name| timing[name].as_f64().unwrap_or_else(|| panic!("{name} in {timing}")));
-        assert!((wait + prefill - ttft).abs() < 1e-3 && ttft <= total && total < 20_000.0, "{timing}");
+        assert!((wait + prefill - ttft).abs() < 2e-3 && ttft <= total && total < 20_000.0, "{timing}");
         assert!((0.0..=1.0).contains(&rate), "{timing}");
         let received = timing["request_received_ms"].as_u64().expect("a time");
         assert!((asked - 1..asked + 20_000).contains(&received), "{timing}, asked at {asked}");
