@@ -1,8 +1,9 @@
 //! SIGTERM: whoever sends requests learns of it first, requests in flight finish, and those that take too long are told.
 
+use serde_json::{Value, json};
+
 use crate::support::{send_signal, wait_for};
 use crate::{SOON, serve};
-use serde_json::{Value, json};
 
 fn stream() -> Value {
     json!({"model": "m", "prompt": "a", "max_tokens": 8000, "ignore_eos": true, "stream": true})

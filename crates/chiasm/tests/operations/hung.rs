@@ -3,9 +3,10 @@
 
 use std::process::Stdio;
 
+use serde_json::{Value, json};
+
 use crate::SOON;
 use crate::support::{Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
-use serde_json::{Value, json};
 
 /// Two simulated engines as processes of their own. Longer silences than they make by themselves are short here.
 struct Stand {

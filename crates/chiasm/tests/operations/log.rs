@@ -3,10 +3,11 @@
 use std::process::{ChildStderr, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::SOON;
-use crate::support::{Process, chiasm, free_port, send_signal, wait_for};
 use futures_util::future::join_all;
 use serde_json::json;
+
+use crate::SOON;
+use crate::support::{Process, chiasm, free_port, send_signal, wait_for};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/model");
 

@@ -1,8 +1,9 @@
 //! How clients are treated that share a server, and what HTTP and OpenAI's client expect of it.
 
+use serde_json::{Value, json};
+
 use crate::SOON;
 use crate::support::{Answer, Server, demo_model, wait_for};
-use serde_json::{Value, json};
 
 async fn serve(name: &str, more: &[&str]) -> Server {
     let model = demo_model().display().to_string();
