@@ -159,7 +159,7 @@ async fn completions_at_once(
     }
     frontend.metrics.used(total);
     admission.record.used(total);
-    // Of several prompts the first one tells, as in the headers.
+    // The first of several prompts tells, as in the headers.
     let arrived = prepared.first().map(|prompt| prompt.arrived);
     let nvext = first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.of(&first, arrived));
     let tokenizer = &frontend.model.tokenizer;

@@ -21,7 +21,7 @@ pub(crate) struct CpuBudget {
 
 #[derive(Debug)]
 struct Request {
-    /// Whose request it is; `None` where several may wait for it.
+    /// The one who asked; `None` where several may wait for the work.
     owner: Option<Owner>,
     limit: Duration,
     spent: Mutex<Spent>,
@@ -79,7 +79,7 @@ impl CpuBudget {
 }
 
 impl Ticket {
-    /// Whose work it is; `None` if several may wait for it.
+    /// The one who asked for the work; `None` if several may wait for it.
     pub(super) fn owner(&self) -> Option<Owner> {
         self.request.owner
     }

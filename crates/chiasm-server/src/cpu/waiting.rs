@@ -22,7 +22,7 @@ pub(super) struct Waiting<J> {
 struct Queue<J> {
     /// How far its owner has come: the price of what was done for it, counted from where it started.
     given: Duration,
-    /// With their prices.
+    /// Each job stands beside its price.
     jobs: BTreeMap<Due, (Duration, J)>,
 }
 

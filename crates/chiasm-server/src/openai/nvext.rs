@@ -31,10 +31,10 @@ pub(crate) struct Nvext {
 struct Timing {
     /// When the request arrived, since 1970.
     request_received_ms: u64,
-    /// From its arrival until the engine began with its prompt.
+    /// The time between its arrival and the engine's beginning with its prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_wait_time_ms: Option<f64>,
-    /// From then to its first token.
+    /// The time between that and its first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_time_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,7 @@ impl Timing {
     }
 }
 
-/// To the microsecond.
+/// Parts of a microsecond are rounded away.
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
