@@ -13,7 +13,7 @@ pub(crate) enum Stage {
     HandOff,
     /// Waiting in the engine.
     Queue,
-    /// From routing to the first token.
+    /// The time between routing and the first token.
     Prefill,
 }
 
