@@ -56,10 +56,11 @@ impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
         let arriving = async {
             // A body that will find no slot needs no memory either.
             let refused = frontend.slots.check(owner).err().map(no_slot);
-            let bytes = arrival::arrive(&head, body, refused, &frontend.limits, frontend.door.budget()).await?;
+            let body =
+                arrival::arrive(&head, body, refused, &frontend.limits, frontend.door.budget(), &connection).await?;
             connection.engage();
             let slot = frontend.slots.take(owner).map_err(no_slot)?;
-            Ok::<_, ApiError>((slot, body::parse(frontend, &cpu, bytes).await?))
+            Ok::<_, ApiError>((slot, body::parse(frontend, &cpu, body).await?))
         };
         let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
         Ok(Self {

@@ -1,6 +1,7 @@
 //! Connections of clients: HTTP/1.1, as many as allowed, none that keeps others out by saying nothing or reading nothing.
 
 mod answer_body;
+mod bulk;
 mod connection;
 mod lobby;
 mod metrics;
@@ -24,6 +25,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 
 use self::answer_body::AnswerBody;
+pub(crate) use self::bulk::{BulkThreads, LARGE};
 pub(crate) use self::connection::Connection;
 use self::lobby::Lobby;
 pub(crate) use self::metrics::ConnectionMetrics;
@@ -63,23 +65,25 @@ pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Fu
         let Some((stream, place)) = entered else { continue };
         let connection = place.connection().clone();
         let socket = Socket::new(stream, connection.clone(), limits.write_timeout, metrics.clone());
-        let (app, frontend, asked_by) = (app.clone(), frontend.clone(), connection.clone());
+        let (app, its_frontend, asked_by) = (app.clone(), frontend.clone(), connection.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             // One with a body is not there before all of it is.
             if request.body().is_end_stream() {
                 asked_by.engage();
             }
             let asked_by = asked_by.clone();
-            let answer = layers::answer(app.clone(), frontend.clone(), asked_by.clone(), request.map(Body::new));
+            let answer = layers::answer(app.clone(), its_frontend.clone(), asked_by.clone(), request.map(Body::new));
             async { Ok::<_, Infallible>(answer.await.map(|body| AnswerBody::new(body, asked_by))) }
         });
         let served = graceful.watch(http.serve_connection(TokioIo::new(socket), service));
-        let task = tokio::spawn(async move {
+        let served = async move {
             let _place = place;
             if let Err(error) = served.await {
                 tracing::trace!(%error, "a connection ended early");
             }
-        });
+        };
+        let (frontend, its) = (frontend.clone(), connection.clone());
+        let task = tokio::spawn(async move { frontend.bulk.serve(its, served).await });
         // Before another one arrives, for which it may have to be closed.
         connection.served_by(task.abort_handle());
     }

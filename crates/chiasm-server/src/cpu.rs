@@ -28,6 +28,7 @@ use crate::pipeline::RequestError;
 
 pub(crate) use budget::{CpuBudget, Ticket};
 use lane::Lane;
+pub(crate) use lane::give_way;
 pub(crate) use metrics::CpuMetrics;
 
 /// Work of up to this price has threads of its own, on which it waits for nothing longer.

@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use chiasm_media::MediaDoor;
 use chiasm_types::Modality;
 
+use crate::connections::BulkThreads;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::error::ApiError;
 use crate::fleet::Fleet;
@@ -163,6 +164,7 @@ pub struct Frontend {
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
     pub cpu: CpuPool,
+    pub(crate) bulk: BulkThreads,
     pub(crate) slots: Arc<Slots>,
     pub(crate) retries: Retries,
     /// Set when the process is about to end: requests are still taken, but none should be sent.
@@ -192,6 +194,7 @@ impl Frontend {
             fleet,
             routing: RoutingOptions::default(),
             cpu,
+            bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
             retries: Retries::new(limits.quarantine),
             draining: AtomicBool::new(false),

@@ -1,7 +1,7 @@
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use axum::http::{Request, StatusCode};
@@ -20,12 +20,16 @@ fn head(headers: &[(&str, &str)]) -> Parts {
     request.body(()).unwrap().into_parts().0
 }
 
+fn connection() -> Connection {
+    Connection::from_peer([127, 0, 0, 1].into())
+}
+
 fn limits() -> Limits {
     Limits { body_bytes: 100, ..Limits::default() }
 }
 
-async fn arrives(headers: &[(&str, &str)], body: Body, budget: &ByteBudget) -> Result<Bytes, ApiError> {
-    arrive(&head(headers), body, None, &limits(), budget).await
+async fn arrives(headers: &[(&str, &str)], body: Body, budget: &ByteBudget) -> Result<Arrived, ApiError> {
+    arrive(&head(headers), body, None, &limits(), budget, &connection()).await
 }
 
 async fn status(headers: &[(&str, &str)], body: Body) -> u16 {
@@ -144,7 +148,8 @@ async fn timed(
     limits: &Limits,
 ) -> (String, u64) {
     let started = Instant::now();
-    let outcome = arrive(&head(JSON), Body::from_stream(body), None, limits, &ByteBudget::new(1 << 20)).await;
+    let outcome =
+        arrive(&head(JSON), Body::from_stream(body), None, limits, &ByteBudget::new(1 << 20), &connection()).await;
     let outcome =
         outcome.map_or_else(|error| format!("{}: {}", error.status.as_u16(), error.message), |_| "read".to_owned());
     (outcome, started.elapsed().as_secs())
@@ -172,4 +177,61 @@ async fn a_body_may_take_so_long_and_no_longer() {
     assert_eq!(seconds, 60);
     let any_rate = Limits { min_body_rate: 0, body_timeout: Duration::MAX, ..Limits::default() };
     assert_eq!(timed(slowly(2, 1, Duration::from_secs(25)), &any_rate).await, ("read".to_owned(), 50));
+}
+
+#[tokio::test]
+async fn every_value_but_the_first_is_counted() {
+    let values = async |pieces: Vec<Vec<u8>>| {
+        let body = Body::from_stream(stream::iter(pieces.into_iter().map(Ok::<_, io::Error>)));
+        arrive(&head(JSON), body, None, &Limits::default(), &ByteBudget::new(1 << 20), &connection())
+            .await
+            .unwrap()
+            .values
+    };
+    let json = vec![b"[".to_vec(), b"0,".repeat(1000), b"{\"a\": 1, \"b\": [2, 3]}]".to_vec()];
+    assert_eq!(values(vec![json.concat()]).await, 1 + 1000 + 1 + 1 + 1 + 1);
+    assert_eq!(values(json).await, 1 + 1000 + 1 + 1 + 1 + 1);
+    for only in [b',', b'[', b'{'] {
+        assert_eq!(values(vec![vec![only; 5000]]).await, 5000);
+    }
+    assert_eq!(values(vec![vec![b'x'; 5000]]).await, 0);
+}
+
+/// A body whose length is known before it comes.
+struct Announced(Body, u64);
+
+impl HttpBody for Announced {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.1)
+    }
+}
+
+#[tokio::test]
+async fn a_connection_knows_while_a_large_body_arrives() {
+    let large_from = async |announced: bool| {
+        let (connection, limits) = (Arc::new(connection()), Limits::default());
+        let (seen, its) = (Arc::<Mutex<Vec<bool>>>::default(), connection.clone());
+        let notes = seen.clone();
+        let pieces = stream::iter(0..3).map(move |_| {
+            notes.lock().unwrap().push(its.has_large_body());
+            Ok::<_, io::Error>(vec![b' '; LARGE])
+        });
+        let body = Body::from_stream(pieces);
+        let body = if announced { Body::new(Announced(body, 3 * LARGE as u64)) } else { body };
+        arrive(&head(JSON), body, None, &limits, &ByteBudget::new(1 << 30), &connection).await.unwrap();
+        assert!(!connection.has_large_body(), "after the body");
+        Arc::into_inner(seen).unwrap().into_inner().unwrap()
+    };
+    assert_eq!(large_from(false).await, [false, true, true]);
+    assert_eq!(large_from(true).await, [true, true, true]);
 }

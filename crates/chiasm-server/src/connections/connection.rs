@@ -23,6 +23,8 @@ pub(crate) struct Connection {
     /// Milliseconds from `opened` until the client began to be waited for, or [`ENGAGED`].
     waits_since: AtomicU64,
     ends_with_client: AtomicBool,
+    has_large_body: AtomicBool,
+    is_bulk: AtomicBool,
     task: OnceLock<AbortHandle>,
 }
 
@@ -35,6 +37,8 @@ impl Connection {
             opened: Instant::now(),
             waits_since: AtomicU64::new(0),
             ends_with_client: AtomicBool::new(false),
+            has_large_body: AtomicBool::new(false),
+            is_bulk: AtomicBool::new(false),
             task: OnceLock::new(),
         }
     }
@@ -67,6 +71,27 @@ impl Connection {
             .then(|| now.saturating_duration_since(self.opened).saturating_sub(Duration::from_millis(since)))
     }
 
+    /// A large body arrives until this is dropped.
+    pub(crate) fn receive_large_body(&self) -> LargeBody<'_> {
+        self.has_large_body.store(true, Ordering::Relaxed);
+        LargeBody { connection: self }
+    }
+
+    /// Whether a large body arrives.
+    pub(crate) fn has_large_body(&self) -> bool {
+        self.has_large_body.load(Ordering::Relaxed)
+    }
+
+    /// Tells whether the bulk threads serve the connection.
+    pub(super) fn set_bulk(&self, is_bulk: bool) {
+        self.is_bulk.store(is_bulk, Ordering::Relaxed);
+    }
+
+    /// Whether the bulk threads serve the connection.
+    pub(super) fn is_bulk(&self) -> bool {
+        self.is_bulk.load(Ordering::Relaxed)
+    }
+
     /// The request under way ends when the client closes its side of the connection.
     pub(crate) fn ends_with_client(&self) {
         self.ends_with_client.store(true, Ordering::Relaxed);
@@ -94,5 +119,17 @@ impl Connection {
         if let Some(task) = self.task.get() {
             task.abort();
         }
+    }
+}
+
+/// A large body that arrives.
+#[derive(Debug)]
+pub(crate) struct LargeBody<'a> {
+    connection: &'a Connection,
+}
+
+impl Drop for LargeBody<'_> {
+    fn drop(&mut self) {
+        self.connection.has_large_body.store(false, Ordering::Relaxed);
     }
 }

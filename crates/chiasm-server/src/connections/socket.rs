@@ -19,7 +19,10 @@ use super::metrics::ConnectionMetrics;
 /// never to look (`half_close`), and it is done here while an engine works for the client, whenever hyper writes or flushes, which
 /// is each time that it is woken.
 pub(super) struct Socket {
-    stream: TcpStream,
+    /// There between two polls.
+    stream: Option<TcpStream>,
+    /// Whether the bulk threads watch the stream.
+    is_bulk: bool,
     connection: Arc<Connection>,
     write_timeout: Duration,
     metrics: ConnectionMetrics,
@@ -34,7 +37,19 @@ impl Socket {
         write_timeout: Duration,
         metrics: ConnectionMetrics,
     ) -> Self {
-        Self { stream, connection, write_timeout, metrics, stalled: None }
+        Self { stream: Some(stream), is_bulk: false, connection, write_timeout, metrics, stalled: None }
+    }
+
+    /// The stream, watched by the threads that serve the connection now: else those that don't would be woken for each piece.
+    fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
+        if self.is_bulk != self.connection.is_bulk() {
+            self.is_bulk = !self.is_bulk;
+            self.stream = match self.stream.take() {
+                Some(stream) => Some(TcpStream::from_std(stream.into_std()?)?),
+                None => None,
+            };
+        }
+        self.stream.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Watches over an attempt to write.
@@ -63,7 +78,7 @@ impl Socket {
             return Ok(());
         }
         let mut next = [0];
-        match self.stream.poll_peek(cx, &mut ReadBuf::new(&mut next)) {
+        match self.stream()?.poll_peek(cx, &mut ReadBuf::new(&mut next)) {
             Poll::Ready(Ok(0)) => Err(io::ErrorKind::ConnectionAborted.into()),
             Poll::Ready(Err(error)) => Err(error),
             Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
@@ -73,13 +88,13 @@ impl Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        self.stream()?.poll_read(cx, buf)
     }
 }
 
 impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        let written = self.stream()?.poll_write(cx, bytes);
         self.watched(cx, written)
     }
 
@@ -88,20 +103,20 @@ impl AsyncWrite for Socket {
         cx: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        let written = self.stream()?.poll_write_vectored(cx, pieces);
         self.watched(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check_client(cx)?;
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.stream()?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.stream()?.poll_shutdown(cx)
     }
 }

@@ -160,7 +160,7 @@ impl Drop for Place {
 }
 
 /// Lets other threads go before this one. Only on Linux: elsewhere niceness is the process's.
-pub(super) fn give_way(niceness: i32) {
+pub(crate) fn give_way(niceness: i32) {
     #[cfg(target_os = "linux")]
     if niceness > 0
         && let Err(error) = rustix::process::nice(niceness)
