@@ -2,17 +2,21 @@
 
 use crate::bench_peers::{Bench, DoorSides};
 use crate::error::Error;
+use crate::vllm_env::VLLM_VERSION;
+use crate::vllm_overlay::{NEWEST, VERSIONS};
 
 /// Printed by `cargo xtask help`.
 pub(crate) const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [--no-vllm]  everything that has to pass: format, lints, docs, licences, tests, real engines
-                    --no-vllm leaves the real engines out, loudly
+  test [--no-vllm | --vllm VERSION | --vllm all]
+                    everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM
+                    --vllm takes engines of another version, or of each, the newest first; --no-vllm leaves them out, loudly
   soak [--minutes N] [--seed S]
                     mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
                     random seed unless they are given
-  vllm-env          make or reuse the Python environment with vLLM for CPU, print its path
+  vllm-env [--vllm VERSION]
+                    make or reuse the Python environment with vLLM for CPU, print its path
   models            make or reuse the tiny random models, print their directory
   goldens           make the golden files again, say what changed
   bench-peers pixels [--rounds N] [--json]
@@ -36,12 +40,25 @@ The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
-    VllmEnv,
+    VllmEnv {
+        version: &'static str,
+    },
     Models,
     Goldens,
-    BenchPeers { bench: Bench, rounds: u32, json: bool, sides: DoorSides },
-    Test { real_engines: bool },
-    Soak { minutes: u32, seed: Option<u64> },
+    BenchPeers {
+        bench: Bench,
+        rounds: u32,
+        json: bool,
+        sides: DoorSides,
+    },
+    /// With real engines of these versions, one after the other.
+    Test {
+        versions: Vec<&'static str>,
+    },
+    Soak {
+        minutes: u32,
+        seed: Option<u64>,
+    },
 }
 
 /// Reads the arguments after the program's name.
@@ -52,7 +69,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     let mut flags = flags.iter();
     let mut command = match name.as_str() {
         "help" | "--help" | "-h" => Command::Help,
-        "vllm-env" => Command::VllmEnv,
+        "vllm-env" => Command::VllmEnv { version: VLLM_VERSION },
         "models" => Command::Models,
         "goldens" => Command::Goldens,
         "bench-peers" => match flags.next().map(String::as_str) {
@@ -63,13 +80,18 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
             }
         },
-        "test" => Command::Test { real_engines: true },
+        "test" => Command::Test { versions: vec![NEWEST] },
         "soak" => Command::Soak { minutes: 2, seed: None },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
     };
     while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
-            ("--no-vllm", Command::Test { real_engines }) => *real_engines = false,
+            ("--no-vllm", Command::Test { versions }) => versions.clear(),
+            ("--vllm", Command::Test { versions }) => match flags.next().map(String::as_str) {
+                Some("all") => *versions = VERSIONS.into_iter().rev().collect(),
+                name => *versions = vec![version(name)?],
+            },
+            ("--vllm", Command::VllmEnv { version: asked }) => *asked = version(flags.next().map(String::as_str))?,
             ("--json", Command::BenchPeers { json, .. }) => *json = true,
             ("--rounds", Command::BenchPeers { bench, rounds, .. }) => {
                 let (found, fewest) = (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
@@ -102,6 +124,13 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     Ok(command)
 }
 
+/// The version of this name, which may be short: `0.33`.
+fn version(name: Option<&str>) -> Result<&'static str, Error> {
+    let name = name.unwrap_or_default();
+    let is_named = |version: &&str| *version == name || version.strip_suffix(".0") == Some(name);
+    VERSIONS.into_iter().find(is_named).ok_or_else(|| Error::UnknownVersion { name: name.to_owned() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,7 +141,8 @@ mod tests {
 
     #[test]
     fn commands_are_read_by_name() {
-        assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv);
+        assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
+        assert_eq!(parse_words("vllm-env --vllm 0.33").unwrap(), Command::VllmEnv { version: "0.33.0" });
         assert_eq!(parse_words("models").unwrap(), Command::Models);
         assert_eq!(parse_words("goldens").unwrap(), Command::Goldens);
         assert_eq!(parse_words("").unwrap(), Command::Help);
@@ -121,8 +151,13 @@ mod tests {
 
     #[test]
     fn test_leaves_the_engines_out_only_when_told() {
-        assert_eq!(parse_words("test").unwrap(), Command::Test { real_engines: true });
-        assert_eq!(parse_words("test --no-vllm").unwrap(), Command::Test { real_engines: false });
+        let test = |versions: &[&'static str]| Command::Test { versions: versions.to_vec() };
+        assert_eq!(parse_words("test").unwrap(), test(&["0.33.0"]));
+        assert_eq!(parse_words("test --no-vllm").unwrap(), test(&[]));
+        assert_eq!(parse_words("test --vllm 0.32").unwrap(), test(&["0.32.0"]));
+        assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0"]));
+        let error = parse_words("test --vllm 0.31").unwrap_err().to_string();
+        assert!(error.contains("0.32.0, 0.33.0") && parse_words("test --vllm").is_err(), "{error}");
     }
 
     #[test]

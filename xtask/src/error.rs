@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
+use crate::vllm_overlay::VERSIONS;
+
 /// Why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -21,6 +23,9 @@ pub(crate) enum Error {
 
     #[error("`--engines` takes a number of at least 1, not `{found}`")]
     Engines { found: String },
+
+    #[error("`--vllm` takes one of {}, not `{name}`", VERSIONS.join(", "))]
+    UnknownVersion { name: String },
 
     #[error("`{flag}` takes a number")]
     Number { flag: &'static str },
@@ -79,7 +84,7 @@ pub(crate) enum Error {
     DiskFull { path: PathBuf, free_gb: f64, need_gb: f64 },
 
     #[error("the new environment says vLLM {found:?} where {wanted} was installed, remove {path} and try again", path = .path.display())]
-    WrongVersion { found: String, wanted: &'static str, path: PathBuf },
+    WrongVersion { found: String, wanted: String, path: PathBuf },
 
     #[error("stopped, because something else failed first")]
     Cancelled,

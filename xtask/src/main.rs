@@ -5,6 +5,7 @@
 //! | `command_line` | what was asked for |
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
+//! | `vllm_overlay` | other versions of vLLM over that environment |
 //! | `models` | tiny random models made in that environment |
 //! | `goldens` | golden files made again, and what changed |
 //! | `soak` | the service in any weather, for as long as is asked |
@@ -29,6 +30,7 @@ mod soak;
 mod test_run;
 mod test_steps;
 mod vllm_env;
+mod vllm_overlay;
 mod workspace;
 
 use std::process::ExitCode;
@@ -56,10 +58,13 @@ fn run(command: Command) -> Result<ExitCode, Error> {
     };
     match command {
         Command::Help => println!("{USAGE}"),
-        Command::VllmEnv => {
+        Command::VllmEnv { version } => {
             let setup = setup()?;
-            let env = vllm_env::ensure(&setup)?;
-            vllm_env::hint_at_old_ones(&setup, &env);
+            let base = vllm_env::ensure(&setup)?;
+            let env = vllm_overlay::ensure_version(&setup, &base, version)?;
+            let mut current = vllm_overlay::paths(&setup.workspace)?;
+            current.push(base.path().to_owned());
+            vllm_env::hint_at_old_ones(&setup, &current);
             println!("{}", env.path().display());
         }
         Command::Models => {
@@ -74,7 +79,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
-        Command::Test { real_engines } => return test_run::run(&Workspace::find()?, real_engines),
+        Command::Test { versions } => return test_run::run(&Workspace::find()?, &versions),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,6 +4,7 @@
 //! the background before the second.
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -16,6 +17,7 @@ use crate::models;
 use crate::plugin;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::vllm_env::{self, Setup, VllmEnv};
+use crate::vllm_overlay;
 use crate::workspace::Workspace;
 
 const WITHOUT_ENGINES: &str = "\
@@ -44,42 +46,57 @@ struct Entry {
 /// What the real-engine tests are told.
 #[derive(Clone, Debug)]
 struct Engines {
+    version: &'static str,
     env: VllmEnv,
     models: PathBuf,
     plugin: PathBuf,
 }
 
 impl Engines {
-    fn variables(&self) -> [(&'static str, PathBuf); 4] {
+    fn variables(&self) -> [(&'static str, OsString); 5] {
         [
-            ("CHIASM_TEST_VLLM", self.env.vllm()),
-            ("CHIASM_TEST_PYTHON", self.env.python()),
-            ("CHIASM_TEST_MODELS", self.models.clone()),
-            ("CHIASM_TEST_PLUGIN", self.plugin.clone()),
+            ("CHIASM_TEST_VLLM_VERSION", self.version.into()),
+            ("CHIASM_TEST_VLLM", self.env.vllm().into()),
+            ("CHIASM_TEST_PYTHON", self.env.python().into()),
+            ("CHIASM_TEST_MODELS", self.models.clone().into()),
+            ("CHIASM_TEST_PLUGIN", self.plugin.clone().into()),
         ]
     }
 }
 
 /// Runs all steps; the exit code says whether all passed.
-pub(crate) fn run(workspace: &Workspace, real_engines: bool) -> Result<ExitCode, Error> {
-    let start = Instant::now();
-    let plan = test_steps::plan(real_engines);
-    if !real_engines {
+pub(crate) fn run(workspace: &Workspace, versions: &[&'static str]) -> Result<ExitCode, Error> {
+    let Some((first, others)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
+        let passed = run_plan(workspace, &test_steps::plan(false), None)?;
+        println!("\n{WITHOUT_ENGINES}");
+        return Ok(exit_code(passed));
+    };
+    let mut passed = run_plan(workspace, &test_steps::plan(true), Some(first))?;
+    for version in others {
+        println!("\n==> vLLM {version}");
+        passed &= run_plan(workspace, &test_steps::engine_steps(), Some(version))?;
     }
-    let mut background = if real_engines { Some(Background::start(workspace)?) } else { None };
-    let entries = walk(&plan, |step| {
+    Ok(exit_code(passed))
+}
+
+fn exit_code(passed: bool) -> ExitCode {
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs steps, with real engines if they are to be of some `version`, and says how they ended. Returns whether all passed.
+fn run_plan(workspace: &Workspace, plan: &[&'static Step], version: Option<&'static str>) -> Result<bool, Error> {
+    let start = Instant::now();
+    let mut background = version.map(|version| Background::start(workspace, version)).transpose()?;
+    let entries = walk(plan, |step| {
         let start = Instant::now();
         (perform(step, workspace, background.as_mut()), start.elapsed())
     });
     let passed =
         entries.len() == plan.len() && !entries.iter().any(|entry| matches!(entry.outcome, Outcome::Failed(_)));
     drop(background);
-    println!("\n{}", summary(&plan, &entries, start.elapsed()));
-    if !real_engines {
-        println!("\n{WITHOUT_ENGINES}");
-    }
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!("\n{}", summary(plan, &entries, start.elapsed()));
+    Ok(passed)
 }
 
 /// Performs the steps in order until one fails. One that only takes too long does not stop it: what comes after may tell more.
@@ -144,8 +161,8 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
     let arguments = match step.action {
         Action::Cargo(arguments) => arguments,
         Action::AwaitEngines => {
-            for (name, path) in engines.iter().flat_map(Engines::variables) {
-                println!("    {name}={}", path.display());
+            for (name, value) in engines.iter().flat_map(Engines::variables) {
+                println!("    {name}={}", value.display());
             }
             return Outcome::Passed;
         }
@@ -221,17 +238,18 @@ struct Background {
 }
 
 impl Background {
-    fn start(workspace: &Workspace) -> Result<Self, Error> {
+    fn start(workspace: &Workspace, version: &'static str) -> Result<Self, Error> {
         std::fs::create_dir_all(&workspace.cache).map_err(Error::io("create", &workspace.cache))?;
         let log = workspace.cache.join("vllm-env.log");
-        println!("making vLLM and models ready in the background, log: {}", log.display());
+        println!("making vLLM {version} and models ready in the background, log: {}", log.display());
         let cancel = Cancel::default();
         let setup = Setup { workspace: workspace.clone(), output: Output::Log(log), cancel: cancel.clone() };
         let thread = thread::spawn(move || {
-            let result = vllm_env::ensure(&setup).and_then(|env| {
-                let models = models::ensure(&setup, &env)?;
-                let plugin = plugin::ensure(&setup, &env)?;
-                Ok(Engines { env, models, plugin })
+            let result = vllm_env::ensure(&setup).and_then(|base| {
+                let models = models::ensure(&setup, &base)?;
+                let plugin = plugin::ensure(&setup, &base)?;
+                let env = vllm_overlay::ensure_version(&setup, &base, version)?;
+                Ok(Engines { version, env, models, plugin })
             });
             match &result {
                 Ok(_) | Err(Error::Cancelled) => {}
@@ -369,7 +387,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let workspace = Workspace { root: dir.path().join("empty"), cache: dir.path().join("cache") };
         // No requirements there: the background work ends in an error that says so.
-        let error = Background::start(&workspace).unwrap().wait().unwrap_err();
+        let error = Background::start(&workspace, vllm_env::VLLM_VERSION).unwrap().wait().unwrap_err();
         assert!(error.to_string().contains("requirements.txt"), "{error}");
     }
 }

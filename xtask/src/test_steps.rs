@@ -150,6 +150,11 @@ pub(crate) fn plan(real_engines: bool) -> Vec<&'static Step> {
     STEPS.iter().filter(|step| real_engines || step.needs != Needs::RealEngines).collect()
 }
 
+/// The steps with real engines alone.
+pub(crate) fn engine_steps() -> Vec<&'static Step> {
+    STEPS.iter().filter(|step| step.needs == Needs::RealEngines).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

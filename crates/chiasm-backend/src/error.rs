@@ -22,8 +22,8 @@ impl fmt::Display for Death {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The backend was gone before it could be given the job, so that it never saw it.
-    #[error("the engine was gone: {0}")]
+    /// The backend never began with the job: it was gone, or takes none for now.
+    #[error("the engine did not take the request: {0}")]
     NotTaken(Death),
     /// The backend is gone, and had the job. A job that nothing of was passed on can be given to another one.
     #[error("the engine is gone: {0}")]

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::wire::WireError;
-use crate::wire::version::Version;
 
 /// Why an engine could not be started, reached or used.
 #[derive(Debug, thiserror::Error)]
@@ -72,8 +71,8 @@ pub enum EngineError {
     Version {
         /// Its version.
         found: String,
-        /// The version that Chiasm was tested with.
-        tested: Version,
+        /// The versions that Chiasm was tested with, as `0.32 to 0.33`.
+        tested: String,
     },
     /// The engine says something that this crate does not understand.
     #[error("the engine's handshake is not understood: {0}")]

@@ -17,7 +17,7 @@ use chiasm_backend::{
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineReady, FinishReason, PrefillStats,
-    SchedulerStats, TensorData, UtilityOutput, Value,
+    RequestError, SchedulerStats, TensorData, UtilityOutput, Value,
 };
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions, FormatPolicy,
@@ -442,6 +442,25 @@ async fn a_failure_after_the_first_output_is_final() {
     assert_eq!(tokens(soon(running.next()).await), [TokenId(5)]);
     stand.fail(&request, &[]).await;
     assert!(matches!(soon(running.next()).await, Some(Err(JobError::Failed))));
+}
+
+#[tokio::test]
+async fn an_engine_s_own_words_about_an_error_decide_what_becomes_of_the_job() {
+    let mut stand = Stand::new().await;
+    let mut ended = async |code: &str, retryable| {
+        let mut running = stand.start(job(1, no_media())).await.unwrap();
+        let request_id = stand.engine.receive_add().await.request_id;
+        let error = Some(RequestError { code: code.to_owned(), message: "its words".to_owned(), retryable });
+        let finish_reason = Some(FinishReason::Error);
+        let output = EngineCoreOutput { request_id, finish_reason, error, ..EngineCoreOutput::default() };
+        stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+        soon(running.next()).await.unwrap().unwrap_err()
+    };
+    let paused = ended("engine_paused", true).await;
+    assert!(matches!(&paused, JobError::NotTaken(why) if why.to_string() == "its words"), "{paused}");
+    let invalid = ended("validation_error", false).await;
+    assert!(matches!(&invalid, JobError::Refused { message, .. } if message == "its words"), "{invalid}");
+    assert!(matches!(ended("internal_error", false).await, JobError::Failed));
 }
 
 #[tokio::test]

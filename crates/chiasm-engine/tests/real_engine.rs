@@ -1,7 +1,7 @@
 //! The client and the launcher with a real vLLM on CPU and a tiny random Qwen2-VL.
 //!
-//! Needs `CHIASM_TEST_VLLM` (the program) and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`), so it is ignored unless
-//! `cargo xtask test` asks for it. One engine at a time; a start takes about 20 s.
+//! Needs `CHIASM_TEST_VLLM` (the program), `CHIASM_TEST_VLLM_VERSION` and `CHIASM_TEST_MODELS` (a directory with `qwen2vl`), so it is
+//! ignored unless `cargo xtask test` asks for it. One engine at a time; a start takes about 20 s.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use bytes::Bytes;
 use chiasm_engine::launch::{EngineProcess, KvEventEndpoints, LaunchSpec};
 use chiasm_engine::wire::{
     EngineCoreOutput, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, SamplingParams, Value, WireTensor,
+    version,
 };
 use chiasm_engine::{
     ClientOptions, CountedRows, DeathCause, EngineClient, EngineEndpoints, EngineError, OutputStream, SocketDir,
@@ -153,7 +154,10 @@ fn kill(pid: u32) {
 
 async fn serves(client: &EngineClient) {
     let info = client.info();
-    assert_eq!((info.vllm_version.as_str(), info.max_model_len, info.cache_block_size()), ("0.32.0", 4096, 32));
+    let version = setting("CHIASM_TEST_VLLM_VERSION");
+    assert_eq!(info.vllm_version.split('+').next(), version.to_str());
+    assert_eq!(version::support(&info.vllm_version), version::Support::Supported);
+    assert_eq!((info.max_model_len, info.cache_block_size()), (4096, 32));
 
     // KV events are published where the engine says.
     let events = info.kv_events_config.as_ref().unwrap();

@@ -325,6 +325,17 @@ fn a_cache_miss_names_the_items() {
     assert_eq!(several.outputs[0].mm_cache_miss_hashes, ["e".repeat(64), "d".repeat(64)]);
 }
 
+/// As vLLM 0.33's own encoder writes what its paused engines say.
+#[test]
+fn an_error_can_have_words() {
+    let captured = frames("error/paused_0_33", 1);
+    let outputs = outputs(&captured);
+    let error = outputs.outputs[0].error.as_ref().unwrap();
+    assert_eq!((error.code.as_str(), error.retryable), ("engine_paused", true));
+    assert!(error.message.starts_with("Generation is paused."), "{error:?}");
+    assert_eq!(output::encode(&outputs), captured);
+}
+
 #[test]
 fn a_request_that_the_engine_cannot_prepare_ends_with_error() {
     let captured = frames("error/preproc_error_output", 1);

@@ -77,6 +77,9 @@ pub struct BlockStored {
     pub ownership: Option<String>,
     /// The session whose request caused the event.
     pub session_id: Option<String>,
+    /// Per block, the tokens after it that its hash covers too; `None` when hashes cover nothing but their blocks. Since vLLM 0.33,
+    /// with drafters that read ahead.
+    pub lookahead_token_ids: Option<Vec<Vec<TokenId>>>,
 }
 
 /// One distinguishing mark of a block, untagged on the wire.

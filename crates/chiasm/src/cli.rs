@@ -125,7 +125,7 @@ pub(crate) struct EngineArgs {
     /// --mm-processor-kwargs). Launched engines are told; engines to attach must have been started with the same
     #[arg(long, env = "CHIASM_MM_PROCESSOR_KWARGS", value_name = "JSON", value_parser = json_object)]
     pub(crate) mm_processor_kwargs: Option<Map<String, Value>>,
-    /// Refuse engines with a vLLM newer than the tested one
+    /// Refuse engines with a vLLM newer than the tested ones
     #[arg(long, env = "CHIASM_STRICT_VLLM_VERSION")]
     pub(crate) strict_vllm_version: bool,
     /// Seconds that an engine may take to become ready

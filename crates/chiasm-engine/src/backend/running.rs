@@ -12,7 +12,7 @@ use super::media::{Tensors, Wanted};
 use super::{Engine, sampling};
 use crate::client::OutputStream;
 use crate::error::EngineError;
-use crate::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, Logprobs, StopReason};
+use crate::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, Logprobs, RequestError, StopReason};
 
 /// Times that one continuation is sent again because the engine lacked media items. More would mean a fault of ours.
 const MAX_MISSES: usize = 2;
@@ -85,7 +85,8 @@ impl RunningEngineJob {
                     return Poll::Ready(Some(Err(JobError::Dead(Death::new("it is shutting down")))));
                 }
                 Some(FinishReason::Error | FinishReason::Other(_)) => {
-                    if let Err(error) = self.send_again(index, &output) {
+                    let told = output.error.as_ref().and_then(told);
+                    if let Err(error) = told.map_or_else(|| self.send_again(index, &output), Err) {
                         return Poll::Ready(Some(Err(error)));
                     }
                 }
@@ -253,6 +254,19 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
 fn delivered(stream: &OutputStream) -> Delivered {
     let how = stream.delivered();
     Delivered { cached: how.cached, shared_memory: how.shm, inline: how.inline }
+}
+
+/// What an engine's own words about an error mean, where they tell more than that the request failed.
+fn told(error: &RequestError) -> Option<JobError> {
+    let RequestError { code, message, retryable } = error;
+    if *retryable {
+        return Some(JobError::NotTaken(Death::new(message)));
+    }
+    if code == RequestError::VALIDATION {
+        return Some(JobError::Refused { field: "body".to_owned(), message: message.clone() });
+    }
+    tracing::warn!(code, message, "an engine could not do a request");
+    None
 }
 
 /// Why the engine ended the continuation, if it did. Ends that are failures are no finish.

@@ -18,7 +18,7 @@ use crate::endpoints::EngineEndpoints;
 use crate::error::EngineError;
 use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
 use crate::wire::request;
-use crate::wire::version::{self, Support, TESTED};
+use crate::wire::version::{self, Support};
 
 /// How long a port that was in use a moment ago may take to become free: the sockets of an engine's predecessor
 /// are closed by tasks of their own.
@@ -302,16 +302,16 @@ async fn bind(socket: &mut impl Socket, address: String) -> Result<String, Engin
 
 fn check_version(found: &str, strict: bool) -> Result<(), EngineError> {
     match version::support(found) {
-        Support::Tested => Ok(()),
+        Support::Supported => Ok(()),
         Support::Newer | Support::Unknown if !strict => {
             tracing::warn!(
                 found,
-                tested = %TESTED,
+                tested = version::window(),
                 "the engine runs a version of vLLM that Chiasm was not tested with; answers may be wrong"
             );
             Ok(())
         }
-        _ => Err(EngineError::Version { found: found.to_owned(), tested: TESTED }),
+        _ => Err(EngineError::Version { found: found.to_owned(), tested: version::window() }),
     }
 }
 
@@ -322,9 +322,9 @@ mod tests {
     #[test]
     fn older_versions_are_refused_and_newer_ones_only_if_strict() {
         assert!(check_version("0.32.0", true).is_ok());
-        assert!(check_version("0.33.1", false).is_ok());
+        assert!(check_version("0.34.1", false).is_ok());
         assert!(check_version("main", false).is_ok());
-        for (found, strict) in [("0.31.9", false), ("0.33.1", true), ("main", true)] {
+        for (found, strict) in [("0.31.9", false), ("0.34.1", true), ("main", true)] {
             assert!(matches!(check_version(found, strict), Err(EngineError::Version { .. })), "{found}");
         }
     }

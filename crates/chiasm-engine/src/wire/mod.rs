@@ -33,7 +33,9 @@ pub use error::{Problem, WireError};
 pub use feature::{FieldKind, MmData, MmFeature, MmField, MmItem};
 pub use handshake::{EngineReady, Hello, InitMessage};
 pub use logprobs::Logprobs;
-pub use output::{EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, StopReason, UtilityOutput};
+pub use output::{
+    EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, RequestError, StopReason, UtilityOutput,
+};
 pub use request::{ClientMessage, EngineCoreRequest, Utility};
 pub use sampling::SamplingParams;
 pub use stats::{PrefillStats, SchedulerStats};

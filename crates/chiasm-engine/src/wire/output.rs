@@ -76,6 +76,26 @@ pub struct EngineCoreOutput {
     pub num_nans_in_logits: u64,
     /// Media items that were sent without data and are not in the receiver cache. Send them again with data.
     pub mm_cache_miss_hashes: Vec<String>,
+    /// Goes with [`FinishReason::Error`]. Since vLLM 0.33.
+    pub error: Option<RequestError>,
+}
+
+/// Why an engine could not do a request (`RequestError` in `vllm/outputs.py`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestError {
+    /// What kind of error it is, such as [`VALIDATION`](Self::VALIDATION) or `engine_paused`.
+    pub code: String,
+    /// The error in words.
+    pub message: String,
+    /// Nothing was done for the request, and it may be sent again later or to another engine.
+    pub retryable: bool,
+}
+
+wire_map!(RequestError { code = "code", message = "message", retryable = "retryable" });
+
+impl RequestError {
+    /// The code of an error whose fault is in the request.
+    pub const VALIDATION: &str = "validation_error";
 }
 
 /// Why a request ended (`FinishReason` in `vllm/v1/engine/__init__.py`).
@@ -197,7 +217,8 @@ impl Wire for EngineCoreOutputs {
 
 impl Wire for EngineCoreOutput {
     fn write(&self, to: &mut Writer) {
-        to.array(OUTPUT_FIELDS);
+        // Engines before 0.33 have no such field.
+        to.array(OUTPUT_FIELDS + usize::from(self.error.is_some()));
         self.request_id.write(to);
         self.new_token_ids.write(to);
         for (logprobs, arrays) in [(&self.new_logprobs, Arrays::Numpy), (&self.prompt_logprobs, Arrays::Torch)] {
@@ -215,7 +236,10 @@ impl Wire for EngineCoreOutput {
         to.nil(); // routed_experts
         self.num_nans_in_logits.write(to);
         write_list_or_nil(&self.mm_cache_miss_hashes, to);
-        (0..3).for_each(|_| to.nil()); // sampling_mask, spec_decode_metrics, prompt_token_id_logprobs
+        (0..3).for_each(|_| to.nil()); // new_sampling_mask, spec_decode_metrics, prompt_token_id_logprobs
+        if self.error.is_some() {
+            self.error.write(to);
+        }
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
@@ -235,6 +259,10 @@ impl Wire for EngineCoreOutput {
         fields.skip(from)?; // routed_experts
         let num_nans_in_logits = fields.next(from).named("num_nans_in_logits")?;
         let mm_cache_miss_hashes = fields.next(from).named("mm_cache_miss_hashes")?;
+        fields.skip(from)?; // new_sampling_mask
+        fields.skip(from)?; // spec_decode_metrics
+        fields.skip(from)?; // prompt_token_id_logprobs
+        let error = fields.next(from).named("error")?;
         fields.close(from)?;
         Ok(Self {
             request_id,
@@ -247,6 +275,7 @@ impl Wire for EngineCoreOutput {
             prefill_stats,
             num_nans_in_logits,
             mm_cache_miss_hashes,
+            error,
         })
     }
 }

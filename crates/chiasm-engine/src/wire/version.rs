@@ -1,12 +1,17 @@
 //! Everything that depends on the version of vLLM.
 //!
-//! The wire is internal to vLLM and has only been appended to so far. When a version changes something, the
-//! difference is written down here and the codecs ask.
+//! The wire is internal to vLLM and has only been appended to so far, so one codec reads and writes all versions in the window:
+//!
+//! | since | |
+//! |---|---|
+//! | 0.33 | `error` ends `EngineCoreOutput` |
+//!
+//! When a version changes something else, the difference is written down here and the codecs ask.
 
 use std::fmt;
 
-/// The version of vLLM whose wire this crate was measured against.
-pub const TESTED: Version = Version { major: 0, minor: 32, patch: 0 };
+/// The minor releases of vLLM that are tested and supported, with all their patches: these and those between them.
+pub const WINDOW: [Version; 2] = [Version::minor(0, 32), Version::minor(0, 33)];
 
 /// Tensors below this many bytes travel inside the msgpack (`VLLM_MSGPACK_ZERO_COPY_THRESHOLD`'s default).
 pub const INLINE_LIMIT: usize = 256;
@@ -17,13 +22,13 @@ pub const RAW_VIEW: i8 = 3;
 /// Fields of an `EngineCoreRequest` that have no default, so an engine insists on them.
 pub const REQUEST_REQUIRED_FIELDS: usize = 9;
 
-/// Fields of an `EngineCoreRequest` in the tested version.
+/// Fields of an `EngineCoreRequest` in all versions of the window.
 pub const REQUEST_FIELDS: usize = 22;
 
-/// Fields of an `EngineCoreOutput` in the tested version.
+/// Fields of an `EngineCoreOutput` before `error`.
 pub const OUTPUT_FIELDS: usize = 18;
 
-/// Fields of `EngineCoreOutputs` in the tested version.
+/// Fields of `EngineCoreOutputs` in all versions of the window.
 pub const OUTPUTS_FIELDS: usize = 9;
 
 /// The release number of a vLLM version.
@@ -37,11 +42,11 @@ pub struct Version {
     pub patch: u32,
 }
 
-/// How an engine's version relates to the tested one.
+/// How an engine's version relates to the [`WINDOW`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// The wire was measured with this release.
-    Tested,
+    /// It is in the window.
+    Supported,
     /// Newer: fields may have been appended.
     Newer,
     /// Older: fields that are relied on may be missing.
@@ -51,6 +56,10 @@ pub enum Support {
 }
 
 impl Version {
+    const fn minor(major: u32, minor: u32) -> Self {
+        Self { major, minor, patch: 0 }
+    }
+
     /// Reads the release number that starts `text`: `0.32.0`, `0.32.1rc2`, `0.33.0.dev12+g1234`, `v0.32`.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.strip_prefix('v').unwrap_or(text).splitn(3, '.');
@@ -72,14 +81,21 @@ impl fmt::Display for Version {
     }
 }
 
-/// Compares the `vllm_version` that an engine reports with [`TESTED`].
+/// Compares the `vllm_version` that an engine reports with the [`WINDOW`].
 pub fn support(vllm_version: &str) -> Support {
-    match Version::parse(vllm_version) {
+    let [oldest, newest] = WINDOW;
+    match Version::parse(vllm_version).map(|version| Version { patch: 0, ..version }) {
         None => Support::Unknown,
-        Some(version) if version < TESTED => Support::Older,
-        Some(version) if version > TESTED => Support::Newer,
-        Some(_) => Support::Tested,
+        Some(version) if version < oldest => Support::Older,
+        Some(version) if version > newest => Support::Newer,
+        Some(_) => Support::Supported,
     }
+}
+
+/// The window, for people: `0.32 to 0.33`.
+pub(crate) fn window() -> String {
+    let [oldest, newest] = WINDOW.map(|version| format!("{}.{}", version.major, version.minor));
+    format!("{oldest} to {newest}")
 }
 
 #[cfg(test)]
@@ -98,9 +114,12 @@ mod tests {
 
     #[test]
     fn versions_compare_by_number_and_not_by_digit() {
-        assert_eq!(support("0.32.0"), Support::Tested);
+        for version in ["0.32.0", "0.32.10", "0.33.1rc2", "0.33.0+cpu"] {
+            assert_eq!(support(version), Support::Supported, "{version}");
+        }
         assert_eq!(support("0.9.2"), Support::Older);
-        assert_eq!(support("0.32.10"), Support::Newer);
+        assert_eq!(support("0.31.7"), Support::Older);
+        assert_eq!(support("0.34.0"), Support::Newer);
         assert_eq!(support("1.0.0"), Support::Newer);
         assert_eq!(support("dev"), Support::Unknown);
     }

@@ -83,7 +83,7 @@ fn block_stored(input: Input<'_, '_>) -> Decoded<BlockStored> {
             }
             "token_ids" => {
                 seen.mark(1);
-                stored.token_ids = list(input, "token_ids", |input| integer(input, "token_ids").map(TokenId))?;
+                stored.token_ids = list(input, "token_ids", token_id)?;
             }
             "block_size" => {
                 seen.mark(2);
@@ -106,6 +106,10 @@ fn block_stored(input: Input<'_, '_>) -> Decoded<BlockStored> {
             "locality" => stored.locality = optional_string(input, "locality")?,
             "ownership" => stored.ownership = optional_string(input, "ownership")?,
             "session_id" => stored.session_id = optional_string(input, "session_id")?,
+            "lookahead_token_ids" => {
+                let tokens = |input: Input<'_, '_>| list(input, "lookahead_token_ids", token_id);
+                stored.lookahead_token_ids = optional(input, |input| list(input, "lookahead_token_ids", tokens))?;
+            }
             _ => {
                 skip(input, "BlockStored")?;
             }
@@ -169,6 +173,10 @@ pub(super) fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
         }
         _ => integer(input, "block_hashes").map(ExternalHash::U64),
     }
+}
+
+fn token_id(input: Input<'_, '_>) -> Decoded<TokenId> {
+    integer(input, "token_ids").map(TokenId)
 }
 
 fn extra_keys(input: Input<'_, '_>) -> Decoded<Vec<ExtraKey>> {

@@ -56,6 +56,7 @@ fn block_stored(out: &mut ByteBuf, stored: &BlockStored) -> Written {
         stored.locality.is_some(),
         stored.ownership.is_some(),
         stored.session_id.is_some(),
+        stored.lookahead_token_ids.is_some(),
     ];
     tagged(out, "BlockStored", 7 + defaulted.into_iter().filter(|given| *given).count())?;
     list(out, "block_hashes", &stored.block_hashes, external_hash)?;
@@ -78,7 +79,13 @@ fn block_stored(out: &mut ByteBuf, stored: &BlockStored) -> Written {
     given(out, "kv_cache_spec_sliding_window", stored.kv_cache_spec_sliding_window, unsigned)?;
     given(out, "locality", stored.locality.as_deref(), encode::write_str)?;
     given(out, "ownership", stored.ownership.as_deref(), encode::write_str)?;
-    given(out, "session_id", stored.session_id.as_deref(), encode::write_str)
+    given(out, "session_id", stored.session_id.as_deref(), encode::write_str)?;
+    if let Some(blocks) = &stored.lookahead_token_ids {
+        list(out, "lookahead_token_ids", blocks, |out, ahead| {
+            elements(out, ahead, |out, token| unsigned(out, token.0))
+        })?;
+    }
+    Ok(())
 }
 
 fn block_removed(out: &mut ByteBuf, removed: &BlockRemoved) -> Written {
@@ -115,8 +122,12 @@ fn extra_keys(out: &mut ByteBuf, keys: &[ExtraKey]) -> Written {
     })
 }
 
-fn list<T>(out: &mut ByteBuf, name: &str, values: &[T], mut write: impl FnMut(&mut ByteBuf, &T) -> Written) -> Written {
+fn list<T>(out: &mut ByteBuf, name: &str, values: &[T], write: impl FnMut(&mut ByteBuf, &T) -> Written) -> Written {
     encode::write_str(out, name)?;
+    elements(out, values, write)
+}
+
+fn elements<T>(out: &mut ByteBuf, values: &[T], mut write: impl FnMut(&mut ByteBuf, &T) -> Written) -> Written {
     encode::write_array_len(out, values.len() as u32)?;
     values.iter().try_for_each(|value| write(out, value))
 }

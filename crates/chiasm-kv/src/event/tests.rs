@@ -139,6 +139,7 @@ prop_compose! {
         block_size in any::<u32>(),
         (lora_id, group_idx) in (option::of(any::<i64>()), option::of(any::<u32>())),
         kv_cache_spec_sliding_window in option::of(any::<u32>()),
+        lookahead_token_ids in option::of(vec(vec(any::<u32>().prop_map(TokenId), 0..3), 0..5)),
         texts in vec(option::of(".{0,40}"), 6),
         extra_keys in option::of(vec(option::of(vec(extra_key(), 0..4)), 0..5)),
     ) -> BlockStored {
@@ -146,7 +147,7 @@ prop_compose! {
         let mut text = || texts.next().unwrap();
         BlockStored {
             block_hashes, parent_block_hash, token_ids, block_size, lora_id, group_idx, extra_keys,
-            kv_cache_spec_sliding_window,
+            kv_cache_spec_sliding_window, lookahead_token_ids,
             medium: text(), lora_name: text(), kv_cache_spec_kind: text(), locality: text(), ownership: text(),
             session_id: text(),
         }

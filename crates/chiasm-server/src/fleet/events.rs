@@ -59,7 +59,7 @@ pub(super) fn follow(router: Arc<Router>, id: WorkerId, stream: &KvEventStream, 
     let KvEventStream { endpoint, replay_endpoint, topic } = stream.clone();
     let source = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
     let counters = followed.subscriber.clone();
-    Subscriber::counting(source, Feed { router, id, followed, fresh: true }, counters)
+    Subscriber::counting(source, Feed { router, id, followed, fresh: true, looks_ahead: false }, counters)
 }
 
 struct Feed {
@@ -68,11 +68,13 @@ struct Feed {
     followed: Followed,
     /// Nothing was applied since the index was empty.
     fresh: bool,
+    /// The engine finds a block only where the tokens after it agree too, which the index does not look at.
+    looks_ahead: bool,
 }
 
 impl KvEventReceiver for Feed {
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
-        let Self { router, id, followed, fresh } = self;
+        let Self { router, id, followed, fresh, looks_ahead } = self;
         let (mut events, mut timestamp) = (0, 0.0);
         router.apply_payload(*id, payload, |batch| {
             // Engines count from 0 on, with an empty cache.
@@ -84,6 +86,13 @@ impl KvEventReceiver for Feed {
                 router.set_history_known(*id, true);
             }
             *fresh = false;
+            if !*looks_ahead && batch.events.iter().any(covers_lookahead) {
+                tracing::warn!(worker = %id, "its blocks' hashes cover tokens after them: what it holds is approximate");
+                *looks_ahead = true;
+            }
+            if *looks_ahead {
+                router.set_history_known(*id, false);
+            }
             (events, timestamp) = (batch.events.len(), batch.timestamp);
         })?;
         followed.applied(events, timestamp);
@@ -99,6 +108,10 @@ impl KvEventReceiver for Feed {
     fn set_caught_up(&mut self, caught_up: bool) {
         self.router.set_caught_up(self.id, caught_up);
     }
+}
+
+fn covers_lookahead(event: &KvEvent) -> bool {
+    matches!(event, KvEvent::BlockStored(stored) if stored.lookahead_token_ids.is_some())
 }
 
 #[cfg(test)]
@@ -120,10 +133,8 @@ mod tests {
         KvEventBatch { timestamp: 1.5, events, data_parallel_rank: Some(0) }.encode()
     }
 
-    #[test]
-    fn a_payload_that_can_t_be_read_changes_nothing_and_after_a_reset_the_history_is_unknown() {
-        let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
-        let info = WorkerInfo {
+    fn info() -> WorkerInfo {
+        WorkerInfo {
             total_blocks: 10,
             block_size: BlockSize::new(1).unwrap(),
             publishes_events: true,
@@ -132,9 +143,14 @@ mod tests {
             class: PlanClassId(0),
             max_prompt_tokens: 100,
             max_encoder_tokens: 100,
-        };
-        router.add_worker(id, info);
-        let mut feed = Feed { router: router.clone(), id, followed: followed.clone(), fresh: true };
+        }
+    }
+
+    #[test]
+    fn a_payload_that_can_t_be_read_changes_nothing_and_after_a_reset_the_history_is_unknown() {
+        let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
+        router.add_worker(id, info());
+        let mut feed = Feed { router: router.clone(), id, followed: followed.clone(), fresh: true, looks_ahead: false };
         feed.set_caught_up(true);
         let known = || {
             let worker = router.workers()[0];
@@ -153,5 +169,30 @@ mod tests {
             KvEventBatch { timestamp: 1.5, events: vec![KvEvent::AllBlocksCleared], data_parallel_rank: None };
         feed.batch(3, &cleared.encode()).unwrap();
         assert_eq!(known(), (0, Knowledge::Exact, 3));
+    }
+
+    #[test]
+    fn an_engine_whose_hashes_look_ahead_is_never_known_exactly() {
+        let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
+        router.add_worker(id, info());
+        let mut feed = Feed { router: router.clone(), id, followed, fresh: true, looks_ahead: false };
+        feed.set_caught_up(true);
+        let mut batch = |seq, events| {
+            let batch = KvEventBatch { timestamp: 1.5, events, data_parallel_rank: None };
+            feed.batch(seq, &batch.encode()).unwrap();
+            router.workers()[0].knowledge
+        };
+        let event = |lookahead_token_ids| {
+            KvEvent::BlockStored(BlockStored {
+                block_hashes: vec![ExternalHash::U64(1)],
+                token_ids: vec![TokenId(1)],
+                block_size: 1,
+                lookahead_token_ids,
+                ..Default::default()
+            })
+        };
+        assert_eq!(batch(0, vec![event(None)]), Knowledge::Exact);
+        assert_eq!(batch(1, vec![event(Some(vec![vec![TokenId(2)]]))]), Knowledge::Approximate);
+        assert_eq!(batch(2, vec![KvEvent::AllBlocksCleared]), Knowledge::Approximate);
     }
 }

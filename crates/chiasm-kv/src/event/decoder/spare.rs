@@ -19,7 +19,7 @@ pub(super) struct Spare {
     pub(super) kept: usize,
 }
 
-const STORED_FIELDS: [&str; 14] = [
+const STORED_FIELDS: [&str; 15] = [
     "block_hashes",
     "parent_block_hash",
     "token_ids",
@@ -34,6 +34,7 @@ const STORED_FIELDS: [&str; 14] = [
     "locality",
     "ownership",
     "session_id",
+    "lookahead_token_ids",
 ];
 
 const REMOVED_FIELDS: [&str; 5] = ["block_hashes", "medium", "group_idx", "locality", "ownership"];
@@ -67,6 +68,8 @@ impl Spare {
         self.text(fields.next(input, b"\xa8locality"), input, &mut stored.locality)?;
         self.text(fields.next(input, b"\xa9ownership"), input, &mut stored.ownership)?;
         self.text(fields.next(input, b"\xaasession_id"), input, &mut stored.session_id)?;
+        stored.lookahead_token_ids = None;
+        // Lookahead is rare: such events are read without spare memory.
         fields.skip_rest(input, &STORED_FIELDS)
     }
 
