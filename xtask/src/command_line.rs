@@ -51,7 +51,7 @@ pub(crate) enum Command {
         json: bool,
         sides: DoorSides,
     },
-    /// With real engines of these versions, one after the other.
+    /// Tests with real engines of these versions, one after the other.
     Test {
         versions: Vec<&'static str>,
     },

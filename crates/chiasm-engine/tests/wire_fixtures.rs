@@ -325,7 +325,7 @@ fn a_cache_miss_names_the_items() {
     assert_eq!(several.outputs[0].mm_cache_miss_hashes, ["e".repeat(64), "d".repeat(64)]);
 }
 
-/// As vLLM 0.33's own encoder writes what its paused engines say.
+/// The frame was written by vLLM 0.33's own encoder: it is what a paused engine says.
 #[test]
 fn an_error_can_have_words() {
     let captured = frames("error/paused_0_33", 1);

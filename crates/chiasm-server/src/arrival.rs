@@ -117,7 +117,7 @@ async fn read(
 fn followers(json: &[u8]) -> u64 {
     // Both opening brackets become one.
     let precedes_value = |&byte: &u8| u8::from(byte == b',') + u8::from(byte | 0x20 == b'{');
-    // In pieces whose counts fit a byte, so that compilers can count many at once.
+    // The counts of these pieces fit a byte, so that compilers can count many at once.
     json.chunks(192).map(|piece| u64::from(piece.iter().map(precedes_value).sum::<u8>())).sum()
 }
 
