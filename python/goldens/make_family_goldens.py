@@ -2,9 +2,9 @@
 
     python make_family_goldens.py [FAMILY...] [--out crates/chiasm-vision/tests/goldens/families]
 
-Runs in the environment of vLLM 0.32 and starts no engine. Per family: the model directories, `cases.json` with the
-placeholder and the tensors of one image each (big ones as hashes), `plans.json` with many sizes and no pixels, and
-`prompts.json` where expanding a prompt is more than replacing a token.
+Runs in an environment of vLLM and starts no engine. Per family: the model directories, `cases.json` with the placeholder and
+the tensors of one image each (big ones as hashes), `plans.json` with many sizes and no pixels, and `prompts.json` where
+expanding a prompt is more than replacing a token.
 """
 
 import argparse

@@ -2,8 +2,7 @@
 
     python make_vision_goldens.py [--out crates/chiasm-vision/tests/goldens]
 
-Runs where `transformers` 5.19, torch, torchvision, Pillow and blake3 are installed; any environment of vLLM 0.32 is
-one. The images are formulas (fixture_images.py), the outputs are hashes, and a few small ones are kept whole to
+Runs where `transformers`, torch, torchvision, Pillow and blake3 are installed; any environment of vLLM is one. The images are formulas (fixture_images.py), the outputs are hashes, and a few small ones are kept whole to
 debug with. `index.json` records the versions.
 """
 

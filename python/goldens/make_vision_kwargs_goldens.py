@@ -2,7 +2,7 @@
 
     python make_vision_kwargs_goldens.py MODEL_DIR... [--out crates/chiasm-vision/tests/goldens]
 
-Needs vLLM 0.32 and one model directory (configs and tokenizer; no weights) per family, for instance those that
+Needs vLLM and one model directory (configs and tokenizer; no weights) per family, for instance those that
 python/models/make_tiny_models.py writes. Starts no engine. A request that vLLM fails is recorded as null.
 """
 
@@ -71,18 +71,18 @@ def main() -> None:
     rows = []
     for model in arguments.models:
         config = ModelConfig(model=str(model), dtype="float32")
-        assert config.multimodal_config.mm_device_do_normalize
+        dtype = "torch.uint8" if config.multimodal_config.mm_device_do_normalize else "torch.float32"
         processor = MULTIMODAL_REGISTRY.create_processor(config)
         for kwargs in KWARGS:
-            rows.append({"model": config.hf_config.model_type, "kwargs": kwargs} | outcome(processor, kwargs))
+            rows.append({"model": config.hf_config.model_type, "kwargs": kwargs} | outcome(processor, kwargs, dtype))
     head = {"versions": {"vllm": vllm.__version__, "transformers": transformers.__version__}, "image": list(SIZE)}
     lines = ",\n".join(json.dumps(row) for row in rows)
     (arguments.out / "kwargs.json").write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
     print(f"{len(rows)} rows")
 
 
-def outcome(processor, kwargs: dict) -> dict:
-    """The grid and the length of the placeholder."""
+def outcome(processor, kwargs: dict, dtype: str) -> dict:
+    """The grid and the length of the placeholder, of a tensor with elements of this type."""
     info = processor.info
     start, image, end = (
         info.get_tokenizer().convert_tokens_to_ids(token)
@@ -98,7 +98,7 @@ def outcome(processor, kwargs: dict) -> dict:
     except (ValueError, TypeError):
         return {"grid": None}
     item = result["mm_kwargs"]["image"][0]
-    assert str(item["pixel_values"].data.dtype) == "torch.uint8"
+    assert str(item["pixel_values"].data.dtype) == dtype
     grid = item["image_grid_thw"].data.tolist()
     return {"grid": grid, "tokens": result["mm_placeholders"]["image"][0].length}
 

@@ -3,7 +3,7 @@
 
     VLLM_TARGET_DEVICE=cpu python make_media_goldens.py
 
-needs vLLM 0.32 and Pillow 13 (and OpenCV, for the JPEG samplings that Pillow does not write). It writes the files and an
+needs vLLM and Pillow 13 (and OpenCV, for the JPEG samplings that Pillow does not write). It writes the files and an
 `index.json` to crates/chiasm-media/tests/goldens. An entry is either `pixels` (size and blake3 of the RGB bytes) or
 `error`. Where Chiasm differs from vLLM on purpose, the entry is what Chiasm does and the note says why. The files
 themselves come from the *_cases modules.

@@ -27,8 +27,12 @@ def add_all():
         for grey in sorted({0, 1, (1 << depth) - 1, 0x155, 0xAA}):
             trns = [chunk(b"tRNS", struct.pack(">H", grey))]
             add(f"png-grey{depth}-trns{grey}.png", png(37, 9, depth, 0, png_pixel(depth, 0), trns))
-    add("png-rgb8-trns-is-kept.png", png(16, 16, 8, 2, lambda x, y: [255, x, y], [chunk(b"tRNS", struct.pack(">HHH", 255, 3, 4))]))
-    add("png-rgb16-trns.png", png(16, 16, 16, 2, png_pixel(16, 2), [chunk(b"tRNS", struct.pack(">HHH", 1, 2, 3))]))
+    for values in [(255, 3, 4), (0x1FF, 0x203, 0x104), (254, 3, 4)]:
+        trns = [chunk(b"tRNS", struct.pack(">HHH", *values))]
+        name = "-".join(map(str, values))
+        add(f"png-rgb8-trns{name}.png", png(16, 16, 8, 2, lambda x, y: [255, x, y], trns))
+        add(f"png-rgb16-trns{name}.png", png(16, 16, 16, 2, lambda x, y: [0xFF12, x << 8 | 3, y << 8], trns))
+    add("png-rgb8-trns-truncated.png", png(16, 16, 8, 2, lambda x, y: [255, x, y], [chunk(b"tRNS", b"\0\xff\0\3\0")]))
     for depth in (1, 2, 4, 8):
         entries = 1 << depth
         table = chunk(b"PLTE", palette_bytes(entries))

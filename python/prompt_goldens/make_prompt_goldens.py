@@ -5,7 +5,7 @@ usage: make_prompt_goldens.py [OUTDIR]      default: crates/chiasm-prompt/tests/
 
 Chat requests go through vLLM's request class, its HfRenderer (content format, conversation, template) and its
 tokenization and image processing. Small templates go through transformers' renderer alone.
-Needs vLLM 0.32 (the CPU build will do) with transformers 5.19; no weights, no network.
+Needs vLLM (the CPU build will do); no weights, no network.
 """
 import itertools
 import json

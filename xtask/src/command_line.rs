@@ -18,7 +18,10 @@ usage: cargo xtask COMMAND
   vllm-env [--vllm VERSION]
                     make or reuse the Python environment with vLLM for CPU, print its path
   models            make or reuse the tiny random models, print their directory
-  goldens           make the golden files again, say what changed
+  goldens [--vllm VERSION]
+                    make the golden files again with the newest vLLM, say what changed
+                    --vllm makes them on a copy with another version, and says what that makes otherwise
+  versions-page     write docs/versions.md again, of the results of the last `test --vllm all` that passed
   bench-peers pixels [--rounds N] [--json]
                     measure image preprocessing against llm-multimodal and transformers, write docs/benchmarks/pixels.*
                     --rounds takes 15 or more, --json prints the rows as well
@@ -44,7 +47,9 @@ pub(crate) enum Command {
         version: &'static str,
     },
     Models,
-    Goldens,
+    Goldens {
+        version: &'static str,
+    },
     BenchPeers {
         bench: Bench,
         rounds: u32,
@@ -55,6 +60,7 @@ pub(crate) enum Command {
     Test {
         versions: Vec<&'static str>,
     },
+    VersionsPage,
     Soak {
         minutes: u32,
         seed: Option<u64>,
@@ -71,7 +77,8 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         "help" | "--help" | "-h" => Command::Help,
         "vllm-env" => Command::VllmEnv { version: VLLM_VERSION },
         "models" => Command::Models,
-        "goldens" => Command::Goldens,
+        "versions-page" => Command::VersionsPage,
+        "goldens" => Command::Goldens { version: NEWEST },
         "bench-peers" => match flags.next().map(String::as_str) {
             Some("--help" | "-h") => return Ok(Command::Help),
             name => {
@@ -91,7 +98,9 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 Some("all") => *versions = VERSIONS.into_iter().rev().collect(),
                 name => *versions = vec![version(name)?],
             },
-            ("--vllm", Command::VllmEnv { version: asked }) => *asked = version(flags.next().map(String::as_str))?,
+            ("--vllm", Command::VllmEnv { version: asked } | Command::Goldens { version: asked }) => {
+                *asked = version(flags.next().map(String::as_str))?
+            }
             ("--json", Command::BenchPeers { json, .. }) => *json = true,
             ("--rounds", Command::BenchPeers { bench, rounds, .. }) => {
                 let (found, fewest) = (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
@@ -144,7 +153,8 @@ mod tests {
         assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
         assert_eq!(parse_words("vllm-env --vllm 0.33").unwrap(), Command::VllmEnv { version: "0.33.0" });
         assert_eq!(parse_words("models").unwrap(), Command::Models);
-        assert_eq!(parse_words("goldens").unwrap(), Command::Goldens);
+        assert_eq!(parse_words("goldens").unwrap(), Command::Goldens { version: NEWEST });
+        assert_eq!(parse_words("goldens --vllm 0.31").unwrap(), Command::Goldens { version: "0.31.0" });
         assert_eq!(parse_words("").unwrap(), Command::Help);
         assert_eq!(parse_words("models --help").unwrap(), Command::Help);
     }
@@ -155,9 +165,9 @@ mod tests {
         assert_eq!(parse_words("test").unwrap(), test(&["0.33.0"]));
         assert_eq!(parse_words("test --no-vllm").unwrap(), test(&[]));
         assert_eq!(parse_words("test --vllm 0.32").unwrap(), test(&["0.32.0"]));
-        assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0"]));
-        let error = parse_words("test --vllm 0.31").unwrap_err().to_string();
-        assert!(error.contains("0.32.0, 0.33.0") && parse_words("test --vllm").is_err(), "{error}");
+        assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0", "0.31.0"]));
+        let error = parse_words("test --vllm 0.30").unwrap_err().to_string();
+        assert!(error.contains("0.31.0, 0.32.0, 0.33.0") && parse_words("test --vllm").is_err(), "{error}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! Makes the golden files again with the pinned transformers and says which of the repository's files came out different.
+//! Makes the golden files again with the newest vLLM and says which of the repository's files came out different; or with another
+//! version on a copy of the repository, and says what that version makes otherwise.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write;
 use std::fs;
 use std::io;
@@ -9,7 +10,6 @@ use std::process::{Command, Stdio};
 
 use crate::child;
 use crate::error::Error;
-use crate::models;
 use crate::vllm_env::{Setup, VllmEnv};
 
 /// Each is run from the repository's root and writes its files where the tests read them.
@@ -43,14 +43,89 @@ enum Arguments {
 /// Path in the repository → hash of the file's bytes.
 type Snapshot = BTreeMap<String, blake3::Hash>;
 
-/// Runs every script, then reports.
-pub(crate) fn remake(setup: &Setup, env: &VllmEnv) -> Result<(), Error> {
+/// Runs every script, then reports. `models` are the tiny ones.
+pub(crate) fn remake(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), Error> {
     let root = &setup.workspace.root;
+    let before = snapshot(root)?;
+    run_scripts(setup, env, models, root)?;
+    let changes = changes(&before, &snapshot(root)?);
+    if changes.is_empty() {
+        println!("the goldens came out as they were");
+        return Ok(());
+    }
+    print!("{changes}");
+    println!("against the last commit:");
+    let mut diff = git(root);
+    diff.args(["diff", "--stat"]);
+    println!("{}", child::read(&mut diff, "git diff --stat")?);
+    Ok(())
+}
+
+/// Runs every script on a copy of the repository, and says which lines of which files came out different.
+pub(crate) fn compare(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), Error> {
+    let root = &setup.workspace.root;
+    let copy = tempfile::tempdir().map_err(Error::io("create", "a folder for a copy"))?;
+    let copy = copy.path();
+    let before = snapshot(root)?;
+    for name in before.keys() {
+        let to = copy.join(name);
+        to.parent().map_or(Ok(()), fs::create_dir_all).map_err(Error::io("create", &to))?;
+        fs::copy(root.join(name), &to).map_err(Error::io("copy", &to))?;
+    }
+    child::read(git(copy).args(["init", "-q"]), "git init")?;
+    run_scripts(setup, env, models, copy)?;
+    let after = snapshot(copy)?;
+    let mut same = true;
+    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    for name in names {
+        if before.get(name) == after.get(name) {
+            continue;
+        }
+        let read = |root: &Path| fs::read(root.join(name)).unwrap_or_default();
+        let difference = difference(&read(root), &read(copy));
+        if !difference.is_empty() {
+            same = false;
+            println!("{name}: {difference}");
+        }
+    }
+    if same {
+        println!("this version makes the same goldens");
+    }
+    Ok(())
+}
+
+/// What differs between two files beside the versions that they were made with; empty for nothing.
+fn difference(ours: &[u8], theirs: &[u8]) -> String {
+    let (Ok(ours), Ok(theirs)) = (str::from_utf8(ours), str::from_utf8(theirs)) else {
+        return "other bytes".to_owned();
+    };
+    let names_versions = |line: &&str| {
+        ["vllm", "transformers", "tokenizers", "torch", "torchvision"]
+            .iter()
+            .any(|name| line.contains(&format!("\"{name}\": \"")))
+    };
+    let (ours, theirs): (HashSet<&str>, HashSet<&str>) = (ours.lines().collect(), theirs.lines().collect());
+    let mut other: Vec<&str> = theirs.difference(&ours).copied().filter(|line| !names_versions(line)).collect();
+    let gone = ours.difference(&theirs).filter(|line| !names_versions(line)).count();
+    if other.is_empty() && gone == 0 {
+        return String::new();
+    }
+    other.sort_unstable();
+    let mut text = format!("{gone} of {} lines are gone, {} others came", ours.len(), other.len());
+    for line in other.iter().take(SHOWN_LINES) {
+        let _ = write!(text, "\n    {}", line.chars().take(SHOWN_CHARACTERS).collect::<String>());
+    }
+    text
+}
+
+/// Lines shown of what differs in one file, and how much of each.
+const SHOWN_LINES: usize = 3;
+const SHOWN_CHARACTERS: usize = 160;
+
+fn run_scripts(setup: &Setup, env: &VllmEnv, models: &Path, root: &Path) -> Result<(), Error> {
     for script in SCRIPTS {
         setup.workspace.file(script.path)?;
     }
-    let models = models::ensure(setup, env)?;
-    let before = snapshot(root)?;
     for Script { path, arguments } in SCRIPTS {
         setup.output.say(&format!("running {path}"))?;
         let mut python = env.python_command();
@@ -62,16 +137,6 @@ pub(crate) fn remake(setup: &Setup, env: &VllmEnv) -> Result<(), Error> {
         python.current_dir(root).stdin(Stdio::null());
         child::run(&mut python, path, &setup.output, &setup.cancel)?;
     }
-    let changes = changes(&before, &snapshot(root)?);
-    if changes.is_empty() {
-        println!("the goldens came out as they were");
-        return Ok(());
-    }
-    print!("{changes}");
-    println!("against the last commit:");
-    let mut diff = git(root);
-    diff.args(["diff", "--stat"]);
-    println!("{}", child::read(&mut diff, "git diff --stat")?);
     Ok(())
 }
 
@@ -127,6 +192,16 @@ fn changes(before: &Snapshot, after: &Snapshot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn versions_alone_are_no_difference() {
+        let ours = b"{\"vllm\": \"0.33.0\"}\n{\"a\": 1}\n{\"b\": 2}\n";
+        assert_eq!(difference(ours, b"{\"vllm\": \"0.32.0\"}\n{\"a\": 1}\n{\"b\": 2}\n"), "");
+        let found = difference(ours, b"{\"vllm\": \"0.32.0\"}\n{\"a\": 1}\n{\"b\": 3}\n");
+        assert_eq!(found, "1 of 3 lines are gone, 1 others came\n    {\"b\": 3}");
+        assert!(difference(ours, b"").starts_with("2 of 3 lines are gone"));
+        assert_eq!(difference(b"\xff", b"\xfe"), "other bytes");
+    }
 
     #[test]
     fn new_different_and_gone_files_are_told_apart() {

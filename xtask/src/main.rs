@@ -6,6 +6,7 @@
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
+//! | `versions_page` | what is told of these versions |
 //! | `models` | tiny random models made in that environment |
 //! | `goldens` | golden files made again, and what changed |
 //! | `soak` | the service in any weather, for as long as is asked |
@@ -29,6 +30,7 @@ mod python;
 mod soak;
 mod test_run;
 mod test_steps;
+mod versions_page;
 mod vllm_env;
 mod vllm_overlay;
 mod workspace;
@@ -39,6 +41,7 @@ use crate::child::{Cancel, Output};
 use crate::command_line::{Command, USAGE};
 use crate::error::Error;
 use crate::vllm_env::Setup;
+use crate::vllm_overlay::NEWEST;
 use crate::workspace::Workspace;
 
 fn main() -> ExitCode {
@@ -72,12 +75,18 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             let env = vllm_env::ensure(&setup)?;
             println!("{}", models::ensure(&setup, &env)?.display());
         }
-        Command::Goldens => {
+        Command::Goldens { version } => {
             let setup = setup()?;
-            let env = vllm_env::ensure(&setup)?;
-            goldens::remake(&setup, &env)?;
+            let base = vllm_env::ensure(&setup)?;
+            let models = models::ensure(&setup, &base)?;
+            let env = vllm_overlay::ensure_version(&setup, &base, version)?;
+            match version {
+                NEWEST => goldens::remake(&setup, &env, &models)?,
+                _ => goldens::compare(&setup, &env, &models)?,
+            }
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
+        Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
         Command::Test { versions } => return test_run::run(&Workspace::find()?, &versions),
     }

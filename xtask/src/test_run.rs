@@ -16,8 +16,9 @@ use crate::error::Error;
 use crate::models;
 use crate::plugin;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
+use crate::versions_page::{self, Passed, Tested};
 use crate::vllm_env::{self, Setup, VllmEnv};
-use crate::vllm_overlay;
+use crate::vllm_overlay::{self, VERSIONS};
 use crate::workspace::Workspace;
 
 const WITHOUT_ENGINES: &str = "\
@@ -50,11 +51,16 @@ struct Engines {
     env: VllmEnv,
     models: PathBuf,
     plugin: PathBuf,
+    /// Another version, for tests of both together.
+    other_version: &'static str,
+    other: VllmEnv,
 }
 
 impl Engines {
-    fn variables(&self) -> [(&'static str, OsString); 5] {
+    fn variables(&self) -> [(&'static str, OsString); 7] {
         [
+            ("CHIASM_TEST_OTHER_VLLM_VERSION", self.other_version.into()),
+            ("CHIASM_TEST_OTHER_PYTHON", self.other.python().into()),
             ("CHIASM_TEST_VLLM_VERSION", self.version.into()),
             ("CHIASM_TEST_VLLM", self.env.vllm().into()),
             ("CHIASM_TEST_PYTHON", self.env.python().into()),
@@ -68,24 +74,49 @@ impl Engines {
 pub(crate) fn run(workspace: &Workspace, versions: &[&'static str]) -> Result<ExitCode, Error> {
     let Some((first, others)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
-        let passed = run_plan(workspace, &test_steps::plan(false), None)?;
+        let passed = run_plan(workspace, &test_steps::plan(false), None)?.is_some();
         println!("\n{WITHOUT_ENGINES}");
         return Ok(exit_code(passed));
     };
-    let mut passed = run_plan(workspace, &test_steps::plan(true), Some(first))?;
+    let mut passed = Vec::new();
+    let mut run = |plan: &[&'static Step], version| -> Result<(), Error> {
+        passed.extend(run_plan(workspace, plan, Some(version))?.map(|entries| tested(version, entries)));
+        Ok(())
+    };
+    run(&test_steps::plan(true), first)?;
     for version in others {
         println!("\n==> vLLM {version}");
-        passed &= run_plan(workspace, &test_steps::engine_steps(), Some(version))?;
+        run(&test_steps::engine_steps(), version)?;
     }
-    Ok(exit_code(passed))
+    if passed.len() == VERSIONS.len() {
+        versions_page::write(workspace, &passed)?;
+    }
+    Ok(exit_code(passed.len() == versions.len()))
 }
 
 fn exit_code(passed: bool) -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs steps, with real engines if they are to be of some `version`, and says how they ended. Returns whether all passed.
-fn run_plan(workspace: &Workspace, plan: &[&'static Step], version: Option<&'static str>) -> Result<bool, Error> {
+/// What of a run's steps is told of a version: the tests with real engines.
+fn tested(version: &str, entries: Vec<Entry>) -> Tested {
+    let is_told = |title: &str| {
+        test_steps::engine_steps()
+            .iter()
+            .any(|step| step.title == title && !matches!(step.action, Action::AwaitEngines))
+    };
+    let steps = entries.into_iter().filter(|entry| is_told(entry.title) && entry.outcome == Outcome::Passed);
+    let steps = steps.map(|entry| Passed { title: entry.title.to_owned(), seconds: entry.time.as_secs() });
+    Tested { version: version.to_owned(), steps: steps.collect() }
+}
+
+/// Runs steps, with real engines if they are to be of some `version`, and says how they ended. `None` unless all passed or were left
+/// out.
+fn run_plan(
+    workspace: &Workspace,
+    plan: &[&'static Step],
+    version: Option<&'static str>,
+) -> Result<Option<Vec<Entry>>, Error> {
     let start = Instant::now();
     let mut background = version.map(|version| Background::start(workspace, version)).transpose()?;
     let entries = walk(plan, |step| {
@@ -96,7 +127,7 @@ fn run_plan(workspace: &Workspace, plan: &[&'static Step], version: Option<&'sta
         entries.len() == plan.len() && !entries.iter().any(|entry| matches!(entry.outcome, Outcome::Failed(_)));
     drop(background);
     println!("\n{}", summary(plan, &entries, start.elapsed()));
-    Ok(passed)
+    Ok(passed.then_some(entries))
 }
 
 /// Performs the steps in order until one fails. One that only takes too long does not stop it: what comes after may tell more.
@@ -249,7 +280,9 @@ impl Background {
                 let models = models::ensure(&setup, &base)?;
                 let plugin = plugin::ensure(&setup, &base)?;
                 let env = vllm_overlay::ensure_version(&setup, &base, version)?;
-                Ok(Engines { version, env, models, plugin })
+                let other_version = vllm_overlay::beside(version);
+                let other = vllm_overlay::ensure_version(&setup, &base, other_version)?;
+                Ok(Engines { version, env, models, plugin, other_version, other })
             });
             match &result {
                 Ok(_) | Err(Error::Cancelled) => {}

@@ -1,7 +1,7 @@
 //! Other versions of vLLM than the environment's own: the packages that differ, in a folder that Python looks into first, and
 //! programs that know of it.
 //!
-//! They have no build for CPUs yet, so they run on the compiled parts of the environment's. Tests with them verify their Python and
+//! Those that have no build for CPUs yet run on the compiled parts of the environment's. Tests with them verify their Python and
 //! their wire, not their kernels.
 
 use std::fs::{self, Permissions};
@@ -20,19 +20,39 @@ struct Overlay {
     version: &'static str,
     /// The list that names vLLM's wheel and its bytes.
     list: &'static str,
+    /// Whether the wheel is built for CPUs.
+    runs_on_cpus: bool,
     /// Other packages that have to differ.
     beside: &'static [&'static str],
 }
 
-/// All of them, oldest first.
-const OVERLAYS: [Overlay; 1] =
-    [Overlay { version: "0.33.0", list: "python/vllm_env/vllm_0.33.txt", beside: &["orjson==3.13.0"] }];
+const V0_31: Overlay = Overlay {
+    version: "0.31.0",
+    list: "python/vllm_env/vllm_0.31.txt",
+    runs_on_cpus: true,
+    beside: &["transformers==5.17.0", "huggingface-hub==1.33.0", "xgrammar==0.2.7"],
+};
+
+const V0_33: Overlay = Overlay {
+    version: "0.33.0",
+    list: "python/vllm_env/vllm_0.33.txt",
+    runs_on_cpus: false,
+    beside: &["orjson==3.13.0", "transformers==5.20.2"],
+};
+
+const OVERLAYS: [Overlay; 2] = [V0_31, V0_33];
 
 /// The versions that tests can run with, oldest first.
-pub(crate) const VERSIONS: [&str; 2] = [vllm_env::VLLM_VERSION, OVERLAYS[0].version];
+pub(crate) const VERSIONS: [&str; 3] = [V0_31.version, vllm_env::VLLM_VERSION, V0_33.version];
 
 /// The version that is tested unless another one is asked for.
 pub(crate) const NEWEST: &str = VERSIONS[VERSIONS.len() - 1];
+
+/// The version that runs in one fleet with `version` in the tests: the environment's own, which is there in any case, or if it is
+/// this one, the newest.
+pub(crate) fn beside(version: &str) -> &'static str {
+    if version == vllm_env::VLLM_VERSION { NEWEST } else { vllm_env::VLLM_VERSION }
+}
 
 /// Makes one of [`VERSIONS`] ready over the environment `base`, or finds it made.
 pub(crate) fn ensure_version(setup: &Setup, base: &VllmEnv, version: &str) -> Result<VllmEnv, Error> {
@@ -98,8 +118,10 @@ fn build(
     install(&format!("pip install -r {}", overlay.list), &["--require-hashes", "-r", overlay.list])?;
     install(&format!("pip install {}", overlay.beside.join(" ")), overlay.beside)?;
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
-    remove_compiled(&site.join("vllm"))?;
-    link_compiled(&vllm_env::site_packages(base)?.join("vllm"), &site.join("vllm"))?;
+    if !overlay.runs_on_cpus {
+        remove_compiled(&site.join("vllm"))?;
+        link_compiled(&vllm_env::site_packages(base)?.join("vllm"), &site.join("vllm"))?;
+    }
     // vLLM picks its platform by its own version.
     let version = format!("{}+cpu", overlay.version);
     let published = site.join(format!("vllm-{}.dist-info", overlay.version));

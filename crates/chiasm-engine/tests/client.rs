@@ -179,10 +179,10 @@ async fn an_older_version_is_refused() {
     let dir = SocketDir::new().unwrap();
     let pending = pending(&dir).await;
     let endpoints = pending.endpoints().clone();
-    let old = EngineReady { vllm_version: "0.31.0".into(), ..report() };
+    let old = EngineReady { vllm_version: "0.30.0".into(), ..report() };
     let start = MockEngine::start(&endpoints, old, Order::ReportFirst);
     let (client, _engine) = soon(async { tokio::join!(pending.ready(), start) }).await;
-    assert!(matches!(client, Err(EngineError::Version { found, .. }) if found == "0.31.0"));
+    assert!(matches!(client, Err(EngineError::Version { found, .. }) if found == "0.30.0"));
 }
 
 #[tokio::test]

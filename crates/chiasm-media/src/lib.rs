@@ -5,7 +5,7 @@
 //! and routing need. Still images are the only modality yet; [`MediaHeader`] is where another one begins.
 //!
 //! [`with_pixels`] and [`decode`] make pixels of an image, and only of images that an engine lacks. The pixels are those that
-//! vLLM 0.32 feeds to a model's processor, bit for bit: Pillow's decoders, EXIF orientation applied, transparency flattened
+//! vLLM 0.33 feeds to a model's processor, bit for bit: Pillow's decoders, EXIF orientation applied, transparency flattened
 //! onto white, other modes converted as `convert("RGB")` does. PNG, JPEG, WebP, GIF (first frame) and BMP are read; anything
 //! else is [`Fault::Unsupported`]. Where Pillow raises an error, so does this crate; where vLLM goes on with half an image
 //! after such an error, this crate still returns it (see [`decode`]).

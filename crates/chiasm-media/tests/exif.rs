@@ -56,7 +56,7 @@ fn block_with_value(entry: (u16, u16, u32), value: &[u8]) -> Vec<u8> {
 }
 
 /// What Pillow 13's `ImageOps.exif_transpose` was measured to do with each block in a JPEG, a PNG and a WebP file: the
-/// orientation it applies, 1 also where it raises, as vLLM 0.32 goes on with the image as it is.
+/// orientation it applies, 1 also where it raises, as vLLM 0.33 goes on with the image as it is.
 fn cases() -> Vec<(&'static str, Vec<u8>, u8)> {
     let cut = |bytes: usize| block(&[SIX])[..bytes].to_vec();
     let big_endian = |directory: &[u8]| [b"MM\0*\0\0\0\x08", directory].concat();

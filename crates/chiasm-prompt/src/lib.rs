@@ -8,7 +8,7 @@
 //! | answer's tokens → text, never half a character | [`Detokenizer`] |
 //! | text → text up to a stop string | [`StopStrings`] |
 //!
-//! The measure is vLLM 0.32 with `transformers` 5.19: the same request must become the same token ids. Everything here
+//! The measure is vLLM 0.33 with `transformers` 5.20: the same request must become the same token ids. Everything here
 //! is synchronous CPU work without I/O after loading.
 //!
 //! ```no_run

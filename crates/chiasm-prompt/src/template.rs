@@ -1,4 +1,4 @@
-//! Chat templates: from a conversation to the prompt's text, as `transformers` 5.19 and vLLM 0.32 render it.
+//! Chat templates: from a conversation to the prompt's text, as `transformers` 5.20 and vLLM 0.33 render it.
 
 mod content_format;
 mod continuation;

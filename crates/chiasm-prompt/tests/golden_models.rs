@@ -1,4 +1,4 @@
-//! Chats, completions and answers of whole model directories against what vLLM 0.32 with transformers 5.19 makes of
+//! Chats, completions and answers of whole model directories against what vLLM 0.33 with transformers 5.20 makes of
 //! them (`python/prompt_goldens`).
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -160,8 +160,8 @@ fn completions_become_the_same_tokens() {
 #[test]
 fn the_goldens_are_of_the_versions_that_we_follow() {
     let versions = read("versions");
-    assert!(versions["vllm"].as_str().unwrap().starts_with("0.32."), "{versions}");
-    assert!(versions["transformers"].as_str().unwrap().starts_with("5.19."), "{versions}");
+    assert!(versions["vllm"].as_str().unwrap().starts_with("0.33."), "{versions}");
+    assert!(versions["transformers"].as_str().unwrap().starts_with("5.20."), "{versions}");
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
             let mut report = of_router(worker);
             report["kv_events"] = of_events(counts.get(&worker.id).copied().unwrap_or_default());
             let present = fleet.worker(worker.id);
+            report["runs"] =
+                present.as_ref().map_or(Value::Null, |worker| worker.backend.capabilities().engine.clone().into());
             report["condition"] = present.as_ref().map_or(Value::Null, |worker| worker.condition().name().into());
             let arena = present.and_then(|worker| worker.backend.memory());
             report["arena"] = arena.map_or(

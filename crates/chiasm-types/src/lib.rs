@@ -12,6 +12,7 @@
 //! | [`Dtype`] | element type of a tensor |
 //! | [`TensorField`] | how an engine joins a tensor with those of other items |
 //! | [`Modality`] | image, video, audio, or what a model's own processor brings |
+//! | [`VllmVersion`] | the release number of an engine's vLLM |
 #![forbid(unsafe_code)]
 
 mod block_size;
@@ -22,6 +23,7 @@ mod placeholder;
 mod plan_class_id;
 mod tensor_field;
 mod token;
+mod vllm_version;
 mod worker;
 
 pub use block_size::BlockSize;
@@ -32,4 +34,5 @@ pub use placeholder::Placeholder;
 pub use plan_class_id::PlanClassId;
 pub use tensor_field::TensorField;
 pub use token::{TokenId, TokenRun};
+pub use vllm_version::VllmVersion;
 pub use worker::WorkerId;

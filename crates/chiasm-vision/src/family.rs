@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use chiasm_types::VllmVersion;
 use serde_json::{Map, Value};
 
 use crate::families::qwen_vl::{self, QwenVl};
@@ -54,8 +55,9 @@ pub(crate) struct FamilyEntry {
     /// Values of `image_processor_type` that mean this family's processor; so does none. Empty if there is no file for
     /// it.
     pub(crate) image_processors: &'static [&'static str],
-    /// Whether vLLM normalises on the device by default (`supports_mm_device_do_normalize` of the model class).
-    pub(crate) engine_normalizes: bool,
+    /// The first version of vLLM that normalises on the device by default (`supports_mm_device_do_normalize` of the model
+    /// class); `None` if none does.
+    pub(crate) engine_normalizes_since: Option<VllmVersion>,
     pub(crate) build: Build,
 }
 
@@ -108,76 +110,80 @@ const GOT_OCR2_PROCESSORS: &[&str] =
 
 /// The table. A new family gets a row here and a file in `families/`.
 pub(crate) static FAMILIES: &[FamilyEntry] = &[
-    qwen_vl("qwen2_vl", |dir, _| QwenVl::read(dir, qwen_vl::Generation::Two)),
-    qwen_vl("qwen2_5_vl", |dir, _| QwenVl::read(dir, qwen_vl::Generation::TwoFive)),
-    qwen_vl("qwen3_vl", |dir, _| QwenVl::read(dir, qwen_vl::Generation::Three)),
-    qwen_vl("qwen3_vl_moe", |dir, _| QwenVl::read(dir, qwen_vl::Generation::Three)),
-    qwen_vl("qwen3_5", |dir, _| QwenVl::read(dir, qwen_vl::Generation::ThreeFive)),
-    qwen_vl("qwen3_5_moe", |dir, _| QwenVl::read(dir, qwen_vl::Generation::ThreeFive)),
+    qwen_vl("qwen2_vl", ALL_SUPPORTED, |dir, _| QwenVl::read(dir, qwen_vl::Generation::Two)),
+    qwen_vl("qwen2_5_vl", ALL_SUPPORTED, |dir, _| QwenVl::read(dir, qwen_vl::Generation::TwoFive)),
+    qwen_vl("qwen3_vl", V0_32, |dir, _| QwenVl::read(dir, qwen_vl::Generation::Three)),
+    qwen_vl("qwen3_vl_moe", V0_32, |dir, _| QwenVl::read(dir, qwen_vl::Generation::Three)),
+    qwen_vl("qwen3_5", V0_32, |dir, _| QwenVl::read(dir, qwen_vl::Generation::ThreeFive)),
+    qwen_vl("qwen3_5_moe", V0_32, |dir, _| QwenVl::read(dir, qwen_vl::Generation::ThreeFive)),
     FamilyEntry {
         model_type: "llava",
         vision: VisionTower::Not("pixtral"),
         image_processors: CLIP_PROCESSORS,
-        engine_normalizes: false,
+        engine_normalizes_since: None,
         build: |dir, _| llava::Llava::read(dir),
     },
     FamilyEntry {
         model_type: "llava",
         vision: VisionTower::Only("pixtral"),
         image_processors: PIXTRAL_PROCESSORS,
-        engine_normalizes: false,
+        engine_normalizes_since: None,
         build: |dir, vocabulary| pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Pixtral),
     },
     FamilyEntry {
         model_type: "llava_next",
         vision: VisionTower::Any,
         image_processors: LLAVA_NEXT_PROCESSORS,
-        engine_normalizes: false,
+        engine_normalizes_since: None,
         build: |dir, _| llava_next::LlavaNext::read(dir),
     },
     FamilyEntry {
         model_type: "llama4",
         vision: VisionTower::Any,
         image_processors: LLAMA4_PROCESSORS,
-        engine_normalizes: false,
+        engine_normalizes_since: None,
         build: llama4::Llama4::read,
     },
     FamilyEntry {
         model_type: "gemma3",
         vision: VisionTower::Any,
         image_processors: GEMMA3_PROCESSORS,
-        engine_normalizes: false,
+        engine_normalizes_since: None,
         build: gemma3::Gemma3::read,
     },
     FamilyEntry {
         model_type: "internvl",
         vision: VisionTower::Any,
         image_processors: GOT_OCR2_PROCESSORS,
-        engine_normalizes: false,
+        engine_normalizes_since: None,
         build: internvl::InternVl::read,
     },
     FamilyEntry {
         model_type: "internvl_chat",
         vision: VisionTower::Any,
         image_processors: &[],
-        engine_normalizes: false,
+        engine_normalizes_since: None,
         build: internvl_chat::InternVlChat::read,
     },
     FamilyEntry {
         model_type: "mistral3",
         vision: VisionTower::Only("pixtral"),
         image_processors: PIXTRAL_PROCESSORS,
-        engine_normalizes: true,
+        engine_normalizes_since: Some(V0_32),
         build: |dir, vocabulary| pixtral::Pixtral::read(dir, vocabulary, pixtral::Generation::Mistral3),
     },
 ];
 
-const fn qwen_vl(model_type: &'static str, build: Build) -> FamilyEntry {
+const V0_32: VllmVersion = VllmVersion::minor(0, 32);
+/// Older than any that is supported.
+const ALL_SUPPORTED: VllmVersion = VllmVersion::minor(0, 0);
+
+const fn qwen_vl(model_type: &'static str, engine_normalizes_since: VllmVersion, build: Build) -> FamilyEntry {
     FamilyEntry {
         model_type,
         vision: VisionTower::Any,
         image_processors: QWEN_VL_PROCESSORS,
-        engine_normalizes: true,
+        engine_normalizes_since: Some(engine_normalizes_since),
         build,
     }
 }

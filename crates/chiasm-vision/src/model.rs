@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use chiasm_types::Dtype;
+use chiasm_types::{Dtype, VllmVersion};
 use half::{bf16, f16};
 use serde_json::{Map, Value};
 
@@ -88,10 +88,10 @@ impl VisionModel {
         self.family.counted_rows()
     }
 
-    /// Whether vLLM normalises this family's pixels in the engine unless told not to. It then wants
-    /// [`PixelFormat::RawU8`]; floats would be normalised twice.
-    pub fn engine_normalizes(&self) -> bool {
-        self.entry.engine_normalizes
+    /// The first version of vLLM that normalises this family's pixels in the engine unless told not to; `None` if none does.
+    /// From then on it wants [`PixelFormat::RawU8`], as floats would be normalised twice; before, it wants floats.
+    pub fn engine_normalizes_since(&self) -> Option<VllmVersion> {
+        self.entry.engine_normalizes_since
     }
 
     /// Parses a request's `mm_processor_kwargs`, which replace the model's own settings and those of

@@ -22,7 +22,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     let model =
         read_model(&args.model)?.ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
     let kwargs = model.parse_kwargs(&args.mm_processor_kwargs)?;
-    let format = if args.normalized || !model.engine_normalizes() {
+    let format = if args.normalized || model.engine_normalizes_since().is_none() {
         PixelFormat::Normalized(Dtype::F32)
     } else {
         PixelFormat::RawU8

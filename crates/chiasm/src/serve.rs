@@ -233,14 +233,14 @@ pub(crate) fn connector(host: impl EngineHost, options: &EngineOptions) -> Box<d
     Box::new(EngineConnector::new(host, options.clone()))
 }
 
-/// Raw values where the engine normalises. vLLM does so by default for the families that can.
+/// Raw values where the engine normalises. vLLM does so by default for the families that can, from some version on.
 fn format_policy(args: &ServeArgs, flags: &VllmFlags, model: &ServedModel) -> FormatPolicy {
     match args.engines.mm_tensor_format.or(args.engines.pixels).unwrap_or(TensorFormats::Auto) {
         TensorFormats::Raw => FormatPolicy::Raw,
         TensorFormats::Float => FormatPolicy::Float,
         TensorFormats::Auto => {
-            let by_default = model.vision.as_ref().is_some_and(|vision| vision.engine_normalizes());
-            if by_default && flags.normalize { FormatPolicy::Raw } else { FormatPolicy::Float }
+            let since = model.vision.as_ref().and_then(|vision| vision.engine_normalizes_since());
+            since.filter(|_| flags.normalize).map_or(FormatPolicy::Float, FormatPolicy::RawSince)
         }
     }
 }

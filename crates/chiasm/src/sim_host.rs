@@ -28,10 +28,9 @@ impl SimHost {
 /// Told which values it will be sent, it takes no others: what would be normalised twice, silently, must not pass.
 pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Option<FormatPolicy>) -> SimConfig {
     let mut config = SimConfig::new("");
-    match format {
-        Some(FormatPolicy::Raw) => config.images.dtypes = vec![Dtype::U8],
-        Some(FormatPolicy::Float) => config.images.dtypes = vec![Dtype::F16, Dtype::BF16, Dtype::F32],
-        None => {}
+    if let Some(format) = format {
+        let raw = format.is_raw(&config.vllm_version);
+        config.images.dtypes = if raw { vec![Dtype::U8] } else { vec![Dtype::F16, Dtype::BF16, Dtype::F32] };
     }
     // clap has checked that it is not 0
     if let Some(block_size) = BlockSize::new(args.sim_block_size) {

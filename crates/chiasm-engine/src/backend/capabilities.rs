@@ -51,7 +51,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
 
 /// The values that the engine is sent: normalised ones are of the model's own element type, as vLLM's frontend casts them.
 pub(super) fn format(ready: &EngineReady, policy: FormatPolicy) -> Result<TensorFormat, String> {
-    if policy == FormatPolicy::Raw {
+    if policy.is_raw(&ready.vllm_version) {
         return Ok(TensorFormat::Raw);
     }
     let name = ready.dtype.trim_start_matches("torch.");
@@ -115,6 +115,8 @@ fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use chiasm_types::VllmVersion;
+
     use super::*;
 
     fn published(endpoint: &str, replay: Option<&str>) -> KvEventsConfig {
@@ -166,6 +168,26 @@ mod tests {
         for config in [None, Some(&off), Some(&null)] {
             assert!(matches!(kv_source(config, &Locality::Here), KvSource::Unknown { .. }));
         }
+    }
+
+    #[test]
+    fn values_are_raw_from_the_version_on_that_normalises() {
+        let since = FormatPolicy::RawSince(VllmVersion::minor(0, 32));
+        let of = |version: &str, policy| {
+            let ready = EngineReady {
+                vllm_version: version.to_owned(),
+                dtype: "torch.bfloat16".to_owned(),
+                ..EngineReady::default()
+            };
+            format(&ready, policy)
+        };
+        let floats = Ok(TensorFormat::Normalized(Dtype::BF16));
+        assert_eq!(of("0.31.9", since), floats);
+        for version in ["0.32.0", "0.33.1rc1", "0.32.0.dev7", "main"] {
+            assert_eq!(of(version, since), Ok(TensorFormat::Raw), "{version}");
+        }
+        assert_eq!(of("0.31.0", FormatPolicy::Raw), Ok(TensorFormat::Raw));
+        assert_eq!(of("0.33.0", FormatPolicy::Float), floats);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver};
-use chiasm_types::WorkerId;
+use chiasm_types::{VllmVersion, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::arena_policy::ArenaPolicy;
@@ -24,8 +24,21 @@ const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 pub enum FormatPolicy {
     /// Raw ones: the engine normalises. Sending it floats would normalise them twice, silently.
     Raw,
+    /// Raw ones from this version of vLLM on, and from one that tells no number; normalised ones before it.
+    RawSince(VllmVersion),
     /// Normalised ones, in the element type that the engine reports.
     Float,
+}
+
+impl FormatPolicy {
+    /// Whether an engine that reports this version of vLLM is sent raw values.
+    pub fn is_raw(self, vllm_version: &str) -> bool {
+        match self {
+            Self::Raw => true,
+            Self::RawSince(first) => VllmVersion::parse(vllm_version).is_none_or(|found| found >= first),
+            Self::Float => false,
+        }
+    }
 }
 
 /// How the engines of one worker are talked to.

@@ -324,7 +324,7 @@ mod tests {
         assert!(check_version("0.32.0", true).is_ok());
         assert!(check_version("0.34.1", false).is_ok());
         assert!(check_version("main", false).is_ok());
-        for (found, strict) in [("0.31.9", false), ("0.34.1", true), ("main", true)] {
+        for (found, strict) in [("0.30.9", false), ("0.34.1", true), ("main", true)] {
             assert!(matches!(check_version(found, strict), Err(EngineError::Version { .. })), "{found}");
         }
     }

@@ -40,7 +40,7 @@ use memory::{Reused, Scratch, rgb_bytes};
 /// Decodes an image to packed RGB with its orientation applied, into memory that is used again. CPU-heavy: not for
 /// async threads.
 ///
-/// Equal, bit for bit, to `vllm.multimodal.media.ImageMediaIO().load_bytes(bytes)` of vLLM 0.32 with Pillow 13. Memory
+/// Equal, bit for bit, to `vllm.multimodal.media.ImageMediaIO().load_bytes(bytes)` of vLLM 0.33 with Pillow 13. Memory
 /// stays in the order of ten bytes per pixel, and [`EncodedMedia::from_bytes`] has limited their number.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! The form of `content` that a chat template wants: read off its syntax tree by the rule that vLLM applies.
 //!
 //! A template that loops over a message's content wants a list of parts, any other one wants a string. What counts as a
-//! message and as its content follows `_detect_content_format` of `vllm/renderers/hf.py` (0.32.0), oddities included:
+//! message and as its content follows `_detect_content_format` of `vllm/renderers/hf.py` (0.33.0), oddities included:
 //! the same conversation must become the same tokens. Where vLLM's analysis gives up, it takes a string, and so do we.
 
 use std::collections::HashSet;
@@ -38,7 +38,7 @@ struct Tree<'t, 's> {
 }
 
 impl<'t, 's> Tree<'t, 's> {
-    /// `None` where vLLM's analysis gives up: an assignment or loop that unpacks.
+    /// `None` where vLLM's analysis gives up: a loop that unpacks.
     fn loops_over_content(&self) -> Option<bool> {
         let messages = self.message_names()?;
         let is_content = |expr: &Expr<'_>| messages.iter().any(|name| is_attribute(expr, name, "content"));
@@ -55,24 +55,24 @@ impl<'t, 's> Tree<'t, 's> {
         Some(false)
     }
 
-    /// Names that stand for one message: targets of loops over `messages` or over a variable made from it.
+    /// Names that stand for one message: targets of loops over `messages`, or over a variable or an attribute made from it.
     fn message_names(&self) -> Option<Vec<&'s str>> {
-        let mut lists = vec!["messages"];
+        let mut lists = vec!["messages".to_owned()];
         let mut next = 0;
-        while let Some(list) = lists.get(next).copied() {
+        while let Some(list) = lists.get(next).cloned() {
             next += 1;
             for (target, value) in &self.assignments {
-                if is_variable(value, list) {
-                    let name = variable(target)?;
-                    if !lists.contains(&name) {
-                        lists.push(name);
-                    }
-                }
+                let names = match namespace_arguments(value) {
+                    Some(arguments) => attributes_made_from(&list, target, arguments),
+                    None if is_path(value, &list) => path(target).into_iter().collect(),
+                    None => Vec::new(),
+                };
+                lists.extend(names.into_iter().filter(|name| !lists.contains(name)).collect::<Vec<_>>());
             }
         }
         self.loops
             .iter()
-            .filter(|(for_loop, _)| lists.iter().any(|list| is_variable(&for_loop.iter, list)))
+            .filter(|(for_loop, _)| lists.iter().any(|list| is_path(&for_loop.iter, list)))
             .map(|(for_loop, _)| variable(&for_loop.target))
             .collect()
     }
@@ -240,8 +240,34 @@ fn stripped<'t, 's>(expr: &'t Expr<'s>) -> Option<&'t Expr<'s>> {
     }
 }
 
-fn is_variable(expr: &Expr<'_>, name: &str) -> bool {
-    stripped(expr).and_then(variable) == Some(name)
+/// `name`, `name.attribute` and so on, as written.
+fn path(expr: &Expr<'_>) -> Option<String> {
+    match expr {
+        Expr::Var(node) => Some(node.id.to_owned()),
+        Expr::GetAttr(node) => Some(format!("{}.{}", path(&node.expr)?, node.name)),
+        _ => None,
+    }
+}
+
+fn is_path(expr: &Expr<'_>, name: &str) -> bool {
+    stripped(expr).and_then(path).is_some_and(|found| found == name)
+}
+
+/// What a namespace is made with.
+fn namespace_arguments<'t, 's>(expr: &'t Expr<'s>) -> Option<&'t [CallArg<'s>]> {
+    match expr {
+        Expr::Call(node) if variable(&node.expr) == Some("namespace") => Some(&node.args),
+        _ => None,
+    }
+}
+
+/// The attributes of a new namespace that are made from `list`.
+fn attributes_made_from(list: &str, namespace: &Expr<'_>, arguments: &[CallArg<'_>]) -> Vec<String> {
+    let attribute = |argument: &CallArg<'_>| match argument {
+        CallArg::Kwarg(name, value) if is_path(value, list) => Some(format!("{}.{name}", variable(namespace)?)),
+        _ => None,
+    };
+    arguments.iter().filter_map(attribute).collect()
 }
 
 /// `name.key` or `name['key']`.

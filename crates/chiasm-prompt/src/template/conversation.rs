@@ -1,4 +1,4 @@
-//! Messages as the chat template sees them: the dicts that vLLM builds (`vllm/renderers/chat_utils.py`, 0.32.0).
+//! Messages as the chat template sees them: the dicts that vLLM builds (`vllm/renderers/chat_utils.py`, 0.33.0).
 
 use chiasm_types::Modality;
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-//! Gemma 3: `Gemma3ImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it.
+//! Gemma 3: `Gemma3ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
 //!
 //! The image is squeezed into one square of a fixed number of tokens. With pan and scan, which a request may ask for,
 //! crops of long images follow as squares of their own, and words stand between them in the prompt.

@@ -1,5 +1,5 @@
-//! InternVL in the form of `transformers` (`model_type` internvl): `GotOcr2ImageProcessor` of `transformers` 5.19, as
-//! vLLM 0.32 calls it for `InternVLForConditionalGeneration`.
+//! InternVL in the form of `transformers` (`model_type` internvl): `GotOcr2ImageProcessor` of `transformers` 5.20, as
+//! vLLM 0.33 calls it for `InternVLForConditionalGeneration`.
 //!
 //! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows.
 

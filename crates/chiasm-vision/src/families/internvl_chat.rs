@@ -1,4 +1,4 @@
-//! InternVL 2.5 and 3 as OpenGVLab publishes them (`model_type` internvl_chat): vLLM 0.32's own processor
+//! InternVL 2.5 and 3 as OpenGVLab publishes them (`model_type` internvl_chat): vLLM 0.33's own processor
 //! (`vllm/transformers_utils/processors/internvl.py`), which resizes with Pillow.
 //!
 //! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows. All settings are in

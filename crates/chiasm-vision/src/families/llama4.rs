@@ -1,4 +1,4 @@
-//! Llama 4: `Llama4ImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it.
+//! Llama 4: `Llama4ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
 //!
 //! The image is fitted into a canvas of tiles, padded and cut; the whole image in one tile follows if there are several.
 //! Pixels are normalised in bfloat16.

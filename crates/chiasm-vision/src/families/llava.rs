@@ -1,4 +1,4 @@
-//! LLaVA-1.5: one square per image, `CLIPImageProcessor` and its like of `transformers` 5.19, as vLLM 0.32 calls them.
+//! LLaVA-1.5: one square per image, `CLIPImageProcessor` and its like of `transformers` 5.20, as vLLM 0.33 calls them.
 //!
 //! The shorter side is resized to the tower's side, the middle is cut out; every image has the same number of tokens.
 

@@ -1,4 +1,4 @@
-//! LLaVA-NeXT (anyres): `LlavaNextImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it.
+//! LLaVA-NeXT (anyres): `LlavaNextImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
 //!
 //! The whole image squeezed into one square, then the image fitted into the best of some resolutions, padded and cut
 //! into tiles. The token count follows the part that is not padding, plus a newline token per row.

@@ -1,4 +1,4 @@
-//! Pixtral and Mistral 3: `PixtralImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it for the checkpoints in
+//! Pixtral and Mistral 3: `PixtralImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it for the checkpoints in
 //! the form of `transformers` (`model_type` llava with a pixtral vision tower, and mistral3).
 //!
 //! The image keeps its shape, is shrunk if it is too large, and is stretched to whole patches. A token follows each row

@@ -70,6 +70,8 @@ pub(crate) enum Transparency<'a> {
     Alphas(&'a [u8]),
     /// Pixels of this grey are transparent.
     Grey(u16),
+    /// Pixels of this red, green and blue are transparent.
+    Rgb([u16; 3]),
 }
 
 /// The chunks that hold the zlib stream.
@@ -261,8 +263,11 @@ impl<'a> Info<'a> {
                     (false, value) => value,
                 }));
             }
-            // Pillow keeps the transparent colour of an RGB image as a note and never applies it.
-            Some(Layout::Rgb8 | Layout::Rgb16) => at_least(content, 6)?,
+            Some(Layout::Rgb8 | Layout::Rgb16) => {
+                let [r1, r2, g1, g2, b1, b2] = *content.first_chunk().ok_or(Refused)?;
+                let rgb = [[r1, r2], [g1, g2], [b1, b2]].map(u16::from_be_bytes);
+                self.transparency = Some(Transparency::Rgb(rgb));
+            }
             _ => {}
         }
         Ok(())

@@ -65,6 +65,7 @@ enum Converter {
     /// Red, green and blue this many bytes apart.
     Rgb {
         sample: usize,
+        transparent: Option<[u8; 3]>,
     },
     GreyAlpha {
         sample: usize,
@@ -76,10 +77,11 @@ enum Converter {
 
 impl Converter {
     fn new(header: &PngHeader<'_>) -> Result<Self, MediaError> {
-        let transparent_grey = match header.transparency {
-            // Pillow compares the low byte with the converted value, also for samples of other depths than eight bits.
-            Some(Transparency::Grey(value)) => Some(value as u8),
-            _ => None,
+        // Pillow compares the low byte with the converted value, also for samples of other depths than eight bits.
+        let (transparent_grey, transparent) = match header.transparency {
+            Some(Transparency::Grey(value)) => (Some(value as u8), None),
+            Some(Transparency::Rgb(rgb)) => (None, Some(rgb.map(|value| value as u8))),
+            _ => (None, None),
         };
         Ok(match header.layout {
             Layout::Grey(depth) => {
@@ -94,8 +96,8 @@ impl Converter {
             }
             Layout::Indexed(depth) => Self::Table { bits: depth.into(), table: Box::new(palette(header)?) },
             Layout::Grey16 => Self::Grey16 { transparent: transparent_grey },
-            Layout::Rgb8 => Self::Rgb { sample: 1 },
-            Layout::Rgb16 => Self::Rgb { sample: 2 },
+            Layout::Rgb8 => Self::Rgb { sample: 1, transparent },
+            Layout::Rgb16 => Self::Rgb { sample: 2, transparent },
             Layout::GreyAlpha8 => Self::GreyAlpha { sample: 1 },
             Layout::GreyAlpha16 => Self::GreyAlpha { sample: 2 },
             Layout::Rgba8 => Self::Rgba { sample: 1 },
@@ -127,10 +129,16 @@ impl Converter {
                     pixel.fill(if *transparent == Some(value) { 255 } else { value });
                 }
             }
-            Self::Rgb { sample: 1 } => rgb.copy_from_slice(&samples[..rgb.len()]),
-            Self::Rgb { sample } => {
-                for (value, sample) in rgb.iter_mut().zip(samples.chunks_exact(*sample)) {
-                    *value = sample[0];
+            Self::Rgb { sample, transparent } => {
+                if *sample == 1 {
+                    rgb.copy_from_slice(&samples[..rgb.len()]);
+                } else {
+                    for (value, sample) in rgb.iter_mut().zip(samples.chunks_exact(*sample)) {
+                        *value = sample[0];
+                    }
+                }
+                if let Some(transparent) = transparent {
+                    rgb.chunks_exact_mut(3).filter(|pixel| *pixel == transparent).for_each(|pixel| pixel.fill(255));
                 }
             }
             Self::GreyAlpha { sample } => {
@@ -161,7 +169,7 @@ fn palette(header: &PngHeader<'_>) -> Result<Table, MediaError> {
                 *colour = rgb_on_white(*colour, alpha);
             }
         }
-        Some(Transparency::Grey(_)) | None => {}
+        Some(Transparency::Grey(_) | Transparency::Rgb(_)) | None => {}
     }
     Ok(table)
 }

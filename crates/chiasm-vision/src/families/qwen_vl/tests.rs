@@ -108,7 +108,7 @@ fn facts_of_the_family() {
     assert_eq!(model.family(), "qwen2_vl");
     assert_eq!(model.prompt().marker[0].0, 151_655);
     assert_eq!(model.prompt().text, "<|vision_start|><|image_pad|><|vision_end|>");
-    assert!(model.engine_normalizes());
+    assert!(model.engine_normalizes_since().is_some());
 }
 
 #[test]

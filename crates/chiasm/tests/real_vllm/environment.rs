@@ -1,0 +1,185 @@
+//! What `cargo xtask test` provides, and the engines and references that are started with it.
+
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use chiasm_engine::SocketDir;
+use chiasm_engine::launch::{KvEventEndpoints, LaunchSpec};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::requests::ids;
+use crate::support::vllm_serves::{Group, VllmServes};
+use crate::support::{self, Server, free_port, wait_for};
+
+/// Engines start one after the other on a small machine.
+pub(crate) const STARTUP: Duration = Duration::from_secs(240);
+pub(crate) const BLOCK_SIZE: u64 = 32;
+/// Holds some five of the pictures, so that engines evict.
+pub(crate) const RECEIVER_CACHE_GB: f64 = 0.002;
+/// Holds some twelve of the pictures: slots are used again and again.
+pub(crate) const ARENA_GB: &str = "0.005";
+/// Holds every picture as any family's tensors, of which those in tiles take ten times as much.
+pub(crate) const ROOMY_ARENA_GB: &str = "0.1";
+/// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
+pub(crate) const ENGINE_FLAGS: &[&str] =
+    &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
+
+/// Held by a test that runs engines.
+pub(crate) static ENGINES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+/// What `cargo xtask test` provides.
+pub(crate) struct Environment {
+    vllm: String,
+    pub(crate) python: String,
+    models: PathBuf,
+    /// Where the plugin is installed.
+    plugin: String,
+    /// Of vLLM, as engines tell it.
+    pub(crate) version: String,
+    /// Another version of vLLM, for tests of both together.
+    pub(crate) other_version: String,
+    pub(crate) other_python: String,
+}
+
+impl Environment {
+    pub(crate) fn read() -> Self {
+        let variable =
+            |name| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test`"));
+        Self {
+            vllm: variable("CHIASM_TEST_VLLM"),
+            python: variable("CHIASM_TEST_PYTHON"),
+            models: variable("CHIASM_TEST_MODELS").into(),
+            plugin: variable("CHIASM_TEST_PLUGIN"),
+            version: variable("CHIASM_TEST_VLLM_VERSION"),
+            other_version: variable("CHIASM_TEST_OTHER_VLLM_VERSION"),
+            other_python: variable("CHIASM_TEST_OTHER_PYTHON"),
+        }
+    }
+
+    pub(crate) fn model(&self, name: &str) -> String {
+        self.models.join(name).display().to_string()
+    }
+
+    /// Launches engines with the plugin.
+    pub(crate) fn serve(&self, model: &str, engines: &str, flags: &[&str]) -> Server {
+        self.serve_in_mode("shm", model, engines, flags)
+    }
+
+    pub(crate) fn serve_in_mode(&self, mode: &str, model: &str, engines: &str, flags: &[&str]) -> Server {
+        let model = self.model(model);
+        let mut args = [model.as_str(), "--engines", engines, "--vllm", &self.vllm].map(str::to_owned).to_vec();
+        args.extend(serve_flags(mode, ARENA_GB));
+        args.extend([&["--port", "0", "--"], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
+        let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
+        Server::start_with(&args, &[("PYTHONPATH", &self.plugin)])
+    }
+
+    /// A place for engines to attach to, with the flags with which they would have been launched.
+    pub(crate) fn place(&self, model: &str, flags: &[&str]) -> Place {
+        let (sockets, handshake) = (SocketDir::new().expect("a folder"), format!("tcp://127.0.0.1:{}", free_port()));
+        let mut spec = LaunchSpec::new("engine", &self.vllm, self.model(model), &handshake);
+        spec.receiver_cache_gb = RECEIVER_CACHE_GB;
+        spec.kv_events = Some(KvEventEndpoints::ipc(&sockets));
+        spec.extra_args = [ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned).collect();
+        let arguments = spec.arguments().expect("flags that engines take").split_off(1);
+        Place { handshake, arguments, plugin: self.plugin.clone(), _sockets: sockets }
+    }
+
+    /// Attaches to an engine with the plugin.
+    pub(crate) fn attach(&self, mode: &str, arena_gb: &str, model: &str, flags: &[&str]) -> (Server, AttachedEngine) {
+        let place = self.place(model, flags);
+        let engine = place.start(&mut vllm_serves());
+        let state = tempfile::tempdir().expect("a folder");
+        let attach = [self.model(model), "--attach".to_owned(), place.handshake.clone()];
+        let keep = ["--state-dir".to_owned(), state.path().display().to_string()];
+        let args = [&attach[..], &keep, &serve_flags(mode, arena_gb)].concat();
+        let engine = AttachedEngine { _group: engine, _place: place, _state: state, args };
+        (engine.serve(), engine)
+    }
+
+    /// Starts what answers are compared with.
+    pub(crate) fn reference(&self, model: &str, flags: &[&str]) -> Reference {
+        let (model, port) = (self.model(model), free_port().to_string());
+        let own = [model.as_str(), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port];
+        let arguments = [&own[..], ENGINE_FLAGS, &["--trust-request-mm-kwargs"], flags].concat();
+        let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
+        Reference { url: format!("http://127.0.0.1:{port}"), _server: vllm_serves().serve(&arguments, None, true) }
+    }
+}
+
+/// Flags of `chiasm serve` that do not depend on where engines come from.
+pub(crate) fn serve_flags(mode: &str, arena_gb: &str) -> Vec<String> {
+    let cache = RECEIVER_CACHE_GB.to_string();
+    let flags = ["--served-model-name", "m", "--receiver-cache-gb", &cache, "--mm-transfer", mode, "--mm-arena-gb"];
+    [&flags[..], &[arena_gb, "--allow-private-media"]].concat().into_iter().map(str::to_owned).collect()
+}
+
+/// The one process that has imported vLLM. Ends with the tests: then its input does.
+pub(crate) fn vllm_serves() -> std::sync::MutexGuard<'static, VllmServes> {
+    pub(crate) static ONE: LazyLock<Mutex<VllmServes>> =
+        LazyLock::new(|| Mutex::new(VllmServes::start(&Environment::read().python)));
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where one engine after the other can be.
+pub(crate) struct Place {
+    /// Where they ask for their frontend.
+    pub(crate) handshake: String,
+    /// Those of `vllm`.
+    arguments: Vec<String>,
+    plugin: String,
+    _sockets: SocketDir,
+}
+
+impl Place {
+    /// Starts an engine with the plugin, in the process that has imported its version of vLLM. Killed when dropped.
+    pub(crate) fn start(&self, serves: &mut VllmServes) -> Group {
+        serves.serve(&self.arguments, Some(&self.plugin), false)
+    }
+}
+
+/// An engine that a server attaches to. Killed when dropped.
+pub(crate) struct AttachedEngine {
+    _group: Group,
+    _place: Place,
+    _state: TempDir,
+    /// Those of its frontends.
+    args: Vec<String>,
+}
+
+impl AttachedEngine {
+    /// Starts a frontend for it.
+    pub(crate) fn serve(&self) -> Server {
+        let args: Vec<&str> = self.args.iter().map(AsRef::as_ref).collect();
+        Server::start(&args)
+    }
+}
+
+/// A `vllm serve` that starts.
+pub(crate) struct Reference {
+    url: String,
+    _server: Group,
+}
+
+impl Reference {
+    /// Waits until it is ready; token ids that it gives for each request, and those of the prompt. Then it ends.
+    pub(crate) async fn answers(self, requests: &[Value]) -> Vec<(Value, Value)> {
+        let client = support::client();
+        let is_healthy = async || client.get(format!("{}/health", self.url)).send().await.is_ok();
+        wait_for("vllm serve", STARTUP, is_healthy).await;
+        let mut answers = Vec::new();
+        for request in requests {
+            let response = client
+                .post(format!("{}/v1/chat/completions", self.url))
+                .header("content-type", "application/json")
+                .body(request.to_string())
+                .send()
+                .await
+                .expect("vllm serve answers");
+            answers.push(ids(&support::json(response).await));
+        }
+        answers
+    }
+}

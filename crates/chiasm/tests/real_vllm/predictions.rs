@@ -1,0 +1,90 @@
+//! What engines find in their caches is what they were predicted to have.
+
+use std::time::Duration;
+
+use chiasm::scenarios::{DAWN, NIGHT, SNOW};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+
+use crate::environment::{ARENA_GB, ENGINES, Environment, STARTUP};
+use crate::requests::{image, text};
+use crate::support::{self, Server, wait_for};
+
+/// Models with one kind of attention and with several (windows, chunks, linear), each with a cache so small that blocks are
+/// evicted all the time: the engine finds exactly the blocks that it was predicted to have.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    let chosen = std::env::var("CHIASM_TEST_FAMILIES").ok();
+    for (model, blocks, flags) in [
+        ("qwen2vl", "60", &[][..]),
+        ("gemma3", "80", &[]),
+        ("llama4", "400", &[]),
+        ("qwen35", "60", &["--dtype", "bfloat16"]),
+    ] {
+        if chosen.as_ref().is_some_and(|chosen| !chosen.split(',').any(|name| name == model)) {
+            continue;
+        }
+        let small = ["--num-gpu-blocks-override", blocks, "--max-model-len", "1024"];
+        let (server, _engine) = environment.attach("shm", ARENA_GB, model, &[&small, flags].concat());
+        server.wait_ready(1, STARTUP).await;
+        predictions_come_true(&server, model).await;
+        assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+    }
+}
+
+/// Prompts that share beginnings, some with an image, one after the other.
+async fn predictions_come_true(server: &Server, model: &str) {
+    // The same prompts in every run: a failure comes again.
+    let mut random = SmallRng::seed_from_u64(1);
+    let mut words = |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(10..200)).collect() };
+    let beginnings: Vec<Vec<u32>> = [90, 200, 310, 420, 530, 640].map(&mut words).into();
+    let worker = async || -> Value {
+        let report = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+        support::json(report).await["workers"][0].clone()
+    };
+    let settled = async || {
+        let worker = worker().await;
+        worker["knowledge"] == "exact" && worker["promised_blocks"] == 0
+    };
+    wait_for("exact knowledge", STARTUP, &settled).await;
+    let block_size = worker().await["block_size"].as_u64().expect("a block size") as usize;
+    let mut found_at_all = 0;
+    for turn in 0..48 {
+        let (answer, max_tokens) = (["short", "long"][turn % 2], [1, 30][turn % 2]);
+        let response = if turn % 6 == 5 {
+            let content = json!([image([DAWN, SNOW, NIGHT][turn / 6 % 3]), text(answer)]);
+            let messages = json!([{"role": "user", "content": content}]);
+            server
+                .chat(&json!({"model": "m", "messages": messages, "max_tokens": max_tokens, "ignore_eos": true}))
+                .await
+        } else {
+            let beginning = &beginnings[turn * 5 % 6];
+            let shared = beginning.len() * (1 + turn % 3) / 3;
+            let prompt = [&beginning[..shared], &words([0, 7, 100][turn % 3])].concat();
+            let body = json!({"model": "m", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true});
+            server.post("/v1/completions", &body).await
+        };
+        let usage = response.ok()["usage"].clone();
+        let tokens = |count: &Value| count.as_u64().expect("a number of tokens") as usize;
+        let found = tokens(&usage["prompt_tokens_details"]["cached_tokens"]) / block_size;
+        let overlap = response.header("x-chiasm-overlap");
+        let overlap: usize = overlap.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("blocks");
+        // The last token of a prompt is computed in any case.
+        let predicted = overlap.min((tokens(&usage["prompt_tokens"]) - 1) / block_size);
+        assert_eq!(predicted, found, "{model}, request {turn}");
+        found_at_all += found;
+        wait_for("confirmed blocks", STARTUP, &settled).await;
+    }
+    assert!(found_at_all > 0, "{model}");
+    let worker = worker().await;
+    let count = |name: &str| worker["index"][name].as_u64();
+    assert_eq!((count("unknown_parents"), count("unknown_removals")), (Some(0), Some(0)), "{worker}");
+    for too in ["high", "low"] {
+        let name = format!("chiasm_overlap_error_blocks_total{{too=\"{too}\",state=\"exact\"}}");
+        assert_eq!(server.metric(&name).await, 0.0, "{model}: too {too}");
+    }
+}

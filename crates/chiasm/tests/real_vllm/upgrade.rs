@@ -1,0 +1,85 @@
+//! Engines of two versions of vLLM behind one frontend, as when a fleet is upgraded without a pause.
+
+use serde_json::{Value, json};
+
+use crate::environment::{ENGINES, Environment, Place, ROOMY_ARENA_GB, STARTUP, serve_flags, vllm_serves};
+use crate::requests::{family_requests, ids};
+use crate::support::vllm_serves::VllmServes;
+use crate::support::{Server, json, wait_for};
+
+/// From 0.32 on engines normalise its pixels themselves, older ones are sent normalised ones.
+const MODEL: &str = "qwen3vl";
+
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn engines_are_upgraded_one_after_the_other() {
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    let requests = family_requests(&json!({"max_pixels": 50176}));
+    let reference = environment.reference(MODEL, &[]).answers(&requests).await;
+
+    let (tested, other) = (&environment.version, &environment.other_version);
+    let mut others = VllmServes::start(&environment.other_python);
+    let places = [(); 2].map(|()| environment.place(MODEL, &[]));
+    let server = serve(&environment, &places);
+    let mut engines = Vec::from(places.each_ref().map(|place| place.start(&mut others)));
+    server.wait_ready(2, STARTUP).await;
+    assert_eq!(runs(&server).await, [is(other), is(other)]);
+    each_engine_answers_as(&server, &requests, &reference).await;
+
+    // Which of two workers an engine belongs to is known by its place.
+    for upgraded in 0..2 {
+        drop(engines.remove(0));
+        wait_for("the old engine's end", STARTUP, async || server.ready_workers().await == 1).await;
+        engines.push(places[upgraded].start(&mut vllm_serves()));
+        // Nobody waits for it.
+        server.chat(&requests[0]).await.ok();
+        server.wait_ready(2, STARTUP).await;
+        let second = [other, tested][upgraded];
+        assert_eq!(runs(&server).await, [is(tested), is(second)]);
+        each_engine_answers_as(&server, &requests, &reference).await;
+    }
+    for too in ["high", "low"] {
+        let name = format!("chiasm_overlap_error_blocks_total{{too=\"{too}\",state=\"exact\"}}");
+        assert_eq!(server.metric(&name).await, 0.0, "too {too}");
+    }
+    assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
+}
+
+/// A frontend for the engines of two places, which get requests in turn.
+fn serve(environment: &Environment, places: &[Place; 2]) -> Server {
+    let mut args = vec![environment.model(MODEL), "--policy".to_owned(), "round-robin".to_owned()];
+    args.extend(places.iter().flat_map(|place| ["--attach".to_owned(), place.handshake.clone()]));
+    args.extend(serve_flags("shm", ROOMY_ARENA_GB));
+    let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
+    Server::start(&args)
+}
+
+/// What `/workers` says an engine of this version runs.
+fn is(version: &str) -> Value {
+    json!(format!("vLLM {version}"))
+}
+
+/// What each worker runs.
+async fn runs(server: &Server) -> [Value; 2] {
+    let report = json(server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer")).await;
+    [0, 1].map(|worker| report["workers"][worker]["runs"].clone())
+}
+
+/// Every request twice with each engine: the first time it computes the prompt, then it finds what it was predicted to have.
+async fn each_engine_answers_as(server: &Server, requests: &[Value], reference: &[(Value, Value)]) {
+    for (request, expected) in requests.iter().zip(reference) {
+        let mut found = [0; 2];
+        for turn in 0..4 {
+            let answer = server.chat(request).await;
+            let body = answer.ok();
+            assert_eq!(ids(&body), *expected, "{} of {}", answer.header("x-chiasm-worker"), request["messages"]);
+            let cached = body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("tokens");
+            let worker = usize::from(answer.header("x-chiasm-worker") == "worker_1");
+            found[worker] += 1;
+            let prompt = body["usage"]["prompt_tokens"].as_u64().expect("tokens");
+            assert!(turn < 2 || prompt < 64 || cached > 0, "{request} is not cached by worker_{worker}");
+        }
+        assert_eq!(found, [2, 2], "answers of each worker");
+    }
+}
