@@ -6,6 +6,7 @@
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
+//! | `vllm_drift` | what a version of vLLM changes of what Chiasm relies on |
 //! | `models` | tiny random models made in that environment |
 //! | `goldens` | golden files made again, and what changed |
 //! | `soak` | the service in any weather, for as long as is asked |
@@ -29,6 +30,7 @@ mod python;
 mod soak;
 mod test_run;
 mod test_steps;
+mod vllm_drift;
 mod vllm_env;
 mod vllm_overlay;
 mod workspace;
@@ -78,6 +80,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             goldens::remake(&setup, &env)?;
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
+        Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write),
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
         Command::Test { versions } => return test_run::run(&Workspace::find()?, &versions),
     }

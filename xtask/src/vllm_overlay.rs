@@ -98,8 +98,7 @@ fn build(
     install(&format!("pip install -r {}", overlay.list), &["--require-hashes", "-r", overlay.list])?;
     install(&format!("pip install {}", overlay.beside.join(" ")), overlay.beside)?;
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
-    remove_compiled(&site.join("vllm"))?;
-    link_compiled(&vllm_env::site_packages(base)?.join("vllm"), &site.join("vllm"))?;
+    use_compiled_of(base, &site)?;
     // vLLM picks its platform by its own version.
     let version = format!("{}+cpu", overlay.version);
     let published = site.join(format!("vllm-{}.dist-info", overlay.version));
@@ -110,6 +109,12 @@ fn build(
     add_programs(&base.python(), path)?;
     setup.output.say("checking that vLLM starts")?;
     vllm_env::check_version(env, &version)
+}
+
+/// Puts the environment's compiled parts of vLLM in the place of those in a folder of packages.
+pub(crate) fn use_compiled_of(base: &VllmEnv, site: &Path) -> Result<(), Error> {
+    remove_compiled(&site.join("vllm"))?;
+    link_compiled(&vllm_env::site_packages(base)?.join("vllm"), &site.join("vllm"))
 }
 
 fn is_compiled(path: &Path) -> bool {
@@ -148,7 +153,7 @@ fn each_entry(folder: &Path, visit: &mut dyn FnMut(&Path) -> Result<(), Error>) 
 }
 
 /// The programs of an environment, for this folder's packages: `bin/python` and `bin/vllm`. What PYTHONPATH says comes after them.
-fn add_programs(python: &Path, path: &Path) -> Result<(), Error> {
+pub(crate) fn add_programs(python: &Path, path: &Path) -> Result<(), Error> {
     let bin = path.join("bin");
     fs::create_dir(&bin).map_err(Error::io("create", &bin))?;
     let serve = "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = \"vllm\"; main()";
