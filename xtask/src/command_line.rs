@@ -17,6 +17,9 @@ usage: cargo xtask COMMAND
                     random seed unless they are given
   vllm-env [--vllm VERSION]
                     make or reuse the Python environment with vLLM for CPU, print its path
+  vllm-drift VERSION [--write]
+                    say what a version of vLLM, as 0.34.0, changes of what Chiasm relies on, and exchange messages with its types;
+                    fails if anything changed. --write makes it the known state of its minor version, after you have looked
   models            make or reuse the tiny random models, print their directory
   goldens [--vllm VERSION]
                     make the golden files again with the newest vLLM, say what changed
@@ -45,6 +48,11 @@ pub(crate) enum Command {
     Help,
     VllmEnv {
         version: &'static str,
+    },
+    /// Compares a version of vLLM with what is known, or makes it what is known.
+    VllmDrift {
+        version: String,
+        write: bool,
     },
     Models,
     Goldens {
@@ -76,6 +84,10 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     let mut command = match name.as_str() {
         "help" | "--help" | "-h" => Command::Help,
         "vllm-env" => Command::VllmEnv { version: VLLM_VERSION },
+        "vllm-drift" => match flags.next().map(String::as_str) {
+            Some("--help" | "-h") => return Ok(Command::Help),
+            version => Command::VllmDrift { version: release(version)?, write: false },
+        },
         "models" => Command::Models,
         "versions-page" => Command::VersionsPage,
         "goldens" => Command::Goldens { version: NEWEST },
@@ -101,6 +113,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             ("--vllm", Command::VllmEnv { version: asked } | Command::Goldens { version: asked }) => {
                 *asked = version(flags.next().map(String::as_str))?
             }
+            ("--write", Command::VllmDrift { write, .. }) => *write = true,
             ("--json", Command::BenchPeers { json, .. }) => *json = true,
             ("--rounds", Command::BenchPeers { bench, rounds, .. }) => {
                 let (found, fewest) = (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
@@ -140,6 +153,14 @@ fn version(name: Option<&str>) -> Result<&'static str, Error> {
     VERSIONS.into_iter().find(is_named).ok_or_else(|| Error::UnknownVersion { name: name.to_owned() })
 }
 
+/// A full release number, of any version of vLLM.
+fn release(name: Option<&str>) -> Result<String, Error> {
+    let name = name.unwrap_or_default();
+    let numbers: Vec<_> = name.split('.').map(str::parse::<u32>).collect();
+    let is_release = numbers.len() == 3 && numbers.iter().all(Result::is_ok);
+    is_release.then(|| name.to_owned()).ok_or_else(|| Error::Release { found: name.to_owned() })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +189,19 @@ mod tests {
         assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0", "0.31.0"]));
         let error = parse_words("test --vllm 0.30").unwrap_err().to_string();
         assert!(error.contains("0.31.0, 0.32.0, 0.33.0") && parse_words("test --vllm").is_err(), "{error}");
+    }
+
+    #[test]
+    fn drift_takes_a_full_release_number_of_any_version() {
+        let drift = |version: &str, write| Command::VllmDrift { version: version.into(), write };
+        assert_eq!(parse_words("vllm-drift 0.34.1").unwrap(), drift("0.34.1", false));
+        assert_eq!(parse_words("vllm-drift 0.33.0 --write").unwrap(), drift("0.33.0", true));
+        assert_eq!(parse_words("vllm-drift --help").unwrap(), Command::Help);
+        for line in
+            ["vllm-drift", "vllm-drift 0.33", "vllm-drift 0.34.0rc1", "vllm-drift --write", "vllm-drift v0.33.0"]
+        {
+            assert!(parse_words(line).unwrap_err().to_string().contains("0.33.0"), "{line}");
+        }
     }
 
     #[test]

@@ -27,6 +27,12 @@ pub(crate) enum Error {
     #[error("`--vllm` takes one of {}, not `{name}`", VERSIONS.join(", "))]
     UnknownVersion { name: String },
 
+    #[error("`vllm-drift` takes a full release number as 0.33.0, not `{found}`")]
+    Release { found: String },
+
+    #[error("no manifest in python/vllm_drift/manifests is of vLLM {version} or an older one, write it with --write")]
+    NoManifest { version: String },
+
     #[error("`{flag}` takes a number")]
     Number { flag: &'static str },
 

@@ -109,6 +109,11 @@ impl KeyedDir {
     }
 }
 
+/// Whether the directory at `path` was made to its end.
+pub(crate) fn is_complete(path: &Path) -> bool {
+    path.join(MARKER).is_file()
+}
+
 fn remove_file(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io("remove", path)(error)),

@@ -6,6 +6,7 @@
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
+//! | `vllm_drift` | what a version of vLLM changes of what Chiasm relies on |
 //! | `versions_page` | what is told of these versions |
 //! | `models` | tiny random models made in that environment |
 //! | `goldens` | golden files made again, and what changed |
@@ -31,6 +32,7 @@ mod soak;
 mod test_run;
 mod test_steps;
 mod versions_page;
+mod vllm_drift;
 mod vllm_env;
 mod vllm_overlay;
 mod workspace;
@@ -86,6 +88,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             }
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
+        Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write),
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
         Command::Test { versions } => return test_run::run(&Workspace::find()?, &versions),

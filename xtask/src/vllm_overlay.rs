@@ -81,21 +81,51 @@ fn dir(workspace: &Workspace, overlay: &Overlay) -> Result<KeyedDir, Error> {
 
 fn ensure(setup: &Setup, base: &VllmEnv, overlay: &'static Overlay) -> Result<VllmEnv, Error> {
     let dir = dir(&setup.workspace, overlay)?;
+    let list = ["--require-hashes", "-r", overlay.list];
+    let make = |path: &Path, held: &Held| -> Result<(), Error> {
+        build(setup, base, overlay.version, overlay.runs_on_cpus, &[&list, overlay.beside], path, held)?;
+        setup.output.say("checking that vLLM starts")?;
+        vllm_env::check_version(&VllmEnv::at(path), &local_version(overlay.version))
+    };
+    ensure_made(setup, base, &dir, make)
+}
+
+/// A version that no list pins and that is no part of the tests, over the environment `base`, on whose compiled parts it may not even
+/// start: the published wheel.
+pub(crate) fn ensure_for_a_look(setup: &Setup, base: &VllmEnv, version: &str) -> Result<VllmEnv, Error> {
+    let inputs = vllm_env::inputs(&setup.workspace)?;
+    let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+    let dir = KeyedDir::new(&setup.workspace.cache, &format!("{FOR_A_LOOK}{version}"), &inputs);
+    let wheel = format!("vllm=={version}");
+    ensure_made(setup, base, &dir, |path, held| build(setup, base, version, false, &[&[&wheel]], path, held))
+}
+
+/// Names of environments for a look start so, those for tests with `vllm-`: no test finds one by mistake.
+pub(crate) const FOR_A_LOOK: &str = "drift-";
+
+fn ensure_made(
+    setup: &Setup,
+    base: &VllmEnv,
+    dir: &KeyedDir,
+    make: impl FnOnce(&Path, &Held) -> Result<(), Error>,
+) -> Result<VllmEnv, Error> {
     let env = VllmEnv::at(dir.path());
-    dir.ensure(
-        &setup.output,
-        &setup.cancel,
-        |_| base.python().is_file() && env.vllm().is_file(),
-        |path, held| build(setup, base, overlay, &env, path, held),
-    )?;
+    dir.ensure(&setup.output, &setup.cancel, |_| base.python().is_file() && env.vllm().is_file(), make)?;
     Ok(env)
 }
 
+/// What an overlay's vLLM says that its version is: it picks its platform by that.
+fn local_version(version: &str) -> String {
+    format!("{version}+cpu")
+}
+
+/// Fills the folder `path`; `packages` are what pip is told, one installation each.
 fn build(
     setup: &Setup,
     base: &VllmEnv,
-    overlay: &Overlay,
-    env: &VllmEnv,
+    version: &str,
+    runs_on_cpus: bool,
+    packages: &[&[&str]],
     path: &Path,
     held: &Held,
 ) -> Result<(), Error> {
@@ -104,34 +134,28 @@ fn build(
     // /tmp is often small, or memory.
     let downloads = path.join("downloads");
     fs::create_dir(&downloads).map_err(Error::io("create", &downloads))?;
-    let install = |what: &str, packages: &[&str]| -> Result<(), Error> {
+    for packages in packages {
         let mut pip = base.python_command();
         pip.args(["-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--retries", "10"])
             .arg("--target")
             .arg(&site)
-            .args(packages)
+            .args(*packages)
             .current_dir(&setup.workspace.root)
             .env("TMPDIR", &downloads)
             .stdin(held.as_input()?);
-        child::run(&mut pip, what, &setup.output, &setup.cancel)
-    };
-    install(&format!("pip install -r {}", overlay.list), &["--require-hashes", "-r", overlay.list])?;
-    install(&format!("pip install {}", overlay.beside.join(" ")), overlay.beside)?;
+        child::run(&mut pip, &format!("pip install {}", packages.join(" ")), &setup.output, &setup.cancel)?;
+    }
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
-    if !overlay.runs_on_cpus {
+    if !runs_on_cpus {
         remove_compiled(&site.join("vllm"))?;
         link_compiled(&vllm_env::site_packages(base)?.join("vllm"), &site.join("vllm"))?;
     }
-    // vLLM picks its platform by its own version.
-    let version = format!("{}+cpu", overlay.version);
-    let published = site.join(format!("vllm-{}.dist-info", overlay.version));
+    let published = site.join(format!("vllm-{version}.dist-info"));
     if published.exists() {
         fs::remove_dir_all(&published).map_err(Error::io("remove", &published))?;
     }
-    vllm_env::add_vllm_name(&site, &version)?;
-    add_programs(&base.python(), path)?;
-    setup.output.say("checking that vLLM starts")?;
-    vllm_env::check_version(env, &version)
+    vllm_env::add_vllm_name(&site, &local_version(version))?;
+    add_programs(&base.python(), path)
 }
 
 fn is_compiled(path: &Path) -> bool {

@@ -1,0 +1,66 @@
+//! Where the Python of a version of vLLM is: an environment of the tests, or one that is made for looking at it only.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::keyed_dir;
+use crate::vllm_env::VllmEnv;
+use crate::vllm_overlay::FOR_A_LOOK;
+use crate::workspace::Workspace;
+
+/// The folder in the cache for what is neither an environment nor in the repository.
+pub(super) fn work_folder(workspace: &Workspace) -> PathBuf {
+    workspace.cache.join("drift")
+}
+
+/// The folder of packages in an environment that has `vllm/` in it.
+pub(super) fn packages(env: &VllmEnv) -> Option<PathBuf> {
+    packages_in(env.path())
+}
+
+fn packages_in(environment: &Path) -> Option<PathBuf> {
+    let libraries = fs::read_dir(environment.join("lib")).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = libraries.map(|entry| entry.path().join("site-packages")).collect();
+    folders.push(environment.join("site"));
+    folders.into_iter().find(|folder| folder.join("vllm").is_dir())
+}
+
+/// The packages of a version, if an environment with it happens to be there.
+pub(super) fn in_the_cache(workspace: &Workspace, version: &str) -> Option<PathBuf> {
+    let starts = ["vllm-", FOR_A_LOOK].map(|start| format!("{start}{version}-"));
+    let mut environments: Vec<PathBuf> = fs::read_dir(&workspace.cache)
+        .ok()?
+        .flatten()
+        .filter(|entry| starts.iter().any(|start| entry.file_name().to_string_lossy().starts_with(start)))
+        .map(|entry| entry.path())
+        .collect();
+    environments.sort();
+    environments.iter().rev().filter(|path| keyed_dir::is_complete(path)).find_map(|path| packages_in(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_s_packages_are_found_in_environments_of_both_kinds() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = Workspace { root: PathBuf::from("/nowhere"), cache: dir.path().to_owned() };
+        for (environment, packages) in [
+            ("vllm-0.32.0-aa", "lib/python3.11/site-packages/vllm"),
+            ("vllm-0.33.0-bb", "site/vllm"),
+            ("drift-0.34.0-cc", "site/vllm"),
+            ("vllm-0.35.0-dd", "site"),
+        ] {
+            fs::create_dir_all(dir.path().join(environment).join(packages)).unwrap();
+            fs::write(dir.path().join(environment).join(".complete"), "").unwrap();
+        }
+        // One that is being made.
+        fs::create_dir_all(dir.path().join("vllm-0.33.0-ee/site/vllm")).unwrap();
+        let found = |version| in_the_cache(&workspace, version);
+        assert_eq!(found("0.32.0"), Some(dir.path().join("vllm-0.32.0-aa/lib/python3.11/site-packages")));
+        assert_eq!(found("0.33.0"), Some(dir.path().join("vllm-0.33.0-bb/site")));
+        assert_eq!(found("0.34.0"), Some(dir.path().join("drift-0.34.0-cc/site")));
+        assert_eq!((found("0.35.0"), found("0.3")), (None, None));
+    }
+}
