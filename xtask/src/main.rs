@@ -57,6 +57,10 @@ fn main() -> ExitCode {
     }
 }
 
+fn exit_code(passed: bool) -> ExitCode {
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 fn run(command: Command) -> Result<ExitCode, Error> {
     let setup = || -> Result<Setup, Error> {
         Ok(Setup { workspace: Workspace::find()?, output: Output::Terminal, cancel: Cancel::default() })
@@ -88,10 +92,10 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             }
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
-        Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write),
+        Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
-        Command::Test { versions } => return test_run::run(&Workspace::find()?, &versions),
+        Command::Test { versions } => return test_run::run(&Workspace::find()?, &versions).map(exit_code),
     }
     Ok(ExitCode::SUCCESS)
 }

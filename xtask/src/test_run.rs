@@ -7,7 +7,7 @@ use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use crate::models;
 use crate::plugin;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::versions_page::{self, Passed, Tested};
+use crate::vllm_drift;
 use crate::vllm_env::{self, Setup, VllmEnv};
 use crate::vllm_overlay::{self, VERSIONS};
 use crate::workspace::Workspace;
@@ -70,13 +71,13 @@ impl Engines {
     }
 }
 
-/// Runs all steps; the exit code says whether all passed.
-pub(crate) fn run(workspace: &Workspace, versions: &[&'static str]) -> Result<ExitCode, Error> {
+/// Runs all steps, those with real engines for each of these versions; whether all passed.
+pub(crate) fn run(workspace: &Workspace, versions: &[&'static str]) -> Result<bool, Error> {
     let Some((first, others)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
         let passed = run_plan(workspace, &test_steps::plan(false), None)?.is_some();
         println!("\n{WITHOUT_ENGINES}");
-        return Ok(exit_code(passed));
+        return Ok(passed);
     };
     let mut passed = Vec::new();
     let mut run = |plan: &[&'static Step], version| -> Result<(), Error> {
@@ -91,11 +92,7 @@ pub(crate) fn run(workspace: &Workspace, versions: &[&'static str]) -> Result<Ex
     if passed.len() == VERSIONS.len() {
         versions_page::write(workspace, &passed)?;
     }
-    Ok(exit_code(passed.len() == versions.len()))
-}
-
-fn exit_code(passed: bool) -> ExitCode {
-    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(passed.len() == versions.len())
 }
 
 /// What of a run's steps is told of a version: the tests with real engines.
@@ -174,7 +171,7 @@ fn beside_budget(time: Duration, budget: Option<Duration>) -> String {
 fn announce(number: usize, of: usize, step: &Step) {
     let detail = match step.action {
         Action::Cargo(arguments) => format!(": cargo {}", arguments.join(" ")),
-        Action::AwaitEngines | Action::PluginTests => String::new(),
+        Action::AwaitEngines | Action::PluginTests | Action::Drift => String::new(),
     };
     println!("\n==> {number}/{of} {}{detail}", step.title);
     // Children write to the same place; what is said before them must come out before them. A closed output is their affair.
@@ -201,6 +198,15 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
             return match engines {
                 Some(engines) => outcome(&mut plugin::tests(workspace, &engines.env), "the plugin's tests"),
                 None => Outcome::LeftOut("there is no vLLM"),
+            };
+        }
+        Action::Drift => {
+            let Some(engines) = engines else { return Outcome::LeftOut("there is no vLLM") };
+            let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
+            return match vllm_drift::run(&setup, engines.version, false) {
+                Ok(true) => Outcome::Passed,
+                Ok(false) => Outcome::Failed("what is relied on has changed, see above".to_owned()),
+                Err(error) => Outcome::Failed(error.to_string()),
             };
         }
     };

@@ -30,6 +30,8 @@ pub(crate) enum Action {
     AwaitEngines,
     /// The tests of vLLM's plugin, in that environment.
     PluginTests,
+    /// Whether that vLLM is what its manifest says, and messages to and from its own types.
+    Drift,
 }
 
 /// What a step can't do without.
@@ -123,6 +125,7 @@ const STEPS: &[Step] = &[
         needs: Needs::RealEngines,
         budget: seconds(60),
     },
+    Step { title: "drift", action: Action::Drift, variables: &[], needs: Needs::RealEngines, budget: seconds(60) },
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
     real_engine_test("real engines: server", REAL_VLLM, seconds(480)),
 ];
@@ -162,7 +165,7 @@ mod tests {
     fn arguments(step: &Step) -> &'static [&'static str] {
         match step.action {
             Action::Cargo(arguments) => arguments,
-            Action::AwaitEngines | Action::PluginTests => &[],
+            Action::AwaitEngines | Action::PluginTests | Action::Drift => &[],
         }
     }
 

@@ -53,6 +53,8 @@ const ABOUT: [About; 3] = [
         differences: &[
             "PNG files in RGB with one transparent colour (`tRNS`): `vllm serve` 0.32 ignores the transparency, Chiasm flattens it as \
              0.33 does.",
+            "`skip_special_tokens` in generation_config.json: `vllm serve` 0.32 does not read it, Chiasm takes it for requests that leave \
+             it open, as 0.33 does.",
             "Chat templates that keep the messages in a namespace (`{% set ns.rest = messages[1:] %}`): `vllm serve` 0.32 gives them \
              each content as one string, Chiasm as a list of parts, as 0.33 does.",
         ],
@@ -65,6 +67,10 @@ const ABOUT: [About; 3] = [
             "It has pixels of Qwen3-VL, Qwen3.5 and Mistral 3 normalised by the frontend, where later versions do that in the engine: it \
              is sent floats, in a fleet with newer engines too.",
             "What is said of 0.32 above.",
+            "A first line `x-anthropic-billing-header` of a system message: `vllm serve` 0.31 leaves it in the prompt, Chiasm takes it \
+             out as 0.32 does.",
+            "A prompt that leaves less room in the context than `max_tokens`: `vllm serve` 0.31 refuses it, Chiasm generates what there \
+             is room for, as 0.32 does.",
             "Requests to Qwen models that have `min_pixels` or `max_pixels` together with `size` in their `mm_processor_kwargs`: with \
              `vllm serve` 0.31 a whole `size` wins, and half a one fails, for Qwen3-VL in any case. In Chiasm the bounds win as in \
              0.32, and half a `size` leaves the other half as it is.",
@@ -88,7 +94,9 @@ goes to. Where `vllm serve` of an older version would do otherwise is listed bel
 ";
 
 const SUITES: &str = "\
-The client's tests start an engine, stream, abort, look at logprobs, KV events and utility calls, kill the engine and start the next
+`drift` compares all of that version's Python that Chiasm relies on with its manifest (`python/vllm_drift/manifests`), has our
+requests decoded by its own types and what its own types encode by ours. The plugin's tests read and return shared memory in it. The
+client's tests start an engine, stream, abort, look at logprobs, KV events and utility calls, kill the engine and start the next
 one. The server's tests compare token ids with those of `vllm serve` of the same version, in all image families; play the ten
 scenarios with tensors in shared memory, in messages and uncached; kill processes of engines; take engines over; compare each
 predicted cache hit with what the engine found; and upgrade two engines one after the other under one frontend, from an older of

@@ -20,7 +20,13 @@ pub struct GenerationConfig {
     /// See [`crate::pipeline::Sampling`].
     pub min_p: Option<f64>,
     /// See [`crate::pipeline::Sampling`].
+    pub presence_penalty: Option<f64>,
+    /// See [`crate::pipeline::Sampling`].
+    pub frequency_penalty: Option<f64>,
+    /// See [`crate::pipeline::Sampling`].
     pub repetition_penalty: Option<f64>,
+    /// See [`crate::pipeline::Sampling`].
+    pub skip_special_tokens: Option<bool>,
     /// Most new tokens of a request that sets no `max_tokens`.
     pub max_new_tokens: Option<u32>,
     eos_token_id: Option<OneOrMany>,

@@ -4,7 +4,7 @@ use super::LaunchSpec;
 use crate::error::EngineError;
 
 /// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all that start so.
-const OWNED: [(&str, &str); 11] = [
+const OWNED: [(&str, &str); 12] = [
     ("--headless", "engines are always headless"),
     ("--data-parallel-*", "each engine is on its own, start more engines instead"),
     ("-dp*", "each engine is on its own, start more engines instead"),
@@ -16,6 +16,8 @@ const OWNED: [(&str, &str); 11] = [
     ("--api-server-count", "a headless engine has no API server"),
     ("-asc", "a headless engine has no API server"),
     ("--model", "name the model in Chiasm"),
+    // vLLM's frontend tells the engine which requests are watermarked. Untold, it would silently leave all of them unmarked.
+    ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
 
 pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {

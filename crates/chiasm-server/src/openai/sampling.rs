@@ -72,7 +72,7 @@ impl Common {
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
             stop_token_ids: take_stop_tokens(fields)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
-            skip_special_tokens: fields.take("skip_special_tokens")?.unwrap_or(true),
+            skip_special_tokens: fields.take("skip_special_tokens")?,
             logprobs: None,
         };
         let common = Self {

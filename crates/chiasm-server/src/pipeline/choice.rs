@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use chiasm_backend::{Content, Finish, Output, TokenLogprob, ToolCallDelta};
-use chiasm_prompt::{Detokenizer, StopStrings, Tokenizer};
+use chiasm_prompt::{Detokenizer, StopStrings};
 use chiasm_types::TokenId;
 use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::request::Sampling;
+use crate::model::ServedModel;
 
 /// What one output of a backend adds to a continuation.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,10 +57,11 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    pub(super) fn new(index: usize, tokenizer: &Tokenizer, prompt: &[TokenId], sampling: &Sampling) -> Self {
+    pub(super) fn new(index: usize, model: &ServedModel, prompt: &[TokenId], sampling: &Sampling) -> Self {
+        let skip_special = sampling.skip_special_tokens.or(model.generation.skip_special_tokens).unwrap_or(true);
         Self {
             index,
-            detokenizer: Detokenizer::new(tokenizer.clone(), prompt, sampling.skip_special_tokens),
+            detokenizer: Detokenizer::new(model.tokenizer.clone(), prompt, skip_special),
             stops: StopStrings::new(sampling.stop.clone(), sampling.include_stop),
             min_tokens: sampling.min_tokens as usize,
             include_stop: sampling.include_stop,

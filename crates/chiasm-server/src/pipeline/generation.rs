@@ -250,8 +250,7 @@ impl Generation {
         let running = within(deadlines.first_token, starting).await?.map_err(|error| failure(worker, error))?;
         attempted.delivered = running.delivered();
         attempted.hand_off = started.elapsed();
-        let tokenizer = &frontend.model.tokenizer;
-        let choice = |index| Choice::new(index, tokenizer, &plan.tokens, &prepared.sampling);
+        let choice = |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling);
         Ok(Self {
             frontend: frontend.clone(),
             running,

@@ -125,8 +125,8 @@ pub(crate) struct Sampling {
     pub stop_token_ids: Vec<TokenId>,
     /// Goes on after the end-of-sequence token.
     pub ignore_eos: bool,
-    /// Leaves special tokens out of the text.
-    pub skip_special_tokens: bool,
+    /// Leaves special tokens out of the text, as is the default.
+    pub skip_special_tokens: Option<bool>,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
 }
@@ -149,7 +149,7 @@ impl Default for Sampling {
             include_stop: false,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
-            skip_special_tokens: true,
+            skip_special_tokens: None,
             logprobs: None,
         }
     }

@@ -57,8 +57,8 @@ pub(super) fn resolve(
     }
     Ok(backend::Sampling {
         n: sampling.n as usize,
-        presence_penalty: sampling.presence_penalty.unwrap_or(0.0),
-        frequency_penalty: sampling.frequency_penalty.unwrap_or(0.0),
+        presence_penalty: sampling.presence_penalty.or(defaults.presence_penalty).unwrap_or(0.0),
+        frequency_penalty: sampling.frequency_penalty.or(defaults.frequency_penalty).unwrap_or(0.0),
         repetition_penalty: sampling.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
         temperature,
         top_p: if greedy { 1.0 } else { sampling.top_p.or(defaults.top_p).unwrap_or(1.0) },
@@ -80,4 +80,50 @@ fn distinct(mut tokens: Vec<TokenId>) -> Vec<TokenId> {
     tokens.sort_unstable();
     tokens.dedup();
     tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use chiasm_backend::{Content, Output};
+
+    use super::*;
+    use crate::pipeline::choice::Choice;
+
+    const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
+
+    fn model(generation_config: &str) -> ServedModel {
+        let mut model = ServedModel::load(Path::new(MODEL), "m", None).unwrap();
+        model.generation = serde_json::from_str(generation_config).unwrap();
+        model
+    }
+
+    #[test]
+    fn what_a_request_leaves_open_the_model_decides() {
+        let model = model(
+            r#"{"temperature": 0.5, "top_p": 0.6, "top_k": 7, "min_p": 0.8, "presence_penalty": 0.9,
+                "frequency_penalty": 1.1, "repetition_penalty": 1.2, "max_new_tokens": 13}"#,
+        );
+        let found = resolve(&model, &Sampling::default(), 10, 100).unwrap();
+        assert_eq!((found.temperature, found.top_p, found.top_k, found.min_p), (0.5, 0.6, 7, 0.8));
+        assert_eq!((found.presence_penalty, found.frequency_penalty, found.repetition_penalty), (0.9, 1.1, 1.2));
+        assert_eq!(found.max_tokens, 13);
+        let asked = Sampling { presence_penalty: Some(0.0), frequency_penalty: Some(-1.0), ..Sampling::default() };
+        let found = resolve(&model, &asked, 10, 100).unwrap();
+        assert_eq!((found.presence_penalty, found.frequency_penalty), (0.0, -1.0));
+    }
+
+    #[test]
+    fn so_it_does_with_special_tokens() {
+        let text = |model: &ServedModel, skip_special_tokens| {
+            let sampling = Sampling { skip_special_tokens, ..Sampling::default() };
+            let tokens = ["<|im_end|>", "<|im_start|>"].map(|token| model.tokenizer.token_to_id(token).unwrap());
+            let content = Content::Tokens { tokens: tokens.to_vec(), logprobs: None };
+            Choice::new(0, model, &[], &sampling).push(Output { choice: 0, content, finish: None, prefill: None }).text
+        };
+        let (silent, open) = (model("{}"), model(r#"{"skip_special_tokens": false}"#));
+        assert_eq!((text(&silent, None), text(&silent, Some(false))), ("".into(), "<|im_end|><|im_start|>".into()));
+        assert_eq!((text(&open, None), text(&open, Some(true))), ("<|im_end|><|im_start|>".into(), "".into()));
+    }
 }
