@@ -71,9 +71,11 @@ const ABOUT: [About; 3] = [
              out as 0.32 does.",
             "A prompt that leaves less room in the context than `max_tokens`: `vllm serve` 0.31 refuses it, Chiasm generates what there \
              is room for, as 0.32 does.",
-            "Requests to Qwen models that have `min_pixels` or `max_pixels` together with `size` in their `mm_processor_kwargs`: with \
-             `vllm serve` 0.31 a whole `size` wins, and half a one fails, for Qwen3-VL in any case. In Chiasm the bounds win as in \
-             0.32, and half a `size` leaves the other half as it is.",
+            "Requests to Qwen models that have `min_pixels` or `max_pixels` together with `size` in their `mm_processor_kwargs`: in `vllm \
+             serve` 0.31 a whole `size` wins and half a one fails, in Chiasm the bounds win as in 0.32. Half a `size` alone fails there \
+             for Qwen3-VL and Qwen3.5; in Chiasm it leaves the other half as it is.",
+            "Its transformers (5.17) has another default for Qwen models whose processor settings have neither `size` nor both of \
+             `min_pixels` and `max_pixels`. No published model is known to lack them.",
         ],
     },
 ];
