@@ -1,5 +1,5 @@
-//! The plugin for vLLM, installed as its users install it, but beside the environment instead of in it: the environment is
-//! shared by all checkouts, the plugin belongs to one.
+//! The Python that ships with Chiasm: its tests, and the plugin for vLLM, installed as its users install it, but beside the
+//! environment instead of in it: the environment is shared by all checkouts, the plugin belongs to one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use crate::vllm_env::{self, Setup, VllmEnv};
 use crate::workspace::Workspace;
 
 const PACKAGE: &str = "python/chiasm_vllm";
+const PROCESSOR: &str = "python/chiasm_processor";
 const PROJECT: &str = "python/chiasm_vllm/pyproject.toml";
 
 /// Installs the plugin, or finds it installed. The directory belongs on the engines' PYTHONPATH.
@@ -48,7 +49,18 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
 
 /// The plugin's own tests, which need vLLM and no model.
 pub(crate) fn tests(workspace: &Workspace, env: &VllmEnv) -> Command {
-    let package = workspace.root.join(PACKAGE);
+    unit_tests(env, &workspace.root.join(PACKAGE))
+}
+
+/// The tests of vLLM's processor in processes of its own, which need vLLM and the tiny models.
+pub(crate) fn processor_tests(workspace: &Workspace, env: &VllmEnv) -> Command {
+    let mut python = unit_tests(env, &workspace.root.join(PROCESSOR));
+    // vLLM and its libraries tell much of what no test is about.
+    python.envs([("VLLM_LOGGING_LEVEL", "ERROR"), ("PYTHONWARNINGS", "ignore")]);
+    python
+}
+
+fn unit_tests(env: &VllmEnv, package: &Path) -> Command {
     let mut python = env.python_command();
     python.args(["-B", "-m", "unittest", "discover", "-s"]).arg(package.join("tests")).arg("-t").arg(package);
     python

@@ -171,7 +171,7 @@ fn beside_budget(time: Duration, budget: Option<Duration>) -> String {
 fn announce(number: usize, of: usize, step: &Step) {
     let detail = match step.action {
         Action::Cargo(arguments) => format!(": cargo {}", arguments.join(" ")),
-        Action::AwaitEngines | Action::PluginTests | Action::Drift => String::new(),
+        Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => String::new(),
     };
     println!("\n==> {number}/{of} {}{detail}", step.title);
     // Children write to the same place; what is said before them must come out before them. A closed output is their affair.
@@ -197,6 +197,15 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
         Action::PluginTests => {
             return match engines {
                 Some(engines) => outcome(&mut plugin::tests(workspace, &engines.env), "the plugin's tests"),
+                None => Outcome::LeftOut("there is no vLLM"),
+            };
+        }
+        Action::ProcessorTests => {
+            return match engines {
+                Some(engines) => outcome(
+                    plugin::processor_tests(workspace, &engines.env).env("CHIASM_TEST_MODELS", &engines.models),
+                    "the processor's tests",
+                ),
                 None => Outcome::LeftOut("there is no vLLM"),
             };
         }

@@ -30,6 +30,8 @@ pub(crate) enum Action {
     AwaitEngines,
     /// The tests of vLLM's plugin, in that environment.
     PluginTests,
+    /// The tests of the processor beside the frontend, in that environment.
+    ProcessorTests,
     /// Whether that vLLM is what its manifest says, and messages to and from its own types.
     Drift,
 }
@@ -125,6 +127,13 @@ const STEPS: &[Step] = &[
         needs: Needs::RealEngines,
         budget: seconds(60),
     },
+    Step {
+        title: "vLLM's processor",
+        action: Action::ProcessorTests,
+        variables: &[],
+        needs: Needs::RealEngines,
+        budget: seconds(90),
+    },
     Step { title: "drift", action: Action::Drift, variables: &[], needs: Needs::RealEngines, budget: seconds(60) },
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
     real_engine_test("real engines: server", REAL_VLLM, seconds(480)),
@@ -165,7 +174,7 @@ mod tests {
     fn arguments(step: &Step) -> &'static [&'static str] {
         match step.action {
             Action::Cargo(arguments) => arguments,
-            Action::AwaitEngines | Action::PluginTests | Action::Drift => &[],
+            Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => &[],
         }
     }
 
@@ -219,7 +228,7 @@ mod tests {
         let build = plan.iter().position(|step| arguments(step).contains(&"--no-run")).unwrap();
         for (index, step) in plan.iter().enumerate() {
             let runs = arguments(step).first() == Some(&"test") && index != build;
-            if runs || matches!(step.action, Action::PluginTests) {
+            if runs || matches!(step.action, Action::PluginTests | Action::ProcessorTests | Action::Drift) {
                 assert!(step.budget.is_some() && index > build, "{}", step.title);
             }
         }

@@ -36,22 +36,30 @@ async fn engines_find_the_blocks_that_they_were_predicted_to_have() {
     }
 }
 
+/// What is known of each worker.
+pub(crate) async fn workers(server: &Server) -> Value {
+    let report = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
+    support::json(report).await["workers"].take()
+}
+
+/// Waits until all that engines have told of their caches is known. A prediction may be too low before.
+pub(crate) async fn settled(server: &Server) {
+    wait_for("settled knowledge", STARTUP, async || {
+        let workers = workers(server).await;
+        let workers = workers.as_array().expect("workers");
+        workers.iter().all(|worker| worker["knowledge"] == "exact" && worker["promised_blocks"] == 0)
+    })
+    .await;
+}
+
 /// Prompts that share beginnings, some with an image, one after the other.
 async fn predictions_come_true(server: &Server, model: &str) {
     // The same prompts in every run: a failure comes again.
     let mut random = SmallRng::seed_from_u64(1);
     let mut words = |count: usize| -> Vec<u32> { (0..count).map(|_| random.random_range(10..200)).collect() };
     let beginnings: Vec<Vec<u32>> = [90, 200, 310, 420, 530, 640].map(&mut words).into();
-    let worker = async || -> Value {
-        let report = server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
-        support::json(report).await["workers"][0].clone()
-    };
-    let settled = async || {
-        let worker = worker().await;
-        worker["knowledge"] == "exact" && worker["promised_blocks"] == 0
-    };
-    wait_for("exact knowledge", STARTUP, &settled).await;
-    let block_size = worker().await["block_size"].as_u64().expect("a block size") as usize;
+    settled(server).await;
+    let block_size = workers(server).await[0]["block_size"].as_u64().expect("a block size") as usize;
     let mut found_at_all = 0;
     for turn in 0..48 {
         let (answer, max_tokens) = (["short", "long"][turn % 2], [1, 30][turn % 2]);
@@ -77,10 +85,10 @@ async fn predictions_come_true(server: &Server, model: &str) {
         let predicted = overlap.min((tokens(&usage["prompt_tokens"]) - 1) / block_size);
         assert_eq!(predicted, found, "{model}, request {turn}");
         found_at_all += found;
-        wait_for("confirmed blocks", STARTUP, &settled).await;
+        settled(server).await;
     }
     assert!(found_at_all > 0, "{model}");
-    let worker = worker().await;
+    let worker = &workers(server).await[0];
     let count = |name: &str| worker["index"][name].as_u64();
     assert_eq!((count("unknown_parents"), count("unknown_removals")), (Some(0), Some(0)), "{worker}");
     for too in ["high", "low"] {

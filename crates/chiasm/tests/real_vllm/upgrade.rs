@@ -3,9 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::environment::{ENGINES, Environment, Place, ROOMY_ARENA_GB, STARTUP, serve_flags, vllm_serves};
+use crate::predictions::{settled, workers};
 use crate::requests::{family_requests, ids};
 use crate::support::vllm_serves::VllmServes;
-use crate::support::{Server, json, wait_for};
+use crate::support::{Server, wait_for};
 
 /// From 0.32 on engines normalise its pixels themselves, older ones are sent normalised ones.
 const MODEL: &str = "qwen3vl";
@@ -62,8 +63,8 @@ fn is(version: &str) -> Value {
 
 /// What each worker runs.
 async fn runs(server: &Server) -> [Value; 2] {
-    let report = json(server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer")).await;
-    [0, 1].map(|worker| report["workers"][worker]["runs"].clone())
+    let workers = workers(server).await;
+    [0, 1].map(|worker| workers[worker]["runs"].clone())
 }
 
 /// Every request twice with each engine: the first time it computes the prompt, then it finds what it was predicted to have.
@@ -71,6 +72,7 @@ async fn each_engine_answers_as(server: &Server, requests: &[Value], reference: 
     for (request, expected) in requests.iter().zip(reference) {
         let mut found = [0; 2];
         for turn in 0..4 {
+            settled(server).await;
             let answer = server.chat(request).await;
             let body = answer.ok();
             assert_eq!(ids(&body), *expected, "{} of {}", answer.header("x-chiasm-worker"), request["messages"]);

@@ -1,0 +1,83 @@
+"""A process that makes items: forked off a warm server, it locks itself before the first foreign byte and then answers calls."""
+
+import gc
+import mmap
+import os
+import resource
+import socket
+import struct
+from pathlib import Path
+
+from . import fields, messages, sandbox
+from .messages import Call, Expanded, Item, Made, Refused, Reply
+from .processor import Processor
+from .updates import to_plain
+
+# A refusal is for people.
+MOST_CHARACTERS = 1000
+LENGTH = struct.Struct("<I")
+# Beyond any prompt that a model takes.
+MOST_BYTES = 64 << 20
+
+
+def run(processor: Processor, connection: socket.socket, memory: Path, address_space: int, locked: bool) -> None:
+    """Answers until the frontend hangs up."""
+    with memory.open("r+b", buffering=0) as file:
+        shared = mmap.mmap(file.fileno(), 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if address_space:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + address_space,) * 2)
+    if locked:
+        # Settings of a request make some processors read their files again.
+        sandbox.lock(sandbox.libraries() + processor.folders())
+    send(connection, b'{"ready":%d}' % os.getpid())
+    while (message := receive(connection)) is not None:
+        send(connection, messages.encode(answer(processor, shared, messages.decode(message))))
+        # The next item's memory is not the last one's.
+        gc.collect(0)
+
+
+def answer(processor: Processor, memory: mmap.mmap, call: Call) -> Reply:
+    """What becomes of a call. An item that vLLM does not take is refused in its words, whatever it fails of."""
+    try:
+        return _item(processor, memory, call) if isinstance(call, Item) else _prompt(processor, call)
+    except Exception as error:
+        return Refused(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])
+
+
+def _item(processor: Processor, memory: mmap.mmap, call: Item) -> Made:
+    if not 0 <= call.length <= len(memory):
+        raise fields.NoRoom(f"{call.length} bytes are more than the memory has")
+    item, updates = processor.item(call.modality, memory[: call.length], call.processor_kwargs, call.io_kwargs)
+    return Made(list(fields.write(item, memory, call.length)), [to_plain(update) for update in updates])
+
+
+def _prompt(processor: Processor, call: messages.Prompt) -> Expanded:
+    return processor.prompt(call.token_ids, call.items, call.processor_kwargs)
+
+
+def send(connection: socket.socket, message: bytes) -> None:
+    connection.sendall(LENGTH.pack(len(message)) + message)
+
+
+def receive(connection: socket.socket) -> bytes | None:
+    """The next message; None if there is none any more."""
+    header = _exactly(connection, LENGTH.size)
+    if header is None:
+        return None
+    (length,) = LENGTH.unpack(header)
+    if length > MOST_BYTES:
+        raise ValueError(f"a message of {length} bytes")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes | None:
+    buffer = bytearray(length)
+    view = memoryview(buffer)
+    while view:
+        count = connection.recv_into(view)
+        if count == 0:
+            return None
+        view = view[count:]
+    return bytes(buffer)

@@ -1,0 +1,98 @@
+"""The fork server of one model: imports, reads and warms its processor once, and forks children that have all that.
+
+usage: python -m chiasm_processor SOCKET [--sandbox off|auto|require] [--address-space BYTES] -- FLAGS OF VLLM SERVE
+
+It connects to SOCKET, where a frontend listens, says what the processor is, and takes orders: ``{"fork": PATH}`` for a child that
+maps the file at PATH and connects to SOCKET itself, ``{"kill": PID}`` for the end of one. It ends when the frontend hangs up, and its
+children with it.
+"""
+
+import os
+
+# Before anything that starts threads: a process with several can't be forked.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import argparse  # noqa: E402
+import contextlib  # noqa: E402
+import gc  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import msgspec  # noqa: E402
+import torch  # noqa: E402
+
+from . import child, sandbox  # noqa: E402
+from .greeting import greeting  # noqa: E402
+from .processor import Processor  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="chiasm_processor")
+    parser.add_argument("socket")
+    parser.add_argument("--sandbox", choices=("off", "auto", "require"), default="auto")
+    # Bytes that a child may take beyond what it has when it is forked; 0 for no limit.
+    parser.add_argument("--address-space", type=int, default=0)
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    arguments, flags = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    locked = arguments.sandbox != "off" and (arguments.sandbox == "require" or sandbox.is_available())
+    connection = connect(arguments.socket)
+    torch.set_num_threads(1)
+    try:
+        if locked and not sandbox.is_available():
+            raise sandbox.NotAvailable("this kernel has no Landlock or no filter of system calls for it is known")
+        processor = Processor(flags)
+        hello = greeting(processor) | {"sandbox": locked}
+    except Exception as error:
+        child.send(connection, msgspec.json.encode({"failed": f"{type(error).__name__}: {error}"}))
+        sys.exit(1)
+    # What is there now is never freed, so that children share its pages.
+    gc.collect()
+    gc.freeze()
+    child.send(connection, msgspec.json.encode(hello))
+    take_orders(processor, connection, arguments.socket, arguments.address_space, locked)
+
+
+def connect(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return connection
+
+
+def take_orders(processor: Processor, connection: socket.socket, path: str, address_space: int, locked: bool) -> None:
+    # Whose end is noticed by the frontend, which has their connections, and here when the next order comes.
+    children: set[int] = set()
+    while (message := child.receive(connection)) is not None:
+        match msgspec.json.decode(message):
+            case {"fork": memory}:
+                children.add(fork(processor, connection, path, Path(memory), address_space, locked))
+            case {"kill": int(pid)} if pid in children:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                children.discard(pid)
+        children = {pid for pid in children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def fork(
+    processor: Processor, servers: socket.socket, path: str, memory: Path, address_space: int, locked: bool
+) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    # Nothing of the server's may run in its child, whatever happens.
+    try:
+        sandbox.die_with_parent(parent)
+        servers.close()
+        with contextlib.suppress(ConnectionError):
+            child.run(processor, connect(path), memory, address_space, locked)
+        status = 0
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)

@@ -1,0 +1,133 @@
+"""What a locked process can do and what it can't, asked from inside one."""
+
+import io
+import mmap
+import os
+import signal
+import socket
+import tempfile
+import threading
+import traceback
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from chiasm_processor import sandbox
+
+
+def inside(act: Callable[[], None], *, readable: list[Path] | None = None) -> str:
+    """The name of what ``act`` fails with in a locked child, or nothing."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sandbox.lock(sandbox.libraries() if readable is None else readable)
+            act()
+            said = ""
+        except BaseException as error:
+            said = type(error).__name__
+            if not isinstance(error, OSError):
+                traceback.print_exc()
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+    _, status = os.waitpid(pid, 0)
+    return said if os.waitstatus_to_exitcode(status) == 0 else f"ended by {os.waitstatus_to_exitcode(status)}"
+
+
+@unittest.skipUnless(os.environ.get("CHIASM_NO_LANDLOCK") is None, "CHIASM_NO_LANDLOCK is set")
+class SandboxTest(unittest.TestCase):
+    def test_this_kernel_has_both_locks(self) -> None:
+        self.assertTrue(sandbox.is_available(), "set CHIASM_NO_LANDLOCK where there is none: nothing of the sandbox is tested then")
+
+    def test_files_beside_the_libraries_can_t_be_read(self) -> None:
+        for path in ("/etc/passwd", "/etc/hostname", str(Path.home()), "/proc/1/status", "/"):
+            self.assertEqual(inside(lambda path=path: os.close(os.open(path, os.O_RDONLY))), "PermissionError", path)
+        self.assertEqual(inside(lambda: os.listdir("/home")), "PermissionError")
+        self.assertEqual(inside(lambda: Path(unittest.__file__).read_bytes() and None), "")
+
+    def test_nothing_can_be_written_anywhere(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            here = Path(folder)
+            (here / "old").write_text("1")
+            for act in (
+                lambda: (here / "new").write_text("1"),
+                lambda: (here / "old").write_text("2"),
+                lambda: os.truncate(here / "old", 0),
+                lambda: os.unlink(here / "old"),
+                lambda: os.mkdir(here / "folder"),
+                lambda: os.rename(here / "old", here / "other"),
+                lambda: os.symlink("/etc/passwd", here / "link"),
+                lambda: os.chmod(here / "old", 0o777),
+            ):
+                self.assertEqual(inside(act, readable=[*sandbox.libraries(), here]), "PermissionError")
+            self.assertEqual([path.name for path in here.iterdir()], ["old"])
+            self.assertEqual((here / "old").read_text(), "1")
+
+    def test_there_is_no_network_and_no_other_process(self) -> None:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        connected = socket.socket()
+        for act in (
+            lambda: socket.socket(),
+            lambda: socket.socket(socket.AF_UNIX),
+            lambda: connected.connect(listener.getsockname()),
+            lambda: listener.accept(),
+            lambda: os.execv("/bin/true", ["true"]),
+            lambda: os.fork(),
+            lambda: os.kill(os.getppid(), signal.SIGTERM),
+            lambda: os.open("/proc/%d/mem" % os.getppid(), os.O_RDONLY),
+            lambda: os.memfd_create("code"),
+            lambda: os.setuid(0) or os.chroot("/"),
+        ):
+            self.assertEqual(inside(act), "PermissionError")
+        listener.close()
+        connected.close()
+
+    def test_computing_goes_on(self) -> None:
+        buffer = io.BytesIO()
+        Image.fromarray(np.arange(300 * 200 * 3, dtype=np.uint8).reshape(200, 300, 3)).save(buffer, "JPEG")
+
+        def work() -> None:
+            results: list[int] = []
+            threads = [threading.Thread(target=lambda: results.append(int(torch.ones(100, 100).sum()))) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert results == [10_000] * 4
+            picture = Image.open(io.BytesIO(buffer.getvalue())).convert("RGB").resize((60, 40))
+            assert np.asarray(picture).shape == (40, 60, 3)
+            memory = mmap.mmap(-1, 64 << 20)
+            memory[:5] = b"bytes"
+
+        self.assertEqual(inside(work), "")
+
+    def test_a_child_ends_with_its_parent(self) -> None:
+        read, write = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            parent = os.getpid()
+            if os.fork() == 0:
+                sandbox.die_with_parent(parent)
+                os.write(write, b"%d" % os.getpid())
+                signal.pause()
+            signal.pause()
+        pid = int(os.read(read, 20))
+        os.kill(middle, signal.SIGKILL)
+        os.waitpid(middle, 0)
+        os.close(write)
+        # Its end of the pipe closes with it.
+        self.assertEqual(os.read(read, 1), b"", pid)
+        os.close(read)
+
+
+if __name__ == "__main__":
+    unittest.main()
