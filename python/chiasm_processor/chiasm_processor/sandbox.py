@@ -42,8 +42,9 @@ def is_available() -> bool:
 
 
 def libraries() -> list[Path]:
-    """Where Python and everything that it may still load is."""
-    paths = {Path(path) for path in sys.path if path} | {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    """Where Python and everything that it may still load is. The current folder is none, though ``python -m`` takes it for one."""
+    paths = {Path(path) for path in sys.path if path and Path(path).resolve() != Path.cwd()}
+    paths |= {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} | {Path(__file__).parent}
     paths |= {Path(path) for path in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")}
     paths |= {Path(path) for path in ("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/dev/null", "/dev/urandom")}
     return sorted(path for path in paths if path.exists())

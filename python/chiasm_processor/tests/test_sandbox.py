@@ -5,6 +5,7 @@ import mmap
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import traceback
@@ -51,6 +52,19 @@ class SandboxTest(unittest.TestCase):
             self.assertEqual(inside(lambda path=path: os.close(os.open(path, os.O_RDONLY))), "PermissionError", path)
         self.assertEqual(inside(lambda: os.listdir("/home")), "PermissionError")
         self.assertEqual(inside(lambda: Path(unittest.__file__).read_bytes() and None), "")
+
+    def test_the_current_folder_is_no_library(self) -> None:
+        before = os.getcwd()
+        with tempfile.TemporaryDirectory() as folder:
+            secret = Path(folder).resolve() / "secret"
+            secret.write_text("1")
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            try:
+                self.assertEqual(inside(lambda: secret.read_text() and None), "PermissionError")
+            finally:
+                sys.path.remove(folder)
+                os.chdir(before)
 
     def test_nothing_can_be_written_anywhere(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
