@@ -11,7 +11,8 @@ usage: cargo xtask COMMAND
 
   test [--no-vllm | --vllm VERSION | --vllm all]
                     everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM
-                    --vllm takes engines of another version, or of each, the newest first; --no-vllm leaves them out, loudly
+                    --vllm takes engines of another version, or of each, the newest first, and keeps what passed in
+                    docs/versions.md; --no-vllm leaves them out, loudly
   soak [--minutes N] [--seed S]
                     mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
                     random seed unless they are given
@@ -67,6 +68,8 @@ pub(crate) enum Command {
     /// Tests with real engines of these versions, one after the other.
     Test {
         versions: Vec<&'static str>,
+        /// Whether what passed is kept, for `docs/versions.md`.
+        record: bool,
     },
     VersionsPage,
     Soak {
@@ -99,17 +102,20 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
             }
         },
-        "test" => Command::Test { versions: vec![NEWEST] },
+        "test" => Command::Test { versions: vec![NEWEST], record: false },
         "soak" => Command::Soak { minutes: 2, seed: None },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
     };
     while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
-            ("--no-vllm", Command::Test { versions }) => versions.clear(),
-            ("--vllm", Command::Test { versions }) => match flags.next().map(String::as_str) {
-                Some("all") => *versions = VERSIONS.into_iter().rev().collect(),
-                name => *versions = vec![version(name)?],
-            },
+            ("--no-vllm", Command::Test { versions, .. }) => versions.clear(),
+            ("--vllm", Command::Test { versions, record }) => {
+                *record = true;
+                *versions = match flags.next().map(String::as_str) {
+                    Some("all") => VERSIONS.into_iter().rev().collect(),
+                    name => vec![version(name)?],
+                }
+            }
             ("--vllm", Command::VllmEnv { version: asked } | Command::Goldens { version: asked }) => {
                 *asked = version(flags.next().map(String::as_str))?
             }
@@ -182,9 +188,10 @@ mod tests {
 
     #[test]
     fn test_leaves_the_engines_out_only_when_told() {
-        let test = |versions: &[&'static str]| Command::Test { versions: versions.to_vec() };
-        assert_eq!(parse_words("test").unwrap(), test(&["0.33.0"]));
-        assert_eq!(parse_words("test --no-vllm").unwrap(), test(&[]));
+        let told = |versions: &[&'static str], record| Command::Test { versions: versions.to_vec(), record };
+        let test = |versions| told(versions, true);
+        assert_eq!(parse_words("test").unwrap(), told(&["0.33.0"], false));
+        assert_eq!(parse_words("test --no-vllm").unwrap(), told(&[], false));
         assert_eq!(parse_words("test --vllm 0.32").unwrap(), test(&["0.32.0"]));
         assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0", "0.31.0"]));
         let error = parse_words("test --vllm 0.30").unwrap_err().to_string();

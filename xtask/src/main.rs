@@ -95,7 +95,9 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
-        Command::Test { versions } => return test_run::run(&Workspace::find()?, &versions).map(exit_code),
+        Command::Test { versions, record } => {
+            return test_run::run(&Workspace::find()?, &versions, record).map(exit_code);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

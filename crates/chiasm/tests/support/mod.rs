@@ -267,8 +267,11 @@ pub fn send_signal(pid: u32, signal: &str) {
     assert!(status.success(), "kill -{signal} {pid}");
 }
 
-/// A port that was free a moment ago.
+/// A port that was free a moment ago, and that no outgoing connection is given: an engine that looks for its frontend where nobody
+/// listens could otherwise be connected to itself, and hold the port for ever.
 pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("the range of outgoing ports");
+    let first: u16 = range.split_whitespace().next().and_then(|first| first.parse().ok()).expect("a port");
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    std::iter::repeat_with(|| rand::random_range(first / 2..first)).take(1000).find(is_free).expect("a free port")
 }
