@@ -89,7 +89,7 @@ impl VisionModel {
     }
 
     /// The first version of vLLM that normalises this family's pixels in the engine unless told not to; `None` if none does.
-    /// From then on it wants [`PixelFormat::RawU8`], as floats would be normalised twice; before, it wants floats.
+    /// From that version on the engine wants [`PixelFormat::RawU8`], as floats would be normalised twice; older engines want floats.
     pub fn engine_normalizes_since(&self) -> Option<VllmVersion> {
         self.entry.engine_normalizes_since
     }

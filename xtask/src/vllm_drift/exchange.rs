@@ -40,7 +40,7 @@ impl fmt::Display for Exchange {
 /// Our half, by the name of a test in it.
 fn ours(setup: &Setup, folder: &Path, test: &str) -> Result<(), Error> {
     let mut half = cargo(&setup.workspace);
-    // As all tests are built, so that dependencies are compiled once.
+    // This is how all tests are built, so dependencies are compiled once.
     half.args(["test", "--release", "--quiet", "--workspace", "--test", "vllm_exchange", "--"])
         .args(["--ignored", "--exact", test])
         .env("CHIASM_EXCHANGE_DIR", folder)

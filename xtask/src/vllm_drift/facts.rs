@@ -19,7 +19,7 @@ pub(crate) struct Group {
     pub(crate) what: String,
     /// Paths in the repository.
     pub(crate) ours: Vec<String>,
-    /// By name, in the table's order.
+    /// Names and values, in the table's order.
     #[serde(deserialize_with = "in_order")]
     pub(crate) facts: Vec<(String, String)>,
 }

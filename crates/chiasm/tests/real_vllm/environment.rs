@@ -36,7 +36,7 @@ pub(crate) struct Environment {
     models: PathBuf,
     /// Where the plugin is installed.
     plugin: String,
-    /// Of vLLM, as engines tell it.
+    /// The version of vLLM, as engines tell it.
     pub(crate) version: String,
     /// Another version of vLLM, for tests of both together.
     pub(crate) other_version: String,

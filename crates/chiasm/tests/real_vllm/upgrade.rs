@@ -8,7 +8,7 @@ use crate::requests::{family_requests, ids};
 use crate::support::vllm_serves::VllmServes;
 use crate::support::{Server, wait_for};
 
-/// From 0.32 on engines normalise its pixels themselves, older ones are sent normalised ones.
+/// A model whose pixels engines normalise by themselves since 0.32; older engines are sent normalised ones.
 const MODEL: &str = "qwen3vl";
 
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn engines_are_upgraded_one_after_the_other() {
     assert_eq!(runs(&server).await, [is(other), is(other)]);
     each_engine_answers_as(&server, &requests, &reference).await;
 
-    // Which of two workers an engine belongs to is known by its place.
+    // An engine belongs to the worker that waits at its place.
     for upgraded in 0..2 {
         drop(engines.remove(0));
         wait_for("the old engine's end", STARTUP, async || server.ready_workers().await == 1).await;
