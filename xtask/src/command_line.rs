@@ -25,7 +25,7 @@ usage: cargo xtask COMMAND
   goldens [--vllm VERSION]
                     make the golden files again with the newest vLLM, say what changed
                     --vllm makes them on a copy with another version, and says what that makes otherwise
-  versions-page     write docs/versions.md again, of the results of the last `test --vllm all` that passed
+  versions-page     write docs/versions.md again, of the results that `test --vllm` has kept
   bench-peers pixels [--rounds N] [--json]
                     measure image preprocessing against llm-multimodal and transformers, write docs/benchmarks/pixels.*
                     --rounds takes 15 or more, --json prints the rows as well

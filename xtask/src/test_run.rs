@@ -92,7 +92,7 @@ pub(crate) fn run(workspace: &Workspace, versions: &[&'static str], record: bool
     }
     let all = passed.len() == versions.len();
     if record {
-        versions_page::record(workspace, passed)?;
+        versions_page::record(workspace, versions, &passed)?;
     }
     Ok(all)
 }

