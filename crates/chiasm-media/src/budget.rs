@@ -1,11 +1,18 @@
 //! Bytes of media and of request bodies in this process's memory, counted together and bounded.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use memmap2::MmapMut;
 
 use crate::MediaError;
+
+/// From so many bytes on, what is kept gets pages of its own.
+const OWN_PAGES: usize = 256 << 10;
+
+/// Kept items with pages of their own, at most. Linux gives a process 65,530 areas of memory, unless it is told otherwise.
+const MAX_SETTLED: usize = 16_384;
 
 /// A bound for the bytes that are held at once. Clones count together.
 ///
@@ -20,12 +27,13 @@ pub struct ByteBudget {
 struct Inner {
     limit: u64,
     held: AtomicU64,
+    settled: AtomicUsize,
 }
 
 impl ByteBudget {
     /// Makes a budget of `limit` bytes, none of which is held.
     pub fn new(limit: u64) -> Self {
-        Self { inner: Arc::new(Inner { limit, held: AtomicU64::new(0) }) }
+        Self { inner: Arc::new(Inner { limit, held: AtomicU64::new(0), settled: AtomicUsize::new(0) }) }
     }
 
     /// Bytes that may be held.
@@ -63,6 +71,38 @@ impl ByteBudget {
     pub fn buffer_expecting(&self, bytes: usize) -> ChargedBuffer {
         ChargedBuffer { bytes: Vec::with_capacity(bytes), charge: self.empty_charge() }
     }
+
+    /// The same bytes, to be kept for long: large ones move to pages that nothing else is on. In the allocator's areas, what was
+    /// held for a moment would leave holes between them, which are given back when their neighbours are, if ever. The bytes
+    /// stay where they are when there is no room for two of them, or no area.
+    pub(crate) fn settle(&self, bytes: Bytes) -> Bytes {
+        if bytes.len() < OWN_PAGES || self.inner.settled.load(Ordering::Relaxed) >= MAX_SETTLED {
+            return bytes;
+        }
+        let Ok(charge) = self.charge(bytes.len() as u64) else { return bytes };
+        let Ok(mut pages) = MmapMut::map_anon(bytes.len()) else { return bytes };
+        pages.copy_from_slice(&bytes);
+        self.inner.settled.fetch_add(1, Ordering::Relaxed);
+        Bytes::from_owner(Settled { pages, charge })
+    }
+}
+
+/// Bytes on pages of their own.
+struct Settled {
+    pages: MmapMut,
+    charge: Charge,
+}
+
+impl AsRef<[u8]> for Settled {
+    fn as_ref(&self) -> &[u8] {
+        &self.pages
+    }
+}
+
+impl Drop for Settled {
+    fn drop(&mut self) {
+        self.charge.budget.inner.settled.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Bytes that are counted until this is dropped.
@@ -83,7 +123,7 @@ impl Charge {
     /// # Errors
     /// [`MediaError::Busy`] when there is no room; then nothing has changed.
     pub fn grow(&mut self, more: u64) -> Result<(), MediaError> {
-        let Inner { limit, held } = &*self.budget.inner;
+        let Inner { limit, held, .. } = &*self.budget.inner;
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
             now.checked_add(more).filter(|then| then <= limit)
         })
@@ -209,6 +249,30 @@ mod tests {
         assert_eq!(budget.held(), 100);
         drop(part);
         assert_eq!(budget.held(), 0);
+    }
+
+    #[test]
+    fn what_is_kept_is_counted_once_wherever_it_is() {
+        let budget = ByteBudget::new(5 * OWN_PAGES as u64 / 2);
+        let settle = |len: usize| {
+            let mut buffer = budget.buffer();
+            buffer.extend_zeroed(len).unwrap().fill(7);
+            let bytes = buffer.freeze();
+            let (before, settled) = (bytes.as_ptr(), budget.settle(bytes));
+            assert_eq!(settled, vec![7; len]);
+            (before == settled.as_ptr(), settled)
+        };
+        let (stays, small) = settle(OWN_PAGES - 1);
+        assert!(stays);
+        drop(small);
+        let (stays, large) = settle(OWN_PAGES);
+        assert!(!stays);
+        assert_eq!((budget.held(), budget.inner.settled.load(Ordering::Relaxed)), (OWN_PAGES as u64, 1));
+        // There is no room for two of it.
+        let (stays, second) = settle(OWN_PAGES);
+        assert!(stays);
+        drop((large, second));
+        assert_eq!((budget.held(), budget.inner.settled.load(Ordering::Relaxed)), (0, 0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 
-use crate::{ContentHash, EncodedMedia};
+use crate::{ByteBudget, ContentHash, EncodedMedia};
 
 /// Bytes that an entry takes beside the file: header facts, keys and the cache's own.
 const ENTRY_BYTES: u64 = 256;
@@ -13,6 +13,7 @@ const ENTRY_BYTES: u64 = 256;
 pub(crate) struct Contents {
     /// `None` keeps nothing.
     items: Option<Cache<ContentHash, EncodedMedia, Bytes>>,
+    budget: ByteBudget,
 }
 
 #[derive(Clone)]
@@ -26,7 +27,7 @@ impl Weighter<ContentHash, EncodedMedia> for Bytes {
 
 impl Contents {
     /// An empty cache for at most `max_bytes`, 0 for one that keeps nothing.
-    pub(crate) fn new(max_bytes: u64) -> Self {
+    pub(crate) fn new(max_bytes: u64, budget: ByteBudget) -> Self {
         // One shard: an item may take as much as all of it. It is locked for a look-up only.
         let options = OptionsBuilder::new()
             .shards(1)
@@ -34,7 +35,7 @@ impl Contents {
             .estimated_items_capacity((max_bytes >> 17).clamp(16, 1 << 16) as usize)
             .build();
         let cache = |options| Cache::with_options(options, Bytes, Default::default(), Default::default());
-        Self { items: options.ok().filter(|_| max_bytes > 0).map(cache) }
+        Self { items: options.ok().filter(|_| max_bytes > 0).map(cache), budget }
     }
 
     /// The item of this content, if it is still there.
@@ -43,11 +44,12 @@ impl Contents {
     }
 
     /// Keeps an item if there is room. Returns the copy to use, so that equal ones share memory.
-    pub(crate) fn keep(&self, item: EncodedMedia) -> EncodedMedia {
+    pub(crate) fn keep(&self, mut item: EncodedMedia) -> EncodedMedia {
         let Some(items) = &self.items else { return item };
         if let Some(kept) = items.get(&item.content) {
             return kept;
         }
+        item.bytes = self.budget.settle(item.bytes);
         items.insert(item.content, item.clone());
         item
     }
@@ -73,7 +75,7 @@ mod tests {
 
     #[test]
     fn equal_items_share_memory() {
-        let contents = Contents::new(1 << 20);
+        let contents = Contents::new(1 << 20, ByteBudget::new(1 << 30));
         let first = contents.keep(item(1, 100));
         let second = contents.keep(item(1, 100));
         assert_eq!(first.bytes.as_ptr(), second.bytes.as_ptr());
@@ -82,7 +84,7 @@ mod tests {
 
     #[test]
     fn no_more_than_the_limit_is_kept_and_what_is_popular_stays() {
-        let contents = Contents::new(100_000);
+        let contents = Contents::new(100_000, ByteBudget::new(1 << 30));
         let popular = contents.keep(item(0, 1000));
         for number in 1..2000 {
             assert!(contents.get(&popular.content).is_some(), "{number}");
@@ -93,7 +95,7 @@ mod tests {
 
     #[test]
     fn an_item_may_take_nearly_all_the_room_and_no_more() {
-        let contents = Contents::new(100_000);
+        let contents = Contents::new(100_000, ByteBudget::new(1 << 30));
         let large = contents.keep(item(1, 90_000));
         assert!(contents.get(&large.content).is_some());
         let larger = contents.keep(item(2, 100_001));
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_cache_of_no_bytes_keeps_nothing() {
-        let contents = Contents::new(0);
+        let contents = Contents::new(0, ByteBudget::new(1 << 30));
         let item = contents.keep(item(1, 100));
         assert_eq!((contents.get(&item.content), contents.bytes()), (None, 0));
     }

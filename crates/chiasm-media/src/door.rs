@@ -99,7 +99,7 @@ impl MediaDoor {
         let inner = Inner {
             fetcher: Fetcher::new(&config, budget.clone(), clock.clone())?,
             local_files: config.allowed_local_media_path.as_deref().map(LocalFiles::new).transpose()?,
-            contents: Contents::new(config.cache_bytes),
+            contents: Contents::new(config.cache_bytes, budget.clone()),
             urls: Urls::new(config.max_known_names, config.failures_last),
             names: Names::new(config.max_known_names),
             downloads: Flights::default(),
