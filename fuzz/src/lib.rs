@@ -16,7 +16,7 @@ const LIMITS: ImageLimits =
 
 /// Reads the header: an error, or a size within the limits.
 pub fn probe(data: &[u8]) -> Option<(EncodedMedia, ImageHeader)> {
-    let item = EncodedMedia::from_bytes(Bytes::copy_from_slice(data), &MediaLimits { image: LIMITS }).ok()?;
+    let item = EncodedMedia::from_bytes(Bytes::copy_from_slice(data), &MediaLimits { image: LIMITS, ..MediaLimits::default() }).ok()?;
     let MediaHeader::Image(header) = item.header else { panic!("{item:?} is no image") };
     assert!(header.width >= 1 && header.height >= 1 && (1..=8).contains(&header.orientation));
     assert_eq!(LIMITS.check(header.width, header.height), Ok(()));

@@ -38,7 +38,8 @@ pub use connector::{Activity, ConnectError, Connected, Connector, Life};
 pub use error::{Death, JobError, SourceError};
 pub use job::{Input, Job, JobItem, RequestId, Sampling, TraceContext};
 pub use media::{
-    Delivered, EncodedItem, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory, TensorOrder, Transfer,
+    Delivered, EncodedItem, FieldValue, ItemField, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory,
+    TensorOrder, Transfer,
 };
 pub use output::{Content, Finish, Output, Prefill, TokenLogprob, ToolCallDelta};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass};

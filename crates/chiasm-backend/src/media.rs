@@ -14,7 +14,7 @@ use crate::{SourceError, TensorFormat};
 pub trait MediaSource: Send + Sync {
     /// The item's tensors, large ones in the memory that the order names. Waits for whoever makes the same tensors now and
     /// uses theirs. `None` if they were not wanted any more when the turn came.
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<Tensor>>, SourceError>>;
+    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>>;
 
     /// The item as the client sent it.
     fn encoded(&self) -> EncodedItem;
@@ -50,17 +50,37 @@ pub trait TensorMemory: Send + Sync {
     fn takes(&self, bytes: &TensorBytes) -> bool;
 }
 
-/// One named tensor of an item. Its elements lie densely, last dimension fastest, little-endian.
+/// One named argument of the model for an item.
+#[derive(Clone, Debug)]
+pub struct ItemField {
+    /// The name, for instance `pixel_values`.
+    pub name: Cow<'static, str>,
+    /// How the engine joins it with the same field of other items.
+    pub field: TensorField,
+    /// What it is.
+    pub value: FieldValue,
+}
+
+/// The value of a field: vLLM's `NestedTensors`.
+#[derive(Clone, Debug)]
+pub enum FieldValue {
+    /// A tensor.
+    Tensor(Tensor),
+    /// A whole number.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// Several values.
+    List(Vec<FieldValue>),
+}
+
+/// A tensor. Its elements lie densely, last dimension fastest, little-endian.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// The name among the item's arguments of the model, for instance `pixel_values`.
-    pub name: Cow<'static, str>,
     /// Element type.
     pub dtype: Dtype,
     /// Extents.
     pub shape: Vec<usize>,
-    /// How the engine joins it with the same tensor of other items.
-    pub field: TensorField,
     /// The elements.
     pub bytes: TensorBytes,
 }

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Backend, ConnectError, Connected, Connector, Content, Death, Delivered, EncodedItem, Finish, HandOff, Input, Job,
-    JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver, MediaSource, Output, RequestId, RunningJob,
-    Sampling, SourceError, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
+    Backend, ConnectError, Connected, Connector, Content, Death, Delivered, EncodedItem, FieldValue, Finish, HandOff,
+    Input, ItemField, Job, JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver, MediaSource, Output,
+    RequestId, RunningJob, Sampling, SourceError, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
@@ -172,7 +172,7 @@ struct Bytefield {
 }
 
 impl MediaSource for Bytefield {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<Tensor>>, SourceError>> {
+    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         async move {
             if !(order.still_wanted)() {
                 return Ok(None);
@@ -187,9 +187,9 @@ impl MediaSource for Bytefield {
                 None => TensorBytes::Here(Bytes::from(vec![self.byte; 2 * ELEMENTS])),
             };
             assert!(order.memory.takes(&bytes));
-            let field = TensorField::Flat { rows: ELEMENTS };
-            let tensor =
-                Tensor { name: "pixel_values".into(), dtype: Dtype::BF16, shape: vec![ELEMENTS], field, bytes };
+            let field = TensorField::rows(ELEMENTS);
+            let tensor = Tensor { dtype: Dtype::BF16, shape: vec![ELEMENTS], bytes };
+            let tensor = ItemField { name: "pixel_values".into(), field, value: FieldValue::Tensor(tensor) };
             Ok(Some(vec![tensor]))
         }
         .boxed()

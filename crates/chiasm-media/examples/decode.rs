@@ -45,7 +45,7 @@ fn main() -> Result<(), Failure> {
 fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     let size = bytes.len() >> 10;
     let limits = ImageLimits { max_bytes: u64::MAX, max_pixels: u64::MAX, ..ImageLimits::default() };
-    let image = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: limits })?;
+    let image = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: limits, ..MediaLimits::default() })?;
     let MediaHeader::Image(header) = image.header else {
         return Err(format!("{name} is no image").into());
     };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use chiasm_types::Modality;
 use reqwest::Url;
 use tokio::sync::oneshot;
 
@@ -32,10 +33,12 @@ pub struct MediaPart {
     pub url: Option<Bytes>,
     /// What the client calls the item.
     pub name: Option<MediaName>,
+    /// What kind of thing it is said to be.
+    pub modality: Modality,
 }
 
 impl MediaPart {
-    /// A file of this machine, which must lie below the allowed local media path.
+    /// An image in a file of this machine, which must lie below the allowed local media path.
     ///
     /// # Errors
     /// [`MediaError::LocalFileNotFound`] when there is no such file.
@@ -46,9 +49,10 @@ impl MediaPart {
     }
 }
 
+/// An image at a URL.
 impl<S: Into<String>> From<S> for MediaPart {
     fn from(url: S) -> Self {
-        Self { url: Some(Bytes::from(url.into())), name: None }
+        Self { url: Some(Bytes::from(url.into())), name: None, modality: Modality::Image }
     }
 }
 
@@ -77,7 +81,7 @@ struct Inner {
     contents: Contents,
     urls: Urls,
     names: Names,
-    downloads: Flights<UrlKey, Result<EncodedMedia, MediaError>>,
+    downloads: Flights<(UrlKey, Modality), Result<EncodedMedia, MediaError>>,
     counters: Counters,
 }
 
@@ -137,37 +141,40 @@ impl MediaDoor {
     /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the future ends the fetch unless
     /// somebody else waits for it too.
     pub async fn open(&self, part: impl Into<MediaPart>) -> Result<EncodedMedia, MediaError> {
-        let MediaPart { url, name } = part.into();
-        let Some(url) = url else { return self.inner.named(name) };
-        let item = self.open_url(url).await?;
+        let MediaPart { url, name, modality } = part.into();
+        let limits = &self.inner.config.limits;
+        let Some(url) = url else { return self.inner.named(name)?.taken_for(&modality, limits) };
+        let item = self.open_url(url, &modality).await?.taken_for(&modality, limits)?;
         if let Some(name) = name {
             self.inner.names.give(name, item.content);
         }
         Ok(item)
     }
 
-    async fn open_url(&self, url: Bytes) -> Result<EncodedMedia, MediaError> {
+    /// The item may be one that was opened as another modality's.
+    async fn open_url(&self, url: Bytes, modality: &Modality) -> Result<EncodedMedia, MediaError> {
         let inner = &self.inner;
         if data_uri::content(&url).is_some() {
             inner.counters.data.inc();
-            return self.on_bytes(url.len(), move |inner| inner.open_data(&url)).await;
+            let modality = modality.clone();
+            return self.on_bytes(url.len(), move |inner| inner.open_data(&url, &modality)).await;
         }
         let parsed = str::from_utf8(&url).ok().and_then(|url| Url::parse(url).ok());
         let url = parsed.ok_or(MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
         match url.scheme() {
-            "http" | "https" => self.open_http(url).await,
+            "http" | "https" => self.open_http(url, modality).await,
             "file" => {
                 inner.counters.files.inc();
-                let inner = inner.clone();
+                let (inner, modality) = (inner.clone(), modality.clone());
                 // Disks and networks below them may be slow, so this is not for the workers.
-                let opened = tokio::task::spawn_blocking(move || inner.open_file(&url)).await;
+                let opened = tokio::task::spawn_blocking(move || inner.open_file(&url, &modality)).await;
                 opened.unwrap_or(Err(MediaError::Internal))
             }
             _ => Err(MediaError::UnsupportedScheme),
         }
     }
 
-    async fn open_http(&self, url: Url) -> Result<EncodedMedia, MediaError> {
+    async fn open_http(&self, url: Url, modality: &Modality) -> Result<EncodedMedia, MediaError> {
         let inner = &self.inner;
         // Also for what is cached.
         inner.fetcher.check(&url)?;
@@ -191,10 +198,10 @@ impl MediaDoor {
             _ => {}
         }
         let download = {
-            let door = self.clone();
-            move || async move { door.download(url, key, known).await }
+            let (door, modality) = (self.clone(), modality.clone());
+            move || async move { door.download(url, key, known, &modality).await }
         };
-        let (boarded, outcome) = inner.downloads.join(key, download).await;
+        let (boarded, outcome) = inner.downloads.join((key, modality.clone()), download).await;
         if boarded == Boarded::Later {
             inner.counters.shared.inc();
         }
@@ -207,10 +214,12 @@ impl MediaDoor {
         url: Url,
         key: UrlKey,
         known: Option<(EncodedMedia, Freshness)>,
+        modality: &Modality,
     ) -> Result<EncodedMedia, MediaError> {
         let inner = &self.inner;
         let known = known.filter(|(_, freshness)| freshness.can_revalidate());
-        let fetched = match inner.fetcher.get(url, known.as_ref().map(|(_, freshness)| freshness)).await {
+        let max_bytes = inner.config.limits.max_bytes(modality);
+        let fetched = match inner.fetcher.get(url, known.as_ref().map(|(_, freshness)| freshness), max_bytes).await {
             Ok(Answer::New(fetched)) => Ok(fetched),
             Ok(Answer::NotModified(newer)) => match known {
                 Some((item, freshness)) => {
@@ -225,8 +234,11 @@ impl MediaDoor {
         let opened = match fetched {
             Ok(fetched) => {
                 inner.counters.fetched.inc();
-                inner.counters.fetched_bytes.add(fetched.bytes.len() as u64);
-                let opened = self.on_bytes(fetched.bytes.len(), move |inner| inner.item(fetched.bytes)).await;
+                let fetched_bytes = fetched.bytes.len();
+                inner.counters.fetched_bytes.add(fetched_bytes as u64);
+                let modality = modality.clone();
+                let open = move |inner: &Inner| inner.item(fetched.bytes, &modality);
+                let opened = self.on_bytes(fetched_bytes, open).await;
                 opened.map(|item| (item, fetched.freshness))
             }
             Err(error) => Err(error),
@@ -265,14 +277,14 @@ impl MediaDoor {
 }
 
 impl Inner {
-    fn open_data(&self, url: &[u8]) -> Result<EncodedMedia, MediaError> {
+    fn open_data(&self, url: &[u8], modality: &Modality) -> Result<EncodedMedia, MediaError> {
         let content = data_uri::content(url).ok_or(MediaError::UnsupportedScheme)?;
-        self.item(data_uri::decode(content, self.config.limits.max_bytes(), &self.budget)?)
+        self.item(data_uri::decode(content, self.config.limits.max_bytes(modality), &self.budget)?, modality)
     }
 
-    fn open_file(&self, url: &Url) -> Result<EncodedMedia, MediaError> {
+    fn open_file(&self, url: &Url, modality: &Modality) -> Result<EncodedMedia, MediaError> {
         let files = self.local_files.as_ref().ok_or(MediaError::LocalFilesDisabled)?;
-        self.item(files.read(url, self.config.limits.max_bytes(), &self.budget)?)
+        self.item(files.read(url, self.config.limits.max_bytes(modality), &self.budget)?, modality)
     }
 
     /// What a client's name stands for.
@@ -287,8 +299,8 @@ impl Inner {
     }
 
     /// Identity and header of a file.
-    fn item(&self, bytes: Bytes) -> Result<EncodedMedia, MediaError> {
-        EncodedMedia::from_bytes(bytes, &self.config.limits).map(|item| self.contents.keep(item))
+    fn item(&self, bytes: Bytes, modality: &Modality) -> Result<EncodedMedia, MediaError> {
+        EncodedMedia::of(bytes, modality, &self.config.limits).map(|item| self.contents.keep(item))
     }
 }
 

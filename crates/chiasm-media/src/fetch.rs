@@ -57,7 +57,6 @@ struct Limits {
     min_bytes: u64,
     total_timeout: Duration,
     max_redirects: usize,
-    max_bytes: u64,
 }
 
 impl Fetcher {
@@ -88,7 +87,6 @@ impl Fetcher {
                 min_bytes: min_bytes.max(1),
                 total_timeout,
                 max_redirects: config.max_redirects,
-                max_bytes: config.limits.max_bytes(),
             },
             freshness: FreshnessBounds { min: config.min_freshness, max: config.max_freshness },
             budget,
@@ -101,10 +99,15 @@ impl Fetcher {
         self.policy.check(url)
     }
 
-    /// The body behind a URL, or that it is still what an earlier answer, of which `known` is left, was.
+    /// The body behind a URL, of at most `max_bytes`, or that it is still what an earlier answer, of which `known` is left, was.
     ///
     /// Dropping the future ends the fetch.
-    pub(crate) async fn get(&self, mut url: Url, mut known: Option<&Freshness>) -> Result<Answer, MediaError> {
+    pub(crate) async fn get(
+        &self,
+        mut url: Url,
+        mut known: Option<&Freshness>,
+        max_bytes: u64,
+    ) -> Result<Answer, MediaError> {
         self.check(&url)?;
         let deadline = Instant::now() + self.limits.total_timeout;
         let mut redirects = RedirectFreshness::none();
@@ -141,7 +144,7 @@ impl Fetcher {
                 }
                 _ => return Err(MediaError::OriginStatus { status: status.as_u16() }),
             }
-            let bytes = self.body(response, deadline).await?;
+            let bytes = self.body(response, deadline, max_bytes).await?;
             return Ok(Answer::New(Fetched { bytes, freshness }));
         }
     }
@@ -168,8 +171,7 @@ impl Fetcher {
 
     /// Reads up to the limit and drops the connection at the first byte behind it. Memory is counted as bytes come: what
     /// an origin announces takes none.
-    async fn body(&self, mut response: Response, deadline: Instant) -> Result<Bytes, MediaError> {
-        let limit = self.limits.max_bytes;
+    async fn body(&self, mut response: Response, deadline: Instant, limit: u64) -> Result<Bytes, MediaError> {
         if !is_plain(response.headers()) {
             return Err(MediaError::OriginEncoding);
         }

@@ -18,6 +18,8 @@ pub struct EncodedMedia {
     pub bytes: Bytes,
     /// blake3 of `bytes`.
     pub content: ContentHash,
+    /// What kind of thing the file is taken for.
+    pub modality: Modality,
     /// What the file is, found from its bytes; declared media types are not trusted.
     pub header: MediaHeader,
 }
@@ -28,31 +30,54 @@ pub struct EncodedMedia {
 pub enum MediaHeader {
     /// The file is a still image, or an animation that counts as one.
     Image(ImageHeader),
+    /// The file is for a model's own processor: nothing has been looked at.
+    Opaque,
 }
 
 impl MediaHeader {
-    /// The modality that items with such a header have.
-    pub fn modality(&self) -> Modality {
-        match self {
-            Self::Image(_) => Modality::Image,
+    fn read(bytes: &[u8], modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
+        let limit = limits.max_bytes(modality);
+        if bytes.len() as u64 > limit {
+            return Err(MediaError::TooManyBytes { limit });
+        }
+        match modality {
+            Modality::Image => match ImageHeader::read(bytes, &limits.image) {
+                Err(MediaError::UnsupportedFormat { .. }) if limits.foreign_images => Ok(Self::Opaque),
+                header => header.map(Self::Image),
+            },
+            _ => Ok(Self::Opaque),
         }
     }
 }
 
 impl EncodedMedia {
-    /// Reads the header and hashes the bytes: linear in their number, nothing is decoded.
+    /// A still image.
+    ///
+    /// # Errors
+    /// Those of [`Self::of`].
+    pub fn from_bytes(bytes: Bytes, limits: &MediaLimits) -> Result<Self, MediaError> {
+        Self::of(bytes, &Modality::Image, limits)
+    }
+
+    /// Reads the header, if it is one that is read here, and hashes the bytes: linear in their number, nothing is decoded.
     ///
     /// # Errors
     /// [`MediaError::UnsupportedFormat`], [`MediaError::Corrupt`], [`MediaError::UnsupportedVariant`], and
     /// [`MediaError::TooManyBytes`] or another of the modality's limits.
-    pub fn from_bytes(bytes: Bytes, limits: &MediaLimits) -> Result<Self, MediaError> {
-        let header = MediaHeader::Image(ImageHeader::read(&bytes, &limits.image)?);
-        Ok(Self { content: ContentHash::of(&bytes), bytes, header })
+    pub fn of(bytes: Bytes, modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
+        let header = MediaHeader::read(&bytes, modality, limits)?;
+        Ok(Self { content: ContentHash::of(&bytes), bytes, modality: modality.clone(), header })
     }
 
-    /// The modality of the item.
-    pub fn modality(&self) -> Modality {
-        self.header.modality()
+    /// The same file, taken for another kind of thing if it was taken for one.
+    ///
+    /// # Errors
+    /// Those of [`Self::of`].
+    pub(crate) fn taken_for(self, modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
+        if self.modality == *modality {
+            return Ok(self);
+        }
+        Ok(Self { header: MediaHeader::read(&self.bytes, modality, limits)?, modality: modality.clone(), ..self })
     }
 }
 

@@ -65,7 +65,7 @@ async fn the_same_file_has_one_identity_whichever_way_it_comes() {
         let image = door.open(&url).await.unwrap();
         assert_eq!(image.bytes, bytes);
         assert_eq!(image.content, ContentHash::of(&bytes));
-        assert_eq!(image.modality(), Modality::Image);
+        assert_eq!(image.modality, Modality::Image);
         let header = header(&image);
         assert_eq!((header.format, header.width, header.height, header.orientation), (ImageFormat::Png, 37, 23, 1));
     }
@@ -112,7 +112,7 @@ async fn what_is_no_media_url_is_refused_without_repeating_it() {
 
 #[tokio::test]
 async fn limits_hold_for_every_kind_of_url() {
-    let limits = |image| MediaLimits { image };
+    let limits = |image| MediaLimits { image, ..MediaLimits::default() };
     let limits_of_bytes = limits(ImageLimits { max_bytes: 100, ..ImageLimits::default() });
     let config =
         MediaConfig { limits: limits_of_bytes, allowed_local_media_path: Some(goldens()), ..MediaConfig::default() };

@@ -9,6 +9,7 @@ use chiasm_media::{
     ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaName,
     MediaPart,
 };
+use chiasm_types::Modality;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -257,7 +258,7 @@ async fn the_cache_gives_its_memory_back() {
 }
 
 fn named(url: Option<&str>, name: MediaName) -> MediaPart {
-    MediaPart { url: url.map(|url| url.to_owned().into()), name: Some(name) }
+    MediaPart { url: url.map(|url| url.to_owned().into()), name: Some(name), modality: Modality::Image }
 }
 
 #[tokio::test]

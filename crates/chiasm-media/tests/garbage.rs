@@ -39,7 +39,8 @@ fn fixtures() -> [Vec<Vec<u8>>; 5] {
 
 fn check(bytes: Vec<u8>) {
     thread_local!(static USED: RefCell<DecodeMemory> = RefCell::default());
-    if let Ok(image) = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: LIMITS }) {
+    if let Ok(image) = EncodedMedia::from_bytes(bytes.into(), &MediaLimits { image: LIMITS, ..MediaLimits::default() })
+    {
         let MediaHeader::Image(header) = image.header else { panic!("{image:?} is no image") };
         assert!(header.width >= 1 && header.height >= 1 && (1..=8).contains(&header.orientation));
         assert_eq!(LIMITS.check(header.width, header.height), Ok(()));

@@ -49,7 +49,7 @@ fn memory_follows_the_data_and_not_the_header() {
         max_aspect_ratio: u32::MAX,
         max_scans: 500,
     };
-    let limits = MediaLimits { image };
+    let limits = MediaLimits { image, ..MediaLimits::default() };
     let before = peak();
     for (name, bytes) in bombs {
         let outcome = EncodedMedia::from_bytes(bytes.into(), &limits).and_then(|image| decode(&image));

@@ -16,7 +16,7 @@ fn open(file: Vec<u8>) -> Result<EncodedMedia, MediaError> {
 
 /// Reads a file's header, within these limits.
 fn open_within(file: Vec<u8>, image: ImageLimits) -> Result<EncodedMedia, MediaError> {
-    EncodedMedia::from_bytes(file.into(), &MediaLimits { image })
+    EncodedMedia::from_bytes(file.into(), &MediaLimits { image, ..MediaLimits::default() })
 }
 
 fn limit_of_pixels(max_pixels: u64) -> ImageLimits {

@@ -4,6 +4,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chiasm_media::{Fault, MediaError};
+use chiasm_processor::ProcessorError;
 use serde_json::{Value, json};
 
 use crate::pipeline::{Cause, RequestError};
@@ -118,6 +119,19 @@ impl ApiError {
         Self { status: StatusCode::PAYLOAD_TOO_LARGE, code: "invalid_body", ..Self::invalid("body", message) }
     }
 
+    fn from_processor(error: &ProcessorError, message: String) -> Self {
+        let (status, code) = match error {
+            ProcessorError::NoPython { .. } | ProcessorError::NotServed(_) => {
+                (StatusCode::BAD_REQUEST, "media_unsupported")
+            }
+            ProcessorError::Gone(_) => (StatusCode::SERVICE_UNAVAILABLE, "processor_unavailable"),
+            ProcessorError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "processor_busy"),
+            ProcessorError::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "processor_timeout"),
+            _ => (StatusCode::UNPROCESSABLE_ENTITY, "media_refused"),
+        };
+        Self::new(status, code, message)
+    }
+
     /// Names the field when the error does not yet name one.
     #[must_use]
     pub(crate) fn at(mut self, param: &str) -> Self {
@@ -174,6 +188,7 @@ impl From<RequestError> for ApiError {
             Cause::Image(error) if error.fault() == chiasm_vision::Fault::Request => {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
             }
+            Cause::Processor(error) => Self::from_processor(error, message),
             Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable("no_engine", message),
             Cause::Busy(_) => Self::unavailable("engines_busy", message),
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),

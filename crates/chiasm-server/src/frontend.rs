@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
-use chiasm_media::MediaDoor;
+use chiasm_media::{EncodedMedia, MediaDoor, MediaHeader};
 use chiasm_types::Modality;
 
 use crate::connections::BulkThreads;
@@ -19,7 +19,7 @@ use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
-use crate::pipeline::{Caller, Cause, Images, RequestError, Retries};
+use crate::pipeline::{Caller, Cause, Helped, HelperOptions, Images, RequestError, Retries};
 use crate::slots::Slots;
 
 /// Requests that may be in flight before however few workers, if nobody says how many.
@@ -111,7 +111,7 @@ impl ItemLimits {
 
 impl Default for ItemLimits {
     fn default() -> Self {
-        Self(BTreeMap::from([(Modality::Image, 64)]))
+        Self(BTreeMap::from([(Modality::Image, 64), (Modality::Video, 16), (Modality::Audio, 64)]))
     }
 }
 
@@ -154,6 +154,8 @@ pub struct Frontend {
     pub door: MediaDoor,
     /// Plans images and makes their tensors.
     pub images: Arc<Images>,
+    /// Items that vLLM's own processor makes; `None` for none.
+    pub helped: Option<Arc<Helped>>,
     /// The workers.
     pub fleet: Arc<Fleet>,
     /// Bounds.
@@ -190,6 +192,7 @@ impl Frontend {
             model,
             door: door.with_workers(Arc::new(cpu.clone())),
             images: Arc::new(images),
+            helped: None,
             metrics,
             fleet,
             routing: RoutingOptions::default(),
@@ -208,6 +211,30 @@ impl Frontend {
     #[must_use]
     pub fn with_routing(self, routing: RoutingOptions) -> Self {
         Self { routing, ..self }
+    }
+
+    /// The same frontend, which asks vLLM's own processor for what it can't make itself.
+    #[must_use]
+    pub fn with_helper(self, options: HelperOptions) -> Self {
+        let (cpu, budget, metrics) = (self.cpu.clone(), self.door.budget().clone(), self.metrics.clone());
+        let helped = Helped::new(options, &self.model.dir, cpu, budget, metrics);
+        Self { helped: Some(Arc::new(helped)), ..self }
+    }
+
+    /// Whether items of this modality are taken at all.
+    pub(crate) fn takes(&self, modality: &Modality) -> bool {
+        self.helped.is_some() || (*modality == Modality::Image && self.model.vision.is_some())
+    }
+
+    /// Whether vLLM's own processor has to make an item.
+    pub(crate) fn needs_help(&self, item: &EncodedMedia) -> bool {
+        let is_native = self.model.vision.is_some() && matches!(item.header, MediaHeader::Image(_));
+        self.helped.is_some() && !is_native
+    }
+
+    /// What makes those of the items that can't be made here; `None` if all can.
+    pub(crate) fn helped_among(&self, items: &[EncodedMedia]) -> Option<&Arc<Helped>> {
+        self.helped.as_ref().filter(|_| items.iter().any(|item| self.needs_help(item)))
     }
 
     /// The same frontend, which tells in its metrics what the log has counted so far.

@@ -54,3 +54,4 @@ mod workers;
 
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, RoutingOptions};
 pub use owner::{Network, NoNetwork, TrustedProxies};
+pub use pipeline::HelperOptions;

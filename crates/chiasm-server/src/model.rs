@@ -38,6 +38,17 @@ pub enum ModelError {
     Vision(#[from] VisionError),
 }
 
+/// Whether a model's images are made by Chiasm itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NativeImages {
+    /// They are, or the model can't be served.
+    Required,
+    /// They are if Chiasm has the model's family, and all of its settings can be honoured.
+    WhereSupported,
+    /// They are not.
+    Never,
+}
+
 /// Tokenizer, template, image family and defaults of one model.
 pub struct ServedModel {
     /// The name in `/v1/models` and in requests.
@@ -55,10 +66,29 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// Reads a model directory. `name` is what clients call it; `template` replaces the model's own chat template.
+    /// Reads a model directory whose images, if it takes any, are made here. `name` is what clients call it; `template` replaces
+    /// the model's own chat template.
     pub fn load(dir: &Path, name: impl Into<String>, template: Option<&Path>) -> Result<Self, ModelError> {
+        Self::load_with(dir, name, template, NativeImages::Required)
+    }
+
+    /// Reads a model directory whose images may be made elsewhere.
+    pub fn load_with(
+        dir: &Path,
+        name: impl Into<String>,
+        template: Option<&Path>,
+        native: NativeImages,
+    ) -> Result<Self, ModelError> {
         let tokenizer = Tokenizer::from_model_dir(dir)?;
-        let vision = VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?;
+        let vision = || VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer));
+        let vision = match native {
+            NativeImages::Never => None,
+            NativeImages::Required => vision()?,
+            NativeImages::WhereSupported => vision().unwrap_or_else(|reason| {
+                tracing::info!(%reason, "images are made by vLLM's own processor");
+                None
+            }),
+        };
         Ok(Self {
             name: name.into(),
             dir: dir.to_owned(),

@@ -1,4 +1,4 @@
-//! What the engine sees of an image: shapes, sizes, and whether they belong together.
+//! What the engine sees of a media item: shapes, sizes, and whether they belong together.
 
 use chiasm_engine::wire::{MmData, MmField, MmItem, WireTensor};
 use chiasm_types::{Dtype, Placeholder};
@@ -6,17 +6,24 @@ use chiasm_types::{Dtype, Placeholder};
 use crate::config::ImageRules;
 use crate::digest::Digest;
 
-/// One image as its tensors describe it.
+/// One item as its tensors describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SeenImage {
-    /// Pixels.
-    pub(crate) width: u64,
-    /// Pixels.
-    pub(crate) height: u64,
+pub(crate) struct SeenItem {
+    /// What is known of its size.
+    pub(crate) size: Size,
     /// Tokens that it takes in the language model.
     pub(crate) embeddings: usize,
-    /// Digest of its pixels' bytes, however they came.
+    /// Digest of the bytes of its largest tensor, or of its pixels, however they came.
     pub(crate) digest: Digest,
+}
+
+/// How large an item is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// An image of so many pixels.
+    Image { width: u64, height: u64 },
+    /// Something else, whose largest tensor has this shape.
+    Other(Vec<usize>),
 }
 
 /// Tokens of a placeholder that the model replaces by embeddings.
@@ -31,6 +38,8 @@ pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outline {
     pixels: Option<Pixels>,
+    /// The pixels are not those of an image.
+    is_other: bool,
     /// Values of `image_grid_thw`, if they are integers.
     grid: Option<Vec<i64>>,
 }
@@ -45,8 +54,9 @@ struct Pixels {
 impl Outline {
     /// `digest` is that of the pixels' bytes, if there are any. No tensor may be out of band any more.
     pub(crate) fn of(item: &MmItem, digest: Option<Digest>) -> Self {
-        let pixels = pixels_of(item).zip(digest);
+        let pixels = looked_at(item).zip(digest);
         Self {
+            is_other: pixels_of(item).is_none(),
             pixels: pixels.map(|(pixels, digest)| Pixels {
                 dtype: pixels.dtype.to_string(),
                 shape: pixels.shape.clone(),
@@ -62,19 +72,28 @@ pub(crate) fn pixels_of(item: &MmItem) -> Option<&WireTensor> {
     tensor_of(item, "pixel_values").or_else(|| tensor_of(item, "pixel_values_flat"))
 }
 
+/// The tensor whose bytes are looked at: the pixels, or the largest one of an item that is no image.
+pub(crate) fn looked_at(item: &MmItem) -> Option<&WireTensor> {
+    let largest = || item.0.iter().filter_map(|(_, field)| field.tensor()).max_by_key(|tensor| tensor.nbytes());
+    pixels_of(item).or_else(largest)
+}
+
 fn tensor_of<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
     item.get(name).and_then(MmField::tensor)
 }
 
-/// Reads a Qwen-VL item: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in patches. Of the other
+/// Reads a Qwen-VL image: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in patches. Of the other
 /// families' items, `[3, height, width]` or `[tiles, 3, height, width]`, only the shape is looked at: how many embeddings
-/// they become is the model's own matter.
+/// they become is the model's own matter, as is all of an item without pixels of an image.
 ///
 /// # Errors
 /// What a worker would fail at, in words.
-pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenImage, String> {
-    let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or("the item has no tensor pixel_values")?;
+pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRules) -> Result<SeenItem, String> {
+    let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or("the item has no tensor")?;
     let digest = *digest;
+    if item.is_other {
+        return Ok(SeenItem { size: Size::Other(shape.clone()), embeddings: embedding_tokens(placeholder), digest });
+    }
     if !Dtype::from_torch_name(dtype).is_some_and(|dtype| rules.dtypes.contains(&dtype)) {
         return Err(format!("pixel_values are {dtype}"));
     }
@@ -82,7 +101,8 @@ pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRu
         [rows, row] => (rows, row),
         [3, high, wide] | [_, 3, high, wide] if item.grid.is_none() && !shape.contains(&0) => {
             let embeddings = embedding_tokens(placeholder);
-            return Ok(SeenImage { width: wide as u64, height: high as u64, embeddings, digest });
+            let size = Size::Image { width: wide as u64, height: high as u64 };
+            return Ok(SeenItem { size, embeddings, digest });
         }
         _ => return Err(format!("pixel_values have shape {shape:?}")),
     };
@@ -108,7 +128,7 @@ pub(crate) fn inspect(item: &Outline, placeholder: &Placeholder, rules: &ImageRu
         return Err(format!("the placeholder has {expected} tokens for {embeddings} embeddings"));
     }
     let (width, height) = (wide.saturating_mul(patch as u64), high.saturating_mul(patch as u64));
-    Ok(SeenImage { width, height, embeddings, digest })
+    Ok(SeenItem { size: Size::Image { width, height }, embeddings, digest })
 }
 
 fn side_of(area: usize) -> Option<usize> {
@@ -161,7 +181,7 @@ pub(crate) mod tests {
         Outline::of(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::of))
     }
 
-    fn seen(item: &MmItem, length: usize) -> Result<SeenImage, String> {
+    fn seen(item: &MmItem, length: usize) -> Result<SeenItem, String> {
         inspect(&outline(item), &placeholder(0, length), &ImageRules::default())
     }
 
@@ -169,11 +189,11 @@ pub(crate) mod tests {
     fn an_image_has_the_size_of_its_grid() {
         let image = seen(&item(16, 20), 80).unwrap();
         let digest = Digest::of(&[7; 320 * 1176]);
-        assert_eq!(image, SeenImage { width: 280, height: 224, embeddings: 80, digest });
+        assert_eq!(image, SeenItem { size: Size::Image { width: 280, height: 224 }, embeddings: 80, digest });
         // Qwen3-VL: patches of 16 pixels
         let image = seen(&item_with(Dtype::F32, 288, 1536, [1, 16, 18]), 72).unwrap();
         let digest = Digest::of(&[7; 288 * 1536 * 4]);
-        assert_eq!(image, SeenImage { width: 288, height: 256, embeddings: 72, digest });
+        assert_eq!(image, SeenItem { size: Size::Image { width: 288, height: 256 }, embeddings: 72, digest });
     }
 
     #[test]
@@ -184,7 +204,7 @@ pub(crate) mod tests {
             (item_with(Dtype::I64, 320, 1176, [1, 16, 20]), 80, "int64"),
             (item_with(Dtype::U8, 15, 1176, [1, 3, 5]), 3, "merged"),
             (item(16, 20), 79, "79 tokens for 80 embeddings"),
-            (MmItem::default(), 80, "no tensor pixel_values"),
+            (MmItem::default(), 80, "no tensor"),
         ] {
             let error = seen(&item, length).unwrap_err();
             assert!(error.contains(complaint), "{error}");
@@ -199,18 +219,34 @@ pub(crate) mod tests {
             ("pixel_values_flat", &[5, 3, 28, 42], None),
             ("pixel_values", &[5, 4, 28, 42], Some("shape")),
             ("pixel_values", &[0, 3, 28, 42], Some("shape")),
-            ("pixels", &[3, 28, 42], Some("no tensor")),
         ] {
             let bytes = vec![0; 4 * shape.iter().product::<usize>()];
             let digest = Digest::of(&bytes);
             let tensor = WireTensor::new(Dtype::F32, shape.to_vec(), bytes.into()).unwrap();
             let item = MmItem(vec![(name.into(), MmField::batched(tensor, false))]);
             match (seen(&item, 7), complaint) {
-                (Ok(image), None) => assert_eq!(image, SeenImage { width: 42, height: 28, embeddings: 7, digest }),
+                (Ok(image), None) => {
+                    let size = Size::Image { width: 42, height: 28 };
+                    assert_eq!(image, SeenItem { size, embeddings: 7, digest });
+                }
                 (Err(error), Some(complaint)) => assert!(error.contains(complaint), "{error}"),
                 (result, _) => panic!("{name} {shape:?}: {result:?}"),
             }
         }
+    }
+
+    #[test]
+    fn of_what_is_no_image_the_largest_tensor_is_seen() {
+        let tensor = |dtype: Dtype, shape: &[usize]| {
+            let bytes = vec![5; shape.iter().product::<usize>() * dtype.size()];
+            MmField::batched(WireTensor::new(dtype, shape.to_vec(), bytes.into()).unwrap(), false)
+        };
+        let mask = ("feature_attention_mask".to_owned(), tensor(Dtype::I64, &[9]));
+        let item = MmItem(vec![mask, ("input_audio_features".to_owned(), tensor(Dtype::F32, &[8, 9]))]);
+        let outline = Outline::of(&item, looked_at(&item).and_then(WireTensor::bytes).map(Digest::of));
+        let seen = inspect(&outline, &placeholder(0, 4), &ImageRules::default()).unwrap();
+        let digest = Digest::of(&[5; 8 * 9 * 4]);
+        assert_eq!(seen, SeenItem { size: Size::Other(vec![8, 9]), embeddings: 4, digest });
     }
 
     #[test]

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use chiasm_engine::wire::{MmData, MmItem, TensorData, WireTensor};
 
 use crate::digest::Digest;
-use crate::image::{Outline, pixels_of};
+use crate::image::{Outline, looked_at};
 use crate::lent_slot::{LentSlot, Overwritten};
 
 /// What there is to know about an item, and the slots that its tensors lie in. Tensors that came inline are not kept:
@@ -34,7 +34,7 @@ impl Item {
                 Ok(())
             })?;
         }
-        let digest = pixels_of(&item).and_then(WireTensor::bytes).map(|pixels| {
+        let digest = looked_at(&item).and_then(WireTensor::bytes).map(|pixels| {
             // A slot's bytes have been looked at already.
             let known = slots.iter().find(|slot| slot.as_ref().as_ptr() == pixels.as_ptr()).map(LentSlot::digest);
             known.unwrap_or_else(|| Digest::of(pixels))

@@ -2,21 +2,27 @@
 
 use chiasm_types::TokenId;
 
-use crate::image::SeenImage;
+use crate::image::{SeenItem, Size};
 
-/// Says what the engine saw, with a digest of each image's pixels, so that wrong ones make another answer:
-/// `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109 prompt tokens were cached`.
-pub(crate) fn text(images: &[SeenImage], cached: usize, prompt: usize) -> String {
-    let seen = match images.len() {
+/// Says what the engine saw, with a digest of each item's values, so that wrong ones make another answer:
+/// `1 image 280x224 (80 tokens, 9f2c1a07); 64 of 109 prompt tokens were cached`. A video or a recording is an item of the shape of
+/// its largest tensor.
+pub(crate) fn text(items: &[SeenItem], cached: usize, prompt: usize) -> String {
+    let what = if items.iter().all(|item| matches!(item.size, Size::Image { .. })) { "image" } else { "item" };
+    let seen = match items.len() {
         0 => "no images".to_owned(),
         count => {
-            let sizes: Vec<String> = images
+            let sizes: Vec<String> = items
                 .iter()
-                .map(|SeenImage { width, height, embeddings, digest }| {
-                    format!("{width}x{height} ({embeddings} tokens, {digest})")
+                .map(|SeenItem { size, embeddings, digest }| {
+                    let size = match size {
+                        Size::Image { width, height } => format!("{width}x{height}"),
+                        Size::Other(shape) => shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x"),
+                    };
+                    format!("{size} ({embeddings} tokens, {digest})")
                 })
                 .collect();
-            format!("{count} image{} {}", if count == 1 { "" } else { "s" }, sizes.join(", "))
+            format!("{count} {what}{} {}", if count == 1 { "" } else { "s" }, sizes.join(", "))
         }
     };
     format!("{seen}; {cached} of {prompt} prompt tokens were cached")
@@ -58,8 +64,8 @@ mod tests {
     use super::*;
     use crate::digest::Digest;
 
-    fn image(width: u64, height: u64, embeddings: usize) -> SeenImage {
-        SeenImage { width, height, embeddings, digest: Digest::of(b"") }
+    fn image(width: u64, height: u64, embeddings: usize) -> SeenItem {
+        SeenItem { size: Size::Image { width, height }, embeddings, digest: Digest::of(b"") }
     }
 
     #[test]
@@ -72,6 +78,15 @@ mod tests {
         assert_eq!(
             text(&[image(280, 224, 80), image(56, 56, 4)], 0, 99),
             "2 images 280x224 (80 tokens, af1349b9), 56x56 (4 tokens, af1349b9); 0 of 99 prompt tokens were cached"
+        );
+    }
+
+    #[test]
+    fn what_is_no_image_is_an_item() {
+        let video = SeenItem { size: Size::Other(vec![96, 1176]), embeddings: 24, digest: Digest::of(b"") };
+        assert_eq!(
+            text(&[image(56, 56, 4), video], 0, 9),
+            "2 items 56x56 (4 tokens, af1349b9), 96x1176 (24 tokens, af1349b9); 0 of 9 prompt tokens were cached"
         );
     }
 

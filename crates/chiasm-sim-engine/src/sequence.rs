@@ -8,7 +8,7 @@ use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
 use crate::config::SimConfig;
-use crate::image::{self, SeenImage};
+use crate::image::{self, SeenItem};
 use crate::item::Item;
 use crate::reply::{self, Answer};
 
@@ -25,7 +25,7 @@ pub(crate) struct Sequence {
     pub(crate) media: Vec<Media>,
     pub(crate) chain: BlockChain,
     /// What the engine saw, once the request has been looked at.
-    seen: Option<Vec<SeenImage>>,
+    seen: Option<Vec<SeenItem>>,
     answer: Option<Answer>,
     /// Statistics for the first output; `None` once it is sent.
     prefill: Option<PrefillStats>,

@@ -5,6 +5,12 @@ pub enum Dtype {
     U8,
     /// `torch.bool`, one byte each
     Bool,
+    /// `torch.int8`
+    I8,
+    /// `torch.int16`
+    I16,
+    /// `torch.int32`
+    I32,
     /// `torch.int64`
     I64,
     /// `torch.float16`
@@ -13,16 +19,18 @@ pub enum Dtype {
     BF16,
     /// `torch.float32`
     F32,
+    /// `torch.float64`
+    F64,
 }
 
 impl Dtype {
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
-            Self::U8 | Self::Bool => 1,
-            Self::F16 | Self::BF16 => 2,
-            Self::F32 => 4,
-            Self::I64 => 8,
+            Self::U8 | Self::Bool | Self::I8 => 1,
+            Self::I16 | Self::F16 | Self::BF16 => 2,
+            Self::I32 | Self::F32 => 4,
+            Self::I64 | Self::F64 => 8,
         }
     }
 
@@ -31,17 +39,31 @@ impl Dtype {
         match self {
             Self::U8 => "uint8",
             Self::Bool => "bool",
+            Self::I8 => "int8",
+            Self::I16 => "int16",
+            Self::I32 => "int32",
             Self::I64 => "int64",
             Self::F16 => "float16",
             Self::BF16 => "bfloat16",
             Self::F32 => "float32",
+            Self::F64 => "float64",
         }
     }
 
     /// The reverse of [`Dtype::torch_name`]; `None` for a name that Chiasm does not hand over.
     pub fn from_torch_name(name: &str) -> Option<Self> {
-        [Self::U8, Self::Bool, Self::I64, Self::F16, Self::BF16, Self::F32]
-            .into_iter()
-            .find(|dtype| dtype.torch_name() == name)
+        const ALL: [Dtype; 10] = [
+            Dtype::U8,
+            Dtype::Bool,
+            Dtype::I8,
+            Dtype::I16,
+            Dtype::I32,
+            Dtype::I64,
+            Dtype::F16,
+            Dtype::BF16,
+            Dtype::F32,
+            Dtype::F64,
+        ];
+        ALL.into_iter().find(|dtype| dtype.torch_name() == name)
     }
 }

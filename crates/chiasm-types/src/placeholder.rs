@@ -8,3 +8,10 @@ pub struct Placeholder {
     /// True for each of its `length` tokens that is replaced by an embedding; `None` when all are.
     pub is_embed: Option<Vec<bool>>,
 }
+
+impl Placeholder {
+    /// How many of its tokens are replaced by embeddings.
+    pub fn embeds(&self) -> usize {
+        self.is_embed.as_ref().map_or(self.length, |mask| mask.iter().filter(|embeds| **embeds).count())
+    }
+}

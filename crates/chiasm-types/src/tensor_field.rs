@@ -2,10 +2,14 @@
 /// `MultiModalFieldConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorField {
-    /// Concatenated along the first dimension, of which this item has `rows`.
+    /// Concatenated along a dimension.
     Flat {
-        /// Extent of the first dimension.
+        /// This item's extent of it.
         rows: usize,
+        /// The dimension; -1 is the last.
+        dim: i64,
+        /// The engine leaves the tensor in host memory.
+        keep_on_cpu: bool,
     },
     /// Stacked along a new first dimension.
     Batched {
@@ -17,4 +21,11 @@ pub enum TensorField {
         /// The engine leaves the tensor in host memory.
         keep_on_cpu: bool,
     },
+}
+
+impl TensorField {
+    /// Concatenated along the first dimension, of which this item has `rows`, and moved to the engine's device.
+    pub const fn rows(rows: usize) -> Self {
+        Self::Flat { rows, dim: 0, keep_on_cpu: false }
+    }
 }

@@ -1,6 +1,7 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
 mod media;
+mod processor;
 mod simulate;
 
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::{Map, Value};
 
 pub(crate) use media::MediaArgs;
+pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
 pub(crate) use simulate::SimulateArgs;
 
 /// One fast front door before many multimodal LLM engines.
@@ -63,6 +65,8 @@ pub(crate) struct ServeArgs {
     pub(crate) routing: RoutingArgs,
     #[command(flatten, next_help_heading = "Media")]
     pub(crate) media: MediaArgs,
+    #[command(flatten, next_help_heading = "vLLM's processor")]
+    pub(crate) processor: ProcessorArgs,
     #[command(flatten, next_help_heading = "Limits")]
     pub(crate) limits: LimitArgs,
     #[command(flatten, next_help_heading = "Simulated engines")]

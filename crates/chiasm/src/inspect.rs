@@ -8,7 +8,7 @@ use chiasm_backend::PlanClass;
 use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaDoor, MediaHeader, MediaPart};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::{ModelError, TokenizerVocabulary};
-use chiasm_types::{BlockSize, Dtype, MmHash};
+use chiasm_types::{BlockSize, Dtype, MmHash, Modality};
 use chiasm_vision::{Contents, ImagePlan, ImageSize, NoVocabulary, PixelFormat, RgbView, TensorSpec, VisionModel};
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         cache_bytes: 0,
         ..MediaConfig::default()
     };
-    let budget = ByteBudget::new(media.limits.max_bytes());
+    let budget = ByteBudget::new(media.limits.max_bytes(&Modality::Image));
     let door = MediaDoor::new(media, budget)?;
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
@@ -44,11 +44,11 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     for (index, source) in args.images.iter().enumerate() {
         let image = open(&door, source).await?;
         let MediaHeader::Image(header) = image.header else {
-            return Err(CliError::Usage(format!("{source} is no image but {}", image.modality())));
+            return Err(CliError::Usage(format!("{source} is no image but {}", image.modality)));
         };
         let size = ImageSize { width: header.width, height: header.height };
         let plan = model.plan(size, &kwargs)?;
-        let hash = chiasm_media::mm_hash(&image.content, &image.modality(), &identity);
+        let hash = chiasm_media::mm_hash(&image.content, &image.modality, &identity);
         let facts = Facts {
             source: if source.starts_with("data:") { "data: URI" } else { source },
             hash,

@@ -19,6 +19,7 @@ mod cli;
 mod demo;
 mod engines;
 mod error;
+mod helper;
 mod inspect;
 mod log;
 mod npy;

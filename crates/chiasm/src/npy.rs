@@ -9,10 +9,14 @@ pub(crate) fn write(to: &mut impl Write, dtype: Dtype, shape: &[usize], bytes: &
     let descr = match dtype {
         Dtype::U8 => "|u1",
         Dtype::Bool => "|b1",
+        Dtype::I8 => "|i1",
+        Dtype::I16 => "<i2",
+        Dtype::I32 => "<i4",
         Dtype::I64 => "<i8",
         Dtype::F16 => "<f2",
         Dtype::BF16 => "<u2",
         Dtype::F32 => "<f4",
+        Dtype::F64 => "<f8",
     };
     // A tuple of one needs its comma.
     let shape: String = shape.iter().map(|dim| format!("{dim},")).collect();

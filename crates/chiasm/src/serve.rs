@@ -13,6 +13,7 @@ use chiasm_engine::{
     LaunchHost, SocketDir,
 };
 use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
+use chiasm_processor::ProcessorError;
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
@@ -25,7 +26,7 @@ use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{signals, state_folder};
+use crate::{helper, signals, state_folder};
 
 /// vLLM's own default.
 const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
@@ -43,9 +44,12 @@ pub(crate) async fn run(
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let flags = VllmFlags::read(&args.vllm_args)?;
-    let model = ServedModel::load(&args.model, name, args.chat_template.as_deref())?;
+    let native = helper::native_images(&args.processor);
+    let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
-    let door = MediaDoor::new(media_config(&args.media), byte_budget(&args.media))?;
+    let helper = helper::options(&args, &model, &vllm_args(&args))?;
+    let takes_media = model.vision.is_some() || helper.as_ref().is_some_and(|helper| helper.required);
+    let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(&args);
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
@@ -56,7 +60,7 @@ pub(crate) async fn run(
             ..client_options(&model)
         },
         format: format_policy(&args, &flags, &model),
-        arena: arena_policy(&args, &model),
+        arena: arena_policy(&args, takes_media),
         processor: model.processor(),
     };
     let connectors = connectors(&args, &model, &options)?;
@@ -71,9 +75,24 @@ pub(crate) async fn run(
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
     let fleet = Fleet::start(connectors, router_config(&args.routing), patience)?;
-    let frontend =
+    let mut frontend =
         Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing).with_log(log_counts);
+    let is_required = helper.as_ref().is_some_and(|helper| helper.required);
+    if let Some(helper) = helper {
+        frontend = frontend.with_helper(helper);
+    }
     let frontend = Arc::new(frontend);
+    let helped = frontend.clone();
+    // Without it the server is of no use; else it is started when it is needed.
+    let unhelped = async {
+        match &helped.helped {
+            Some(helped) if is_required => match helped.started().await {
+                Err(error @ (ProcessorError::NotServed(_) | ProcessorError::NoPython { .. })) => error,
+                _ => std::future::pending().await,
+            },
+            _ => std::future::pending().await,
+        }
+    };
 
     let drain = Drain { delay: args.limits.drain_delay, timeout: args.limits.drain_timeout };
     let terminated = async {
@@ -88,12 +107,13 @@ pub(crate) async fn run(
     if let Ok(address) = listener.local_addr() {
         tracing::info!(model = model.name, url = %format_args!("http://{address}/v1"), "serving");
     }
-    tokio::select! {
-        () = serve(listener, frontend, terminated, drain) => {}
-        () = async { announce.await; std::future::pending().await } => {}
-    }
+    let ended = tokio::select! {
+        () = serve(listener, frontend, terminated, drain) => Ok(()),
+        () = async { announce.await; std::future::pending().await } => Ok(()),
+        error = unhelped => Err(CliError::Usage(error.to_string())),
+    };
     fleet.shutdown().await;
-    Ok(())
+    ended
 }
 
 /// Binds the frontend's address.
@@ -254,9 +274,9 @@ fn receiver_cache_gb(args: &ServeArgs) -> f64 {
 }
 
 /// An engine's receiver cache keeps the tensors where they are, in its arena; so that must hold as much and what is under
-/// way. A model without images needs none.
-fn arena_policy(args: &ServeArgs, model: &ServedModel) -> ArenaPolicy {
-    if model.vision.is_none() {
+/// way. A model without media needs none.
+fn arena_policy(args: &ServeArgs, takes_media: bool) -> ArenaPolicy {
+    if !takes_media {
         return ArenaPolicy::Never;
     }
     let gib = args.engines.mm_arena_gb.unwrap_or_else(|| receiver_cache_gb(args) + ARENA_GB_IN_FLIGHT);
@@ -342,7 +362,8 @@ fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliError> {
     Ok(RoutingOptions { session_header, busy_status })
 }
 
-fn media_config(args: &MediaArgs) -> MediaConfig {
+/// With vLLM's processor, images of formats that are not read here are not refused at once.
+fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
     let image = ImageLimits {
         max_bytes: args.max_image_bytes,
         max_pixels: args.max_image_pixels,
@@ -351,7 +372,12 @@ fn media_config(args: &MediaArgs) -> MediaConfig {
         max_scans: args.max_image_scans,
     };
     MediaConfig {
-        limits: MediaLimits { image },
+        limits: MediaLimits {
+            image,
+            foreign_images: has_helper,
+            video_bytes: args.max_video_bytes,
+            audio_bytes: args.max_audio_bytes,
+        },
         connect_timeout: args.media_connect_timeout,
         first_byte_timeout: args.media_first_byte_timeout,
         min_body_rate: args.media_min_rate,

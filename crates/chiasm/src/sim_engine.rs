@@ -1,6 +1,6 @@
 //! `chiasm sim-engine`: one simulated engine as a process of its own.
 
-use chiasm_server::model::ServedModel;
+use chiasm_server::model::{NativeImages, ServedModel};
 use chiasm_sim_engine::{Exit, KvEvents, SimConfig, SimEngine};
 
 use crate::cli::SimEngineArgs;
@@ -12,7 +12,7 @@ use crate::sim_host::sim_config;
 /// Runs until SIGTERM or until the engine ends.
 pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
     let model = match &args.model {
-        Some(dir) => Some(ServedModel::load(dir, dir.display().to_string(), None)?),
+        Some(dir) => Some(ServedModel::load_with(dir, dir.display().to_string(), None, NativeImages::WhereSupported)?),
         None => None,
     };
     let config = sim_config(&args.sim, model.as_ref(), None);

@@ -6,6 +6,7 @@ import resource
 import socket
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 from . import fields, messages, sandbox
 from .messages import Call, Expanded, Item, Made, Refused, Reply
@@ -19,10 +20,15 @@ LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
 
 
-def run(processor: Processor, connection: socket.socket, memory: Path, address_space: int, locked: bool) -> None:
+class Message(NamedTuple):
+    """What was said, and the open file that came with it, which is the receiver's to close."""
+
+    content: bytes
+    file: int | None
+
+
+def run(processor: Processor, connection: socket.socket, address_space: int, locked: bool) -> None:
     """Answers until the frontend hangs up."""
-    with memory.open("r+b", buffering=0) as file:
-        shared = mmap.mmap(file.fileno(), 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if address_space:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -32,22 +38,28 @@ def run(processor: Processor, connection: socket.socket, memory: Path, address_s
         sandbox.lock(sandbox.libraries() + processor.folders())
     send(connection, b'{"ready":%d}' % os.getpid())
     while (message := receive(connection)) is not None:
-        send(connection, messages.encode(answer(processor, shared, messages.decode(message))))
+        send(connection, messages.encode(answer(processor, messages.decode(message.content), message.file)))
 
 
-def answer(processor: Processor, memory: mmap.mmap, call: Call) -> Reply:
+def answer(processor: Processor, call: Call, file: int | None) -> Reply:
     """What becomes of a call. An item that vLLM does not take is refused in its words, whatever it fails of."""
     try:
-        return _item(processor, memory, call) if isinstance(call, Item) else _prompt(processor, call)
+        return _item(processor, call, file) if isinstance(call, Item) else _prompt(processor, call)
     except Exception as error:
         return Refused(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])
+    finally:
+        if file is not None:
+            os.close(file)
 
 
-def _item(processor: Processor, memory: mmap.mmap, call: Item) -> Made:
-    if not 0 <= call.length <= len(memory):
-        raise fields.NoRoom(f"{call.length} bytes are more than the memory has")
-    item, updates = processor.item(call.modality, memory[: call.length], call.processor_kwargs, call.io_kwargs)
-    return Made(list(fields.write(item, memory, call.length)), [to_plain(update) for update in updates])
+def _item(processor: Processor, call: Item, file: int | None) -> Made:
+    if file is None:
+        raise ValueError("there is no memory with the item")
+    with mmap.mmap(file, 0) as memory:
+        if not 0 <= call.length <= len(memory):
+            raise fields.NoRoom(f"{call.length} bytes are more than the memory has")
+        item, updates = processor.item(call.modality, memory[: call.length], call.processor_kwargs, call.io_kwargs)
+        return Made(list(fields.write(item, memory, call.length)), [to_plain(update) for update in updates])
 
 
 def _prompt(processor: Processor, call: messages.Prompt) -> Expanded:
@@ -58,15 +70,17 @@ def send(connection: socket.socket, message: bytes) -> None:
     connection.sendall(LENGTH.pack(len(message)) + message)
 
 
-def receive(connection: socket.socket) -> bytes | None:
+def receive(connection: socket.socket) -> Message | None:
     """The next message; None if there is none any more."""
-    header = _exactly(connection, LENGTH.size)
-    if header is None:
+    header, files, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
+    rest = _exactly(connection, LENGTH.size - len(header)) if header else None
+    if rest is None:
         return None
-    (length,) = LENGTH.unpack(header)
+    (length,) = LENGTH.unpack(header + rest)
     if length > MOST_BYTES:
         raise ValueError(f"a message of {length} bytes")
-    return _exactly(connection, length)
+    content = _exactly(connection, length)
+    return None if content is None else Message(content, next(iter(files), None))
 
 
 def _exactly(connection: socket.socket, length: int) -> bytes | None:

@@ -3,10 +3,16 @@
 from typing import Any
 
 import vllm
+from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
 from vllm.multimodal.processing.processor import BaseMultiModalProcessor
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
-from .processor import Processor
+from .processor import UNTIMED, Processor
+
+# Tokens of the prompt that a warm-up item is made for: long videos would take long.
+OF_WARM_UP = 2048
+# Items of a modality for which a model that numbers them is asked.
+MOST_NUMBERED = 64
 
 # Overriding one of these, a processor writes items in prompts in a way of its own, so that only its own code knows how.
 OF_PROMPTS = (
@@ -23,21 +29,26 @@ OF_PROMPTS = (
 
 def greeting(processor: Processor) -> dict[str, Any]:
     """Runs each modality once, so that what is loaded late is there before children are forked and locked."""
-    info = processor.vllm.info
-    limits = {modality: limit for modality, limit in info.allowed_mm_limits.items() if limit != 0}
+    own = processor.vllm
+    limits = {modality: limit for modality, limit in own.info.allowed_mm_limits.items() if limit != 0}
     for modality in limits:
-        processor.vllm.get_dummy_mm_inputs({modality: 1})
-    model = processor.model_class()
+        own.apply(own.get_dummy_inputs(OF_WARM_UP, {modality: 1}, {}), UNTIMED)
     return {
         "vllm": vllm.__version__,
         "limits": limits,
-        "placeholders": {modality: model.get_placeholder_str(modality, 1) for modality in limits},
-        "numbered_placeholders": any(
-            model.get_placeholder_str(modality, 1) != model.get_placeholder_str(modality, 2) for modality in limits
-        ),
+        # What engines make room for: one item of each modality together.
+        "max_tokens": dict(get_mm_max_toks_per_item(own, dict.fromkeys(limits, 1), None)),
+        "placeholders": {modality: placeholders(processor.model_class(), modality) for modality in limits},
         "video_processor": get_video_processor_cls_name(processor.config) if "video" in limits else None,
-        "own_prompts": own_methods(processor.vllm),
+        "own_prompts": own_methods(own),
     }
+
+
+def placeholders(model: Any, modality: str) -> list[str]:
+    """How the first items of a modality are written in a conversation; one text if that goes for all, none if nothing is written."""
+    texts = [model.get_placeholder_str(modality, number + 1) for number in range(MOST_NUMBERED)]
+    written = [text for text in texts if text]
+    return written if len(set(written)) > 1 else written[:1]
 
 
 def own_methods(processor: BaseMultiModalProcessor) -> list[str]:

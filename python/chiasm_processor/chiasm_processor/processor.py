@@ -1,6 +1,6 @@
 """A model's processor as vLLM's own frontend runs it, one item at a time and with prompts that have no data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,16 @@ from .updates import from_plain
 UNTIMED = TimingContext(enabled=False)
 
 
-class NoSuchModel(Exception):
-    """The model takes no media."""
+class NotSupported(Exception):
+    """A model that can't be served this way."""
+
+
+class _Flags(FlexibleArgumentParser):
+    """Passes over flags that are the HTTP server's alone."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, _ = super().parse_known_args(args, namespace)
+        return known, []
 
 
 class Connector(MediaConnector):
@@ -41,11 +49,20 @@ class Processor:
     """The processor of a model that is served with these flags of ``vllm serve``; they change tensors and prompts."""
 
     def __init__(self, flags: Sequence[str]) -> None:
-        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        parser = EngineArgs.add_cli_args(_Flags())
         self.config = EngineArgs.from_cli_args(parser.parse_args(list(flags))).create_model_config()
-        if not self.config.is_multimodal_model:
-            raise NoSuchModel(f"{self.config.model} takes no images, videos or audio")
+        kind = next(self._unsupported(), None)
+        if kind:
+            raise NotSupported(f"{', '.join(self.config.architectures)} {kind}")
         self.vllm = MULTIMODAL_REGISTRY.create_processor(self.config)
+
+    def _unsupported(self) -> Iterator[str]:
+        if not self.config.is_multimodal_model:
+            yield "takes no images, videos or audio"
+        if self.config.is_encoder_decoder:
+            yield "has an encoder with a prompt of its own, which is not supported"
+        if self.config.runner_type != "generate":
+            yield "generates no text"
 
     def model_class(self) -> Any:
         """The model itself, as a class: it says how items are written in a conversation."""

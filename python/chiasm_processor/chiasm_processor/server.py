@@ -1,10 +1,9 @@
 """The fork server of one model: imports, reads and warms its processor once, and forks children that have all that.
 
-usage: python -m chiasm_processor SOCKET [--sandbox off|auto|require] [--address-space BYTES] -- FLAGS OF VLLM SERVE
+usage: python -m chiasm_processor [--sandbox off|auto|require] [--address-space BYTES] -- FLAGS OF VLLM SERVE
 
-It connects to SOCKET, where a frontend listens, says what the processor is, and takes orders: ``{"fork": PATH}`` for a child that
-maps the file at PATH and connects to SOCKET itself, ``{"kill": PID}`` for the end of one. It ends when the frontend hangs up, and its
-children with it.
+Its standard input is a Unix socket to the frontend. It says there what the processor is, and takes orders: ``{"fork": true}``, which
+comes with the child's own socket, and ``{"kill": PID}``. It ends when the frontend hangs up, and its children with it.
 """
 
 import os
@@ -19,7 +18,6 @@ import gc  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 import msgspec  # noqa: E402
 import torch  # noqa: E402
@@ -31,14 +29,13 @@ from .processor import Processor  # noqa: E402
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="chiasm_processor")
-    parser.add_argument("socket")
     parser.add_argument("--sandbox", choices=("off", "auto", "require"), default="auto")
     # Bytes that a child may take beyond what it has when it is forked; 0 for no limit.
     parser.add_argument("--address-space", type=int, default=0)
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     arguments, flags = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     locked = arguments.sandbox != "off" and (arguments.sandbox == "require" or sandbox.is_available())
-    connection = connect(arguments.socket)
+    connection = frontend()
     torch.set_num_threads(1)
     try:
         if locked and not sandbox.is_available():
@@ -52,22 +49,26 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     child.send(connection, msgspec.json.encode(hello))
-    take_orders(processor, connection, arguments.socket, arguments.address_space, locked)
+    take_orders(processor, connection, arguments.address_space, locked)
 
 
-def connect(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
+def frontend() -> socket.socket:
+    """The socket that came as standard input, under another number: what is started from here shall not have it."""
+    connection = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     return connection
 
 
-def take_orders(processor: Processor, connection: socket.socket, path: str, address_space: int, locked: bool) -> None:
+def take_orders(processor: Processor, connection: socket.socket, address_space: int, locked: bool) -> None:
     # Whose end is noticed by the frontend, which has their connections, and here when the next order comes.
     children: set[int] = set()
     while (message := child.receive(connection)) is not None:
-        match msgspec.json.decode(message):
-            case {"fork": memory}:
-                children.add(fork(processor, connection, path, Path(memory), address_space, locked))
+        match msgspec.json.decode(message.content):
+            case {"fork": True} if message.file is not None:
+                children.add(fork(processor, connection, message.file, address_space, locked))
+                os.close(message.file)
             case {"kill": int(pid)} if pid in children:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -77,9 +78,7 @@ def take_orders(processor: Processor, connection: socket.socket, path: str, addr
         os.kill(pid, signal.SIGKILL)
 
 
-def fork(
-    processor: Processor, servers: socket.socket, path: str, memory: Path, address_space: int, locked: bool
-) -> int:
+def fork(processor: Processor, servers: socket.socket, childs: int, address_space: int, locked: bool) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -90,7 +89,7 @@ def fork(
         sandbox.die_with_parent(parent)
         servers.close()
         with contextlib.suppress(ConnectionError):
-            child.run(processor, connect(path), memory, address_space, locked)
+            child.run(processor, socket.socket(fileno=childs), address_space, locked)
         status = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

@@ -2,10 +2,10 @@
 
 import json
 import mmap
+import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,26 @@ PATIENCE = 120
 
 
 class Child:
-    """One child, and the memory that it shares with us."""
+    """One child, and the memory that its last item came in."""
 
-    def __init__(self, connection: socket.socket, memory: mmap.mmap, pid: int) -> None:
-        self.connection, self.memory, self.pid = connection, memory, pid
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection, self.pid = connection, pid
+        self.memory: mmap.mmap | None = None
 
-    def ask(self, call: dict[str, Any]) -> dict[str, Any] | None:
-        child.send(self.connection, json.dumps(call).encode())
+    def ask(self, call: dict[str, Any], *files: int) -> dict[str, Any] | None:
+        send(self.connection, call, *files)
         message = child.receive(self.connection)
-        return None if message is None else json.loads(message)
+        return None if message is None else json.loads(message.content)
 
     def item(self, modality: str, data: bytes, **more: Any) -> dict[str, Any] | None:
-        self.memory[: len(data)] = data
-        return self.ask({"call": "item", "modality": modality, "length": len(data), **more})
+        file = os.memfd_create("item")
+        try:
+            os.truncate(file, MEMORY)
+            self.memory = mmap.mmap(file, 0)
+            self.memory[: len(data)] = data
+            return self.ask({"call": "item", "modality": modality, "length": len(data), **more}, file)
+        finally:
+            os.close(file)
 
     def tensor(self, data: dict[str, Any]) -> torch.Tensor:
         part = bytearray(self.memory[data["offset"] : data["offset"] + data["length"]])
@@ -54,41 +61,34 @@ class Helper:
     """A fork server of a model. Ends with its connection."""
 
     def __init__(self, *arguments: str) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.socket_path = f"{self.folder.name}/helper"
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(self.socket_path)
-        self.listener.listen()
-        self.listener.settimeout(PATIENCE)
+        self.connection, servers = pair()
         self.process = subprocess.Popen(
-            [sys.executable, "-B", "-m", "chiasm_processor", self.socket_path, *arguments], cwd=PACKAGE, stdout=subprocess.DEVNULL
+            [sys.executable, "-B", "-m", "chiasm_processor", *arguments], cwd=PACKAGE, stdin=servers, stdout=subprocess.DEVNULL
         )
-        self.connection = self.accept()
-        self.greeting = json.loads(child.receive(self.connection))
-        self.children = 0
+        servers.close()
+        self.greeting = json.loads(child.receive(self.connection).content)
 
-    def accept(self) -> socket.socket:
-        connection, _ = self.listener.accept()
-        connection.settimeout(PATIENCE)
-        return connection
-
-    def order(self, order: dict[str, Any]) -> None:
-        child.send(self.connection, json.dumps(order).encode())
+    def order(self, order: dict[str, Any], *files: int) -> None:
+        send(self.connection, order, *files)
 
     def child(self) -> Child:
-        path = Path(self.folder.name) / f"memory{self.children}"
-        self.children += 1
-        with path.open("w+b") as file:
-            file.truncate(MEMORY)
-            memory = mmap.mmap(file.fileno(), 0)
-        self.order({"fork": str(path)})
-        connection = self.accept()
-        return Child(connection, memory, json.loads(child.receive(connection))["ready"])
+        ours, childs = pair()
+        self.order({"fork": True}, childs.fileno())
+        childs.close()
+        return Child(ours, json.loads(child.receive(ours).content)["ready"])
 
     def close(self) -> int:
         """Hangs up; how the server ends."""
         self.connection.close()
-        status = self.process.wait(PATIENCE)
-        self.listener.close()
-        self.folder.cleanup()
-        return status
+        return self.process.wait(PATIENCE)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE)
+    return ours, theirs
+
+
+def send(connection: socket.socket, message: dict[str, Any], *files: int) -> None:
+    content = json.dumps(message).encode()
+    socket.send_fds(connection, [child.LENGTH.pack(len(content)) + content], files)

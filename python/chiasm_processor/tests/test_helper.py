@@ -98,8 +98,9 @@ class HelperTest(unittest.TestCase):
     def test_the_greeting_says_what_the_model_takes(self) -> None:
         greeting = self.helper.greeting
         self.assertEqual(set(greeting["limits"]), {"image", "video"})
-        self.assertEqual(greeting["placeholders"]["image"], "<|vision_start|><|image_pad|><|vision_end|>")
-        self.assertEqual((greeting["own_prompts"], greeting["numbered_placeholders"]), ([], False))
+        self.assertEqual(greeting["placeholders"]["image"], ["<|vision_start|><|image_pad|><|vision_end|>"])
+        self.assertEqual(greeting["own_prompts"], [])
+        self.assertEqual(set(greeting["max_tokens"]), {"image", "video"})
         self.assertEqual(greeting["video_processor"], "Qwen2VLVideoProcessor")
         self.assertIs(greeting["sandbox"], os.environ.get("CHIASM_NO_LANDLOCK") is None)
 

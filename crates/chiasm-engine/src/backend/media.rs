@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Job, JobError, JobItem, MediaObserver, SourceError, Tensor, TensorBytes, TensorMemory, TensorOrder,
+    FieldValue, ItemField, Job, JobError, JobItem, MediaObserver, SourceError, Tensor, TensorBytes, TensorMemory,
+    TensorOrder,
 };
 use chiasm_transfer::{Arena, SlotWriter};
 use chiasm_types::{MmHash, TensorField};
@@ -13,7 +14,7 @@ use futures_util::future::try_join_all;
 
 use super::Engine;
 use crate::EngineClient;
-use crate::wire::{MmFeature, MmField, MmItem, WireTensor};
+use crate::wire::{FieldKind, MmData, MmFeature, MmField, MmItem, WireTensor};
 
 /// The tensors of a job's media items that have been had so far.
 #[derive(Default)]
@@ -161,23 +162,36 @@ impl fmt::Display for Misshapen {
 
 impl std::error::Error for Misshapen {}
 
-fn to_item(tensors: Vec<Tensor>) -> Result<MmItem, JobError> {
-    let field = |tensor: Tensor| {
-        let Tensor { name, dtype, shape, field, bytes } = tensor;
-        let wire = match bytes {
-            TensorBytes::Here(bytes) => WireTensor::new(dtype, shape, bytes),
-            TensorBytes::Slot(slot) => WireTensor::in_slot(dtype, shape, slot),
-        };
+fn to_item(fields: Vec<ItemField>) -> Result<MmItem, JobError> {
+    let field = |ItemField { name, field, value }: ItemField| {
         let name = name.into_owned();
-        let Some(wire) = wire else {
-            return Err(JobError::Source(SourceError::new(Misshapen(name))));
-        };
-        let field = match field {
-            TensorField::Flat { rows } => MmField::flat(wire, rows),
-            TensorField::Batched { keep_on_cpu } => MmField::batched(wire, keep_on_cpu),
-            TensorField::Shared { keep_on_cpu } => MmField::shared(wire, keep_on_cpu),
-        };
-        Ok((name, field))
+        match to_data(value) {
+            Some(data) => Ok((name, MmField { data: Some(data), kind: to_kind(field) })),
+            None => Err(JobError::Source(SourceError::new(Misshapen(name)))),
+        }
     };
-    tensors.into_iter().map(field).collect::<Result<_, _>>().map(MmItem)
+    fields.into_iter().map(field).collect::<Result<_, _>>().map(MmItem)
+}
+
+fn to_kind(field: TensorField) -> FieldKind {
+    match field {
+        TensorField::Flat { rows, dim, keep_on_cpu } => {
+            FieldKind::Flat { slices: vec![[Some(0), Some(rows as i64), None]], dim, keep_on_cpu }
+        }
+        TensorField::Batched { keep_on_cpu } => FieldKind::Batched { keep_on_cpu },
+        TensorField::Shared { keep_on_cpu } => FieldKind::Shared { batch_size: 1, keep_on_cpu },
+    }
+}
+
+/// `None` if a tensor's bytes are not what its shape needs.
+fn to_data(value: FieldValue) -> Option<MmData> {
+    Some(match value {
+        FieldValue::Tensor(Tensor { dtype, shape, bytes }) => MmData::Tensor(match bytes {
+            TensorBytes::Here(bytes) => WireTensor::new(dtype, shape, bytes)?,
+            TensorBytes::Slot(slot) => WireTensor::in_slot(dtype, shape, slot)?,
+        }),
+        FieldValue::Int(value) => MmData::Int(value),
+        FieldValue::Float(value) => MmData::Float(value),
+        FieldValue::List(list) => MmData::List(list.into_iter().map(to_data).collect::<Option<_>>()?),
+    })
 }

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::{Fault, ImageLimits, MediaLimits};
+use crate::Fault;
 
 mod addresses;
 mod encrypted;
@@ -95,9 +95,11 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap())
 }
 
+/// Most bytes of a body.
+const LIMIT: u64 = 1000;
+
 fn config() -> MediaConfig {
-    let limits = MediaLimits { image: ImageLimits { max_bytes: 1000, ..ImageLimits::default() } };
-    MediaConfig { limits, max_redirects: 3, allow_private_addresses: true, ..MediaConfig::default() }
+    MediaConfig { max_redirects: 3, allow_private_addresses: true, ..MediaConfig::default() }
 }
 
 fn fetcher(config: &MediaConfig) -> Fetcher {
@@ -110,7 +112,7 @@ fn open_fetcher() -> Fetcher {
 
 /// What a fetch that knows nothing yet gives.
 async fn get(fetcher: &Fetcher, url: Url) -> Result<Bytes, MediaError> {
-    match fetcher.get(url, None).await? {
+    match fetcher.get(url, None, LIMIT).await? {
         Answer::New(fetched) => Ok(fetched.bytes),
         Answer::NotModified(_) => panic!("nobody asked whether it was modified"),
     }

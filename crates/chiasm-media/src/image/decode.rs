@@ -49,7 +49,9 @@ use memory::{Reused, Scratch, rgb_bytes};
 /// the part that was decoded; that is not imitated. Of broken JPEG data that libjpeg only warns about, one scan that
 /// ends too early is filled up as libjpeg does; the rest is an error. A JPEG file that only lacks its end marker is read.
 pub fn decode_into<'a>(image: &EncodedMedia, memory: &'a mut DecodeMemory) -> Result<RgbPixels<'a>, MediaError> {
-    let MediaHeader::Image(expected) = image.header;
+    let MediaHeader::Image(expected) = image.header else {
+        return Err(MediaError::UnsupportedFormat { found: None });
+    };
     let header = probe::probe(&image.bytes)?;
     let format = header.format();
     if ImageHeader::of(&header, image.bytes.len()) != expected {

@@ -47,6 +47,7 @@ impl RequestBody for ChatRequest {
             continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
             template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
             processor_kwargs: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
+            io_kwargs: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
         };
         if chat.add_generation_prompt && chat.continue_final_message {
             return Err(ApiError::invalid(

@@ -159,38 +159,56 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
         let intake = self.intake;
         intake.count_part()?;
         let (mut kind, mut text, mut unknown) = (None, None, None);
-        let (mut image, mut uuid) = (None::<ImageUrl>, None);
+        let (mut media, mut uuid) = (MEDIA_KINDS.map(|_| None::<MediaUrl>), None);
         while let Some(name) = intake.name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
                 "type" => kind = intake.borrowed(&mut map)?,
                 "text" => text = intake.borrowed(&mut map)?.map(|text| intake.own_prompt(&text)).transpose()?,
-                "image_url" => image = map.next_value_seed(intake.seed())?,
                 "uuid" => uuid = take_uuid(intake, &mut map)?,
-                _ => intake.unknown(&mut map, &mut unknown)?,
+                name => match MEDIA_KINDS.iter().position(|kind| kind.field == name) {
+                    Some(index) => {
+                        let url = match MEDIA_KINDS[index].is_inline {
+                            true => {
+                                map.next_value_seed(intake.seed::<Option<InputAudio>>())?.map(|InputAudio(url)| url)
+                            }
+                            false => map.next_value_seed(intake.seed())?,
+                        };
+                        media[index] = Some(url.unwrap_or_default());
+                    }
+                    None => intake.unknown(&mut map, &mut unknown)?,
+                },
             }
             intake.leave(outer);
         }
         let taken = |step: &str, is_there: bool| is_there.then(|| intake.below(step));
-        let part = match kind.as_deref() {
-            None => return Err(intake.missing(".type")),
-            Some("text" | "input_text") => {
-                unknown = unknown.or(taken(".image_url", image.is_some())).or(taken(".uuid", uuid.is_some()));
+        let asked = MEDIA_KINDS
+            .iter()
+            .zip(&mut media)
+            .find(|(known, _)| kind.as_deref().is_some_and(|kind| known.types.contains(&kind)));
+        let asked = asked.map(|(asked, url)| (asked, url.take().unwrap_or_default()));
+        let other = MEDIA_KINDS.iter().zip(&media).find(|(_, url)| url.is_some());
+        unknown = unknown.or(other.map(|(other, _)| intake.below(&format!(".{}", other.field))));
+        let part = match (kind.as_deref(), asked) {
+            (None, _) => return Err(intake.missing(".type")),
+            (Some("text" | "input_text"), _) => {
+                unknown = unknown.or(taken(".uuid", uuid.is_some()));
                 ChatPart::Text(text.ok_or_else(|| intake.missing(".text"))?)
             }
-            Some("image_url" | "input_image") => {
+            (Some(_), Some((asked, MediaUrl { url, uuid: inner }))) => {
                 unknown = unknown.or(taken(".text", text.is_some()));
-                let field = intake.below(".image_url");
-                let ImageUrl { url, uuid: inner } = image.unwrap_or_default();
+                let field = intake.below(&format!(".{}", asked.field));
                 let uuid = uuid.or(inner);
                 if url.is_none() && uuid.is_none() {
-                    return Err(intake.missing(".image_url.url"));
+                    let missing = if asked.is_inline { "data" } else { "url" };
+                    return Err(intake.missing(&format!(".{}.{missing}", asked.field)));
                 }
-                intake.add_media(MediaRef { modality: Modality::Image, url, uuid, field })?;
-                ChatPart::Media(Modality::Image)
+                intake.add_media(MediaRef { modality: asked.modality.clone(), url, uuid, field })?;
+                ChatPart::Media(asked.modality.clone())
             }
-            Some(kind) => {
-                let message = format!("parts of type '{kind}' are not supported; use text or image_url");
+            (Some(kind), None) => {
+                let known = "text, image_url, video_url, audio_url or input_audio";
+                let message = format!("parts of type '{kind}' are not supported; use {known}");
                 let error = ApiError::invalid(intake.below(".type"), message);
                 return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));
             }
@@ -200,15 +218,32 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
     }
 }
 
-/// Where an image is: a URL, the name that it came with before, or both.
+/// A kind of part that stands for a media item.
+struct MediaKind {
+    types: &'static [&'static str],
+    /// The field with the item.
+    field: &'static str,
+    modality: Modality,
+    /// The field holds the item itself, with the name of its format.
+    is_inline: bool,
+}
+
+const MEDIA_KINDS: [MediaKind; 4] = [
+    MediaKind { types: &["image_url", "input_image"], field: "image_url", modality: Modality::Image, is_inline: false },
+    MediaKind { types: &["video_url"], field: "video_url", modality: Modality::Video, is_inline: false },
+    MediaKind { types: &["audio_url"], field: "audio_url", modality: Modality::Audio, is_inline: false },
+    MediaKind { types: &["input_audio"], field: "input_audio", modality: Modality::Audio, is_inline: true },
+];
+
+/// Where an item is: a URL, the name that it came with before, or both.
 #[derive(Default)]
-struct ImageUrl {
+struct MediaUrl {
     url: Option<Bytes>,
     uuid: Option<String>,
 }
 
-impl<'de> Visitor<'de> for Seed<'_, Option<ImageUrl>> {
-    type Value = Option<ImageUrl>;
+impl<'de> Visitor<'de> for Seed<'_, Option<MediaUrl>> {
+    type Value = Option<MediaUrl>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a string or an object")
@@ -219,17 +254,17 @@ impl<'de> Visitor<'de> for Seed<'_, Option<ImageUrl>> {
     }
 
     fn visit_str<E: Error>(self, url: &str) -> Result<Self::Value, E> {
-        Ok(Some(ImageUrl { url: Some(self.intake.share(url)?), uuid: None }))
+        Ok(Some(MediaUrl { url: Some(self.intake.share(url)?), uuid: None }))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let (mut image, mut unknown) = (ImageUrl::default(), None);
+        let (mut media, mut unknown) = (MediaUrl::default(), None);
         while let Some(name) = intake.name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                "url" => image.url = intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?,
-                "uuid" => image.uuid = take_uuid(intake, &mut map)?,
+                "url" => media.url = intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?,
+                "uuid" => media.uuid = take_uuid(intake, &mut map)?,
                 // vLLM ignores it too: the model's processor alone decides on the resolution.
                 "detail" => drop(intake.borrowed(&mut map)?),
                 _ => intake.unknown(&mut map, &mut unknown)?,
@@ -237,7 +272,45 @@ impl<'de> Visitor<'de> for Seed<'_, Option<ImageUrl>> {
             intake.leave(outer);
         }
         intake.refuse_unknown(unknown)?;
-        Ok(Some(image))
+        Ok(Some(media))
+    }
+}
+
+/// A recording in the request itself.
+struct InputAudio(MediaUrl);
+
+impl<'de> Visitor<'de> for Seed<'_, Option<InputAudio>> {
+    type Value = Option<InputAudio>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let intake = self.intake;
+        let (mut data, mut uuid, mut unknown) = (None, None, None);
+        while let Some(name) = intake.name(&mut map)? {
+            let outer = intake.enter(format_args!(".{name}"));
+            match &*name {
+                // What the format is called does not matter: it is found from the bytes.
+                "format" => drop(intake.borrowed(&mut map)?),
+                "data" => {
+                    data = intake
+                        .borrowed(&mut map)?
+                        .map(|data| intake.own(&format!("data:;base64,{data}")))
+                        .transpose()?
+                }
+                "uuid" => uuid = take_uuid(intake, &mut map)?,
+                _ => intake.unknown(&mut map, &mut unknown)?,
+            }
+            intake.leave(outer);
+        }
+        intake.refuse_unknown(unknown)?;
+        Ok(Some(InputAudio(MediaUrl { url: data.map(Bytes::from), uuid })))
     }
 }
 
@@ -302,15 +375,50 @@ mod tests {
     }
 
     #[test]
+    fn videos_and_recordings_are_items_too() {
+        let messages = json!([{"role": "user", "content": [
+            {"type": "video_url", "video_url": {"url": "http://a"}},
+            {"type": "audio_url", "audio_url": "http://b", "uuid": "u"},
+            {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}},
+        ]}]);
+        let (messages, media) = parse(&messages).unwrap();
+        let items: Vec<_> = media
+            .iter()
+            .map(|item| (item.modality.name(), item.url.as_deref().unwrap(), item.field.as_str()))
+            .collect();
+        assert_eq!(
+            items,
+            [
+                ("video", &b"http://a"[..], "messages[0].content[0].video_url"),
+                ("audio", b"http://b", "messages[0].content[1].audio_url"),
+                ("audio", b"data:;base64,QUJD", "messages[0].content[2].input_audio"),
+            ]
+        );
+        let Some(ChatContent::Parts(parts)) = &messages[0].content else { panic!("parts") };
+        assert_eq!(parts[0], ChatPart::Media(Modality::Video));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         assert_eq!(refused(json!([])), "messages");
         assert_eq!(refused(json!([{"role": "user"}])), "messages[0].content");
         assert_eq!(refused(json!([{"role": "king", "content": "x"}])), "messages[0].role");
         assert_eq!(refused(json!([{"role": "user", "content": 3}])), "messages[0].content");
         assert_eq!(
-            refused(json!([{"role": "user", "content": [{"type": "video_url", "video_url": "x"}]}])),
+            refused(json!([{"role": "user", "content": [{"type": "smell_url", "smell_url": "x"}]}])),
             "messages[0].content[0].type"
         );
+        for (part, field) in [
+            (json!({"type": "video_url", "image_url": "x", "video_url": "x"}), ".image_url"),
+            (json!({"type": "video_url", "image_url": "x"}), ".video_url.url"),
+            (json!({"type": "text", "text": "x", "audio_url": "x"}), ".audio_url"),
+            (json!({"type": "input_audio", "input_audio": {"format": "wav"}}), ".input_audio.data"),
+            (json!({"type": "input_audio", "input_audio": "x"}), ".input_audio"),
+            (json!({"type": "audio_url", "audio_url": {"data": "x"}}), ".audio_url.data"),
+        ] {
+            let messages = json!([{"role": "user", "content": [part]}]);
+            assert_eq!(refused(messages), format!("messages[0].content[0]{field}"));
+        }
         assert_eq!(
             refused(json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])),
             "messages[0].content[0].image_url.url"

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chiasm_backend::{Death, JobError};
 use chiasm_media::{Fault, MediaError};
+use chiasm_processor::ProcessorError;
 use chiasm_prompt::PromptError;
 use chiasm_router::RouteError;
 use chiasm_vision::VisionError;
@@ -58,6 +59,9 @@ pub(crate) enum Cause {
     /// An image can't be what the model takes.
     #[error(transparent)]
     Image(Arc<VisionError>),
+    /// vLLM's own processor made nothing of an item, or of the prompt.
+    #[error(transparent)]
+    Processor(#[from] ProcessorError),
     /// No worker can take the request now.
     #[error("{0}")]
     NoWorker(String),
@@ -124,6 +128,13 @@ impl RequestError {
             ),
             Cause::Prompt(error) => error.is_request_fault(),
             Cause::Image(error) => error.fault() == chiasm_vision::Fault::Request,
+            Cause::Processor(error) => matches!(
+                error,
+                ProcessorError::Refused(_)
+                    | ProcessorError::TimedOut { .. }
+                    | ProcessorError::Died
+                    | ProcessorError::Nonsense(_)
+            ),
             _ => false,
         }
     }
@@ -150,6 +161,12 @@ impl From<Cause> for RequestError {
 impl From<MediaError> for RequestError {
     fn from(error: MediaError) -> Self {
         Cause::Media(error).into()
+    }
+}
+
+impl From<ProcessorError> for RequestError {
+    fn from(error: ProcessorError) -> Self {
+        Cause::Processor(error).into()
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    EncodedItem, FieldValue, ItemField, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat,
+    TensorMemory, TensorOrder,
 };
 use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaHeader};
 use chiasm_types::{MmHash, Modality};
@@ -91,7 +92,7 @@ impl Images {
     ) -> Result<ItemPlan, RequestError> {
         let vision = self.vision()?;
         let MediaHeader::Image(header) = image.header else {
-            return Err(RequestError::invalid(field, format!("the model takes no {}", image.modality())));
+            return Err(RequestError::invalid(field, format!("the model takes no {}", image.modality)));
         };
         let size = ImageSize { width: header.width, height: header.height };
         let hash = chiasm_media::mm_hash(&image.content, &Modality::Image, &settings.fingerprint);
@@ -165,7 +166,7 @@ struct ImageSource {
 }
 
 impl MediaSource for ImageSource {
-    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<Tensor>>, SourceError>> {
+    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         let span = tracing::debug_span!("process", hash = %self.hash);
         let made = async { self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field))) };
         made.instrument(span).boxed()
@@ -188,7 +189,7 @@ impl ImageSource {
         }
     }
 
-    async fn make(&self, order: TensorOrder) -> Result<Option<Vec<Tensor>>, RequestError> {
+    async fn make(&self, order: TensorOrder) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Images { model, processed, cpu, budget, metrics, .. } = &*self.images;
         let form = Form { hash: self.hash, format: order.format };
         let _turn = processed.turn(form).await;
@@ -284,14 +285,14 @@ impl PixelJob {
 }
 
 /// The item's tensors, in the order of the model's own processor.
-fn named(plan: &ImagePlan, format: PixelFormat, pixels: &TensorBytes) -> Vec<Tensor> {
+fn named(plan: &ImagePlan, format: PixelFormat, pixels: &TensorBytes) -> Vec<ItemField> {
     let tensor = |spec| {
         let TensorSpec { name, dtype, shape, contents, field } = spec;
         let bytes = match contents {
             Contents::Small(bytes) => TensorBytes::Here(Bytes::from(bytes)),
             Contents::Pixels => pixels.clone(),
         };
-        Tensor { name: Cow::Borrowed(name), dtype, shape, field, bytes }
+        ItemField { name: Cow::Borrowed(name), field, value: FieldValue::Tensor(Tensor { dtype, shape, bytes }) }
     };
     plan.tensors(format).into_iter().map(tensor).collect()
 }

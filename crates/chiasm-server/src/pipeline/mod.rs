@@ -11,6 +11,7 @@
 //! | `prepare` | from that to prompts that can be routed |
 //! | `item` | media items, whatever they are |
 //! | `image` | images: their plans and their tensors |
+//! | `helped` | media items that vLLM's own processor makes |
 //! | `plans`, `processed`, `turns` | what is remembered of items, and whose turn it is to make one |
 //! | `sampling` | the model's defaults and the room in the context, filled in |
 //! | `generation` | a prepared prompt on a worker, and on another one if that dies |
@@ -23,6 +24,7 @@ mod choice;
 mod deadlines;
 mod error;
 mod generation;
+mod helped;
 mod image;
 mod item;
 mod plans;
@@ -36,6 +38,8 @@ mod turns;
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use error::{Cause, RequestError};
 pub(crate) use generation::{Attempted, Generation, collect};
+pub(crate) use helped::Helped;
+pub use helped::HelperOptions;
 pub(crate) use image::Images;
 pub(crate) use prepare::{Planned, Prepared, prepare};
 pub(crate) use request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};

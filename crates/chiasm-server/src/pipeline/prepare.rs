@@ -18,6 +18,7 @@ use tracing::Instrument;
 
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
+use super::helped::{Helped, HelpedItem, Written};
 use super::image::Images;
 use super::item::ItemPlan;
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
@@ -116,45 +117,147 @@ async fn prepared(
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
     let fetch = begun.elapsed();
-    let (model, images) = (frontend.model.clone(), frontend.images.clone());
-    let Caller { id, trace, session, arrived, cpu, .. } = caller.clone();
-    // Templates, tokenizers and hashing take milliseconds for long prompts: not for the async threads.
-    let small = is_small(&prompt, &model);
-    let cost = price_of(&prompt, &model, &cpu);
+    let preparation = Preparation { frontend, cpu: &caller.cpu, classes, salt: cache_salt.clone() };
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
-    let mut prepared = frontend
-        .cpu
-        .run_or_here(small, &caller.cpu, cost, move || {
-            let _entered = span.enter();
-            let salt = cache_salt.as_deref();
-            let plans = match prompt {
+    let plans = match prompt {
+        Prompt::Chat(chat) => match frontend.helped_among(&media) {
+            None => preparation.plan(Prompt::Chat(chat), media).instrument(span).await,
+            Some(helped) => preparation.plan_with_help(helped, chat, media).instrument(span).await,
+        },
+        prompt => preparation.plan(prompt, media).instrument(span).await,
+    };
+    let plans = plans.map_err(|error| error.at(field))?;
+    let Caller { id, trace, session, arrived, .. } = caller.clone();
+    let took = Took { fetch, plan: begun.elapsed() - fetch };
+    Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session, arrived, deadlines, took })
+}
+
+/// What all ways of planning a request share.
+struct Preparation<'a> {
+    frontend: &'a Frontend,
+    cpu: &'a CpuBudget,
+    classes: PresentClasses,
+    salt: Option<String>,
+}
+
+impl Preparation<'_> {
+    /// Does work that takes milliseconds for long prompts: not for the async threads.
+    async fn run<T: Send + 'static>(
+        &self,
+        small: bool,
+        cost: Duration,
+        work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let span = tracing::Span::current();
+        self.frontend.cpu.run_or_here(small, self.cpu, cost, move || span.in_scope(work)).await?
+    }
+
+    /// Plans what needs nobody's help.
+    async fn plan(&self, prompt: Prompt, media: Vec<EncodedMedia>) -> Result<Vec<Planned>, RequestError> {
+        let (model, images) = (self.frontend.model.clone(), self.frontend.images.clone());
+        let (classes, salt, cpu) = (self.classes.clone(), self.salt.clone(), self.cpu.clone());
+        let (small, cost) = (is_small(&prompt, &model), price_of(&prompt, &model, self.cpu));
+        self.run(small, cost, move || {
+            let salt = salt.as_deref();
+            match prompt {
                 Prompt::Tokens(tokens) => plan_text(tokens, &classes, salt, &model),
-                Prompt::Text(text) => model
-                    .tokenizer
-                    .encode(&text, true)
-                    .map_err(RequestError::from)
-                    .and_then(|tokens| plan_text(tokens, &classes, salt, &model)),
+                Prompt::Text(text) => plan_text(model.tokenizer.encode(&text, true)?, &classes, salt, &model),
                 Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, salt, &cpu),
-            };
-            let plans = plans.map_err(|error| error.at(field))?;
-            Ok::<_, RequestError>(Prepared {
-                id,
-                trace,
-                plans,
-                sampling,
-                cache_salt,
-                priority,
-                session,
-                arrived,
-                deadlines,
-                took: Took::default(),
-            })
+            }
         })
         .await
-        .map_err(|error| error.at(field))??;
-    prepared.took = Took { fetch, plan: begun.elapsed() - fetch };
-    Ok(prepared)
+    }
+
+    /// Plans a conversation with items that vLLM's own processor makes.
+    async fn plan_with_help(
+        &self,
+        helped: &Arc<Helped>,
+        chat: Chat,
+        media: Vec<EncodedMedia>,
+    ) -> Result<Vec<Planned>, RequestError> {
+        let Frontend { model, images, .. } = self.frontend;
+        let settings = helped.settings(&chat.processor_kwargs, &chat.io_kwargs).await?;
+        check_counts(&chat.media, |modality| {
+            let limit = settings.greeting().limits.get(modality.name()).copied().flatten();
+            limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+        })?;
+        let open = async |(encoded, source): (&EncodedMedia, &MediaRef)| match self.frontend.needs_help(encoded) {
+            true => helped.open(encoded, &settings, &source.field).await.map(Some).map_err(|e| e.at(&source.field)),
+            false => Ok(None),
+        };
+        let items = Arc::new(try_join_all(media.iter().zip(&chat.media).map(open)).await?);
+        let prompt = Prompt::Chat(chat);
+        let (small, cost) = (is_small(&prompt, model), price_of(&prompt, model, self.cpu));
+        let Prompt::Chat(mut chat) = prompt else { return Err(RequestError::internal("a chat is a chat")) };
+        let (sources, kwargs) = (std::mem::take(&mut chat.media), chat.processor_kwargs.clone());
+        let (rendering, wording) = (model.clone(), settings.clone());
+        let modalities: Vec<Modality> = media.iter().map(|item| item.modality.clone()).collect();
+        let tokens = self
+            .run(small, cost, move || {
+                let text = |modality: &'_ Modality| wording.marker_text(modality).to_owned();
+                let texts: Vec<(Modality, String)> =
+                    modalities.into_iter().map(|modality| (modality.clone(), text(&modality))).collect();
+                let texts: Vec<_> = texts.iter().map(|(modality, text)| MarkerText { modality, text }).collect();
+                render(&rendering, chat, &texts, None)
+            })
+            .await?;
+        // How items are written does not differ between classes; their identities do.
+        let native = |class: &PresentClass| -> Result<Vec<Option<ItemPlan>>, RequestError> {
+            let plan = |((encoded, source), item): ((&EncodedMedia, &MediaRef), &Option<HelpedItem>)| match item {
+                Some(_) => Ok(None),
+                None => {
+                    let settings = images.settings(&kwargs, class)?;
+                    images.plan(encoded, &settings, class, &source.field, self.cpu).map(Some)
+                }
+            };
+            media.iter().zip(&sources).zip(items.iter()).map(plan).collect()
+        };
+        let Some(first) = self.classes.first() else { return Err(RequestError::not_ready()) };
+        let natives = native(first)?;
+        let marker = model.vision.as_ref().map_or(&[][..], |vision| &vision.prompt().marker);
+        let written: Vec<Written<'_>> = natives
+            .iter()
+            .zip(items.iter())
+            .filter_map(|(native, item)| match (native, item) {
+                (Some(native), _) => Some(Written::Here { modality: &native.modality, marker, runs: &native.runs }),
+                (None, item) => item.as_ref().map(Written::Helped),
+            })
+            .collect();
+        let most = self.classes.iter().map(|class| class.max_model_len).max().unwrap_or(0);
+        check_length(&written, most)?;
+        let expanded = settings.expand(&tokens, &written).await?;
+        check_tokens(&expanded.tokens, model.last_token())?;
+        let of_class = |class: &PresentClass| {
+            let natives = native(class)?;
+            let plan = |((native, item), at): ((Option<ItemPlan>, &Option<HelpedItem>), &Placeholder)| match item {
+                Some(item) => item.plan(helped, at.embeds(), class, self.cpu),
+                None => native.ok_or_else(|| RequestError::internal("an item has no plan")),
+            };
+            let plans = natives.into_iter().zip(items.iter()).zip(&expanded.placeholders).map(plan);
+            Ok((class.clone(), plans.collect::<Result<Vec<_>, RequestError>>()?))
+        };
+        let classes: Vec<_> = self.classes.iter().map(of_class).collect::<Result<_, RequestError>>()?;
+        let (tokens, placeholders, salt) = (Arc::new(expanded.tokens), expanded.placeholders, self.salt.clone());
+        let present = self.classes.clone();
+        self.run(tokens.len() <= SMALL_TOKENS, price::keys(tokens.len()), move || {
+            let plans = classes.into_iter().map(|(class, items)| {
+                let placed = in_prompt_order(items, placeholders.clone());
+                planned(&class, tokens.clone(), placed, salt.as_deref())
+            });
+            that_fit(plans.collect(), &present)
+        })
+        .await
+    }
+}
+
+/// Refuses items of more tokens than any context has, before anything of that size is made.
+fn check_length(items: &[Written<'_>], max_model_len: usize) -> Result<(), RequestError> {
+    let tokens = items.iter().map(Written::tokens).fold(0, usize::saturating_add);
+    if tokens > max_model_len {
+        return Err(Cause::ContextFull { tokens, max_model_len }.into());
+    }
+    Ok(())
 }
 
 /// Token ids of a prompt whose keys are computed in a hundred microseconds.
@@ -204,13 +307,26 @@ async fn open_all(
     media: &mut [MediaRef],
     owner: [Option<&[u8]>; 2],
 ) -> Result<Vec<EncodedMedia>, RequestError> {
-    let Some(first) = media.first() else { return Ok(Vec::new()) };
-    if frontend.model.vision.is_none() {
-        let message = format!("the model '{}' takes no images", frontend.model.name);
-        return Err(RequestError::invalid(&first.field, message));
+    for item in &*media {
+        if !frontend.takes(&item.modality) {
+            let message = format!("the model '{}' takes no {} here", frontend.model.name, item.modality);
+            return Err(RequestError::invalid(&item.field, message));
+        }
     }
+    check_counts(media, |modality| frontend.limits.items_per_prompt.of(modality))?;
+    let open = async |item: &mut MediaRef| {
+        let at_field = |error| RequestError::from(error).at(&item.field);
+        let name = item.uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
+        let modality = item.modality.clone();
+        frontend.door.open(MediaPart { url: item.url.take(), name, modality }).await.map_err(at_field)
+    };
+    try_join_all(media.iter_mut().map(open)).await
+}
+
+/// Refuses more items of a modality than `most` allows.
+fn check_counts(media: &[MediaRef], most: impl Fn(&Modality) -> usize) -> Result<(), RequestError> {
     for (modality, count) in count_by_modality(media) {
-        let limit = frontend.limits.items_per_prompt.of(modality);
+        let limit = most(modality);
         if count > limit {
             let message =
                 format!("the prompt has {count} {modality} items, at most {limit} are allowed (--limit-mm-per-prompt)");
@@ -219,12 +335,7 @@ async fn open_all(
             return Err(RequestError { cause: Cause::TooManyItems(message), field });
         }
     }
-    let open = async |item: &mut MediaRef| {
-        let at_field = |error| RequestError::from(error).at(&item.field);
-        let name = item.uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
-        frontend.door.open(MediaPart { url: item.url.take(), name }).await.map_err(at_field)
-    };
-    try_join_all(media.iter_mut().map(open)).await
+    Ok(())
 }
 
 /// How many items of each modality there are.
@@ -247,16 +358,14 @@ fn plan_text(
     that_fit(plans, classes)
 }
 
-/// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.
-fn plan_chat(
+/// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they are not needed. A text may be
+/// replaced by another before it is tokenized.
+fn render(
     model: &ServedModel,
-    images: &Arc<Images>,
     chat: Chat,
-    media: &[EncodedMedia],
-    classes: &[PresentClass],
-    salt: Option<&str>,
-    cpu: &CpuBudget,
-) -> Result<Vec<Planned>, RequestError> {
+    texts: &[MarkerText<'_>],
+    rewrite: Option<(&str, &str)>,
+) -> Result<Vec<TokenId>, RequestError> {
     let template = model.template.as_ref().ok_or_else(|| {
         RequestError::invalid(
             "messages",
@@ -268,21 +377,38 @@ fn plan_chat(
         continue_final_message: chat.continue_final_message,
         kwargs: chat.template_kwargs,
     };
-    let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
-    let texts = image_prompt.map(|prompt| MarkerText { modality: &Modality::Image, text: prompt.text });
-    let mut text = template.render(&chat.messages, texts.as_slice(), &options)?;
-    // They may be large, and the prompt's text is all that is needed of them.
+    let mut text = template.render(&chat.messages, texts, &options)?;
     drop((chat.messages, options));
-    if let Some((from, to)) = image_prompt.and_then(|prompt| prompt.rewrite) {
+    if let Some((from, to)) = rewrite {
         text = text.replace(from, to);
     }
-    let tokens = model.tokenizer.encode(&text, false)?;
-    drop(text);
+    Ok(model.tokenizer.encode(&text, false)?)
+}
+
+/// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.
+fn plan_chat(
+    model: &ServedModel,
+    images: &Arc<Images>,
+    mut chat: Chat,
+    media: &[EncodedMedia],
+    classes: &[PresentClass],
+    salt: Option<&str>,
+    cpu: &CpuBudget,
+) -> Result<Vec<Planned>, RequestError> {
+    if let Some((name, _)) =
+        chat.io_kwargs.iter().find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
+    {
+        return Err(RequestError::invalid(format!("media_io_kwargs.{name}"), "no settings are taken for these items"));
+    }
+    let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
+    let texts = image_prompt.map(|prompt| MarkerText { modality: &Modality::Image, text: prompt.text });
+    let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.processor_kwargs));
+    let tokens = render(model, chat, texts.as_slice(), image_prompt.and_then(|prompt| prompt.rewrite))?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let of_image = Marker { modality: &Modality::Image, tokens: marker };
     let for_class = |class: &PresentClass| -> Result<Planned, RequestError> {
-        let settings = images.settings(&chat.processor_kwargs, class)?;
+        let settings = images.settings(&kwargs, class)?;
         let mut item_tokens = 0;
         let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
             let plan = images.plan(image, &settings, class, &source.field, cpu)?;
@@ -296,7 +422,7 @@ fn plan_chat(
             }
             Ok(plan)
         };
-        let items: Vec<ItemPlan> = media.iter().zip(&chat.media).map(plan).collect::<Result<_, _>>()?;
+        let items: Vec<ItemPlan> = media.iter().zip(&sources).map(plan).collect::<Result<_, _>>()?;
         let placed: Vec<_> = items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
         let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &placed)?;
         check_tokens(&expanded.tokens, model.last_token())?;

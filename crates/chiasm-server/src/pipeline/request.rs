@@ -76,6 +76,8 @@ pub(crate) struct Chat {
     pub template_kwargs: Map<String, Value>,
     /// `mm_processor_kwargs`: changes of the settings of the model's media processors.
     pub processor_kwargs: Map<String, Value>,
+    /// `media_io_kwargs`: by modality, changes of how files are read.
+    pub io_kwargs: Map<String, Value>,
 }
 
 /// Where a media item comes from.

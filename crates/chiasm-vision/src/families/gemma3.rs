@@ -224,7 +224,7 @@ impl Family for Gemma3 {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![squares, 3, height, width],
-            field: TensorField::Flat { rows: squares },
+            field: TensorField::rows(squares),
             resampler: Resampler::Torch(self.filter),
             layers,
         };

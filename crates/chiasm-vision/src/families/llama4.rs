@@ -205,7 +205,7 @@ impl Family for Llama4 {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![count, 3, side as usize, side as usize],
-            field: TensorField::Flat { rows: count },
+            field: TensorField::rows(count),
             resampler: Resampler::Torch(self.settings.filter),
             layers,
         };

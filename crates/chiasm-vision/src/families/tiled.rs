@@ -75,7 +75,7 @@ impl Tiles {
         let pixels = PixelTensor {
             name,
             shape: vec![tiles, 3, tile.height as usize, tile.width as usize],
-            field: TensorField::Flat { rows: tiles },
+            field: TensorField::rows(tiles),
             resampler,
             layers,
         };

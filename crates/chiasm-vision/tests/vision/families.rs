@@ -238,7 +238,7 @@ fn check_tensor(
     golden: &GoldenTensor,
 ) -> Result<(), String> {
     let field = match tensor.field {
-        TensorField::Flat { rows } => {
+        TensorField::Flat { rows, .. } => {
             assert_eq!(Some(&rows), tensor.shape.first());
             ("flat", false)
         }

@@ -25,8 +25,8 @@ pub(crate) struct MediaArgs {
     /// Fetch images from loopback, private and link-local addresses too, and from every port
     #[arg(long, env = "CHIASM_ALLOW_PRIVATE_MEDIA")]
     pub(crate) allow_private_media: bool,
-    /// Most items of each modality in one prompt, as vLLM takes them: image=8 or {"image": 8} [default: 64 images]
-    #[arg(long, env = "CHIASM_LIMIT_MM_PER_PROMPT", value_name = "LIMITS", value_parser = items_per_prompt, default_value = "image=64")]
+    /// Most items of each modality in one prompt, as vLLM takes them: image=8 or {"image": 8}. The rest keeps its default
+    #[arg(long, env = "CHIASM_LIMIT_MM_PER_PROMPT", value_name = "LIMITS", value_parser = items_per_prompt, default_value = "image=64,video=16,audio=64")]
     pub(crate) limit_mm_per_prompt: ItemLimits,
     /// Most bytes of one encoded image
     #[arg(long, env = "CHIASM_MAX_IMAGE_BYTES", default_value_t = 32 << 20)]
@@ -43,6 +43,12 @@ pub(crate) struct MediaArgs {
     /// Most scans of one progressive JPEG
     #[arg(long, env = "CHIASM_MAX_IMAGE_SCANS", default_value_t = 100)]
     pub(crate) max_image_scans: u32,
+    /// Most bytes of one encoded video
+    #[arg(long, env = "CHIASM_MAX_VIDEO_BYTES", default_value_t = 256 << 20)]
+    pub(crate) max_video_bytes: u64,
+    /// Most bytes of one encoded sound recording
+    #[arg(long, env = "CHIASM_MAX_AUDIO_BYTES", default_value_t = 64 << 20)]
+    pub(crate) max_audio_bytes: u64,
     /// Most bytes of request bodies, encoded images and pixels in messages that are in memory for requests in flight; what has no
     /// room gets 503
     #[arg(long, env = "CHIASM_MAX_BYTES_IN_FLIGHT", default_value_t = 1 << 30)]
@@ -89,8 +95,7 @@ pub(crate) struct MediaArgs {
     pub(crate) media_error_ttl: Duration,
 }
 
-/// vLLM's flag: a JSON object of counts or of objects with a count. Also `image=8,video=0`. Videos and audio are refused in
-/// any case.
+/// vLLM's flag: a JSON object of counts or of objects with a count. Also `image=8,video=0`.
 fn items_per_prompt(text: &str) -> Result<ItemLimits, String> {
     let mut limits = ItemLimits::default();
     for (name, count) in counts(text)? {

@@ -487,7 +487,7 @@ async fn limits_without_sense_do_no_harm() {
     let none = MediaConfig { max_fetches: 0, max_fetches_per_origin: 0, min_body_rate: 0, ..config() };
     for (limits, fresh) in [(endless, true), (none, false)] {
         let fetcher = fetcher(&limits);
-        let Ok(Answer::New(fetched)) = fetcher.get(origin.url("/"), None).await else { panic!("it is there") };
+        let Ok(Answer::New(fetched)) = fetcher.get(origin.url("/"), None, LIMIT).await else { panic!("it is there") };
         assert_eq!(fetched.bytes, "fine");
         assert_eq!(fetched.freshness.is_fresh(Instant::now().into_std()), fresh);
     }

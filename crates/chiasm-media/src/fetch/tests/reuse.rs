@@ -23,7 +23,7 @@ async fn scripted(answers: &'static [&'static str]) -> (Origin, mpsc::UnboundedR
 }
 
 async fn first(fetcher: &Fetcher, url: Url) -> Fetched {
-    match fetcher.get(url, None).await.unwrap() {
+    match fetcher.get(url, None, LIMIT).await.unwrap() {
         Answer::New(fetched) => fetched,
         Answer::NotModified(_) => panic!("nobody asked whether it was modified"),
     }
@@ -46,13 +46,13 @@ async fn a_known_answer_is_asked_about() {
     assert!(fetched.freshness.may_be_stored() && fetched.freshness.is_fresh(now + Duration::from_secs(50)));
     assert!(!fetched.freshness.is_fresh(now + Duration::from_secs(61)));
 
-    let Answer::NotModified(by) = fetcher.get(origin.url("/"), Some(&fetched.freshness)).await.unwrap() else {
+    let Answer::NotModified(by) = fetcher.get(origin.url("/"), Some(&fetched.freshness), LIMIT).await.unwrap() else {
         panic!("it was not modified");
     };
     let known = fetched.freshness.refreshed(by);
     assert!(known.is_fresh(now + Duration::from_secs(80)));
 
-    let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&known)).await.unwrap() else {
+    let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&known), LIMIT).await.unwrap() else {
         panic!("it was modified");
     };
     assert_eq!(changed.bytes, "def");
@@ -75,7 +75,7 @@ async fn not_modified_counts_only_where_it_was_asked() {
     .await;
     let fetcher = open_fetcher();
     let fetched = first(&fetcher, origin.url("/")).await;
-    let error = fetcher.get(origin.url("/other"), Some(&fetched.freshness)).await.unwrap_err();
+    let error = fetcher.get(origin.url("/other"), Some(&fetched.freshness), LIMIT).await.unwrap_err();
     assert_eq!(error, MediaError::OriginStatus { status: 304 });
     heads.recv().await.unwrap();
     assert!(!heads.recv().await.unwrap().contains("if-none-match"));
@@ -92,7 +92,7 @@ async fn not_modified_of_something_else_is_asked_again_plainly() {
     // It is no redirect.
     let fetcher = fetcher(&MediaConfig { max_redirects: 0, ..config() });
     let fetched = first(&fetcher, origin.url("/")).await;
-    let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&fetched.freshness)).await.unwrap() else {
+    let Answer::New(changed) = fetcher.get(origin.url("/"), Some(&fetched.freshness), LIMIT).await.unwrap() else {
         panic!("it was modified");
     };
     assert_eq!(changed.bytes, "def");
@@ -119,12 +119,12 @@ async fn an_answer_behind_a_redirect_is_asked_about_where_it_came_from() {
     let now = Instant::now().into_std();
     assert!(fetched.freshness.is_fresh(now + Duration::from_secs(10)));
     assert!(!fetched.freshness.is_fresh(now + Duration::from_secs(21)));
-    let Answer::NotModified(by) = fetcher.get(origin.url("/a"), Some(&fetched.freshness)).await.unwrap() else {
+    let Answer::NotModified(by) = fetcher.get(origin.url("/a"), Some(&fetched.freshness), LIMIT).await.unwrap() else {
         panic!("it was not modified");
     };
     let known = fetched.freshness.refreshed(by);
     assert!(known.is_fresh(now + Duration::from_secs(10)) && !known.is_fresh(now + Duration::from_secs(25)));
-    let Answer::New(changed) = fetcher.get(origin.url("/a"), Some(&known)).await.unwrap() else {
+    let Answer::New(changed) = fetcher.get(origin.url("/a"), Some(&known), LIMIT).await.unwrap() else {
         panic!("it leads elsewhere");
     };
     assert_eq!(changed.bytes, "def");

@@ -119,7 +119,7 @@ impl Family for QwenVl {
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![rows, patches.row_len()],
-            field: TensorField::Flat { rows },
+            field: TensorField::rows(rows),
             resampler: Resampler::Torch(Filter::Bicubic),
             layers: vec![Layer::whole(size.width as usize, size.height as usize, Layout::Patches(patches))],
         };

@@ -1,0 +1,39 @@
+//! vLLM's own processor of a model, in locked processes beside the frontend: what Chiasm has no native code for is read and
+//! turned into tensors by the very code that `vllm serve` runs.
+//!
+//! A [`Processor`] is a Python process with vLLM's imports, the model's configuration and its processor (`python/chiasm_processor`,
+//! which this crate carries along), and children of it by fork. A child makes the tensors of an item, or expands a prompt whose items
+//! are known; it is made to be killed. [`Processor::item`] and [`Processor::prompt`] wait for a free child, within bounds; a child
+//! that takes too long, dies or answers nonsense costs that call and no other.
+//!
+//! An item's file and tensors lie in memory of its own ([`MadeItem`]), which only the child that makes them and this process ever see.
+//! Nothing that a child says is believed without a look: places lie within the memory, tensors have the bytes that their shapes need.
+//!
+//! | module | is |
+//! |---|---|
+//! | `processor` | the queue before the children |
+//! | `server` | the fork server: its start, its end, forks |
+//! | `child` | one child: calls and deadlines |
+//! | `python` | which Python, with which variables; the sources |
+//! | `output` | what the processes print |
+//! | `connection` | messages with files, over Unix sockets |
+//! | `message` | what is said |
+//! | `item` | an item's memory and what a child says of it, checked |
+//! | `error` | what went wrong and whose fault it is |
+#![forbid(unsafe_code)]
+
+mod child;
+mod connection;
+mod error;
+mod item;
+mod message;
+mod output;
+mod processor;
+mod python;
+mod server;
+
+pub use error::ProcessorError;
+pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};
+pub use message::{ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode};
+pub use processor::{ItemCall, Processor, ProcessorOptions, Sandbox};
+pub use python::python_of;

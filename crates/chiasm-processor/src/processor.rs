@@ -1,0 +1,232 @@
+//! The queue before the children.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::time::Instant;
+
+use crate::child::Child;
+use crate::item::Memory;
+use crate::message::{Call, ExpandedPrompt, Greeting, KnownItem, Reply};
+use crate::server::Server;
+use crate::{MadeItem, ProcessorError};
+
+/// A fork server that has ended is not started again sooner than this after the last time.
+const RESTART_AFTER: Duration = Duration::from_secs(5);
+
+/// Whether children lock themselves before the first foreign byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sandbox {
+    /// They do not.
+    Off,
+    /// They do where the kernel has what it takes.
+    #[default]
+    Auto,
+    /// They do, or nothing is served.
+    Require,
+}
+
+/// What a processor is started with.
+#[derive(Clone, Debug)]
+pub struct ProcessorOptions {
+    /// The Python that has vLLM.
+    pub python: PathBuf,
+    /// Flags of `vllm serve`, as the engines have them: `--model DIR` and whatever changes tensors or prompts.
+    pub vllm_flags: Vec<String>,
+    /// Items that are made at once, at least 1.
+    pub children: usize,
+    /// Calls that may wait for a child.
+    pub queue: usize,
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// How long the fork server may take to be ready.
+    pub startup_timeout: Duration,
+    /// Bytes of an item's file and its tensors together, at most.
+    pub item_bytes: u64,
+    /// Bytes of address space that a child may take beyond what it begins with; 0 for any number.
+    pub address_space: u64,
+    /// Whether children lock themselves.
+    pub sandbox: Sandbox,
+}
+
+/// An item to be made.
+#[derive(Clone, Debug)]
+pub struct ItemCall<'a> {
+    /// The modality, by vLLM's name.
+    pub modality: &'a str,
+    /// The file.
+    pub file: Bytes,
+    /// `mm_processor_kwargs` of the request.
+    pub processor_kwargs: &'a Map<String, Value>,
+    /// `media_io_kwargs` of the request for this modality.
+    pub io_kwargs: &'a Map<String, Value>,
+}
+
+/// A model's processor, in processes of its own. Clones are the same one; the processes end with the last.
+#[derive(Clone)]
+pub struct Processor {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    options: ProcessorOptions,
+    greeting: Greeting,
+    server: AsyncMutex<Option<Server>>,
+    started: Mutex<Instant>,
+    /// Those who have a child or wait for one.
+    places: Semaphore,
+    items: Children,
+    /// Prompts take less than a millisecond, and do not wait for items.
+    prompts: Children,
+}
+
+/// Children for one kind of call.
+struct Children {
+    turns: Semaphore,
+    idle: Mutex<Vec<Child>>,
+}
+
+impl Processor {
+    /// Starts the fork server and waits until it is ready: some ten seconds, or half a minute with a model that this user's vLLM has
+    /// never seen. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`ProcessorError::NoPython`], [`ProcessorError::NotServed`] with the reason, [`ProcessorError::Gone`].
+    pub async fn start(options: ProcessorOptions) -> Result<Self, ProcessorError> {
+        let (server, greeting) = Server::start(&options).await?;
+        let children = |count: usize| Children { turns: Semaphore::new(count), idle: Mutex::default() };
+        let inner = Inner {
+            greeting,
+            server: AsyncMutex::new(Some(server)),
+            started: Mutex::new(Instant::now()),
+            places: Semaphore::new(options.children + options.queue),
+            items: children(options.children),
+            prompts: children(1),
+            options,
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// What the processor has said of itself.
+    pub fn greeting(&self) -> &Greeting {
+        &self.inner.greeting
+    }
+
+    /// Makes an item's tensors, in memory that is the caller's then. Dropping the future ends the work.
+    ///
+    /// # Errors
+    /// All of [`ProcessorError`].
+    pub async fn item(&self, call: ItemCall<'_>) -> Result<MadeItem, ProcessorError> {
+        let inner = &self.inner;
+        let _place = inner.places.try_acquire().map_err(|_| ProcessorError::Busy)?;
+        let _turn = inner.items.turn().await?;
+        let ItemCall { modality, file, processor_kwargs, io_kwargs } = call;
+        let (length, item_bytes) = (file.len() as u64, inner.options.item_bytes);
+        // A copy of what may be many megabytes.
+        let memory = tokio::task::spawn_blocking(move || Memory::with(&file, item_bytes)).await;
+        let memory = memory
+            .unwrap_or_else(|error| Err(std::io::Error::other(error)))
+            .map_err(|error| ProcessorError::Gone(format!("no memory for an item: {error}")))?;
+        let call = Call::Item { modality, length, processor_kwargs, io_kwargs };
+        match inner.ask(&inner.items, &call, Some(&memory)).await? {
+            Reply::Made { fields, updates } => MadeItem::new(memory, fields, updates),
+            _ => Err(ProcessorError::Nonsense("another answer than to an item".to_owned())),
+        }
+    }
+
+    /// Writes items out in a prompt, as vLLM does it for items that it has.
+    ///
+    /// # Errors
+    /// All of [`ProcessorError`].
+    pub async fn prompt(
+        &self,
+        tokens: &[u32],
+        items: &[KnownItem<'_>],
+        processor_kwargs: &Map<String, Value>,
+    ) -> Result<ExpandedPrompt, ProcessorError> {
+        let inner = &self.inner;
+        let _turn = inner.prompts.turn().await?;
+        let call = Call::Prompt { token_ids: tokens, items, processor_kwargs };
+        match inner.ask(&inner.prompts, &call, None).await? {
+            Reply::Expanded(prompt) => prompt.checked(items.len()),
+            _ => Err(ProcessorError::Nonsense("another answer than to a prompt".to_owned())),
+        }
+    }
+}
+
+impl Inner {
+    async fn ask(
+        &self,
+        children: &Children,
+        call: &Call<'_>,
+        memory: Option<&Memory>,
+    ) -> Result<Reply, ProcessorError> {
+        let mut child = match children.idle() {
+            Some(child) => child,
+            None => self.fork().await?,
+        };
+        let outcome = child.call(call, memory.map(Memory::file), self.options.timeout).await;
+        // Others are dropped, and end.
+        if matches!(outcome, Ok(_) | Err(ProcessorError::Refused(_))) {
+            children.put_back(child);
+        }
+        outcome
+    }
+
+    /// A new child, of a new server if the last one is not there any more.
+    async fn fork(&self) -> Result<Child, ProcessorError> {
+        let mut server = self.server.lock().await;
+        if let Some(running) = &mut *server {
+            match running.fork().await {
+                Ok(child) => return Ok(child),
+                Err(error) => tracing::warn!(%error, "vLLM's processor has ended and is started again"),
+            }
+            *server = None;
+        }
+        let wait = {
+            let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+            let wait = RESTART_AFTER.saturating_sub(started.elapsed());
+            if wait.is_zero() {
+                *started = Instant::now();
+            }
+            wait
+        };
+        if !wait.is_zero() {
+            return Err(ProcessorError::Gone("it ended a moment ago, and is started again soon".to_owned()));
+        }
+        let (mut new, greeting) = Server::start(&self.options).await?;
+        if greeting != self.greeting {
+            return Err(ProcessorError::Gone(
+                "it is another one than at the start; start chiasm serve again".to_owned(),
+            ));
+        }
+        let child = new.fork().await?;
+        *server = Some(new);
+        Ok(child)
+    }
+}
+
+impl Children {
+    async fn turn(&self) -> Result<tokio::sync::SemaphorePermit<'_>, ProcessorError> {
+        self.turns.acquire().await.map_err(|_| ProcessorError::Busy)
+    }
+
+    /// A child that waits for work.
+    fn idle(&self) -> Option<Child> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(child) = idle.pop() {
+            if child.is_idle() {
+                return Some(child);
+            }
+        }
+        None
+    }
+
+    fn put_back(&self, child: Child) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(child);
+    }
+}

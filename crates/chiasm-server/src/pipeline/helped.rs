@@ -1,0 +1,355 @@
+//! Media items that vLLM's own processor makes: what each means is remembered, its tensors are kept for the engine that is chosen.
+
+mod expansion;
+mod source;
+mod start;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use chiasm_backend::PlanClass;
+use chiasm_media::{ByteBudget, Charge, ContentHash, EncodedMedia};
+use chiasm_processor::{Greeting, ItemCall, ItemValue, MadeItem, Processor, ProcessorOptions, PromptUpdate};
+use chiasm_types::{MmHash, Modality, TokenId, TokenRun};
+use quick_cache::sync::Cache;
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use super::error::RequestError;
+use super::item::ItemPlan;
+use super::turns::Turns;
+use crate::cpu::{CpuBudget, CpuPool};
+use crate::fleet::PresentClass;
+use crate::metrics::{Metrics, Stage};
+
+pub(super) use expansion::Written;
+use source::HelpedSource;
+use start::Start;
+
+/// Items whose meaning is remembered: a kilobyte or two each.
+const KNOWN: usize = 1 << 14;
+/// How long an item that could not be made is not tried again, and how many of them are remembered.
+const FAILURES_LAST: Duration = Duration::from_secs(1);
+const KNOWN_FAILURES: usize = 1024;
+
+/// What vLLM's own processor is asked for in this server.
+#[derive(Clone, Debug)]
+pub struct HelperOptions {
+    /// How it is started.
+    pub processor: ProcessorOptions,
+    /// The model takes no media without it.
+    pub required: bool,
+    /// Requests may change its settings.
+    pub trust_request_kwargs: bool,
+    /// Videos that are decoded at once.
+    pub concurrent_videos: usize,
+}
+
+/// The media items of one served model that vLLM's own processor makes.
+pub struct Helped {
+    options: HelperOptions,
+    start: Start,
+    /// Digest of the model's files that are no weights.
+    model: ContentHash,
+    known: Cache<MmHash, Arc<Meaning>>,
+    failures: Cache<MmHash, (RequestError, Instant)>,
+    turns: Turns<MmHash>,
+    videos: Semaphore,
+    cpu: CpuPool,
+    budget: ByteBudget,
+    metrics: Arc<Metrics>,
+}
+
+/// What an item means for prompts, whatever engine they go to.
+struct Meaning {
+    updates: Vec<PromptUpdate>,
+    /// Elements of its largest tensor.
+    elements: u64,
+}
+
+/// An item's tensors, which are counted for as long as somebody may want them.
+struct Held {
+    made: MadeItem,
+    _charge: Charge,
+}
+
+/// A request's settings for its items, and who they are for.
+pub(super) struct HelpedSettings {
+    processor: Processor,
+    processor_kwargs: Map<String, Value>,
+    /// By modality.
+    io_kwargs: Map<String, Value>,
+}
+
+/// An item of a request whose meaning is known.
+pub(super) struct HelpedItem {
+    settings: Arc<HelpedSettings>,
+    encoded: EncodedMedia,
+    field: String,
+    /// Everything but the file that changes its tensors.
+    fingerprint: Vec<u8>,
+    /// Its identity apart from any class of workers.
+    key: MmHash,
+    meaning: Arc<Meaning>,
+    /// Its tensors if they were just made.
+    held: Option<Arc<Held>>,
+}
+
+impl Helped {
+    /// Nothing is started before [`Self::started`] is called or an item is there.
+    pub(crate) fn new(
+        options: HelperOptions,
+        model: &Path,
+        cpu: CpuPool,
+        budget: ByteBudget,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            start: Start::new(options.processor.clone()),
+            model: digest(model),
+            known: Cache::new(KNOWN),
+            failures: Cache::new(KNOWN_FAILURES),
+            turns: Turns::default(),
+            videos: Semaphore::new(options.concurrent_videos),
+            options,
+            cpu,
+            budget,
+            metrics,
+        }
+    }
+
+    /// Waits until the processor is there; starts it if nobody has.
+    ///
+    /// # Errors
+    /// Why it can't be had.
+    pub async fn started(&self) -> Result<(), chiasm_processor::ProcessorError> {
+        self.start.processor().await.map(drop)
+    }
+
+    /// Whether the model takes no media without it, and it is not there yet.
+    pub(crate) fn is_missed(&self) -> bool {
+        self.options.required && !self.start.is_there()
+    }
+
+    /// Reads a request's settings.
+    pub(super) async fn settings(
+        &self,
+        processor_kwargs: &Map<String, Value>,
+        io_kwargs: &Map<String, Value>,
+    ) -> Result<Arc<HelpedSettings>, RequestError> {
+        for (name, kwargs) in [("mm_processor_kwargs", processor_kwargs), ("media_io_kwargs", io_kwargs)] {
+            if !kwargs.is_empty() && !self.options.trust_request_kwargs {
+                let message = format!("'{name}' is not taken for these items (--trust-request-mm-kwargs)");
+                return Err(RequestError::invalid(name, message));
+            }
+        }
+        if let Some((modality, _)) = io_kwargs.iter().find(|(_, kwargs)| !kwargs.is_object()) {
+            return Err(RequestError::invalid(format!("media_io_kwargs.{modality}"), "it must be an object"));
+        }
+        let processor = self.start.processor().await.map_err(RequestError::from)?;
+        let (processor_kwargs, io_kwargs) = (processor_kwargs.clone(), io_kwargs.clone());
+        Ok(Arc::new(HelpedSettings { processor, processor_kwargs, io_kwargs }))
+    }
+
+    /// What an item means. The processor makes it if that is not known; once for all who want to know it at the same time.
+    pub(super) async fn open(
+        &self,
+        encoded: &EncodedMedia,
+        settings: &Arc<HelpedSettings>,
+        field: &str,
+    ) -> Result<HelpedItem, RequestError> {
+        let modality = &encoded.modality;
+        if !settings.greeting().limits.contains_key(modality.name()) {
+            return Err(RequestError::invalid(field, format!("the model takes no {modality}")));
+        }
+        let fingerprint = self.fingerprint(settings, modality);
+        let key = chiasm_media::mm_hash(&encoded.content, modality, &fingerprint);
+        let (meaning, held) = match self.known.get(&key) {
+            Some(meaning) => (meaning, None),
+            None => {
+                let _turn = self.turns.take(key).await;
+                match self.known.get(&key) {
+                    Some(meaning) => (meaning, None),
+                    None => {
+                        let held = self.make(encoded, settings, key).await?;
+                        let meaning = Arc::new(Meaning::of(&held.made));
+                        self.known.insert(key, meaning.clone());
+                        (meaning, Some(held))
+                    }
+                }
+            }
+        };
+        let (settings, encoded, field) = (settings.clone(), encoded.clone(), field.to_owned());
+        Ok(HelpedItem { settings, encoded, field, fingerprint, key, meaning, held })
+    }
+
+    /// Has an item made. The caller has the item's turn.
+    async fn make(
+        &self,
+        encoded: &EncodedMedia,
+        settings: &HelpedSettings,
+        key: MmHash,
+    ) -> Result<Arc<Held>, RequestError> {
+        if let Some((error, until)) = self.failures.get(&key) {
+            if Instant::now() < until {
+                return Err(error);
+            }
+            self.failures.remove(&key);
+        }
+        let video = match encoded.modality {
+            Modality::Video => self.videos.acquire().await.ok(),
+            _ => None,
+        };
+        let begun = Instant::now();
+        let none = Map::new();
+        let io_kwargs = settings.io_kwargs.get(encoded.modality.name()).and_then(Value::as_object).unwrap_or(&none);
+        let call = ItemCall {
+            modality: encoded.modality.name(),
+            file: encoded.bytes.clone(),
+            processor_kwargs: &settings.processor_kwargs,
+            io_kwargs,
+        };
+        let made = settings.processor.item(call).await.map_err(RequestError::from);
+        drop(video);
+        self.metrics.stage(Stage::Process, begun.elapsed());
+        let made = made.inspect_err(|error| {
+            if error.is_permanent() {
+                self.failures.insert(key, (error.clone(), Instant::now() + FAILURES_LAST));
+            }
+        })?;
+        self.metrics.media_decoded.inc();
+        let charge = self.budget.charge(made.used())?;
+        Ok(Arc::new(Held { made, _charge: charge }))
+    }
+
+    /// Everything but an item's file that changes its tensors: the processor and its settings.
+    fn fingerprint(&self, settings: &HelpedSettings, modality: &Modality) -> Vec<u8> {
+        let io_kwargs = settings.io_kwargs.get(modality.name()).unwrap_or(&Value::Null);
+        let parts = [
+            "vLLM's processor",
+            &settings.greeting().vllm,
+            &self.model.to_string(),
+            &Value::from(self.options.processor.vllm_flags.clone()).to_string(),
+            &sorted(&settings.processor_kwargs).to_string(),
+            &io_kwargs.as_object().map_or(Value::Null, sorted).to_string(),
+        ];
+        parts.iter().fold(Vec::new(), |identity, part| PlanClass::identify(&identity, part.as_bytes()))
+    }
+}
+
+impl HelpedSettings {
+    pub(super) fn greeting(&self) -> &Greeting {
+        self.processor.greeting()
+    }
+
+    /// What stands for an item in a conversation whose content is one string; nothing if nothing does.
+    pub(super) fn marker_text(&self, modality: &Modality) -> &str {
+        self.greeting().placeholders.get(modality.name()).and_then(|texts| texts.first()).map_or("", String::as_str)
+    }
+
+    /// The most embeddings for which every engine has room at once.
+    fn most_embeds(&self) -> usize {
+        self.greeting().max_tokens.values().max().map_or(0, |&most| usize::try_from(most).unwrap_or(usize::MAX))
+    }
+}
+
+impl Meaning {
+    fn of(made: &MadeItem) -> Self {
+        fn elements(value: &ItemValue) -> u64 {
+            match value {
+                ItemValue::Tensor(tensor) => tensor.shape.iter().map(|&extent| extent as u64).product(),
+                ItemValue::Int(_) | ItemValue::Float(_) => 1,
+                ItemValue::List(list) => list.iter().map(elements).sum(),
+            }
+        }
+        let elements = made.fields.iter().map(|field| elements(&field.value)).max().unwrap_or(0);
+        Self { updates: made.updates.clone(), elements }
+    }
+}
+
+impl HelpedItem {
+    /// What the item becomes for workers of a class, when it is written with so many embeddings.
+    pub(super) fn plan(
+        &self,
+        helped: &Arc<Helped>,
+        embeds: usize,
+        class: &PresentClass,
+        cpu: &CpuBudget,
+    ) -> Result<ItemPlan, RequestError> {
+        let encoder_tokens = match embeds {
+            few if few <= class.min_batched_tokens.max(self.settings.most_embeds()) => 0,
+            many if many <= class.max_batched_tokens => many,
+            many => {
+                let most = class.max_batched_tokens.max(self.settings.most_embeds());
+                let message =
+                    format!("the item would take {many} tokens, more than engines can encode at once ({most})");
+                return Err(RequestError::invalid(&self.field, message));
+            }
+        };
+        let modality = self.encoded.modality.clone();
+        let identity = PlanClass::identify(&class.class.processor, &self.fingerprint);
+        let hash = chiasm_media::mm_hash(&self.encoded.content, &modality, &identity);
+        let source = HelpedSource {
+            helped: helped.clone(),
+            settings: self.settings.clone(),
+            encoded: self.encoded.clone(),
+            field: self.field.clone(),
+            key: self.key,
+            held: Mutex::new(self.held.clone()),
+            cpu: cpu.clone(),
+        };
+        Ok(ItemPlan {
+            modality,
+            hash,
+            // It has been written already.
+            runs: Vec::new(),
+            embeds,
+            elements: self.meaning.elements,
+            encoder_tokens,
+            source: Arc::new(source),
+        })
+    }
+
+    /// The only way to write the item: tokens in place of tokens. `None` if there are others.
+    pub(super) fn replacement(&self) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
+        expansion::replacement(&self.meaning.updates)
+    }
+
+    pub(super) fn modality(&self) -> &Modality {
+        &self.encoded.modality
+    }
+
+    pub(super) fn updates(&self) -> &[PromptUpdate] {
+        &self.meaning.updates
+    }
+}
+
+/// The same object, whatever order its keys came in.
+fn sorted(object: &Map<String, Value>) -> Value {
+    fn value(of: &Value) -> Value {
+        match of {
+            Value::Object(object) => sorted(object),
+            Value::Array(list) => list.iter().map(value).collect(),
+            other => other.clone(),
+        }
+    }
+    let keys: BTreeMap<&String, Value> = object.iter().map(|(key, of)| (key, value(of))).collect();
+    keys.into_iter().map(|(key, value)| (key.clone(), value)).collect::<Map<_, _>>().into()
+}
+
+/// A digest of the files that decide how media are processed: all but weights.
+fn digest(model: &Path) -> ContentHash {
+    const KINDS: [&str; 5] = ["json", "jinja", "model", "py", "txt"];
+    let is_one = |path: &Path| path.extension().is_some_and(|kind| KINDS.iter().any(|known| kind == *known));
+    let entries = std::fs::read_dir(model).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries.map(|entry| entry.path()).filter(|path| is_one(path)).collect();
+    files.sort();
+    let parts = files.iter().flat_map(|path| {
+        let name = path.file_name().map(|name| name.as_encoded_bytes().to_vec()).unwrap_or_default();
+        [name, ContentHash::of(&std::fs::read(path).unwrap_or_default()).to_string().into_bytes()]
+    });
+    ContentHash::of(&parts.fold(Vec::new(), |all, part| PlanClass::identify(&all, &part)))
+}

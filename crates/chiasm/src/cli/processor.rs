@@ -1,0 +1,65 @@
+//! Flags of vLLM's own processor.
+
+use std::time::Duration;
+
+use chiasm_processor::Sandbox;
+use clap::{Args, ValueEnum};
+
+use super::some_seconds;
+
+#[derive(Debug, Args)]
+pub(crate) struct ProcessorArgs {
+    /// What makes tensors of media: auto (Chiasm where it has the model's family and the file is an image that it reads, else
+    /// vLLM's own processor, from the Python of --vllm), native (Chiasm alone) or vllm (vLLM's own processor alone)
+    #[arg(long, env = "CHIASM_PROCESSOR", value_enum, default_value_t = ProcessorChoice::Auto)]
+    pub(crate) processor: ProcessorChoice,
+    /// Whether processes that read media with vLLM's processor lock themselves before, with Landlock and seccomp: auto (where
+    /// the kernel has both), require or off
+    #[arg(long, env = "CHIASM_PROCESSOR_SANDBOX", value_enum, default_value_t = SandboxChoice::Auto)]
+    pub(crate) processor_sandbox: SandboxChoice,
+    /// Media items that vLLM's processor makes at once, each in a process of its own [default: one per core but one]
+    #[arg(long, env = "CHIASM_PROCESSORS", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) processors: Option<u32>,
+    /// Most media items that wait for one of those processes; more get 503
+    #[arg(long, env = "CHIASM_PROCESSOR_QUEUE", default_value_t = 256)]
+    pub(crate) processor_queue: u32,
+    /// Seconds that vLLM's processor may take for one media item
+    #[arg(long, env = "CHIASM_PROCESSOR_TIMEOUT", value_parser = some_seconds, default_value = "60")]
+    pub(crate) processor_timeout: Duration,
+    /// Most bytes of one media item and its tensors together
+    #[arg(long, env = "CHIASM_PROCESSOR_ITEM_BYTES", default_value_t = 2 << 30)]
+    pub(crate) processor_item_bytes: u64,
+    /// Most bytes of address space that one of those processes may take beyond what it begins with, 0 for any number
+    #[arg(long, env = "CHIASM_PROCESSOR_MEMORY_BYTES", default_value_t = 16 << 30)]
+    pub(crate) processor_memory_bytes: u64,
+    /// Most videos that are decoded at once [default: as many as --processors]
+    #[arg(long, env = "CHIASM_MAX_CONCURRENT_VIDEOS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_concurrent_videos: Option<u32>,
+    /// Take mm_processor_kwargs and media_io_kwargs of requests for items that vLLM's processor makes (vLLM's flag)
+    #[arg(long, env = "CHIASM_TRUST_REQUEST_MM_KWARGS")]
+    pub(crate) trust_request_mm_kwargs: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProcessorChoice {
+    Auto,
+    Native,
+    Vllm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SandboxChoice {
+    Off,
+    Auto,
+    Require,
+}
+
+impl From<SandboxChoice> for Sandbox {
+    fn from(choice: SandboxChoice) -> Self {
+        match choice {
+            SandboxChoice::Off => Self::Off,
+            SandboxChoice::Auto => Self::Auto,
+            SandboxChoice::Require => Self::Require,
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Whether `chiasm serve` has vLLM's own processor, and how that is started.
+
+use std::path::Path;
+
+use chiasm_processor::{ProcessorOptions, python_of};
+use chiasm_server::HelperOptions;
+use chiasm_server::model::{NativeImages, ServedModel};
+use serde_json::{Map, Value};
+
+use crate::cli::{ProcessorArgs, ProcessorChoice, ServeArgs};
+use crate::error::CliError;
+
+/// Words in the names of settings of config.json that models have who take more than text.
+const MEDIA_WORDS: [&str; 8] = ["audio", "image", "img", "mm_", "speech", "thinker", "video", "vision"];
+
+/// Who makes the images of a model.
+pub(crate) fn native_images(args: &ProcessorArgs) -> NativeImages {
+    match args.processor {
+        ProcessorChoice::Auto => NativeImages::WhereSupported,
+        ProcessorChoice::Native => NativeImages::Required,
+        ProcessorChoice::Vllm => NativeImages::Never,
+    }
+}
+
+/// Whether the model seems to take media that Chiasm does not make itself.
+fn may_need_help(model: &ServedModel, dir: &Path) -> bool {
+    let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
+    let config: Map<String, Value> = serde_json::from_slice(&config).unwrap_or_default();
+    model.vision.is_none() && config.keys().any(|key| MEDIA_WORDS.iter().any(|word| key.contains(word)))
+}
+
+/// How vLLM's own processor is started; `None` without it. `vllm_flags` are those of the engines.
+///
+/// # Errors
+/// [`CliError::Usage`] if there has to be one and there is no Python for it.
+pub(crate) fn options(
+    args: &ServeArgs,
+    model: &ServedModel,
+    vllm_flags: &[String],
+) -> Result<Option<HelperOptions>, CliError> {
+    let ProcessorArgs { processor, .. } = args.processor;
+    if processor == ProcessorChoice::Native {
+        return Ok(None);
+    }
+    let required = processor == ProcessorChoice::Vllm || may_need_help(model, &args.model);
+    let python = match python_of(&args.engines.vllm) {
+        Ok(python) => python,
+        Err(error) if required => {
+            let message = "Chiasm has no code of its own for this model's media, and needs vLLM's processor";
+            return Err(CliError::Usage(format!("{message}: {error} (--vllm)")));
+        }
+        Err(error) => {
+            tracing::debug!(%error, "videos, audio and rare formats of images are not taken");
+            return Ok(None);
+        }
+    };
+    let of = &args.processor;
+    let children = of.processors.map_or_else(default_children, |count| count as usize);
+    let mut flags = vec!["--model".to_owned(), args.model.display().to_string()];
+    flags.extend_from_slice(vllm_flags);
+    Ok(Some(HelperOptions {
+        processor: ProcessorOptions {
+            python,
+            vllm_flags: flags,
+            children,
+            queue: of.processor_queue as usize,
+            timeout: of.processor_timeout,
+            startup_timeout: args.engines.startup_timeout,
+            item_bytes: of.processor_item_bytes,
+            address_space: of.processor_memory_bytes,
+            sandbox: of.processor_sandbox.into(),
+        },
+        required,
+        trust_request_kwargs: of.trust_request_mm_kwargs,
+        concurrent_videos: of.max_concurrent_videos.map_or(children, |count| count as usize),
+    }))
+}
+
+/// The async threads and the engines need a core too.
+fn default_children() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1)
+}
