@@ -1,4 +1,4 @@
-"""The check on what the tests rest on: greedy answers depend on the text and on the pixels.
+"""The check on what the tests rest on: greedy answers depend on the text and on what is seen and heard.
 
 Plain random initialisation fails it: such a model repeats one token whatever it is asked.
 """
@@ -11,6 +11,8 @@ import torch
 NEW_TOKENS = 12
 # Fields of this many pixels stay visible in a picture that a model shrinks.
 FIELD = 28
+FRAMES = 4
+SAMPLE_RATE = 16000
 
 
 def pictures():
@@ -20,31 +22,54 @@ def pictures():
     return first, second, np.full_like(first, 128)
 
 
-def check_answers(family, model, processor):
+def videos():
+    """The pictures, moving to the right by a field per frame."""
+    return [np.stack([np.roll(picture, frame * FIELD, axis=1) for frame in range(FRAMES)]) for picture in pictures()]
+
+
+def sounds():
+    """A low tone, a high one and silence, each of a second."""
+    seconds = np.arange(SAMPLE_RATE) / SAMPLE_RATE
+    low, high = (np.sin(2 * np.pi * hertz * seconds).astype(np.float32) for hertz in (220, 1760))
+    return low, high, np.zeros_like(low)
+
+
+# The argument of a processor that takes the medium, and the media with their names.
+MEDIA = {
+    "image": ("images", ("an image", "another image", "a grey image"), pictures),
+    "video": ("videos", ("a video", "another video", "a grey video"), videos),
+    "audio": ("audio", ("a sound", "another sound", "silence"), sounds),
+}
+
+
+def check_answers(family, model, processor, media):
     """Ends the program if two different prompts get the same answer."""
 
-    def answer(text, image=None):
-        content = [{"type": "text", "text": text}]
-        if image is not None:
-            content.insert(0, {"type": "image"})
-        prompt = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        inputs = processor(text=[prompt], images=None if image is None else [image], return_tensors="pt")
-        # Some processors normalise in bfloat16.
-        inputs = inputs.to(model.dtype)
+    def prompt(text, *parts):
+        content = [*({"type": part} for part in parts), {"type": "text", "text": text}]
+        return processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+
+    def answer(inputs):
         with torch.no_grad():
             output = model.generate(
                 **inputs, do_sample=False, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS
             )
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
-    first, second, grey = pictures()
-    answers = {
-        "a text": answer("what is this?"),
-        "another text": answer("compare the images"),
-        "an image": answer("what is this?", first),
-        "another image": answer("what is this?", second),
-        "a grey image": answer("what is this?", grey),
-    }
+    def answer_text(text):
+        # Not of the processor: that of PaliGemma wants an image.
+        return answer(processor.tokenizer([prompt(text)], return_tensors="pt"))
+
+    def answer_item(medium, argument, item):
+        inputs = processor(text=[prompt("what is this?", medium)], **{argument: [item]}, return_tensors="pt")
+        # Some processors normalise in bfloat16.
+        return answer(inputs.to(model.dtype))
+
+    answers = {"a text": answer_text("what is this?"), "another text": answer_text("compare the images")}
+    for medium in media:
+        argument, names, make = MEDIA[medium]
+        for name, item in zip(names, make(), strict=True):
+            answers[name] = answer_item(medium, argument, item)
     for name, tokens in answers.items():
         print(f"  {family}: {name}: {' '.join(map(str, tokens))}")
     if len(set(answers.values())) < len(answers):

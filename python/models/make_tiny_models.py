@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes one tiny random model of each vision family that the real-engine tests run.
+"""Makes one tiny random model of each family that the real-engine tests run.
 
 usage: make_tiny_models.py OUT_DIR [NAME...]
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from answers import check_answers
-from families import gemma3, internvl, llama4, llava, pixtral, qwen
+from families import gemma3, internvl, llama4, llava, llava_onevision, paligemma, pixtral, qwen, qwen2_audio, qwen_omni
 from weights import set_weights
 
 FAMILIES = {
@@ -30,6 +30,10 @@ FAMILIES = {
     "internvl_chat": internvl.make_internvl_chat,
     "qwen3vl_moe": qwen.make_qwen3vl_moe,
     "qwen35": qwen.make_qwen35,
+    "qwen2audio": qwen2_audio.make_qwen2audio,
+    "omni": qwen_omni.make_omni,
+    "llavaov": llava_onevision.make_llavaov,
+    "paligemma": paligemma.make_paligemma,
 }
 
 
@@ -47,7 +51,7 @@ def make(name, directory):
         tiny.publish(directory)
     size = sum(file.stat().st_size for file in directory.iterdir())
     print(f"{name}: {size / 1e6:.1f} MB in {directory}")
-    check_answers(name, model, tiny.processor)
+    check_answers(name, model, tiny.processor, tiny.media)
 
 
 def main():

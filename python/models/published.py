@@ -1,5 +1,6 @@
 """From what transformers saves to what is published, where vLLM's loader knows the published form alone."""
 
+import json
 import os
 
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,10 @@ def rewrite_weights(directory, change):
     save_file(tensors, path, metadata={"format": "pt"})
     # save_file leaves the file to its owner alone.
     os.chmod(path, 0o644)
+
+
+def write_json(path, value):
+    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def nest_vision_model(directory):

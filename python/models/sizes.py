@@ -16,3 +16,14 @@ VISION = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
+# As published: the feature extractor makes spectra of this many bands.
+MEL_BANDS = 128
+AUDIO = {
+    "num_mel_bins": MEL_BANDS,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 128,
+    "d_model": 64,
+    # Of 30 seconds, to which the feature extractor fills every sound.
+    "max_source_positions": 1500,
+}

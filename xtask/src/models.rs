@@ -11,7 +11,7 @@ use crate::vllm_env::{self, Setup, VllmEnv};
 const FOLDER: &str = "python/models";
 const SCRIPT: &str = "python/models/make_tiny_models.py";
 /// One directory each.
-pub(crate) const MODELS: [&str; 13] = [
+pub(crate) const MODELS: [&str; 17] = [
     "qwen2vl",
     "qwen25vl",
     "qwen3vl",
@@ -25,6 +25,10 @@ pub(crate) const MODELS: [&str; 13] = [
     "mistral3",
     "internvl",
     "internvl_chat",
+    "qwen2audio",
+    "omni",
+    "llavaov",
+    "paligemma",
 ];
 
 /// Makes the models, or finds them made; returns the directory that holds them by name.

@@ -93,10 +93,23 @@ impl ItemTensor {
     }
 }
 
-impl MadeItem {
-    /// What a child says that it made in this memory, checked.
+/// What a child says that it made in an item's memory, checked.
+pub(crate) struct ItemParts {
+    fields: Vec<ItemField>,
+    updates: Vec<PromptUpdate>,
+    used: u64,
+}
+
+impl ItemParts {
+    /// The item with its memory.
+    pub(crate) fn with(self, memory: Memory) -> MadeItem {
+        let Self { fields, updates, used } = self;
+        MadeItem { fields, updates, memory, used }
+    }
+
+    /// Checks what a child says.
     pub(crate) fn new(
-        memory: Memory,
+        memory: &Memory,
         fields: Vec<SaidField>,
         updates: Vec<PromptUpdate>,
     ) -> Result<Self, ProcessorError> {
@@ -135,9 +148,11 @@ impl MadeItem {
             }
             checked.push(ItemField { name: field.name, field: joined, value });
         }
-        Ok(Self { fields: checked, updates, memory, used })
+        Ok(Self { fields: checked, updates, used })
     }
+}
 
+impl MadeItem {
     /// Bytes of memory that this takes.
     pub fn used(&self) -> u64 {
         self.used
@@ -191,7 +206,8 @@ mod tests {
         let memory = Memory::with(&[1, 2, 3, 4, 5, 6], 64).unwrap();
         let updates =
             vec![serde_json::from_value(json!({"mode": "replace", "target": [5], "full": [[7, 3]]})).unwrap()];
-        MadeItem::new(memory, serde_json::from_value(json!([field])).unwrap(), updates)
+        let parts = ItemParts::new(&memory, serde_json::from_value(json!([field])).unwrap(), updates)?;
+        Ok(parts.with(memory))
     }
 
     fn field(data: Value) -> Value {

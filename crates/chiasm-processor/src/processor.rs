@@ -1,5 +1,6 @@
 //! The queue before the children.
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::Instant;
 
 use crate::child::Child;
-use crate::item::Memory;
+use crate::item::{ItemParts, Memory};
 use crate::message::{Call, ExpandedPrompt, Greeting, KnownItem, Reply};
 use crate::server::Server;
 use crate::{MadeItem, ProcessorError};
@@ -132,10 +133,13 @@ impl Processor {
             .unwrap_or_else(|error| Err(std::io::Error::other(error)))
             .map_err(|error| ProcessorError::Gone(format!("no memory for an item: {error}")))?;
         let call = Call::Item { modality, length, processor_kwargs, io_kwargs };
-        match inner.ask(&inner.items, &call, Some(&memory)).await? {
-            Reply::Made { fields, updates } => MadeItem::new(memory, fields, updates),
-            _ => Err(ProcessorError::Nonsense("another answer than to an item".to_owned())),
-        }
+        inner
+            .ask(&inner.items, &call, Some(memory.file()), |reply| match reply {
+                Reply::Made { fields, updates } => ItemParts::new(&memory, fields, updates),
+                _ => Err(ProcessorError::Nonsense("another answer than to an item".to_owned())),
+            })
+            .await
+            .map(|parts| parts.with(memory))
     }
 
     /// Writes items out in a prompt, as vLLM does it for items that it has.
@@ -151,25 +155,29 @@ impl Processor {
         let inner = &self.inner;
         let _turn = inner.prompts.turn().await?;
         let call = Call::Prompt { token_ids: tokens, items, processor_kwargs };
-        match inner.ask(&inner.prompts, &call, None).await? {
-            Reply::Expanded(prompt) => prompt.checked(items.len()),
-            _ => Err(ProcessorError::Nonsense("another answer than to a prompt".to_owned())),
-        }
+        inner
+            .ask(&inner.prompts, &call, None, |reply| match reply {
+                Reply::Expanded(prompt) => prompt.checked(items.len()),
+                _ => Err(ProcessorError::Nonsense("another answer than to a prompt".to_owned())),
+            })
+            .await
     }
 }
 
 impl Inner {
-    async fn ask(
+    /// What `read` makes of a child's answer. Whoever answers nonsense is not asked again.
+    async fn ask<T>(
         &self,
         children: &Children,
         call: &Call<'_>,
-        memory: Option<&Memory>,
-    ) -> Result<Reply, ProcessorError> {
+        memory: Option<BorrowedFd<'_>>,
+        read: impl FnOnce(Reply) -> Result<T, ProcessorError>,
+    ) -> Result<T, ProcessorError> {
         let mut child = match children.idle() {
             Some(child) => child,
             None => self.fork().await?,
         };
-        let outcome = child.call(call, memory.map(Memory::file), self.options.timeout).await;
+        let outcome = child.call(call, memory, self.options.timeout).await.and_then(read);
         // Others are dropped, and end.
         if matches!(outcome, Ok(_) | Err(ProcessorError::Refused(_))) {
             children.put_back(child);

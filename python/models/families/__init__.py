@@ -13,3 +13,5 @@ class TinyModel:
     processor: transformers.ProcessorMixin
     # Turns what transformers saved into what is published, where these differ and vLLM wants the latter.
     publish: Callable[[Path], None] | None = None
+    # Of "image", "audio" and "video", what a prompt may hold.
+    media: tuple[str, ...] = ("image",)

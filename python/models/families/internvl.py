@@ -3,7 +3,6 @@
 Both have the same parts, so the second is made from the first: other names, other files, weights of its own.
 """
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 from families import TinyModel
-from published import rewrite_weights
+from published import rewrite_weights, write_json
 from sizes import TEXT, VISION
 from vocabulary import QWEN_SPLIT, Vocabulary, byte_level
 
@@ -147,10 +146,6 @@ def make_internvl_chat():
 
     tiny.publish = publish
     return tiny
-
-
-def write_json(path, value):
-    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def chat_config(words):

@@ -94,7 +94,10 @@ impl Environment {
         let state = tempfile::tempdir().expect("a folder");
         let attach = [self.model(model), "--attach".to_owned(), place.handshake.clone()];
         let keep = ["--state-dir".to_owned(), state.path().display().to_string()];
-        let args = [&attach[..], &keep, &serve_flags(mode, arena_gb)].concat();
+        let mut args = [&attach[..], &keep, &serve_flags(mode, arena_gb)].concat();
+        // For what vLLM's own processor makes: as the engine has it.
+        let helper = ["--vllm", &self.vllm, "--trust-request-mm-kwargs", "--port", "0", "--"];
+        args.extend([&helper[..], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
         let engine = AttachedEngine { _group: engine, _place: place, _state: state, args };
         (engine.serve(), engine)
     }

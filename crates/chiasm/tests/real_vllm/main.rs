@@ -7,6 +7,7 @@
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod environment;
+mod modalities;
 mod predictions;
 mod processes;
 mod requests;
@@ -21,6 +22,7 @@ use chiasm::scenarios::STORM;
 use serde_json::{Value, json};
 
 use crate::environment::{ARENA_GB, BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
+use crate::modalities::video_requests;
 use crate::processes::{PROCESSES, descendants, engine_process, is_alive};
 use crate::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests, image, text};
 use crate::support::{Server, scenario_run, send_signal, wait_for};
@@ -104,8 +106,9 @@ async fn real_engines_do_what_is_promised() {
 
     other_modes_give_the_same_answers(&environment, &answers).await;
 
+    let with_videos = [requests, video_requests()].concat();
     for model in ["qwen25vl", "qwen3vl"] {
-        one_engine_answers_as_vllm_serve(&environment, model, &requests, &[]).await;
+        one_engine_answers_as_vllm_serve(&environment, model, &with_videos, &[]).await;
     }
 }
 

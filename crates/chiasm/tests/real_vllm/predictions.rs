@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::environment::{ARENA_GB, ENGINES, Environment, STARTUP};
 use crate::requests::{image, text};
-use crate::support::{self, Server, wait_for};
+use crate::support::{self, Answer, Server, wait_for};
 
 /// Models with one kind of attention and with several (windows, chunks, linear), each with a cache so small that blocks are
 /// evicted all the time: the engine finds exactly the blocks that it was predicted to have.
@@ -52,6 +52,19 @@ pub(crate) async fn settled(server: &Server) {
     .await;
 }
 
+/// The engine has found the blocks that it was predicted to have; how many.
+pub(crate) fn found_as_predicted(response: &Answer, block_size: usize, what: &str) -> usize {
+    let usage = response.ok()["usage"].clone();
+    let tokens = |count: &Value| count.as_u64().expect("a number of tokens") as usize;
+    let found = tokens(&usage["prompt_tokens_details"]["cached_tokens"]) / block_size;
+    let overlap = response.header("x-chiasm-overlap");
+    let overlap: usize = overlap.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("blocks");
+    // The last token of a prompt is computed in any case.
+    let predicted = overlap.min((tokens(&usage["prompt_tokens"]) - 1) / block_size);
+    assert_eq!(predicted, found, "{what}");
+    found
+}
+
 /// Prompts that share beginnings, some with an image, one after the other.
 async fn predictions_come_true(server: &Server, model: &str) {
     // The same prompts in every run: a failure comes again.
@@ -76,15 +89,7 @@ async fn predictions_come_true(server: &Server, model: &str) {
             let body = json!({"model": "m", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": true});
             server.post("/v1/completions", &body).await
         };
-        let usage = response.ok()["usage"].clone();
-        let tokens = |count: &Value| count.as_u64().expect("a number of tokens") as usize;
-        let found = tokens(&usage["prompt_tokens_details"]["cached_tokens"]) / block_size;
-        let overlap = response.header("x-chiasm-overlap");
-        let overlap: usize = overlap.split('/').next().and_then(|blocks| blocks.parse().ok()).expect("blocks");
-        // The last token of a prompt is computed in any case.
-        let predicted = overlap.min((tokens(&usage["prompt_tokens"]) - 1) / block_size);
-        assert_eq!(predicted, found, "{model}, request {turn}");
-        found_at_all += found;
+        found_at_all += found_as_predicted(&response, block_size, &format!("{model}, request {turn}"));
         settled(server).await;
     }
     assert!(found_at_all > 0, "{model}");

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""A fork server that does what the item's file says, without vLLM: `make`, `hang`, `die`, `lie`, `babble` or `refuse`.
+
+The first of the flags after `--` says what becomes of the server itself: `serve`, `fail` or `vanish`.
+"""
+
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+
+
+def send(connection, message):
+    content = message if isinstance(message, bytes) else json.dumps(message).encode()
+    connection.sendall(struct.pack("<I", len(content)) + content)
+
+
+def receive(connection):
+    header, files, _, _ = socket.recv_fds(connection, 4, 1)
+    if len(header) < 4:
+        sys.exit(0)
+    content = b""
+    while len(content) < struct.unpack("<I", header)[0]:
+        content += connection.recv(1 << 16)
+    return json.loads(content), files
+
+
+def tensor(length, shape):
+    return {"dtype": "uint8", "shape": shape, "offset": length, "length": 4}
+
+
+def answer(connection, call, files):
+    if call["call"] == "prompt":
+        items = [{"offset": place, "length": 1} for place, _ in enumerate(call["items"])]
+        return send(connection, {"reply": "expanded", "token_ids": call["token_ids"], "placeholders": items})
+    with mmap.mmap(files[0], 0) as memory:
+        length = call["length"]
+        order = memory[:length].decode().split()[0]
+        memory[length : length + 4] = b"\1\2\3\4"
+    os.close(files[0])
+    shape = [5] if order == "lie" else [4]
+    if order == "hang":
+        time.sleep(3600)
+    elif order == "die":
+        os._exit(1)
+    elif order == "babble":
+        send(connection, b"not JSON")
+    elif order == "refuse":
+        send(connection, {"reply": "refused", "reason": "ValueError: no such thing"})
+    else:
+        fields = [{"name": "x", "kind": "batched", "keep_on_cpu": False, "data": tensor(length, shape)}]
+        update = {"mode": "replace", "target": [5], "full": [[7, os.getpid()]]}
+        send(connection, {"reply": "made", "fields": fields, "updates": [update]})
+
+
+def child(connection):
+    send(connection, {"ready": os.getpid()})
+    while True:
+        answer(connection, *receive(connection))
+
+
+def main():
+    connection = socket.socket(fileno=0)
+    fate = sys.argv[sys.argv.index("--") + 1]
+    if fate == "vanish":
+        sys.exit("the last words")
+    if fate == "fail":
+        send(connection, {"failed": "NotSupported: takes no media"})
+        sys.exit(1)
+    strange = [name for name in os.environ if name.startswith("CARGO")]
+    greeting = {"vllm": f"0 {strange}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
+    send(connection, greeting | {"placeholders": {}, "video_processor": None, "own_prompts": [], "sandbox": False})
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        _, (childs,) = receive(connection)
+        if os.fork() == 0:
+            connection.close()
+            child(socket.socket(fileno=childs))
+        os.close(childs)
+
+
+main()

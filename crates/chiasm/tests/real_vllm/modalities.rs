@@ -1,0 +1,105 @@
+//! Videos, recordings, rare images and models without a native family: made by vLLM's own processor, answered as `vllm serve` does.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::{DAWN, NIGHT};
+use serde_json::{Value, json};
+
+use crate::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
+use crate::predictions::{found_as_predicted, settled};
+use crate::requests::{answers_are_those_of_vllm_serve, image, text};
+
+/// A part with a file of `tests/clips`, by the end of whose name the modality is known.
+fn clip(name: &str) -> Value {
+    let path = format!("{}/tests/clips/{name}", env!("CARGO_MANIFEST_DIR"));
+    let data = STANDARD.encode(std::fs::read(path).expect("a clip"));
+    let modality = match name.rsplit('.').next() {
+        Some("mp4" | "webm") => "video",
+        Some("wav" | "mp3" | "flac" | "ogg") => "audio",
+        _ => "image",
+    };
+    let field = format!("{modality}_url");
+    json!({"type": field, (field.clone()): {"url": format!("data:;base64,{data}")}})
+}
+
+/// A recording as OpenAI's API has it.
+fn input_audio(name: &str) -> Value {
+    let url = clip(name)["audio_url"]["url"].as_str().map(|url| url.trim_start_matches("data:;base64,").to_owned());
+    json!({"type": "input_audio", "input_audio": {"data": url, "format": "wav"}})
+}
+
+fn ask(content: Value) -> Value {
+    json!({
+        "model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 12, "temperature": 0,
+        "ignore_eos": true, "return_token_ids": true,
+    })
+}
+
+/// Requests with videos, for models that take images too.
+pub(crate) fn video_requests() -> Vec<Value> {
+    vec![
+        ask(json!([clip("with_sound.mp4"), text("what is this?")])),
+        ask(json!([text("compare"), clip("silent.mp4"), text("and"), clip("edit_list.mp4")])),
+        ask(json!([image(DAWN), clip("vp9.webm"), text("what is in"), image(NIGHT)])),
+        ask(json!([clip("gradient.tiff"), text("what is this?")])),
+    ]
+}
+
+fn audio_requests() -> Vec<Value> {
+    vec![
+        ask(json!("the quick brown fox jumps over the lazy dog")),
+        ask(json!([clip("mono_16k.wav"), text("what is this?")])),
+        ask(json!([clip("stereo_44k.wav"), text("and"), clip("sound.flac")])),
+        ask(json!([input_audio("mono_16k.wav"), text("what is this?")])),
+        ask(json!([clip("opus.ogg"), text("what is this?")])),
+    ]
+}
+
+fn omni_requests() -> Vec<Value> {
+    let mut requests = audio_requests();
+    requests.extend(video_requests());
+    requests.push(ask(json!([clip("with_sound.mp4"), clip("mono_16k.wav"), image(DAWN), text("all of it")])));
+    requests
+}
+
+fn image_requests() -> Vec<Value> {
+    vec![
+        ask(json!([image(DAWN), text("describe this image briefly.")])),
+        ask(json!([image(NIGHT), text("what is this?")])),
+        ask(json!([clip("gradient.avif"), text("what is this?")])),
+    ]
+}
+
+/// One engine for each model: the prompt tokens and the new tokens of `vllm serve`, and the engine finds what it was predicted to
+/// have.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn every_modality_is_answered_as_by_vllm_serve() {
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    let chosen = std::env::var("CHIASM_TEST_FAMILIES").ok();
+    for (model, requests) in [
+        ("qwen2audio", audio_requests()),
+        ("omni", omni_requests()),
+        ("llavaov", [image_requests(), video_requests()].concat()),
+        ("paligemma", image_requests()),
+    ] {
+        if chosen.as_ref().is_some_and(|chosen| !chosen.split(',').any(|name| name == model)) {
+            continue;
+        }
+        let reference = environment.reference(model, &[]);
+        let (server, _engine) = environment.attach("shm", ROOMY_ARENA_GB, model, &[]);
+        let reference = reference.answers(&requests).await;
+        server.wait_ready(1, STARTUP).await;
+        answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+        for request in &requests {
+            settled(&server).await;
+            found_as_predicted(&server.chat(request).await, 32, model);
+        }
+        assert_eq!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await, 0.0, "{model}");
+        assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "{model}");
+        assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+    }
+}

@@ -1,0 +1,79 @@
+"""Qwen2-Audio: the encoder of Whisper before a Qwen2 text model."""
+
+import transformers
+from families import TinyModel
+from published import rewrite_weights
+from sizes import AUDIO, MEL_BANDS, TEXT
+from vocabulary import Vocabulary, byte_level
+
+SPECIAL_TOKENS = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+]
+
+# Like the published one: a system turn of its own where none is given, and sounds that are numbered.
+TEMPLATE = """\
+{%- set sounds = namespace(count=0) -%}
+{%- for message in messages -%}
+{%- if loop.first and message['role'] != 'system' -%}
+{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif -%}
+{{ '<|im_start|>' + message['role'] + '\\n' }}
+{%- if message['content'] is string -%}
+{{ message['content'] }}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'audio' -%}
+{%- set sounds.count = sounds.count + 1 -%}
+{{ 'Audio ' ~ sounds.count ~ ': <|audio_bos|><|AUDIO|><|audio_eos|>\\n' }}
+{%- elif part['type'] == 'text' -%}
+{{ part['text'] }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{ '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif -%}
+"""
+
+
+def vocabulary():
+    tokenizer = byte_level(SPECIAL_TOKENS)
+    return Vocabulary(tokenizer, SPECIAL_TOKENS, TEMPLATE, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+def nest_language_model(directory):
+    """Published text models are causal models of their own, which transformers 5 nests one level deeper."""
+
+    def name(saved):
+        return saved.replace("language_model.model.model.", "language_model.model.", 1)
+
+    rewrite_weights(directory, lambda tensors: {name(saved): tensor for saved, tensor in tensors.items()})
+
+
+def make_qwen2audio():
+    words = vocabulary()
+    config = transformers.Qwen2AudioConfig(
+        text_config={
+            **TEXT,
+            "model_type": "qwen2",
+            "vocab_size": words.size,
+            "bos_token_id": words.ids["<|endoftext|>"],
+            "eos_token_id": words.ids["<|im_end|>"],
+        },
+        audio_config={**AUDIO, "model_type": "qwen2_audio_encoder"},
+        audio_token_index=words.ids["<|AUDIO|>"],
+    )
+    processor = transformers.Qwen2AudioProcessor(
+        feature_extractor=transformers.WhisperFeatureExtractor(feature_size=MEL_BANDS),
+        tokenizer=words.tokenizer,
+        chat_template=TEMPLATE,
+    )
+    model = transformers.Qwen2AudioForConditionalGeneration(config)
+    return TinyModel(model, processor, nest_language_model, media=("audio",))
