@@ -93,7 +93,7 @@ pub(crate) fn unpack() -> io::Result<TempDir> {
 pub(crate) fn environment(package: &Path) -> Vec<(OsString, OsString)> {
     let is_known = |name: &str| {
         let known = |known: &&str| if known.ends_with('_') { name.starts_with(known) } else { name == *known };
-        VARIABLES.iter().any(|variable| known(&variable)) && !SECRETS.iter().any(|secret| name.contains(secret))
+        VARIABLES.iter().any(known) && !SECRETS.iter().any(|secret| name.contains(secret))
     };
     let mut environment: Vec<_> = env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_known)).collect();
     let own = env::var_os("PYTHONPATH").unwrap_or_default();

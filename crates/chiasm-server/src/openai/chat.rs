@@ -17,7 +17,7 @@ use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, Nvext, logprobs, request};
 use crate::error::ApiError;
-use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
+use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt};
 use crate::sse;
 
 /// A parsed body.
@@ -46,8 +46,10 @@ impl RequestBody for ChatRequest {
             add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
             continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
             template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
-            processor_kwargs: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
-            io_kwargs: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
+            media_kwargs: Box::new(MediaKwargs {
+                processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
+                io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
+            }),
         };
         if chat.add_generation_prompt && chat.continue_final_message {
             return Err(ApiError::invalid(

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::item::ItemPlan;
+use super::request::MediaKwargs;
 use super::turns::Turns;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::fleet::PresentClass;
@@ -135,11 +136,8 @@ impl Helped {
     }
 
     /// Reads a request's settings.
-    pub(super) async fn settings(
-        &self,
-        processor_kwargs: &Map<String, Value>,
-        io_kwargs: &Map<String, Value>,
-    ) -> Result<Arc<HelpedSettings>, RequestError> {
+    pub(super) async fn settings(&self, kwargs: &MediaKwargs) -> Result<Arc<HelpedSettings>, RequestError> {
+        let MediaKwargs { processor: processor_kwargs, io: io_kwargs } = kwargs;
         for (name, kwargs) in [("mm_processor_kwargs", processor_kwargs), ("media_io_kwargs", io_kwargs)] {
             if !kwargs.is_empty() && !self.options.trust_request_kwargs {
                 let message = format!("'{name}' is not taken for these items (--trust-request-mm-kwargs)");

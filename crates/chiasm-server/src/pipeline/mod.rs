@@ -42,5 +42,5 @@ pub(crate) use helped::Helped;
 pub use helped::HelperOptions;
 pub(crate) use image::Images;
 pub(crate) use prepare::{Planned, Prepared, prepare};
-pub(crate) use request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+pub(crate) use request::{Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling};
 pub(crate) use retries::Retries;

@@ -177,7 +177,7 @@ impl Preparation<'_> {
         media: Vec<EncodedMedia>,
     ) -> Result<Vec<Planned>, RequestError> {
         let Frontend { model, images, .. } = self.frontend;
-        let settings = helped.settings(&chat.processor_kwargs, &chat.io_kwargs).await?;
+        let settings = helped.settings(&chat.media_kwargs).await?;
         check_counts(&chat.media, |modality| {
             let limit = settings.greeting().limits.get(modality.name()).copied().flatten();
             limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
@@ -190,7 +190,7 @@ impl Preparation<'_> {
         let prompt = Prompt::Chat(chat);
         let (small, cost) = (is_small(&prompt, model), price_of(&prompt, model, self.cpu));
         let Prompt::Chat(mut chat) = prompt else { return Err(RequestError::internal("a chat is a chat")) };
-        let (sources, kwargs) = (std::mem::take(&mut chat.media), chat.processor_kwargs.clone());
+        let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
         let (rendering, wording) = (model.clone(), settings.clone());
         let modalities: Vec<Modality> = media.iter().map(|item| item.modality.clone()).collect();
         let tokens = self
@@ -396,13 +396,13 @@ fn plan_chat(
     cpu: &CpuBudget,
 ) -> Result<Vec<Planned>, RequestError> {
     if let Some((name, _)) =
-        chat.io_kwargs.iter().find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
+        chat.media_kwargs.io.iter().find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
     {
         return Err(RequestError::invalid(format!("media_io_kwargs.{name}"), "no settings are taken for these items"));
     }
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
     let texts = image_prompt.map(|prompt| MarkerText { modality: &Modality::Image, text: prompt.text });
-    let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.processor_kwargs));
+    let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
     let tokens = render(model, chat, texts.as_slice(), image_prompt.and_then(|prompt| prompt.rewrite))?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();

@@ -74,10 +74,17 @@ pub(crate) struct Chat {
     pub continue_final_message: bool,
     /// Extra variables of the template.
     pub template_kwargs: Map<String, Value>,
-    /// `mm_processor_kwargs`: changes of the settings of the model's media processors.
-    pub processor_kwargs: Map<String, Value>,
-    /// `media_io_kwargs`: by modality, changes of how files are read.
-    pub io_kwargs: Map<String, Value>,
+    /// Changes of how media are made; in a box, as few requests have any.
+    pub media_kwargs: Box<MediaKwargs>,
+}
+
+/// What a request changes of how media are made.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MediaKwargs {
+    /// `mm_processor_kwargs`: settings of the model's media processors.
+    pub processor: Map<String, Value>,
+    /// `media_io_kwargs`: by modality, how files are read.
+    pub io: Map<String, Value>,
 }
 
 /// Where a media item comes from.

@@ -22,7 +22,6 @@ use chiasm::scenarios::STORM;
 use serde_json::{Value, json};
 
 use crate::environment::{ARENA_GB, BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
-use crate::modalities::video_requests;
 use crate::processes::{PROCESSES, descendants, engine_process, is_alive};
 use crate::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests, image, text};
 use crate::support::{Server, scenario_run, send_signal, wait_for};
@@ -106,9 +105,8 @@ async fn real_engines_do_what_is_promised() {
 
     other_modes_give_the_same_answers(&environment, &answers).await;
 
-    let with_videos = [requests, video_requests()].concat();
     for model in ["qwen25vl", "qwen3vl"] {
-        one_engine_answers_as_vllm_serve(&environment, model, &with_videos, &[]).await;
+        one_engine_answers_as_vllm_serve(&environment, model, &requests, &[]).await;
     }
 }
 
