@@ -135,11 +135,13 @@ const STEPS: &[Step] = &[
         budget: seconds(90),
     },
     Step { title: "drift", action: Action::Drift, variables: &[], needs: Needs::RealEngines, budget: seconds(60) },
+    real_engine_test("vLLM's processor: server", REAL_PROCESSOR, seconds(180)),
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
     real_engine_test("real engines: server", REAL_VLLM, seconds(480)),
 ];
 
 const REAL_ENGINE: &[&str] = &real_engine_arguments("real_engine");
+const REAL_PROCESSOR: &[&str] = &real_engine_arguments("real_processor");
 const REAL_VLLM: &[&str] = &real_engine_arguments("real_vllm");
 
 /// One test at a time: engines are big, and slow to start when several do at once.

@@ -191,7 +191,7 @@ fn connectors(
     if let Some(count) = engines.sim {
         let config = SimConfig {
             receiver_cache_bytes: receiver_cache_bytes(args),
-            ..sim_config(&args.sim_args, Some(model), Some(options.format))
+            ..sim_config(&args.sim_args, Some(model), model.vision.is_some().then_some(options.format))
         };
         return Ok((0..count).map(|_| connector(SimHost::new(config.clone()), options)).collect());
     }

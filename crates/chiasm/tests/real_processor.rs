@@ -1,0 +1,190 @@
+//! vLLM's own processor before simulated engines: no engine has to start, and what an engine saw is in its answer, with a digest.
+//! `cargo xtask test` sets up what this needs and runs it. `CHIASM_TEST_FAMILIES=llava,gemma3` compares these image families.
+#![cfg(target_os = "linux")]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::{DAWN, NIGHT, SNOW};
+use futures_util::future::join_all;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use support::{Answer, Server, wait_for};
+
+const STARTUP: Duration = Duration::from_secs(120);
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set; run `cargo xtask test`"))
+}
+
+/// Two simulated engines and vLLM's processor.
+async fn serve(model: &str, flags: &[&str]) -> Server {
+    let (models, vllm) = (variable("CHIASM_TEST_MODELS"), variable("CHIASM_TEST_VLLM"));
+    let model = Path::new(&models).join(model).display().to_string();
+    let own = [&model, "--served-model-name", "m", "--sim", "2", "--sim-speedup", "1000000", "--port", "0"];
+    let more = ["--sim-max-model-len", "32768", "--vllm", &vllm, "--processors", "2"];
+    let server = Server::start(&[&own[..], &more, flags, &["--", "--dtype", "bfloat16"]].concat());
+    server.wait_ready(2, STARTUP).await;
+    server
+}
+
+fn file(name: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/tests/clips/{name}", env!("CARGO_MANIFEST_DIR"))).expect("a clip")
+}
+
+fn part(modality: &str, file: &[u8]) -> Value {
+    let field = format!("{modality}_url");
+    json!({"type": field, (field.clone()): {"url": format!("data:;base64,{}", STANDARD.encode(file))}})
+}
+
+fn request(parts: &[Value]) -> Value {
+    let text = json!({"type": "text", "text": "what is this?"});
+    let content: Vec<&Value> = parts.iter().chain([&text]).collect();
+    json!({
+        "model": "m", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 200,
+        "return_token_ids": true,
+    })
+}
+
+/// What the engine says that it saw, without what it says of its cache; and the prompt.
+fn seen(answer: &Answer) -> (String, Value) {
+    let answer = answer.ok();
+    let text = answer["choices"][0]["message"]["content"].as_str().expect("text");
+    (text.split(';').next().unwrap_or_default().to_owned(), answer["prompt_token_ids"].clone())
+}
+
+/// Of each image family, what Chiasm makes of some pictures and what vLLM's processor makes of them: the same tokens, and pixels
+/// with the same digest.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn native_images_are_those_of_vllms_processor() {
+    let chosen = std::env::var("CHIASM_TEST_FAMILIES").unwrap_or("qwen3vl,llava_next,gemma3".to_owned());
+    for model in chosen.split(',') {
+        let (native, helped) =
+            tokio::join!(serve(model, &["--processor", "native"]), serve(model, &["--processor", "vllm"]));
+        for pictures in [&[DAWN][..], &[NIGHT], &[SNOW, DAWN]] {
+            let parts: Vec<Value> = pictures.iter().map(|picture| part("image", picture.jpeg)).collect();
+            let request = request(&parts);
+            let (ours, theirs) = tokio::join!(native.chat(&request), helped.chat(&request));
+            assert_eq!(seen(&ours), seen(&theirs), "{model}");
+        }
+    }
+}
+
+/// One processor makes a new video once for all who want it at the same time; later requests need neither it nor the bytes.
+async fn a_video_is_made_once(server: &Server) {
+    let request = request(&[part("video", &file("with_sound.mp4")), part("image", DAWN.jpeg)]);
+    let made = server.metric("chiasm_media_decoded_total").await;
+    let answers = join_all((0..20).map(|_| server.chat(&request))).await;
+    let first = seen(&answers[0]);
+    assert!(first.0.starts_with("2 items "), "{first:?}");
+    assert!(answers.iter().all(|answer| seen(answer) == first));
+    let more = server.metric("chiasm_media_decoded_total").await - made;
+    // The image, and the video for each of two engines at most.
+    assert!(more <= 4.0, "{more} items were made");
+    let again = server.chat(&request).await;
+    assert_eq!((seen(&again), again.header("x-chiasm-transfer").as_str()), (first, "cached"));
+}
+
+/// Files as attackers and bad networks make them.
+fn hostile(seed: u64) -> (&'static str, Vec<u8>) {
+    const FILES: [(&str, &str); 10] = [
+        ("video", "with_sound.mp4"),
+        ("video", "silent.mp4"),
+        ("video", "vp9.webm"),
+        ("video", "edit_list.mp4"),
+        ("audio", "mono_16k.wav"),
+        ("audio", "sound.mp3"),
+        ("audio", "sound.flac"),
+        ("audio", "opus.ogg"),
+        ("audio", "vorbis.ogg"),
+        ("image", "gradient.tiff"),
+    ];
+    let mut random = SmallRng::seed_from_u64(seed);
+    let (modality, name) = FILES[seed as usize % FILES.len()];
+    let mut bytes = file(name);
+    match seed / FILES.len() as u64 % 5 {
+        // Cut off.
+        0 => bytes.truncate(random.random_range(0..bytes.len())),
+        // Headers that lie: sizes, durations, rates.
+        1 => {
+            let head = bytes.len().min(600);
+            (0..12).for_each(|_| bytes[random.random_range(0..head)] = [0, 0x7F, 0xFF][random.random_range(0..3)]);
+        }
+        // Damaged anywhere.
+        2 => {
+            let length = bytes.len();
+            (0..40).for_each(|_| bytes[random.random_range(0..length)] ^= 1 << random.random_range(0..8));
+        }
+        // Another file from the middle on.
+        3 => {
+            let other = file(FILES[random.random_range(0..FILES.len())].1);
+            bytes.truncate(bytes.len() / 2);
+            bytes.extend_from_slice(&other[other.len() / 2..]);
+        }
+        // The tables at the end of an mp4, and whatever is there in others.
+        _ => {
+            let (length, tail) = (bytes.len(), bytes.len().min(2000));
+            (0..30).for_each(|_| bytes[length - 1 - random.random_range(0..tail)] = random.random());
+        }
+    }
+    (modality, bytes)
+}
+
+/// Memory of items that a process has open.
+fn open_items(server: &Server) -> usize {
+    let files = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("its files").flatten();
+    let names = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    names.filter(|name| name.to_string_lossy().contains("chiasm-item")).count()
+}
+
+/// Each costs its own request an error at most, and leaves nothing.
+async fn hostile_files_cost_their_own_requests(server: &Server) {
+    const FILES: u64 = 200;
+    let (mut taken, mut refused) = (0, 0);
+    for first in (0..FILES).step_by(8) {
+        let answers = join_all((first..first + 8).map(|seed| async move {
+            let (modality, bytes) = hostile(seed);
+            (seed, modality, server.chat(&request(&[part(modality, &bytes)])).await)
+        }));
+        for (seed, modality, answer) in answers.await {
+            match answer.status {
+                200 => taken += 1,
+                400 | 413 | 422 | 504 => {
+                    let param = answer.refused(answer.status);
+                    assert_eq!(param, format!("messages[0].content[0].{modality}_url"), "{seed}: {}", answer.text);
+                    refused += 1;
+                }
+                _ => panic!("{seed}: {} {}", answer.status, answer.text),
+            }
+        }
+    }
+    println!("{taken} of the files were read, {refused} refused");
+    assert!(taken >= 20 && refused >= 80, "{taken} read, {refused} refused");
+    assert_eq!(server.ready_workers().await, 2, "no engine was reached by what is broken");
+    wait_for("items' memory to be given back", STARTUP, async || open_items(server) == 0).await;
+    let held = server.metric("chiasm_held_bytes").await - server.metric("chiasm_media_cache_bytes").await;
+    assert!(held <= 0.0, "{held} bytes are held beside the cache");
+}
+
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn videos_and_audio_are_made_once_and_hostile_ones_cost_nobody_else() {
+    let server = serve("omni", &["--processor-timeout", "10"]).await;
+    a_video_is_made_once(&server).await;
+    hostile_files_cost_their_own_requests(&server).await;
+    a_video_is_made_once(&server).await;
+    let kwargs = json!({"fps": 1});
+    let mut with_kwargs = request(&[part("video", &file("silent.mp4"))]);
+    with_kwargs["mm_processor_kwargs"] = kwargs;
+    assert_eq!(server.chat(&with_kwargs).await.refused(400), "mm_processor_kwargs");
+    let many: Vec<Value> = (0..17).map(|_| part("video", &file("silent.mp4"))).collect();
+    assert_eq!(server.chat(&request(&many)).await.refused(413), "messages[0].content[16].video_url");
+    assert!(server.terminate(Duration::from_secs(30)).await, "SIGTERM ends it with exit code 0");
+}
