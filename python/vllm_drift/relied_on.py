@@ -7,6 +7,7 @@ paths are those of the newest supported version.
 from kinds import Code, Fields, Flags, Group, Requirements, Values, Variables
 from relied_on_frontend import FRONTEND
 from relied_on_images import IMAGES
+from relied_on_processor import PROCESSORS
 
 ENGINE = "v1/engine/__init__.py"
 CORE = "v1/engine/core.py"
@@ -257,6 +258,7 @@ GROUPS = (
     ),
     *FRONTEND,
     *IMAGES,
+    *PROCESSORS,
     Group(
         "requirements",
         "packages that the wheel asks for and that decide what Chiasm has to reproduce",

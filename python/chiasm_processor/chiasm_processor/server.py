@@ -2,8 +2,8 @@
 
 usage: python -m chiasm_processor [--sandbox off|auto|require] [--address-space BYTES] -- FLAGS OF VLLM SERVE
 
-Its standard input is a Unix socket to the frontend. It says there what the processor is, and takes orders: ``{"fork": true}``, which
-comes with the child's own socket, and ``{"kill": PID}``. It ends when the frontend hangs up, and its children with it.
+Its standard input is a Unix socket to the frontend. It says there what the processor is, and takes orders: ``{"fork": true}``, each
+of which comes with the child's own socket. It ends when the frontend hangs up, and its children with it.
 """
 
 import os
@@ -65,14 +65,9 @@ def take_orders(processor: Processor, connection: socket.socket, address_space: 
     # Whose end is noticed by the frontend, which has their connections, and here when the next order comes.
     children: set[int] = set()
     while (message := child.receive(connection)) is not None:
-        match msgspec.json.decode(message.content):
-            case {"fork": True} if message.file is not None:
-                children.add(fork(processor, connection, message.file, address_space, locked))
-                os.close(message.file)
-            case {"kill": int(pid)} if pid in children:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                children.discard(pid)
+        if msgspec.json.decode(message.content) == {"fork": True} and message.file is not None:
+            children.add(fork(processor, connection, message.file, address_space, locked))
+            os.close(message.file)
         children = {pid for pid in children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
     for pid in children:
         os.kill(pid, signal.SIGKILL)

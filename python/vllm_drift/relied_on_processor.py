@@ -1,0 +1,51 @@
+"""The part of the table that is about vLLM's own processor, which runs beside Chiasm's frontend."""
+
+from kinds import Code, Group, Values
+
+INPUTS = "multimodal/inputs.py"
+MEDIA = "multimodal/media/connector.py"
+PROCESSOR = "multimodal/processing/processor.py"
+HELPER = "python/chiasm_processor/chiasm_processor"
+
+PROCESSORS = (
+    Group(
+        "vLLM's processor: items",
+        "from flags and a file to tensors, by themselves",
+        (f"{HELPER}/processor.py", f"{HELPER}/fields.py"),
+        (
+            Code("engine/arg_utils.py", "EngineArgs.create_model_config", "EngineArgs.from_cli_args"),
+            Code("utils/argparse_utils.py", "FlexibleArgumentParser.parse_args"),
+            Code("multimodal/registry.py", "MultiModalRegistry.create_processor"),
+            Code(MEDIA, "MediaConnector.__init__", "MediaConnector.load_from_url", "MediaConnector.fetch_image"),
+            Code(MEDIA, "MediaConnector.fetch_video", "MediaConnector.fetch_audio"),
+            Code("transformers_utils/processor.py", "get_video_processor_cls_name"),
+            Code(PROCESSOR, "BaseMultiModalProcessor._cached_apply_hf_processor"),
+            Code(INPUTS, "MultiModalBatchedField", "MultiModalFlatField", "MultiModalSharedField"),
+        ),
+    ),
+    Group(
+        "vLLM's processor: prompts",
+        "how items that are known are written in a prompt",
+        (f"{HELPER}/processor.py", f"{HELPER}/updates.py", "crates/chiasm-server/src/pipeline/helped/expansion.rs"),
+        (
+            Code(PROCESSOR, "BaseMultiModalProcessor.apply", "BaseMultiModalProcessor._maybe_apply_prompt_updates"),
+            Code(PROCESSOR, "BaseMultiModalProcessor._apply_prompt_updates"),
+            Code(PROCESSOR, "BaseMultiModalProcessor._apply_token_matches"),
+            Code(PROCESSOR, "BaseMultiModalProcessor._find_mm_placeholders"),
+            Code(PROCESSOR, "ResolvedPromptUpdate", "PromptUpdateDetails", "PromptIndexTargets.*"),
+            Code("multimodal/cache/base.py", "BaseMultiModalProcessorCache.*"),
+        ),
+    ),
+    Group(
+        "vLLM's processor: greeting",
+        "what the frontend has to know of it",
+        (f"{HELPER}/greeting.py", "crates/chiasm-server/src/pipeline/helped.rs"),
+        (
+            Code("multimodal/encoder_budget.py", "get_mm_max_toks_per_item"),
+            Code("v1/core/encoder_cache_manager.py", "compute_mm_encoder_budget"),
+            Code(PROCESSOR, "BaseMultiModalProcessor.get_dummy_inputs"),
+            Code("model_executor/models/interfaces.py", "SupportsMultiModal.get_placeholder_str"),
+            Values("renderers/chat_utils/chat_message.py", "MM_PARSER_MAP"),
+        ),
+    ),
+)
