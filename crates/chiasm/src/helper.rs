@@ -10,8 +10,10 @@ use serde_json::{Map, Value};
 use crate::cli::{ProcessorArgs, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 
-/// Words in the names of settings of config.json that models have who take more than text.
-const MEDIA_WORDS: [&str; 8] = ["audio", "image", "img", "mm_", "speech", "thinker", "video", "vision"];
+/// Settings of config.json that every model with them takes more than text with.
+const OF_MEDIA_MODELS: [&str; 3] = ["audio_config", "thinker_config", "vision_config"];
+/// Words in the names of settings that such models have, though others may have them too.
+const MEDIA_WORDS: [&str; 7] = ["audio", "image", "img", "mm_", "speech", "video", "vision"];
 
 /// Who makes the images of a model.
 pub(crate) fn native_images(args: &ProcessorArgs) -> NativeImages {
@@ -22,11 +24,13 @@ pub(crate) fn native_images(args: &ProcessorArgs) -> NativeImages {
     }
 }
 
-/// Whether the model seems to take media that Chiasm does not make itself.
-fn may_need_help(model: &ServedModel, dir: &Path) -> bool {
+/// Whether the model takes media that Chiasm does not make itself, for certain; and whether it seems so.
+fn needs_help(model: &ServedModel, dir: &Path) -> (bool, bool) {
     let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
     let config: Map<String, Value> = serde_json::from_slice(&config).unwrap_or_default();
-    model.vision.is_none() && config.keys().any(|key| MEDIA_WORDS.iter().any(|word| key.contains(word)))
+    let certainly = OF_MEDIA_MODELS.iter().any(|key| config.contains_key(*key));
+    let seemingly = config.keys().any(|key| MEDIA_WORDS.iter().any(|word| key.contains(word)));
+    (model.vision.is_none() && certainly, model.vision.is_none() && (certainly || seemingly))
 }
 
 /// How vLLM's own processor is started; `None` without it. `vllm_flags` are those of the engines.
@@ -42,7 +46,8 @@ pub(crate) fn options(
     if processor == ProcessorChoice::Native {
         return Ok(None);
     }
-    let required = processor == ProcessorChoice::Vllm || may_need_help(model, &args.model);
+    let (certainly, seemingly) = needs_help(model, &args.model);
+    let required = processor == ProcessorChoice::Vllm || certainly;
     let python = match python_of(&args.engines.vllm) {
         Ok(python) => python,
         Err(error) if required => {
@@ -71,6 +76,7 @@ pub(crate) fn options(
             sandbox: of.processor_sandbox.into(),
         },
         required,
+        at_start: required || seemingly,
         trust_request_kwargs: of.trust_request_mm_kwargs,
         concurrent_videos: of.max_concurrent_videos.map_or(children, |count| count as usize),
     }))

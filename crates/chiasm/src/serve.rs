@@ -48,7 +48,7 @@ pub(crate) async fn run(
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
     let helper = helper::options(&args, &model, &vllm_args(&args))?;
-    let takes_media = model.vision.is_some() || helper.as_ref().is_some_and(|helper| helper.required);
+    let takes_media = model.vision.is_some() || helper.as_ref().is_some_and(|helper| helper.at_start);
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(&args);
     let options = EngineOptions {
@@ -77,21 +77,22 @@ pub(crate) async fn run(
     let fleet = Fleet::start(connectors, router_config(&args.routing), patience)?;
     let mut frontend =
         Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing).with_log(log_counts);
-    let is_required = helper.as_ref().is_some_and(|helper| helper.required);
+    let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
     if let Some(helper) = helper {
         frontend = frontend.with_helper(helper);
     }
     let frontend = Arc::new(frontend);
     let helped = frontend.clone();
-    // Without it the server is of no use; else it is started when it is needed.
+    // Ends if there has to be a processor and none can be had.
     let unhelped = async {
-        match &helped.helped {
-            Some(helped) if is_required => match helped.started().await {
-                Err(error @ (ProcessorError::NotServed(_) | ProcessorError::NoPython { .. })) => error,
-                _ => std::future::pending().await,
-            },
-            _ => std::future::pending().await,
+        if let (Some(required), Some(helped)) = (starting, &helped.helped)
+            && let Err(error) = helped.started().await
+            && required
+            && matches!(error, ProcessorError::NotServed(_) | ProcessorError::NoPython { .. })
+        {
+            return error;
         }
+        std::future::pending().await
     };
 
     let drain = Drain { delay: args.limits.drain_delay, timeout: args.limits.drain_timeout };

@@ -1,12 +1,13 @@
 //! Media items that vLLM's own processor makes: what each means is remembered, its tensors are kept for the engine that is chosen.
 
 mod expansion;
+mod plan;
 mod source;
 mod start;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use chiasm_backend::PlanClass;
@@ -26,7 +27,7 @@ use crate::cpu::{CpuBudget, CpuPool};
 use crate::fleet::PresentClass;
 use crate::metrics::{Metrics, Stage};
 
-pub(super) use expansion::Written;
+use expansion::Written;
 use source::HelpedSource;
 use start::Start;
 
@@ -41,8 +42,10 @@ const KNOWN_FAILURES: usize = 1024;
 pub struct HelperOptions {
     /// How it is started.
     pub processor: ProcessorOptions,
-    /// The model takes no media without it.
+    /// Without it the server is of no use.
     pub required: bool,
+    /// It is started with the server, and not by the first item.
+    pub at_start: bool,
     /// Requests may change its settings.
     pub trust_request_kwargs: bool,
     /// Videos that are decoded at once.
@@ -69,6 +72,8 @@ struct Meaning {
     updates: Vec<PromptUpdate>,
     /// Elements of its largest tensor.
     elements: u64,
+    /// Its tensors, if somebody still has them.
+    held: Mutex<Weak<Held>>,
 }
 
 /// An item's tensors, which are counted for as long as somebody may want them.
@@ -78,7 +83,7 @@ struct Held {
 }
 
 /// A request's settings for its items, and who they are for.
-pub(super) struct HelpedSettings {
+struct HelpedSettings {
     processor: Processor,
     processor_kwargs: Map<String, Value>,
     /// By modality.
@@ -86,7 +91,7 @@ pub(super) struct HelpedSettings {
 }
 
 /// An item of a request whose meaning is known.
-pub(super) struct HelpedItem {
+struct HelpedItem {
     settings: Arc<HelpedSettings>,
     encoded: EncodedMedia,
     field: String,
@@ -95,7 +100,7 @@ pub(super) struct HelpedItem {
     /// Its identity apart from any class of workers.
     key: MmHash,
     meaning: Arc<Meaning>,
-    /// Its tensors if they were just made.
+    /// Its tensors if they are still there.
     held: Option<Arc<Held>>,
 }
 
@@ -136,7 +141,7 @@ impl Helped {
     }
 
     /// Reads a request's settings.
-    pub(super) async fn settings(&self, kwargs: &MediaKwargs) -> Result<Arc<HelpedSettings>, RequestError> {
+    async fn settings(&self, kwargs: &MediaKwargs) -> Result<Arc<HelpedSettings>, RequestError> {
         let MediaKwargs { processor: processor_kwargs, io: io_kwargs } = kwargs;
         for (name, kwargs) in [("mm_processor_kwargs", processor_kwargs), ("media_io_kwargs", io_kwargs)] {
             if !kwargs.is_empty() && !self.options.trust_request_kwargs {
@@ -153,7 +158,7 @@ impl Helped {
     }
 
     /// What an item means. The processor makes it if that is not known; once for all who want to know it at the same time.
-    pub(super) async fn open(
+    async fn open(
         &self,
         encoded: &EncodedMedia,
         settings: &Arc<HelpedSettings>,
@@ -165,15 +170,15 @@ impl Helped {
         }
         let fingerprint = self.fingerprint(settings, modality);
         let key = chiasm_media::mm_hash(&encoded.content, modality, &fingerprint);
-        let (meaning, held) = match self.known.get(&key) {
-            Some(meaning) => (meaning, None),
+        let (meaning, held) = match self.known(&key) {
+            Some(known) => known,
             None => {
                 let _turn = self.turns.take(key).await;
-                match self.known.get(&key) {
-                    Some(meaning) => (meaning, None),
+                match self.known(&key) {
+                    Some(known) => known,
                     None => {
                         let held = self.make(encoded, settings, key).await?;
-                        let meaning = Arc::new(Meaning::of(&held.made));
+                        let meaning = Arc::new(Meaning::of(&held));
                         self.known.insert(key, meaning.clone());
                         (meaning, Some(held))
                     }
@@ -182,6 +187,13 @@ impl Helped {
         };
         let (settings, encoded, field) = (settings.clone(), encoded.clone(), field.to_owned());
         Ok(HelpedItem { settings, encoded, field, fingerprint, key, meaning, held })
+    }
+
+    fn known(&self, key: &MmHash) -> Option<(Arc<Meaning>, Option<Arc<Held>>)> {
+        self.known.get(key).map(|meaning| {
+            let held = meaning.held();
+            (meaning, held)
+        })
     }
 
     /// Has an item made. The caller has the item's turn.
@@ -239,12 +251,18 @@ impl Helped {
 }
 
 impl HelpedSettings {
-    pub(super) fn greeting(&self) -> &Greeting {
+    fn greeting(&self) -> &Greeting {
         self.processor.greeting()
     }
 
+    /// The most items of a modality in a prompt; any number of one that is not taken at all, which is found out later.
+    fn limit(&self, modality: &Modality) -> usize {
+        let limit = self.greeting().limits.get(modality.name()).copied().flatten();
+        limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+    }
+
     /// What stands for an item in a conversation whose content is one string; nothing if nothing does.
-    pub(super) fn marker_text(&self, modality: &Modality) -> &str {
+    fn marker_text(&self, modality: &Modality) -> &str {
         self.greeting().placeholders.get(modality.name()).and_then(|texts| texts.first()).map_or("", String::as_str)
     }
 
@@ -255,7 +273,7 @@ impl HelpedSettings {
 }
 
 impl Meaning {
-    fn of(made: &MadeItem) -> Self {
+    fn of(held: &Arc<Held>) -> Self {
         fn elements(value: &ItemValue) -> u64 {
             match value {
                 ItemValue::Tensor(tensor) => tensor.shape.iter().map(|&extent| extent as u64).product(),
@@ -263,14 +281,25 @@ impl Meaning {
                 ItemValue::List(list) => list.iter().map(elements).sum(),
             }
         }
+        let made = &held.made;
         let elements = made.fields.iter().map(|field| elements(&field.value)).max().unwrap_or(0);
-        Self { updates: made.updates.clone(), elements }
+        Self { updates: made.updates.clone(), elements, held: Mutex::new(Arc::downgrade(held)) }
+    }
+
+    /// The tensors, if somebody still has them.
+    fn held(&self) -> Option<Arc<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    /// The tensors were made again.
+    fn remember(&self, held: &Arc<Held>) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(held);
     }
 }
 
 impl HelpedItem {
     /// What the item becomes for workers of a class, when it is written with so many embeddings.
-    pub(super) fn plan(
+    fn plan(
         &self,
         helped: &Arc<Helped>,
         embeds: usize,
@@ -296,6 +325,7 @@ impl HelpedItem {
             encoded: self.encoded.clone(),
             field: self.field.clone(),
             key: self.key,
+            meaning: self.meaning.clone(),
             held: Mutex::new(self.held.clone()),
             cpu: cpu.clone(),
         };
@@ -312,15 +342,15 @@ impl HelpedItem {
     }
 
     /// The only way to write the item: tokens in place of tokens. `None` if there are others.
-    pub(super) fn replacement(&self) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
+    fn replacement(&self) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
         expansion::replacement(&self.meaning.updates)
     }
 
-    pub(super) fn modality(&self) -> &Modality {
+    fn modality(&self) -> &Modality {
         &self.encoded.modality
     }
 
-    pub(super) fn updates(&self) -> &[PromptUpdate] {
+    fn updates(&self) -> &[PromptUpdate] {
         &self.meaning.updates
     }
 }

@@ -18,7 +18,6 @@ use tracing::Instrument;
 
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
-use super::helped::{Helped, HelpedItem, Written};
 use super::image::Images;
 use super::item::ItemPlan;
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
@@ -134,16 +133,16 @@ async fn prepared(
 }
 
 /// What all ways of planning a request share.
-struct Preparation<'a> {
-    frontend: &'a Frontend,
-    cpu: &'a CpuBudget,
-    classes: PresentClasses,
-    salt: Option<String>,
+pub(super) struct Preparation<'a> {
+    pub(super) frontend: &'a Frontend,
+    pub(super) cpu: &'a CpuBudget,
+    pub(super) classes: PresentClasses,
+    pub(super) salt: Option<String>,
 }
 
 impl Preparation<'_> {
     /// Does work that takes milliseconds for long prompts: not for the async threads.
-    async fn run<T: Send + 'static>(
+    pub(super) async fn run<T: Send + 'static>(
         &self,
         small: bool,
         cost: Duration,
@@ -168,117 +167,28 @@ impl Preparation<'_> {
         })
         .await
     }
-
-    /// Plans a conversation with items that vLLM's own processor makes.
-    async fn plan_with_help(
-        &self,
-        helped: &Arc<Helped>,
-        chat: Chat,
-        media: Vec<EncodedMedia>,
-    ) -> Result<Vec<Planned>, RequestError> {
-        let Frontend { model, images, .. } = self.frontend;
-        let settings = helped.settings(&chat.media_kwargs).await?;
-        check_counts(&chat.media, |modality| {
-            let limit = settings.greeting().limits.get(modality.name()).copied().flatten();
-            limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
-        })?;
-        let open = async |(encoded, source): (&EncodedMedia, &MediaRef)| match self.frontend.needs_help(encoded) {
-            true => helped.open(encoded, &settings, &source.field).await.map(Some).map_err(|e| e.at(&source.field)),
-            false => Ok(None),
-        };
-        let items = Arc::new(try_join_all(media.iter().zip(&chat.media).map(open)).await?);
-        let prompt = Prompt::Chat(chat);
-        let (small, cost) = (is_small(&prompt, model), price_of(&prompt, model, self.cpu));
-        let Prompt::Chat(mut chat) = prompt else { return Err(RequestError::internal("a chat is a chat")) };
-        let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
-        let (rendering, wording) = (model.clone(), settings.clone());
-        let modalities: Vec<Modality> = media.iter().map(|item| item.modality.clone()).collect();
-        let tokens = self
-            .run(small, cost, move || {
-                let text = |modality: &'_ Modality| wording.marker_text(modality).to_owned();
-                let texts: Vec<(Modality, String)> =
-                    modalities.into_iter().map(|modality| (modality.clone(), text(&modality))).collect();
-                let texts: Vec<_> = texts.iter().map(|(modality, text)| MarkerText { modality, text }).collect();
-                render(&rendering, chat, &texts, None)
-            })
-            .await?;
-        // How items are written does not differ between classes; their identities do.
-        let native = |class: &PresentClass| -> Result<Vec<Option<ItemPlan>>, RequestError> {
-            let plan = |((encoded, source), item): ((&EncodedMedia, &MediaRef), &Option<HelpedItem>)| match item {
-                Some(_) => Ok(None),
-                None => {
-                    let settings = images.settings(&kwargs, class)?;
-                    images.plan(encoded, &settings, class, &source.field, self.cpu).map(Some)
-                }
-            };
-            media.iter().zip(&sources).zip(items.iter()).map(plan).collect()
-        };
-        let Some(first) = self.classes.first() else { return Err(RequestError::not_ready()) };
-        let natives = native(first)?;
-        let marker = model.vision.as_ref().map_or(&[][..], |vision| &vision.prompt().marker);
-        let written: Vec<Written<'_>> = natives
-            .iter()
-            .zip(items.iter())
-            .filter_map(|(native, item)| match (native, item) {
-                (Some(native), _) => Some(Written::Here { modality: &native.modality, marker, runs: &native.runs }),
-                (None, item) => item.as_ref().map(Written::Helped),
-            })
-            .collect();
-        let most = self.classes.iter().map(|class| class.max_model_len).max().unwrap_or(0);
-        check_length(&written, most)?;
-        let expanded = settings.expand(&tokens, &written).await?;
-        check_tokens(&expanded.tokens, model.last_token())?;
-        let of_class = |class: &PresentClass| {
-            let natives = native(class)?;
-            let plan = |((native, item), at): ((Option<ItemPlan>, &Option<HelpedItem>), &Placeholder)| match item {
-                Some(item) => item.plan(helped, at.embeds(), class, self.cpu),
-                None => native.ok_or_else(|| RequestError::internal("an item has no plan")),
-            };
-            let plans = natives.into_iter().zip(items.iter()).zip(&expanded.placeholders).map(plan);
-            Ok((class.clone(), plans.collect::<Result<Vec<_>, RequestError>>()?))
-        };
-        let classes: Vec<_> = self.classes.iter().map(of_class).collect::<Result<_, RequestError>>()?;
-        let (tokens, placeholders, salt) = (Arc::new(expanded.tokens), expanded.placeholders, self.salt.clone());
-        let present = self.classes.clone();
-        self.run(tokens.len() <= SMALL_TOKENS, price::keys(tokens.len()), move || {
-            let plans = classes.into_iter().map(|(class, items)| {
-                let placed = in_prompt_order(items, placeholders.clone());
-                planned(&class, tokens.clone(), placed, salt.as_deref())
-            });
-            that_fit(plans.collect(), &present)
-        })
-        .await
-    }
-}
-
-/// Refuses items of more tokens than any context has, before anything of that size is made.
-fn check_length(items: &[Written<'_>], max_model_len: usize) -> Result<(), RequestError> {
-    let tokens = items.iter().map(Written::tokens).fold(0, usize::saturating_add);
-    if tokens > max_model_len {
-        return Err(Cause::ContextFull { tokens, max_model_len }.into());
-    }
-    Ok(())
 }
 
 /// Token ids of a prompt whose keys are computed in a hundred microseconds.
-const SMALL_TOKENS: usize = 16 << 10;
+pub(super) const SMALL_TOKENS: usize = 16 << 10;
 /// Messages that a template renders in as much time.
 const FEW_MESSAGES: usize = 8;
 
 /// Whether a prompt is made in so little time that another thread would not be faster.
 fn is_small(prompt: &Prompt, model: &ServedModel) -> bool {
-    let small_text = model.tokenizer.quick_bytes();
     match prompt {
-        Prompt::Text(text) => text.len() <= small_text,
+        Prompt::Text(text) => text.len() <= model.tokenizer.quick_bytes(),
         Prompt::Tokens(tokens) => tokens.len() <= SMALL_TOKENS,
-        Prompt::Chat(chat) => {
-            chat.messages.len() <= FEW_MESSAGES
-                && chat.messages.iter().all(|message| message.tool_calls.is_none())
-                && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= small_text
-                && chat.media.len() <= FEW_MESSAGES
-                && chat.template_kwargs.is_empty()
-        }
+        Prompt::Chat(chat) => is_small_chat(chat, model),
     }
+}
+
+pub(super) fn is_small_chat(chat: &Chat, model: &ServedModel) -> bool {
+    chat.messages.len() <= FEW_MESSAGES
+        && chat.messages.iter().all(|message| message.tool_calls.is_none())
+        && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= model.tokenizer.quick_bytes()
+        && chat.media.len() <= FEW_MESSAGES
+        && chat.template_kwargs.is_empty()
 }
 
 /// Messages whose texts are looked at for the price: a hundred microseconds' worth. Those of more messages cost much anyway.
@@ -286,19 +196,21 @@ const PRICED_MESSAGES: usize = 10_000;
 
 /// What rendering, tokenizing and keying a prompt takes, for a request that has had its body parsed.
 fn price_of(prompt: &Prompt, model: &ServedModel, cpu: &CpuBudget) -> Duration {
-    let tokenizing = |bytes| price::tokenizing(bytes, model.tokenizer.quick_bytes());
     match prompt {
-        Prompt::Text(text) => tokenizing(text.len()),
+        Prompt::Text(text) => price::tokenizing(text.len(), model.tokenizer.quick_bytes()),
         Prompt::Tokens(tokens) => price::keys(tokens.len()),
-        Prompt::Chat(chat) => {
-            let messages = || chat.messages.iter().take(PRICED_MESSAGES);
-            let bytes = messages().map(ChatMessage::text_bytes).sum();
-            // How large they are is not known, but they were parsed: writing them again takes no less.
-            let has_json = !chat.template_kwargs.is_empty() || messages().any(|message| message.tool_calls.is_some());
-            let json = if has_json { cpu.spent() } else { Duration::ZERO };
-            price::template(chat.messages.len(), bytes).saturating_add(tokenizing(bytes)).saturating_add(json)
-        }
+        Prompt::Chat(chat) => price_of_chat(chat, model, cpu),
     }
+}
+
+pub(super) fn price_of_chat(chat: &Chat, model: &ServedModel, cpu: &CpuBudget) -> Duration {
+    let messages = || chat.messages.iter().take(PRICED_MESSAGES);
+    let bytes = messages().map(ChatMessage::text_bytes).sum();
+    // How large they are is not known, but they were parsed: writing them again takes no less.
+    let has_json = !chat.template_kwargs.is_empty() || messages().any(|message| message.tool_calls.is_some());
+    let json = if has_json { cpu.spent() } else { Duration::ZERO };
+    let tokenizing = price::tokenizing(bytes, model.tokenizer.quick_bytes());
+    price::template(chat.messages.len(), bytes).saturating_add(tokenizing).saturating_add(json)
 }
 
 /// Bytes of every media item. URLs are taken out: they may be large.
@@ -324,7 +236,7 @@ async fn open_all(
 }
 
 /// Refuses more items of a modality than `most` allows.
-fn check_counts(media: &[MediaRef], most: impl Fn(&Modality) -> usize) -> Result<(), RequestError> {
+pub(super) fn check_counts(media: &[MediaRef], most: impl Fn(&Modality) -> usize) -> Result<(), RequestError> {
     for (modality, count) in count_by_modality(media) {
         let limit = most(modality);
         if count > limit {
@@ -360,7 +272,7 @@ fn plan_text(
 
 /// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they are not needed. A text may be
 /// replaced by another before it is tokenized.
-fn render(
+pub(super) fn render(
     model: &ServedModel,
     chat: Chat,
     texts: &[MarkerText<'_>],
@@ -432,7 +344,7 @@ fn plan_chat(
 }
 
 /// The plans for classes with a worker whose context has room for an answer.
-fn that_fit(mut plans: Vec<Planned>, classes: &[PresentClass]) -> Result<Vec<Planned>, RequestError> {
+pub(super) fn that_fit(mut plans: Vec<Planned>, classes: &[PresentClass]) -> Result<Vec<Planned>, RequestError> {
     let room =
         |plan: &Planned| classes.iter().find(|class| class.id == plan.class).map_or(0, |class| class.max_model_len);
     let largest = plans.iter().map(|plan| (room(plan), plan.tokens.len())).max();
@@ -444,14 +356,14 @@ fn that_fit(mut plans: Vec<Planned>, classes: &[PresentClass]) -> Result<Vec<Pla
 }
 
 /// Items with their places, in the order of the prompt.
-fn in_prompt_order(items: Vec<ItemPlan>, placeholders: Vec<Placeholder>) -> Vec<(ItemPlan, Placeholder)> {
+pub(super) fn in_prompt_order(items: Vec<ItemPlan>, placeholders: Vec<Placeholder>) -> Vec<(ItemPlan, Placeholder)> {
     let mut placed: Vec<_> = items.into_iter().zip(placeholders).collect();
     placed.sort_by_key(|(_, at)| at.offset);
     placed
 }
 
 /// Adds the block keys, and what router and backend have to know of the items.
-fn planned(
+pub(super) fn planned(
     class: &PresentClass,
     tokens: Arc<Vec<TokenId>>,
     items: Vec<(ItemPlan, Placeholder)>,
@@ -471,7 +383,7 @@ fn planned(
 }
 
 /// An engine fails on a token it does not know, and then for everybody.
-fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), RequestError> {
+pub(super) fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), RequestError> {
     match tokens.iter().copied().max() {
         None => Err(Cause::Invalid("the prompt is empty".to_owned()).into()),
         Some(token) if token > last => {

@@ -8,7 +8,7 @@ use super::super::error::RequestError;
 use super::{HelpedItem, HelpedSettings};
 
 /// An item of a prompt, as whoever plans it knows it.
-pub(in super::super) enum Written<'a> {
+pub(super) enum Written<'a> {
     /// By Chiasm itself: these tokens in place of that marker.
     Here { modality: &'a Modality, marker: &'a [TokenId], runs: &'a [TokenRun] },
     /// By vLLM's processor.
@@ -17,7 +17,7 @@ pub(in super::super) enum Written<'a> {
 
 impl Written<'_> {
     /// How many tokens it takes; the fewest, if there are several ways to write it.
-    pub(in super::super) fn tokens(&self) -> usize {
+    pub(super) fn tokens(&self) -> usize {
         match self {
             Self::Here { runs, .. } => runs.iter().map(|run| run.count).sum(),
             Self::Helped(item) => {
@@ -32,11 +32,7 @@ impl HelpedSettings {
     ///
     /// # Errors
     /// What is wrong with the prompt, and those of the processor.
-    pub(in super::super) async fn expand(
-        &self,
-        tokens: &[TokenId],
-        items: &[Written<'_>],
-    ) -> Result<Expanded, RequestError> {
+    pub(super) async fn expand(&self, tokens: &[TokenId], items: &[Written<'_>]) -> Result<Expanded, RequestError> {
         if self.greeting().own_prompts.is_empty()
             && let Some(expanded) = expand_here(tokens, items)
         {

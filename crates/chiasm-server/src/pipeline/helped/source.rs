@@ -13,7 +13,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tracing::Instrument;
 
 use super::super::error::RequestError;
-use super::{Held, Helped, HelpedSettings};
+use super::{Held, Helped, HelpedSettings, Meaning};
 use crate::cpu::{CpuBudget, price};
 
 /// Tensors below this many bytes travel in messages: a slot costs more than they do.
@@ -26,7 +26,8 @@ pub(super) struct HelpedSource {
     pub(super) encoded: EncodedMedia,
     pub(super) field: String,
     pub(super) key: MmHash,
-    /// The tensors that were made when the request was planned, for the first engine that wants them.
+    pub(super) meaning: Arc<Meaning>,
+    /// The tensors that were there when the request was planned, for the first engine that wants them.
     pub(super) held: Mutex<Option<Arc<Held>>>,
     pub(super) cpu: CpuBudget,
 }
@@ -50,10 +51,14 @@ impl HelpedSource {
         if !(order.still_wanted)() {
             return Ok(None);
         }
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take().or_else(|| self.meaning.held());
         let held = match held {
             Some(held) => held,
-            None => self.helped.make(&self.encoded, &self.settings, self.key).await?,
+            None => {
+                let held = self.helped.make(&self.encoded, &self.settings, self.key).await?;
+                self.meaning.remember(&held);
+                held
+            }
         };
         let ticket = self.cpu.ticket(price::copy(held.made.used() as usize))?;
         let budget = self.helped.budget.clone();

@@ -1,0 +1,150 @@
+//! Plans of conversations with items that vLLM's own processor makes.
+
+use std::sync::Arc;
+
+use chiasm_media::EncodedMedia;
+use chiasm_prompt::{Expanded, MarkerText};
+use chiasm_types::{Modality, TokenId};
+use futures_util::future::try_join_all;
+use serde_json::{Map, Value};
+
+use super::super::error::{Cause, RequestError};
+use super::super::item::ItemPlan;
+use super::super::prepare::{
+    Planned, Preparation, SMALL_TOKENS, check_counts, check_tokens, in_prompt_order, is_small_chat, planned,
+    price_of_chat, render, that_fit,
+};
+use super::super::request::{Chat, MediaRef};
+use super::{Helped, HelpedItem, HelpedSettings, Written};
+use crate::cpu::price;
+use crate::fleet::PresentClass;
+
+/// A conversation's items, as it has them.
+struct Items {
+    media: Vec<EncodedMedia>,
+    sources: Vec<MediaRef>,
+    /// Those that were made by vLLM's processor.
+    helped: Vec<Option<HelpedItem>>,
+    /// Settings of the others.
+    kwargs: Map<String, Value>,
+}
+
+impl Preparation<'_> {
+    /// Plans a conversation with items that vLLM's own processor makes.
+    pub(in super::super) async fn plan_with_help(
+        &self,
+        helped: &Arc<Helped>,
+        mut chat: Chat,
+        media: Vec<EncodedMedia>,
+    ) -> Result<Vec<Planned>, RequestError> {
+        let settings = helped.settings(&chat.media_kwargs).await?;
+        check_counts(&chat.media, |modality| settings.limit(modality))?;
+        let open = async |(encoded, source): (&EncodedMedia, &MediaRef)| match self.frontend.needs_help(encoded) {
+            true => helped.open(encoded, &settings, &source.field).await.map(Some).map_err(|e| e.at(&source.field)),
+            false => Ok(None),
+        };
+        let opened = try_join_all(media.iter().zip(&chat.media).map(open)).await?;
+        let (small, cost) =
+            (is_small_chat(&chat, &self.frontend.model), price_of_chat(&chat, &self.frontend.model, self.cpu));
+        let sources = std::mem::take(&mut chat.media);
+        let kwargs = std::mem::take(&mut chat.media_kwargs).processor;
+        let items = Items { media, sources, helped: opened, kwargs };
+        let tokens = self.render_with_help(chat, &items, &settings, small, cost).await?;
+        let expanded = self.expand_with_help(&tokens, &items, &settings).await?;
+        check_tokens(&expanded.tokens, self.frontend.model.last_token())?;
+        self.plans_with_help(helped, &items, expanded).await
+    }
+
+    /// The prompt with a place for each item.
+    async fn render_with_help(
+        &self,
+        chat: Chat,
+        items: &Items,
+        settings: &HelpedSettings,
+        small: bool,
+        cost: std::time::Duration,
+    ) -> Result<Vec<TokenId>, RequestError> {
+        let mut texts: Vec<(Modality, String)> = Vec::new();
+        for modality in items.media.iter().map(|item| &item.modality) {
+            if texts.iter().all(|(known, _)| known != modality) {
+                texts.push((modality.clone(), settings.marker_text(modality).to_owned()));
+            }
+        }
+        let model = self.frontend.model.clone();
+        self.run(small, cost, move || {
+            let texts: Vec<_> = texts.iter().map(|(modality, text)| MarkerText { modality, text }).collect();
+            render(&model, chat, &texts, None)
+        })
+        .await
+    }
+
+    /// The prompt with all items written out. How they are written does not differ between classes of workers; what they are called
+    /// does.
+    async fn expand_with_help(
+        &self,
+        tokens: &[TokenId],
+        items: &Items,
+        settings: &HelpedSettings,
+    ) -> Result<Expanded, RequestError> {
+        let Some(first) = self.classes.first() else { return Err(RequestError::not_ready()) };
+        let natives = self.natives(items, first)?;
+        let marker = self.frontend.model.vision.as_ref().map_or(&[][..], |vision| &vision.prompt().marker);
+        let written: Vec<Written<'_>> = natives
+            .iter()
+            .zip(&items.helped)
+            .filter_map(|(native, helped)| match (native, helped) {
+                (Some(native), _) => Some(Written::Here { modality: &native.modality, marker, runs: &native.runs }),
+                (None, helped) => helped.as_ref().map(Written::Helped),
+            })
+            .collect();
+        // Before anything of that size is made.
+        let tokens_of_items = written.iter().map(Written::tokens).fold(0, usize::saturating_add);
+        let max_model_len = self.classes.iter().map(|class| class.max_model_len).max().unwrap_or(0);
+        if tokens_of_items > max_model_len {
+            return Err(Cause::ContextFull { tokens: tokens_of_items, max_model_len }.into());
+        }
+        settings.expand(tokens, &written).await
+    }
+
+    /// The plans of the items that Chiasm makes itself, for workers of a class.
+    fn natives(&self, items: &Items, class: &PresentClass) -> Result<Vec<Option<ItemPlan>>, RequestError> {
+        let images = &self.frontend.images;
+        let plan = |((encoded, source), helped): ((&EncodedMedia, &MediaRef), &Option<HelpedItem>)| match helped {
+            Some(_) => Ok(None),
+            None => {
+                let settings = images.settings(&items.kwargs, class)?;
+                images.plan(encoded, &settings, class, &source.field, self.cpu).map(Some)
+            }
+        };
+        items.media.iter().zip(&items.sources).zip(&items.helped).map(plan).collect()
+    }
+
+    /// What the prompt is for workers of each class.
+    async fn plans_with_help(
+        &self,
+        helped: &Arc<Helped>,
+        items: &Items,
+        expanded: Expanded,
+    ) -> Result<Vec<Planned>, RequestError> {
+        let Expanded { tokens, placeholders } = expanded;
+        let mut of_classes = Vec::with_capacity(self.classes.len());
+        for class in self.classes.iter() {
+            let mut plans = Vec::with_capacity(placeholders.len());
+            for ((native, item), at) in self.natives(items, class)?.into_iter().zip(&items.helped).zip(&placeholders) {
+                plans.push(match item {
+                    Some(item) => item.plan(helped, at.embeds(), class, self.cpu)?,
+                    None => native.ok_or_else(|| RequestError::internal("an item has no plan"))?,
+                });
+            }
+            of_classes.push((class.clone(), plans));
+        }
+        let (tokens, salt, classes) = (Arc::new(tokens), self.salt.clone(), self.classes.clone());
+        self.run(tokens.len() <= SMALL_TOKENS, price::keys(tokens.len()), move || {
+            let plans = of_classes.into_iter().map(|(class, items)| {
+                planned(&class, tokens.clone(), in_prompt_order(items, placeholders.clone()), salt.as_deref())
+            });
+            that_fit(plans.collect(), &classes)
+        })
+        .await
+    }
+}
