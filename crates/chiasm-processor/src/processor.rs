@@ -36,7 +36,9 @@ pub enum Sandbox {
 pub struct ProcessorOptions {
     /// The Python that has vLLM.
     pub python: PathBuf,
-    /// Flags of `vllm serve`, as the engines have them: `--model DIR` and whatever changes tensors or prompts.
+    /// The model's directory.
+    pub model: PathBuf,
+    /// Flags of `vllm serve`, as the engines have them: some change tensors or prompts.
     pub vllm_flags: Vec<String>,
     /// Items that are made at once, at least 1.
     pub children: usize,

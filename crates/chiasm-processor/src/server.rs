@@ -38,7 +38,8 @@ impl Server {
         command
             // Without the current folder among the modules' places, and without files of compiled modules.
             .args(["-P", "-B", "-m", python::PACKAGE, "--sandbox", options.sandbox.name()])
-            .args(["--address-space", &options.address_space.to_string(), "--"])
+            .args(["--address-space", &options.address_space.to_string(), "--", "--model"])
+            .arg(&options.model)
             .args(&options.vllm_flags)
             .env_clear()
             .envs(python::environment(sources.path()))

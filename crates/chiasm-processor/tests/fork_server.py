@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A fork server that does what the item's file says, without vLLM: `make`, `hang`, `die`, `lie`, `babble` or `refuse`.
 
-The first of the flags after `--` says what becomes of the server itself: `serve`, `fail` or `vanish`.
+The flag after the model says what becomes of the server itself: `serve`, `fail` or `vanish`.
 """
 
 import json
@@ -65,7 +65,7 @@ def child(connection):
 
 def main():
     connection = socket.socket(fileno=0)
-    fate = sys.argv[sys.argv.index("--") + 1]
+    _, _, fate = sys.argv[sys.argv.index("--") + 1 :]
     if fate == "vanish":
         sys.exit("the last words")
     if fate == "fail":

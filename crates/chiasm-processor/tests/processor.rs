@@ -15,6 +15,7 @@ use serde_json::Map;
 fn options(fate: &str) -> ProcessorOptions {
     ProcessorOptions {
         python: PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fork_server.py"),
+        model: "model".into(),
         vllm_flags: vec![fate.to_owned()],
         children: 2,
         queue: 1,

@@ -217,7 +217,7 @@ impl Frontend {
     #[must_use]
     pub fn with_helper(self, options: HelperOptions) -> Self {
         let (cpu, budget, metrics) = (self.cpu.clone(), self.door.budget().clone(), self.metrics.clone());
-        let helped = Helped::new(options, &self.model.dir, cpu, budget, metrics);
+        let helped = Helped::new(options, cpu, budget, metrics);
         Self { helped: Some(Arc::new(helped)), ..self }
     }
 

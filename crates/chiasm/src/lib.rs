@@ -19,7 +19,6 @@ mod cli;
 mod demo;
 mod engines;
 mod error;
-mod helper;
 mod inspect;
 mod log;
 mod npy;
@@ -32,6 +31,7 @@ mod simulate;
 mod state_folder;
 mod stdout;
 mod vllm_flags;
+mod vllm_processor;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -26,7 +26,7 @@ use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
 use crate::error::CliError;
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{helper, signals, state_folder};
+use crate::{signals, state_folder, vllm_processor};
 
 /// vLLM's own default.
 const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
@@ -44,10 +44,10 @@ pub(crate) async fn run(
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let flags = VllmFlags::read(&args.vllm_args)?;
-    let native = helper::native_images(&args.processor);
+    let native = vllm_processor::native_images(&args.processor);
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
-    let helper = helper::options(&args, &model, &vllm_args(&args))?;
+    let helper = vllm_processor::options(&args, &model, &vllm_args(&args))?;
     let takes_media = model.vision.is_some() || helper.as_ref().is_some_and(|helper| helper.at_start);
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(&args);

@@ -14,6 +14,7 @@ use chiasm_backend::PlanClass;
 use chiasm_media::{ByteBudget, Charge, ContentHash, EncodedMedia};
 use chiasm_processor::{Greeting, ItemCall, ItemValue, MadeItem, Processor, ProcessorOptions, PromptUpdate};
 use chiasm_types::{MmHash, Modality, TokenId, TokenRun};
+use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
@@ -31,7 +32,8 @@ use expansion::Written;
 use source::HelpedSource;
 use start::Start;
 
-/// Items whose meaning is remembered: a kilobyte or two each.
+/// Bytes of meanings that are remembered, and some number of them: most take a kilobyte, that of a long video a hundred.
+const KNOWN_BYTES: u64 = 64 << 20;
 const KNOWN: usize = 1 << 14;
 /// How long an item that could not be made is not tried again, and how many of them are remembered.
 const FAILURES_LAST: Duration = Duration::from_secs(1);
@@ -58,7 +60,7 @@ pub struct Helped {
     start: Start,
     /// Digest of the model's files that are no weights.
     model: ContentHash,
-    known: Cache<MmHash, Arc<Meaning>>,
+    known: Cache<MmHash, Arc<Meaning>, MeaningBytes>,
     failures: Cache<MmHash, (RequestError, Instant)>,
     turns: Turns<MmHash>,
     videos: Semaphore,
@@ -74,6 +76,17 @@ struct Meaning {
     elements: u64,
     /// Its tensors, if somebody still has them.
     held: Mutex<Weak<Held>>,
+}
+
+#[derive(Clone)]
+struct MeaningBytes;
+
+impl Weighter<MmHash, Arc<Meaning>> for MeaningBytes {
+    fn weight(&self, _: &MmHash, meaning: &Arc<Meaning>) -> u64 {
+        let runs =
+            meaning.updates.iter().map(|update| update.full.len() + update.is_embed.as_ref().map_or(0, Vec::len));
+        512 + 16 * runs.sum::<usize>() as u64
+    }
 }
 
 /// An item's tensors, which are counted for as long as somebody may want them.
@@ -106,17 +119,12 @@ struct HelpedItem {
 
 impl Helped {
     /// Nothing is started before [`Self::started`] is called or an item is there.
-    pub(crate) fn new(
-        options: HelperOptions,
-        model: &Path,
-        cpu: CpuPool,
-        budget: ByteBudget,
-        metrics: Arc<Metrics>,
-    ) -> Self {
+    pub(crate) fn new(options: HelperOptions, cpu: CpuPool, budget: ByteBudget, metrics: Arc<Metrics>) -> Self {
+        let known = Cache::with_weighter(KNOWN, KNOWN_BYTES, MeaningBytes);
         Self {
             start: Start::new(options.processor.clone()),
-            model: digest(model),
-            known: Cache::new(KNOWN),
+            model: digest(&options.processor.model),
+            known,
             failures: Cache::new(KNOWN_FAILURES),
             turns: Turns::default(),
             videos: Semaphore::new(options.concurrent_videos),

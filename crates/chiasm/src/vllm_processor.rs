@@ -61,12 +61,11 @@ pub(crate) fn options(
     };
     let of = &args.processor;
     let children = of.processors.map_or_else(default_children, |count| count as usize);
-    let mut flags = vec!["--model".to_owned(), args.model.display().to_string()];
-    flags.extend_from_slice(vllm_flags);
     Ok(Some(HelperOptions {
         processor: ProcessorOptions {
             python,
-            vllm_flags: flags,
+            model: args.model.clone(),
+            vllm_flags: vllm_flags.to_vec(),
             children,
             queue: of.processor_queue as usize,
             timeout: of.processor_timeout,
