@@ -2,7 +2,8 @@
 //!
 //! A chat request names its media items by `data:`, `http(s):` or `file:` URL. [`MediaDoor::open`] turns such a URL into
 //! [`EncodedMedia`]: the file's bytes, their [`ContentHash`], and what its header says. That is all that planning, hashing
-//! and routing need. Still images are the only modality yet; [`MediaHeader`] is where another one begins.
+//! and routing need of still images. Videos, recordings and images of other formats are for a model's own processor to read: of these
+//! the header says nothing ([`MediaHeader::Opaque`]).
 //!
 //! [`with_pixels`] and [`decode`] make pixels of an image, and only of images that an engine lacks. The pixels are those that
 //! vLLM 0.33 feeds to a model's processor, bit for bit: Pillow's decoders, EXIF orientation applied, transparency flattened
@@ -19,7 +20,7 @@
 //! let MediaHeader::Image(header) = item.header else { unreachable!("a GIF is an image") };
 //! assert_eq!((header.format, header.width, header.height), (ImageFormat::Gif, 1, 1));
 //! assert_eq!(decode(&item)?.pixels, [0, 0, 0]);
-//! assert_eq!(mm_hash(&item.content, &item.modality(), b"settings").to_string().len(), 64);
+//! assert_eq!(mm_hash(&item.content, &item.modality, b"settings").to_string().len(), 64);
 //! # Ok::<(), chiasm_media::MediaError>(())
 //! ```
 //!

@@ -100,6 +100,8 @@ pub(crate) fn environment(package: &Path) -> Vec<(OsString, OsString)> {
     let folders = [package.to_owned()].into_iter().chain(env::split_paths(&own).filter(|path| *path != Path::new("")));
     environment.retain(|(name, _)| name != "PYTHONPATH");
     environment.push(("PYTHONPATH".into(), env::join_paths(folders).unwrap_or_else(|_| package.into())));
+    // The current folder is no place for modules. Python before 3.11 does not know that.
+    environment.push(("PYTHONSAFEPATH".into(), "1".into()));
     // It needs no GPU, and a process that has one open can't be forked.
     environment.push(("CUDA_VISIBLE_DEVICES".into(), "".into()));
     environment

@@ -36,8 +36,8 @@ impl Server {
         let (mut connection, theirs) = Connection::pair().map_err(gone)?;
         let mut command = Command::new(&options.python);
         command
-            // Without the current folder among the modules' places, and without files of compiled modules.
-            .args(["-P", "-B", "-m", python::PACKAGE, "--sandbox", options.sandbox.name()])
+            // Without files of compiled modules.
+            .args(["-B", "-m", python::PACKAGE, "--sandbox", options.sandbox.name()])
             .args(["--address-space", &options.address_space.to_string(), "--", "--model"])
             .arg(&options.model)
             .args(&options.vllm_flags)
@@ -46,6 +46,8 @@ impl Server {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // Ctrl-C at a terminal is for the frontend, whose requests in flight may still need it.
+            .process_group(0)
             .kill_on_drop(true);
         let mut process = command
             .spawn()

@@ -37,7 +37,9 @@ impl Preparation<'_> {
         mut chat: Chat,
         media: Vec<EncodedMedia>,
     ) -> Result<Vec<Planned>, RequestError> {
-        let settings = helped.settings(&chat.media_kwargs).await?;
+        let needy = media.iter().zip(&chat.media).find(|(encoded, _)| self.frontend.needs_help(encoded));
+        let field = needy.map_or("messages", |(_, source)| &source.field);
+        let settings = helped.settings(&chat.media_kwargs).await.map_err(|error| error.at(field))?;
         check_counts(&chat.media, |modality| settings.limit(modality))?;
         let open = async |(encoded, source): (&EncodedMedia, &MediaRef)| match self.frontend.needs_help(encoded) {
             true => helped.open(encoded, &settings, &source.field).await.map(Some).map_err(|e| e.at(&source.field)),
