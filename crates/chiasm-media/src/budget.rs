@@ -8,7 +8,7 @@ use memmap2::MmapMut;
 
 use crate::MediaError;
 
-/// From so many bytes on, what is kept gets pages of its own.
+/// An item of so many bytes or more gets pages of its own when it is kept.
 const OWN_PAGES: usize = 256 << 10;
 
 /// Kept items with pages of their own, at most. Linux gives a process 65,530 areas of memory, unless it is told otherwise.

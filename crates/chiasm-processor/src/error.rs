@@ -19,7 +19,7 @@ pub enum ProcessorError {
     /// The process can't be started, or ended, for a reason that may pass.
     #[error("vLLM's processor is not there: {0}")]
     Gone(String),
-    /// As many calls wait as may.
+    /// The queue is full.
     #[error("as many items wait for vLLM's processor as may (--processor-queue)")]
     Busy,
     /// vLLM does not take the item or the prompt: in its own words.

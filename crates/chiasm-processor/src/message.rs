@@ -108,7 +108,7 @@ pub struct PromptUpdate {
     pub target: Target,
     /// The tokens that are written, each with how often it is repeated.
     pub full: Vec<(u32, usize)>,
-    /// Which of them become embeddings, as runs; all if there is none.
+    /// The mask says which of them become embeddings, as runs; without one all do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_embed: Option<Vec<(bool, usize)>>,
 }

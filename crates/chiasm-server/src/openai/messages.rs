@@ -2,14 +2,12 @@
 
 use std::fmt;
 
-use bytes::Bytes;
-use chiasm_media::MediaName;
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
-use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use super::intake::{Intake, Seed};
+use super::media_parts::{InputAudio, MEDIA_KINDS, MediaUrl, take_uuid};
 use super::request::LargeField;
 use crate::error::ApiError;
 use crate::pipeline::MediaRef;
@@ -218,116 +216,11 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
     }
 }
 
-/// A kind of part that stands for a media item.
-struct MediaKind {
-    types: &'static [&'static str],
-    /// The field with the item.
-    field: &'static str,
-    modality: Modality,
-    /// The field holds the item itself, with the name of its format.
-    is_inline: bool,
-}
-
-const MEDIA_KINDS: [MediaKind; 4] = [
-    MediaKind { types: &["image_url", "input_image"], field: "image_url", modality: Modality::Image, is_inline: false },
-    MediaKind { types: &["video_url"], field: "video_url", modality: Modality::Video, is_inline: false },
-    MediaKind { types: &["audio_url"], field: "audio_url", modality: Modality::Audio, is_inline: false },
-    MediaKind { types: &["input_audio"], field: "input_audio", modality: Modality::Audio, is_inline: true },
-];
-
-/// Where an item is: a URL, the name that it came with before, or both.
-#[derive(Default)]
-struct MediaUrl {
-    url: Option<Bytes>,
-    uuid: Option<String>,
-}
-
-impl<'de> Visitor<'de> for Seed<'_, Option<MediaUrl>> {
-    type Value = Option<MediaUrl>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or an object")
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E: Error>(self, url: &str) -> Result<Self::Value, E> {
-        Ok(Some(MediaUrl { url: Some(self.intake.share(url)?), uuid: None }))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let intake = self.intake;
-        let (mut media, mut unknown) = (MediaUrl::default(), None);
-        while let Some(name) = intake.name(&mut map)? {
-            let outer = intake.enter(format_args!(".{name}"));
-            match &*name {
-                "url" => media.url = intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?,
-                "uuid" => media.uuid = take_uuid(intake, &mut map)?,
-                // vLLM ignores it too: the model's processor alone decides on the resolution.
-                "detail" => drop(intake.borrowed(&mut map)?),
-                _ => intake.unknown(&mut map, &mut unknown)?,
-            }
-            intake.leave(outer);
-        }
-        intake.refuse_unknown(unknown)?;
-        Ok(Some(media))
-    }
-}
-
-/// A recording in the request itself.
-struct InputAudio(MediaUrl);
-
-impl<'de> Visitor<'de> for Seed<'_, Option<InputAudio>> {
-    type Value = Option<InputAudio>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let intake = self.intake;
-        let (mut data, mut uuid, mut unknown) = (None, None, None);
-        while let Some(name) = intake.name(&mut map)? {
-            let outer = intake.enter(format_args!(".{name}"));
-            match &*name {
-                // What the format is called does not matter: it is found from the bytes.
-                "format" => drop(intake.borrowed(&mut map)?),
-                "data" => {
-                    data = intake
-                        .borrowed(&mut map)?
-                        .map(|data| intake.own(&format!("data:;base64,{data}")))
-                        .transpose()?
-                }
-                "uuid" => uuid = take_uuid(intake, &mut map)?,
-                _ => intake.unknown(&mut map, &mut unknown)?,
-            }
-            intake.leave(outer);
-        }
-        intake.refuse_unknown(unknown)?;
-        Ok(Some(InputAudio(MediaUrl { url: data.map(Bytes::from), uuid })))
-    }
-}
-
-/// A client's name for an item: for sending it once and naming it later. It is not its identity.
-fn take_uuid<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Option<String>, A::Error> {
-    let uuid = intake.text(map)?;
-    if uuid.as_ref().is_some_and(|uuid| !(1..=MediaName::MAX_BYTES).contains(&uuid.len())) {
-        return Err(intake.refuse_here(|field| {
-            ApiError::invalid(field, format!("'{field}' must have 1 to {} bytes", MediaName::MAX_BYTES))
-        }));
-    }
-    Ok(uuid)
-}
-
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use chiasm_media::ByteBudget;
+    use chiasm_types::Modality;
     use serde_json::json;
 
     use super::super::request;

@@ -7,6 +7,7 @@ mod fields;
 mod finish;
 mod intake;
 mod logprobs;
+mod media_parts;
 mod messages;
 mod nvext;
 mod prompts;

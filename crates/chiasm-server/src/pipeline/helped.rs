@@ -99,7 +99,7 @@ struct Held {
 struct HelpedSettings {
     processor: Processor,
     processor_kwargs: Map<String, Value>,
-    /// By modality.
+    /// Settings of how files are read, by modality.
     io_kwargs: Map<String, Value>,
 }
 

@@ -9,9 +9,9 @@ use super::{HelpedItem, HelpedSettings};
 
 /// An item of a prompt, as whoever plans it knows it.
 pub(super) enum Written<'a> {
-    /// By Chiasm itself: these tokens in place of that marker.
+    /// Chiasm has planned it itself: these tokens take the place of that marker.
     Here { modality: &'a Modality, marker: &'a [TokenId], runs: &'a [TokenRun] },
-    /// By vLLM's processor.
+    /// It was made by vLLM's processor.
     Helped(&'a HelpedItem),
 }
 
@@ -72,7 +72,7 @@ fn expand_here(tokens: &[TokenId], items: &[Written<'_>]) -> Option<Expanded> {
         match markers.iter().find(|known| known.modality == *modality) {
             Some(known) if known.tokens == marker => {}
             Some(_) => return None,
-            // Which of two that begin alike stands somewhere is for vLLM to say.
+            // Two markers that begin alike are for vLLM to tell apart.
             None if markers.iter().any(|known| known.tokens.first() == marker.first()) => return None,
             None => markers.push(Marker { modality, tokens: marker }),
         }
