@@ -85,7 +85,7 @@ pub struct MediaSpan {
 pub struct PromptBlocks<'a> {
     /// The expanded prompt.
     pub tokens: &'a [TokenId],
-    /// The media items; their order does not matter. Placeholders share no token that embeds.
+    /// The media items; the order of those that begin at the same token matters, as it does in vLLM.
     pub media: &'a [MediaSpan],
     /// Name of the LoRA adapter. Two adapters of one name are one to us.
     pub lora: Option<&'a str>,
@@ -122,17 +122,22 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
             passed += 1;
         }
         touching.clear();
-        touching.extend(
-            media[passed..]
-                .iter()
-                .take_while(|span| span.offset < end)
-                .map(|span| (span.hash, span.offset as i64 - start as i64)),
-        );
+        // As in vLLM (`_gen_mm_extra_hash_keys`), an item that goes on behind the block hides those after it: of two that share a
+        // range, the second is in the last block only.
+        let mut hides_from = None;
+        for span in media[passed..].iter().take_while(|span| span.offset < end) {
+            touching.push((span.hash, span.offset as i64 - start as i64));
+            if span.offset + span.length > end {
+                hides_from = Some(span.offset + span.length);
+                break;
+            }
+        }
         let parent = keys.last().copied();
         let salt = prompt.salt.filter(|_| start == 0);
         let mut content = BlockContent { parent, tokens: &[], media: &touching, lora: prompt.lora, salt };
         // The next blocks are alike up to one in which something begins, or that what touches these touches no more.
-        let next = media.get(passed + touching.len()).map_or(blocks, |span| span.offset / size);
+        let seen_from = hides_from.map_or(0, |end| end.div_ceil(size) - 1);
+        let next = media.get(passed + touching.len()).map_or(blocks, |span| seen_from.max(span.offset / size));
         let over = match media.get(passed) {
             Some(span) if !touching.is_empty() => (span.offset + span.length).div_ceil(size),
             _ => blocks,

@@ -65,7 +65,7 @@ pub struct ItemCall<'a> {
     pub file: Bytes,
     /// `mm_processor_kwargs` of the request.
     pub processor_kwargs: &'a Map<String, Value>,
-    /// `media_io_kwargs` of the request for this modality.
+    /// `media_io_kwargs` of the request: an object for each modality that it names.
     pub io_kwargs: &'a Map<String, Value>,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct MediaRange {
 ///
 /// A block's hash covers its parent's hash, its tokens and its extra keys, in vLLM's order
 /// (`generate_block_hash_extra_keys`): the LoRA name in every block, `(identifier, placeholder start − block start)`
-/// of every item that touches the block, and the cache salt in the first block.
+/// of every item that touches the block, up to one that goes on behind it, and the cache salt in the first block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockChain {
     block_size: usize,
@@ -73,7 +73,11 @@ impl BlockChain {
         let start = block * self.block_size;
         let end = start + self.block_size;
         let lora = self.lora.as_deref().map(Key::Lora);
-        let touching = self.media.iter().filter(move |item| item.offset < end && start < item.offset + item.length);
+        let ends = |item: &MediaRange| item.offset + item.length;
+        let ahead = self.media.iter().skip_while(move |item| ends(item) <= start);
+        let mut goes_on = false;
+        let touching =
+            ahead.take_while(move |item| item.offset < end && !std::mem::replace(&mut goes_on, end < ends(item)));
         let media = touching.map(move |item| Key::Media(&item.identifier, item.offset as i64 - start as i64));
         let salt = self.salt.as_deref().filter(|_| block == 0).map(Key::Salt);
         lora.into_iter().chain(media).chain(salt)
@@ -175,6 +179,18 @@ mod tests {
             }
         }
         assert_eq!(chain(vec![], None, Some("")).hashes(), variants[0].hashes());
+    }
+
+    #[test]
+    fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
+        let chain = chain(vec![image("video", 20, 50), image("audio", 20, 50)], None, None);
+        let key = |identifier: &str, offset| ExtraKey::Media { identifier: identifier.into(), offset };
+        let expected = [
+            Some(vec![key("video", 20)]),
+            Some(vec![key("video", -12)]),
+            Some(vec![key("video", -44), key("audio", -44)]),
+        ];
+        assert_eq!(chain.extra_keys(), expected);
     }
 
     proptest! {

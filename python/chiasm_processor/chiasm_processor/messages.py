@@ -31,7 +31,8 @@ class Item(msgspec.Struct, tag="item", tag_field="call"):
     modality: str
     length: int
     processor_kwargs: dict[str, Any] = {}
-    io_kwargs: dict[str, Any] = {}
+    # Of each modality.
+    io_kwargs: dict[str, dict[str, Any]] = {}
 
 
 class KnownItem(msgspec.Struct):

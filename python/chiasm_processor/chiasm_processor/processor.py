@@ -85,18 +85,22 @@ class Processor:
         self, modality: str, data: bytes, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]
     ) -> tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]:
         """The tensors of a file, and the ways to write it in a prompt."""
-        media = self.load(modality, data, io_kwargs)
+        modalities = [modality]
+        if modality == "video" and processor_kwargs.get("use_audio_in_video"):
+            # They are written together. The sound is made as an item of its own, too.
+            modalities.append("audio")
+        media = {part: [self.load(part, data, io_kwargs)] for part in modalities}
         made = _Made()
         inputs = ProcessorInputs(
             prompt=[],
-            mm_data_items=self.vllm.info.parse_mm_data({modality: [media]}),
+            mm_data_items=self.vllm.info.parse_mm_data(media),
             # Or the data would be hashed, which nobody looks at.
-            mm_uuid_items={modality: ["item"]},
+            mm_uuid_items={part: [part] for part in modalities},
             hf_processor_mm_kwargs=processor_kwargs,
             cache=made,
         )
         self.vllm._cached_apply_hf_processor(inputs, UNTIMED)
-        return made.only()
+        return made.of(modality)
 
     def prompt(self, token_ids: list[int], items: Sequence[KnownItem], processor_kwargs: Mapping[str, Any]) -> Expanded:
         """The prompt with its items written out."""
@@ -132,7 +136,7 @@ class Processor:
 
     def _io_kwargs(self, modality: str, of_request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         of_engine = (self.config.get_multimodal_config().media_io_kwargs or {}).get(modality, {})
-        return {modality: {**of_engine, **of_request}}
+        return {modality: {**of_engine, **of_request.get(modality, {})}}
 
 
 class _Cache(BaseMultiModalProcessorCache):
@@ -149,7 +153,7 @@ class _Cache(BaseMultiModalProcessorCache):
 
 
 class _Made(_Cache):
-    """Has nothing, and keeps the only item that is put into it."""
+    """Has nothing, and keeps what is put into it."""
 
     def __init__(self) -> None:
         self._items: list[tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]] = []
@@ -161,9 +165,9 @@ class _Made(_Cache):
         self._items.append(mm_item)
         return mm_item
 
-    def only(self) -> tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]:
-        (item,) = self._items
-        return item
+    def of(self, modality: str) -> tuple[MultiModalKwargsItem, Sequence[ResolvedPromptUpdate]]:
+        (made,) = (made for made in self._items if made[1][0].modality == modality)
+        return made
 
 
 class _Known(_Cache):

@@ -4,7 +4,7 @@
 //! engine's input thread, and some others its main loop. Measured with 0.32; the bounds of sampling parameters
 //! are those of `SamplingParams._verify_args` in `vllm/sampling_params.py`, which the engine runs while decoding.
 
-use chiasm_types::TokenId;
+use chiasm_types::{Placeholder, TokenId};
 
 use super::{ClientOptions, CountedRows};
 use crate::error::EngineError;
@@ -97,10 +97,15 @@ fn sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
 
 fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
     let mut end_of_last = 0;
+    let mut before: Option<&Placeholder> = None;
     for (index, feature) in request.mm_features.iter().enumerate() {
         let field = |name: &str| format!("mm_features[{index}].{name}");
-        end_of_last = position(feature, request.prompt_token_ids.len(), end_of_last)
+        let shares_a_range = before.is_some_and(|before| take_turns(before, &feature.position));
+        let free_from = if shares_a_range { 0 } else { end_of_last };
+        let end = position(feature, request.prompt_token_ids.len(), free_from)
             .or_else(|message| refuse(field("mm_position"), message).map(|()| 0))?;
+        end_of_last = end.max(end_of_last);
+        before = Some(&feature.position);
         if feature.identifier.is_empty() {
             return refuse(field("identifier"), "must not be empty");
         }
@@ -117,6 +122,13 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
         }
     }
     Ok(())
+}
+
+/// Whether two items stand on one range and no token of it is for both, as a video and its sound in Qwen2.5-Omni.
+fn take_turns(one: &Placeholder, other: &Placeholder) -> bool {
+    let masks = one.is_embed.as_ref().zip(other.is_embed.as_ref());
+    (one.offset, one.length) == (other.offset, other.length)
+        && masks.is_some_and(|(one, other)| one.iter().zip(other).all(|(one, other)| !(*one && *other)))
 }
 
 /// Checks a placeholder and returns the end of its last embedding. Placeholders may share tokens that no item embeds: vLLM

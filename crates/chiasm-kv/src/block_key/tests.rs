@@ -98,6 +98,26 @@ fn items_touch_the_blocks_that_vllm_says() {
 }
 
 #[test]
+fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
+    let (video, audio) = (item(1, 3, 8), item(2, 3, 8));
+    let keys = keys_of(&tokens([9; 20]), &[video, audio, item(3, 13, 9)]);
+    let touching: [&[(MmHash, i64)]; 5] = [
+        &[(video.hash, 3)],
+        &[(video.hash, -1)],
+        &[(video.hash, -5), (audio.hash, -5)],
+        &[(MmHash::new([3; 32]), 1)],
+        &[(MmHash::new([3; 32]), -3)],
+    ];
+    let mut hasher = BlockHasher::default();
+    let mut parent = None;
+    for (block, media) in touching.into_iter().enumerate() {
+        let key = hasher.key(&BlockContent { parent, tokens: &tokens([9; 4]), media, lora: None, salt: None });
+        assert_eq!(keys[block], key, "block {block}");
+        parent = Some(key);
+    }
+}
+
+#[test]
 fn lora_and_salt_separate_and_are_not_confused() {
     let prompt = tokens(0..8);
     let with = |lora, salt| block_keys(&PromptBlocks { tokens: &prompt, media: &[], lora, salt }, BLOCK);

@@ -157,6 +157,9 @@ impl Helped {
                 return Err(RequestError::invalid(name, message));
             }
         }
+        if processor_kwargs.get("use_audio_in_video").is_some_and(|value| !value.is_boolean()) {
+            return Err(RequestError::invalid("mm_processor_kwargs.use_audio_in_video", "it must be true or false"));
+        }
         if let Some((modality, _)) = io_kwargs.iter().find(|(_, kwargs)| !kwargs.is_object()) {
             return Err(RequestError::invalid(format!("media_io_kwargs.{modality}"), "it must be an object"));
         }
@@ -222,13 +225,11 @@ impl Helped {
             _ => None,
         };
         let begun = Instant::now();
-        let none = Map::new();
-        let io_kwargs = settings.io_kwargs.get(encoded.modality.name()).and_then(Value::as_object).unwrap_or(&none);
         let call = ItemCall {
             modality: encoded.modality.name(),
             file: encoded.bytes.clone(),
             processor_kwargs: &settings.processor_kwargs,
-            io_kwargs,
+            io_kwargs: &settings.io_kwargs,
         };
         let made = settings.processor.item(call).await.map_err(RequestError::from);
         drop(video);
@@ -245,14 +246,17 @@ impl Helped {
 
     /// Everything but an item's file that changes its tensors: the processor and its settings.
     fn fingerprint(&self, settings: &HelpedSettings, modality: &Modality) -> Vec<u8> {
-        let io_kwargs = settings.io_kwargs.get(modality.name()).unwrap_or(&Value::Null);
+        let io_kwargs = match modality {
+            Modality::Video if settings.hears_videos() => Some(&settings.io_kwargs),
+            modality => settings.io_kwargs.get(modality.name()).and_then(Value::as_object),
+        };
         let parts = [
             "vLLM's processor",
             &settings.greeting().vllm,
             &self.model.to_string(),
             &Value::from(self.options.processor.vllm_flags.clone()).to_string(),
             &sorted(&settings.processor_kwargs).to_string(),
-            &io_kwargs.as_object().map_or(Value::Null, sorted).to_string(),
+            &io_kwargs.map_or(Value::Null, sorted).to_string(),
         ];
         parts.iter().fold(Vec::new(), |identity, part| PlanClass::identify(&identity, part.as_bytes()))
     }
@@ -267,6 +271,11 @@ impl HelpedSettings {
     fn limit(&self, modality: &Modality) -> usize {
         let limit = self.greeting().limits.get(modality.name()).copied().flatten();
         limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+    }
+
+    /// Whether a video's sound is an item, too, which stands where the video does (`use_audio_in_video` of Qwen2.5-Omni and others).
+    fn hears_videos(&self) -> bool {
+        self.processor_kwargs.get("use_audio_in_video").is_some_and(|value| *value == Value::Bool(true))
     }
 
     /// What stands for an item in a conversation whose content is one string; nothing if nothing does.

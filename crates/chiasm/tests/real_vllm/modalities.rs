@@ -68,6 +68,15 @@ fn omni_requests() -> Vec<Value> {
     let mut requests = audio_requests();
     requests.extend(video_requests());
     requests.push(ask(json!([clip("with_sound.mp4"), clip("mono_16k.wav"), image(DAWN), text("all of it")])));
+    // The sound of a video is a second item on the video's own range.
+    for content in [
+        json!([clip("with_sound.mp4"), text("what is to be seen and heard?")]),
+        json!([image(DAWN), text("compare"), clip("with_sound.mp4"), text("and"), clip("with_sound.mp4"), text("all the time")]),
+    ] {
+        let mut request = ask(content);
+        request["mm_processor_kwargs"] = json!({"use_audio_in_video": true});
+        requests.push(request);
+    }
     requests
 }
 

@@ -184,6 +184,22 @@ fn placeholders_share_tokens_that_embed_nothing_and_no_others() {
 }
 
 #[test]
+fn two_items_take_turns_on_one_range() {
+    let masks = |masks: [[bool; 4]; 2], next: usize| {
+        let mut request = text();
+        request.mm_features = vec![feature(5, 4), feature(5, 4), feature(next, 4)];
+        for (feature, mask) in request.mm_features.iter_mut().zip(masks) {
+            feature.position.is_embed = Some(mask.to_vec());
+        }
+        refused(&request)
+    };
+    let (video, sound) = ([false, true, false, true], [true, false, true, false]);
+    assert_eq!(masks([video, sound], 9), None);
+    assert_eq!(masks([video, sound], 8).as_deref(), Some("mm_features[2].mm_position"));
+    assert_eq!(masks([video, [true, true, false, false]], 9).as_deref(), Some("mm_features[1].mm_position"));
+}
+
+#[test]
 fn an_is_embed_mask_covers_the_placeholder() {
     let mask = |mask: &[bool]| {
         let mask = mask.to_vec();

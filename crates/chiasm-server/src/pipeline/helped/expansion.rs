@@ -16,6 +16,13 @@ pub(super) enum Written<'a> {
 }
 
 impl Written<'_> {
+    pub(super) fn modality(&self) -> &Modality {
+        match self {
+            Self::Here { modality, .. } => modality,
+            Self::Helped(item) => item.modality(),
+        }
+    }
+
     /// How many tokens it takes; the fewest, if there are several ways to write it.
     pub(super) fn tokens(&self) -> usize {
         match self {

@@ -35,12 +35,16 @@ impl Preparation<'_> {
         &self,
         helped: &Arc<Helped>,
         mut chat: Chat,
-        media: Vec<EncodedMedia>,
+        mut media: Vec<EncodedMedia>,
     ) -> Result<Vec<Planned>, RequestError> {
         let needy = media.iter().zip(&chat.media).find(|(encoded, _)| self.frontend.needs_help(encoded));
         let field = needy.map_or("messages", |(_, source)| &source.field);
         let settings = helped.settings(&chat.media_kwargs).await.map_err(|error| error.at(field))?;
-        check_counts(&chat.media, |modality| settings.limit(modality))?;
+        if settings.hears_videos() {
+            (media, chat.media) = with_sounds(media, std::mem::take(&mut chat.media));
+        }
+        let of_server = &self.frontend.limits.items_per_prompt;
+        check_counts(&chat.media, |modality| settings.limit(modality).min(of_server.of(modality)))?;
         let open = async |(encoded, source): (&EncodedMedia, &MediaRef)| match self.frontend.needs_help(encoded) {
             true => helped.open(encoded, &settings, &source.field).await.map(Some).map_err(|e| e.at(&source.field)),
             false => Ok(None),
@@ -100,7 +104,9 @@ impl Preparation<'_> {
             })
             .collect();
         // Before anything of that size is made.
-        let tokens_of_items = written.iter().map(Written::tokens).fold(0, usize::saturating_add);
+        let stands_alone = |item: &&Written<'_>| !(settings.hears_videos() && *item.modality() == Modality::Audio);
+        let tokens_of_items =
+            written.iter().filter(stands_alone).map(Written::tokens).fold(0, usize::saturating_add);
         let max_model_len = self.classes.iter().map(|class| class.max_model_len).max().unwrap_or(0);
         if tokens_of_items > max_model_len {
             return Err(Cause::ContextFull { tokens: tokens_of_items, max_model_len }.into());
@@ -149,4 +155,17 @@ impl Preparation<'_> {
         })
         .await
     }
+}
+
+/// The items, with the sound of each video behind it.
+fn with_sounds(media: Vec<EncodedMedia>, sources: Vec<MediaRef>) -> (Vec<EncodedMedia>, Vec<MediaRef>) {
+    let sound_of = |(encoded, source): &(EncodedMedia, MediaRef)| {
+        (encoded.modality == Modality::Video).then(|| {
+            let mut sound = encoded.clone();
+            sound.modality = Modality::Audio;
+            (sound, MediaRef { modality: Modality::Audio, ..source.clone() })
+        })
+    };
+    let items = media.into_iter().zip(sources);
+    items.flat_map(|item| [sound_of(&item), Some(item)].into_iter().rev()).flatten().unzip()
 }
