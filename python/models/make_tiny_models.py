@@ -13,7 +13,19 @@ from pathlib import Path
 
 import torch
 from answers import check_answers
-from families import gemma3, internvl, llama4, llava, llava_onevision, paligemma, pixtral, qwen, qwen2_audio, qwen_omni
+from families import (
+    gemma3,
+    internvl,
+    llama4,
+    llava,
+    llava_onevision,
+    minicpmv,
+    paligemma,
+    pixtral,
+    qwen,
+    qwen2_audio,
+    qwen_omni,
+)
 from weights import set_weights
 
 FAMILIES = {
@@ -34,6 +46,7 @@ FAMILIES = {
     "omni": qwen_omni.make_omni,
     "llavaov": llava_onevision.make_llavaov,
     "paligemma": paligemma.make_paligemma,
+    "minicpmv46": minicpmv.make_minicpmv46,
 }
 
 

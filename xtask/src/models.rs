@@ -11,7 +11,7 @@ use crate::vllm_env::{self, Setup, VllmEnv};
 const FOLDER: &str = "python/models";
 const SCRIPT: &str = "python/models/make_tiny_models.py";
 /// One directory each.
-pub(crate) const MODELS: [&str; 17] = [
+pub(crate) const MODELS: [&str; 18] = [
     "qwen2vl",
     "qwen25vl",
     "qwen3vl",
@@ -29,6 +29,7 @@ pub(crate) const MODELS: [&str; 17] = [
     "omni",
     "llavaov",
     "paligemma",
+    "minicpmv46",
 ];
 
 /// Makes the models, or finds them made; returns the directory that holds them by name.

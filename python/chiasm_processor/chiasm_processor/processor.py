@@ -116,8 +116,8 @@ class Processor:
             cache=known,
         )
         for modality, names in self._names(inputs).items():
-            for index, (name, place) in enumerate(zip(names, places[modality], strict=True)):
-                known.updates[name] = [from_plain(update, modality, index) for update in items[place].updates]
+            for name, place in zip(names, places[modality], strict=True):
+                known.updates[name] = [from_plain(update, modality) for update in items[place].updates]
         expanded = self.vllm.apply(inputs, UNTIMED)
         placeholders: list[Placeholder | None] = [None] * len(items)
         for modality, found in expanded["mm_placeholders"].items():

@@ -11,6 +11,9 @@ from vllm.multimodal.processing.processor import (
 
 from .messages import Update, runs, unrolled
 
+# Each item is made by itself. Where a model numbers its items, vLLM looks for this number to write that of the prompt.
+MADE_AS = 0
+
 
 def to_plain(update: ResolvedPromptUpdate) -> Update:
     full, is_embed = update.content.full, update.content.is_embed
@@ -18,10 +21,10 @@ def to_plain(update: ResolvedPromptUpdate) -> Update:
     return Update(update.mode.value, _plain_target(update.target), runs(full), mask)
 
 
-def from_plain(update: Update, modality: str, item_idx: int) -> ResolvedPromptUpdate:
+def from_plain(update: Update, modality: str) -> ResolvedPromptUpdate:
     mask = None if update.is_embed is None else torch.tensor(unrolled(update.is_embed), dtype=torch.bool)
     details = PromptUpdateDetails(unrolled(update.full), None if mask is None else lambda _: mask)
-    return ResolvedPromptUpdate(modality, item_idx, UpdateMode(update.mode), _target(update.target), details)
+    return ResolvedPromptUpdate(modality, MADE_AS, UpdateMode(update.mode), _target(update.target), details)
 
 
 def _plain_target(target: list[int] | PromptIndex) -> list[int] | str | dict[str, list[int]]:

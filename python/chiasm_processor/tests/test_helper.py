@@ -32,6 +32,8 @@ FLAGS = {
     "pixtral": ("--dtype", "float32"),
     "mistral3": ("--dtype", "float32"),
     "internvl": ("--dtype", "float32"),
+    # Numbers its images.
+    "minicpmv46": ("--dtype", "bfloat16"),
 }
 
 

@@ -185,22 +185,26 @@ def make_qwen3vl_moe():
     return TinyModel(model, qwen3_processor(words), transpose_experts)
 
 
-def make_qwen35():
-    words = vocabulary(QWEN35_SPLIT)
+def qwen35_text_config(words):
     # A quarter of each head turns with the position, as published.
     rope = {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+    return text_config(
+        words,
+        rope,
+        head_dim=64,
+        layer_types=["linear_attention", "full_attention"],
+        # vLLM's CPU kernel has no narrower head. The state of these heads decides how long a block of the cache is.
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=64,
+        linear_value_head_dim=64,
+    )
+
+
+def make_qwen35():
+    words = vocabulary(QWEN35_SPLIT)
     config = transformers.Qwen3_5Config(
-        text_config=text_config(
-            words,
-            rope,
-            head_dim=64,
-            layer_types=["linear_attention", "full_attention"],
-            # vLLM's CPU kernel has no narrower head. The state of these heads decides how long a block of the cache is.
-            linear_num_key_heads=1,
-            linear_num_value_heads=2,
-            linear_key_head_dim=64,
-            linear_value_head_dim=64,
-        ),
+        text_config=qwen35_text_config(words),
         vision_config=qwen3_vision(2),
         **marker_ids(words),
     )

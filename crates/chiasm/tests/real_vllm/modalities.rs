@@ -8,7 +8,7 @@ use chiasm::scenarios::{DAWN, NIGHT};
 use serde_json::{Value, json};
 
 use crate::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
-use crate::predictions::{found_as_predicted, settled};
+use crate::predictions::{found_as_predicted, settled, workers};
 use crate::requests::{answers_are_those_of_vllm_serve, image, text};
 
 /// A part with a file of `tests/clips`, by the end of whose name the modality is known.
@@ -88,6 +88,18 @@ fn image_requests() -> Vec<Value> {
     ]
 }
 
+/// How an item is written depends on how many of its modality come before it, and it was made by itself.
+fn numbered_requests() -> Vec<Value> {
+    vec![
+        ask(json!([image(DAWN), text("describe this image briefly.")])),
+        ask(json!([text("compare"), image(NIGHT), text("and"), image(DAWN)])),
+        ask(json!([image(NIGHT), image(NIGHT), text("the same image")])),
+        ask(json!([clip("silent.mp4"), text("what is this?")])),
+        ask(json!([image(DAWN), clip("silent.mp4"), text("what is in"), image(NIGHT)])),
+        ask(json!([clip("with_sound.mp4"), text("and"), clip("silent.mp4"), text("and"), clip("edit_list.mp4")])),
+    ]
+}
+
 /// One engine for each model: the prompt tokens and the new tokens of `vllm serve`, and the engine finds what it was predicted to
 /// have.
 #[tokio::test]
@@ -96,26 +108,29 @@ async fn every_modality_is_answered_as_by_vllm_serve() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
     let chosen = std::env::var("CHIASM_TEST_FAMILIES").ok();
-    for (model, requests) in [
-        ("qwen25vl", video_requests()),
-        ("qwen3vl", video_requests()),
-        ("qwen2audio", audio_requests()),
-        ("omni", omni_requests()),
+    for (model, requests, flags) in [
+        ("qwen25vl", video_requests(), &[][..]),
+        ("qwen3vl", video_requests(), &[]),
+        ("qwen2audio", audio_requests(), &[]),
+        ("omni", omni_requests(), &[]),
         // Two videos in one prompt end this model's engine, whoever asks.
-        ("llavaov", [image_requests(), one_video_requests()].concat()),
-        ("paligemma", image_requests()),
+        ("llavaov", [image_requests(), one_video_requests()].concat(), &[]),
+        ("paligemma", image_requests(), &[]),
+        // Its linear attention runs in bfloat16 only.
+        ("minicpmv46", numbered_requests(), &["--dtype", "bfloat16"]),
     ] {
         if chosen.as_ref().is_some_and(|chosen| !chosen.split(',').any(|name| name == model)) {
             continue;
         }
-        let reference = environment.reference(model, &[]);
-        let (server, _engine) = environment.attach("shm", ROOMY_ARENA_GB, model, &[]);
+        let reference = environment.reference(model, flags);
+        let (server, _engine) = environment.attach("shm", ROOMY_ARENA_GB, model, flags);
         let reference = reference.answers(&requests).await;
         server.wait_ready(1, STARTUP).await;
         answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+        let block_size = workers(&server).await[0]["block_size"].as_u64().expect("a block size") as usize;
         for request in &requests {
             settled(&server).await;
-            found_as_predicted(&server.chat(request).await, 32, model);
+            found_as_predicted(&server.chat(request).await, block_size, model);
         }
         assert_eq!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await, 0.0, "{model}");
         assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "{model}");
