@@ -12,9 +12,10 @@
 //! | `door`, `door_note` | the bench of the frontend: its targets, its note |
 //! | `door_run` | a run of it: which sides, in which order what |
 //! | `door_peers`, `door_inputs` | the frontends that it is measured against; its model and pictures |
+//! | `page` | what several notes are written with |
 //! | `peers` | the programs that measure pixels, index and door, which have a workspace of their own |
 //! | `load` | what else the machine does |
-//! | `built` | where cargo puts what it builds |
+//! | `built` | what cargo builds of this workspace, and where |
 //! | `turbojpeg` | a library that two of the peers decode with |
 
 mod built;
@@ -30,6 +31,7 @@ mod handoff_note;
 mod index;
 mod index_note;
 mod load;
+mod page;
 mod peers;
 mod pixels;
 mod pixels_note;
@@ -46,7 +48,6 @@ use crate::bench_peers::row::{Mandatory, Row};
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::test_run::cargo;
 use crate::vllm_env::{self, Setup, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
@@ -154,14 +155,10 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
 }
 
 fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
-    let (root, manifest) = (&setup.workspace.root, setup.workspace.file(MANIFEST)?);
+    let root = &setup.workspace.root;
     setup.workspace.file(PLUGIN_PACKAGE)?;
     let env = vllm_env::ensure(setup)?;
-    setup.output.say("building the example `handoff` of chiasm-engine")?;
-    let mut build = cargo(&setup.workspace);
-    build.args(["build", "--release", "--locked", "--package", "chiasm-engine", "--example", "handoff"]);
-    child::run(&mut build, "cargo build of the example", &setup.output, &setup.cancel)?;
-    let program = built::target_directory(setup, &manifest)?.join("release/examples/handoff");
+    let program = built::example(setup, "chiasm-engine", "handoff")?;
     let mut measure = Command::new(program);
     measure.envs(vllm_env::ENGINE_VARIABLES).stdin(Stdio::null());
     for (flag, value) in [
