@@ -12,6 +12,8 @@
 //! | `door`, `door_note` | the bench of the frontend: its targets, its note |
 //! | `door_run` | a run of it: which sides, in which order what |
 //! | `door_peers`, `door_inputs` | the frontends that it is measured against; its model and pictures |
+//! | `processor`, `processor_note` | the bench of vLLM's processor: its targets, its note |
+//! | `processor_run` | a run of it |
 //! | `page` | what several notes are written with |
 //! | `peers` | the programs that measure pixels, index and door, which have a workspace of their own |
 //! | `load` | what else the machine does |
@@ -35,6 +37,9 @@ mod page;
 mod peers;
 mod pixels;
 mod pixels_note;
+mod processor;
+mod processor_note;
+mod processor_run;
 mod row;
 mod turbojpeg;
 
@@ -51,6 +56,7 @@ use crate::keyed_dir::KeyedDir;
 use crate::vllm_env::{self, Setup, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
+pub(crate) use processor_run::SHORT as SHORT_PROCESSOR;
 
 const RESULTS: &str = "docs/benchmarks";
 const MANIFEST: &str = "Cargo.toml";
@@ -72,6 +78,8 @@ pub(crate) enum Bench {
     Index,
     /// `chiasm serve`, vLLM's Rust frontend and Dynamo's under the same load.
     Door,
+    /// vLLM's own processor: in processes beside `chiasm serve`, in `vllm launch render`, and in one process as Dynamo has it.
+    Processor,
 }
 
 impl Bench {
@@ -81,6 +89,7 @@ impl Bench {
             handoff::BENCH => Some(Self::Handoff),
             index::BENCH => Some(Self::Index),
             door::BENCH => Some(Self::Door),
+            processor::BENCH => Some(Self::Processor),
             _ => None,
         }
     }
@@ -91,6 +100,7 @@ impl Bench {
             Self::Handoff => handoff::BENCH,
             Self::Index => index::BENCH,
             Self::Door => door::BENCH,
+            Self::Processor => processor::BENCH,
         }
     }
 
@@ -101,6 +111,7 @@ impl Bench {
             Self::Handoff => &handoff::MANDATORY,
             Self::Index => &index::MANDATORY,
             Self::Door => &door::MANDATORY,
+            Self::Processor => &processor::MANDATORY,
         }
     }
 
@@ -111,6 +122,7 @@ impl Bench {
             Self::Handoff => 21,
             // A round takes a minute.
             Self::Door => 7,
+            Self::Processor => 9,
         }
     }
 }
@@ -122,6 +134,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         Bench::Handoff => handoff(setup, rounds, json),
         Bench::Index => index(setup, rounds, json),
         Bench::Door => door_run::run(setup, rounds, json, sides),
+        Bench::Processor => processor_run::run(setup, rounds, json),
     }
 }
 
