@@ -12,9 +12,12 @@
 //! | `door`, `door_note` | the bench of the frontend: its targets, its note |
 //! | `door_run` | a run of it: which sides, in which order what |
 //! | `door_peers`, `door_inputs` | the frontends that it is measured against; its model and pictures |
+//! | `processor`, `processor_note` | the bench of vLLM's processor: its targets, its note |
+//! | `processor_run` | a run of it |
+//! | `page` | what several notes are written with |
 //! | `peers` | the programs that measure pixels, index and door, which have a workspace of their own |
 //! | `load` | what else the machine does |
-//! | `built` | where cargo puts what it builds |
+//! | `built` | what cargo builds of this workspace, and where |
 //! | `turbojpeg` | a library that two of the peers decode with |
 
 mod built;
@@ -30,9 +33,13 @@ mod handoff_note;
 mod index;
 mod index_note;
 mod load;
+mod page;
 mod peers;
 mod pixels;
 mod pixels_note;
+mod processor;
+mod processor_note;
+mod processor_run;
 mod row;
 mod turbojpeg;
 
@@ -46,10 +53,10 @@ use crate::bench_peers::row::{Mandatory, Row};
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::test_run::cargo;
 use crate::vllm_env::{self, Setup, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
+pub(crate) use processor_run::SHORT as SHORT_PROCESSOR;
 
 const RESULTS: &str = "docs/benchmarks";
 const MANIFEST: &str = "Cargo.toml";
@@ -71,6 +78,8 @@ pub(crate) enum Bench {
     Index,
     /// `chiasm serve`, vLLM's Rust frontend and Dynamo's under the same load.
     Door,
+    /// vLLM's own processor: in processes beside `chiasm serve`, in `vllm launch render`, and in one process as Dynamo has it.
+    Processor,
 }
 
 impl Bench {
@@ -80,6 +89,7 @@ impl Bench {
             handoff::BENCH => Some(Self::Handoff),
             index::BENCH => Some(Self::Index),
             door::BENCH => Some(Self::Door),
+            processor::BENCH => Some(Self::Processor),
             _ => None,
         }
     }
@@ -90,6 +100,7 @@ impl Bench {
             Self::Handoff => handoff::BENCH,
             Self::Index => index::BENCH,
             Self::Door => door::BENCH,
+            Self::Processor => processor::BENCH,
         }
     }
 
@@ -100,6 +111,7 @@ impl Bench {
             Self::Handoff => &handoff::MANDATORY,
             Self::Index => &index::MANDATORY,
             Self::Door => &door::MANDATORY,
+            Self::Processor => &processor::MANDATORY,
         }
     }
 
@@ -110,6 +122,7 @@ impl Bench {
             Self::Handoff => 21,
             // A round takes a minute.
             Self::Door => 7,
+            Self::Processor => 9,
         }
     }
 }
@@ -121,6 +134,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         Bench::Handoff => handoff(setup, rounds, json),
         Bench::Index => index(setup, rounds, json),
         Bench::Door => door_run::run(setup, rounds, json, sides),
+        Bench::Processor => processor_run::run(setup, rounds, json),
     }
 }
 
@@ -154,14 +168,10 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
 }
 
 fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
-    let (root, manifest) = (&setup.workspace.root, setup.workspace.file(MANIFEST)?);
+    let root = &setup.workspace.root;
     setup.workspace.file(PLUGIN_PACKAGE)?;
     let env = vllm_env::ensure(setup)?;
-    setup.output.say("building the example `handoff` of chiasm-engine")?;
-    let mut build = cargo(&setup.workspace);
-    build.args(["build", "--release", "--locked", "--package", "chiasm-engine", "--example", "handoff"]);
-    child::run(&mut build, "cargo build of the example", &setup.output, &setup.cancel)?;
-    let program = built::target_directory(setup, &manifest)?.join("release/examples/handoff");
+    let program = built::example(setup, "chiasm-engine", "handoff")?;
     let mut measure = Command::new(program);
     measure.envs(vllm_env::ENGINE_VARIABLES).stdin(Stdio::null());
     for (flag, value) in [

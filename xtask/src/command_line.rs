@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::{Bench, DoorSides};
+use crate::bench_peers::{Bench, DoorSides, SHORT_PROCESSOR};
 use crate::error::Error;
 use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
@@ -39,6 +39,10 @@ usage: cargo xtask COMMAND
                     measure what a request costs in the frontend against vllm-rs and Dynamo, write docs/benchmarks/door.*
                     --rounds takes 7 or more, --engines the simulated engines before which our frontend stands
                     --baseline measures against another commit's chiasm instead, and writes nothing; --with-peers does both
+  bench-peers processor [--rounds N | --short] [--json]
+                    measure what vLLM's processor makes, against vllm launch render and one process as Dynamo runs it, write
+                    docs/benchmarks/processor.*
+                    --rounds takes 9 or more; --short goes once through all of it, prints the note and writes nothing
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
@@ -126,6 +130,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 let number = found.parse().ok().filter(|&number| number >= fewest);
                 *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
             }
+            ("--short", Command::BenchPeers { bench: Bench::Processor, rounds, .. }) => *rounds = SHORT_PROCESSOR,
             ("--minutes", Command::Soak { minutes, .. }) => {
                 let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
                 *minutes = number.ok_or(Error::Number { flag: "--minutes" })?;
@@ -219,6 +224,9 @@ mod tests {
         assert_eq!(parse_words("bench-peers handoff --json").unwrap(), asked(Bench::Handoff, 21, true));
         assert_eq!(parse_words("bench-peers index").unwrap(), asked(Bench::Index, 15, false));
         assert_eq!(parse_words("bench-peers door").unwrap(), asked(Bench::Door, 7, false));
+        assert_eq!(parse_words("bench-peers processor").unwrap(), asked(Bench::Processor, 9, false));
+        assert_eq!(parse_words("bench-peers processor --short").unwrap(), asked(Bench::Processor, 1, false));
+        assert!(parse_words("bench-peers door --short").is_err());
         assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));
         assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));
         for line in ["bench-peers pixels --rounds 14", "bench-peers pixels --rounds", "bench-peers pixels --rounds x"] {

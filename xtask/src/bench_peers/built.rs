@@ -1,11 +1,32 @@
-//! The directory into which cargo builds.
+//! What cargo builds of this workspace for a bench, and where.
 
 use std::path::{Path, PathBuf};
 
+use crate::bench_peers::MANIFEST;
 use crate::child;
 use crate::error::Error;
 use crate::test_run::cargo;
 use crate::vllm_env::Setup;
+
+/// Builds `chiasm` and returns where it is.
+pub(crate) fn chiasm(setup: &Setup) -> Result<PathBuf, Error> {
+    release(setup, "chiasm", &["--workspace", "--bin", "chiasm"], "chiasm")
+}
+
+/// Builds an example and returns where it is.
+pub(crate) fn example(setup: &Setup, package: &str, name: &str) -> Result<PathBuf, Error> {
+    let what = format!("the example `{name}` of {package}");
+    release(setup, &what, &["--package", package, "--example", name], &format!("examples/{name}"))
+}
+
+fn release(setup: &Setup, what: &str, arguments: &[&str], program: &str) -> Result<PathBuf, Error> {
+    let manifest = setup.workspace.file(MANIFEST)?;
+    setup.output.say(&format!("building {what}"))?;
+    let mut build = cargo(&setup.workspace);
+    build.args(["build", "--release", "--locked"]).args(arguments);
+    child::run(&mut build, &format!("cargo build of {what}"), &setup.output, &setup.cancel)?;
+    Ok(target_directory(setup, &manifest)?.join("release").join(program))
+}
 
 /// The target directory of the workspace that `manifest` belongs to.
 pub(crate) fn target_directory(setup: &Setup, manifest: &Path) -> Result<PathBuf, Error> {

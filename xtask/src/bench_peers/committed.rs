@@ -4,9 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::bench_peers::row::{Row, missing};
-use crate::bench_peers::{Bench, RESULTS, door_note, handoff_note, index_note, pixels_note};
+use crate::bench_peers::{Bench, RESULTS, door_note, handoff_note, index_note, pixels_note, processor_note};
 
-const BENCHES: [Bench; 4] = [Bench::Pixels, Bench::Handoff, Bench::Index, Bench::Door];
+const BENCHES: [Bench; 5] = [Bench::Pixels, Bench::Handoff, Bench::Index, Bench::Door, Bench::Processor];
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -28,6 +28,7 @@ fn each_note_is_made_of_the_rows_beside_it() {
             Bench::Handoff => handoff_note::write(&rows),
             Bench::Index => index_note::write(&rows),
             Bench::Door => door_note::write(&rows),
+            Bench::Processor => processor_note::write(&rows),
         };
         let committed = fs::read_to_string(file(bench, "md")).unwrap();
         for (number, (made, found)) in note.lines().zip(committed.lines()).enumerate() {

@@ -1,11 +1,10 @@
 //! `docs/benchmarks/door.md`, made of the rows and nothing else.
 
-use std::fmt::Write;
-
 use crate::bench_peers::door::{
     BASELINE, DIFFERENT, METRICS, Metric, ORIGIN, OUR_ENGINES, PER_CPU, ROUNDS, TOKENS_PER_CPU,
 };
 use crate::bench_peers::load;
+use crate::bench_peers::page::{number, push};
 use crate::bench_peers::row::Row;
 
 const HEAD: &str = "\
@@ -118,11 +117,6 @@ fn peers(rows: &[Row]) -> Vec<&str> {
     peers
 }
 
-fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a String can't fail.
-    let _ = text.write_fmt(line);
-}
-
 fn targets(rows: &[Row], text: &mut String) {
     text.push_str("\n## Targets: requests per second of the frontend's CPU time\n\n");
     text.push_str("| case | against | ours | theirs | ratio | target | reached |\n|---|---|---|---|---|---|---|\n");
@@ -164,16 +158,6 @@ fn table(case: &[Row], peers: &[&str], text: &mut String) {
             push(text, format_args!(" {}{ratio} |", number(row.and_then(|row| row.peer))));
         }
         text.push('\n');
-    }
-}
-
-/// Three digits are what such a run can tell.
-fn number(number: Option<f64>) -> String {
-    match number {
-        None => "–".to_owned(),
-        Some(number) if number >= 100.0 => format!("{number:.0}"),
-        Some(number) if number >= 10.0 => format!("{number:.1}"),
-        Some(number) => format!("{number:.2}"),
     }
 }
 

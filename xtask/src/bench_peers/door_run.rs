@@ -5,10 +5,8 @@ use std::process::{Command, Stdio};
 
 use crate::bench_peers::door::{self, BASELINE};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::{Bench, MANIFEST, built, door_inputs, door_note, door_peers, peers, row, turbojpeg, write};
-use crate::child;
+use crate::bench_peers::{Bench, built, door_inputs, door_note, door_peers, peers, row, turbojpeg, write};
 use crate::error::Error;
-use crate::test_run::cargo;
 use crate::vllm_env::Setup;
 
 /// The frontends to measure, and the number of engines behind ours.
@@ -62,7 +60,7 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool, sides: &Sides) -> Resu
     let inputs = door_inputs::ensure(setup)?;
     let program = peers::build(setup, door::BENCH)?;
     flags.extend([
-        ("--chiasm", chiasm(setup)?),
+        ("--chiasm", built::chiasm(setup)?),
         ("--engines", sides.engines.to_string().into()),
         ("--model", inputs.join("model")),
         ("--pictures", inputs.join("pictures")),
@@ -88,16 +86,6 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool, sides: &Sides) -> Resu
         println!("{line}");
     }
     Ok(())
-}
-
-/// Builds this checkout's.
-fn chiasm(setup: &Setup) -> Result<PathBuf, Error> {
-    let manifest = setup.workspace.file(MANIFEST)?;
-    setup.output.say("building chiasm")?;
-    let mut build = cargo(&setup.workspace);
-    build.args(["build", "--release", "--locked", "--workspace", "--bin", "chiasm"]);
-    child::run(&mut build, "cargo build of chiasm", &setup.output, &setup.cancel)?;
-    Ok(built::target_directory(setup, &manifest)?.join("release/chiasm"))
 }
 
 #[cfg(test)]

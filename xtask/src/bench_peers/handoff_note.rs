@@ -1,11 +1,10 @@
 //! `docs/benchmarks/handoff.md`, made of the rows and nothing else.
 
-use std::fmt::Write;
-
 use crate::bench_peers::handoff::{
     CACHED, FIRST_USE, INLINE, LIMIT, MEMCPY, MEMCPY_IN_TURN, ROUNDS, SEND, SHM, TEXT, USED_BEFORE, WRITE,
 };
 use crate::bench_peers::load;
+use crate::bench_peers::page::push;
 use crate::bench_peers::row::Row;
 
 const HEAD: &str = "\
@@ -59,11 +58,6 @@ pub(crate) fn write(rows: &[Row]) -> String {
     table(rows, &mut text);
     first_use(rows, &mut text);
     text
-}
-
-fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a String can't fail.
-    let _ = text.write_fmt(line);
 }
 
 fn targets(rows: &[Row], text: &mut String) {

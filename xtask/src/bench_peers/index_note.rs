@@ -1,11 +1,10 @@
 //! `docs/benchmarks/index.md`, made of the rows and nothing else.
 
-use std::fmt::Write;
-
 use crate::bench_peers::index::{
     DIFFERENT, HELD, LOOKUPS, LOOKUPS_FROM_TOKENS, MEMORY, METRICS, OURS, PROMPT_BLOCKS, PROMPT_WORKERS, ROUNDS,
 };
 use crate::bench_peers::load;
+use crate::bench_peers::page::push;
 use crate::bench_peers::row::Row;
 
 const HEAD: &str = "\
@@ -75,11 +74,6 @@ pub(crate) fn write(rows: &[Row]) -> String {
         table(case, &mut text);
     }
     text
-}
-
-fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a String can't fail.
-    let _ = text.write_fmt(line);
 }
 
 fn targets(rows: &[Row], text: &mut String) {

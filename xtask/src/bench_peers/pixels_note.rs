@@ -1,7 +1,6 @@
 //! `docs/benchmarks/pixels.md`, made of the rows and nothing else.
 
-use std::fmt::Write;
-
+use crate::bench_peers::page::push;
 use crate::bench_peers::pixels::{DIFFERS, FLOOR, ROUNDS};
 use crate::bench_peers::row::Row;
 
@@ -51,11 +50,6 @@ pub(crate) fn write(rows: &[Row]) -> String {
         table(cases, &mut text);
     }
     text
-}
-
-fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a String can't fail.
-    let _ = text.write_fmt(line);
 }
 
 /// How many rounds, and against whom.

@@ -1,0 +1,105 @@
+//! How long an item of vLLM's processor takes as the frontend sees it: a side of `cargo xtask bench-peers processor`, told over
+//! pipes what to do, one JSON object per line in and out.
+//!
+//! ```text
+//! item --python PROGRAM --model DIR --media DIR
+//!
+//! in   {"kind": "image", "video" or "clip", "items": [any, …]}
+//! out  {"ms": [milliseconds of each], "said": [the sum of all bytes of its tensors]}
+//! ```
+//!
+//! Kinds are files of the folder `--media`. The first line out is said once the processor is ready. A time is that from the file in
+//! this process's memory to the tensors in this process's memory: a copy of the file, the call, and a copy of the tensors, which in
+//! the frontend goes to the engine's shared memory. That memory was used before, as slots are.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "a measurement")]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::stdin;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use chiasm_processor::{ItemCall, ItemTensor, ItemValue, MadeItem, Processor, ProcessorOptions, Sandbox};
+use serde::Deserialize;
+use serde_json::{Map, json};
+
+type Failure = Box<dyn Error>;
+
+#[derive(Deserialize)]
+struct Order {
+    kind: String,
+    items: Vec<u64>,
+}
+
+fn main() -> Result<(), Failure> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(run())
+}
+
+async fn run() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let flags: BTreeMap<&str, &str> =
+        arguments.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
+    let flag = |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing"));
+    let media = Path::new(flag("--media")?);
+    let processor = Processor::start(options(flag("--python")?, flag("--model")?)).await?;
+    println!("{}", json!({"ready": true}));
+    let mut out = Vec::new();
+    for line in stdin().lines() {
+        let order: Order = serde_json::from_str(&line?)?;
+        let file = Bytes::from(std::fs::read(media.join(&order.kind))?);
+        let (mut ms, mut said) = (Vec::new(), Vec::new());
+        for _ in &order.items {
+            let start = Instant::now();
+            item(&processor, &order.kind, file.clone(), &mut out).await?;
+            ms.push(start.elapsed().as_secs_f64() * 1e3);
+            said.push(out.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+        }
+        println!("{}", json!({"ms": ms, "said": said}));
+    }
+    Ok(())
+}
+
+/// The defaults of `chiasm serve`.
+fn options(python: &str, model: &str) -> ProcessorOptions {
+    ProcessorOptions {
+        python: python.into(),
+        model: model.into(),
+        vllm_flags: Vec::new(),
+        children: 1,
+        queue: 256,
+        timeout: Duration::from_secs(60),
+        startup_timeout: Duration::from_secs(300),
+        item_bytes: 2 << 30,
+        address_space: 16 << 30,
+        sandbox: Sandbox::Auto,
+    }
+}
+
+/// Has an item made and copies its tensors to `out`.
+async fn item(processor: &Processor, kind: &str, file: Bytes, out: &mut Vec<u8>) -> Result<(), Failure> {
+    let none = Map::new();
+    let modality = if kind == "image" { kind } else { "video" };
+    let made = processor.item(ItemCall { modality, file, processor_kwargs: &none, io_kwargs: &none }).await?;
+    let tensors: Vec<&ItemTensor> = made.fields.iter().flat_map(|field| tensors(&field.value)).collect();
+    out.resize(tensors.iter().map(|tensor| tensor.bytes()).sum(), 0);
+    copy(&made, &tensors, out)
+}
+
+fn copy(made: &MadeItem, tensors: &[&ItemTensor], mut out: &mut [u8]) -> Result<(), Failure> {
+    for tensor in tensors {
+        let (place, rest) = out.split_at_mut(tensor.bytes());
+        made.read(tensor, place)?;
+        out = rest;
+    }
+    Ok(())
+}
+
+fn tensors(value: &ItemValue) -> Vec<&ItemTensor> {
+    match value {
+        ItemValue::Tensor(tensor) => vec![tensor],
+        ItemValue::List(list) => list.iter().flat_map(tensors).collect(),
+        ItemValue::Int(_) | ItemValue::Float(_) => Vec::new(),
+    }
+}

@@ -1,0 +1,387 @@
+//! Turns what `bench/processor/measure.py` measured into rows, with the targets that the project has set itself.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::bench_peers::door_peers::DYNAMO;
+use crate::bench_peers::load::Load;
+use crate::bench_peers::row::{Mandatory, Row, rounded};
+use crate::error::Error;
+
+/// The bench's name in rows and files.
+pub(crate) const BENCH: &str = "processor";
+/// How the names of those that we are compared with begin.
+pub(crate) const RENDER: &str = "vllm launch render";
+pub(crate) const NO_TENSORS: &str = "render without tensors";
+pub(crate) const IN_ONE: &str = "one process";
+pub(crate) const ALONE: &str = "decoding and processing alone";
+/// What those are that are no peers.
+const OURS: &str = "chiasm";
+/// The case of what is said of the whole run.
+const ALL: &str = "all";
+/// The metric that tells how many rounds the medians are of.
+pub(crate) const ROUNDS: &str = "rounds";
+/// How many processes there were that make items, beside so many cores.
+pub(crate) const HELPERS: &str = "helpers";
+/// Bytes of a file.
+pub(crate) const FILE: &str = "file";
+/// Tokens of a prompt with one item.
+pub(crate) const PROMPT: &str = "prompt";
+/// Prompts or items that were compared (ours), and those that were others (the peer's).
+pub(crate) const DIFFERENT: &str = "others";
+/// A frontend's CPU time for a request.
+pub(crate) const CPU: &str = "CPU per request";
+pub(crate) const LATENCY: &str = "latency p50";
+/// Items that are made one after the other, or by all helpers.
+pub(crate) const RATE: &str = "items per second";
+pub(crate) const ITEM_CPU: &str = "CPU per item";
+/// What a call takes as a frontend sees it.
+pub(crate) const CALL: &str = "one call";
+pub(crate) const CLIPS_PER_CORE: &str = "clips per second of CPU time";
+pub(crate) const CLIPS: &str = "clips per second";
+/// How many clips are asked for at once.
+pub(crate) const AT_ONCE: &str = "clips at once";
+
+/// The end of a case's name: with what our repeated item is compared.
+const COLD: &str = "theirs new";
+const WARM: &str = "theirs repeated too";
+/// The case of many clips.
+const CAPTIONING: &str = "captioning of clips";
+
+const OF_COLD: f64 = 20.0;
+const OF_WARM: f64 = 3.0;
+/// So much of what one process makes, each of ours has to make.
+const OF_ONE_HELPER: f64 = 0.8;
+/// Most that a call for a picture may take, in times of decoding and processing it.
+const OF_A_CALL: f64 = 1.1;
+
+pub(crate) const MANDATORY: [Mandatory; 5] = [
+    Mandatory {
+        cases: &[
+            "repeated image, theirs new",
+            "repeated image, theirs repeated too",
+            "repeated video, theirs new",
+            "repeated video, theirs repeated too",
+            "new image",
+            "new video",
+        ],
+        lines: &[(CPU, RENDER), (CPU, NO_TENSORS), (CPU, IN_ONE)],
+    },
+    Mandatory { cases: &["new images", "new videos"], lines: &[(RATE, ALONE)] },
+    Mandatory { cases: &["new image", "new video"], lines: &[(CALL, ALONE)] },
+    Mandatory { cases: &[CAPTIONING], lines: &[(CLIPS_PER_CORE, ALONE), (CLIPS, ALONE)] },
+    Mandatory {
+        cases: &["image", "video"],
+        lines: &[(DIFFERENT, RENDER), (DIFFERENT, NO_TENSORS), (DIFFERENT, IN_ONE), (DIFFERENT, ALONE)],
+    },
+];
+
+/// The first line: what was measured with.
+#[derive(Debug, Deserialize)]
+struct Setting {
+    vllm: String,
+    /// PyAV's version, with whose encoder clips were made.
+    av: String,
+    helpers: u32,
+    /// Of each kind's file.
+    bytes: BTreeMap<String, u64>,
+}
+
+/// Any other line.
+#[derive(Debug, Deserialize)]
+struct Measurement {
+    case: String,
+    side: String,
+    metric: String,
+    value: f64,
+}
+
+/// What a run measured.
+#[derive(Debug)]
+pub(crate) struct Run {
+    setting: Setting,
+    measurements: Vec<Measurement>,
+}
+
+/// Parses the lines.
+pub(crate) fn parse(lines: &[String]) -> Result<Run, Error> {
+    let what = "what measure.py printed";
+    let json = |source| Error::Json { what: what.to_owned(), source };
+    let (setting, measurements) =
+        lines.split_first().ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed: String::new() })?;
+    let measurements: Result<_, _> = measurements.iter().map(|line| serde_json::from_str(line)).collect();
+    Ok(Run { setting: serde_json::from_str(setting).map_err(json)?, measurements: measurements.map_err(json)? })
+}
+
+/// A metric of ours beside a peer's.
+struct Comparison<'a> {
+    /// Case and side of ours and theirs, as the measurements name them.
+    ours: (&'a str, &'a str),
+    theirs: (&'a str, &'a str),
+    measured: &'a str,
+    metric: &'static str,
+    unit: &'static str,
+    against: Against,
+    target: Option<f64>,
+}
+
+/// How a ratio is meant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Against {
+    /// Times better than theirs, of which less is better.
+    Less,
+    /// Times better than theirs, of which more is better.
+    More,
+    /// Times theirs, which is a limit.
+    Limit,
+}
+
+/// All rows of a run that began under some load.
+pub(crate) fn rows(run: &Run, rounds: u32, load: Option<Load>) -> Vec<Row> {
+    let Setting { av, helpers, bytes, .. } = &run.setting;
+    let rounds = Some(f64::from(rounds));
+    let mut rows = vec![
+        Row { ours: rounds, peer: rounds, ..row(ALL, ROUNDS, "rounds", OURS) },
+        Row { ours: Some(f64::from(*helpers)), ..row(ALL, HELPERS, "processes", OURS) },
+    ];
+    rows.extend(load.map(|load| load.row(BENCH)));
+    let maker = |kind: &str| if kind == "image" { "Pillow".to_owned() } else { format!("libx264 of PyAV {av}") };
+    let file = |(kind, bytes): (&String, &u64)| Row {
+        ours: Some(rounded(*bytes as f64 / 1e3)),
+        ..row(kind, FILE, "kB", &maker(kind))
+    };
+    rows.extend(bytes.iter().map(file));
+    for kind in ["image", "video"] {
+        rows.extend(run.equality(kind));
+        rows.extend(run.requests(kind));
+        rows.extend(run.items(kind));
+    }
+    rows.extend(run.clips());
+    rows
+}
+
+impl Run {
+    fn value(&self, case: &str, side: &str, metric: &str) -> Option<f64> {
+        let is_it = |it: &&Measurement| (&*it.case, &*it.side, &*it.metric) == (case, side, metric);
+        self.measurements.iter().find(is_it).map(|it| it.value)
+    }
+
+    /// A peer's name with its versions.
+    fn name(&self, side: &str) -> String {
+        let vllm = &self.setting.vllm;
+        match side {
+            "render" => format!("{RENDER} {vllm}"),
+            "render, no tensors" => format!("{NO_TENSORS} (vLLM {vllm})"),
+            "in one process" => format!("{IN_ONE} (vLLM {vllm}, as Dynamo {DYNAMO})"),
+            _ => format!("{ALONE} (vLLM {vllm})"),
+        }
+    }
+
+    /// Whether the peer's prompts, or its tensors, are ours.
+    fn is_equal(&self, kind: &str, side: &str) -> Option<bool> {
+        self.value(kind, side, "different").map(|different| different == 0.0)
+    }
+
+    fn equality(&self, kind: &str) -> Vec<Row> {
+        let prompt = self.value(kind, OURS, "prompt tokens");
+        let mut rows = vec![Row { ours: prompt, ..row(kind, PROMPT, "tokens", OURS) }];
+        for side in ["render", "render, no tensors", "in one process", "alone"] {
+            let unit = if side == "alone" { "items" } else { "prompts" };
+            let [ours, peer] = ["compared", "different"].map(|metric| self.value(kind, side, metric));
+            let equal = self.is_equal(kind, side);
+            rows.push(Row { ours, peer, equal, ..row(kind, DIFFERENT, unit, &self.name(side)) });
+        }
+        rows
+    }
+
+    /// What a request costs in a frontend.
+    fn requests(&self, kind: &str) -> Vec<Row> {
+        let [new, repeated] = ["new", "repeated"].map(|what| format!("{what} {kind}"));
+        let [cold, warm] = [COLD, WARM].map(|theirs| format!("{repeated}, {theirs}"));
+        let cases = [
+            (cold, &repeated, &new, Some(OF_COLD)),
+            (warm, &repeated, &repeated, Some(OF_WARM)),
+            (new.clone(), &new, &new, None),
+        ];
+        let mut rows = Vec::new();
+        for (case, ours, theirs, target) in &cases {
+            for (metric, measured) in [(CPU, "CPU"), (LATENCY, "time")] {
+                for side in ["render", "render, no tensors", "in one process"] {
+                    // What a router asks for is less than what has to be made for an engine: it is told, and no target.
+                    let is_aimed_at = metric == CPU && side != "render, no tensors";
+                    rows.extend(self.compare(
+                        case,
+                        kind,
+                        &Comparison {
+                            ours: (ours, OURS),
+                            theirs: (theirs, side),
+                            measured,
+                            metric,
+                            unit: "ms",
+                            against: Against::Less,
+                            target: target.filter(|_| is_aimed_at),
+                        },
+                    ));
+                }
+            }
+        }
+        rows
+    }
+
+    /// What making new items comes to.
+    fn items(&self, kind: &str) -> Vec<Row> {
+        let [measured_as, case] = [format!("many {kind}s"), format!("new {kind}s")];
+        let (ours, theirs) = ((&*measured_as, "helpers"), (&*measured_as, "alone"));
+        let share = OF_ONE_HELPER * f64::from(self.setting.helpers);
+        let call = (&*measured_as, "item");
+        let of_a_call = (kind == "image").then_some(OF_A_CALL);
+        let compare = |case, ours, measured, metric, unit, against, target| {
+            self.compare(case, kind, &Comparison { ours, theirs, measured, metric, unit, against, target })
+        };
+        let rows = [
+            compare(&case, ours, "rate", RATE, "items/s", Against::More, Some(share)),
+            compare(&case, ours, "CPU", ITEM_CPU, "ms", Against::Less, None),
+            compare(&format!("new {kind}"), call, "time", CALL, "ms", Against::Limit, of_a_call),
+        ];
+        rows.into_iter().flatten().collect()
+    }
+
+    fn clips(&self) -> Vec<Row> {
+        let compare = |measured, metric, unit, against| {
+            let [ours, theirs] = ["helpers", "alone"].map(|side| ("clips", side));
+            self.compare(
+                CAPTIONING,
+                "video",
+                &Comparison { ours, theirs, measured, metric, unit, against, target: None },
+            )
+        };
+        let per_core = compare("CPU", CLIPS_PER_CORE, "clips/s", Against::Less);
+        let per_second = |milliseconds: f64| rounded(1e3 / milliseconds);
+        let per_core =
+            per_core.map(|row| Row { ours: row.ours.map(per_second), peer: row.peer.map(per_second), ..row });
+        let [clips, prompt] = ["clips", "prompt tokens"].map(|metric| self.value("clips", "helpers", metric));
+        let told = [(clips, AT_ONCE, "clips"), (prompt, PROMPT, "tokens")]
+            .map(|(ours, metric, unit)| Some(Row { ours, ..row(CAPTIONING, metric, unit, OURS) }));
+        told.into_iter().chain([per_core, compare("rate", CLIPS, "clips/s", Against::More)]).flatten().collect()
+    }
+
+    /// None if one of the two was not measured.
+    fn compare(&self, case: &str, kind: &str, it: &Comparison<'_>) -> Option<Row> {
+        let ours = self.value(it.ours.0, it.ours.1, it.measured)?;
+        let theirs = self.value(it.theirs.0, it.theirs.1, it.measured)?;
+        let ratio = match it.against {
+            Against::Less => theirs / ours,
+            Against::More | Against::Limit => ours / theirs,
+        };
+        let equal = self.is_equal(kind, it.theirs.1);
+        let reached = |target: f64| {
+            let reached = if it.against == Against::Limit { ratio <= target } else { ratio >= target };
+            reached && equal == Some(true)
+        };
+        Some(Row {
+            ours: Some(rounded(ours)),
+            peer: Some(rounded(theirs)),
+            ratio: Some(rounded(ratio)),
+            target: it.target,
+            ok: it.target.map(reached),
+            equal,
+            ..row(case, it.metric, it.unit, &self.name(it.theirs.1))
+        })
+    }
+}
+
+fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
+    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::bench_peers::row::missing;
+
+    /// A run with two helpers in which a repeated item costs us 2 ms of CPU time, and peers 30 where it is repeated and 50
+    /// where it is new; a call takes 22 ms where decoding and processing take 20, and the helpers make 80 items a second.
+    pub(crate) fn run(different: f64) -> Run {
+        let mut measurements = Vec::new();
+        let mut add = |case: &str, side: &str, metric: &str, value| {
+            let [case, side, metric] = [case, side, metric].map(str::to_owned);
+            measurements.push(Measurement { case, side, metric, value });
+        };
+        for kind in ["image", "video"] {
+            add(kind, OURS, "prompt tokens", 1265.0);
+            for side in ["render", "render, no tensors", "in one process", "alone"] {
+                add(kind, side, "compared", 3.0);
+                add(kind, side, "different", different);
+                for (what, cpu) in [("new", 50.0), ("repeated", 30.0)] {
+                    add(&format!("{what} {kind}"), side, "CPU", cpu);
+                    add(&format!("{what} {kind}"), side, "time", cpu);
+                }
+            }
+            for (what, cpu) in [("new", 40.0), ("repeated", 2.0)] {
+                add(&format!("{what} {kind}"), OURS, "CPU", cpu);
+                add(&format!("{what} {kind}"), OURS, "time", 2.0 * cpu);
+            }
+            for (side, rate, time) in [("helpers", 80.0, 50.0), ("alone", 50.0, 20.0), ("item", 45.0, 22.0)] {
+                add(&format!("many {kind}s"), side, "rate", rate);
+                add(&format!("many {kind}s"), side, "CPU", 1e3 / rate);
+                add(&format!("many {kind}s"), side, "time", time);
+            }
+        }
+        add("clips", "helpers", "clips", 400.0);
+        add("clips", "helpers", "prompt tokens", 2443.0);
+        for (side, rate) in [("helpers", 4.0), ("alone", 5.0)] {
+            add("clips", side, "rate", rate);
+            add("clips", side, "CPU", 1e3 / rate);
+        }
+        let bytes = [("image", 550_087), ("video", 487_347)].map(|(kind, bytes)| (kind.to_owned(), bytes)).into();
+        Run { setting: Setting { vllm: "0.32.0".into(), av: "18.1.0".into(), helpers: 2, bytes }, measurements }
+    }
+
+    fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
+        rows.iter().find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
+    }
+
+    #[test]
+    fn a_repeated_item_is_compared_with_theirs_new_and_repeated() {
+        let rows = rows(&run(0.0), 9, None);
+        let cold = find(&rows, "repeated image, theirs new", CPU, RENDER);
+        assert_eq!((cold.ours, cold.peer, cold.ratio), (Some(2.0), Some(50.0), Some(25.0)));
+        assert_eq!((cold.target, cold.ok, cold.equal), (Some(20.0), Some(true), Some(true)));
+        let warm = find(&rows, "repeated video, theirs repeated too", CPU, IN_ONE);
+        assert_eq!((warm.ratio, warm.target, warm.ok), (Some(15.0), Some(3.0), Some(true)));
+        assert!(warm.peer_name.contains("as Dynamo 1."), "{}", warm.peer_name);
+        assert_eq!(find(&rows, "repeated image, theirs new", CPU, NO_TENSORS).target, None);
+        assert_eq!(find(&rows, "new image", CPU, RENDER).ratio, Some(1.25));
+        assert_eq!(find(&rows, "new image", LATENCY, RENDER).ratio, Some(0.625));
+    }
+
+    #[test]
+    fn helpers_are_compared_with_one_process_each_and_a_call_has_a_limit() {
+        let rows = rows(&run(0.0), 9, None);
+        let rate = find(&rows, "new videos", RATE, ALONE);
+        assert_eq!((rate.ratio, rate.target, rate.ok), (Some(1.6), Some(1.6), Some(true)));
+        let call = find(&rows, "new image", CALL, ALONE);
+        assert_eq!((call.ratio, call.target, call.ok), (Some(1.1), Some(1.1), Some(true)));
+        assert_eq!(find(&rows, "new video", CALL, ALONE).target, None);
+        let clips = find(&rows, CAPTIONING, CLIPS_PER_CORE, ALONE);
+        assert_eq!((clips.ours, clips.peer, clips.ratio, clips.ok), (Some(4.0), Some(5.0), Some(0.8), None));
+    }
+
+    #[test]
+    fn other_prompts_and_other_tensors_reach_no_target() {
+        let rows = rows(&run(1.0), 9, None);
+        assert!(rows.iter().all(|row| row.ok != Some(true)));
+        assert_eq!(rows.iter().filter(|row| row.ok == Some(false)).count(), 11);
+        let others = find(&rows, "image", DIFFERENT, ALONE);
+        assert_eq!((others.ours, others.peer, others.equal), (Some(3.0), Some(1.0), Some(false)));
+    }
+
+    #[test]
+    fn a_run_that_lacks_a_side_says_so() {
+        let mut run = run(0.0);
+        assert!(missing(&rows(&run, 9, None), &MANDATORY).is_empty());
+        run.measurements.retain(|it| it.case != "many images" || it.side != "item");
+        assert_eq!(missing(&rows(&run, 9, None), &MANDATORY), [format!("new image, {CALL}, {ALONE}")]);
+    }
+}

@@ -1,0 +1,43 @@
+//! A run of the bench of vLLM's processor: what it needs is made ready, `bench/processor/measure.py` measures, its results are told.
+
+use std::process::Stdio;
+
+use crate::bench_peers::load::Load;
+use crate::bench_peers::{Bench, built, peers, processor, processor_note, write};
+use crate::error::Error;
+use crate::models;
+use crate::vllm_env::{self, Setup};
+
+const MEASURE: &str = "bench/processor/measure.py";
+const MODEL: &str = "qwen25vl";
+/// Rounds of a run that is only to see whether all of it works.
+pub(crate) const SHORT: u32 = 1;
+
+/// Runs it. The note of a short run is printed and not kept.
+pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
+    let script = setup.workspace.file(MEASURE)?;
+    let env = vllm_env::ensure(setup)?;
+    let model = models::ensure(setup, &env)?.join(MODEL);
+    let (chiasm, item) = (built::chiasm(setup)?, built::example(setup, "chiasm-processor", "item")?);
+    let mut measure = env.python_command();
+    // -s: packages of the user are not those of the environment. -B: leaves no __pycache__.
+    measure.args(["-s", "-B"]).arg(script).args(["--rounds", &rounds.to_string()]).stdin(Stdio::null());
+    for (flag, value) in [("--chiasm", chiasm), ("--vllm", env.vllm()), ("--item", item), ("--model", model)] {
+        measure.arg(flag).arg(value);
+    }
+    if rounds == SHORT {
+        measure.arg("--short");
+    }
+    setup.output.say("making pictures and clips, starting all sides, which import vLLM, then measuring")?;
+    let load = Load::now();
+    let rows = processor::rows(&processor::parse(&peers::lines(&mut measure, MEASURE)?)?, rounds, load);
+    let note = processor_note::write(&rows);
+    if rounds == SHORT {
+        return setup.output.say(&note);
+    }
+    let written = write(setup, Bench::Processor, &rows, &note, json)?;
+    for row in rows.iter().filter(|row| row.metric == processor::DIFFERENT && row.equal == Some(false)) {
+        setup.output.say(&format!("!!! others are made: {}, {}", row.case, row.peer_name))?;
+    }
+    setup.output.say(&written)
+}
