@@ -25,6 +25,7 @@ usage: cargo xtask COMMAND
   goldens [--vllm VERSION]
                     make the golden files again with the newest vLLM, say what changed
                     --vllm makes them on a copy with another version, and says what that makes otherwise
+  models-page       ask the newest vLLM which models it registers that take more than text, write docs/models.md and models.json
   versions-page     write docs/versions.md again, of the results that `test --vllm` has kept
   bench-peers pixels [--rounds N] [--json]
                     measure image preprocessing against llm-multimodal and transformers, write docs/benchmarks/pixels.*
@@ -75,6 +76,7 @@ pub(crate) enum Command {
         /// Whether what passed is kept, for `docs/versions.md`.
         record: bool,
     },
+    ModelsPage,
     VersionsPage,
     Soak {
         minutes: u32,
@@ -96,6 +98,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             version => Command::VllmDrift { version: release(version)?, write: false },
         },
         "models" => Command::Models,
+        "models-page" => Command::ModelsPage,
         "versions-page" => Command::VersionsPage,
         "goldens" => Command::Goldens { version: NEWEST },
         "bench-peers" => match flags.next().map(String::as_str) {
@@ -185,6 +188,7 @@ mod tests {
         assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
         assert_eq!(parse_words("vllm-env --vllm 0.33").unwrap(), Command::VllmEnv { version: "0.33.0" });
         assert_eq!(parse_words("models").unwrap(), Command::Models);
+        assert_eq!(parse_words("models-page").unwrap(), Command::ModelsPage);
         assert_eq!(parse_words("goldens").unwrap(), Command::Goldens { version: NEWEST });
         assert_eq!(parse_words("goldens --vllm 0.31").unwrap(), Command::Goldens { version: "0.31.0" });
         assert_eq!(parse_words("").unwrap(), Command::Help);

@@ -8,6 +8,7 @@
 //! | `vllm_overlay` | other versions of vLLM over that environment |
 //! | `vllm_drift` | what a version of vLLM changes of what Chiasm relies on |
 //! | `versions_page` | what is told of these versions |
+//! | `models_page` | which of vLLM's models are served, and how |
 //! | `models` | tiny random models made in that environment |
 //! | `goldens` | golden files made again, and what changed |
 //! | `soak` | the service in any weather, for as long as is asked |
@@ -26,6 +27,7 @@ mod free_disk;
 mod goldens;
 mod keyed_dir;
 mod models;
+mod models_page;
 mod plugin;
 mod python;
 mod soak;
@@ -93,6 +95,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
+        Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
         Command::Test { versions, record } => {

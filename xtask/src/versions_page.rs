@@ -123,7 +123,7 @@ const NEXT: &str = "\
 2. Give the version a list with the wheel's hashes in `python/vllm_env` and a row in `xtask/src/vllm_overlay.rs`, and move the window in
    `wire/version.rs`.
 3. `cargo xtask goldens` makes the goldens with it; look at each that changed, and change our side.
-4. `cargo xtask vllm-drift VERSION --write` writes its manifest.
+4. `cargo xtask vllm-drift VERSION --write` writes its manifest, `cargo xtask models-page` the list of its [models](models.md).
 5. Say here (`xtask/src/versions_page.rs`) what differs, and run `cargo xtask test --vllm all`, which writes this page.
 ";
 

@@ -92,14 +92,24 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// The text that stands for an item of one modality in a conversation whose content is one string, such as
-/// `<|image_pad|>` (vLLM's `get_placeholder_str` of the model class).
+/// What stands for items of one modality in a conversation whose content is one string, such as `<|image_pad|>` (vLLM's
+/// `get_placeholder_str` of the model class).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkerText<'a> {
     /// What kind of item.
     pub modality: &'a Modality,
-    /// The text, not empty.
-    pub text: &'a str,
+    /// One text for all items, or where they are numbered one for each item of the conversation, or none if nothing is written.
+    pub texts: &'a [&'a str],
+}
+
+impl<'a> MarkerText<'a> {
+    /// The text for one of the conversation's items, counted from 0. There may be none, or none any more.
+    fn of(&self, number: usize) -> Option<&'a str> {
+        match self.texts {
+            [for_all] => Some(for_all),
+            numbered => numbered.get(number).copied(),
+        }
+    }
 }
 
 /// How a conversation is rendered.

@@ -91,7 +91,7 @@ fn chats_become_the_same_text_and_tokens() {
             count += 1;
             let request = &requests[case["name"].as_str().unwrap()];
             let messages: Vec<_> = list(request, "messages").iter().map(message).collect();
-            let marker = MarkerText { modality: &Modality::Image, text: json["image_text"].as_str().unwrap() };
+            let marker = MarkerText { modality: &Modality::Image, texts: &[json["image_text"].as_str().unwrap()] };
             let rendered = template.render(&messages, &[marker], &options(request));
             let matches = match (&rendered, case["error"].as_str()) {
                 (Ok(text), None) => {

@@ -44,7 +44,7 @@ pub(crate) async fn run(
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let flags = VllmFlags::read(&args.vllm_args)?;
-    let native = vllm_processor::native_images(&args.processor);
+    let native = vllm_processor::native_images(&args.processor, flags.foreign_model)?;
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
     let helper = vllm_processor::options(&args, &model, &vllm_args(&args))?;

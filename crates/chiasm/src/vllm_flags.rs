@@ -17,6 +17,8 @@ const MEDIA_IO_KWARGS: &str = "--media-io-kwargs";
 /// Whether the engine normalises pixels.
 const NORMALIZE: &str = "--mm-device-do-normalize";
 const NO_NORMALIZE: &str = "--no-mm-device-do-normalize";
+/// Which code of vLLM's runs the model.
+const MODEL_IMPL: &str = "--model-impl";
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
@@ -27,6 +29,8 @@ pub(crate) struct VllmFlags {
     pub(crate) processor_kwargs: Map<String, Value>,
     /// Whether the engine normalises the pixels of models that can be normalised there.
     pub(crate) normalize: bool,
+    /// Whether the model is run by code that is not vLLM's own of it, and takes other tensors: `--model-impl transformers`.
+    pub(crate) foreign_model: bool,
 }
 
 impl VllmFlags {
@@ -37,7 +41,7 @@ impl VllmFlags {
     /// [`CliError::File`] the configuration that can't be read.
     pub(crate) fn read(args: &[String]) -> Result<Self, CliError> {
         let (mut processor, mut media) = (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
-        let mut normalize = true;
+        let (mut normalize, mut foreign_model) = (true, false);
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             let Some(flag) = Spelled::read(arg) else { continue };
@@ -49,6 +53,8 @@ impl VllmFlags {
                 check_config(Path::new(value()?))?;
             } else if let Some(json) = [&mut processor, &mut media].into_iter().find(|json| flag.means(json.name)) {
                 json.add(flag.path, value()?)?;
+            } else if flag.name != "--model" && flag.means(MODEL_IMPL) {
+                foreign_model = !["auto", "vllm"].contains(&value()?);
             } else if flag.means(NORMALIZE) {
                 normalize = true;
             } else if flag.means(NO_NORMALIZE) {
@@ -56,7 +62,7 @@ impl VllmFlags {
             }
         }
         check_media_io(&media.object)?;
-        Ok(Self { processor_kwargs: processor.object, normalize })
+        Ok(Self { processor_kwargs: processor.object, normalize, foreign_model })
     }
 }
 
@@ -165,7 +171,8 @@ fn check_config(path: &Path) -> Result<(), CliError> {
         let key = key.rsplit(|char| !is_word(char)).next().unwrap_or_default();
         let name = format!("--{}", key.replace('_', "-"));
         let flags = [PROCESSOR_KWARGS, MEDIA_IO_KWARGS, NORMALIZE, NO_NORMALIZE];
-        if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)) {
+        let model_impl = (name == MODEL_IMPL).then_some(MODEL_IMPL);
+        if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)).or(model_impl) {
             let path = path.display();
             return Err(CliError::Usage(format!("{key} in {path} is not read by Chiasm: give {flag} after --")));
         }
@@ -184,6 +191,15 @@ mod tests {
 
     fn kwargs(args: &[&str]) -> Value {
         Value::Object(read(args).unwrap().processor_kwargs)
+    }
+
+    #[test]
+    fn models_that_are_not_vllms_own_are_told_apart() {
+        let foreign = |args: &[&str]| read(args).unwrap().foreign_model;
+        assert!(foreign(&["--model-impl", "transformers"]));
+        assert!(foreign(&["--model_impl=terratorch"]));
+        assert!(!foreign(&["--model-impl", "vllm"]));
+        assert!(!foreign(&["--model-impl=auto", "--model", "transformers"]));
     }
 
     #[test]
@@ -209,7 +225,11 @@ mod tests {
             &["--mm-encoder-tp-mode", "data", "--mm-processor-kwargs", "None"],
             &["--mm-processor-kwargs", "{}", "--media-io-kwargs", "{}"],
         ] {
-            assert_eq!(read(args).unwrap(), VllmFlags { processor_kwargs: Map::new(), normalize: true }, "{args:?}");
+            assert_eq!(
+                read(args).unwrap(),
+                VllmFlags { processor_kwargs: Map::new(), normalize: true, foreign_model: false },
+                "{args:?}"
+            );
         }
     }
 
@@ -296,6 +316,7 @@ mod tests {
             "mm-processor-kwargs.max_pixels: 3",
             "mm-processor-kw: {}",
             "mm-device-do-normalize: false",
+            "model_impl: transformers",
             "no-mm-device-do-normalize: true",
         ] {
             let error = read_file(text).unwrap_err();

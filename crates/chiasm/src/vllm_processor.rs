@@ -15,12 +15,18 @@ const OF_MEDIA_MODELS: [&str; 3] = ["audio_config", "thinker_config", "vision_co
 /// Words in the names of settings that such models have, though others may have them too.
 const MEDIA_WORDS: [&str; 7] = ["audio", "image", "img", "mm_", "speech", "video", "vision"];
 
-/// Who makes the images of a model.
-pub(crate) fn native_images(args: &ProcessorArgs) -> NativeImages {
+/// Who makes the images of a model. One that is run by other code than vLLM's own of it takes other tensors than Chiasm makes.
+///
+/// # Errors
+/// [`CliError::Usage`] if such a model is to have them made by Chiasm.
+pub(crate) fn native_images(args: &ProcessorArgs, foreign_model: bool) -> Result<NativeImages, CliError> {
     match args.processor {
-        ProcessorChoice::Auto => NativeImages::WhereSupported,
-        ProcessorChoice::Native => NativeImages::Required,
-        ProcessorChoice::Vllm => NativeImages::Never,
+        ProcessorChoice::Native if foreign_model => Err(CliError::Usage(
+            "--processor native makes tensors for vLLM's own model classes: leave out --model-impl after --".to_owned(),
+        )),
+        ProcessorChoice::Native => Ok(NativeImages::Required),
+        ProcessorChoice::Auto if !foreign_model => Ok(NativeImages::WhereSupported),
+        ProcessorChoice::Auto | ProcessorChoice::Vllm => Ok(NativeImages::Never),
     }
 }
 

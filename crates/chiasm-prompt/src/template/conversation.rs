@@ -1,5 +1,7 @@
 //! Messages as the chat template sees them: the dicts that vLLM builds (`vllm/renderers/chat_utils.py`, 0.33.0).
 
+use std::collections::BTreeMap;
+
 use chiasm_types::Modality;
 use serde_json::{Map, Value, json};
 
@@ -16,19 +18,25 @@ pub(super) fn to_dicts(
     format: ContentFormat,
     markers: &[MarkerText<'_>],
 ) -> Result<Vec<Value>, PromptError> {
-    messages.iter().enumerate().map(|(index, message)| to_dict(index, message, format, markers)).collect()
+    let mut numbers = BTreeMap::new();
+    let dicts = messages.iter().enumerate();
+    dicts.map(|(index, message)| to_dict(index, message, format, markers, &mut numbers)).collect()
 }
 
-fn to_dict(
+/// How many items of each modality came before.
+type Numbers<'a> = BTreeMap<&'a Modality, usize>;
+
+fn to_dict<'a>(
     index: usize,
-    message: &ChatMessage,
+    message: &'a ChatMessage,
     format: ContentFormat,
     markers: &[MarkerText<'_>],
+    numbers: &mut Numbers<'a>,
 ) -> Result<Value, PromptError> {
     let parts = parts_of(message);
     let mut content = match format {
         ContentFormat::Parts => Value::Array(parts.iter().map(part_dict).collect()),
-        ContentFormat::String => Value::String(joined(index, &parts, markers)?),
+        ContentFormat::String => Value::String(joined(index, &parts, markers, numbers)?),
     };
     let mut dict = Map::new();
     let mut extra = None;
@@ -103,23 +111,19 @@ fn texts<'a>(parts: &[Part<'a>]) -> Vec<&'a str> {
     parts.iter().filter_map(text).collect()
 }
 
-/// The texts, one per line, after as many markers of each modality as the texts do not hold already.
-fn joined(index: usize, parts: &[Part<'_>], markers: &[MarkerText<'_>]) -> Result<String, PromptError> {
+/// The texts, one per line, after as many of each marker as the texts do not hold already.
+fn joined<'a>(
+    index: usize,
+    parts: &[Part<'a>],
+    markers: &[MarkerText<'_>],
+    numbers: &mut Numbers<'a>,
+) -> Result<String, PromptError> {
     let mut texts = texts(parts);
     // Empty parts leave no line here, though they stay in the list format.
     texts.retain(|text| !text.is_empty());
     let text = texts.join("\n");
-    let mut modalities: Vec<&Modality> = Vec::new();
-    for part in parts {
-        match part {
-            Part::Media(modality) if !modalities.contains(modality) => modalities.push(modality),
-            _ => {}
-        }
-    }
     let mut lines = Vec::new();
-    for modality in modalities {
-        let marker = markers.iter().find(|marker| marker.modality == modality).map_or("", |marker| marker.text);
-        let items = parts.iter().filter(|part| matches!(part, Part::Media(other) if *other == modality)).count();
+    for (marker, items) in counted(parts, markers, numbers) {
         let present = text.matches(marker).count();
         let Some(missing) = items.checked_sub(present) else {
             return Err(PromptError::PlaceholderInText { index, placeholder: marker.to_owned() });
@@ -133,6 +137,32 @@ fn joined(index: usize, parts: &[Part<'_>], markers: &[MarkerText<'_>]) -> Resul
         lines.push(&text);
     }
     Ok(lines.join("\n"))
+}
+
+/// The markers of a message's items, each with how often it is there: modality by modality, as they come.
+fn counted<'m, 'a>(parts: &[Part<'a>], markers: &[MarkerText<'m>], numbers: &mut Numbers<'a>) -> Vec<(&'m str, usize)> {
+    let mut modalities: Vec<(&Modality, usize)> = Vec::new();
+    for part in parts {
+        let Part::Media(modality) = part else { continue };
+        match modalities.iter_mut().find(|(known, _)| known == modality) {
+            Some((_, items)) => *items += 1,
+            None => modalities.push((modality, 1)),
+        }
+    }
+    let mut counted: Vec<(&str, usize)> = Vec::new();
+    for (modality, items) in modalities {
+        let next = numbers.entry(modality).or_default();
+        let first = *next;
+        *next += items;
+        let Some(marker) = markers.iter().find(|marker| marker.modality == modality) else { continue };
+        for text in (first..first + items).filter_map(|number| marker.of(number)) {
+            match counted.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, count)) => *count += 1,
+                None => counted.push((text, 1)),
+            }
+        }
+    }
+    counted
 }
 
 /// The calls with their arguments as objects; `None` if there are no calls.

@@ -3,7 +3,7 @@ use std::fmt::Write;
 use serde_json::json;
 
 use super::*;
-use crate::ChatContent;
+use crate::{ChatContent, ChatPart};
 
 fn golden(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name);
@@ -29,6 +29,30 @@ fn hello() -> Vec<ChatMessage> {
 fn render(template: &str, kwargs: Value) -> Result<String, PromptError> {
     let options = RenderOptions { kwargs: kwargs.as_object().cloned().unwrap_or_default(), ..RenderOptions::default() };
     compile(template)?.render(&hello(), &[], &options)
+}
+
+#[test]
+fn numbered_items_are_counted_through_the_conversation() {
+    let user = |parts: Vec<ChatPart>| ChatMessage {
+        role: "user".into(),
+        content: Some(ChatContent::Parts(parts)),
+        ..ChatMessage::default()
+    };
+    let (audio, image) = (|| ChatPart::Media(Modality::Audio), || ChatPart::Media(Modality::Image));
+    let messages = [
+        user(vec![audio(), ChatPart::Text("first".into()), image()]),
+        user(vec![ChatPart::Text("Audio 2: and".into()), audio(), image(), audio(), audio()]),
+    ];
+    let markers = [
+        MarkerText { modality: &Modality::Audio, texts: &["Audio 1:", "Audio 2:", "Audio 3:"] },
+        MarkerText { modality: &Modality::Image, texts: &["<image>"] },
+    ];
+    let template = compile("{% for message in messages %}{{ message.content }}|{% endfor %}").unwrap();
+    let rendered = template.render(&messages, &markers, &RenderOptions::default()).unwrap();
+    // The fourth has no text of its own any more, and nothing is written where nothing is known to be.
+    assert_eq!(rendered, "Audio 1:\n<image>\nfirst|Audio 3:\n<image>\nAudio 2: and|");
+    let rendered = template.render(&messages, &[], &RenderOptions::default()).unwrap();
+    assert_eq!(rendered, "first|Audio 2: and|");
 }
 
 /// Templates on which minijinja can't be made to agree, or nobody has needed it. All but the last fail or are more lenient.

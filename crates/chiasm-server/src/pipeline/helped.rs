@@ -270,7 +270,11 @@ impl HelpedSettings {
     /// The most items of a modality in a prompt; any number of one that is not taken at all, which is found out later.
     fn limit(&self, modality: &Modality) -> usize {
         let limit = self.greeting().limits.get(modality.name()).copied().flatten();
-        limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+        let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+        match self.marker_texts(modality).len() {
+            0 | 1 => limit,
+            numbered => limit.min(numbered),
+        }
     }
 
     /// Whether a video's sound is an item, too, which stands where the video does (`use_audio_in_video` of Qwen2.5-Omni and others).
@@ -278,9 +282,9 @@ impl HelpedSettings {
         self.processor_kwargs.get("use_audio_in_video").is_some_and(|value| *value == Value::Bool(true))
     }
 
-    /// What stands for an item in a conversation whose content is one string; nothing if nothing does.
-    fn marker_text(&self, modality: &Modality) -> &str {
-        self.greeting().placeholders.get(modality.name()).and_then(|texts| texts.first()).map_or("", String::as_str)
+    /// What stands for items in a conversation whose content is one string: one text for all, one for each, or nothing.
+    fn marker_texts(&self, modality: &Modality) -> &[String] {
+        self.greeting().placeholders.get(modality.name()).map_or(&[], Vec::as_slice)
     }
 
     /// The most embeddings for which every engine has room at once.

@@ -313,7 +313,8 @@ fn plan_chat(
         return Err(RequestError::invalid(format!("media_io_kwargs.{name}"), "no settings are taken for these items"));
     }
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
-    let texts = image_prompt.map(|prompt| MarkerText { modality: &Modality::Image, text: prompt.text });
+    let of_images = image_prompt.as_ref().map(|prompt| [prompt.text]);
+    let texts = of_images.as_ref().map(|texts| MarkerText { modality: &Modality::Image, texts });
     let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
     let tokens = render(model, chat, texts.as_slice(), image_prompt.and_then(|prompt| prompt.rewrite))?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };

@@ -70,15 +70,17 @@ impl Preparation<'_> {
         small: bool,
         cost: std::time::Duration,
     ) -> Result<Vec<TokenId>, RequestError> {
-        let mut texts: Vec<(Modality, String)> = Vec::new();
+        let mut texts: Vec<(Modality, Vec<String>)> = Vec::new();
         for modality in items.media.iter().map(|item| &item.modality) {
             if texts.iter().all(|(known, _)| known != modality) {
-                texts.push((modality.clone(), settings.marker_text(modality).to_owned()));
+                texts.push((modality.clone(), settings.marker_texts(modality).to_vec()));
             }
         }
         let model = self.frontend.model.clone();
         self.run(small, cost, move || {
-            let texts: Vec<_> = texts.iter().map(|(modality, text)| MarkerText { modality, text }).collect();
+            let texts: Vec<(&Modality, Vec<&str>)> =
+                texts.iter().map(|(modality, texts)| (modality, texts.iter().map(String::as_str).collect())).collect();
+            let texts: Vec<_> = texts.iter().map(|(modality, texts)| MarkerText { modality, texts }).collect();
             render(&model, chat, &texts, None)
         })
         .await
@@ -105,8 +107,7 @@ impl Preparation<'_> {
             .collect();
         // Before anything of that size is made.
         let stands_alone = |item: &&Written<'_>| !(settings.hears_videos() && *item.modality() == Modality::Audio);
-        let tokens_of_items =
-            written.iter().filter(stands_alone).map(Written::tokens).fold(0, usize::saturating_add);
+        let tokens_of_items = written.iter().filter(stands_alone).map(Written::tokens).fold(0, usize::saturating_add);
         let max_model_len = self.classes.iter().map(|class| class.max_model_len).max().unwrap_or(0);
         if tokens_of_items > max_model_len {
             return Err(Cause::ContextFull { tokens: tokens_of_items, max_model_len }.into());
