@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use chiasm_types::{Dtype, TensorField};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use crate::message::{FieldKind, SaidField, SaidValue};
 use crate::{ProcessorError, PromptUpdate};
@@ -29,8 +29,10 @@ pub(crate) struct Memory {
 impl Memory {
     /// Memory of `length` bytes, taken as they are written, that begins with these.
     pub(crate) fn with(bytes: &[u8], length: u64) -> io::Result<Self> {
-        let file = File::from(memfd_create("chiasm-item", MemfdFlags::CLOEXEC)?);
+        let file = File::from(memfd_create("chiasm-item", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(length.max(bytes.len() as u64))?;
+        // A child that has been taken over can't fill the machine's memory with it.
+        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SEAL)?;
         file.write_all_at(bytes, 0)?;
         Ok(Self { file, length })
     }

@@ -1,6 +1,5 @@
 """A process that makes items: forked off a warm server, it locks itself before the first foreign byte and then answers calls."""
 
-import mmap
 import os
 import resource
 import socket
@@ -55,11 +54,11 @@ def answer(processor: Processor, call: Call, file: int | None) -> Reply:
 def _item(processor: Processor, call: Item, file: int | None) -> Made:
     if file is None:
         raise ValueError("there is no memory with the item")
-    with mmap.mmap(file, 0) as memory:
-        if not 0 <= call.length <= len(memory):
-            raise fields.NoRoom(f"{call.length} bytes are more than the memory has")
-        item, updates = processor.item(call.modality, memory[: call.length], call.processor_kwargs, call.io_kwargs)
-        return Made(list(fields.write(item, memory, call.length)), [to_plain(update) for update in updates])
+    data = os.pread(file, call.length, 0)
+    if len(data) != call.length:
+        raise ValueError(f"there are no {call.length} bytes in the memory with the item")
+    item, updates = processor.item(call.modality, data, call.processor_kwargs, call.io_kwargs)
+    return Made(list(fields.write(item, file, call.length)), [to_plain(update) for update in updates])
 
 
 def _prompt(processor: Processor, call: messages.Prompt) -> Expanded:
