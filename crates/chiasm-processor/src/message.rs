@@ -28,6 +28,10 @@ pub struct Greeting {
     pub video_processor: Option<String>,
     /// Methods that write items in prompts in a way of the processor's own. Without any, replacing targets is all there is.
     pub own_prompts: Vec<String>,
+    /// How vLLM's own frontend writes conversations: `hf` and `kimi_audio` by the model's chat template, others by code.
+    pub renderer: String,
+    /// Python packages without which files that the model takes can't be read.
+    pub missing: Vec<String>,
     /// Whether children lock themselves.
     pub sandbox: bool,
 }

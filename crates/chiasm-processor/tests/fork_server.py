@@ -73,7 +73,8 @@ def main():
         sys.exit(1)
     strange = [name for name in os.environ if name.startswith("CARGO")]
     greeting = {"vllm": f"0 {strange}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
-    send(connection, greeting | {"placeholders": {}, "video_processor": None, "own_prompts": [], "sandbox": False})
+    greeting |= {"placeholders": {}, "video_processor": None, "own_prompts": [], "renderer": "hf", "missing": []}
+    send(connection, greeting | {"sandbox": False})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         _, (childs,) = receive(connection)

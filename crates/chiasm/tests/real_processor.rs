@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
-use support::{Answer, Server, wait_for};
+use support::{Answer, Server, scenario_run, wait_for};
 
 const STARTUP: Duration = Duration::from_secs(120);
 
@@ -179,8 +179,11 @@ async fn hostile_files_cost_their_own_requests(server: &Server) {
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn videos_and_audio_are_made_once_and_hostile_ones_cost_nobody_else() {
-    let server = serve("omni", &["--processor-timeout", "10"]).await;
+    let server = serve("omni", &["--processor-timeout", "10", "--allow-private-media"]).await;
     a_video_is_made_once(&server).await;
+    for modality in ["video", "audio"] {
+        scenario_run::play_all_with(modality, &server, "m", 16, 8).await;
+    }
     hostile_files_cost_their_own_requests(&server).await;
     a_video_is_made_once(&server).await;
     let kwargs = json!({"fps": 1});

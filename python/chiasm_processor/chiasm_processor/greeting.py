@@ -1,10 +1,12 @@
 """What a frontend has to know of a model's processor before its first item."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import vllm
 from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
 from vllm.multimodal.processing.processor import BaseMultiModalProcessor
+from vllm.tokenizers.registry import tokenizer_args_from_config
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from .processor import UNTIMED, Processor
@@ -13,6 +15,8 @@ from .processor import UNTIMED, Processor
 OF_WARM_UP = 2048
 # Items of a modality for which a model that numbers them is asked.
 MOST_NUMBERED = 64
+# What reads recordings: the usual formats, and those in containers of videos. vLLM does not bring them by itself.
+FOR_AUDIO = ("soundfile", "av")
 
 # Overriding one of these, a processor writes items in prompts in a way of its own, so that only its own code knows how.
 OF_PROMPTS = (
@@ -41,6 +45,8 @@ def greeting(processor: Processor) -> dict[str, Any]:
         "placeholders": {modality: placeholders(processor.model_class(), modality) for modality in limits},
         "video_processor": get_video_processor_cls_name(processor.config) if "video" in limits else None,
         "own_prompts": own_methods(own),
+        "renderer": tokenizer_args_from_config(processor.config)[0],
+        "missing": [name for name in FOR_AUDIO if "audio" in limits and find_spec(name) is None],
     }
 
 

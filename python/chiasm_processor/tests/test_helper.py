@@ -3,18 +3,20 @@
 import io
 import os
 import signal
+import tempfile
 import unittest
 from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 from vllm.model_executor.models import registry
 from vllm.multimodal.processing import ProcessorInputs
 
 from chiasm_processor.child import receive
 from chiasm_processor.messages import KnownItem, Update
-from chiasm_processor.processor import UNTIMED, Processor
+from chiasm_processor.processor import UNTIMED, NotSupported, Processor
 from chiasm_processor.updates import to_plain
 
 from .frontend import Helper
@@ -105,6 +107,7 @@ class HelperTest(unittest.TestCase):
         self.assertEqual(greeting["own_prompts"], [])
         self.assertEqual(set(greeting["max_tokens"]), {"image", "video"})
         self.assertEqual(greeting["video_processor"], "Qwen2VLVideoProcessor")
+        self.assertEqual((greeting["renderer"], greeting["missing"]), ("hf", []))
         self.assertIs(greeting["sandbox"], os.environ.get("CHIASM_NO_LANDLOCK") is None)
 
     def test_a_child_makes_the_tensors_that_the_processor_makes(self) -> None:
@@ -178,3 +181,12 @@ class FailureTest(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
+
+    def test_kinds_of_models_that_are_not_served_are_named(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            whisper = transformers.WhisperConfig(architectures=["WhisperForConditionalGeneration"])
+            whisper.save_pretrained(directory)
+            with self.assertRaisesRegex(NotSupported, "WhisperForConditionalGeneration has an encoder"):
+                Processor(["--model", directory])
+        with self.assertRaisesRegex(NotSupported, "generates no text"):
+            Processor([*flags("qwen2vl"), "--runner", "pooling"])

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
 use crate::predictions::{found_as_predicted, settled, workers};
 use crate::requests::{answers_are_those_of_vllm_serve, image, text};
+use crate::support::scenario_run;
 
 /// A part with a file of `tests/clips`, by the end of whose name the modality is known.
 fn clip(name: &str) -> Value {
@@ -150,6 +151,11 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
     for request in requests {
         settled(&server).await;
         found_as_predicted(&server.chat(request).await, block_size, model);
+    }
+    if model == "omni" {
+        for modality in ["video", "audio"] {
+            scenario_run::play_all_with(modality, &server, "m", block_size as u64, 8).await;
+        }
     }
     assert_eq!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await, 0.0, "{model}");
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "{model}");

@@ -3,6 +3,7 @@
 
 pub mod origin;
 pub mod scenario_run;
+pub mod stand_ins;
 pub mod vllm_serves;
 
 use std::io::{BufRead, BufReader};

@@ -8,6 +8,8 @@ use axum::Router;
 use axum::routing::get;
 use chiasm::scenarios::PICTURES;
 
+use super::stand_ins;
+
 pub struct Origin {
     address: SocketAddr,
     pub hits: Arc<AtomicUsize>,
@@ -26,6 +28,12 @@ impl Origin {
                 ([("content-type", "image/jpeg")], picture.jpeg)
             };
             routes = routes.route(&format!("/{}", picture.name), get(serve));
+        }
+        for modality in ["video", "audio"] {
+            for number in 0..PICTURES.len() {
+                let serve = move || async move { stand_ins::file(modality, number) };
+                routes = routes.route(&format!("/{modality}/{number}"), get(serve));
+            }
         }
         tokio::spawn(async move { axum::serve(listener, routes).await });
         Self { address, hits }

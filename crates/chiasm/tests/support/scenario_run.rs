@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Server;
 use super::origin::Origin;
+use super::stand_ins;
 
 /// How long an engine's KV events may take on a busy machine. Without them the next request fails the run, so this one does not.
 const EVENTS: Duration = Duration::from_secs(5);
@@ -18,8 +19,19 @@ async fn known_blocks(server: &Server) -> usize {
     workers["workers"].as_array().expect("a list").iter().map(blocks).sum()
 }
 
-/// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the overlap. The answers' texts.
+/// The ten scenarios with the pictures that they have.
 pub async fn play_all(server: &Server, model: &str, block_size: u64, max_tokens: u32) -> Vec<String> {
+    play_all_with("image", server, model, block_size, max_tokens).await
+}
+
+/// The ten scenarios with items of another modality in place of pictures. Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the overlap. The answers' texts.
+pub async fn play_all_with(
+    modality: &str,
+    server: &Server,
+    model: &str,
+    block_size: u64,
+    max_tokens: u32,
+) -> Vec<String> {
     let origin = Origin::start().await;
     let mut texts = Vec::new();
     for scenario in scenarios::all() {
@@ -27,7 +39,11 @@ pub async fn play_all(server: &Server, model: &str, block_size: u64, max_tokens:
         for (index, turn) in scenario.turns.iter().enumerate() {
             let what = format!("{}, request {}", scenario.name, index + 1);
             let known = known_blocks(server).await;
-            let answer = server.chat(&turn.body(model, &origin.url(), max_tokens)).await;
+            let mut body = turn.body(model, &origin.url(), max_tokens);
+            if modality != "image" {
+                stand_ins::replace_pictures(&mut body, modality, &origin.url());
+            }
+            let answer = server.chat(&body).await;
             let body = answer.ok();
             let usage = &body["usage"];
             let overlap = answer.header("x-chiasm-overlap");

@@ -3,12 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use chiasm_processor::{Processor, ProcessorError, ProcessorOptions};
+use chiasm_processor::{Greeting, Processor, ProcessorError, ProcessorOptions};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// How long a start that has failed is not tried again.
 const FAILURES_LAST: Duration = Duration::from_secs(10);
+
+/// Renderers of vLLM's that write conversations by the model's chat template.
+const BY_TEMPLATE: [&str; 2] = ["hf", "kimi_audio"];
 
 type Outcome = Option<Result<Processor, ProcessorError>>;
 
@@ -49,23 +52,33 @@ impl Start {
             let begun = Instant::now();
             let started = Processor::start(options).await;
             match &started {
-                Ok(processor) => {
-                    let greeting = processor.greeting();
-                    let (vllm, sandbox) = (&greeting.vllm, greeting.sandbox);
-                    let modalities: Vec<_> = greeting.limits.keys().map(String::as_str).collect();
-                    let seconds = begun.elapsed().as_secs_f32();
-                    tracing::info!(%vllm, modalities = modalities.join(","), sandbox, seconds, "vLLM's processor is ready");
-                    if !sandbox {
-                        tracing::warn!(
-                            "vLLM's processor reads files of requests without a lock around it (--processor-sandbox)"
-                        );
-                    }
-                }
+                Ok(processor) => tell(processor.greeting(), begun.elapsed()),
                 Err(error) => tracing::warn!(%error, "vLLM's processor could not be started"),
             }
             sender.send_replace(Some(started));
         });
         *last = Some((outcome.clone(), Instant::now()));
         outcome
+    }
+}
+
+/// Tells who is there, and what is not as its users may think.
+fn tell(greeting: &Greeting, took: Duration) {
+    let Greeting { vllm, limits, renderer, missing, sandbox, .. } = greeting;
+    let modalities: Vec<_> = limits.keys().map(String::as_str).collect();
+    let (modalities, seconds) = (modalities.join(","), took.as_secs_f32());
+    tracing::info!(%vllm, modalities, sandbox, seconds, "vLLM's processor is ready");
+    if !sandbox {
+        tracing::warn!("vLLM's processor reads files of requests without a lock around it (--processor-sandbox)");
+    }
+    if !missing.is_empty() {
+        let missing = missing.join(",");
+        tracing::warn!(missing, "its Python can't read all recordings: pip install vllm[audio] there");
+    }
+    if !BY_TEMPLATE.contains(&renderer.as_str()) {
+        tracing::warn!(
+            renderer,
+            "vLLM writes this model's conversations by code; here its chat template does, if it has one"
+        );
     }
 }
