@@ -178,10 +178,6 @@ class FailureTest(unittest.TestCase):
         self.assertIn("failed", helper.greeting)
         self.assertEqual(helper.close(), 1)
 
-
-if __name__ == "__main__":
-    unittest.main()
-
     def test_kinds_of_models_that_are_not_served_are_named(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             whisper = transformers.WhisperConfig(architectures=["WhisperForConditionalGeneration"])
@@ -190,3 +186,7 @@ if __name__ == "__main__":
                 Processor(["--model", directory])
         with self.assertRaisesRegex(NotSupported, "generates no text"):
             Processor([*flags("qwen2vl"), "--runner", "pooling"])
+
+
+if __name__ == "__main__":
+    unittest.main()
