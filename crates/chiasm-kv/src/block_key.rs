@@ -122,8 +122,8 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
             passed += 1;
         }
         touching.clear();
-        // As in vLLM (`_gen_mm_extra_hash_keys`), an item that goes on behind the block hides those after it: of two that share a
-        // range, the second is in the last block only.
+        // An item that goes on behind the block hides those after it, as in vLLM (`_gen_mm_extra_hash_keys`): of two that share a
+        // range, the second is seen in the last block only.
         let mut hides_from = None;
         for span in media[passed..].iter().take_while(|span| span.offset < end) {
             touching.push((span.hash, span.offset as i64 - start as i64));

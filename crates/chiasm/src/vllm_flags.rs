@@ -17,7 +17,7 @@ const MEDIA_IO_KWARGS: &str = "--media-io-kwargs";
 /// Whether the engine normalises pixels.
 const NORMALIZE: &str = "--mm-device-do-normalize";
 const NO_NORMALIZE: &str = "--no-mm-device-do-normalize";
-/// Which code of vLLM's runs the model.
+/// It chooses which code runs the model: vLLM's own class, or the generic ones of `transformers`.
 const MODEL_IMPL: &str = "--model-impl";
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";

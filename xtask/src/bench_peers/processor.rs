@@ -84,7 +84,7 @@ struct Setting {
     /// PyAV's version, with whose encoder clips were made.
     av: String,
     helpers: u32,
-    /// Of each kind's file.
+    /// How large each kind's file is.
     bytes: BTreeMap<String, u64>,
 }
 

@@ -41,7 +41,7 @@ pub(super) struct Registered {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Architecture {
     pub(super) name: String,
-    /// By vLLM's names. Empty if only a model's files tell.
+    /// These are named as in vLLM. It is empty if only a model's files tell.
     pub(super) modalities: BTreeMap<String, Limit>,
     /// The methods with which its processor writes items in prompts in a way of its own; `None` if a model's files choose the
     /// processor.

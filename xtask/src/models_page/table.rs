@@ -143,7 +143,7 @@ fn cells(facts: &Facts, native: &BTreeSet<Native>, architecture: &Architecture) 
 fn words(cell: &Cell) -> String {
     let mut words: Vec<String> = cell.name.iter().map(|name| format!("`{name}`")).collect();
     words.push(cell.maker.name().to_owned());
-    // Of a native family neither is the case, and nobody can ask the others.
+    // Native families have no limits of their own, and who is refused or not known can't be asked.
     if matches!(cell.maker, Maker::Compared | Maker::Helped) {
         words.extend(cell.limit.most.map(|most| format!("at most {most}")));
         words.extend((!cell.limit.certain).then(|| "by its files".to_owned()));
