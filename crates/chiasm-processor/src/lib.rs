@@ -2,8 +2,8 @@
 //! turned into tensors by the very code that `vllm serve` runs.
 //!
 //! A [`Processor`] is a Python process with vLLM's imports, the model's configuration and its processor (`python/chiasm_processor`,
-//! which this crate carries along), and children of it by fork. A child makes the tensors of an item, or expands a prompt whose items
-//! are known; it is made to be killed. [`Processor::item`] and [`Processor::prompt`] wait for a free child, within bounds; a child
+//! which this crate carries along), and children of it by fork. A child makes the tensors of an item, expands a prompt whose items
+//! are known, or writes a conversation with them; it is made to be killed. [`Processor::item`], [`Processor::prompt`] and [`Processor::chat`] wait for a free child, within bounds; a child
 //! that takes too long, dies or answers nonsense costs that call and no other.
 //!
 //! An item's file and tensors lie in memory of its own ([`MadeItem`]), which only the child that makes them and this process ever see.
@@ -34,6 +34,6 @@ mod server;
 
 pub use error::ProcessorError;
 pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};
-pub use message::{ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode};
+pub use message::{ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode};
 pub use processor::{ItemCall, Processor, ProcessorOptions, Sandbox};
 pub use python::python_of;

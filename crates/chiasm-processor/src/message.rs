@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chiasm_types::{Placeholder, TokenId};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::ProcessorError;
@@ -28,8 +29,10 @@ pub struct Greeting {
     pub video_processor: Option<String>,
     /// Methods that write items in prompts in a way of the processor's own. Without any, replacing targets is all there is.
     pub own_prompts: Vec<String>,
-    /// How vLLM's own frontend writes conversations: `hf` and `kimi_audio` by the model's chat template, others by code.
+    /// How vLLM's own frontend writes conversations, by vLLM's name.
     pub renderer: String,
+    /// Whether that is code, and not the model's chat template.
+    pub writes_conversations: bool,
     /// Python packages without which files that the model takes can't be read.
     pub missing: Vec<String>,
     /// Whether children lock themselves.
@@ -55,6 +58,22 @@ pub(crate) struct Ready {
 pub(crate) enum Call<'a> {
     Item { modality: &'a str, length: u64, processor_kwargs: &'a Map<String, Value>, io_kwargs: &'a Map<String, Value> },
     Prompt { token_ids: &'a [u32], items: &'a [KnownItem<'a>], processor_kwargs: &'a Map<String, Value> },
+    Chat(ChatCall<'a>),
+}
+
+/// A conversation to be written.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ChatCall<'a> {
+    /// The messages as in a request. Where an item goes stands a part of its modality without a URL, such as
+    /// `{"type": "image_url", "image_url": null, "uuid": "0"}`, whose `uuid` is the item's number.
+    pub messages: &'a RawValue,
+    /// The items.
+    pub items: &'a [KnownItem<'a>],
+    /// Other fields of the request that change what is written: `add_generation_prompt`, `continue_final_message`,
+    /// `chat_template_kwargs`.
+    pub settings: &'a Map<String, Value>,
+    /// `mm_processor_kwargs` of the request.
+    pub processor_kwargs: &'a Map<String, Value>,
 }
 
 /// An item of a prompt, by what was answered when it was made.

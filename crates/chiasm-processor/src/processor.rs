@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::child::Child;
 use crate::item::{ItemParts, Memory};
-use crate::message::{Call, ExpandedPrompt, Greeting, KnownItem, Reply};
+use crate::message::{Call, ChatCall, ExpandedPrompt, Greeting, KnownItem, Reply};
 use crate::server::Server;
 use crate::{MadeItem, ProcessorError};
 
@@ -83,7 +83,7 @@ struct Inner {
     /// Those who have a child or wait for one.
     places: Semaphore,
     items: Children,
-    /// Prompts take less than a millisecond, and do not wait for items.
+    /// Prompts take milliseconds at most, and do not wait for items.
     prompts: Children,
 }
 
@@ -108,7 +108,7 @@ impl Processor {
             started: Mutex::new(Instant::now()),
             places: Semaphore::new(options.children + options.queue),
             items: children(options.children),
-            prompts: children(1),
+            prompts: children(options.children),
             options,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -154,12 +154,23 @@ impl Processor {
         items: &[KnownItem<'_>],
         processor_kwargs: &Map<String, Value>,
     ) -> Result<ExpandedPrompt, ProcessorError> {
+        self.expanded(&Call::Prompt { token_ids: tokens, items, processor_kwargs }, items.len()).await
+    }
+
+    /// Writes a conversation as vLLM does it by code, if [`Greeting::writes_conversations`].
+    ///
+    /// # Errors
+    /// All of [`ProcessorError`].
+    pub async fn chat(&self, call: ChatCall<'_>) -> Result<ExpandedPrompt, ProcessorError> {
+        self.expanded(&Call::Chat(call), call.items.len()).await
+    }
+
+    async fn expanded(&self, call: &Call<'_>, items: usize) -> Result<ExpandedPrompt, ProcessorError> {
         let inner = &self.inner;
         let _turn = inner.prompts.turn().await?;
-        let call = Call::Prompt { token_ids: tokens, items, processor_kwargs };
         inner
-            .ask(&inner.prompts, &call, None, |reply| match reply {
-                Reply::Expanded(prompt) => prompt.checked(items.len()),
+            .ask(&inner.prompts, call, None, |reply| match reply {
+                Reply::Expanded(prompt) => prompt.checked(items),
                 _ => Err(ProcessorError::Nonsense("another answer than to a prompt".to_owned())),
             })
             .await

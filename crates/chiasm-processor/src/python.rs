@@ -10,10 +10,11 @@ use tempfile::TempDir;
 use crate::ProcessorError;
 
 /// The sources of `python/chiasm_processor`.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 11] = [
     ("__init__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__init__.py")),
     ("__main__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__main__.py")),
     ("child.py", include_str!("../../../python/chiasm_processor/chiasm_processor/child.py")),
+    ("conversation.py", include_str!("../../../python/chiasm_processor/chiasm_processor/conversation.py")),
     ("fields.py", include_str!("../../../python/chiasm_processor/chiasm_processor/fields.py")),
     ("greeting.py", include_str!("../../../python/chiasm_processor/chiasm_processor/greeting.py")),
     ("messages.py", include_str!("../../../python/chiasm_processor/chiasm_processor/messages.py")),

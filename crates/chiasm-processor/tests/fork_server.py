@@ -73,7 +73,7 @@ def main():
         sys.exit(1)
     strange = [name for name in os.environ if name.startswith("CARGO")]
     greeting = {"vllm": f"0 {strange}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
-    greeting |= {"placeholders": {}, "video_processor": None, "own_prompts": [], "renderer": "hf", "missing": []}
+    greeting |= {"placeholders": {}, "video_processor": None, "own_prompts": [], "renderer": "hf", "writes_conversations": False, "missing": []}
     send(connection, greeting | {"sandbox": False})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:

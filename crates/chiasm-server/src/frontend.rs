@@ -232,9 +232,11 @@ impl Frontend {
         self.helped.is_some() && !is_native
     }
 
-    /// What makes those of the items that can't be made here; `None` if all can.
-    pub(crate) fn helped_among(&self, items: &[EncodedMedia]) -> Option<&Arc<Helped>> {
-        self.helped.as_ref().filter(|_| items.iter().any(|item| self.needs_help(item)))
+    /// What makes those of a conversation's items that can't be made here, or writes it as a whole; `None` if that is not needed.
+    pub(crate) async fn helped_with(&self, items: &[EncodedMedia]) -> Result<Option<&Arc<Helped>>, RequestError> {
+        let Some(helped) = &self.helped else { return Ok(None) };
+        let is_needed = items.iter().any(|item| self.needs_help(item)) || helped.writes_conversations().await?;
+        Ok(is_needed.then_some(helped))
     }
 
     /// The same frontend, which tells in its metrics what the log has counted so far.

@@ -44,11 +44,11 @@ pub(crate) async fn run(
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let flags = VllmFlags::read(&args.vllm_args)?;
-    let native = vllm_processor::native_images(&args.processor, flags.foreign_model)?;
+    let native = vllm_processor::native_images(&args, &flags)?;
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
-    let helper = vllm_processor::options(&args, &model, &vllm_args(&args))?;
-    let takes_media = model.vision.is_some() || helper.as_ref().is_some_and(|helper| helper.at_start);
+    let helper = vllm_processor::options(&args, &model, &flags, &vllm_args(&args))?;
+    let takes_media = vllm_processor::takes_media(&args, &model, helper.as_ref());
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(&args);
     let options = EngineOptions {

@@ -1,6 +1,6 @@
-//! The flags for vLLM, given after `--`, that change what an image becomes.
+//! The flags for vLLM, given after `--`, that change what an image becomes, or how a conversation is written.
 //!
-//! vLLM's own frontend would heed them, but here Chiasm processes the images: it does as they say or refuses to start.
+//! vLLM's own frontend would heed them, but here Chiasm does both: it does as they say or refuses to start.
 //! They are read as vLLM 0.32 reads them (`FlexibleArgumentParser` in `utils/argparse_utils.py`): `_` for `-`,
 //! `--flag=value`, `--flag.key value` for a part of an object, and abbreviations.
 
@@ -19,6 +19,10 @@ const NORMALIZE: &str = "--mm-device-do-normalize";
 const NO_NORMALIZE: &str = "--no-mm-device-do-normalize";
 /// It chooses which code runs the model: vLLM's own class, or the generic ones of `transformers`.
 const MODEL_IMPL: &str = "--model-impl";
+/// Which files the model's configuration is read from: those of `transformers` or those of Mistral.
+const CONFIG_FORMAT: &str = "--config-format";
+/// It chooses tokenizer and renderer. There is a `--tokenizer`, too.
+const TOKENIZER_MODE: &str = "--tokenizer-mode";
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
@@ -31,6 +35,10 @@ pub(crate) struct VllmFlags {
     pub(crate) normalize: bool,
     /// Whether the model is run by code that is not vLLM's own of it, and takes other tensors: `--model-impl transformers`.
     pub(crate) foreign_model: bool,
+    /// `auto` unless the flag is given.
+    pub(crate) config_format: String,
+    /// `auto` unless the flag is given.
+    pub(crate) tokenizer_mode: String,
 }
 
 impl VllmFlags {
@@ -42,6 +50,7 @@ impl VllmFlags {
     pub(crate) fn read(args: &[String]) -> Result<Self, CliError> {
         let (mut processor, mut media) = (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
         let (mut normalize, mut foreign_model) = (true, false);
+        let (mut config_format, mut tokenizer_mode) = ("auto".to_owned(), "auto".to_owned());
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             let Some(flag) = Spelled::read(arg) else { continue };
@@ -55,6 +64,11 @@ impl VllmFlags {
                 json.add(flag.path, value()?)?;
             } else if flag.name != "--model" && flag.means(MODEL_IMPL) {
                 foreign_model = !["auto", "vllm"].contains(&value()?);
+            } else if flag.means(CONFIG_FORMAT) {
+                value()?.clone_into(&mut config_format);
+            } else if flag.name != "--tokenizer" && flag.means(TOKENIZER_MODE) {
+                // vLLM does not mind capitals.
+                tokenizer_mode = value()?.to_lowercase();
             } else if flag.means(NORMALIZE) {
                 normalize = true;
             } else if flag.means(NO_NORMALIZE) {
@@ -62,7 +76,7 @@ impl VllmFlags {
             }
         }
         check_media_io(&media.object)?;
-        Ok(Self { processor_kwargs: processor.object, normalize, foreign_model })
+        Ok(Self { processor_kwargs: processor.object, normalize, foreign_model, config_format, tokenizer_mode })
     }
 }
 
@@ -171,8 +185,8 @@ fn check_config(path: &Path) -> Result<(), CliError> {
         let key = key.rsplit(|char| !is_word(char)).next().unwrap_or_default();
         let name = format!("--{}", key.replace('_', "-"));
         let flags = [PROCESSOR_KWARGS, MEDIA_IO_KWARGS, NORMALIZE, NO_NORMALIZE];
-        let model_impl = (name == MODEL_IMPL).then_some(MODEL_IMPL);
-        if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)).or(model_impl) {
+        let whole = [MODEL_IMPL, CONFIG_FORMAT, TOKENIZER_MODE].into_iter().find(|flag| name == *flag);
+        if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)).or(whole) {
             let path = path.display();
             return Err(CliError::Usage(format!("{key} in {path} is not read by Chiasm: give {flag} after --")));
         }
@@ -203,6 +217,18 @@ mod tests {
     }
 
     #[test]
+    fn who_reads_the_model_and_writes_its_conversations_is_said_in_every_spelling() {
+        let said = |args: &[&str]| {
+            let VllmFlags { config_format, tokenizer_mode, .. } = read(args).unwrap();
+            (config_format, tokenizer_mode)
+        };
+        let pair = |format: &str, mode: &str| (format.to_owned(), mode.to_owned());
+        assert_eq!(said(&["--tokenizer", "mistral", "--tokenizer-revision", "x"]), pair("auto", "auto"));
+        assert_eq!(said(&["--tokenizer_mode=HF", "--config-f", "mistral"]), pair("mistral", "hf"));
+        assert_eq!(said(&["--tokenizer-m", "deepseek_v32"]), pair("auto", "deepseek_v32"));
+    }
+
+    #[test]
     fn processor_kwargs_are_found_in_every_spelling() {
         let expected = json!({"max_pixels": 50000});
         for args in [
@@ -227,7 +253,13 @@ mod tests {
         ] {
             assert_eq!(
                 read(args).unwrap(),
-                VllmFlags { processor_kwargs: Map::new(), normalize: true, foreign_model: false },
+                VllmFlags {
+                    processor_kwargs: Map::new(),
+                    normalize: true,
+                    foreign_model: false,
+                    config_format: "auto".to_owned(),
+                    tokenizer_mode: "auto".to_owned(),
+                },
                 "{args:?}"
             );
         }
@@ -317,6 +349,7 @@ mod tests {
             "mm-processor-kw: {}",
             "mm-device-do-normalize: false",
             "model_impl: transformers",
+            "tokenizer-mode: mistral",
             "no-mm-device-do-normalize: true",
         ] {
             let error = read_file(text).unwrap_err();

@@ -1,4 +1,4 @@
-//! Whether `chiasm serve` has vLLM's own processor, and how that is started.
+//! Whether `chiasm serve` has vLLM's own processor, what for, and how that is started.
 
 use std::path::Path;
 
@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::cli::{ProcessorArgs, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
+use crate::vllm_flags::VllmFlags;
 
 /// Settings of config.json that every model with them takes more than text with.
 const OF_MEDIA_MODELS: [&str; 3] = ["audio_config", "thinker_config", "vision_config"];
@@ -19,15 +20,53 @@ const MEDIA_WORDS: [&str; 7] = ["audio", "image", "img", "mm_", "speech", "video
 ///
 /// # Errors
 /// [`CliError::Usage`] if such a model is to have them made by Chiasm.
-pub(crate) fn native_images(args: &ProcessorArgs, foreign_model: bool) -> Result<NativeImages, CliError> {
-    match args.processor {
-        ProcessorChoice::Native if foreign_model => Err(CliError::Usage(
-            "--processor native makes tensors for vLLM's own model classes: leave out --model-impl after --".to_owned(),
-        )),
-        ProcessorChoice::Native => Ok(NativeImages::Required),
-        ProcessorChoice::Auto if !foreign_model => Ok(NativeImages::WhereSupported),
-        ProcessorChoice::Auto | ProcessorChoice::Vllm => Ok(NativeImages::Never),
+pub(crate) fn native_images(args: &ServeArgs, flags: &VllmFlags) -> Result<NativeImages, CliError> {
+    let foreign = [
+        (flags.foreign_model, "leave out --model-impl after --"),
+        (
+            is_read_as_mistrals(flags, &args.model),
+            "give --config-format hf after --, or engines read Mistral's own files",
+        ),
+    ];
+    let way_out = foreign.into_iter().find_map(|(is_foreign, way_out)| is_foreign.then_some(way_out));
+    match (args.processor.processor, way_out) {
+        (ProcessorChoice::Native, Some(way_out)) => Err(CliError::Usage(format!(
+            "--processor native makes tensors for vLLM's own model classes of the formats of transformers: {way_out}"
+        ))),
+        (ProcessorChoice::Native, None) => Ok(NativeImages::Required),
+        (ProcessorChoice::Auto, None) => Ok(NativeImages::WhereSupported),
+        (ProcessorChoice::Auto, Some(_)) | (ProcessorChoice::Vllm, _) => Ok(NativeImages::Never),
     }
+}
+
+/// Whether vLLM takes the model from Mistral's files, and runs other classes with other tensors (`get_config`,
+/// `transformers_utils/config.py`). Many models come in both formats.
+fn is_read_as_mistrals(flags: &VllmFlags, dir: &Path) -> bool {
+    match flags.config_format.as_str() {
+        "auto" => has_mistrals_weights(dir) && dir.join("params.json").is_file(),
+        format => format == "mistral",
+    }
+}
+
+/// Whether vLLM writes conversations by code for certain, as far as flags and files tell (`resolve_tokenizer_args`,
+/// `tokenizers/registry.py`). It does for some architectures without a chat template, too.
+fn writes_by_code(flags: &VllmFlags, dir: &Path) -> bool {
+    match flags.tokenizer_mode.as_str() {
+        "auto" => {
+            has_mistrals_weights(dir)
+                && has_file(dir, |name| name == "tekken.json" || name.starts_with("tokenizer.model.v"))
+        }
+        mode => mode != "hf",
+    }
+}
+
+fn has_mistrals_weights(dir: &Path) -> bool {
+    has_file(dir, |name| name.starts_with("consolidated") && name.ends_with(".safetensors"))
+}
+
+fn has_file(dir: &Path, is_it: impl Fn(&str) -> bool) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| entry.file_name().to_str().is_some_and(&is_it))
 }
 
 /// Whether the model takes media that Chiasm does not make itself, for certain; and whether it seems so.
@@ -39,6 +78,12 @@ fn needs_help(model: &ServedModel, dir: &Path) -> (bool, bool) {
     (model.vision.is_none() && certainly, model.vision.is_none() && (certainly || seemingly))
 }
 
+/// Whether requests may have media.
+pub(crate) fn takes_media(args: &ServeArgs, model: &ServedModel, helper: Option<&HelperOptions>) -> bool {
+    let seemingly = || needs_help(model, &args.model).1 || args.processor.processor == ProcessorChoice::Vllm;
+    model.vision.is_some() || (helper.is_some() && seemingly())
+}
+
 /// How vLLM's own processor is started; `None` without it. `vllm_flags` are those of the engines.
 ///
 /// # Errors
@@ -46,18 +91,27 @@ fn needs_help(model: &ServedModel, dir: &Path) -> (bool, bool) {
 pub(crate) fn options(
     args: &ServeArgs,
     model: &ServedModel,
+    flags: &VllmFlags,
     vllm_flags: &[String],
 ) -> Result<Option<HelperOptions>, CliError> {
     let ProcessorArgs { processor, .. } = args.processor;
+    let by_code = writes_by_code(flags, &args.model);
     if processor == ProcessorChoice::Native {
+        if by_code {
+            let message = "--processor native has the chat template write conversations, but vLLM's code writes this model's: \
+                           give --tokenizer-mode hf after --";
+            return Err(CliError::Usage(message.to_owned()));
+        }
         return Ok(None);
     }
     let (certainly, seemingly) = needs_help(model, &args.model);
-    let required = processor == ProcessorChoice::Vllm || certainly;
+    let may_write_conversations = by_code || model.template.is_none();
+    let required = processor == ProcessorChoice::Vllm || certainly || by_code;
     let python = match python_of(&args.engines.vllm) {
         Ok(python) => python,
         Err(error) if required => {
-            let message = "Chiasm has no code of its own for this model's media, and needs vLLM's processor";
+            let message =
+                "Chiasm has no code of its own for this model's media or conversations, and needs vLLM's processor";
             return Err(CliError::Usage(format!("{message}: {error} (--vllm)")));
         }
         Err(error) => {
@@ -81,7 +135,8 @@ pub(crate) fn options(
             sandbox: of.processor_sandbox.into(),
         },
         required,
-        at_start: required || seemingly,
+        at_start: required || seemingly || may_write_conversations,
+        may_write_conversations,
         trust_request_kwargs: of.trust_request_mm_kwargs,
         concurrent_videos: of.max_concurrent_videos.map_or(children, |count| count as usize),
     }))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import fields, messages, sandbox
-from .messages import Call, Expanded, Item, Made, Refused, Reply
+from .messages import Call, Chat, Item, Made, Prompt, Refused, Reply
 from .processor import Processor
 from .updates import to_plain
 
@@ -43,7 +43,13 @@ def run(processor: Processor, connection: socket.socket, address_space: int, loc
 def answer(processor: Processor, call: Call, file: int | None) -> Reply:
     """What becomes of a call. An item that vLLM does not take is refused in its words, whatever it fails of."""
     try:
-        return _item(processor, call, file) if isinstance(call, Item) else _prompt(processor, call)
+        match call:
+            case Item():
+                return _item(processor, call, file)
+            case Prompt():
+                return processor.prompt(call.token_ids, call.items, call.processor_kwargs)
+            case Chat():
+                return processor.chat(call.messages, call.items, call.settings, call.processor_kwargs)
     except Exception as error:
         return Refused(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])
     finally:
@@ -59,10 +65,6 @@ def _item(processor: Processor, call: Item, file: int | None) -> Made:
         raise ValueError(f"there are no {call.length} bytes in the memory with the item")
     item, updates = processor.item(call.modality, data, call.processor_kwargs, call.io_kwargs)
     return Made(list(fields.write(item, file, call.length)), [to_plain(update) for update in updates])
-
-
-def _prompt(processor: Processor, call: messages.Prompt) -> Expanded:
-    return processor.prompt(call.token_ids, call.items, call.processor_kwargs)
 
 
 def send(connection: socket.socket, message: bytes) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import vllm
 from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
 from vllm.multimodal.processing.processor import BaseMultiModalProcessor
-from vllm.tokenizers.registry import tokenizer_args_from_config
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from .processor import UNTIMED, Processor
@@ -34,18 +33,19 @@ OF_PROMPTS = (
 def greeting(processor: Processor) -> dict[str, Any]:
     """Runs each modality once, so that what is loaded late is there before children are forked and locked."""
     own = processor.vllm
-    limits = {modality: limit for modality, limit in own.info.allowed_mm_limits.items() if limit != 0}
+    limits = {modality: limit for modality, limit in own.info.allowed_mm_limits.items() if limit != 0} if own else {}
     for modality in limits:
         own.apply(own.get_dummy_inputs(OF_WARM_UP, {modality: 1}, {}), UNTIMED)
     return {
         "vllm": vllm.__version__,
         "limits": limits,
         # What engines make room for: one item of each modality together.
-        "max_tokens": dict(get_mm_max_toks_per_item(own, dict.fromkeys(limits, 1), None)),
+        "max_tokens": dict(get_mm_max_toks_per_item(own, dict.fromkeys(limits, 1), None)) if own else {},
         "placeholders": {modality: placeholders(processor.model_class(), modality) for modality in limits},
         "video_processor": get_video_processor_cls_name(processor.config) if "video" in limits else None,
-        "own_prompts": own_methods(own),
-        "renderer": tokenizer_args_from_config(processor.config)[0],
+        "own_prompts": own_methods(own) if own else [],
+        "renderer": processor.conversations.renderer_mode,
+        "writes_conversations": processor.conversations.are_written_here,
         "missing": [name for name in FOR_AUDIO if "audio" in limits and find_spec(name) is None],
     }
 

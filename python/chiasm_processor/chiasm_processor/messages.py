@@ -50,6 +50,17 @@ class Prompt(msgspec.Struct, tag="prompt", tag_field="call"):
     processor_kwargs: dict[str, Any] = {}
 
 
+class Chat(msgspec.Struct, tag="chat", tag_field="call"):
+    """Write a conversation that has these items, and expand it. Where an item goes stands a part of its modality without a URL, whose
+    ``uuid`` is the item's number among ``items``."""
+
+    messages: list[dict[str, Any]]
+    items: list[KnownItem]
+    # Fields of a request beside its messages that change what is written.
+    settings: dict[str, Any] = {}
+    processor_kwargs: dict[str, Any] = {}
+
+
 class Made(msgspec.Struct, tag="made", tag_field="reply", omit_defaults=True):
     """An item's fields (``fields.py``), and the ways to write it."""
 
@@ -78,7 +89,7 @@ class Refused(msgspec.Struct, tag="refused", tag_field="reply"):
     reason: str
 
 
-Call = Item | Prompt
+Call = Item | Prompt | Chat
 Reply = Made | Expanded | Refused
 
 _decoder = msgspec.json.Decoder(Call)

@@ -16,6 +16,7 @@ from vllm.multimodal.processing.processor import ResolvedPromptUpdate
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from .conversation import Conversations
 from .messages import Expanded, KnownItem, Placeholder, runs
 from .updates import from_plain
 
@@ -51,13 +52,15 @@ class Processor:
     def __init__(self, flags: Sequence[str]) -> None:
         parser = EngineArgs.add_cli_args(_Flags())
         self.config = EngineArgs.from_cli_args(parser.parse_args(list(flags))).create_model_config()
+        self.conversations = Conversations(self.config)
         kind = next(self._unsupported(), None)
         if kind:
             raise NotSupported(f"{', '.join(self.config.architectures)} {kind}")
-        self.vllm = MULTIMODAL_REGISTRY.create_processor(self.config)
+        # A text model's conversations may have to be written, too.
+        self.vllm = MULTIMODAL_REGISTRY.create_processor(self.config) if self.config.is_multimodal_model else None
 
     def _unsupported(self) -> Iterator[str]:
-        if not self.config.is_multimodal_model:
+        if not self.config.is_multimodal_model and not self.conversations.are_written_here:
             yield "takes no images, videos or audio"
         if self.config.is_encoder_decoder:
             yield "has an encoder with a prompt of its own, which is not supported"
@@ -125,6 +128,17 @@ class Processor:
                 mask = None if at.is_embed is None else runs(at.is_embed.tolist())
                 placeholders[place] = Placeholder(at.offset, at.length, mask)
         return Expanded(list(expanded["prompt_token_ids"]), placeholders)
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        items: Sequence[KnownItem],
+        settings: dict[str, Any],
+        processor_kwargs: Mapping[str, Any],
+    ) -> Expanded:
+        """The prompt of a conversation, with its items written out."""
+        token_ids = self.conversations.tokens(messages, items, settings)
+        return self.prompt(token_ids, items, processor_kwargs) if items else Expanded(token_ids, [])
 
     def _names(self, inputs: ProcessorInputs) -> Mapping[str, Sequence[str]]:
         """What vLLM will call the items; the settings have a part in that."""

@@ -1,5 +1,6 @@
 //! Media items that vLLM's own processor makes: what each means is remembered, its tensors are kept for the engine that is chosen.
 
+mod conversation;
 mod expansion;
 mod plan;
 mod source;
@@ -48,6 +49,8 @@ pub struct HelperOptions {
     pub required: bool,
     /// It is started with the server, and not by the first item.
     pub at_start: bool,
+    /// vLLM may have code that writes the model's conversations: there is no chat template.
+    pub may_write_conversations: bool,
     /// Requests may change its settings.
     pub trust_request_kwargs: bool,
     /// Videos that are decoded at once.
@@ -146,6 +149,21 @@ impl Helped {
     /// Whether the model takes no media without it, and it is not there yet.
     pub(crate) fn is_missed(&self) -> bool {
         self.options.required && !self.start.is_there()
+    }
+
+    /// Whether the model's conversations are written by vLLM's code. Waits for the processor if only that can tell.
+    ///
+    /// # Errors
+    /// The processor has to be there, and is not.
+    pub(crate) async fn writes_conversations(&self) -> Result<bool, RequestError> {
+        if !self.options.required && !self.options.may_write_conversations {
+            return Ok(false);
+        }
+        match self.start.processor().await {
+            Ok(processor) => Ok(processor.greeting().writes_conversations),
+            Err(_) if !self.options.required => Ok(false),
+            Err(error) => Err(RequestError::from(error).at("messages")),
+        }
     }
 
     /// Reads a request's settings.

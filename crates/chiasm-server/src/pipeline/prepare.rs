@@ -120,7 +120,7 @@ async fn prepared(
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
     let plans = match prompt {
-        Prompt::Chat(chat) => match frontend.helped_among(&media) {
+        Prompt::Chat(chat) => match frontend.helped_with(&media).await? {
             None => preparation.plan(Prompt::Chat(chat), media).instrument(span).await,
             Some(helped) => preparation.plan_with_help(helped, chat, media).instrument(span).await,
         },

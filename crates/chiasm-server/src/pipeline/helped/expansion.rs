@@ -1,8 +1,10 @@
 //! Helped items in a prompt: written here where replacing tokens is all there is, else by the processor itself.
 
-use chiasm_processor::{KnownItem, ProcessorError, PromptUpdate, Target, UpdateMode};
+use chiasm_processor::{ChatCall, ExpandedPrompt, KnownItem, ProcessorError, PromptUpdate, Target, UpdateMode};
 use chiasm_prompt::{Expanded, Item, Marker, Markers, expand};
 use chiasm_types::{Modality, TokenId, TokenRun};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::super::error::RequestError;
 use super::{HelpedItem, HelpedSettings};
@@ -15,8 +17,8 @@ pub(super) enum Written<'a> {
     Helped(&'a HelpedItem),
 }
 
-impl Written<'_> {
-    pub(super) fn modality(&self) -> &Modality {
+impl<'a> Written<'a> {
+    pub(super) fn modality(&self) -> &'a Modality {
         match self {
             Self::Here { modality, .. } => modality,
             Self::Helped(item) => item.modality(),
@@ -45,23 +47,47 @@ impl HelpedSettings {
         {
             return Ok(expanded);
         }
-        let updates: Vec<(&Modality, Vec<PromptUpdate>)> = items
-            .iter()
-            .map(|item| match item {
-                Written::Helped(item) => (item.modality(), item.updates().to_vec()),
-                Written::Here { modality, marker, runs } => (*modality, vec![update(marker, runs)]),
-            })
-            .collect();
-        let items: Vec<KnownItem<'_>> =
-            updates.iter().map(|(modality, updates)| KnownItem { modality: modality.name(), updates }).collect();
+        let updates = all_updates(items);
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
-        let expanded = self.processor.prompt(&ids, &items, &self.processor_kwargs).await;
-        let expanded = expanded.map_err(|error| match error {
-            ProcessorError::Refused(reason) => RequestError::invalid("messages", reason),
-            error => RequestError::from(error).at("messages"),
-        })?;
-        Ok(Expanded { tokens: expanded.tokens, placeholders: expanded.placeholders })
+        expanded(self.processor.prompt(&ids, &known(&updates), &self.processor_kwargs).await)
     }
+
+    /// Writes a conversation with all of its items, by vLLM's code.
+    ///
+    /// # Errors
+    /// What is wrong with the conversation, and those of the processor.
+    pub(super) async fn write(
+        &self,
+        messages: &RawValue,
+        settings: &Map<String, Value>,
+        items: &[Written<'_>],
+    ) -> Result<Expanded, RequestError> {
+        let updates = all_updates(items);
+        let (items, processor_kwargs) = (&*known(&updates), &self.processor_kwargs);
+        expanded(self.processor.chat(ChatCall { messages, items, settings, processor_kwargs }).await)
+    }
+}
+
+/// The ways to write each item.
+fn all_updates<'a>(items: &[Written<'a>]) -> Vec<(&'a Modality, Vec<PromptUpdate>)> {
+    let updates = |item: &Written<'a>| match *item {
+        Written::Helped(item) => (item.modality(), item.updates().to_vec()),
+        Written::Here { modality, marker, runs } => (modality, vec![update(marker, runs)]),
+    };
+    items.iter().map(updates).collect()
+}
+
+fn known<'a>(updates: &'a [(&Modality, Vec<PromptUpdate>)]) -> Vec<KnownItem<'a>> {
+    updates.iter().map(|(modality, updates)| KnownItem { modality: modality.name(), updates }).collect()
+}
+
+/// What the processor has answered; whatever it does not take is the conversation's fault.
+fn expanded(answer: Result<ExpandedPrompt, ProcessorError>) -> Result<Expanded, RequestError> {
+    let ExpandedPrompt { tokens, placeholders } = answer.map_err(|error| match error {
+        ProcessorError::Refused(reason) => RequestError::invalid("messages", reason),
+        error => RequestError::from(error).at("messages"),
+    })?;
+    Ok(Expanded { tokens, placeholders })
 }
 
 /// The prompt with its items, if each takes the place of one marker, and the prompt has as many markers as items. vLLM finds other

@@ -15,6 +15,7 @@ use super::super::prepare::{
     price_of_chat, render, that_fit,
 };
 use super::super::request::{Chat, MediaRef};
+use super::conversation::conversation;
 use super::{Helped, HelpedItem, HelpedSettings, Written};
 use crate::cpu::price;
 use crate::fleet::PresentClass;
@@ -41,6 +42,10 @@ impl Preparation<'_> {
         let field = needy.map_or("messages", |(_, source)| &source.field);
         let settings = helped.settings(&chat.media_kwargs).await.map_err(|error| error.at(field))?;
         if settings.hears_videos() {
+            if settings.greeting().writes_conversations {
+                let message = "the sound of videos is not taken in this model's conversations";
+                return Err(RequestError::invalid("mm_processor_kwargs.use_audio_in_video", message));
+            }
             (media, chat.media) = with_sounds(media, std::mem::take(&mut chat.media));
         }
         let of_server = &self.frontend.limits.items_per_prompt;
@@ -55,8 +60,15 @@ impl Preparation<'_> {
         let sources = std::mem::take(&mut chat.media);
         let kwargs = std::mem::take(&mut chat.media_kwargs).processor;
         let items = Items { media, sources, helped: opened, kwargs };
-        let tokens = self.render_with_help(chat, &items, &settings, small, cost).await?;
-        let expanded = self.expand_with_help(&tokens, &items, &settings).await?;
+        let natives = self.natives_of_first(&items)?;
+        let written = self.written(&natives, &items, &settings)?;
+        let expanded = if settings.greeting().writes_conversations {
+            let (messages, settings_of_chat) = self.run(small, cost, move || conversation(chat)).await?;
+            settings.write(&messages, &settings_of_chat, &written).await?
+        } else {
+            let tokens = self.render_with_help(chat, &items, &settings, small, cost).await?;
+            settings.expand(&tokens, &written).await?
+        };
         check_tokens(&expanded.tokens, self.frontend.model.last_token())?;
         self.plans_with_help(helped, &items, expanded).await
     }
@@ -86,16 +98,18 @@ impl Preparation<'_> {
         .await
     }
 
-    /// The prompt with all items written out. How they are written does not differ between classes of workers; what they are called
-    /// does.
-    async fn expand_with_help(
-        &self,
-        tokens: &[TokenId],
-        items: &Items,
+    /// The plans of the items that Chiasm makes itself, for workers of some class.
+    fn natives_of_first(&self, items: &Items) -> Result<Vec<Option<ItemPlan>>, RequestError> {
+        self.natives(items, self.classes.first().ok_or_else(RequestError::not_ready)?)
+    }
+
+    /// How all items are written. That does not differ between classes of workers; what they are called does.
+    fn written<'b>(
+        &'b self,
+        natives: &'b [Option<ItemPlan>],
+        items: &'b Items,
         settings: &HelpedSettings,
-    ) -> Result<Expanded, RequestError> {
-        let Some(first) = self.classes.first() else { return Err(RequestError::not_ready()) };
-        let natives = self.natives(items, first)?;
+    ) -> Result<Vec<Written<'b>>, RequestError> {
         let marker = self.frontend.model.vision.as_ref().map_or(&[][..], |vision| &vision.prompt().marker);
         let written: Vec<Written<'_>> = natives
             .iter()
@@ -112,7 +126,7 @@ impl Preparation<'_> {
         if tokens_of_items > max_model_len {
             return Err(Cause::ContextFull { tokens: tokens_of_items, max_model_len }.into());
         }
-        settings.expand(tokens, &written).await
+        Ok(written)
     }
 
     /// The plans of the items that Chiasm makes itself, for workers of a class.

@@ -10,9 +10,6 @@ use tokio::time::Instant;
 /// How long a start that has failed is not tried again.
 const FAILURES_LAST: Duration = Duration::from_secs(10);
 
-/// Renderers of vLLM's that write conversations by the model's chat template.
-const BY_TEMPLATE: [&str; 2] = ["hf", "kimi_audio"];
-
 type Outcome = Option<Result<Processor, ProcessorError>>;
 
 pub(super) struct Start {
@@ -64,21 +61,16 @@ impl Start {
 
 /// Tells who is there, and what is not as its users may think.
 fn tell(greeting: &Greeting, took: Duration) {
-    let Greeting { vllm, limits, renderer, missing, sandbox, .. } = greeting;
+    let Greeting { vllm, limits, renderer, writes_conversations, missing, sandbox, .. } = greeting;
     let modalities: Vec<_> = limits.keys().map(String::as_str).collect();
     let (modalities, seconds) = (modalities.join(","), took.as_secs_f32());
-    tracing::info!(%vllm, modalities, sandbox, seconds, "vLLM's processor is ready");
+    let conversations = if *writes_conversations { renderer } else { "by the chat template" };
+    tracing::info!(%vllm, modalities, conversations, sandbox, seconds, "vLLM's processor is ready");
     if !sandbox {
         tracing::warn!("vLLM's processor reads files of requests without a lock around it (--processor-sandbox)");
     }
     if !missing.is_empty() {
         let missing = missing.join(",");
         tracing::warn!(missing, "its Python can't read all recordings: pip install vllm[audio] there");
-    }
-    if !BY_TEMPLATE.contains(&renderer.as_str()) {
-        tracing::warn!(
-            renderer,
-            "vLLM writes this model's conversations by code; here its chat template does, if it has one"
-        );
     }
 }

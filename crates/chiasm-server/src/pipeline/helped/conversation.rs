@@ -1,0 +1,96 @@
+//! Conversations for vLLM's code to write: the messages as a client would have sent them, with items by number.
+
+use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+use chiasm_types::Modality;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Map, Value, json};
+
+use super::super::error::RequestError;
+use super::super::request::Chat;
+
+/// The messages, and the other fields of the request that change what is written.
+pub(super) fn conversation(chat: Chat) -> Result<(Box<RawValue>, Map<String, Value>), RequestError> {
+    let mut items = 0..;
+    let messages: Vec<Value> = chat.messages.into_iter().map(|message| of_message(message, &mut items)).collect();
+    let messages = to_raw_value(&messages).map_err(|error| RequestError::internal(error.to_string()))?;
+    let mut settings = Map::new();
+    settings.insert("add_generation_prompt".to_owned(), json!(chat.add_generation_prompt));
+    settings.insert("continue_final_message".to_owned(), json!(chat.continue_final_message));
+    if !chat.template_kwargs.is_empty() {
+        settings.insert("chat_template_kwargs".to_owned(), Value::Object(chat.template_kwargs));
+    }
+    Ok((messages, settings))
+}
+
+fn of_message(message: ChatMessage, items: &mut impl Iterator<Item = usize>) -> Value {
+    let ChatMessage { role, content, name, tool_call_id, tool_calls } = message;
+    let content = match content {
+        None => Value::Null,
+        Some(ChatContent::Text(text)) => Value::String(text),
+        Some(ChatContent::Parts(parts)) => parts.into_iter().map(|part| of_part(part, items)).collect(),
+    };
+    let others = [
+        ("name", name.map(Value::String)),
+        ("tool_call_id", tool_call_id.map(Value::String)),
+        ("tool_calls", tool_calls),
+    ];
+    let others = others.into_iter().filter_map(|(field, value)| Some((field, value?)));
+    let fields = [("role", Value::String(role)), ("content", content)].into_iter().chain(others);
+    fields.map(|(field, value)| (field.to_owned(), value)).collect()
+}
+
+fn of_part(part: ChatPart, items: &mut impl Iterator<Item = usize>) -> Value {
+    let modality = match part {
+        ChatPart::Text(text) => return json!({"type": "text", "text": Value::String(text)}),
+        ChatPart::Media(modality) => modality,
+    };
+    let kind = match &modality {
+        Modality::Image => "image_url",
+        Modality::Audio => "audio_url",
+        Modality::Video => "video_url",
+        Modality::Other(name) => name,
+    };
+    json!({"type": kind, (kind): null, "uuid": items.next().map(|number| number.to_string())})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_have_their_numbers_and_all_else_is_as_it_came() {
+        let calls = json!([{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+        let parts = |parts: Vec<ChatPart>| Some(ChatContent::Parts(parts));
+        let message = |role: &str, content| ChatMessage { role: role.to_owned(), content, ..ChatMessage::default() };
+        let chat = Chat {
+            messages: vec![
+                ChatMessage {
+                    name: Some("n".to_owned()),
+                    ..message("user", parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("t".to_owned())]))
+                },
+                ChatMessage { tool_calls: Some(calls.clone()), ..message("assistant", None) },
+                ChatMessage {
+                    tool_call_id: Some("c".to_owned()),
+                    ..message("tool", Some(ChatContent::Text("x".to_owned())))
+                },
+                message("user", parts(vec![ChatPart::Media(Modality::Video), ChatPart::Media(Modality::Image)])),
+            ],
+            add_generation_prompt: true,
+            template_kwargs: Map::from_iter([("thinking".to_owned(), json!(true))]),
+            ..Chat::default()
+        };
+        let (messages, settings) = conversation(chat).unwrap();
+        let image = |number: &str| json!({"type": "image_url", "image_url": null, "uuid": number});
+        let expected = json!([
+            {"role": "user", "content": [image("0"), {"type": "text", "text": "t"}], "name": "n"},
+            {"role": "assistant", "content": null, "tool_calls": calls},
+            {"role": "tool", "content": "x", "tool_call_id": "c"},
+            {"role": "user", "content": [{"type": "video_url", "video_url": null, "uuid": "1"}, image("2")]},
+        ]);
+        assert_eq!(serde_json::from_str::<Value>(messages.get()).unwrap(), expected);
+        let expected = json!({
+            "add_generation_prompt": true, "continue_final_message": false, "chat_template_kwargs": {"thinking": true},
+        });
+        assert_eq!(Value::Object(settings), expected);
+    }
+}
