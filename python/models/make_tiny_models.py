@@ -20,6 +20,7 @@ from families import (
     llava,
     llava_onevision,
     minicpmv,
+    mistral_small,
     paligemma,
     pixtral,
     qwen,
@@ -47,6 +48,7 @@ FAMILIES = {
     "llavaov": llava_onevision.make_llavaov,
     "paligemma": paligemma.make_paligemma,
     "minicpmv46": minicpmv.make_minicpmv46,
+    "mistral_small": mistral_small.make_mistral_small,
 }
 
 

@@ -20,6 +20,12 @@ QWEN_SPLIT = (
 # Qwen3.5 counts combining marks with the letters. transformers builds its tokenizer with this split whatever
 # tokenizer.json says, so the file has to say the same.
 QWEN35_SPLIT = QWEN_SPLIT.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}")
+# How Mistral's Tekken splits text.
+TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 class Vocabulary:
@@ -51,6 +57,29 @@ def byte_level(special, split=None, bos=None, more_text=()):
     if bos is not None:
         put_first(tokenizer, bos)
     return tokenizer
+
+
+def tekken(special, bos):
+    """BPE over bytes as Mistral's Tekken has it: special tokens first, then the bytes in their order, then what they merge to."""
+    merges = [tuple(merge) for merge in json.loads(byte_level([], TEKKEN_SPLIT).to_str())["model"]["merges"]]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=bytes_of)
+    words = [*special, *letters, *("".join(merge) for merge in merges)]
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
+    pieces = pre_tokenizers.Split(Regex(TEKKEN_SPLIT), "isolated")
+    bytes_of_pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, bytes_of_pieces])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    put_first(tokenizer, bos)
+    return tokenizer
+
+
+def bytes_of(word):
+    """The bytes of a word over the alphabet of byte-level BPE: what can be printed stands for itself, the rest comes behind it in order."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    letters = {chr(byte): byte for byte in printed} | {chr(256 + number): byte for number, byte in enumerate(others)}
+    return bytes(letters[letter] for letter in word)
 
 
 def byte_fallback(special, bos, prefix_space, plain=()):

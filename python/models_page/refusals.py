@@ -5,12 +5,15 @@ import inspect
 from collections.abc import Iterator
 from types import ModuleType
 
-# Processors that take only what this package makes of a conversation need its tokenizer, which is Python.
+from vllm.renderers.hf import HfRenderer
+from vllm.renderers.registry import RENDERER_REGISTRY
+
+# Processors that take only what this package makes of a conversation need its tokenizer.
 MISTRAL = "mistral_common"
 
 
 def tokenizer_modes(config: ModuleType) -> dict[str, str]:
-    """The architectures that vLLM has tokenizers or conversations in Python of its own for, and the mode that it takes for each: a
+    """The architectures that vLLM has tokenizers or renderers of its own for, and the mode that it takes for each: a
     chain of comparisons in ``ModelConfig``."""
     modes: dict[str, str] = {}
     for node in ast.walk(ast.parse(inspect.getsource(config))):
@@ -34,6 +37,11 @@ def _compared_with_arch(test: ast.expr) -> Iterator[str]:
             for node in ast.walk(others):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value
+
+
+def writes_conversations(mode: str) -> bool:
+    """Whether a mode is there for its renderer; else it is for the tokenizer, and the model's chat template writes conversations."""
+    return not issubclass(RENDERER_REGISTRY.load_renderer_cls(mode), HfRenderer)
 
 
 def needs_mistral(processor: type) -> bool:

@@ -22,7 +22,7 @@ from typing import Any, get_origin, get_type_hints
 import vllm
 from chiasm_processor.greeting import own_methods
 from limits import Limit, limits_of
-from refusals import needs_mistral, tokenizer_modes
+from refusals import needs_mistral, tokenizer_modes, writes_conversations
 from vllm.config import model as model_config
 from vllm.model_executor.models import registry
 from vllm.model_executor.models.interfaces import supports_multimodal, supports_transcription
@@ -54,6 +54,8 @@ class Architecture:
     own_prompts: list[str] | None = field(default_factory=list)
     # Whether items are put beside something in the prompt instead of in the place of their markers.
     inserts: bool = False
+    # Whether vLLM's code writes its conversations, and not the model's chat template.
+    written: bool = False
     refused: str | None = None
     # Why nothing is known of it.
     unknown: str | None = None
@@ -72,7 +74,9 @@ def architectures() -> Iterator[Architecture]:
                 yield Architecture(name, refused=_refused_by_name(name, modes), unknown=reason(error))
             continue
         if name in of_media or supports_multimodal(model):
-            yield _described(name, model, _refused_by_name(name, modes))
+            described = _described(name, model, _refused_by_name(name, modes))
+            described.written |= name in modes and writes_conversations(modes[name])
+            yield described
 
 
 def says_media(module: str, name: str) -> bool:
@@ -107,7 +111,8 @@ def _described(name: str, model: Any, refused: str | None) -> Architecture:
         modalities=limits,
         own_prompts=own_methods(object.__new__(processor)) if processor else None,
         inserts=processor is not None and "PromptInsertion(" in inspect.getsource(processor._get_prompt_updates),
-        refused=_refused(model, processor) or refused,
+        written=processor is not None and needs_mistral(processor),
+        refused=_refused(model, processor, limits) or refused,
     )
 
 
@@ -117,7 +122,7 @@ def _class(factory: Any) -> type:
     return get_origin(made) or made
 
 
-def _refused(model: Any, processor: type | None) -> str | None:
+def _refused(model: Any, processor: type | None, limits: dict[str, Limit]) -> str | None:
     """The name of a reason, as ``facts.rs`` has them."""
     if processor and issubclass(processor, EncDecMultiModalProcessor):
         return "encoder_decoder"
@@ -125,8 +130,8 @@ def _refused(model: Any, processor: type | None) -> str | None:
         return "pooling"
     if supports_transcription(model) and model.supports_transcription_only:
         return "transcription"
-    if processor and needs_mistral(processor):
-        return "mistral"
+    if processor and needs_mistral(processor) and "audio" in limits:
+        return "mistral_audio"
     return None
 
 
@@ -135,7 +140,7 @@ def _refused_by_name(name: str, modes: dict[str, str]) -> str | None:
     generates = any(name in getattr(registry, table) for table in (OF_MEDIA, *MIXED))
     if not generates:
         return "pooling"
-    return "python_chat" if name in modes else None
+    return "own_tokenizer" if name in modes and not writes_conversations(modes[name]) else None
 
 
 def main() -> None:

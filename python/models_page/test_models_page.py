@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from limits import Limit, limits_of
-from refusals import needs_mistral, tokenizer_modes
+from refusals import needs_mistral, tokenizer_modes, writes_conversations
 from registered import reason, says_media
 
 
@@ -95,9 +95,12 @@ class SourcesTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "tokenizer_modes"):
             tokenizer_modes(self.module("modes_gone", "x = 1\n"))
 
+    def test_a_mode_is_there_for_its_renderer_or_its_tokenizer(self) -> None:
+        self.assertTrue(writes_conversations("deepseek_v32"))
+        self.assertFalse(writes_conversations("kimi_audio"))
+
     def test_mistral_is_known_by_what_a_module_imports(self) -> None:
-        self.module("mistral_common", "class Encoder: pass\n")
-        of_mistral = self.module("of_mistral", "from mistral_common import Encoder\nclass P: pass\n")
+        of_mistral = self.module("of_mistral", "from mistral_common.protocol.instruct.chunk import TextChunk\nclass P: pass\n")
         self.assertTrue(needs_mistral(of_mistral.P))
         self.assertFalse(needs_mistral(Plain))
 

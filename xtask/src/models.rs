@@ -11,7 +11,7 @@ use crate::vllm_env::{self, Setup, VllmEnv};
 const FOLDER: &str = "python/models";
 const SCRIPT: &str = "python/models/make_tiny_models.py";
 /// One directory each.
-pub(crate) const MODELS: [&str; 18] = [
+pub(crate) const MODELS: [&str; 19] = [
     "qwen2vl",
     "qwen25vl",
     "qwen3vl",
@@ -30,6 +30,7 @@ pub(crate) const MODELS: [&str; 18] = [
     "llavaov",
     "paligemma",
     "minicpmv46",
+    "mistral_small",
 ];
 
 /// Makes the models, or finds them made; returns the directory that holds them by name.

@@ -46,6 +46,7 @@ does not take.
 - *by vLLM's code*: the processor overrides how prompts are expanded, so a process of vLLM's processor expands each prompt with helped
   items. Prompts with native images alone are expanded by Chiasm.
 - *by its files*: the model's files choose the processor.
+- *conversations by vLLM's code*: the model has no chat template. A process of vLLM's processor writes its conversations as a whole.
 
 Models of other architectures may be run by vLLM with the code of `transformers`, then as `TransformersMultiModalForCausalLM` and the
 like.

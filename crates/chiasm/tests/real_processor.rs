@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -25,14 +25,22 @@ fn variable(name: &str) -> String {
 
 /// Two simulated engines and vLLM's processor.
 async fn serve(model: &str, flags: &[&str]) -> Server {
-    let (models, vllm) = (variable("CHIASM_TEST_MODELS"), variable("CHIASM_TEST_VLLM"));
-    let model = Path::new(&models).join(model).display().to_string();
+    serve_from(&models().join(model), flags, &[]).await
+}
+
+fn models() -> PathBuf {
+    variable("CHIASM_TEST_MODELS").into()
+}
+
+async fn serve_from(model: &Path, flags: &[&str], of_engines: &[&str]) -> Server {
+    let (model, vllm) = (model.display().to_string(), variable("CHIASM_TEST_VLLM"));
     let own = [&model, "--served-model-name", "m", "--sim", "2", "--sim-speedup", "1000000", "--port", "0"];
     let more = ["--sim-max-model-len", "32768", "--vllm", &vllm, "--processors", "2"];
     // The processor of 0.31 normalises what later ones leave to the engine, as simulated engines do.
     let normalised = variable("CHIASM_TEST_VLLM_VERSION").starts_with("0.31.");
     let normalise = if normalised { &["--no-mm-device-do-normalize"][..] } else { &[] };
-    let server = Server::start(&[&own[..], &more, flags, &["--", "--dtype", "bfloat16"], normalise].concat());
+    let server =
+        Server::start(&[&own[..], &more, flags, &["--", "--dtype", "bfloat16"], normalise, of_engines].concat());
     server.wait_ready(2, STARTUP).await;
     server
 }
@@ -93,6 +101,46 @@ async fn a_video_is_made_once(server: &Server) {
     assert!(more <= 4.0, "{more} items were made");
     let again = server.chat(&request).await;
     assert_eq!((seen(&again), again.header("x-chiasm-transfer").as_str()), (first, "cached"));
+}
+
+/// DeepSeek's conversations have no chat template.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn conversations_of_a_text_model_are_written_by_vllms_code() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(models().join("qwen2vl").join(name), folder.path().join(name)).expect("a tokenizer");
+    }
+    let config = json!({
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 500, "hidden_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "intermediate_size": 64,
+    });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).expect("a configuration");
+    let server = serve_from(folder.path(), &[], &["--tokenizer-mode", "deepseek_v32"]).await;
+    let tokenizer = chiasm_prompt::Tokenizer::from_model_dir(folder.path()).expect("the tokenizer");
+    let ask = |messages: Value, thinking: bool| {
+        json!({
+            "model": "m", "messages": messages, "max_tokens": 4, "return_token_ids": true,
+            "chat_template_kwargs": {"thinking": thinking},
+        })
+    };
+    let messages = json!([{"role": "system", "content": "be kind"}, {"role": "user", "content": [{"type": "text", "text": "hello"}]}]);
+    for (thinking, end) in [(false, "</think>"), (true, "<think>")] {
+        let answer = server.chat(&ask(messages.clone(), thinking)).await;
+        let text = format!("<｜begin▁of▁sentence｜>be kind<｜User｜>hello<｜Assistant｜>{end}");
+        let expected: Vec<u32> = tokenizer.encode(&text, false).expect("tokens").iter().map(|token| token.0).collect();
+        assert_eq!(answer.ok()["prompt_token_ids"], json!(expected));
+    }
+    let long = json!([{"role": "user", "content": "long ".repeat(100_000)}]);
+    assert_eq!(server.chat(&ask(long, false)).await.refused(400), "messages");
+    let picture = json!([{"role": "user", "content": [part("image", DAWN.jpeg)]}]);
+    assert_eq!(server.chat(&ask(picture, false)).await.refused(400), "messages[0].content[0].image_url");
+    let call = json!([
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function", "function": {"name": 3}}]},
+    ]);
+    assert_eq!(server.chat(&ask(call, false)).await.refused(400), "messages");
+    assert!(server.terminate(Duration::from_secs(30)).await, "SIGTERM ends it with exit code 0");
 }
 
 /// Files as attackers and bad networks make them.

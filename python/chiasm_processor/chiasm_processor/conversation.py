@@ -1,6 +1,7 @@
 """Conversations of models whose renderer in vLLM is code and not the model's chat template."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,9 +34,19 @@ class Conversations:
         """Without that, they are written by the model's chat template, which frontends know themselves."""
         return self._renderer is not None
 
-    def tokens(self, messages: list[dict[str, Any]], items: Sequence[KnownItem], settings: dict[str, Any]) -> list[int]:
-        """The prompt of a conversation in which media parts have an item's number for a ``uuid``, and no URL. Most renderers write a marker
-        where an item goes; some write the item."""
+    @property
+    def io_defaults(self) -> dict[str, dict[str, Any]]:
+        """Of each modality, how files are read unless engine or request say otherwise."""
+        if self.renderer_mode != "kimi_k3":
+            return {}
+        return import_module(type(self._renderer).__module__)._K3_MEDIA_IO_DEFAULTS
+
+    def tokens(
+        self, messages: list[dict[str, Any]], items: Sequence[KnownItem], settings: dict[str, Any]
+    ) -> tuple[list[int], list[int]]:
+        """The prompt of a conversation in which media parts have an item's number for a ``uuid``, and no URL; and the numbers of the items,
+        those of each modality as they follow each other in the prompt. Most renderers write a marker where an item goes; some write the
+        item."""
         if self._renderer is None:
             raise ValueError("the model's chat template writes its conversations")
         tokenizer = self._renderer.get_tokenizer()
@@ -43,10 +54,12 @@ class Conversations:
         request = ChatCompletionRequest(messages=_with_urls(messages) if is_mistral else messages, **settings)
         params = request.build_chat_params(None, "auto").with_defaults({"tokenize": is_mistral})
         if is_mistral:
-            return _of_mistral(tokenizer, request, params.get_apply_chat_template_kwargs(), items)
+            return _of_mistral(tokenizer, request, params.get_apply_chat_template_kwargs(), items), list(range(len(items)))
         _, prompt = self._renderer.render_messages(request.messages, params)
-        limits = request.build_tok_params(self._config)
-        return list(self._renderer._tokenize_singleton_prompt(prompt, limits)["prompt_token_ids"])
+        # DeepSeek V4.1's answers to tools come in another order than they were called, with their images.
+        order = [int(uuid) for of_modality in (prompt.get("multi_modal_uuids") or {}).values() for uuid in of_modality]
+        prompt = self._renderer._tokenize_singleton_prompt(prompt, request.build_tok_params(self._config))
+        return list(prompt["prompt_token_ids"]), order
 
 
 def _of_mistral(

@@ -66,6 +66,8 @@ class Processor:
             yield "has an encoder with a prompt of its own, which is not supported"
         if self.config.runner_type != "generate":
             yield "generates no text"
+        if not self.conversations.are_written_here and self.conversations.renderer_mode != "hf":
+            yield "has a tokenizer that is made by code, which is not supported"
 
     def model_class(self) -> Any:
         """The model itself, as a class: it says how items are written in a conversation."""
@@ -137,8 +139,14 @@ class Processor:
         processor_kwargs: Mapping[str, Any],
     ) -> Expanded:
         """The prompt of a conversation, with its items written out."""
-        token_ids = self.conversations.tokens(messages, items, settings)
-        return self.prompt(token_ids, items, processor_kwargs) if items else Expanded(token_ids, [])
+        token_ids, order = self.conversations.tokens(messages, items, settings)
+        if sorted(order) != list(range(len(items))):
+            raise ValueError("the conversation is written without some of its images, videos or recordings")
+        if not items:
+            return Expanded(token_ids, [])
+        expanded = self.prompt(token_ids, [items[number] for number in order], processor_kwargs)
+        places = dict(zip(order, expanded.placeholders, strict=True))
+        return Expanded(expanded.token_ids, [places[number] for number in range(len(items))])
 
     def _names(self, inputs: ProcessorInputs) -> Mapping[str, Sequence[str]]:
         """What vLLM will call the items; the settings have a part in that."""
@@ -149,8 +157,9 @@ class Processor:
         return inputs.get_mm_hashes(info.model_id, info.ctx.get_mm_config().mm_hasher_algorithm)
 
     def _io_kwargs(self, modality: str, of_request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        of_engine = (self.config.get_multimodal_config().media_io_kwargs or {}).get(modality, {})
-        return {modality: {**of_engine, **of_request.get(modality, {})}}
+        of_engine = self.config.get_multimodal_config().media_io_kwargs or {}
+        settings = (self.conversations.io_defaults, of_engine, of_request)
+        return {modality: {name: value for each in settings for name, value in each.get(modality, {}).items()}}
 
 
 class _Cache(BaseMultiModalProcessorCache):

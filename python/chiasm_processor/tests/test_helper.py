@@ -186,6 +186,8 @@ class FailureTest(unittest.TestCase):
                 Processor(["--model", directory])
         with self.assertRaisesRegex(NotSupported, "generates no text"):
             Processor([*flags("qwen2vl"), "--runner", "pooling"])
+        with self.assertRaisesRegex(NotSupported, "tokenizer that is made by code"):
+            Processor([*flags("qwen2vl"), "--tokenizer-mode", "kimi_audio"])
 
 
 if __name__ == "__main__":

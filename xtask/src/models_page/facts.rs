@@ -48,6 +48,8 @@ pub(super) struct Architecture {
     pub(super) own_prompts: Option<Vec<String>>,
     /// Whether items are inserted into the prompt, instead of replacing their markers.
     pub(super) inserts: bool,
+    /// Whether vLLM's code writes its conversations, and not the model's chat template.
+    pub(super) written: bool,
     pub(super) refused: Option<Refusal>,
     /// Why nothing is known of it.
     pub(super) unknown: Option<String>,
@@ -69,8 +71,8 @@ pub(super) enum Refusal {
     EncoderDecoder,
     Pooling,
     Transcription,
-    PythonChat,
-    Mistral,
+    OwnTokenizer,
+    MistralAudio,
 }
 
 impl Facts {
@@ -114,8 +116,14 @@ fn script(setup: &Setup, env: &VllmEnv) -> std::process::Command {
     python
 }
 
-/// The architecture of a model directory, by its config.json.
+/// What vLLM makes of a model with images in Mistral's own format (`transformers_utils/configs/mistral.py`).
+const OF_MISTRALS_FORMAT: &str = "PixtralForConditionalGeneration";
+
+/// The architecture that vLLM runs a model directory as: that of Mistral's format if it is there, else that in config.json.
 fn architecture_of(models: &Path, family: &str) -> Result<String, Error> {
+    if models.join(family).join("params.json").is_file() {
+        return Ok(OF_MISTRALS_FORMAT.to_owned());
+    }
     let path = models.join(family).join("config.json");
     let json = fs::read(&path).map_err(Error::io("read", &path))?;
     let config: Value =

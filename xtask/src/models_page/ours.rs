@@ -17,6 +17,7 @@ pub(super) const COMPARED: &[(&str, &[&str])] = &[
     ("qwen2audio", &["audio"]),
     ("omni", &["image", "video", "audio"]),
     ("llavaov", &["image", "video"]),
+    ("mistral_small", &["image"]),
     ("paligemma", &["image"]),
     ("minicpmv46", &["image", "video"]),
 ];

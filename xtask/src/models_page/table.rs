@@ -161,6 +161,9 @@ fn in_prompts(architecture: &Architecture) -> String {
         Some(methods) if !methods.is_empty() => words.push("by vLLM's code"),
         Some(_) => {}
     }
+    if architecture.written {
+        words.push("conversations by vLLM's code");
+    }
     words.join(", ")
 }
 
@@ -187,12 +190,12 @@ fn reason(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> 
         Some(Refusal::Transcription) => {
             ("transcription only", "vLLM has it in its API for transcriptions alone, which Chiasm does not have")
         }
-        Some(Refusal::PythonChat) => {
-            ("conversations in Python", "vLLM writes its conversations, or tokenizes them, by code made for the model")
+        Some(Refusal::OwnTokenizer) => {
+            ("tokenizer in Python", "its tokenizer is made by code, not read from its files")
         }
-        Some(Refusal::Mistral) => (
-            "Mistral's tokenizer",
-            "its processor takes only what the Python package `mistral_common` makes of a conversation",
+        Some(Refusal::MistralAudio) => (
+            "recordings by Mistral's tokenizer",
+            "the Python package `mistral_common` writes them, which is supported for images alone",
         ),
         None if cells.values().any(|cell| cell.maker == Maker::Refused) => (
             "modality of its own",
@@ -216,6 +219,7 @@ mod tests {
             modalities,
             own_prompts: Some(Vec::new()),
             inserts: false,
+            written: false,
             refused: None,
             unknown: None,
         }
@@ -234,12 +238,16 @@ mod tests {
     fn a_row_says_who_makes_what() {
         let mut inserting = architecture("P", &[("image", Some(1), true)]);
         (inserting.inserts, inserting.own_prompts) = (true, Some(vec!["apply".into()]));
+        inserting.written = true;
         let found = rows(vec![
             architecture("N", &[("image", None, true), ("video", None, true), ("audio", Some(2), false)]),
             inserting,
         ]);
         assert_eq!(found[0], "| `N` | native | compared | vLLM's processor, at most 2, by its files |  |  |  |");
-        assert_eq!(found[1], "| `P` | compared, at most 1 | – | – |  | inserted, by vLLM's code |  |");
+        assert_eq!(
+            found[1],
+            "| `P` | compared, at most 1 | – | – |  | inserted, by vLLM's code, conversations by vLLM's code |  |"
+        );
     }
 
     #[test]

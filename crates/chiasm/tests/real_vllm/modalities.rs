@@ -96,9 +96,8 @@ fn image_requests() -> Vec<Value> {
     ]
 }
 
-/// Conversations that say more than one question, for a renderer that is code.
+/// Conversations of several turns, for renderers that are code.
 fn written_requests() -> Vec<Value> {
-    let mut requests = [image_requests(), one_video_requests()].concat();
     let mut turns = ask(json!("the quick brown fox"));
     turns["messages"] = json!([
         {"role": "system", "content": "be brief"},
@@ -106,10 +105,13 @@ fn written_requests() -> Vec<Value> {
         {"role": "assistant", "content": "dawn"},
         {"role": "user", "content": [text("and this?"), image(NIGHT)]},
     ]);
+    [image_requests(), vec![ask(json!("the quick brown fox")), turns]].concat()
+}
+
+fn thinking_requests() -> Vec<Value> {
     let mut thinking = ask(json!("the quick brown fox"));
     thinking["chat_template_kwargs"] = json!({"thinking": true});
-    requests.extend([turns, thinking]);
-    requests
+    [written_requests(), one_video_requests(), vec![thinking]].concat()
 }
 
 /// How an item is written depends on how many of its modality come before it, and it was made by itself.
@@ -136,7 +138,9 @@ async fn every_modality_is_answered_as_by_vllm_serve() {
         ("qwen2audio", audio_requests(), &[]),
         ("omni", omni_requests(), &[]),
         // Two videos in one prompt end this model's engine, whoever asks. Its conversations are written by vLLM's code here.
-        ("llavaov", written_requests(), &["--tokenizer-mode", "deepseek_v32"]),
+        ("llavaov", thinking_requests(), &["--tokenizer-mode", "deepseek_v32"]),
+        // Of Mistral's own files, as vLLM prefers them.
+        ("mistral_small", written_requests(), &[]),
         ("paligemma", image_requests(), &[]),
         // Its linear attention runs in bfloat16 only.
         ("minicpmv46", numbered_requests(), &["--dtype", "bfloat16"]),
