@@ -5,6 +5,7 @@ from kinds import Code, Group, Values
 INPUTS = "multimodal/inputs.py"
 MEDIA = "multimodal/media/connector.py"
 PROCESSOR = "multimodal/processing/processor.py"
+CHAT = "entrypoints/openai/chat_completion/protocol.py"
 HELPER = "python/chiasm_processor/chiasm_processor"
 
 PROCESSORS = (
@@ -18,6 +19,8 @@ PROCESSORS = (
             Code("multimodal/registry.py", "MultiModalRegistry.create_processor"),
             Code(MEDIA, "MediaConnector.__init__", "MediaConnector.load_from_url", "MediaConnector.fetch_image"),
             Code(MEDIA, "MediaConnector.fetch_video", "MediaConnector.fetch_audio"),
+            Code(MEDIA, "merge_media_io_kwargs"),
+            Code("multimodal/media/video.py", "VideoMediaIO.merge_kwargs", "VideoMediaIO.load_base64"),
             Code("transformers_utils/processor.py", "get_video_processor_cls_name"),
             Code(PROCESSOR, "BaseMultiModalProcessor._cached_apply_hf_processor"),
             Code(INPUTS, "MultiModalBatchedField", "MultiModalFlatField", "MultiModalSharedField"),
@@ -34,6 +37,26 @@ PROCESSORS = (
             Code(PROCESSOR, "BaseMultiModalProcessor._find_mm_placeholders"),
             Code(PROCESSOR, "ResolvedPromptUpdate", "PromptUpdateDetails", "PromptIndexTargets.*"),
             Code("multimodal/cache/base.py", "BaseMultiModalProcessorCache.*"),
+        ),
+    ),
+    Group(
+        "vLLM's processor: conversations",
+        "which models' are written by code, and how",
+        (f"{HELPER}/conversation.py", "crates/chiasm/src/vllm_processor.rs"),
+        (
+            Code("tokenizers/registry.py", "resolve_tokenizer_args", "tokenizer_args_from_config"),
+            Code("tokenizers/registry.py", "cached_tokenizer_from_config"),
+            Code("transformers_utils/config.py", "get_config"),
+            Code("transformers_utils/repo_utils.py", "is_mistral_model_repo"),
+            Values("renderers/registry.py", "_VLLM_RENDERERS"),
+            Code("renderers/base.py", "BaseRenderer.__init__", "BaseRenderer._tokenize_singleton_prompt"),
+            Code("renderers/params.py", "ChatParams.with_defaults", "ChatParams.get_apply_chat_template_kwargs"),
+            Code(CHAT, "ChatCompletionRequest.build_chat_params", "ChatCompletionRequest.build_tok_params"),
+            Code("renderers/online_renderer.py", "OnlineRenderer.preprocess_chat", "OnlineRenderer.render_chat"),
+            Code("renderers/mistral.py", "MistralRenderer.render_messages", "safe_apply_chat_template"),
+            Code("tokenizers/mistral.py", "MistralTokenizer.apply_chat_template", "validate_request_params"),
+            Code("tokenizers/mistral.py", "maybe_serialize_tool_calls", "truncate_tool_call_ids"),
+            Values("renderers/kimi_k3.py", "_K3_MEDIA_IO_DEFAULTS"),
         ),
     ),
     Group(

@@ -28,6 +28,27 @@ pub(crate) fn content(url: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"data:").then_some(content)
 }
 
+/// What the bytes of a video begin with that came as a list of JPEG files, as vLLM has them in URLs: `data:video/jpeg;base64,A,B,C`.
+/// The files are not decoded here, so that they stay apart.
+pub(crate) const FRAMES: &[u8] = b"data:video/jpeg;base64,";
+
+/// The video that a list of JPEG files is, beginning with [`FRAMES`]; `None` if it is no such list.
+pub(crate) fn frames(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Option<Result<Bytes, MediaError>> {
+    let comma = content.iter().position(|&byte| byte == b',')?;
+    let (description, list) = (&content[..comma], &content[comma + 1..]);
+    let parameters = description.strip_suffix(b";base64")?;
+    let media_type = parameters.split(|&byte| byte == b';').next()?;
+    if !media_type.eq_ignore_ascii_case(b"video/jpeg") {
+        return None;
+    }
+    let length = FRAMES.len() + list.len();
+    if length as u64 > max_bytes {
+        return Some(Err(MediaError::TooManyBytes { limit: max_bytes }));
+    }
+    let mut buffer = budget.buffer();
+    Some(buffer.extend(FRAMES).and_then(|()| buffer.extend(list)).map(|()| buffer.freeze()))
+}
+
 /// Decodes `[mediatype][;param]*;base64,DATA`. The media type does not matter, as in vLLM: the format is found from the
 /// bytes.
 pub(crate) fn decode(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
@@ -98,6 +119,26 @@ mod tests {
     fn unused_bits_are_ignored_like_vllm_does() {
         assert_eq!(decode_url("data:;base64,QR==").unwrap(), "A");
         assert_eq!(decode_url("data:;base64,").unwrap(), "");
+    }
+
+    #[test]
+    fn a_list_of_jpeg_files_stays_as_it_came() {
+        let budget = ByteBudget::new(60);
+        let list = |content: &[u8], max_bytes| frames(content, max_bytes, &budget);
+        for content in [&b"video/jpeg;base64,QUJD,QUI="[..], b"VIDEO/Jpeg;x=y;base64,QUJD,QUI="] {
+            let bytes = list(content, 60).unwrap().unwrap();
+            assert_eq!(bytes, "data:video/jpeg;base64,QUJD,QUI=");
+            assert_eq!(budget.held(), bytes.len() as u64);
+        }
+        assert_eq!(list(b"video/jpeg;base64,QUJD", 20), Some(Err(MediaError::TooManyBytes { limit: 20 })));
+        let long = format!("video/jpeg;base64,{}", "A".repeat(60));
+        assert_eq!(list(long.as_bytes(), 100), Some(Err(MediaError::Busy)));
+        for other in
+            [&b"video/mp4;base64,QUJD"[..], b"video/jpeg,QUJD", b"video/jpegs;base64,QUJD", b"video/jpeg;base64"]
+        {
+            assert_eq!(list(other, 60), None);
+        }
+        assert_eq!(budget.held(), 0);
     }
 
     #[test]

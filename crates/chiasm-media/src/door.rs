@@ -279,7 +279,12 @@ impl MediaDoor {
 impl Inner {
     fn open_data(&self, url: &[u8], modality: &Modality) -> Result<EncodedMedia, MediaError> {
         let content = data_uri::content(url).ok_or(MediaError::UnsupportedScheme)?;
-        self.item(data_uri::decode(content, self.config.limits.max_bytes(modality), &self.budget)?, modality)
+        let max_bytes = self.config.limits.max_bytes(modality);
+        let frames = match modality {
+            Modality::Video => data_uri::frames(content, max_bytes, &self.budget),
+            _ => None,
+        };
+        self.item(frames.unwrap_or_else(|| data_uri::decode(content, max_bytes, &self.budget))?, modality)
     }
 
     fn open_file(&self, url: &Url, modality: &Modality) -> Result<EncodedMedia, MediaError> {

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use chiasm_processor::{ItemCall, ItemTensor, ItemValue, MadeItem, Processor, ProcessorOptions, Sandbox};
+use chiasm_processor::{ItemCall, ItemLimits, ItemTensor, ItemValue, MadeItem, Processor, ProcessorOptions, Sandbox};
 use serde::Deserialize;
 use serde_json::{Map, json};
 
@@ -73,6 +73,7 @@ fn options(python: &str, model: &str) -> ProcessorOptions {
         startup_timeout: Duration::from_secs(300),
         item_bytes: 2 << 30,
         address_space: 16 << 30,
+        limits: ItemLimits::default(),
         sandbox: Sandbox::Auto,
     }
 }

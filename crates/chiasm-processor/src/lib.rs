@@ -35,5 +35,5 @@ mod server;
 pub use error::ProcessorError;
 pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};
 pub use message::{ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode};
-pub use processor::{ItemCall, Processor, ProcessorOptions, Sandbox};
+pub use processor::{ItemCall, ItemLimits, Processor, ProcessorOptions, Sandbox};
 pub use python::python_of;

@@ -31,6 +31,17 @@ pub enum Sandbox {
     Require,
 }
 
+/// What no item may be beyond, as far as its container tells before it is decoded, and by what comes of it; 0 is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ItemLimits {
+    /// How long a video may last.
+    pub video_duration: Duration,
+    /// Pixels of a video's frame.
+    pub video_pixels: u64,
+    /// How long a recording may last.
+    pub audio_duration: Duration,
+}
+
 /// What a processor is started with.
 #[derive(Clone, Debug)]
 pub struct ProcessorOptions {
@@ -52,6 +63,8 @@ pub struct ProcessorOptions {
     pub item_bytes: u64,
     /// Bytes of address space that a child may take beyond what it begins with; 0 for any number.
     pub address_space: u64,
+    /// What items may be.
+    pub limits: ItemLimits,
     /// Whether children lock themselves.
     pub sandbox: Sandbox,
 }
@@ -82,6 +95,8 @@ struct Inner {
     started: Mutex<Instant>,
     /// Those who have a child or wait for one.
     places: Semaphore,
+    /// Those of them whose files lie in memory for a child: no child waits for the next one's copy.
+    files: Semaphore,
     items: Children,
     /// Prompts take milliseconds at most, and do not wait for items.
     prompts: Children,
@@ -107,6 +122,7 @@ impl Processor {
             server: AsyncMutex::new(Some(server)),
             started: Mutex::new(Instant::now()),
             places: Semaphore::new(options.children + options.queue),
+            files: Semaphore::new(2 * options.children),
             items: children(options.children),
             prompts: children(options.children),
             options,
@@ -126,7 +142,7 @@ impl Processor {
     pub async fn item(&self, call: ItemCall<'_>) -> Result<MadeItem, ProcessorError> {
         let inner = &self.inner;
         let _place = inner.places.try_acquire().map_err(|_| ProcessorError::Busy)?;
-        let _turn = inner.items.turn().await?;
+        let _file = inner.files.acquire().await.map_err(|_| ProcessorError::Busy)?;
         let ItemCall { modality, file, processor_kwargs, io_kwargs } = call;
         let (length, item_bytes) = (file.len() as u64, inner.options.item_bytes);
         // A copy of what may be many megabytes.
@@ -134,6 +150,7 @@ impl Processor {
         let memory = memory
             .unwrap_or_else(|error| Err(std::io::Error::other(error)))
             .map_err(|error| ProcessorError::Gone(format!("no memory for an item: {error}")))?;
+        let _turn = inner.items.turn().await?;
         let call = Call::Item { modality, length, processor_kwargs, io_kwargs };
         inner
             .ask(&inner.items, &call, Some(memory.file()), |reply| match reply {

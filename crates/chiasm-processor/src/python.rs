@@ -10,13 +10,14 @@ use tempfile::TempDir;
 use crate::ProcessorError;
 
 /// The sources of `python/chiasm_processor`.
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("__init__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__init__.py")),
     ("__main__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__main__.py")),
     ("child.py", include_str!("../../../python/chiasm_processor/chiasm_processor/child.py")),
     ("conversation.py", include_str!("../../../python/chiasm_processor/chiasm_processor/conversation.py")),
     ("fields.py", include_str!("../../../python/chiasm_processor/chiasm_processor/fields.py")),
     ("greeting.py", include_str!("../../../python/chiasm_processor/chiasm_processor/greeting.py")),
+    ("limits.py", include_str!("../../../python/chiasm_processor/chiasm_processor/limits.py")),
     ("messages.py", include_str!("../../../python/chiasm_processor/chiasm_processor/messages.py")),
     ("processor.py", include_str!("../../../python/chiasm_processor/chiasm_processor/processor.py")),
     ("sandbox.py", include_str!("../../../python/chiasm_processor/chiasm_processor/sandbox.py")),

@@ -34,11 +34,15 @@ impl Server {
         // Read once: children have the modules of the server.
         let sources = python::unpack().map_err(gone)?;
         let (mut connection, theirs) = Connection::pair().map_err(gone)?;
+        let limits = &options.limits;
         let mut command = Command::new(&options.python);
         command
             // Without files of compiled modules.
             .args(["-B", "-m", python::PACKAGE, "--sandbox", options.sandbox.name()])
-            .args(["--address-space", &options.address_space.to_string(), "--", "--model"])
+            .args(["--address-space", &options.address_space.to_string()])
+            .args(["--video-seconds", &limits.video_duration.as_secs_f64().to_string()])
+            .args(["--video-pixels", &limits.video_pixels.to_string()])
+            .args(["--audio-seconds", &limits.audio_duration.as_secs_f64().to_string(), "--", "--model"])
             .arg(&options.model)
             .args(&options.vllm_flags)
             .env_clear()

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use chiasm_processor::{
-    ItemCall, ItemValue, KnownItem, MadeItem, Processor, ProcessorError, ProcessorOptions, Sandbox,
+    ItemCall, ItemLimits, ItemValue, KnownItem, MadeItem, Processor, ProcessorError, ProcessorOptions, Sandbox,
 };
 use serde_json::Map;
 
@@ -23,6 +23,7 @@ fn options(fate: &str) -> ProcessorOptions {
         startup_timeout: Duration::from_secs(20),
         item_bytes: 1 << 20,
         address_space: 0,
+        limits: ItemLimits::default(),
         sandbox: Sandbox::Auto,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use chiasm_processor::{ProcessorOptions, python_of};
+use chiasm_processor::{ItemLimits, ProcessorOptions, python_of};
 use chiasm_server::HelperOptions;
 use chiasm_server::model::{NativeImages, ServedModel};
 use serde_json::{Map, Value};
@@ -132,6 +132,11 @@ pub(crate) fn options(
             startup_timeout: args.engines.startup_timeout,
             item_bytes: of.processor_item_bytes,
             address_space: of.processor_memory_bytes,
+            limits: ItemLimits {
+                video_duration: of.max_video_seconds,
+                video_pixels: of.max_video_pixels,
+                audio_duration: of.max_audio_seconds,
+            },
             sandbox: of.processor_sandbox.into(),
         },
         required,

@@ -10,6 +10,8 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.multimodal.media import MediaConnector
+from vllm.multimodal.media.connector import merge_media_io_kwargs
+from vllm.multimodal.media.video import VideoMediaIO
 from vllm.multimodal.processing import ProcessorInputs
 from vllm.multimodal.processing.context import TimingContext
 from vllm.multimodal.processing.processor import ResolvedPromptUpdate
@@ -17,6 +19,7 @@ from vllm.transformers_utils.processor import get_video_processor_cls_name
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from .conversation import Conversations
+from .limits import Limits
 from .messages import Expanded, KnownItem, Placeholder, runs
 from .updates import from_plain
 
@@ -35,6 +38,10 @@ class _Flags(FlexibleArgumentParser):
         return known, []
 
 
+# How a video begins that is a list of JPEG files, as its URL has it; no container does.
+FRAMES = b"data:video/jpeg;base64,"
+
+
 class Connector(MediaConnector):
     """Loads what it is given in place of what a URL names, by the rules of each modality."""
 
@@ -43,13 +50,16 @@ class Connector(MediaConnector):
         self._data = data
 
     def load_from_url(self, url: str, media_io: Any, *, fetch_timeout: int | None = None) -> Any:
+        if isinstance(media_io, VideoMediaIO) and self._data.startswith(FRAMES):
+            return media_io.load_base64("video/jpeg", self._data[len(FRAMES) :].decode("ascii"))
         return media_io.load_bytes(self._data)
 
 
 class Processor:
     """The processor of a model that is served with these flags of ``vllm serve``; they change tensors and prompts."""
 
-    def __init__(self, flags: Sequence[str]) -> None:
+    def __init__(self, flags: Sequence[str], limits: Limits = Limits()) -> None:
+        self._limits = limits
         parser = EngineArgs.add_cli_args(_Flags())
         self.config = EngineArgs.from_cli_args(parser.parse_args(list(flags))).create_model_config()
         self.conversations = Conversations(self.config)
@@ -81,10 +91,14 @@ class Processor:
 
     def load(self, modality: str, data: bytes, io_kwargs: Mapping[str, Any]) -> Any:
         """What a file is decoded to."""
-        connector = Connector(data, self._io_kwargs(modality, io_kwargs))
+        self._limits.check_file(modality, data)
+        connector = Connector(data, self._io_kwargs(io_kwargs))
         if modality == "video":
-            return connector.fetch_video("", video_processor=get_video_processor_cls_name(self.config))
-        return getattr(connector, f"fetch_{modality}")("")
+            loaded = connector.fetch_video("", video_processor=get_video_processor_cls_name(self.config))
+        else:
+            loaded = getattr(connector, f"fetch_{modality}")("")
+        self._limits.check_loaded(modality, loaded)
+        return loaded
 
     def item(
         self, modality: str, data: bytes, processor_kwargs: Mapping[str, Any], io_kwargs: Mapping[str, Any]
@@ -156,10 +170,11 @@ class Processor:
         info = self.vllm.info
         return inputs.get_mm_hashes(info.model_id, info.ctx.get_mm_config().mm_hasher_algorithm)
 
-    def _io_kwargs(self, modality: str, of_request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        of_engine = self.config.get_multimodal_config().media_io_kwargs or {}
-        settings = (self.conversations.io_defaults, of_engine, of_request)
-        return {modality: {name: value for each in settings for name, value in each.get(modality, {}).items()}}
+    def _io_kwargs(self, of_request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Of each modality, a request's settings over the engine's, as vLLM merges them: of a video, one rate replaces another."""
+        of_engine = self.config.get_multimodal_config().media_io_kwargs
+        merged = merge_media_io_kwargs(of_engine, dict(of_request))
+        return merge_media_io_kwargs(self.conversations.io_defaults, merged) or {}
 
 
 class _Cache(BaseMultiModalProcessorCache):

@@ -1,6 +1,6 @@
 """The fork server of one model: imports, reads and warms its processor once, and forks children that have all that.
 
-usage: python -m chiasm_processor [--sandbox off|auto|require] [--address-space BYTES] -- FLAGS OF VLLM SERVE
+usage: python -m chiasm_processor [--sandbox off|auto|require] [--address-space BYTES] [limits] -- FLAGS OF VLLM SERVE
 
 Its standard input is a Unix socket to the frontend. It says there what the processor is, and takes orders: ``{"fork": true}``, each
 of which comes with the child's own socket. It ends when the frontend hangs up, and its children with it.
@@ -24,6 +24,7 @@ import torch  # noqa: E402
 
 from . import child, sandbox  # noqa: E402
 from .greeting import greeting  # noqa: E402
+from .limits import Limits  # noqa: E402
 from .processor import Processor  # noqa: E402
 
 
@@ -32,6 +33,8 @@ def main() -> None:
     parser.add_argument("--sandbox", choices=("off", "auto", "require"), default="auto")
     # Bytes that a child may take beyond what it has when it is forked; 0 for no limit.
     parser.add_argument("--address-space", type=int, default=0)
+    for name, default in Limits()._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     arguments, flags = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
     locked = arguments.sandbox != "off" and (arguments.sandbox == "require" or sandbox.is_available())
@@ -40,7 +43,7 @@ def main() -> None:
     try:
         if locked and not sandbox.is_available():
             raise sandbox.NotAvailable("this kernel has no Landlock or no filter of system calls for it is known")
-        processor = Processor(flags)
+        processor = Processor(flags, Limits(*(getattr(arguments, name) for name in Limits._fields)))
         hello = greeting(processor) | {"sandbox": locked}
     except Exception as error:
         child.send(connection, msgspec.json.encode({"failed": f"{type(error).__name__}: {error}"}))

@@ -85,6 +85,11 @@ class ProcessorTest(unittest.TestCase):
         self.assertEqual(expanded.token_ids, [1, 9, 9, 9, 9, 8, 2, 9, 9, 9, 9, 8])
         self.assertEqual([(at.offset, at.length, at.is_embed) for at in expanded.placeholders], [(1, 5, [(True, 4), (False, 1)]), (7, 5, [(True, 4), (False, 1)])])
 
+    def test_of_a_video_one_rate_replaces_another(self) -> None:
+        processor = Processor([*flags("qwen2vl"), "--media-io-kwargs", '{"video": {"num_frames": 4, "x": 1}}'])
+        self.assertEqual(processor._io_kwargs({})["video"], {"num_frames": 4, "x": 1})
+        self.assertEqual(processor._io_kwargs({"video": {"fps": 2}})["video"], {"fps": 2, "x": 1})
+
 
 class HelperTest(unittest.TestCase):
     @classmethod
@@ -186,8 +191,6 @@ class FailureTest(unittest.TestCase):
                 Processor(["--model", directory])
         with self.assertRaisesRegex(NotSupported, "generates no text"):
             Processor([*flags("qwen2vl"), "--runner", "pooling"])
-        with self.assertRaisesRegex(NotSupported, "tokenizer that is made by code"):
-            Processor([*flags("qwen2vl"), "--tokenizer-mode", "kimi_audio"])
 
 
 if __name__ == "__main__":

@@ -265,7 +265,8 @@ impl Helped {
     /// Everything but an item's file that changes its tensors: the processor and its settings.
     fn fingerprint(&self, settings: &HelpedSettings, modality: &Modality) -> Vec<u8> {
         let io_kwargs = match modality {
-            Modality::Video if settings.hears_videos() => Some(&settings.io_kwargs),
+            // Its frames may be images, and its sound may be heard.
+            Modality::Video => Some(&settings.io_kwargs),
             modality => settings.io_kwargs.get(modality.name()).and_then(Value::as_object),
         };
         let parts = [

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chiasm_processor::Sandbox;
 use clap::{Args, ValueEnum};
 
-use super::some_seconds;
+use super::{seconds, some_seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct ProcessorArgs {
@@ -32,6 +32,15 @@ pub(crate) struct ProcessorArgs {
     /// Most bytes of address space that one of those processes may take beyond what it begins with, 0 for any number
     #[arg(long, env = "CHIASM_PROCESSOR_MEMORY_BYTES", default_value_t = 16 << 30)]
     pub(crate) processor_memory_bytes: u64,
+    /// Most seconds of a video, 0 for any number
+    #[arg(long, env = "CHIASM_MAX_VIDEO_SECONDS", value_parser = seconds, default_value = "3600")]
+    pub(crate) max_video_seconds: Duration,
+    /// Most pixels of a video's frame, width times height, 0 for any number
+    #[arg(long, env = "CHIASM_MAX_VIDEO_PIXELS", default_value_t = 7680 * 4320)]
+    pub(crate) max_video_pixels: u64,
+    /// Most seconds of a recording, 0 for any number
+    #[arg(long, env = "CHIASM_MAX_AUDIO_SECONDS", value_parser = seconds, default_value = "3600")]
+    pub(crate) max_audio_seconds: Duration,
     /// Most videos that are decoded at once [default: as many as --processors]
     #[arg(long, env = "CHIASM_MAX_CONCURRENT_VIDEOS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_concurrent_videos: Option<u32>,

@@ -38,6 +38,12 @@ fn ask(content: Value) -> Value {
     })
 }
 
+/// A video as a list of frames, each a JPEG file.
+fn frames(jpegs: &[&[u8]]) -> Value {
+    let list: Vec<String> = jpegs.iter().map(|jpeg| STANDARD.encode(jpeg)).collect();
+    json!({"type": "video_url", "video_url": {"url": format!("data:video/jpeg;base64,{}", list.join(","))}})
+}
+
 /// Requests with videos, for models that take images too.
 fn video_requests() -> Vec<Value> {
     vec![
@@ -45,6 +51,7 @@ fn video_requests() -> Vec<Value> {
         ask(json!([text("compare"), clip("silent.mp4"), text("and"), clip("edit_list.mp4")])),
         ask(json!([image(DAWN), clip("vp9.webm"), text("what is in"), image(NIGHT)])),
         ask(json!([clip("gradient.tiff"), text("what is this?")])),
+        ask(json!([frames(&[DAWN.jpeg; 4]), text("what is this?")])),
     ]
 }
 
