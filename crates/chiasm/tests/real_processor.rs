@@ -143,6 +143,14 @@ async fn conversations_of_a_text_model_are_written_by_vllms_code() {
     assert!(server.terminate(Duration::from_secs(30)).await, "SIGTERM ends it with exit code 0");
 }
 
+/// A WAV file of 8,000 bytes a second.
+fn silence(seconds: u32) -> Vec<u8> {
+    let length = 8000 * seconds;
+    let header = [16, 1 << 16 | 1, 8000, 8000, 8 << 16 | 1].map(u32::to_le_bytes).concat();
+    let (riff, data) = ((36 + length).to_le_bytes(), length.to_le_bytes());
+    [b"RIFF", &riff[..], b"WAVEfmt ", &header, b"data", &data, &vec![0x80; length as usize]].concat()
+}
+
 /// Files as attackers and bad networks make them.
 fn hostile(seed: u64) -> (&'static str, Vec<u8>) {
     const FILES: [(&str, &str); 10] = [
@@ -227,7 +235,8 @@ async fn hostile_files_cost_their_own_requests(server: &Server) {
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn videos_and_audio_are_made_once_and_hostile_ones_cost_nobody_else() {
-    let server = serve("omni", &["--processor-timeout", "10", "--allow-private-media"]).await;
+    let server =
+        serve("omni", &["--processor-timeout", "10", "--allow-private-media", "--max-audio-seconds", "20"]).await;
     a_video_is_made_once(&server).await;
     for modality in ["video", "audio"] {
         scenario_run::play_all_with(modality, &server, "m", 16, 8).await;
@@ -238,6 +247,10 @@ async fn videos_and_audio_are_made_once_and_hostile_ones_cost_nobody_else() {
     let mut with_kwargs = request(&[part("video", &file("silent.mp4"))]);
     with_kwargs["mm_processor_kwargs"] = kwargs;
     assert_eq!(server.chat(&with_kwargs).await.refused(400), "mm_processor_kwargs");
+    let too_long = server.chat(&request(&[part("audio", &silence(21))])).await;
+    assert_eq!(too_long.refused(422), "messages[0].content[0].audio_url");
+    assert!(too_long.text.contains("--max-audio-seconds"), "{}", too_long.text);
+    server.chat(&request(&[part("audio", &silence(19))])).await.ok();
     let many: Vec<Value> = (0..17).map(|_| part("video", &file("silent.mp4"))).collect();
     assert_eq!(server.chat(&request(&many)).await.refused(413), "messages[0].content[16].video_url");
     assert!(server.terminate(Duration::from_secs(30)).await, "SIGTERM ends it with exit code 0");
