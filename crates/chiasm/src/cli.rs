@@ -1,7 +1,10 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
+mod engines;
+mod limits;
 mod media;
 mod processor;
+mod routing;
 mod simulate;
 
 use std::net::IpAddr;
@@ -9,13 +12,14 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chiasm_router::{Decoding, Policy, Weights};
-use chiasm_server::{Limits, Network};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
+pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
+pub(crate) use limits::LimitArgs;
 pub(crate) use media::MediaArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
+pub(crate) use routing::RoutingArgs;
 pub(crate) use simulate::SimulateArgs;
 
 /// One fast front door before many multimodal LLM engines.
@@ -75,215 +79,6 @@ pub(crate) struct ServeArgs {
     /// Flags for every vLLM engine, after `--`
     #[arg(last = true, value_name = "VLLM_FLAGS")]
     pub(crate) vllm_args: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct EngineArgs {
-    /// Number of vLLM engines to launch
-    #[arg(long, env = "CHIASM_ENGINES", default_value_t = 1, conflicts_with_all = ["sim", "attach"])]
-    pub(crate) engines: u32,
-    /// The vllm command
-    #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
-    pub(crate) vllm: PathBuf,
-    /// Give each engine this many GPUs of its own, by CUDA_VISIBLE_DEVICES [default: leave it to vLLM]
-    #[arg(long, env = "CHIASM_GPUS_PER_ENGINE")]
-    pub(crate) gpus_per_engine: Option<u32>,
-    /// Give all engines the same, first GPUs
-    #[arg(long, requires = "gpus_per_engine")]
-    pub(crate) share_gpu: bool,
-    /// Handshake port of the first launched engine; the next ones follow it [default: free ones]
-    #[arg(long, env = "CHIASM_ENGINE_PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) engine_port: Option<u16>,
-    /// Use this many simulated engines instead
-    #[arg(long, env = "CHIASM_SIM", value_name = "N", conflicts_with = "attach")]
-    pub(crate) sim: Option<u32>,
-    /// Wait on these handshake addresses (tcp://host:port) for engines that somebody else starts
-    #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
-    pub(crate) attach: Vec<String>,
-    /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for
-    /// engines to take them over; chiasm engines lists and stops them [default: they end with this process]
-    #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sim", "attach"])]
-    pub(crate) keep_engines: Option<Duration>,
-    /// Folder for what a later frontend has to know to take over the engines of this one [default: $XDG_STATE_HOME/chiasm or
-    /// ~/.local/state/chiasm]
-    #[arg(long, env = "CHIASM_STATE_DIR", value_name = "DIR")]
-    pub(crate) state_dir: Option<PathBuf>,
-    /// GiB of each engine's cache of processed images (vLLM's --mm-processor-cache-gb), 0 for none. For engines to attach
-    /// it must be what they were started with [default: 4; for --attach unknown, so that every image is sent]
-    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = weight)]
-    pub(crate) receiver_cache_gb: Option<f64>,
-    /// How images reach the engines
-    #[arg(long, env = "CHIASM_MM_TRANSFER", value_enum, default_value_t = MmTransfer::Auto)]
-    pub(crate) mm_transfer: MmTransfer,
-    /// GiB of shared memory for each engine's images, taken from /dev/shm as they are needed [default: 1 more than
-    /// --receiver-cache-gb, which the engine fills with them]
-    #[arg(long, env = "CHIASM_MM_ARENA_GB", value_parser = positive)]
-    pub(crate) mm_arena_gb: Option<f64>,
-    /// What engines are sent: raw values, which they normalise, or normalised floats [default: auto]
-    #[arg(long, env = "CHIASM_MM_TENSOR_FORMAT", value_enum)]
-    pub(crate) mm_tensor_format: Option<TensorFormats>,
-    /// The name of --mm-tensor-format before 0.2
-    #[arg(long, env = "CHIASM_PIXELS", value_enum, hide = true, conflicts_with = "mm_tensor_format")]
-    pub(crate) pixels: Option<TensorFormats>,
-    /// Settings of the image processor for all requests, which a request's own replace key by key (vLLM's
-    /// --mm-processor-kwargs). Launched engines are told; engines to attach must have been started with the same
-    #[arg(long, env = "CHIASM_MM_PROCESSOR_KWARGS", value_name = "JSON", value_parser = json_object)]
-    pub(crate) mm_processor_kwargs: Option<Map<String, Value>>,
-    /// Refuse engines with a vLLM newer than the tested ones
-    #[arg(long, env = "CHIASM_STRICT_VLLM_VERSION")]
-    pub(crate) strict_vllm_version: bool,
-    /// Seconds that an engine may take to become ready
-    #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
-    pub(crate) startup_timeout: Duration,
-    /// Seconds for which an engine may say nothing before it is suspect and gets no new requests
-    #[arg(long, env = "CHIASM_ENGINE_TIMEOUT", value_parser = some_seconds, default_value = "10")]
-    pub(crate) engine_timeout: Duration,
-    /// Seconds for which an engine on --attach may say nothing before requests that wait for it move; engines that are
-    /// launched here are judged by what their processes do
-    #[arg(long, env = "CHIASM_ENGINE_HANG_TIMEOUT", value_parser = some_seconds, default_value = "60")]
-    pub(crate) engine_hang_timeout: Duration,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum MmTransfer {
-    /// Not at all if the engine has them, else in shared memory, else in messages
-    Auto,
-    /// As auto, but engines that can't open shared memory are not used
-    Shm,
-    /// Not at all if the engine has them, else in messages
-    Inline,
-    /// In messages, every time: nothing is cached or shared
-    Off,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TensorFormats {
-    /// Raw where vLLM normalises by default and its flags do not say otherwise
-    Auto,
-    /// Raw: the engine normalises
-    Raw,
-    /// Normalised, in the model's element type
-    Float,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RoutingArgs {
-    /// How a worker is picked: kv+media (the least work: KV blocks and images that it holds, weighed against its load), kv
-    /// (blind to images beyond their KV blocks), round-robin, random, least-loaded or power-of-two
-    #[arg(long, env = "CHIASM_POLICY", default_value_t = Policy::KvMedia)]
-    pub(crate) policy: Policy,
-    /// Cost of a prompt block that has to be computed
-    #[arg(long, env = "CHIASM_PREFILL_WEIGHT", value_parser = weight, default_value_t = Weights::default().prefill)]
-    pub(crate) prefill_weight: f64,
-    /// Cost of a prompt block that an engine loads from its CPU or storage tier
-    #[arg(long, env = "CHIASM_FETCH_WEIGHT", value_parser = weight, default_value_t = Weights::default().fetch)]
-    pub(crate) fetch_weight: f64,
-    /// Cost of a block's worth of image embeddings that has to be encoded
-    #[arg(long, env = "CHIASM_ENCODE_WEIGHT", value_parser = weight, default_value_t = Weights::default().encode)]
-    pub(crate) encode_weight: f64,
-    /// Cost of a block's worth of image embeddings whose pixels have to be processed and handed over
-    #[arg(long, env = "CHIASM_PROCESS_WEIGHT", value_parser = weight, default_value_t = Weights::default().process)]
-    pub(crate) process_weight: f64,
-    /// What the work of requests that wait for their first token counts for, in parts of the request's own
-    #[arg(long, env = "CHIASM_QUEUE_WEIGHT", value_parser = weight, default_value_t = Weights::default().queue)]
-    pub(crate) queue_weight: f64,
-    /// Cost of a block that running requests use
-    #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = weight, default_value_t = Weights::default().load)]
-    pub(crate) load_weight: f64,
-    /// What the work that a worker did in the last seconds beyond the mean counts for, in parts of it
-    #[arg(long, env = "CHIASM_BALANCE_WEIGHT", value_parser = weight, default_value_t = Weights::default().balance)]
-    pub(crate) balance_weight: f64,
-    /// Steps of one token each that an engine makes per second while it answers: 1 over the usual time between two tokens
-    #[arg(long, env = "CHIASM_DECODE_STEPS_PER_SECOND", value_parser = weight, default_value_t = Decoding::default().steps_per_second)]
-    pub(crate) decode_steps_per_second: f64,
-    /// What reading one block's keys and values takes in such a step, in parts of computing a prompt block
-    #[arg(long, env = "CHIASM_DECODE_READ_PER_BLOCK", value_parser = weight, default_value_t = Decoding::default().read_per_block)]
-    pub(crate) decode_read_per_block: f64,
-    /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the lowest
-    #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight, default_value_t = 0.0)]
-    pub(crate) routing_temperature: f64,
-    /// Send nothing to engines whose KV cache is in use to this part, 0 to 1 [default: no bound]
-    #[arg(long, env = "CHIASM_BUSY_KV_USAGE", value_parser = positive)]
-    pub(crate) busy_kv_usage: Option<f64>,
-    /// Send nothing to engines that have so many prompt tokens to compute [default: no bound]
-    #[arg(long, env = "CHIASM_BUSY_PENDING_TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) busy_pending_tokens: Option<u64>,
-    /// Send nothing to engines in which so many requests wait [default: no bound]
-    #[arg(long, env = "CHIASM_BUSY_WAITING", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) busy_waiting: Option<u64>,
-    /// Status of requests that find all engines busy: 503 or 529
-    #[arg(long, env = "CHIASM_BUSY_STATUS", default_value_t = 503, value_parser = busy_status)]
-    pub(crate) busy_status: u16,
-    /// Header whose value keeps requests together on one engine; empty for none
-    #[arg(long, env = "CHIASM_SESSION_HEADER", value_name = "NAME", default_value = "x-session-id")]
-    pub(crate) session_header: String,
-    /// Most sessions to remember; the least recently used are forgotten
-    #[arg(long, env = "CHIASM_MAX_SESSIONS", default_value_t = 100_000)]
-    pub(crate) max_sessions: usize,
-    /// Seconds for which an engine without KV events is taken to keep a prompt that it was sent
-    #[arg(long, env = "CHIASM_APPROXIMATE_TTL", value_parser = seconds, default_value = "120")]
-    pub(crate) approximate_ttl: Duration,
-    /// Most bytes for what is known of the engines' KV caches; beyond it the least recently used blocks are forgotten
-    #[arg(long, env = "CHIASM_INDEX_MAX_BYTES", default_value_t = 4 << 30)]
-    pub(crate) index_max_bytes: usize,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LimitArgs {
-    /// Most bytes of a request body
-    #[arg(long, env = "CHIASM_MAX_BODY_BYTES", default_value_t = 64 << 20)]
-    pub(crate) max_body_bytes: usize,
-    /// Most JSON values in a request beside messages and prompts: in template settings, tool calls and the like
-    #[arg(long, env = "CHIASM_MAX_JSON_VALUES", default_value_t = Limits::default().json_values)]
-    pub(crate) max_json_values: usize,
-    /// Most messages in a request
-    #[arg(long, env = "CHIASM_MAX_MESSAGES", default_value_t = Limits::default().messages)]
-    pub(crate) max_messages: usize,
-    /// Most content parts in all messages of a request
-    #[arg(long, env = "CHIASM_MAX_CONTENT_PARTS", default_value_t = Limits::default().content_parts)]
-    pub(crate) max_content_parts: usize,
-    /// Seconds that a request body may take to arrive
-    #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]
-    pub(crate) body_timeout: Duration,
-    /// Bytes per second of a request body that have to arrive, over any ten seconds; 0 for any
-    #[arg(long, env = "CHIASM_MIN_BODY_RATE", default_value_t = 1024)]
-    pub(crate) min_body_rate: u64,
-    /// Most open connections of clients; for more, others that wait for their clients are closed
-    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192)]
-    pub(crate) max_connections: usize,
-    /// Seconds after which a connection is closed that has not sent the head of its next request
-    #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = seconds, default_value = "60")]
-    pub(crate) head_timeout: Duration,
-    /// Seconds after which a connection is closed whose client reads nothing of its answer
-    #[arg(long, env = "CHIASM_WRITE_TIMEOUT", value_parser = seconds, default_value = "60")]
-    pub(crate) write_timeout: Duration,
-    /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at least 1024]
-    #[arg(long, env = "CHIASM_MAX_REQUESTS")]
-    pub(crate) max_requests: Option<usize>,
-    /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded: addresses or networks
-    #[arg(long, env = "CHIASM_TRUSTED_PROXIES", value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
-    pub(crate) trusted_proxies: Vec<Network>,
-    /// Most seconds of this server's CPU time that one request may ask for, by estimate before the work is done; more gets 413
-    #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
-    pub(crate) max_request_cost: Duration,
-    /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
-    #[arg(long, env = "CHIASM_CPU_THREADS")]
-    pub(crate) cpu_threads: Option<usize>,
-    /// Seconds that a request may wait for its first token, 0 for any number
-    #[arg(long, env = "CHIASM_FIRST_TOKEN_TIMEOUT", value_parser = seconds, default_value = "600")]
-    pub(crate) first_token_timeout: Duration,
-    /// Seconds that a request may take in all, 0 for any number
-    #[arg(long, env = "CHIASM_REQUEST_TIMEOUT", value_parser = seconds, default_value = "3600")]
-    pub(crate) request_timeout: Duration,
-    /// Seconds for which a prompt is refused that was in three engines when they died
-    #[arg(long, env = "CHIASM_QUARANTINE", value_parser = seconds, default_value = "60")]
-    pub(crate) quarantine: Duration,
-    /// Seconds after SIGTERM for which requests are still taken, while /ready says that none should be sent
-    #[arg(long, env = "CHIASM_DRAIN_DELAY", value_parser = seconds, default_value = "0")]
-    pub(crate) drain_delay: Duration,
-    /// Seconds that requests in flight get to finish after that
-    #[arg(long, env = "CHIASM_DRAIN_TIMEOUT", value_parser = seconds, default_value = "30")]
-    pub(crate) drain_timeout: Duration,
 }
 
 /// A simulated engine's size and speed.
@@ -427,20 +222,13 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     ends.ok_or_else(|| "expected two numbers, such as 10..12".to_owned())
 }
 
-fn busy_status(text: &str) -> Result<u16, String> {
-    match text {
-        "503" => Ok(503),
-        "529" => Ok(529),
-        _ => Err("expected 503 or 529".to_owned()),
-    }
-}
-
 fn positive(text: &str) -> Result<f64, String> {
     weight(text).ok().filter(|&number| number > 0.0).ok_or_else(|| "expected a number, more than 0".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use chiasm_router::Policy;
     use clap::CommandFactory;
 
     use super::*;

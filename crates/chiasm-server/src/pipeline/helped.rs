@@ -2,12 +2,11 @@
 
 mod conversation;
 mod expansion;
+mod identity;
 mod plan;
 mod source;
 mod start;
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -30,6 +29,7 @@ use crate::fleet::PresentClass;
 use crate::metrics::{Metrics, Stage};
 
 use expansion::Written;
+use identity::{digest, sorted};
 use source::HelpedSource;
 use start::Start;
 
@@ -393,31 +393,4 @@ impl HelpedItem {
     fn updates(&self) -> &[PromptUpdate] {
         &self.meaning.updates
     }
-}
-
-/// The same object, whatever order its keys came in.
-fn sorted(object: &Map<String, Value>) -> Value {
-    fn value(of: &Value) -> Value {
-        match of {
-            Value::Object(object) => sorted(object),
-            Value::Array(list) => list.iter().map(value).collect(),
-            other => other.clone(),
-        }
-    }
-    let keys: BTreeMap<&String, Value> = object.iter().map(|(key, of)| (key, value(of))).collect();
-    keys.into_iter().map(|(key, value)| (key.clone(), value)).collect::<Map<_, _>>().into()
-}
-
-/// A digest of the files that decide how media are processed: all but weights.
-fn digest(model: &Path) -> ContentHash {
-    const KINDS: [&str; 5] = ["json", "jinja", "model", "py", "txt"];
-    let is_one = |path: &Path| path.extension().is_some_and(|kind| KINDS.iter().any(|known| kind == *known));
-    let entries = std::fs::read_dir(model).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries.map(|entry| entry.path()).filter(|path| is_one(path)).collect();
-    files.sort();
-    let parts = files.iter().flat_map(|path| {
-        let name = path.file_name().map(|name| name.as_encoded_bytes().to_vec()).unwrap_or_default();
-        [name, ContentHash::of(&std::fs::read(path).unwrap_or_default()).to_string().into_bytes()]
-    });
-    ContentHash::of(&parts.fold(Vec::new(), |all, part| PlanClass::identify(&all, &part)))
 }

@@ -1,0 +1,98 @@
+//! Flags of the engines: who they are, and how media reach them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+
+use super::{json_object, positive, seconds, some_seconds, weight};
+
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Number of vLLM engines to launch
+    #[arg(long, env = "CHIASM_ENGINES", default_value_t = 1, conflicts_with_all = ["sim", "attach"])]
+    pub(crate) engines: u32,
+    /// The vllm command
+    #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
+    pub(crate) vllm: PathBuf,
+    /// Give each engine this many GPUs of its own, by CUDA_VISIBLE_DEVICES [default: leave it to vLLM]
+    #[arg(long, env = "CHIASM_GPUS_PER_ENGINE")]
+    pub(crate) gpus_per_engine: Option<u32>,
+    /// Give all engines the same, first GPUs
+    #[arg(long, requires = "gpus_per_engine")]
+    pub(crate) share_gpu: bool,
+    /// Handshake port of the first launched engine; the next ones follow it [default: free ones]
+    #[arg(long, env = "CHIASM_ENGINE_PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) engine_port: Option<u16>,
+    /// Use this many simulated engines instead
+    #[arg(long, env = "CHIASM_SIM", value_name = "N", conflicts_with = "attach")]
+    pub(crate) sim: Option<u32>,
+    /// Wait on these handshake addresses (tcp://host:port) for engines that somebody else starts
+    #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
+    pub(crate) attach: Vec<String>,
+    /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for
+    /// engines to take them over; chiasm engines lists and stops them [default: they end with this process]
+    #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sim", "attach"])]
+    pub(crate) keep_engines: Option<Duration>,
+    /// Folder for what a later frontend has to know to take over the engines of this one [default: $XDG_STATE_HOME/chiasm or
+    /// ~/.local/state/chiasm]
+    #[arg(long, env = "CHIASM_STATE_DIR", value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// GiB of each engine's cache of processed images (vLLM's --mm-processor-cache-gb), 0 for none. For engines to attach
+    /// it must be what they were started with [default: 4; for --attach unknown, so that every image is sent]
+    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = weight)]
+    pub(crate) receiver_cache_gb: Option<f64>,
+    /// How images reach the engines
+    #[arg(long, env = "CHIASM_MM_TRANSFER", value_enum, default_value_t = MmTransfer::Auto)]
+    pub(crate) mm_transfer: MmTransfer,
+    /// GiB of shared memory for each engine's images, taken from /dev/shm as they are needed [default: 1 more than
+    /// --receiver-cache-gb, which the engine fills with them]
+    #[arg(long, env = "CHIASM_MM_ARENA_GB", value_parser = positive)]
+    pub(crate) mm_arena_gb: Option<f64>,
+    /// What engines are sent: raw values, which they normalise, or normalised floats [default: auto]
+    #[arg(long, env = "CHIASM_MM_TENSOR_FORMAT", value_enum)]
+    pub(crate) mm_tensor_format: Option<TensorFormats>,
+    /// The name of --mm-tensor-format before 0.2
+    #[arg(long, env = "CHIASM_PIXELS", value_enum, hide = true, conflicts_with = "mm_tensor_format")]
+    pub(crate) pixels: Option<TensorFormats>,
+    /// Settings of the image processor for all requests, which a request's own replace key by key (vLLM's
+    /// --mm-processor-kwargs). Launched engines are told; engines to attach must have been started with the same
+    #[arg(long, env = "CHIASM_MM_PROCESSOR_KWARGS", value_name = "JSON", value_parser = json_object)]
+    pub(crate) mm_processor_kwargs: Option<Map<String, Value>>,
+    /// Refuse engines with a vLLM newer than the tested ones
+    #[arg(long, env = "CHIASM_STRICT_VLLM_VERSION")]
+    pub(crate) strict_vllm_version: bool,
+    /// Seconds that an engine may take to become ready
+    #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
+    pub(crate) startup_timeout: Duration,
+    /// Seconds for which an engine may say nothing before it is suspect and gets no new requests
+    #[arg(long, env = "CHIASM_ENGINE_TIMEOUT", value_parser = some_seconds, default_value = "10")]
+    pub(crate) engine_timeout: Duration,
+    /// Seconds for which an engine on --attach may say nothing before requests that wait for it move; engines that are
+    /// launched here are judged by what their processes do
+    #[arg(long, env = "CHIASM_ENGINE_HANG_TIMEOUT", value_parser = some_seconds, default_value = "60")]
+    pub(crate) engine_hang_timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MmTransfer {
+    /// Not at all if the engine has them, else in shared memory, else in messages
+    Auto,
+    /// As auto, but engines that can't open shared memory are not used
+    Shm,
+    /// Not at all if the engine has them, else in messages
+    Inline,
+    /// In messages, every time: nothing is cached or shared
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TensorFormats {
+    /// Raw where vLLM normalises by default and its flags do not say otherwise
+    Auto,
+    /// Raw: the engine normalises
+    Raw,
+    /// Normalised, in the model's element type
+    Float,
+}

@@ -1,0 +1,66 @@
+//! Flags of the limits that hold for requests and connections.
+
+use std::time::Duration;
+
+use chiasm_server::{Limits, Network};
+use clap::Args;
+
+use super::seconds;
+
+#[derive(Debug, Args)]
+pub(crate) struct LimitArgs {
+    /// Most bytes of a request body
+    #[arg(long, env = "CHIASM_MAX_BODY_BYTES", default_value_t = 64 << 20)]
+    pub(crate) max_body_bytes: usize,
+    /// Most JSON values in a request beside messages and prompts: in template settings, tool calls and the like
+    #[arg(long, env = "CHIASM_MAX_JSON_VALUES", default_value_t = Limits::default().json_values)]
+    pub(crate) max_json_values: usize,
+    /// Most messages in a request
+    #[arg(long, env = "CHIASM_MAX_MESSAGES", default_value_t = Limits::default().messages)]
+    pub(crate) max_messages: usize,
+    /// Most content parts in all messages of a request
+    #[arg(long, env = "CHIASM_MAX_CONTENT_PARTS", default_value_t = Limits::default().content_parts)]
+    pub(crate) max_content_parts: usize,
+    /// Seconds that a request body may take to arrive
+    #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]
+    pub(crate) body_timeout: Duration,
+    /// Bytes per second of a request body that have to arrive, over any ten seconds; 0 for any
+    #[arg(long, env = "CHIASM_MIN_BODY_RATE", default_value_t = 1024)]
+    pub(crate) min_body_rate: u64,
+    /// Most open connections of clients; for more, others that wait for their clients are closed
+    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192)]
+    pub(crate) max_connections: usize,
+    /// Seconds after which a connection is closed that has not sent the head of its next request
+    #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = seconds, default_value = "60")]
+    pub(crate) head_timeout: Duration,
+    /// Seconds after which a connection is closed whose client reads nothing of its answer
+    #[arg(long, env = "CHIASM_WRITE_TIMEOUT", value_parser = seconds, default_value = "60")]
+    pub(crate) write_timeout: Duration,
+    /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at least 1024]
+    #[arg(long, env = "CHIASM_MAX_REQUESTS")]
+    pub(crate) max_requests: Option<usize>,
+    /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded: addresses or networks
+    #[arg(long, env = "CHIASM_TRUSTED_PROXIES", value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
+    pub(crate) trusted_proxies: Vec<Network>,
+    /// Most seconds of this server's CPU time that one request may ask for, by estimate before the work is done; more gets 413
+    #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
+    pub(crate) max_request_cost: Duration,
+    /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
+    #[arg(long, env = "CHIASM_CPU_THREADS")]
+    pub(crate) cpu_threads: Option<usize>,
+    /// Seconds that a request may wait for its first token, 0 for any number
+    #[arg(long, env = "CHIASM_FIRST_TOKEN_TIMEOUT", value_parser = seconds, default_value = "600")]
+    pub(crate) first_token_timeout: Duration,
+    /// Seconds that a request may take in all, 0 for any number
+    #[arg(long, env = "CHIASM_REQUEST_TIMEOUT", value_parser = seconds, default_value = "3600")]
+    pub(crate) request_timeout: Duration,
+    /// Seconds for which a prompt is refused that was in three engines when they died
+    #[arg(long, env = "CHIASM_QUARANTINE", value_parser = seconds, default_value = "60")]
+    pub(crate) quarantine: Duration,
+    /// Seconds after SIGTERM for which requests are still taken, while /ready says that none should be sent
+    #[arg(long, env = "CHIASM_DRAIN_DELAY", value_parser = seconds, default_value = "0")]
+    pub(crate) drain_delay: Duration,
+    /// Seconds that requests in flight get to finish after that
+    #[arg(long, env = "CHIASM_DRAIN_TIMEOUT", value_parser = seconds, default_value = "30")]
+    pub(crate) drain_timeout: Duration,
+}

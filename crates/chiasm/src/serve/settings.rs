@@ -1,0 +1,233 @@
+//! From flags to the settings of engines, router, media door and server.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use chiasm_engine::{ArenaPolicy, ClientOptions, CountedRows, FormatPolicy};
+use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaLimits};
+use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
+use chiasm_server::fleet::Patience;
+use chiasm_server::model::ServedModel;
+use chiasm_server::{Limits, RoutingOptions, TrustedProxies};
+
+use crate::cli::{MediaArgs, MmTransfer, RoutingArgs, ServeArgs, TensorFormats};
+use crate::error::CliError;
+use crate::vllm_flags::VllmFlags;
+
+/// vLLM's own default.
+const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
+
+/// Room for tensors that are being written, sent, or used by requests after their eviction.
+const ARENA_GB_IN_FLIGHT: f64 = 1.0;
+
+/// Raw values where the engine normalises. vLLM does so by default for the families that can, from some version on.
+pub(super) fn format_policy(args: &ServeArgs, flags: &VllmFlags, model: &ServedModel) -> FormatPolicy {
+    match args.engines.mm_tensor_format.or(args.engines.pixels).unwrap_or(TensorFormats::Auto) {
+        TensorFormats::Raw => FormatPolicy::Raw,
+        TensorFormats::Float => FormatPolicy::Float,
+        TensorFormats::Auto => {
+            let since = model.vision.as_ref().and_then(|vision| vision.engine_normalizes_since());
+            since.filter(|_| flags.normalize).map_or(FormatPolicy::Float, FormatPolicy::RawSince)
+        }
+    }
+}
+
+/// Size of the engines' receiver caches. The engines that are started here cache nothing with `--mm-transfer off`.
+pub(super) fn receiver_cache_gb(args: &ServeArgs) -> f64 {
+    match args.engines.mm_transfer {
+        MmTransfer::Off => 0.0,
+        _ => args.engines.receiver_cache_gb.unwrap_or(DEFAULT_RECEIVER_CACHE_GB),
+    }
+}
+
+/// An engine's receiver cache keeps the tensors where they are, in its arena; so that must hold as much and what is under
+/// way. A model without media needs none.
+pub(super) fn arena_policy(args: &ServeArgs, takes_media: bool) -> ArenaPolicy {
+    if !takes_media {
+        return ArenaPolicy::Never;
+    }
+    let gib = args.engines.mm_arena_gb.unwrap_or_else(|| receiver_cache_gb(args) + ARENA_GB_IN_FLIGHT);
+    let bytes = (gib * (1_u64 << 30) as f64) as u64;
+    match args.engines.mm_transfer {
+        MmTransfer::Auto => ArenaPolicy::Preferred { bytes },
+        MmTransfer::Shm => ArenaPolicy::Required { bytes },
+        MmTransfer::Inline | MmTransfer::Off => ArenaPolicy::Never,
+    }
+}
+
+/// What the engines' receiver caches hold, where that is known. An attached engine does not tell, and one without a cache
+/// dies of an item without data.
+pub(super) fn receiver_cache_bytes(args: &ServeArgs) -> Option<u64> {
+    if !args.engines.attach.is_empty() && args.engines.receiver_cache_gb.is_none() {
+        return None;
+    }
+    cache_bytes(receiver_cache_gb(args))
+}
+
+/// GiB to bytes as vLLM computes them; `None` for no cache. A fraction of a byte makes no difference to it either.
+pub(crate) fn cache_bytes(gib: f64) -> Option<u64> {
+    let bytes = gib * (1_u64 << 30) as f64;
+    (bytes >= 1.0).then_some(bytes as u64)
+}
+
+/// What clients of this model's engines have to know about it.
+pub(crate) fn client_options(model: &ServedModel) -> ClientOptions {
+    let counted = model.vision.as_ref().map_or(&[][..], |vision| vision.counted_rows());
+    ClientOptions {
+        vocab_size: model.last_token().0.checked_add(1),
+        counted_rows: counted
+            .iter()
+            .map(|&(rows_of, grid)| CountedRows { rows_of: rows_of.into(), grid: grid.into() })
+            .collect(),
+        ..ClientOptions::default()
+    }
+}
+
+pub(super) fn patience(args: &ServeArgs) -> Patience {
+    Patience { suspect_after: args.engines.engine_timeout, hung_after: args.engines.engine_hang_timeout }
+}
+
+pub(super) fn router_config(args: &RoutingArgs) -> RouterConfig {
+    RouterConfig {
+        policy: args.policy,
+        weights: Weights {
+            prefill: args.prefill_weight,
+            fetch: args.fetch_weight,
+            encode: args.encode_weight,
+            process: args.process_weight,
+            queue: args.queue_weight,
+            load: args.load_weight,
+            balance: args.balance_weight,
+        },
+        decoding: Decoding {
+            steps_per_second: args.decode_steps_per_second,
+            read_per_block: args.decode_read_per_block,
+        },
+        temperature: args.routing_temperature,
+        busy: BusyThresholds {
+            kv_usage: args.busy_kv_usage,
+            pending_tokens: args.busy_pending_tokens,
+            waiting: args.busy_waiting,
+        },
+        believed_for: args.approximate_ttl,
+        max_sessions: args.max_sessions,
+        index_max_bytes: Some(args.index_max_bytes),
+        ..RouterConfig::default()
+    }
+}
+
+pub(super) fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliError> {
+    let session_header = match args.session_header.as_str() {
+        "" => None,
+        name => Some(
+            name.parse()
+                .map_err(|_| CliError::Usage(format!("--session-header '{name}' is no name of an HTTP header")))?,
+        ),
+    };
+    let busy_status = StatusCode::from_u16(args.busy_status)
+        .map_err(|_| CliError::Usage(format!("--busy-status {} is no HTTP status", args.busy_status)))?;
+    Ok(RoutingOptions { session_header, busy_status })
+}
+
+/// With vLLM's processor, images of formats that are not read here are not refused at once.
+pub(super) fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
+    let image = ImageLimits {
+        max_bytes: args.max_image_bytes,
+        max_pixels: args.max_image_pixels,
+        max_side: args.max_image_side,
+        max_aspect_ratio: args.max_image_aspect_ratio,
+        max_scans: args.max_image_scans,
+    };
+    MediaConfig {
+        limits: MediaLimits {
+            image,
+            foreign_images: has_helper,
+            video_bytes: args.max_video_bytes,
+            audio_bytes: args.max_audio_bytes,
+        },
+        connect_timeout: args.media_connect_timeout,
+        first_byte_timeout: args.media_first_byte_timeout,
+        min_body_rate: args.media_min_rate,
+        total_timeout: args.media_timeout,
+        max_fetches: args.max_media_fetches,
+        max_fetches_per_origin: args.max_media_fetches_per_origin,
+        max_redirects: args.media_max_redirects,
+        cache_bytes: args.media_cache_bytes,
+        max_known_names: args.max_media_names,
+        failures_last: args.media_error_ttl,
+        allowed_local_media_path: args.allowed_local_media_path.clone(),
+        allow_private_addresses: args.allow_private_media,
+        allowed_ports: args.allowed_media_ports.clone(),
+        allowed_domains: args.allowed_media_domains.clone(),
+        min_freshness: args.media_min_freshness,
+        max_freshness: args.media_max_freshness,
+        ..MediaConfig::default()
+    }
+}
+
+/// Caches count too, and must not take the room of requests.
+pub(super) fn byte_budget(args: &MediaArgs) -> ByteBudget {
+    let caches = args.media_cache_bytes.saturating_add(args.processed_cache_bytes);
+    ByteBudget::new(args.max_bytes_in_flight.saturating_add(caches))
+}
+
+pub(super) fn limits(args: &ServeArgs) -> Limits {
+    let defaults = Limits::default();
+    Limits {
+        body_bytes: args.limits.max_body_bytes,
+        body_timeout: args.limits.body_timeout,
+        min_body_rate: args.limits.min_body_rate,
+        json_values: args.limits.max_json_values,
+        messages: args.limits.max_messages,
+        content_parts: args.limits.max_content_parts,
+        items_per_prompt: args.media.limit_mm_per_prompt.clone(),
+        processed_bytes: args.media.processed_cache_bytes,
+        connections: args.limits.max_connections,
+        head_timeout: args.limits.head_timeout,
+        write_timeout: args.limits.write_timeout,
+        requests: args.limits.max_requests,
+        trusted_proxies: TrustedProxies::new(args.limits.trusted_proxies.clone()),
+        cpu_threads: args.limits.cpu_threads.unwrap_or(defaults.cpu_threads),
+        request_cost: args.limits.max_request_cost,
+        first_token_timeout: some_time(args.limits.first_token_timeout),
+        request_timeout: some_time(args.limits.request_timeout),
+        quarantine: args.limits.quarantine,
+    }
+}
+
+/// A limit of 0 is none.
+fn some_time(limit: Duration) -> Option<Duration> {
+    (!limit.is_zero()).then_some(limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn limits_are_those_of_the_flags() {
+        let of = |flags: &[&str]| {
+            let Command::Serve(args) = Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command else {
+                panic!("serve")
+            };
+            limits(&args)
+        };
+        let defaults = Limits { cpu_threads: of(&[]).cpu_threads, ..Limits::default() };
+        assert_eq!(of(&[]), defaults);
+        let flags =
+            ["--min-body-rate=5", "--write-timeout=7", "--max-requests=9", "--trusted-proxies=10.0.0.0/8,fd00::1"];
+        let networks = ["10.0.0.0/8", "fd00::1"].map(|network| network.parse().unwrap());
+        let changed = Limits {
+            min_body_rate: 5,
+            write_timeout: Duration::from_secs(7),
+            requests: Some(9),
+            trusted_proxies: TrustedProxies::new(networks.into()),
+            ..defaults
+        };
+        assert_eq!(of(&flags), changed);
+        assert!(Cli::try_parse_from(["chiasm", "serve", "m", "--trusted-proxies", "example.com"]).is_err());
+    }
+}
