@@ -1,5 +1,6 @@
 """Reads a frontend's messages as vLLM's EngineCore does, and compares them with what they mean."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -111,6 +112,9 @@ def _sampling(found: SamplingParams, means: dict):
         value, wanted = getattr(found, name), means.get(name, getattr(defaults, name))
         if name == "logit_bias" and wanted is not None:
             wanted = {int(token): bias for token, bias in wanted.items()}
+        if name == "structured_outputs" and value is not None:
+            defaults_of_it = asdict(type(value)(json_object=True)) | {"json_object": None}
+            value, wanted = asdict(value), defaults_of_it | wanted
         if isinstance(value, set):
             value, wanted = sorted(value), sorted(wanted)
         if value != wanted:

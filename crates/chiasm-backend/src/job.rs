@@ -100,6 +100,38 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
+    /// Added to the logits of single tokens, -100 to 100.
+    pub logit_bias: Vec<(TokenId, f64)>,
+    /// Only these can be generated, unless empty.
+    pub allowed_token_ids: Vec<TokenId>,
+    /// The last token of none of these sequences is generated behind the others.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// What the text has to be.
+    pub structured: Option<Structured>,
+}
+
+/// What the text of an answer has to be, and where the client said so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Structured {
+    /// The constraint. A backend that does not take it refuses the job with [`JobError::Refused`](crate::JobError::Refused).
+    pub constraint: Constraint,
+    /// The field of the request that it came from.
+    pub field: &'static str,
+}
+
+/// Exactly one constraint of an answer's text, in the forms that engines compile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Constraint {
+    /// JSON of this schema, which is JSON too.
+    JsonSchema(Arc<str>),
+    /// Any JSON object.
+    JsonObject,
+    /// Text that this regular expression matches as a whole.
+    Regex(Arc<str>),
+    /// A word of this grammar: GBNF with the start symbol `root`.
+    Grammar(Arc<str>),
+    /// Text in which some tags begin parts of a form of their own: xgrammar's structural tag, as JSON.
+    StructuralTag(Arc<str>),
 }
 
 /// The one identity of a request: in the client's header, the OpenAI id, the engine's request id, every span and log line.

@@ -99,6 +99,10 @@ impl Intake {
         if let Some(field) = sampling_rules::broken(&request.sampling_params) {
             return Err(format!("sampling parameter {field} is out of range"));
         }
+        if !sampling_rules::compiles(&request.sampling_params) {
+            self.refuse(request, Vec::new());
+            return Ok(None);
+        }
         match self.items(&mut request, held) {
             Ok(items) => return Ok(Some(Sequence::new(request, items, self.block_size))),
             Err(Turned::Refused(reason)) => {

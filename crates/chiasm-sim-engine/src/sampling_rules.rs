@@ -1,5 +1,6 @@
 //! Which sampling parameters an engine can not decode.
 
+use chiasm_backend::Constraint;
 use chiasm_engine::wire::SamplingParams;
 
 /// The rules of `SamplingParams._verify_args` in `vllm/sampling_params.py`, which run while a request is decoded.
@@ -20,6 +21,15 @@ pub(crate) fn broken(params: &SamplingParams) -> Option<&'static str> {
         ("prompt_logprobs", params.prompt_logprobs.is_none_or(|top| top >= -1)),
     ];
     rules.into_iter().find(|(_, kept)| !kept).map(|(field, _)| field)
+}
+
+/// Whether a constraint can be compiled, as far as that can be told without a compiler; the simulated engine holds no answer to one.
+/// vLLM fails a request before its first token if it can't.
+pub(crate) fn compiles(params: &SamplingParams) -> bool {
+    match params.structured_outputs.as_ref().map(|structured| &structured.constraint) {
+        Some(Constraint::Grammar(grammar)) => grammar.contains("root"),
+        _ => true,
+    }
 }
 
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl RunningEngineJob {
                 Some(FinishReason::Error | FinishReason::Other(_)) => {
                     let told = output.error.as_ref().and_then(told);
                     if let Err(error) = told.map_or_else(|| self.send_again(index, &output), Err) {
-                        return Poll::Ready(Some(Err(error)));
+                        return Poll::Ready(Some(Err(self.of_constraint(error))));
                     }
                 }
                 _ => return Poll::Ready(Some(Ok(self.output(index, output)))),
@@ -132,6 +132,21 @@ impl RunningEngineJob {
             .boxed(),
         );
         Ok(())
+    }
+
+    /// An engine fails a request whose constraint it can't compile or follow, and says why in its log alone, if at all.
+    fn of_constraint(&self, error: JobError) -> JobError {
+        let structured = self.sender.job.sampling.structured.as_ref();
+        match (error, structured) {
+            (JobError::Failed, Some(structured)) => JobError::Refused {
+                field: structured.field.to_owned(),
+                message: "the engine can't hold an answer to this".to_owned(),
+            },
+            (JobError::Refused { message, .. }, Some(structured)) => {
+                JobError::Refused { field: structured.field.to_owned(), message }
+            }
+            (error, _) => error,
+        }
     }
 
     fn output(&mut self, index: usize, output: EngineCoreOutput) -> Output {

@@ -2,7 +2,7 @@
 
 use chiasm_backend::Sampling;
 
-use crate::wire::SamplingParams;
+use crate::wire::{SamplingParams, StructuredOutputs, XGRAMMAR};
 
 /// The engine's parameters for one continuation. An engine request has one, so `n` becomes so many requests.
 pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
@@ -23,6 +23,13 @@ pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
         logprobs: sampling.logprobs.and_then(|top| i32::try_from(top).ok()),
         eos_token_id: sampling.eos_token,
         all_stop_token_ids: sampling.all_stop_token_ids.clone(),
+        logit_bias: sampling.logit_bias.clone(),
+        allowed_token_ids: sampling.allowed_token_ids.clone(),
+        bad_words: sampling.bad_words.clone(),
+        structured_outputs: sampling.structured.as_ref().map(|structured| StructuredOutputs {
+            constraint: structured.constraint.clone(),
+            backend: XGRAMMAR.to_owned(),
+        }),
         ..SamplingParams::default()
     }
 }

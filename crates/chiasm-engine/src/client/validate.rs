@@ -92,6 +92,12 @@ fn sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
     ] {
         tokens(&format!("sampling_params.{field}"), ids, options)?;
     }
+    for word in &params.bad_words {
+        if word.is_empty() {
+            return refuse("sampling_params._bad_words_token_ids", "must have no empty word");
+        }
+        tokens("sampling_params._bad_words_token_ids", word, options)?;
+    }
     Ok(())
 }
 

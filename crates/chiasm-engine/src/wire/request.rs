@@ -23,7 +23,7 @@ const UTILITY: &[u8] = b"\x03";
 
 /// A request for tokens (`EngineCoreRequest` in `vllm/v1/engine/__init__.py`).
 ///
-/// Pooling requests, prompt embeddings and structured outputs are not implemented: decoding refuses them.
+/// Pooling requests and prompt embeddings are not implemented: decoding refuses them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineCoreRequest {
     /// Unique among the engine's running requests.

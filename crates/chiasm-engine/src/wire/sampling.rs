@@ -1,8 +1,14 @@
 //! How tokens are to be chosen.
 
+use std::sync::Arc;
+
+use chiasm_backend::Constraint;
 use chiasm_types::TokenId;
 
-use super::codec::wire_map;
+use super::codec::{Wire, wire_map};
+use super::error::{Problem, WireError};
+use super::reader::Reader;
+use super::writer::Writer;
 
 /// `SamplingParams` of `vllm/sampling_params.py`: what a request for text carries and the engine looks at.
 ///
@@ -48,7 +54,24 @@ pub struct SamplingParams {
     pub allowed_token_ids: Vec<TokenId>,
     /// Do not reuse cached blocks for this request.
     pub skip_reading_prefix_cache: Option<bool>,
+    /// The last token of none of these sequences is generated behind the others. On the wire `_bad_words_token_ids`.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// What the text has to be.
+    pub structured_outputs: Option<StructuredOutputs>,
 }
+
+/// `StructuredOutputsParams` of `vllm/sampling_params.py`: exactly one constraint, as a request with none or two is not decoded,
+/// which makes the engine deaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StructuredOutputs {
+    /// The constraint.
+    pub constraint: Constraint,
+    /// Who compiles it: that of an engine's first such request does it for all that follow. On the wire `_backend`.
+    pub backend: String,
+}
+
+/// The compiler that vLLM itself takes first.
+pub const XGRAMMAR: &str = "xgrammar";
 
 impl Default for SamplingParams {
     fn default() -> Self {
@@ -72,6 +95,8 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             allowed_token_ids: Vec::new(),
             skip_reading_prefix_cache: None,
+            bad_words: Vec::new(),
+            structured_outputs: None,
         }
     }
 }
@@ -96,4 +121,88 @@ wire_map!(sparse SamplingParams {
     logit_bias = "logit_bias",
     allowed_token_ids = "allowed_token_ids",
     skip_reading_prefix_cache = "skip_reading_prefix_cache",
+    bad_words = "_bad_words_token_ids",
+    structured_outputs = "structured_outputs",
 });
+
+impl Wire for StructuredOutputs {
+    fn write(&self, to: &mut Writer) {
+        to.map(2);
+        match &self.constraint {
+            Constraint::JsonSchema(schema) => entry(to, "json", schema),
+            Constraint::JsonObject => {
+                to.str("json_object");
+                to.bool(true);
+            }
+            Constraint::Regex(regex) => entry(to, "regex", regex),
+            Constraint::Grammar(grammar) => entry(to, "grammar", grammar),
+            Constraint::StructuralTag(tag) => entry(to, "structural_tag", tag),
+        }
+        entry(to, "_backend", &self.backend);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let (mut constraints, mut backend) = (Vec::new(), String::new());
+        for _ in 0..from.map()? {
+            let text = |from: &mut Reader<'_>| from.str().map(Arc::from);
+            match from.str()? {
+                "json" => constraints.push(Constraint::JsonSchema(text(from)?)),
+                "json_object" if from.bool()? => constraints.push(Constraint::JsonObject),
+                "regex" => constraints.push(Constraint::Regex(text(from)?)),
+                "grammar" => constraints.push(Constraint::Grammar(text(from)?)),
+                "structural_tag" => constraints.push(Constraint::StructuralTag(text(from)?)),
+                "_backend" => backend = String::read(from)?,
+                _ => from.skip()?,
+            }
+        }
+        let [constraint] = <[_; 1]>::try_from(constraints)
+            .map_err(|given| Problem::Unsupported(format!("{} constraints", given.len())).at(""))?;
+        Ok(Self { constraint, backend })
+    }
+}
+
+fn entry(to: &mut Writer, key: &str, value: &str) {
+    to.str(key);
+    to.str(value);
+}
+
+#[cfg(test)]
+mod tests {
+    use rmpv::Value;
+
+    use super::*;
+
+    fn written(params: &SamplingParams) -> bytes::Bytes {
+        let mut to = Writer::default();
+        params.write(&mut to);
+        to.into_frames().remove(0)
+    }
+
+    #[test]
+    fn one_constraint_travels_with_its_compiler_and_comes_back() {
+        for constraint in [
+            Constraint::JsonSchema("{}".into()),
+            Constraint::JsonObject,
+            Constraint::Regex("".into()),
+            Constraint::Grammar("root ::= \"a\"".into()),
+            Constraint::StructuralTag("{}".into()),
+        ] {
+            let structured_outputs = Some(StructuredOutputs { constraint, backend: XGRAMMAR.to_owned() });
+            let bad_words = vec![vec![TokenId(3)], vec![TokenId(4), TokenId(5)]];
+            let params = SamplingParams { structured_outputs, bad_words, ..SamplingParams::default() };
+            let frame = written(&params);
+            assert_eq!(SamplingParams::read(&mut Reader::new(&[frame]).unwrap()).unwrap(), params);
+        }
+    }
+
+    #[test]
+    fn none_or_two_constraints_are_not_decoded() {
+        for keys in [&[][..], &["regex", "grammar"]] {
+            let pairs = keys.iter().map(|&key| (Value::from(key), Value::from("a"))).collect();
+            let map = Value::Map(vec![(Value::from("structured_outputs"), Value::Map(pairs))]);
+            let mut frame = Vec::new();
+            rmpv::encode::write_value(&mut frame, &map).unwrap();
+            assert!(SamplingParams::read(&mut Reader::new(&[frame.into()]).unwrap()).is_err());
+        }
+    }
+}

@@ -13,6 +13,7 @@ mod nvext;
 mod prompts;
 mod request;
 mod sampling;
+mod structured;
 mod usage;
 mod value;
 

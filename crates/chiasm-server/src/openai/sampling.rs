@@ -2,10 +2,11 @@
 
 use chiasm_types::TokenId;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::nvext::ExtraFields;
+use super::structured;
 use crate::error::ApiError;
 use crate::pipeline::Sampling;
 
@@ -18,6 +19,11 @@ const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 /// Most token ids that end the text. Each prompt of a request has them.
 const MAX_STOP_TOKENS: usize = 4096;
+/// Most tokens with a bias, and most that are allowed. Each continuation has them.
+const MAX_BIASES: usize = 4096;
+const MAX_ALLOWED: usize = 1 << 16;
+/// Most words that must not be generated; vLLM has room for two token sequences of each (`VLLM_MAX_NUM_BAD_WORDS`).
+const MAX_BAD_WORDS: usize = 500;
 /// vLLM's bound.
 const MAX_SALT_BYTES: usize = 1024;
 
@@ -74,6 +80,10 @@ impl Common {
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?,
             logprobs: None,
+            logit_bias: take_biases(fields)?,
+            allowed_token_ids: take_allowed(fields)?,
+            bad_words: take_bad_words(fields)?,
+            structured: structured::take(fields)?,
         };
         let common = Self {
             model: fields.take("model")?,
@@ -95,11 +105,10 @@ impl Common {
             Value::Object(map) => map.is_empty(),
             _ => false,
         };
-        for field in ["tools", "functions", "logit_bias", "bad_words", "allowed_token_ids"] {
+        for field in ["tools", "functions"] {
             fields.refuse_unless(field, empty)?;
         }
         fields.refuse_unless("tool_choice", |v| v == "none" || v == "auto")?;
-        fields.refuse_unless("response_format", |v| v == &json!({"type": "text"}))?;
         fields.refuse_unless("echo", |v| v == false)?;
         fields.refuse_unless("use_beam_search", |v| v == false)?;
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
@@ -150,6 +159,55 @@ fn take_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
         return Err(ApiError::invalid("stop_token_ids", message));
     }
     Ok(ids.into_iter().map(TokenId).collect())
+}
+
+/// OpenAI's range. vLLM clamps what is beyond.
+fn take_biases(fields: &mut Fields) -> Result<Vec<(TokenId, f64)>, ApiError> {
+    const FIELD: &str = "logit_bias";
+    let biases: Map<String, Value> = fields.take(FIELD)?.unwrap_or_default();
+    check_length(FIELD, biases.len(), MAX_BIASES)?;
+    let bias = |(token, bias): (String, Value)| {
+        let field = format!("{FIELD}.{token}");
+        let no_token = |_| ApiError::invalid(FIELD, format!("'{token}' is no token id"));
+        let token = token.parse().map(TokenId).map_err(no_token)?;
+        match bias.as_f64() {
+            Some(bias) if (-100.0..=100.0).contains(&bias) => Ok((token, bias)),
+            _ => Err(ApiError::invalid(field, format!("a bias must be a number from -100 to 100, got {bias}"))),
+        }
+    };
+    biases.into_iter().map(bias).collect()
+}
+
+fn take_allowed(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
+    const FIELD: &str = "allowed_token_ids";
+    match fields.take::<Vec<u32>>(FIELD)? {
+        None => Ok(Vec::new()),
+        Some(ids) if ids.is_empty() => Err(ApiError::invalid(FIELD, "it must allow some token, or be left out")),
+        Some(ids) => {
+            check_length(FIELD, ids.len(), MAX_ALLOWED)?;
+            Ok(ids.into_iter().map(TokenId).collect())
+        }
+    }
+}
+
+fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    const FIELD: &str = "bad_words";
+    let words: Vec<String> = fields.take(FIELD)?.unwrap_or_default();
+    check_length(FIELD, words.len(), MAX_BAD_WORDS)?;
+    for (i, word) in words.iter().enumerate() {
+        if word.trim().is_empty() || word.len() > MAX_STOP_BYTES {
+            let message = format!("a bad word must have 1 to {MAX_STOP_BYTES} bytes that are no spaces alone");
+            return Err(ApiError::invalid(format!("{FIELD}[{i}]"), message));
+        }
+    }
+    Ok(words)
+}
+
+fn check_length(field: &str, length: usize, most: usize) -> Result<(), ApiError> {
+    match length > most {
+        true => Err(ApiError::invalid(field, format!("'{field}' has {length} entries, at most {most} are allowed"))),
+        false => Ok(()),
+    }
 }
 
 fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
@@ -214,18 +272,26 @@ mod tests {
             ("cache_salt", json!("")),
             ("stop_token_ids", json!([-1])),
             ("stop_token_ids", json!(vec![1; MAX_STOP_TOKENS + 1])),
+            ("logit_bias", json!({"x": 1})),
+            ("logit_bias", json!({"-1": 1})),
+            ("logit_bias", json!([1])),
+            ("allowed_token_ids", json!([])),
+            ("allowed_token_ids", json!([-1])),
+            ("bad_words", json!("x")),
+            ("bad_words", json!(vec!["x"; MAX_BAD_WORDS + 1])),
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
         assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
+        assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
+        assert_eq!(refused(json!({"bad_words": ["a", " "]})).as_deref(), Some("bad_words[1]"));
     }
 
     #[test]
     fn what_would_change_the_answer_is_refused() {
         for (field, value) in [
             ("tools", json!([{"type": "function"}])),
-            ("response_format", json!({"type": "json_object"})),
-            ("logit_bias", json!({"5": 1})),
+            ("tool_choice", json!("required")),
             ("echo", json!(true)),
             ("best_of", json!(4)),
         ] {

@@ -35,6 +35,7 @@ mod retries;
 mod sampling;
 mod turns;
 
+pub(crate) use chiasm_backend::Structured;
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use error::{Cause, RequestError};
 pub(crate) use generation::{Attempted, Generation, collect};

@@ -2,7 +2,7 @@
 
 use axum::http::HeaderValue;
 use bytes::Bytes;
-use chiasm_backend::{RequestId, TraceContext};
+use chiasm_backend::{RequestId, Structured, TraceContext};
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
@@ -138,6 +138,14 @@ pub(crate) struct Sampling {
     pub skip_special_tokens: Option<bool>,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
+    /// Added to the logits of single tokens, -100 to 100.
+    pub logit_bias: Vec<(TokenId, f64)>,
+    /// Only these can be generated, unless empty.
+    pub allowed_token_ids: Vec<TokenId>,
+    /// None of these is generated.
+    pub bad_words: Vec<String>,
+    /// What the text has to be.
+    pub structured: Option<Structured>,
 }
 
 impl Default for Sampling {
@@ -160,6 +168,10 @@ impl Default for Sampling {
             ignore_eos: false,
             skip_special_tokens: None,
             logprobs: None,
+            logit_bias: Vec::new(),
+            allowed_token_ids: Vec::new(),
+            bad_words: Vec::new(),
+            structured: None,
         }
     }
 }

@@ -31,8 +31,16 @@ pub(super) fn resolve(
             format!("'min_tokens' must be at most {max_tokens}, got {}", sampling.min_tokens),
         ));
     }
-    if let Some(token) = sampling.stop_token_ids.iter().find(|&&token| token > model.last_token()) {
-        return Err(RequestError::invalid("stop_token_ids", format!("token id {token} is outside the vocabulary")));
+    // Any of them ends an engine.
+    let biased: Vec<TokenId> = sampling.logit_bias.iter().map(|&(token, _)| token).collect();
+    for (field, tokens) in [
+        ("stop_token_ids", &sampling.stop_token_ids),
+        ("allowed_token_ids", &sampling.allowed_token_ids),
+        ("logit_bias", &biased),
+    ] {
+        if let Some(token) = tokens.iter().find(|&&token| token > model.last_token()) {
+            return Err(RequestError::invalid(field, format!("token id {token} is outside the vocabulary")));
+        }
     }
 
     let mut temperature = sampling.temperature.or(defaults.temperature).unwrap_or(1.0);
@@ -71,9 +79,33 @@ pub(super) fn resolve(
         max_tokens,
         min_tokens: sampling.min_tokens,
         logprobs: sampling.logprobs,
+        logit_bias: sampling.logit_bias.clone(),
+        allowed_token_ids: sampling.allowed_token_ids.clone(),
+        bad_words: bad_words(model, &sampling.bad_words)?,
+        structured: sampling.structured.clone(),
         eos_token: eos.filter(|_| !sampling.ignore_eos),
         all_stop_token_ids: distinct(all_stop_token_ids),
     })
+}
+
+/// A word at the beginning of a text, and behind a space where that makes it another token
+/// (`SamplingParams.update_from_tokenizer` in `vllm/sampling_params.py`).
+fn bad_words(model: &ServedModel, words: &[String]) -> Result<Vec<Vec<TokenId>>, RequestError> {
+    let mut tokens: Vec<Vec<TokenId>> = Vec::new();
+    for (i, word) in words.iter().enumerate() {
+        let (word, field) = (word.trim_start(), || format!("bad_words[{i}]"));
+        let encode = |text: &str| {
+            model.tokenizer.encode(text, false).map_err(|error| RequestError::invalid(field(), error.to_string()))
+        };
+        let (first, behind_space) = (encode(word)?, encode(&format!(" {word}"))?);
+        if first.is_empty() {
+            return Err(RequestError::invalid(field(), "it has no tokens"));
+        }
+        let is_another = behind_space.len() == first.len() && behind_space.first() != first.first();
+        tokens.push(first);
+        tokens.extend(is_another.then_some(behind_space));
+    }
+    Ok(tokens)
 }
 
 fn distinct(mut tokens: Vec<TokenId>) -> Vec<TokenId> {
@@ -112,6 +144,30 @@ mod tests {
         let asked = Sampling { presence_penalty: Some(0.0), frequency_penalty: Some(-1.0), ..Sampling::default() };
         let found = resolve(&model, &asked, 10, 100).unwrap();
         assert_eq!((found.presence_penalty, found.frequency_penalty), (0.0, -1.0));
+    }
+
+    #[test]
+    fn tokens_that_end_an_engine_are_refused_and_bad_words_become_tokens() {
+        let model = model("{}");
+        let beyond = TokenId(model.last_token().0 + 1);
+        let fields = |sampling: Sampling| resolve(&model, &sampling, 10, 100).unwrap_err().field.unwrap();
+        let biased = Sampling { logit_bias: vec![(TokenId(1), 1.0), (beyond, 1.0)], ..Sampling::default() };
+        assert_eq!(fields(biased), "logit_bias");
+        assert_eq!(fields(Sampling { allowed_token_ids: vec![beyond], ..Sampling::default() }), "allowed_token_ids");
+        assert_eq!(fields(Sampling { stop_token_ids: vec![beyond], ..Sampling::default() }), "stop_token_ids");
+        let sampling = Sampling { bad_words: vec!["  the".to_owned(), "ä".to_owned()], ..Sampling::default() };
+        let found = resolve(&model, &sampling, 10, 100).unwrap().bad_words;
+        let encode = |text: &str| model.tokenizer.encode(text, false).unwrap();
+        let expected: Vec<_> = ["the", "ä"]
+            .into_iter()
+            .flat_map(|word| {
+                let (first, spaced) = (encode(word), encode(&format!(" {word}")));
+                let both = spaced.len() == first.len() && spaced[0] != first[0];
+                [Some(first), both.then_some(spaced)].into_iter().flatten()
+            })
+            .collect();
+        assert_eq!(found, expected);
+        assert!(found.len() >= 2, "{found:?}");
     }
 
     #[test]

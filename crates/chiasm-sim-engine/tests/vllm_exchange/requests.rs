@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use chiasm_backend::Constraint;
 use chiasm_engine::wire::{
-    EngineCoreRequest, FieldKind, InitMessage, MmData, MmFeature, MmField, MmItem, SamplingParams, TensorData, Utility,
-    Value as Packed, WireTensor, request,
+    EngineCoreRequest, FieldKind, InitMessage, MmData, MmFeature, MmField, MmItem, SamplingParams, StructuredOutputs,
+    TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use serde_json::{Value, json};
@@ -24,6 +25,7 @@ pub(crate) struct Message {
 
 pub(crate) fn all() -> Vec<Message> {
     let mut all = vec![plain_text(), greedy_text(), every_setting(), images(), cached(), lent(), abort(), init()];
+    all.extend(constraints());
     all.extend(calls());
     all
 }
@@ -34,6 +36,29 @@ fn add(name: &'static str, request: &EngineCoreRequest, means: Value) -> Message
 
 fn tokens(ids: &[u32]) -> Vec<TokenId> {
     ids.iter().copied().map(TokenId).collect()
+}
+
+/// One message for each constraint; the meaning has what differs from `StructuredOutputsParams` of its defaults.
+fn constraints() -> Vec<Message> {
+    let (schema, tag) = (r#"{"type":"object"}"#, r#"{"type":"structural_tag","format":{"type":"any_text"}}"#);
+    let of_each = [
+        ("json_schema", Constraint::JsonSchema(schema.into()), json!({"json": schema})),
+        ("json_object", Constraint::JsonObject, json!({"json_object": true})),
+        ("regex", Constraint::Regex("a+".into()), json!({"regex": "a+"})),
+        ("grammar", Constraint::Grammar("root ::= \"a\"".into()), json!({"grammar": "root ::= \"a\""})),
+        ("structural_tag", Constraint::StructuralTag(tag.into()), json!({"structural_tag": tag})),
+    ];
+    let message = |(name, constraint, mut means): (&'static str, Constraint, Value)| {
+        let structured_outputs = Some(StructuredOutputs { constraint, backend: XGRAMMAR.to_owned() });
+        let sampling_params = SamplingParams { structured_outputs, ..SamplingParams::default() };
+        means["_backend"] = json!(XGRAMMAR);
+        let means = json!({
+            "request_id": name, "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
+            "sampling_params": {"structured_outputs": means},
+        });
+        add(name, &EngineCoreRequest { sampling_params, ..request(name) }, means)
+    };
+    of_each.into_iter().map(message).collect()
 }
 
 /// Ids of all widths that msgpack has for them.
@@ -89,6 +114,8 @@ fn every_setting() -> Message {
         logit_bias: vec![(TokenId(9), -100.0), (TokenId(300), 2.5)],
         allowed_token_ids: tokens(&[7, 9, 300, 70_000]),
         skip_reading_prefix_cache: Some(true),
+        bad_words: vec![tokens(&[7]), tokens(&[300, 70_000])],
+        structured_outputs: None,
     };
     let request = EngineCoreRequest {
         sampling_params,
@@ -108,6 +135,7 @@ fn every_setting() -> Message {
             "top_k": 40, "min_p": 0.125, "seed": 1_u64 << 40, "stop_token_ids": [7, 70_000], "ignore_eos": true,
             "max_tokens": 70_000, "min_tokens": 3, "logprobs": 5, "prompt_logprobs": -1, "_all_stop_token_ids": [7, 70_000],
             "logit_bias": {"9": -100.0, "300": 2.5}, "allowed_token_ids": [7, 9, 300, 70_000], "skip_reading_prefix_cache": true,
+            "_bad_words_token_ids": [[7], [300, 70_000]],
         },
     });
     add("every_setting", &request, means)
