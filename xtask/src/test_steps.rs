@@ -137,7 +137,7 @@ const STEPS: &[Step] = &[
     Step { title: "drift", action: Action::Drift, variables: &[], needs: Needs::RealEngines, budget: seconds(60) },
     real_engine_test("vLLM's processor: server", REAL_PROCESSOR, seconds(180)),
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
-    real_engine_test("real engines: server", REAL_VLLM, seconds(480)),
+    real_engine_test("real engines: server", REAL_VLLM, seconds(540)),
 ];
 
 const REAL_ENGINE: &[&str] = &real_engine_arguments("real_engine");

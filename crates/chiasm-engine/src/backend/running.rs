@@ -143,7 +143,7 @@ impl RunningEngineJob {
                 message: "the engine can't hold an answer to this".to_owned(),
             },
             (JobError::Refused { message, .. }, Some(structured)) => {
-                JobError::Refused { field: structured.field.to_owned(), message }
+                JobError::Refused { field: structured.field.to_owned(), message: message.trim_end().to_owned() }
             }
             (error, _) => error,
         }
