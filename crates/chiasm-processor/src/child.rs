@@ -1,19 +1,28 @@
 //! One child of the fork server.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::timeout;
 
+use bytes::Bytes;
+
 use crate::ProcessorError;
 use crate::connection::Connection;
+use crate::memory::{Memory, Spares};
 use crate::message::{Call, Ready, Reply};
+
+/// Files of up to this many bytes are copied in place: that takes a hundred microseconds, and other threads some tens.
+const IN_PLACE: usize = 512 << 10;
 
 /// A child that answers one call at a time. Dropping it kills it.
 pub(crate) struct Child {
     connection: Connection,
     process: OwnedFd,
+    spares: Arc<Spares>,
 }
 
 impl Child {
@@ -27,12 +36,22 @@ impl Child {
         let pid = Pid::from_raw(ready).ok_or_else(|| gone("has no number".to_owned()))?;
         // It lives, as it has just spoken and waits for a call: the number is its own.
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|error| gone(error.to_string()))?;
-        Ok(Self { connection, process })
+        Ok(Self { connection, process, spares: Arc::default() })
     }
 
     /// Whether it is there and waits.
     pub(crate) fn is_idle(&self) -> bool {
         self.connection.is_quiet()
+    }
+
+    /// Memory of at least `length` bytes for an item of this child's, with its file.
+    pub(crate) async fn memory(&self, file: Bytes, length: u64) -> io::Result<Memory> {
+        if file.len() <= IN_PLACE {
+            return self.spares.memory(&file, length);
+        }
+        let spares = self.spares.clone();
+        let copied = tokio::task::spawn_blocking(move || spares.memory(&file, length)).await;
+        copied.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// Asks something. After an error other than [`ProcessorError::Refused`] the child is of no use any more.

@@ -1,15 +1,11 @@
-//! An item's memory: its file, and behind that the tensors that a child made of it.
+//! What a child says that it made of an item's file, checked.
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
 
 use chiasm_types::{Dtype, TensorField};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
+use crate::memory::Memory;
 use crate::message::{FieldKind, SaidField, SaidValue};
 use crate::{ProcessorError, PromptUpdate};
 
@@ -17,30 +13,6 @@ use crate::{ProcessorError, PromptUpdate};
 const MOST_FIELDS: usize = 1024;
 /// Dimensions of a tensor.
 const MOST_DIMENSIONS: usize = 16;
-
-/// Memory that has no name, and is gone with the last process that has it open. It is read and written by copies: whoever else has it
-/// open can change its contents, but not what has been copied.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    file: File,
-    length: u64,
-}
-
-impl Memory {
-    /// Memory of `length` bytes, taken as they are written, that begins with these.
-    pub(crate) fn with(bytes: &[u8], length: u64) -> io::Result<Self> {
-        let file = File::from(memfd_create("chiasm-item", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-        file.set_len(length.max(bytes.len() as u64))?;
-        // A child that has been taken over can't fill the machine's memory with it.
-        fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SEAL)?;
-        file.write_all_at(bytes, 0)?;
-        Ok(Self { file, length })
-    }
-
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
 
 /// What a processor made of a file.
 #[derive(Debug)]
@@ -126,7 +98,7 @@ impl ItemParts {
         let mut names = HashSet::new();
         let mut checked = Vec::with_capacity(fields.len());
         for field in fields {
-            let value = value(field.data, memory.length, &mut used)
+            let value = value(field.data, memory.length(), &mut used)
                 .map_err(|what| nonsense(format!("the field '{}' {what}", field.name)))?;
             let rows = match &value {
                 ItemValue::Tensor(tensor) => {
@@ -169,7 +141,7 @@ impl MadeItem {
     /// If `out` has another length.
     pub fn read(&self, tensor: &ItemTensor, out: &mut [u8]) -> Result<(), ProcessorError> {
         assert_eq!(out.len(), tensor.bytes(), "a tensor is copied as a whole");
-        let read = self.memory.file.read_exact_at(out, tensor.place.start);
+        let read = self.memory.read(out, tensor.place.start);
         read.map_err(|error| ProcessorError::Nonsense(format!("a tensor can't be read: {error}")))
     }
 }
@@ -200,12 +172,15 @@ fn value(said: SaidValue, memory: u64, used: &mut u64) -> Result<ItemValue, Stri
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::memory::Spares;
 
     fn made(field: Value) -> Result<MadeItem, ProcessorError> {
-        let memory = Memory::with(&[1, 2, 3, 4, 5, 6], 64).unwrap();
+        let memory = Arc::<Spares>::default().memory(&[1, 2, 3, 4, 5, 6], 64).unwrap();
         let updates =
             vec![serde_json::from_value(json!({"mode": "replace", "target": [5], "full": [[7, 3]]})).unwrap()];
         let parts = ItemParts::new(&memory, serde_json::from_value(json!([field])).unwrap(), updates)?;
@@ -254,7 +229,7 @@ mod tests {
     #[test]
     fn memory_that_was_cut_off_is_noticed() {
         let item = made(field(json!({"dtype": "uint8", "shape": [3], "offset": 60, "length": 3}))).unwrap();
-        item.memory.file.set_len(61).unwrap();
+        item.memory.cut_off(61);
         let ItemValue::Tensor(tensor) = &item.fields[0].value else { panic!("a tensor") };
         assert!(matches!(item.read(tensor, &mut [0; 3]), Err(ProcessorError::Nonsense(_))));
     }

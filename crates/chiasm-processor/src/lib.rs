@@ -18,7 +18,8 @@
 //! | `output` | what the processes print |
 //! | `connection` | messages with files, over Unix sockets |
 //! | `message` | what is said |
-//! | `item` | an item's memory and what a child says of it, checked |
+//! | `memory` | an item's memory |
+//! | `item` | what a child says of it, checked |
 //! | `error` | what went wrong and whose fault it is |
 #![forbid(unsafe_code)]
 
@@ -26,6 +27,7 @@ mod child;
 mod connection;
 mod error;
 mod item;
+mod memory;
 mod message;
 mod output;
 mod processor;

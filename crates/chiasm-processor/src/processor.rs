@@ -11,7 +11,7 @@ use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::Instant;
 
 use crate::child::Child;
-use crate::item::{ItemParts, Memory};
+use crate::item::ItemParts;
 use crate::message::{Call, ChatCall, ExpandedPrompt, Greeting, KnownItem, Reply};
 use crate::server::Server;
 use crate::{MadeItem, ProcessorError};
@@ -95,8 +95,6 @@ struct Inner {
     started: Mutex<Instant>,
     /// Those who have a child or wait for one.
     places: Semaphore,
-    /// Those of them whose files lie in memory for a child: no child waits for the next one's copy.
-    files: Semaphore,
     items: Children,
     /// Prompts take milliseconds at most, and do not wait for items.
     prompts: Children,
@@ -122,7 +120,6 @@ impl Processor {
             server: AsyncMutex::new(Some(server)),
             started: Mutex::new(Instant::now()),
             places: Semaphore::new(options.children + options.queue),
-            files: Semaphore::new(2 * options.children),
             items: children(options.children),
             prompts: children(options.children),
             options,
@@ -142,18 +139,20 @@ impl Processor {
     pub async fn item(&self, call: ItemCall<'_>) -> Result<MadeItem, ProcessorError> {
         let inner = &self.inner;
         let _place = inner.places.try_acquire().map_err(|_| ProcessorError::Busy)?;
-        let _file = inner.files.acquire().await.map_err(|_| ProcessorError::Busy)?;
-        let ItemCall { modality, file, processor_kwargs, io_kwargs } = call;
-        let (length, item_bytes) = (file.len() as u64, inner.options.item_bytes);
-        // A copy of what may be many megabytes.
-        let memory = tokio::task::spawn_blocking(move || Memory::with(&file, item_bytes)).await;
-        let memory = memory
-            .unwrap_or_else(|error| Err(std::io::Error::other(error)))
-            .map_err(|error| ProcessorError::Gone(format!("no memory for an item: {error}")))?;
         let _turn = inner.items.turn().await?;
+        let ItemCall { modality, file, processor_kwargs, io_kwargs } = call;
+        let length = file.len() as u64;
+        let child = inner.child(&inner.items).await?;
+        let memory = match child.memory(file, inner.options.item_bytes).await {
+            Ok(memory) => memory,
+            Err(error) => {
+                inner.items.put_back(child);
+                return Err(ProcessorError::Gone(format!("no memory for an item: {error}")));
+            }
+        };
         let call = Call::Item { modality, length, processor_kwargs, io_kwargs };
         inner
-            .ask(&inner.items, &call, Some(memory.file()), |reply| match reply {
+            .ask(child, &inner.items, &call, memory.file(), |reply| match reply {
                 Reply::Made { fields, updates } => ItemParts::new(&memory, fields, updates),
                 _ => Err(ProcessorError::Nonsense("another answer than to an item".to_owned())),
             })
@@ -185,8 +184,9 @@ impl Processor {
     async fn expanded(&self, call: &Call<'_>, items: usize) -> Result<ExpandedPrompt, ProcessorError> {
         let inner = &self.inner;
         let _turn = inner.prompts.turn().await?;
+        let child = inner.child(&inner.prompts).await?;
         inner
-            .ask(&inner.prompts, call, None, |reply| match reply {
+            .ask(child, &inner.prompts, call, None, |reply| match reply {
                 Reply::Expanded(prompt) => prompt.checked(items),
                 _ => Err(ProcessorError::Nonsense("another answer than to a prompt".to_owned())),
             })
@@ -195,18 +195,23 @@ impl Processor {
 }
 
 impl Inner {
+    /// A child that waits for work, or a new one.
+    async fn child(&self, children: &Children) -> Result<Child, ProcessorError> {
+        match children.idle() {
+            Some(child) => Ok(child),
+            None => self.fork().await,
+        }
+    }
+
     /// What `read` makes of a child's answer. Whoever answers nonsense is not asked again.
     async fn ask<T>(
         &self,
+        mut child: Child,
         children: &Children,
         call: &Call<'_>,
         memory: Option<BorrowedFd<'_>>,
         read: impl FnOnce(Reply) -> Result<T, ProcessorError>,
     ) -> Result<T, ProcessorError> {
-        let mut child = match children.idle() {
-            Some(child) => child,
-            None => self.fork().await?,
-        };
         let outcome = child.call(call, memory, self.options.timeout).await.and_then(read);
         // Others are dropped, and end.
         if matches!(outcome, Ok(_) | Err(ProcessorError::Refused(_))) {

@@ -98,6 +98,11 @@ impl ApiError {
         Self { status: StatusCode::EXPECTATION_FAILED, ..Self::invalid("expect", message) }
     }
 
+    /// 401: a key is missing or wrong.
+    pub(crate) fn unauthorized(message: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    }
+
     /// 415: `header` says that the body is not plain JSON.
     pub(crate) fn unsupported_body(header: &str, message: &str) -> Self {
         let refused = Self::invalid(header, message);

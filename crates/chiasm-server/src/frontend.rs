@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use chiasm_media::{EncodedMedia, MediaDoor, MediaHeader};
 use chiasm_types::Modality;
 
+use crate::access::ApiKeys;
 use crate::connections::BulkThreads;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::error::ApiError;
@@ -162,6 +163,8 @@ pub struct Frontend {
     pub limits: Limits,
     /// What clients see of routing.
     pub routing: RoutingOptions,
+    /// Who may ask.
+    pub keys: ApiKeys,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
@@ -196,6 +199,7 @@ impl Frontend {
             metrics,
             fleet,
             routing: RoutingOptions::default(),
+            keys: ApiKeys::default(),
             cpu,
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
@@ -211,6 +215,12 @@ impl Frontend {
     #[must_use]
     pub fn with_routing(self, routing: RoutingOptions) -> Self {
         Self { routing, ..self }
+    }
+
+    /// The same frontend, which answers whoever has one of these keys.
+    #[must_use]
+    pub fn with_keys(self, keys: ApiKeys) -> Self {
+        Self { keys, ..self }
     }
 
     /// The same frontend, which asks vLLM's own processor for what it can't make itself.

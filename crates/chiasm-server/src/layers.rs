@@ -71,11 +71,11 @@ async fn recorded(mut app: Router, frontend: Arc<Frontend>, mut request: Request
     let endpoint = match request.uri().path() {
         routes::CHAT if request.method() == Method::POST => "chat",
         routes::COMPLETIONS if request.method() == Method::POST => "completions",
-        _ => return call(&mut app, request).await,
+        _ => return call(&mut app, &frontend, request).await,
     };
     let record = Record::new(endpoint, Span::current(), frontend.metrics.clone());
     request.extensions_mut().insert(record.clone());
-    let response = call(&mut app, request).await;
+    let response = call(&mut app, &frontend, request).await;
     let status = response.status().as_u16();
     let refusal = response.extensions().get::<Refusal>();
     if let Some(Refusal { code, .. }) = refusal {
@@ -86,11 +86,14 @@ async fn recorded(mut app: Router, frontend: Arc<Frontend>, mut request: Request
 }
 
 /// A panic is told to the client, and not to others on its connection.
-async fn call(app: &mut Router, request: Request) -> Response {
+async fn call(app: &mut Router, frontend: &Frontend, request: Request) -> Response {
     if let Err(error) = http_rules::check(&request) {
         return error.into_response();
     }
     let waits = http_rules::expects_continue(request.version(), request.headers());
+    if let Some(refused) = frontend.keys.refusal(&request) {
+        return if waits { http_rules::closing(refused) } else { refused };
+    }
     // A router is always ready, and never fails.
     let response = match AssertUnwindSafe(app.call(request)).catch_unwind().await {
         Ok(Ok(response)) => response,

@@ -6,6 +6,7 @@
 //! | `layers` | the identity of every request; its record and count |
 //! | [`connections`] | connections of clients, and who makes room for whom |
 //! | `http_rules` | what HTTP asks of every request |
+//! | `access` | who may ask |
 //! | `owner`, `slots` | whom requests belong to, and how they share what there is |
 //! | `arrival` | reading request bodies within limits of size and time |
 //! | `admission` | what a request holds while it is answered, and who asks |
@@ -24,6 +25,7 @@
 //! [`connections::serve`] answers for a [`Frontend`]; the binary decides where it listens.
 #![forbid(unsafe_code)]
 
+mod access;
 mod admission;
 mod answer;
 mod arrival;
@@ -52,6 +54,7 @@ mod sse;
 mod stand;
 mod workers;
 
+pub use access::ApiKeys;
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, RoutingOptions};
 pub use owner::{Network, NoNetwork, TrustedProxies};
 pub use pipeline::HelperOptions;

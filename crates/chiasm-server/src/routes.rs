@@ -27,6 +27,8 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
+        .route("/ping", get(health).post(health))
+        .route("/version", get(version))
         .route("/ready", get(ready))
         .route("/workers", get(workers))
         .route("/metrics", get(metrics))
@@ -77,6 +79,11 @@ fn served_model(frontend: &Frontend) -> Value {
 /// The process lives.
 async fn health() -> &'static str {
     "ok\n"
+}
+
+/// What this is, in vLLM's form.
+async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
 /// At least one worker can take requests and answers, and the process is not about to end.

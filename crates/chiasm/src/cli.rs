@@ -1,5 +1,6 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
+mod access;
 mod engines;
 mod limits;
 mod media;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
+pub(crate) use access::AccessArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use limits::LimitArgs;
 pub(crate) use media::MediaArgs;
@@ -63,6 +65,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "CHIASM_CHAT_TEMPLATE", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
 
+    #[command(flatten, next_help_heading = "Access")]
+    pub(crate) access: AccessArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
     #[command(flatten, next_help_heading = "Routing")]

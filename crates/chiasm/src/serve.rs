@@ -40,6 +40,7 @@ pub(crate) async fn run(
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
+    let keys = args.access.keys()?;
     let flags = VllmFlags::read(&args.vllm_args)?;
     let native = vllm_processor::native_images(&args, &flags)?;
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
@@ -72,8 +73,10 @@ pub(crate) async fn run(
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
     let fleet = Fleet::start(connectors, router_config(&args.routing), patience)?;
-    let mut frontend =
-        Frontend::new(model.clone(), door, fleet.clone(), limits(&args)).with_routing(routing).with_log(log_counts);
+    let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits(&args))
+        .with_routing(routing)
+        .with_keys(keys)
+        .with_log(log_counts);
     let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
     if let Some(helper) = helper {
         frontend = frontend.with_helper(helper);

@@ -56,11 +56,11 @@ several = client.chat.completions.create(model=model, messages=messages, max_tok
 assert [choice.index for choice in several.choices] == [0, 1]
 
 try:
-    client.chat.completions.create(model=model, messages=messages, response_format={"type": "json_object"})
+    client.chat.completions.create(model=model, messages=messages, response_format={"type": "yaml"})
 except openai.BadRequestError as error:
-    assert error.param == "response_format", error
+    assert error.param == "response_format.type", error
 else:
-    raise AssertionError("response_format must be refused")
+    raise AssertionError("an unknown format must be refused")
 
 try:
     client.chat.completions.create(model="other", messages=messages)

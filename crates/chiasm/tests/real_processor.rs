@@ -227,7 +227,8 @@ async fn hostile_files_cost_their_own_requests(server: &Server) {
     println!("{taken} of the files were read, {refused} refused");
     assert!(taken >= 20 && refused >= 80, "{taken} read, {refused} refused");
     assert_eq!(server.ready_workers().await, 2, "no engine was reached by what is broken");
-    wait_for("items' memory to be given back", STARTUP, async || open_items(server) == 0).await;
+    // Each of two processes keeps some for its next items.
+    wait_for("items' memory to be given back", STARTUP, async || open_items(server) <= 4).await;
     let held = server.metric("chiasm_held_bytes").await - server.metric("chiasm_media_cache_bytes").await;
     assert!(held <= 0.0, "{held} bytes are held beside the cache");
 }

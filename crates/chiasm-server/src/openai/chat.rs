@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::body::{Body, Ids};
+use super::fields::Fields;
 use super::finish::{self, StopReason};
 use super::intake::Intake;
 use super::messages::Messages;
@@ -46,6 +47,7 @@ impl RequestBody for ChatRequest {
             add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
             continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
             template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+            reasoning_effort: take_effort(&mut fields)?,
             media_kwargs: Box::new(MediaKwargs {
                 processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
                 io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
@@ -67,6 +69,18 @@ impl RequestBody for ChatRequest {
             priority: common.priority,
         };
         Ok((Self { common, generate }, intake.into_charge()))
+    }
+}
+
+fn take_effort(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+    let effort: Option<String> = fields.take("reasoning_effort")?;
+    match effort {
+        Some(other) if !EFFORTS.contains(&other.as_str()) => {
+            let message = format!("'reasoning_effort' must be one of {}, got '{other}'", EFFORTS.join(", "));
+            Err(ApiError::invalid("reasoning_effort", message))
+        }
+        effort => Ok(effort),
     }
 }
 
@@ -231,7 +245,8 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_refused_by_name() {
-        assert_eq!(refused(json!({"reasoning_effort": "high"})).as_deref(), Some("reasoning_effort"));
+        assert_eq!(refused(json!({"reasoning_effort": "huge"})).as_deref(), Some("reasoning_effort"));
+        assert_eq!(refused(json!({"reasoning_effort": "high"})), None);
         assert_eq!(refused(json!({"temprature": 1})).as_deref(), Some("temprature"));
         assert_eq!(refused(json!({})), None);
     }

@@ -13,6 +13,7 @@ use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
+use serde_json::{Map, Value};
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -287,7 +288,7 @@ pub(super) fn render(
     let options = RenderOptions {
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
-        kwargs: chat.template_kwargs,
+        kwargs: with_effort(chat.template_kwargs, chat.reasoning_effort),
     };
     let mut text = template.render(&chat.messages, texts, &options)?;
     drop((chat.messages, options));
@@ -295,6 +296,16 @@ pub(super) fn render(
         text = text.replace(from, to);
     }
     Ok(model.tokenizer.encode(&text, false)?)
+}
+
+/// The variables of a template, with the effort as vLLM gives it (`ChatCompletionRequest.build_chat_params`): some templates think only
+/// when they are told to.
+fn with_effort(mut kwargs: Map<String, Value>, effort: Option<String>) -> Map<String, Value> {
+    if let Some(effort) = effort {
+        kwargs.entry("enable_thinking").or_insert(Value::from(effort != "none"));
+        kwargs.insert("reasoning_effort".to_owned(), Value::from(effort));
+    }
+    kwargs
 }
 
 /// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.

@@ -74,6 +74,8 @@ pub(crate) struct Chat {
     pub continue_final_message: bool,
     /// Extra variables of the template.
     pub template_kwargs: Map<String, Value>,
+    /// How much the model is to think.
+    pub reasoning_effort: Option<String>,
     /// Changes of how media are made; in a box, as few requests have any.
     pub media_kwargs: Box<MediaKwargs>,
 }

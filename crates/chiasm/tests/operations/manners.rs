@@ -45,6 +45,37 @@ async fn get(server: &Server, path: &str) -> Answer {
 }
 
 #[tokio::test]
+async fn whoever_has_no_key_learns_that_the_process_lives_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("keys");
+    std::fs::write(&file, "# of the tests\nsecret-of-a-file\n").expect("a file");
+    let file = file.display().to_string();
+    let server = serve("m", &["--api-key", "secret-of-a-flag", "--api-key-file", &file]).await;
+    let ask = async |key: Option<&str>, path: &str| {
+        let body = json!({"prompt": "hello", "max_tokens": 1}).to_string();
+        let request = server.client.post(format!("{}{path}", server.url)).body(body);
+        let request = request.header("content-type", "application/json");
+        let request =
+            key.map_or(request.try_clone(), |key| request.try_clone().map(|request| request.bearer_auth(key)));
+        Answer::of(request.expect("a request").send().await.expect("an answer")).await
+    };
+    for key in ["secret-of-a-flag", "secret-of-a-file"] {
+        ask(Some(key), "/v1/completions").await.ok();
+    }
+    for (key, path) in [(None, "/v1/completions"), (Some("secret"), "/v1/completions"), (None, "/no/such/path")] {
+        let refused = ask(key, path).await;
+        assert_eq!((refused.status, refused.header("www-authenticate").as_str()), (401, "Bearer"), "{}", refused.text);
+        assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
+    }
+    for (path, status) in [("/v1/models", 401), ("/workers", 401), ("/health", 200), ("/ping", 200), ("/metrics", 200)]
+    {
+        assert_eq!(get(&server, path).await.status, status, "{path}");
+    }
+    let refused = server.metric("chiasm_refusals_total{status=\"401\",code=\"invalid_api_key\"}").await;
+    assert_eq!(refused, 2.0);
+}
+
+#[tokio::test]
 async fn a_model_is_found_by_its_name_with_slashes() {
     let server = serve("/models/org/m-1", &[]).await;
     let listed = get(&server, "/v1/models").await.ok()["data"][0].clone();

@@ -6,6 +6,7 @@
 //! `CHIASM_TEST_FAMILIES=llava,gemma3` runs these image families only.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
+mod constrained;
 mod environment;
 mod modalities;
 mod predictions;

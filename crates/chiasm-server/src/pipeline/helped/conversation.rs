@@ -16,6 +16,9 @@ pub(super) fn conversation(chat: Chat) -> Result<(Box<RawValue>, Map<String, Val
     let mut settings = Map::new();
     settings.insert("add_generation_prompt".to_owned(), json!(chat.add_generation_prompt));
     settings.insert("continue_final_message".to_owned(), json!(chat.continue_final_message));
+    if let Some(effort) = chat.reasoning_effort {
+        settings.insert("reasoning_effort".to_owned(), Value::String(effort));
+    }
     if !chat.template_kwargs.is_empty() {
         settings.insert("chat_template_kwargs".to_owned(), Value::Object(chat.template_kwargs));
     }
@@ -76,6 +79,7 @@ mod tests {
                 message("user", parts(vec![ChatPart::Media(Modality::Video), ChatPart::Media(Modality::Image)])),
             ],
             add_generation_prompt: true,
+            reasoning_effort: Some("low".to_owned()),
             template_kwargs: Map::from_iter([("thinking".to_owned(), json!(true))]),
             ..Chat::default()
         };
@@ -89,7 +93,8 @@ mod tests {
         ]);
         assert_eq!(serde_json::from_str::<Value>(messages.get()).unwrap(), expected);
         let expected = json!({
-            "add_generation_prompt": true, "continue_final_message": false, "chat_template_kwargs": {"thinking": true},
+            "add_generation_prompt": true, "continue_final_message": false, "reasoning_effort": "low",
+            "chat_template_kwargs": {"thinking": true},
         });
         assert_eq!(Value::Object(settings), expected);
     }

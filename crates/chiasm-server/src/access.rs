@@ -1,0 +1,101 @@
+//! Who may ask: whoever has one of the keys, if there are any.
+
+use axum::extract::Request;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::error::ApiError;
+
+/// What tells machines how this process is, and nobody what it holds.
+const OPEN: [&str; 3] = ["/health", "/ready", "/ping"];
+const METRICS: &str = "/metrics";
+
+/// The keys of clients. Without any, everybody may ask.
+#[derive(Clone, Debug, Default)]
+pub struct ApiKeys {
+    /// Digests: comparing these tells by its time nothing of the keys, and no key can be read out of this process's memory later.
+    digests: Vec<blake3::Hash>,
+    /// Metrics need a key, too.
+    protects_metrics: bool,
+}
+
+impl ApiKeys {
+    /// A request needs one of these keys, unless there are none; one for metrics only if `protects_metrics`.
+    pub fn new(keys: impl IntoIterator<Item = impl AsRef<[u8]>>, protects_metrics: bool) -> Self {
+        Self { digests: keys.into_iter().map(|key| blake3::hash(key.as_ref())).collect(), protects_metrics }
+    }
+
+    /// The answer, a 401, to a request that is not let through.
+    pub(crate) fn refusal(&self, request: &Request) -> Option<Response> {
+        let path = request.uri().path();
+        let is_open = OPEN.contains(&path) || (path == METRICS && !self.protects_metrics);
+        if self.digests.is_empty() || is_open {
+            return None;
+        }
+        let message = match key(request) {
+            // All are compared, as which one it is shall not be told either.
+            Some(key) if self.digests.iter().fold(false, |found, known| found | (blake3::hash(key) == *known)) => {
+                return None;
+            }
+            Some(_) => "the API key is not one of this server's",
+            None => "an API key is needed: 'Authorization: Bearer KEY'",
+        };
+        let mut refused = ApiError::unauthorized(message).into_response();
+        refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        Some(refused)
+    }
+}
+
+/// The key of a request that has one such header.
+fn key(request: &Request) -> Option<&[u8]> {
+    let mut values = request.headers().get_all(header::AUTHORIZATION).iter();
+    let (Some(only), None) = (values.next(), values.next()) else { return None };
+    let (scheme, key) = only.as_bytes().split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    fn status(keys: &ApiKeys, path: &str, authorization: &[&str]) -> u16 {
+        let builder = Request::builder().uri(path);
+        let builder = authorization.iter().fold(builder, |builder, value| builder.header("authorization", *value));
+        match keys.refusal(&builder.body(Body::empty()).unwrap()) {
+            None => 200,
+            Some(refused) => {
+                assert_eq!(refused.headers()["www-authenticate"], "Bearer");
+                refused.status().as_u16()
+            }
+        }
+    }
+
+    #[test]
+    fn one_of_the_keys_opens_all_and_none_only_what_is_open() {
+        let keys = ApiKeys::new(["one", "two"], false);
+        for path in ["/v1/chat/completions", "/v1/models", "/workers", "/nothing"] {
+            for fine in ["Bearer one", "bearer two", "Bearer  two "] {
+                assert_eq!(status(&keys, path, &[fine]), 200, "{path} {fine}");
+            }
+            for wrong in
+                [&[][..], &[""], &["Bearer"], &["Bearer "], &["Bearer on"], &["Bearer onee"], &["Basic one"], &["one"]]
+            {
+                assert_eq!(status(&keys, path, wrong), 401, "{path} {wrong:?}");
+            }
+            assert_eq!(status(&keys, path, &["Bearer one", "Bearer one"]), 401);
+        }
+        for path in ["/health", "/ready", "/ping", "/metrics"] {
+            assert_eq!(status(&keys, path, &[]), 200, "{path}");
+        }
+    }
+
+    #[test]
+    fn metrics_may_need_a_key_too_and_without_keys_nothing_does() {
+        assert_eq!(status(&ApiKeys::new(["one"], true), "/metrics", &[]), 401);
+        assert_eq!(status(&ApiKeys::new(["one"], true), "/metrics", &["Bearer one"]), 200);
+        assert_eq!(status(&ApiKeys::default(), "/v1/models", &[]), 200);
+        assert_eq!(status(&ApiKeys::new([""; 0], true), "/metrics", &[]), 200);
+    }
+}

@@ -1,0 +1,81 @@
+//! Flags that say who may ask.
+
+use std::path::{Path, PathBuf};
+
+use chiasm_server::ApiKeys;
+use clap::Args;
+
+use crate::error::CliError;
+
+#[derive(Debug, Args)]
+pub(crate) struct AccessArgs {
+    /// A key that clients send as 'Authorization: Bearer KEY'; each of several is enough. Whoever may list this machine's processes
+    /// sees it: --api-key-file hides it [default: no key is needed]
+    #[arg(long, env = "VLLM_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
+    /// File of such keys, one a line; empty lines and those that begin with # are none
+    #[arg(long, env = "CHIASM_API_KEY_FILE", value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Ask for a key for /metrics too
+    #[arg(long, env = "CHIASM_PROTECT_METRICS")]
+    pub(crate) protect_metrics: bool,
+}
+
+impl AccessArgs {
+    /// The keys.
+    ///
+    /// # Errors
+    /// [`CliError::File`] if the file can't be read, [`CliError::Usage`] for a key that is empty or can't stand in a header, and for a
+    /// file without any.
+    pub(crate) fn keys(&self) -> Result<ApiKeys, CliError> {
+        let of_file = self.api_key_file.as_deref().map(read).transpose()?.unwrap_or_default();
+        let keys: Vec<&str> =
+            self.api_key.iter().map(String::as_str).chain(of_file.iter().map(String::as_str)).collect();
+        if keys.iter().any(|key| key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+            let message = "an API key must have printable ASCII characters alone, and at least one";
+            return Err(CliError::Usage(message.to_owned()));
+        }
+        Ok(ApiKeys::new(keys, self.protect_metrics))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<String>, CliError> {
+    let text = std::fs::read_to_string(path).map_err(|error| CliError::file(path, error))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<String> = lines.map(str::to_owned).collect();
+    match keys.is_empty() {
+        // Nobody writes such a file to let everybody in.
+        true => Err(CliError::Usage(format!("{} has no API key", path.display()))),
+        false => Ok(keys),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(of_flag: &[&str], file: Option<&str>) -> Result<String, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, file.unwrap_or_default()).unwrap();
+        let api_key = of_flag.iter().map(|key| (*key).to_owned()).collect();
+        let args = AccessArgs { api_key, api_key_file: file.map(|_| path), protect_metrics: false };
+        args.keys().map(|keys| format!("{keys:?}")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn keys_come_from_flags_and_a_file_and_are_not_shown() {
+        let shown = keys(&["one"], Some("# two keys\n\n  two \nthree\n")).unwrap();
+        assert_eq!(shown, format!("{:?}", ApiKeys::new(["one", "two", "three"], false)));
+        assert!(!shown.contains("two"));
+        assert_eq!(keys(&[], None).unwrap(), format!("{:?}", ApiKeys::default()));
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        assert!(keys(&[""], None).is_err());
+        assert!(keys(&["a b"], None).is_err());
+        assert!(keys(&["ä"], None).is_err());
+        assert!(keys(&[], Some("# nothing\n")).unwrap_err().contains("no API key"));
+    }
+}
