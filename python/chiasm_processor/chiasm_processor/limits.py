@@ -38,7 +38,7 @@ class Limits(NamedTuple):
         match modality, getattr(loaded, "media", loaded):
             case "video", (frames, {"duration": seconds}):
                 # Frames, rows, columns, colours.
-                self._check(modality, seconds, frames.shape[1] * frames.shape[2])
+                self._check(modality, seconds or 0, frames.shape[1] * frames.shape[2])
             case "audio", (samples, rate):
                 self._check(modality, samples.shape[-1] / rate, 0)
 
