@@ -49,6 +49,17 @@ const RESERVED: [&str; 13] = [
     "truncation",
 ];
 
+/// Refuses a request's `chat_template_kwargs` that would replace what a renderer is told by others, whoever renders.
+///
+/// # Errors
+/// [`PromptError::ReservedKwarg`] with the first such name.
+pub fn check_template_kwargs(kwargs: &Map<String, Value>) -> Result<(), PromptError> {
+    match kwargs.keys().find(|name| RESERVED.contains(&name.as_str())) {
+        Some(name) => Err(PromptError::ReservedKwarg { name: name.clone() }),
+        None => Ok(()),
+    }
+}
+
 /// Names in `chat_template_kwargs` that are passed over: fields of the request itself set the first two, and the
 /// others are functions of the environment, which a variable must not hide.
 const PASSED_OVER: [&str; 10] = [
@@ -236,10 +247,8 @@ impl ChatTemplate {
             variables.insert(name, Cow::Owned(text.as_str().into()));
         }
         variables.insert("documents", Cow::Owned(Value::Null));
+        check_template_kwargs(&options.kwargs)?;
         for (name, value) in &options.kwargs {
-            if RESERVED.contains(&name.as_str()) {
-                return Err(PromptError::ReservedKwarg { name: name.clone() });
-            }
             // vLLM takes null and "auto" for "not set" (`merge_kwargs`, `vllm/renderers/params.py`).
             let is_set = !value.is_null() && value != "auto";
             if is_set && !PASSED_OVER.contains(&name.as_str()) {

@@ -1,6 +1,6 @@
 //! Conversations for vLLM's code to write: the messages as a client would have sent them, with items by number.
 
-use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
+use chiasm_prompt::{ChatContent, ChatMessage, ChatPart, check_template_kwargs};
 use chiasm_types::Modality;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
@@ -10,6 +10,7 @@ use super::super::request::Chat;
 
 /// The messages, and the other fields of the request that change what is written.
 pub(super) fn conversation(chat: Chat) -> Result<(Box<RawValue>, Map<String, Value>), RequestError> {
+    check_template_kwargs(&chat.template_kwargs)?;
     let mut items = 0..;
     let messages: Vec<Value> = chat.messages.into_iter().map(|message| of_message(message, &mut items)).collect();
     let messages = to_raw_value(&messages).map_err(|error| RequestError::internal(error.to_string()))?;
@@ -97,5 +98,13 @@ mod tests {
             "chat_template_kwargs": {"thinking": true},
         });
         assert_eq!(Value::Object(settings), expected);
+    }
+
+    #[test]
+    fn a_request_brings_no_template_of_its_own() {
+        for name in ["chat_template", "tokenize", "tools"] {
+            let template_kwargs = Map::from_iter([(name.to_owned(), json!("x"))]);
+            assert!(conversation(Chat { template_kwargs, ..Chat::default() }).is_err(), "{name}");
+        }
     }
 }
