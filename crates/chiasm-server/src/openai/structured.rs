@@ -141,7 +141,7 @@ fn choice(value: Value, field: &str) -> Result<Constraint, ApiError> {
     Ok(Constraint::Grammar(bounded(format!("root ::= {}", choices.join(" | ")), field)?.into()))
 }
 
-/// As a literal of xgrammar's EBNF (`choice_as_grammar`, `vllm/v1/structured_output/utils.py`).
+/// The text becomes a literal of xgrammar's EBNF (`choice_as_grammar`, `vllm/v1/structured_output/utils.py`).
 fn escaped(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut escaped, char| {
         match char {

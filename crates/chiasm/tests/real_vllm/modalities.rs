@@ -152,7 +152,7 @@ async fn every_modality_is_answered_as_by_vllm_serve() {
         ("omni", omni_requests(), &[]),
         // Two videos in one prompt end this model's engine, whoever asks. Its conversations are written by vLLM's code here.
         ("llavaov", thinking_requests(), &["--tokenizer-mode", "deepseek_v32"]),
-        // Of Mistral's own files, as vLLM prefers them.
+        // It is read from Mistral's own files, as vLLM prefers them.
         ("mistral_small", written_requests(), &[]),
         ("paligemma", image_requests(), &[]),
         // Its linear attention runs in bfloat16 only.
