@@ -226,8 +226,7 @@ impl Frontend {
     /// The same frontend, which asks vLLM's own processor for what it can't make itself.
     #[must_use]
     pub fn with_helper(self, options: HelperOptions) -> Self {
-        let (cpu, budget, metrics) = (self.cpu.clone(), self.door.budget().clone(), self.metrics.clone());
-        let helped = Helped::new(options, cpu, budget, metrics);
+        let helped = Helped::new(options, self.cpu.clone(), self.door.budget().clone(), self.fleet.clone());
         Self { helped: Some(Arc::new(helped)), ..self }
     }
 

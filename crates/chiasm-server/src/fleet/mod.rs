@@ -11,12 +11,12 @@ mod keeper;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::{Backend, Connector, Death, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
-use chiasm_types::{PlanClassId, WorkerId};
+use chiasm_types::{PlanClassId, VllmVersion, WorkerId};
 use events::Followed;
 pub use events::KvEventCounts;
 use tokio::runtime::Handle;
@@ -76,6 +76,8 @@ pub struct Fleet {
     patience: Patience,
     /// What was counted for each worker, over all its backends.
     followed: BTreeMap<WorkerId, Followed>,
+    /// The version of vLLM whose processor makes items for the workers, once there is one.
+    processor: OnceLock<String>,
 }
 
 #[derive(Default)]
@@ -123,6 +125,7 @@ impl Fleet {
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             patience,
             followed: ids().zip(&connectors).map(|(id, _)| (id, Followed::default())).collect(),
+            processor: OnceLock::new(),
         });
         let mut keepers = JoinSet::new();
         for (id, connector) in ids().zip(connectors) {
@@ -201,6 +204,26 @@ impl Fleet {
         self.state().classes.present()
     }
 
+    /// Takes note of the version of vLLM whose processor makes items for all workers. Tensors and placeholders change from one to
+    /// another at times, and there is one processor for all: whoever has workers of several is told.
+    pub(crate) fn has_processor(&self, vllm: &str) {
+        let _ = self.processor.set(vllm.to_owned());
+        self.workers().iter().for_each(|worker| self.compare(worker));
+    }
+
+    fn compare(&self, worker: &Worker) {
+        let engine = &worker.backend.capabilities().engine;
+        if let Some(processor) = self.processor.get().filter(|processor| is_of_another_vllm(engine, processor)) {
+            let (worker, processor) = (worker.id, format!("vLLM {processor}"));
+            tracing::warn!(
+                %worker,
+                engine,
+                processor,
+                "items may be made otherwise than this engine's version makes them (--vllm)"
+            );
+        }
+    }
+
     /// When the fleet was started, in seconds since the epoch.
     pub fn created(&self) -> u64 {
         self.created
@@ -209,13 +232,15 @@ impl Fleet {
     /// Lets a worker take requests.
     fn join(&self, id: WorkerId, backend: Arc<dyn Backend>, publishes_events: bool) {
         let can = backend.capabilities().clone();
-        let class = {
+        let worker = {
             let mut state = self.state();
             let class = state.classes.join(id, &can);
-            state.workers.insert(id, Arc::new(Worker { id, backend, class, condition: watch::Sender::default() }));
+            let worker = Arc::new(Worker { id, backend, class, condition: watch::Sender::default() });
+            state.workers.insert(id, worker.clone());
             self.seats.store(state.seats(), Ordering::Relaxed);
-            class
+            worker
         };
+        self.compare(&worker);
         // Last: whatever the router picks has to be found above.
         let info = WorkerInfo {
             total_blocks: can.total_blocks,
@@ -223,7 +248,7 @@ impl Fleet {
             publishes_events,
             encoder_cache_tokens: can.encoder_cache_tokens,
             receiver_cache_elements: element_bytes(can.media).map_or(0, |bytes| can.receiver_cache_bytes / bytes),
-            class,
+            class: worker.class,
             // At exactly the context's length an engine never answers.
             max_prompt_tokens: can.max_model_len.saturating_sub(1),
             max_encoder_tokens: can.max_batched_tokens,
@@ -264,6 +289,11 @@ impl Fleet {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether an engine says that it is a vLLM of another release than this.
+fn is_of_another_vllm(engine: &str, vllm: &str) -> bool {
+    engine.strip_prefix("vLLM ").is_some_and(|of_engine| VllmVersion::parse(of_engine) != VllmVersion::parse(vllm))
 }
 
 /// Bytes that a worker is sent per element of a large tensor; `None` where it is sent no tensors.

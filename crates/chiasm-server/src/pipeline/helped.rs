@@ -25,7 +25,7 @@ use super::item::ItemPlan;
 use super::request::MediaKwargs;
 use super::turns::Turns;
 use crate::cpu::{CpuBudget, CpuPool};
-use crate::fleet::PresentClass;
+use crate::fleet::{Fleet, PresentClass};
 use crate::metrics::{Metrics, Stage};
 
 use expansion::Written;
@@ -122,10 +122,11 @@ struct HelpedItem {
 
 impl Helped {
     /// Nothing is started before [`Self::started`] is called or an item is there.
-    pub(crate) fn new(options: HelperOptions, cpu: CpuPool, budget: ByteBudget, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(options: HelperOptions, cpu: CpuPool, budget: ByteBudget, fleet: Arc<Fleet>) -> Self {
         let known = Cache::with_weighter(KNOWN, KNOWN_BYTES, MeaningBytes);
         Self {
-            start: Start::new(options.processor.clone()),
+            metrics: fleet.metrics(),
+            start: Start::new(options.processor.clone(), fleet),
             model: digest(&options.processor.model),
             known,
             failures: Cache::new(KNOWN_FAILURES),
@@ -134,7 +135,6 @@ impl Helped {
             options,
             cpu,
             budget,
-            metrics,
         }
     }
 

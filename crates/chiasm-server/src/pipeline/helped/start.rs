@@ -1,11 +1,13 @@
 //! The processor's start, once for all who wait for it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_processor::{Greeting, Processor, ProcessorError, ProcessorOptions};
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+use crate::fleet::Fleet;
 
 /// How long a start that has failed is not tried again.
 const FAILURES_LAST: Duration = Duration::from_secs(10);
@@ -14,12 +16,14 @@ type Outcome = Option<Result<Processor, ProcessorError>>;
 
 pub(super) struct Start {
     options: ProcessorOptions,
+    /// Whose workers get the items.
+    fleet: Arc<Fleet>,
     last: Mutex<Option<(watch::Receiver<Outcome>, Instant)>>,
 }
 
 impl Start {
-    pub(super) fn new(options: ProcessorOptions) -> Self {
-        Self { options, last: Mutex::default() }
+    pub(super) fn new(options: ProcessorOptions, fleet: Arc<Fleet>) -> Self {
+        Self { options, fleet, last: Mutex::default() }
     }
 
     pub(super) fn is_there(&self) -> bool {
@@ -44,12 +48,15 @@ impl Start {
             }
         }
         let (sender, outcome) = watch::channel(None);
-        let options = self.options.clone();
+        let (options, fleet) = (self.options.clone(), self.fleet.clone());
         tokio::spawn(async move {
             let begun = Instant::now();
             let started = Processor::start(options).await;
             match &started {
-                Ok(processor) => tell(processor.greeting(), begun.elapsed()),
+                Ok(processor) => {
+                    tell(processor.greeting(), begun.elapsed());
+                    fleet.has_processor(&processor.greeting().vllm);
+                }
                 Err(error) => tracing::warn!(%error, "vLLM's processor could not be started"),
             }
             sender.send_replace(Some(started));
