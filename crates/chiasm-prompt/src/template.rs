@@ -132,12 +132,14 @@ pub struct RenderOptions {
     pub continue_final_message: bool,
     /// The request's `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
     pub kwargs: Map<String, Value>,
+    /// The functions that the model may call: a list of `{"type": "function", "function": {"name", "description", "parameters"}}`.
+    pub tools: Option<Arc<Value>>,
 }
 
 impl Default for RenderOptions {
     /// The options of a request that says nothing: the assistant is next.
     fn default() -> Self {
-        Self { add_generation_prompt: true, continue_final_message: false, kwargs: Map::new() }
+        Self { add_generation_prompt: true, continue_final_message: false, kwargs: Map::new(), tools: None }
     }
 }
 
@@ -191,6 +193,11 @@ impl ChatTemplate {
     /// The form of content that the template wants.
     pub fn content_format(&self) -> ContentFormat {
         self.inner.format
+    }
+
+    /// The template's text.
+    pub fn source(&self) -> &str {
+        &self.inner.source
     }
 
     /// Renders a conversation.
@@ -256,7 +263,7 @@ impl ChatTemplate {
             }
         }
         variables.insert("messages", Cow::Owned(Value::Array(messages)));
-        variables.insert("tools", Cow::Owned(Value::Null));
+        variables.insert("tools", options.tools.as_deref().map_or(Cow::Owned(Value::Null), Cow::Borrowed));
         variables.insert("add_generation_prompt", Cow::Owned(options.add_generation_prompt.into()));
 
         let mut out = Bounded { text: Vec::new(), limit: self.inner.limits.bytes, overrun: false };

@@ -126,6 +126,16 @@ impl Tokenizer {
         self.inner.tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&token.0).is_some_and(|t| t.special)
     }
 
+    /// All special tokens, with their texts.
+    pub fn special_tokens(&self) -> Vec<(TokenId, String)> {
+        let added = self.inner.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        added
+            .iter()
+            .filter(|(_, token)| token.special)
+            .map(|(&id, token)| (TokenId(id), token.content.clone()))
+            .collect()
+    }
+
     /// The bytes that a token stands for, which need not be whole characters. Empty for an unknown id.
     pub fn token_bytes(&self, token: TokenId) -> Vec<u8> {
         self.inner.byte_form.bytes(&self.inner.tokenizer, token)

@@ -18,7 +18,8 @@ use crate::openai::chat::{self, ChatRequest};
 use crate::openai::completions::{self, CompletionRequest, Shown};
 use crate::openai::{AnswerHead, Common, Usage};
 use crate::pipeline::{
-    Attempted, Caller, ChoiceDelta, GenerateRequest, Generation, Planned, Prepared, RequestError, collect, prepare,
+    Attempted, Caller, ChoiceDelta, FinishedChoice, GenerateRequest, Generation, Planned, Prepared, RequestError,
+    collect, prepare,
 };
 use crate::routes::routing_headers;
 use crate::sse;
@@ -41,7 +42,8 @@ pub(crate) async fn chat(
 
     let Some(options) = common.stream else {
         let (choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
-        let usage = usage(&attempted, choices.iter().map(|choice| choice.tokens.len()).sum());
+        let reads_reasoning = prepared.reads_reasoning();
+        let usage = usage(&attempted, &choices, reads_reasoning);
         frontend.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
@@ -58,16 +60,21 @@ pub(crate) async fn chat(
     let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
     let shown = shown.map(|plan| plan.tokens.as_slice());
     let roles: Vec<_> = (0..prepared.sampling.n as usize).map(|index| chat::role_chunk(&head, index, shown)).collect();
-    let meter = Meter::new(frontend, options, vec![attempted], admission);
+    let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
     let with_ids = shown.is_some();
+    let is_read = prepared.reading.is_some();
     let last_head = head.clone();
     let events = metered(
         generation.into_deltas(),
         meter,
         move |delta, meter: &mut Meter| {
             let usage = meter.count(0, &delta);
+            // A client has no use for chunks without anything.
+            if is_read && usage.is_none() && !with_ids && delta.says_nothing() {
+                return None;
+            }
             let nvext = delta.finish.as_ref().and_then(|_| common.extra_fields.of(&attempted, caller.arrived));
-            chat::delta_chunk(&head, &tokenizer, &delta, with_ids, usage, nvext)
+            Some(chat::delta_chunk(&head, &tokenizer, &delta, with_ids, usage, nvext))
         },
         move |usage| chat::usage_chunk(&last_head, usage),
     );
@@ -106,7 +113,7 @@ pub(crate) async fn completions(
         .zip(&attempted)
         .map(|(prompt, attempted)| shown_prompt(prompt, attempted, with_ids).map(|plan| plan.tokens.clone()))
         .collect();
-    let meter = Meter::new(frontend, options, attempted, admission);
+    let meter = Meter::new(frontend, options, attempted, admission, false);
 
     let deltas = select_all(
         generations
@@ -129,7 +136,7 @@ pub(crate) async fn completions(
             let last = delta.finish.as_ref();
             let nvext = last.and_then(|_| common.extra_fields.of(&of_prompts[prompt], caller.arrived));
             let shown = Shown { index, offset, with_ids, prompt_tokens, usage, nvext };
-            completions::delta_chunk(&head, &tokenizer, &delta, shown)
+            Some(completions::delta_chunk(&head, &tokenizer, &delta, shown))
         },
         move |usage| completions::usage_chunk(&last_head, usage),
     );
@@ -153,7 +160,7 @@ async fn completions_at_once(
     let mut choices = Vec::new();
     let first = answers.first().map(|(_, attempted)| *attempted);
     for (prompt, (finished, attempted)) in prepared.iter().zip(answers) {
-        total += usage(&attempted, finished.iter().map(|choice| choice.tokens.len()).sum());
+        total += usage(&attempted, &finished, false);
         let shown = shown_prompt(prompt, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
         choices.extend(finished.into_iter().map(|choice| (choice, shown.clone())));
     }
@@ -192,7 +199,12 @@ fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &Attempted, wanted: bool)
     prepared.plan(attempted.class).filter(|_| wanted)
 }
 
-fn usage(attempted: &Attempted, completion_tokens: usize) -> Usage {
-    let cached_tokens = attempted.prefill.cached_tokens;
-    Usage { prompt_tokens: attempted.prompt_tokens, completion_tokens, cached_tokens }
+fn usage(attempted: &Attempted, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
+    let sum = |tokens: fn(&FinishedChoice) -> usize| choices.iter().map(tokens).sum();
+    Usage {
+        prompt_tokens: attempted.prompt_tokens,
+        completion_tokens: sum(|choice| choice.tokens.len()),
+        cached_tokens: attempted.prefill.cached_tokens,
+        reasoning_tokens: reads_reasoning.then(|| sum(|choice| choice.reasoning_tokens)),
+    }
 }

@@ -12,6 +12,7 @@
 //! | `admission` | what a request holds while it is answered, and who asks |
 //! | `body` | understanding request bodies |
 //! | `answer` | the completion endpoints |
+//! | [`answers`] | how a model's answers are read |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
 //! | `cpu` | threads for CPU-heavy work, and what it costs |
 //! | `record` | the line in the log when a request has finished |
@@ -28,6 +29,7 @@
 mod access;
 mod admission;
 mod answer;
+pub mod answers;
 mod arrival;
 mod body;
 pub mod connections;

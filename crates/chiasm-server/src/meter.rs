@@ -22,19 +22,23 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// The count of an answer whose prompts went where `attempted` says, before any new token.
+    /// The count of an answer whose prompts went where `attempted` says, before any new token. `reads_reasoning`: whether some of them
+    /// may be reasoning.
     pub(crate) fn new(
         frontend: &Arc<Frontend>,
         options: StreamOptions,
         attempted: Vec<Attempted>,
         admission: Admission,
+        reads_reasoning: bool,
     ) -> Self {
         admission.record.streamed();
+        let reasoning_tokens = reads_reasoning.then_some(0);
         attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
         let usage = |attempted: &Attempted| Usage {
             prompt_tokens: attempted.prompt_tokens,
             completion_tokens: 0,
             cached_tokens: attempted.prefill.cached_tokens,
+            reasoning_tokens,
         };
         Self { frontend: frontend.clone(), options, usages: attempted.iter().map(usage).collect(), admission }
     }
@@ -43,6 +47,7 @@ impl Meter {
     pub(crate) fn count(&mut self, prompt: usize, delta: &ChoiceDelta) -> Option<Usage> {
         let usage = &mut self.usages[prompt];
         usage.completion_tokens += delta.tokens.len();
+        usage.reasoning_tokens = usage.reasoning_tokens.map(|tokens| tokens + delta.reasoning_tokens);
         self.options.continuous_usage.then_some(*usage)
     }
 
@@ -69,11 +74,11 @@ struct State<D, C, F> {
     span: Span,
 }
 
-/// Events of all deltas, then that of the usage if it is wanted and no error ended the stream.
+/// Events of all deltas that have one, then that of the usage if it is wanted and no error ended the stream.
 pub(crate) fn metered<D: Send + 'static>(
     deltas: impl Stream<Item = Result<D, RequestError>> + Send + 'static,
     meter: Meter,
-    to_event: impl FnMut(D, &mut Meter) -> Bytes + Send + 'static,
+    to_event: impl FnMut(D, &mut Meter) -> Option<Bytes> + Send + 'static,
     usage_event: impl FnOnce(Usage) -> Bytes + Send + 'static,
 ) -> impl Stream<Item = Bytes> + Send {
     let usage_event = meter.options.include_usage.then_some(usage_event);
@@ -82,21 +87,26 @@ pub(crate) fn metered<D: Send + 'static>(
     unfold(state, |mut state| {
         let span = state.span.clone();
         async move {
-            let event = match state.deltas.next().await {
-                Some(Ok(delta)) => (state.to_event)(delta, &mut state.meter),
-                Some(Err(error)) => {
-                    (state.usage_event, state.has_failed) = (None, true);
-                    state.meter.admission.record.broke(error.to_string());
-                    sse::error(&ApiError::from(error))
-                }
-                None => {
-                    if !state.has_failed {
-                        state.meter.admission.record.finished();
+            loop {
+                let event = match state.deltas.next().await {
+                    Some(Ok(delta)) => match (state.to_event)(delta, &mut state.meter) {
+                        Some(event) => event,
+                        None => continue,
+                    },
+                    Some(Err(error)) => {
+                        (state.usage_event, state.has_failed) = (None, true);
+                        state.meter.admission.record.broke(error.to_string());
+                        sse::error(&ApiError::from(error))
                     }
-                    (state.usage_event.take()?)(state.meter.total())
-                }
-            };
-            Some((event, state))
+                    None => {
+                        if !state.has_failed {
+                            state.meter.admission.record.finished();
+                        }
+                        (state.usage_event.take()?)(state.meter.total())
+                    }
+                };
+                return Some((event, state));
+            }
         }
         .instrument(span)
     })

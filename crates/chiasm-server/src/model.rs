@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use chiasm_parse::UnknownParser;
 use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
 use chiasm_types::TokenId;
 use chiasm_vision::{VisionError, VisionModel, Vocabulary};
 use serde_json::{Map, Value};
 
+use crate::answers::{AnswerFormat, ParserChoice};
 use crate::generation_config::GenerationConfig;
 
 /// Why a model directory can't be served.
@@ -36,6 +38,9 @@ pub enum ModelError {
     /// Image processor.
     #[error(transparent)]
     Vision(#[from] VisionError),
+    /// Parser of calls or of reasoning.
+    #[error(transparent)]
+    Parser(#[from] UnknownParser),
 }
 
 /// Whether a model's images are made by Chiasm itself.
@@ -63,6 +68,8 @@ pub struct ServedModel {
     pub vision: Option<VisionModel>,
     /// Sampling defaults and end tokens.
     pub generation: GenerationConfig,
+    /// What of its answers is reasoning, and what calls.
+    pub answers: AnswerFormat,
 }
 
 impl ServedModel {
@@ -89,14 +96,26 @@ impl ServedModel {
                 None
             }),
         };
+        let template = ChatTemplate::from_model_dir(dir, template)?;
+        let (tools, reasoning) = (ParserChoice::Detect, ParserChoice::Detect);
         Ok(Self {
             name: name.into(),
             dir: dir.to_owned(),
+            answers: AnswerFormat::new(&tokenizer, template.as_ref(), &tools, &reasoning)?,
             tokenizer,
-            template: ChatTemplate::from_model_dir(dir, template)?,
+            template,
             vision,
             generation: GenerationConfig::from_model_dir(dir)?,
         })
+    }
+
+    /// The same model, whose answers are read by these parsers.
+    ///
+    /// # Errors
+    /// [`ModelError::Parser`] for a name that is not known.
+    pub fn with_parsers(self, tools: &ParserChoice, reasoning: &ParserChoice) -> Result<Self, ModelError> {
+        let answers = AnswerFormat::new(&self.tokenizer, self.template.as_ref(), tools, reasoning)?;
+        Ok(Self { answers, ..self })
     }
 
     /// The same model with these settings of its image processor for all requests, as its engines have them in

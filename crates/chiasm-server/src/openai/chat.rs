@@ -16,7 +16,7 @@ use super::messages::Messages;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
-use super::{AnswerHead, Nvext, logprobs, request};
+use super::{AnswerHead, Nvext, logprobs, request, tools};
 use crate::error::ApiError;
 use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt};
 use crate::sse;
@@ -41,6 +41,7 @@ impl RequestBody for ChatRequest {
         }
         common.sampling.logprobs = logprobs.then_some(top_logprobs.unwrap_or(0));
 
+        let tools = tools::take(&mut fields)?;
         let chat = Chat {
             messages,
             media,
@@ -48,6 +49,7 @@ impl RequestBody for ChatRequest {
             continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
             template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
             reasoning_effort: take_effort(&mut fields)?,
+            tools: tools.as_ref().map(|tools| tools.tools.clone()),
             media_kwargs: Box::new(MediaKwargs {
                 processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
                 io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
@@ -60,13 +62,15 @@ impl RequestBody for ChatRequest {
             ));
         }
         fields.refuse_unless("add_special_tokens", |v| v == false)?;
-        fields.refuse_unless("include_reasoning", |v| v == true)?;
+        let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.finish()?;
         let generate = GenerateRequest {
             prompt: Prompt::Chat(chat),
             sampling: common.sampling.clone(),
             cache_salt: common.cache_salt.clone(),
             priority: common.priority,
+            tools,
+            without_reasoning,
         };
         Ok((Self { common, generate }, intake.into_charge()))
     }
@@ -97,8 +101,10 @@ pub(crate) fn answer<'a>(
         index,
         message: Message {
             role: "assistant",
-            content: &choice.text,
+            content: said(&choice.text, choice.reasoning.is_empty() && choice.tool_calls.is_empty()),
             refusal: (),
+            reasoning: said(&choice.reasoning, false),
+            reasoning_content: said(&choice.reasoning, false),
             tool_calls: tool_calls(&choice.tool_calls, false),
         },
         logprobs: choice.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
@@ -115,7 +121,7 @@ pub(crate) fn answer<'a>(
 pub(crate) fn role_chunk(head: &AnswerHead, index: usize, prompt_tokens: Option<&[TokenId]>) -> Bytes {
     let choice = ChunkChoice {
         index,
-        delta: Delta { role: Some("assistant"), content: "", tool_calls: Vec::new() },
+        delta: Delta { role: Some("assistant"), content: Some(""), ..Delta::default() },
         logprobs: None,
         finish_reason: None,
         stop_reason: None,
@@ -135,7 +141,13 @@ pub(crate) fn delta_chunk(
 ) -> Bytes {
     let choice = ChunkChoice {
         index: delta.index,
-        delta: Delta { role: None, content: &delta.text, tool_calls: tool_calls(&delta.tool_calls, true) },
+        delta: Delta {
+            role: None,
+            content: said(&delta.text, delta.reasoning.is_empty() && delta.tool_calls.is_empty()),
+            reasoning: said(&delta.reasoning, false),
+            reasoning_content: said(&delta.reasoning, false),
+            tool_calls: tool_calls(&delta.tool_calls, true),
+        },
         logprobs: delta.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
         finish_reason: delta.finish.as_ref().map(finish::reason),
         stop_reason: delta.finish.as_ref().map(finish::stop_reason),
@@ -165,9 +177,15 @@ struct WholeChoice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    /// Null if there is nothing but calls or reasoning.
+    content: Option<&'a str>,
     /// Null: models say no in their text.
     refusal: (),
+    /// vLLM's name of it, and the older one that many clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall<'a>>,
 }
@@ -185,11 +203,16 @@ struct ChunkChoice<'a> {
     token_ids: Option<Ids<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Delta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
-    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall<'a>>,
 }
@@ -212,6 +235,11 @@ struct Function<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     arguments: &'a str,
+}
+
+/// Text that is left out if it is empty, unless nothing else is there.
+fn said(text: &str, is_all: bool) -> Option<&str> {
+    (is_all || !text.is_empty()).then_some(text)
 }
 
 fn tool_calls(calls: &[ToolCallDelta], in_chunk: bool) -> Vec<ToolCall<'_>> {

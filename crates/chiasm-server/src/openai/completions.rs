@@ -52,6 +52,10 @@ impl RequestBody for CompletionRequest {
             ));
         }
         fields.refuse_unless("suffix", |v| v == "")?;
+        for field in ["tools", "tool_choice"] {
+            fields.refuse_unless(field, |v| v == "none" || v == "auto" || v == &Value::Array(Vec::new()))?;
+        }
+        fields.ignore(&["parallel_tool_calls"]);
         fields.refuse_unless("add_special_tokens", |v| v == true)?;
         fields.finish()?;
         let generate = prompts
@@ -61,6 +65,8 @@ impl RequestBody for CompletionRequest {
                 sampling: common.sampling.clone(),
                 cache_salt: common.cache_salt.clone(),
                 priority: common.priority,
+                tools: None,
+                without_reasoning: false,
             })
             .collect();
         Ok((Self { common, generate }, intake.into_charge()))

@@ -105,10 +105,7 @@ impl Common {
             Value::Object(map) => map.is_empty(),
             _ => false,
         };
-        for field in ["tools", "functions"] {
-            fields.refuse_unless(field, empty)?;
-        }
-        fields.refuse_unless("tool_choice", |v| v == "none" || v == "auto")?;
+        fields.refuse_unless("functions", empty)?;
         fields.refuse_unless("echo", |v| v == false)?;
         fields.refuse_unless("use_beam_search", |v| v == false)?;
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
@@ -120,7 +117,6 @@ impl Common {
             "metadata",
             "store",
             "service_tier",
-            "parallel_tool_calls",
             "safety_identifier",
             "prompt_cache_key",
             "prompt_cache_retention",
@@ -289,12 +285,7 @@ mod tests {
 
     #[test]
     fn what_would_change_the_answer_is_refused() {
-        for (field, value) in [
-            ("tools", json!([{"type": "function"}])),
-            ("tool_choice", json!("required")),
-            ("echo", json!(true)),
-            ("best_of", json!(4)),
-        ] {
+        for (field, value) in [("functions", json!([{"name": "f"}])), ("echo", json!(true)), ("best_of", json!(4))] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
     }
@@ -302,7 +293,7 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_taken() {
         let body = json!({
-            "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logit_bias": {}, "echo": false,
+            "functions": [], "response_format": {"type": "text"}, "logit_bias": {}, "echo": false,
             "best_of": 1, "user": "u", "metadata": {"a": "b"}, "stop": null, "stream": false
         });
         let mut fields = Fields::new(body, "").unwrap();

@@ -1,5 +1,6 @@
 //! One continuation on its way from token ids to text: detokenizing, stop strings, log probabilities, the end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Content, Finish, Output, TokenLogprob, ToolCallDelta};
@@ -8,6 +9,7 @@ use chiasm_types::TokenId;
 use tokio::time::Instant;
 
 use super::error::RequestError;
+use super::reading::{Reader, Reading};
 use super::request::Sampling;
 use crate::model::ServedModel;
 
@@ -16,13 +18,17 @@ use crate::model::ServedModel;
 pub(crate) struct ChoiceDelta {
     /// The continuation's index, from 0.
     pub index: usize,
-    /// New text; may be empty while a character or a stop string is incomplete.
+    /// New text; may be empty while a character, a stop string or a marker is incomplete.
     pub text: String,
+    /// More of what the model thinks.
+    pub reasoning: String,
+    /// How many of the new tokens belong to that.
+    pub reasoning_tokens: usize,
     /// New tokens.
     pub tokens: Vec<TokenId>,
     /// Log probabilities of the new tokens, when asked for.
     pub logprobs: Option<Vec<TokenLogprob>>,
-    /// Pieces of tool calls, where the backend makes text by itself.
+    /// Pieces of tool calls.
     pub tool_calls: Vec<ToolCallDelta>,
     /// Set with the last delta.
     pub finish: Option<Finish>,
@@ -33,11 +39,15 @@ pub(crate) struct ChoiceDelta {
 pub(crate) struct FinishedChoice {
     /// Its text.
     pub text: String,
+    /// What the model thought.
+    pub reasoning: String,
+    /// The tokens of that.
+    pub reasoning_tokens: usize,
     /// Its tokens.
     pub tokens: Vec<TokenId>,
     /// Their log probabilities, when asked for.
     pub logprobs: Option<Vec<TokenLogprob>>,
-    /// Its tool calls, where the backend makes text by itself.
+    /// Its tool calls.
     pub tool_calls: Vec<ToolCallDelta>,
     /// Why it ended.
     pub finish: Finish,
@@ -47,7 +57,11 @@ pub(crate) struct FinishedChoice {
 pub(super) struct Choice {
     index: usize,
     detokenizer: Detokenizer,
+    /// The special tokens that are left out of the text all the same, if any.
+    answers: Option<Arc<ServedModel>>,
     stops: StopStrings,
+    /// Text in which nothing is to be told apart is passed on as it is.
+    reader: Option<Reader>,
     min_tokens: usize,
     include_stop: bool,
     wants_logprobs: bool,
@@ -57,11 +71,21 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    pub(super) fn new(index: usize, model: &ServedModel, prompt: &[TokenId], sampling: &Sampling) -> Self {
+    pub(super) fn new(
+        index: usize,
+        model: &Arc<ServedModel>,
+        prompt: &[TokenId],
+        sampling: &Sampling,
+        reading: Option<&Arc<Reading>>,
+    ) -> Self {
         let skip_special = sampling.skip_special_tokens.or(model.generation.skip_special_tokens).unwrap_or(true);
+        // Those that structure the answer have to be in the text.
+        let skip_most = skip_special && reading.is_some() && model.answers.shows_any();
         Self {
             index,
-            detokenizer: Detokenizer::new(model.tokenizer.clone(), prompt, skip_special),
+            detokenizer: Detokenizer::new(model.tokenizer.clone(), prompt, skip_special && !skip_most),
+            answers: skip_most.then(|| model.clone()),
+            reader: reading.map(|reading| reading.begin(model, prompt)),
             stops: StopStrings::new(sampling.stop.clone(), sampling.include_stop),
             min_tokens: sampling.min_tokens as usize,
             include_stop: sampling.include_stop,
@@ -99,7 +123,8 @@ impl Choice {
         for (i, &token) in tokens.iter().enumerate() {
             self.seen_tokens += 1;
             delta.tokens.push(token);
-            if i >= spoken {
+            delta.reasoning_tokens += usize::from(self.reader.as_ref().is_some_and(Reader::is_reasoning));
+            if i >= spoken || self.is_left_out(token) {
                 continue;
             }
             let text = self.detokenizer.push(token);
@@ -110,7 +135,8 @@ impl Choice {
         if finish.is_some() && !matches!(finish, Some(Finish::StopString(_))) {
             let rest = self.detokenizer.finish();
             if !self.add_text(&rest, &mut delta, &mut finish) {
-                delta.text.push_str(&self.stops.finish());
+                let rest = self.stops.finish();
+                self.tell(&rest, &mut delta);
             }
         }
         if self.wants_logprobs {
@@ -119,18 +145,35 @@ impl Choice {
             delta.logprobs = Some(all);
         }
         delta.finish = finish;
+        if let Some(reader) = self.reader.as_mut().filter(|_| delta.finish.is_some()) {
+            reader.finish(&mut delta);
+        }
         delta
+    }
+
+    fn is_left_out(&self, token: TokenId) -> bool {
+        let model = self.answers.as_ref();
+        model.is_some_and(|model| model.tokenizer.is_special(token) && !model.answers.shows(token))
+    }
+
+    /// Adds settled text to the delta, or what it says.
+    fn tell(&mut self, text: &str, delta: &mut ChoiceDelta) {
+        match &mut self.reader {
+            Some(reader) => reader.read(text, delta),
+            None => delta.text.push_str(text),
+        }
     }
 
     /// Adds text to the delta; true when a stop string ended the continuation in it.
     fn add_text(&mut self, text: &str, delta: &mut ChoiceDelta, finish: &mut Option<Finish>) -> bool {
         // vLLM too looks for stop strings only in what comes after the first `min_tokens` tokens.
         if self.seen_tokens <= self.min_tokens {
-            delta.text.push_str(&self.stops.push_unwatched(text));
+            let text = self.stops.push_unwatched(text);
+            self.tell(&text, delta);
             return false;
         }
         let step = self.stops.push(text);
-        delta.text.push_str(&step.text);
+        self.tell(&step.text, delta);
         match step.stopped_by {
             Some(stop) => {
                 *finish = Some(Finish::StopString(stop));
@@ -142,9 +185,17 @@ impl Choice {
 }
 
 impl ChoiceDelta {
+    /// Whether there is nothing for a client in it.
+    pub(crate) fn says_nothing(&self) -> bool {
+        let Self { text, reasoning, logprobs, tool_calls, finish, .. } = self;
+        text.is_empty() && reasoning.is_empty() && logprobs.is_none() && tool_calls.is_empty() && finish.is_none()
+    }
+
     /// Adds what came after.
     pub(super) fn append(&mut self, next: Self) {
         self.text.push_str(&next.text);
+        self.reasoning.push_str(&next.reasoning);
+        self.reasoning_tokens += next.reasoning_tokens;
         self.tokens.extend(next.tokens);
         for piece in next.tool_calls {
             match self.tool_calls.iter_mut().find(|call| call.index == piece.index) {
@@ -160,8 +211,8 @@ impl ChoiceDelta {
     }
 
     pub(super) fn into_finished(self) -> Result<FinishedChoice, RequestError> {
-        let Self { text, tokens, logprobs, tool_calls, finish, .. } = self;
+        let Self { text, reasoning, reasoning_tokens, tokens, logprobs, tool_calls, finish, .. } = self;
         let finish = finish.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
-        Ok(FinishedChoice { text, tokens, logprobs, tool_calls, finish })
+        Ok(FinishedChoice { text, reasoning, reasoning_tokens, tokens, logprobs, tool_calls, finish })
     }
 }

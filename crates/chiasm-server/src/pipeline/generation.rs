@@ -250,7 +250,8 @@ impl Generation {
         let running = within(deadlines.first_token, starting).await?.map_err(|error| failure(worker, error))?;
         attempted.delivered = running.delivered();
         attempted.hand_off = started.elapsed();
-        let choice = |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling);
+        let reading = prepared.reading.as_ref();
+        let choice = |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling, reading);
         Ok(Self {
             frontend: frontend.clone(),
             running,

@@ -18,6 +18,7 @@
 //! | `deadlines` | how long a request may take |
 //! | `retries` | which requests may move to another worker |
 //! | `choice` | one continuation, from tokens to text |
+//! | `reading` | what that text says: reasoning, calls, and how a model is made to call |
 //! | `error` | why a request can't be answered |
 
 mod choice;
@@ -30,6 +31,7 @@ mod item;
 mod plans;
 mod prepare;
 mod processed;
+mod reading;
 mod request;
 mod retries;
 mod sampling;
@@ -43,5 +45,5 @@ pub(crate) use helped::Helped;
 pub use helped::HelperOptions;
 pub(crate) use image::Images;
 pub(crate) use prepare::{Planned, Prepared, prepare};
-pub(crate) use request::{Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling};
+pub(crate) use request::{Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
 pub(crate) use retries::Retries;

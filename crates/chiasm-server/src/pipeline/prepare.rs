@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use chiasm_backend::{JobItem, RequestId, TraceContext};
+use chiasm_backend::{Constraint, JobItem, RequestId, Structured, TraceContext};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::{EncodedMedia, MediaName, MediaPart};
 use chiasm_prompt::{ChatMessage, Item, Marker, MarkerText, Markers, RenderOptions, expand};
@@ -21,6 +21,7 @@ use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
+use super::reading::Reading;
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
 use crate::cpu::{CpuBudget, price};
 use crate::fleet::{PresentClass, PresentClasses};
@@ -38,6 +39,8 @@ pub(crate) struct Prepared {
     pub plans: Vec<Planned>,
     /// How tokens are chosen, as the client asked.
     pub sampling: Sampling,
+    /// How its answers are read, if they are more than text.
+    pub reading: Option<Arc<Reading>>,
     /// What keeps prompts of different owners apart, if anything.
     pub cache_salt: Option<String>,
     /// Lower is handled earlier.
@@ -79,6 +82,11 @@ pub(crate) struct Planned {
 }
 
 impl Prepared {
+    /// Whether its answers may have reasoning.
+    pub(crate) fn reads_reasoning(&self) -> bool {
+        self.reading.as_ref().is_some_and(|reading| reading.reads_reasoning())
+    }
+
     /// The plan for workers of a class. `None` if no worker of the class was there when the request was prepared.
     pub(crate) fn plan(&self, class: PlanClassId) -> Option<&Planned> {
         self.plans.iter().find(|plan| plan.class == class)
@@ -106,8 +114,16 @@ async fn prepared(
     classes: PresentClasses,
     deadlines: Deadlines,
 ) -> Result<Prepared, RequestError> {
-    let GenerateRequest { mut prompt, sampling, cache_salt, priority } = request;
+    let GenerateRequest { mut prompt, mut sampling, cache_salt, priority, tools, without_reasoning } = request;
     let begun = Instant::now();
+    let reading = match prompt {
+        Prompt::Chat(_) => {
+            let (reading, constraint) = Reading::plan(&frontend.model, tools.as_ref(), without_reasoning)?;
+            sampling.structured = with_calls(sampling.structured, constraint)?;
+            reading
+        }
+        Prompt::Text(_) | Prompt::Tokens(_) => None,
+    };
     let media = match &mut prompt {
         Prompt::Chat(chat) => {
             let owner =
@@ -130,7 +146,19 @@ async fn prepared(
     let plans = plans.map_err(|error| error.at(field))?;
     let Caller { id, trace, session, arrived, .. } = caller.clone();
     let took = Took { fetch, plan: begun.elapsed() - fetch };
-    Ok(Prepared { id, trace, plans, sampling, cache_salt, priority, session, arrived, deadlines, took })
+    Ok(Prepared { id, trace, plans, sampling, reading, cache_salt, priority, session, arrived, deadlines, took })
+}
+
+/// The one constraint of a request: its own, or that it calls.
+fn with_calls(own: Option<Structured>, calls: Option<Constraint>) -> Result<Option<Structured>, RequestError> {
+    match (own, calls) {
+        (Some(own), Some(_)) => {
+            let message = format!("the answer can't both be calls and what '{}' asks for", own.field);
+            Err(RequestError::invalid("tool_choice", message))
+        }
+        (None, Some(constraint)) => Ok(Some(Structured { constraint, field: "tools" })),
+        (own, None) => Ok(own),
+    }
 }
 
 /// What all ways of planning a request share.
@@ -289,6 +317,7 @@ pub(super) fn render(
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
         kwargs: with_effort(chat.template_kwargs, chat.reasoning_effort),
+        tools: chat.tools,
     };
     let mut text = template.render(&chat.messages, texts, &options)?;
     drop((chat.messages, options));

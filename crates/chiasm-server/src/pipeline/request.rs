@@ -1,5 +1,7 @@
 //! What a client asks for, whichever endpoint it came by: parsed and in range.
 
+use std::sync::Arc;
+
 use axum::http::HeaderValue;
 use bytes::Bytes;
 use chiasm_backend::{RequestId, Structured, TraceContext};
@@ -21,6 +23,34 @@ pub(crate) struct GenerateRequest {
     pub cache_salt: Option<String>,
     /// Lower is handled earlier, by engines with a priority scheduler.
     pub priority: i64,
+    /// The functions that the model may call.
+    pub tools: Option<ToolUse>,
+    /// Reasoning is left out of the answer.
+    pub without_reasoning: bool,
+}
+
+/// The functions that a model may call in its answer to a conversation.
+#[derive(Clone, Debug)]
+pub(crate) struct ToolUse {
+    /// A list of `{"type": "function", "function": {"name", "description", "parameters"}}`, as chat templates are given it.
+    pub tools: Arc<Value>,
+    /// Whether it has to.
+    pub choice: ToolChoice,
+    /// It may call several at once, where it has to call any.
+    pub in_parallel: bool,
+}
+
+/// Whether a model calls functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// If it likes.
+    Auto,
+    /// It knows of them, but what looks like a call is text.
+    None,
+    /// It calls one at least.
+    Required,
+    /// It calls this one.
+    Named(String),
 }
 
 /// Who asks, as the request's headers tell.
@@ -76,6 +106,8 @@ pub(crate) struct Chat {
     pub template_kwargs: Map<String, Value>,
     /// How much the model is to think.
     pub reasoning_effort: Option<String>,
+    /// The functions that the template writes.
+    pub tools: Option<Arc<Value>>,
     /// Changes of how media are made; in a box, as few requests have any.
     pub media_kwargs: Box<MediaKwargs>,
 }

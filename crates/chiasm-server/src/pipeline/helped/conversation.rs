@@ -1,5 +1,7 @@
 //! Conversations for vLLM's code to write: the messages as a client would have sent them, with items by number.
 
+use std::sync::Arc;
+
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart, check_template_kwargs};
 use chiasm_types::Modality;
 use serde_json::value::{RawValue, to_raw_value};
@@ -19,6 +21,9 @@ pub(super) fn conversation(chat: Chat) -> Result<(Box<RawValue>, Map<String, Val
     settings.insert("continue_final_message".to_owned(), json!(chat.continue_final_message));
     if let Some(effort) = chat.reasoning_effort {
         settings.insert("reasoning_effort".to_owned(), Value::String(effort));
+    }
+    if let Some(tools) = chat.tools {
+        settings.insert("tools".to_owned(), Arc::unwrap_or_clone(tools));
     }
     if !chat.template_kwargs.is_empty() {
         settings.insert("chat_template_kwargs".to_owned(), Value::Object(chat.template_kwargs));

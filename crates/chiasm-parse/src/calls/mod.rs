@@ -1,0 +1,44 @@
+//! How models write calls: one reader for each way.
+
+pub(crate) mod braces;
+pub(crate) mod json;
+pub(crate) mod python;
+pub(crate) mod section;
+pub(crate) mod tagged;
+
+use crate::pending::Pending;
+use crate::{Sink, Tools};
+
+/// What reading on led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// More text has to come.
+    More,
+    /// The calls are over, and what is pending comes after them.
+    Over,
+    /// What looked like a call is none. Nothing was taken of it.
+    NotACall,
+}
+
+/// Reads the calls that begin with one marker.
+#[derive(Clone, Debug)]
+pub(crate) enum Reader {
+    Json(json::Reader),
+    Section(section::Reader),
+    Tagged(tagged::Reader),
+    Python(python::Reader),
+    Braces(braces::Reader),
+}
+
+impl Reader {
+    /// Reads as far as it goes. `is_last`: no more text comes.
+    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, tools: &Tools, sink: &mut dyn Sink) -> Step {
+        match self {
+            Self::Json(reader) => reader.read(pending, is_last, sink),
+            Self::Section(reader) => reader.read(pending, is_last, sink),
+            Self::Tagged(reader) => reader.read(pending, is_last, tools, sink),
+            Self::Python(reader) => reader.read(pending, is_last, sink),
+            Self::Braces(reader) => reader.read(pending, is_last, tools, sink),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Calls whose parameters stand in tags of their own, as text: `<parameter=city>Paris</parameter>`.
+
+use serde_json::Value as Json;
+
+use super::Step;
+use crate::pending::{Found, Markers, Pending};
+use crate::tools::{Types, quoted};
+use crate::{Sink, Tools};
+
+/// How such calls are written.
+#[derive(Debug)]
+pub(crate) struct Form {
+    /// What calls stand behind, if it was there; the call's own beginning where `call` is empty.
+    pub(crate) open: &'static str,
+    /// What a call begins with, before its name.
+    pub(crate) call: &'static str,
+    /// What ends the name. The first of `key` does, too.
+    pub(crate) name_end: &'static str,
+    /// What a parameter begins with, before its key.
+    pub(crate) key: &'static str,
+    /// What ends the key and begins the value.
+    pub(crate) key_end: &'static str,
+    /// What begins the value, where the key has an end of its own.
+    pub(crate) value: &'static str,
+    /// What ends the value. The next key and the call's end do, too.
+    pub(crate) value_end: &'static str,
+    /// What ends the call.
+    pub(crate) call_end: &'static str,
+    /// What ends all calls.
+    pub(crate) close: &'static str,
+    /// Whether a line break behind a value's beginning, and one before its end, belong to the tags.
+    pub(crate) trims_lines: bool,
+    /// Whether values say of themselves that they are text, by `string="true"` behind the key.
+    pub(crate) tells_types: bool,
+}
+
+impl Form {
+    pub(crate) fn markers(&self) -> [&'static str; 9] {
+        let Self { open, call, name_end, key, key_end, value, value_end, call_end, close, .. } = self;
+        [open, call, name_end, key, key_end, value, value_end, call_end, close]
+    }
+}
+
+/// Reads calls of one form.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    form: &'static Form,
+    place: Place,
+    /// What may follow where the reader is.
+    markers: Markers,
+    /// The name or the key so far.
+    head: String,
+    name: String,
+    /// The parameters that were told of.
+    parameters: usize,
+    value: Value,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Before,
+    Between,
+    Name,
+    Parameters,
+    Key,
+    BeforeValue,
+    Value,
+}
+
+/// A value on its way.
+#[derive(Clone, Debug)]
+struct Value {
+    /// What it may be. `None` if that is not known, and it says that it is JSON.
+    types: Option<Types>,
+    /// It says that it is JSON.
+    is_json: bool,
+    /// What can't be passed on yet.
+    held: String,
+    has_begun: bool,
+}
+
+impl Reader {
+    pub(crate) fn new(form: &'static Form) -> Self {
+        Self {
+            form,
+            place: Place::Before,
+            markers: Markers::new([]),
+            head: String::new(),
+            name: String::new(),
+            parameters: 0,
+            value: Value { types: None, is_json: false, held: String::new(), has_begun: false },
+        }
+    }
+
+    pub(crate) fn read(&mut self, pending: &mut Pending, is_last: bool, tools: &Tools, sink: &mut dyn Sink) -> Step {
+        if self.place == Place::Before {
+            // A call may stand without what calls stand behind.
+            let has_open = pending.rest().starts_with(self.form.open);
+            pending.skip(if has_open { self.form.open.len() } else { 0 });
+            self.go(if self.form.call.is_empty() { Place::Name } else { Place::Between });
+        }
+        loop {
+            let (text, marker) = match self.markers.find(pending.rest(), is_last) {
+                Found::Nothing { clear } => (clear, None),
+                Found::Marker { at, number } => (at, Some(self.markers.text(number))),
+            };
+            self.text(&pending.rest()[..text], sink);
+            pending.skip(text);
+            let Some(marker) = marker else {
+                if is_last && self.is_in_call() {
+                    sink.end_call();
+                }
+                return if is_last { Step::Over } else { Step::More };
+            };
+            if let Some(step) = self.marker(marker, pending, tools, sink) {
+                return step;
+            }
+        }
+    }
+
+    fn is_in_call(&self) -> bool {
+        !matches!(self.place, Place::Before | Place::Between | Place::Name)
+    }
+
+    fn go(&mut self, place: Place) {
+        let Form { call, name_end, key, key_end, value, value_end, call_end, close, .. } = self.form;
+        self.place = place;
+        let markers: &[&'static str] = match place {
+            Place::Before => &[],
+            Place::Between => &[call, close],
+            Place::Name => &[name_end, key, call_end, close],
+            Place::Parameters => &[key, call_end, call, close],
+            Place::Key => &[key_end, call_end],
+            Place::BeforeValue => &[value, call_end],
+            Place::Value => &[value_end, key, call_end],
+        };
+        self.markers = Markers::new(markers.iter().copied().filter(|marker| !marker.is_empty()));
+    }
+
+    /// Takes text in which nothing begins.
+    fn text(&mut self, text: &str, sink: &mut dyn Sink) {
+        match self.place {
+            Place::Name | Place::Key => self.head.push_str(text),
+            Place::Value => self.value.add(text, self.form.trims_lines, sink),
+            Place::Before | Place::Between | Place::Parameters | Place::BeforeValue => {}
+        }
+    }
+
+    /// Takes a marker, which is at the front of what is pending.
+    fn marker(
+        &mut self,
+        marker: &'static str,
+        pending: &mut Pending,
+        tools: &Tools,
+        sink: &mut dyn Sink,
+    ) -> Option<Step> {
+        let form = self.form;
+        match self.place {
+            Place::Before => {}
+            Place::Between if marker == form.call => self.go(Place::Name),
+            Place::Between => {
+                pending.skip(marker.len());
+                return Some(Step::Over);
+            }
+            Place::Name => {
+                self.tell(sink);
+                self.go(Place::Parameters);
+                // What follows the name has a meaning of its own.
+                if marker != form.name_end {
+                    return None;
+                }
+            }
+            Place::Parameters if marker == form.key => self.go(Place::Key),
+            Place::Key if marker == form.key_end => {
+                self.begin_value(tools, sink);
+                self.go(if form.value.is_empty() { Place::Value } else { Place::BeforeValue });
+            }
+            Place::BeforeValue if marker == form.value => self.go(Place::Value),
+            Place::Value => {
+                self.value.end(form.trims_lines, sink);
+                self.go(Place::Parameters);
+                if marker != form.value_end {
+                    return None;
+                }
+            }
+            // The call's end, or that of all calls, or the next one's beginning.
+            Place::Parameters | Place::Key | Place::BeforeValue => {
+                if self.place == Place::BeforeValue {
+                    self.value.end(false, sink);
+                }
+                self.end_call(sink);
+                self.go(Place::Between);
+                if marker != form.call_end {
+                    return None;
+                }
+                if form.call.is_empty() {
+                    pending.skip(marker.len());
+                    return Some(Step::Over);
+                }
+            }
+        }
+        pending.skip(marker.len());
+        None
+    }
+
+    fn tell(&mut self, sink: &mut dyn Sink) {
+        self.name = without_quotes(self.head.trim()).trim().to_owned();
+        self.head.clear();
+        self.parameters = 0;
+        sink.call(&self.name, None);
+    }
+
+    fn begin_value(&mut self, tools: &Tools, sink: &mut dyn Sink) {
+        let head = std::mem::take(&mut self.head);
+        let mut key = head.trim();
+        let mut is_json = false;
+        if self.form.tells_types {
+            let (name, rest) = split_quoted(key);
+            key = name;
+            is_json = !rest.contains("string=\"true\"");
+        }
+        let key = without_quotes(key);
+        let begin = if self.parameters == 0 { "{" } else { ", " };
+        sink.arguments(&format!("{begin}{}: ", quoted(key)));
+        self.parameters += 1;
+        self.value = Value { types: tools.types(&self.name, key), is_json, held: String::new(), has_begun: false };
+    }
+
+    fn end_call(&mut self, sink: &mut dyn Sink) {
+        self.head.clear();
+        sink.arguments(if self.parameters == 0 { "{}" } else { "}" });
+        sink.end_call();
+    }
+}
+
+impl Value {
+    /// Whether it is text, which is passed on before its end is known.
+    fn is_text(&self) -> bool {
+        !self.is_json && self.types.is_none_or(Types::are_text)
+    }
+
+    fn add(&mut self, text: &str, trims_lines: bool, sink: &mut dyn Sink) {
+        self.held.push_str(text);
+        if !self.is_text() || self.held.is_empty() {
+            return;
+        }
+        if !self.has_begun {
+            sink.arguments("\"");
+            self.has_begun = true;
+            if trims_lines && self.held.starts_with('\n') {
+                self.held.remove(0);
+            }
+        }
+        let keeps = usize::from(trims_lines && self.held.ends_with('\n'));
+        let text = &self.held[..self.held.len() - keeps];
+        if !text.is_empty() {
+            sink.arguments(inside_quotes(&quoted(text)));
+            self.held.drain(..self.held.len() - keeps);
+        }
+    }
+
+    fn end(&mut self, trims_lines: bool, sink: &mut dyn Sink) {
+        if self.is_text() {
+            sink.arguments(if self.has_begun { "\"" } else { "\"\"" });
+            return;
+        }
+        let mut text = self.held.as_str();
+        if trims_lines {
+            text = text.strip_prefix('\n').unwrap_or(text);
+            text = text.strip_suffix('\n').unwrap_or(text);
+        }
+        sink.arguments(&self.read(text));
+    }
+
+    fn read(&self, text: &str) -> String {
+        let json = if self.is_json { serde_json::from_str(text).ok() } else { None };
+        match (json, self.types) {
+            (Some(Json::Array(_) | Json::Object(_)), _) | (Some(_), None) => text.trim().to_owned(),
+            (Some(Json::String(text)), Some(types)) => types.read(&text),
+            (_, types) => types.unwrap_or(Types::STRING).read(text),
+        }
+    }
+}
+
+/// A string's JSON between its quotes.
+fn inside_quotes(json: &str) -> &str {
+    &json[1..json.len() - 1]
+}
+
+/// `"a"`, `'a'` and `a` are the same name.
+fn without_quotes(name: &str) -> &str {
+    let inside = |quote: char| name.strip_prefix(quote).map(|name| name.strip_suffix(quote).unwrap_or(name));
+    inside('"').or_else(|| inside('\'')).unwrap_or(name)
+}
+
+/// A name in quotes, and what stands behind it.
+fn split_quoted(text: &str) -> (&str, &str) {
+    let Some(inside) = text.strip_prefix('"') else { return (text, "") };
+    inside.split_once('"').unwrap_or((inside, ""))
+}

@@ -1,0 +1,211 @@
+//! How models write reasoning and calls, under vLLM's names of the parsers that read it.
+
+use std::fmt;
+
+use crate::calls::{Reader, braces, json, python, section, tagged};
+use crate::pending::Markers;
+use crate::table;
+
+/// A name that is none of a parser that is known here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownParser(
+    /// The name.
+    pub String,
+);
+
+impl fmt::Display for UnknownParser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tools, reasoning): (Vec<_>, Vec<_>) = (tool_parsers().collect(), reasoning_parsers().collect());
+        let (name, tools, reasoning) = (&self.0, tools.join(", "), reasoning.join(", "));
+        write!(f, "'{name}' is none of the known parsers: {tools} for calls, {reasoning} for reasoning")
+    }
+}
+
+impl std::error::Error for UnknownParser {}
+
+/// How a model writes reasoning and calls. One is made for a served model; parsers of its answers share it.
+#[derive(Clone, Debug)]
+pub struct Format {
+    pub(crate) reasoning: Option<&'static Reasoning>,
+    pub(crate) calls: Option<&'static Calls>,
+    /// Reasoning is only what the prompt or the answer has begun by its marker.
+    is_careful: bool,
+    /// What may begin within text: calls, then reasoning again and an end of reasoning that means nothing, where there is that.
+    pub(crate) in_text: Markers,
+    /// What may begin within reasoning: its end, its beginning once more, and calls where they end it.
+    pub(crate) in_reasoning: Markers,
+}
+
+/// Where an answer begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Within reasoning.
+    Reasoning,
+    /// Within text for the user.
+    Text,
+    /// Within text, in which nothing is reasoning: the model was told not to think.
+    NoReasoning,
+}
+
+/// How reasoning is written.
+#[derive(Debug)]
+pub(crate) struct Reasoning {
+    pub(crate) open: &'static str,
+    pub(crate) close: &'static str,
+    /// An answer begins with it, without `open`.
+    pub(crate) begins_inside: bool,
+    /// It may begin again in the text behind it.
+    pub(crate) may_follow_text: bool,
+    /// Calls end it.
+    pub(crate) ends_at_calls: bool,
+    /// An end without a beginning is left out of text.
+    pub(crate) drops_stray_ends: bool,
+    /// White space at its end is left out.
+    pub(crate) trims_end: bool,
+    /// What it says of itself first, which is left out.
+    pub(crate) label: &'static str,
+}
+
+/// How calls are written.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    /// What they begin with, and who reads them from there.
+    pub(crate) openings: &'static [(&'static str, Kind)],
+    /// Text behind them is left out.
+    pub(crate) are_last: bool,
+    /// Behind text there are none.
+    pub(crate) stand_alone: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Json(&'static json::Form),
+    Section(&'static section::Form),
+    Tagged(&'static tagged::Form),
+    /// What stands before the list, and behind it.
+    Python(&'static str, &'static str),
+    Braces(&'static braces::Form),
+    /// A marker that means nothing here.
+    Dropped,
+}
+
+impl Kind {
+    pub(crate) fn reader(self) -> Option<Reader> {
+        Some(match self {
+            Self::Json(form) => Reader::Json(json::Reader::new(form)),
+            Self::Section(form) => Reader::Section(section::Reader::new(form)),
+            Self::Tagged(form) => Reader::Tagged(tagged::Reader::new(form)),
+            Self::Python(open, close) => Reader::Python(python::Reader::new(open, close)),
+            Self::Braces(form) => Reader::Braces(braces::Reader::new(form)),
+            Self::Dropped => return None,
+        })
+    }
+}
+
+impl Format {
+    /// The format that vLLM reads with these parsers; none reads no calls, or no reasoning.
+    ///
+    /// # Errors
+    /// [`UnknownParser`] for a name that is not in [`tool_parsers`] or [`reasoning_parsers`].
+    pub fn new(tool_parser: Option<&str>, reasoning_parser: Option<&str>) -> Result<Self, UnknownParser> {
+        let calls = tool_parser.map(|name| find(table::CALLS, name)).transpose()?;
+        let reasoning = reasoning_parser.map(|name| find(table::REASONING, name)).transpose()?;
+        Ok(Self::of(reasoning, calls, false))
+    }
+
+    /// The same format, but nothing is taken for reasoning that neither the prompt nor the answer has begun by its marker.
+    #[must_use]
+    pub fn careful(&self) -> Self {
+        Self::of(self.reasoning, self.calls, true)
+    }
+
+    /// Whether calls are read.
+    pub fn has_calls(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    /// The same format of an answer that was made to be a JSON list of calls, by a schema.
+    #[must_use]
+    pub fn with_listed_calls(&self) -> Self {
+        Self::of(self.reasoning, Some(&table::LISTED), self.is_careful)
+    }
+
+    /// The same format without calls.
+    #[must_use]
+    pub fn without_calls(&self) -> Self {
+        Self::of(self.reasoning, None, self.is_careful)
+    }
+
+    fn of(reasoning: Option<&'static Reasoning>, calls: Option<&'static Calls>, is_careful: bool) -> Self {
+        let openings = || calls.into_iter().flat_map(|calls| calls.openings).map(|(marker, _)| *marker);
+        let again = reasoning.filter(|reasoning| reasoning.may_follow_text || !reasoning.begins_inside || is_careful);
+        let stray = reasoning.filter(|reasoning| reasoning.drops_stray_ends);
+        let in_text = openings()
+            .chain(again.map(|reasoning| reasoning.open))
+            .chain(stray.map(|reasoning| reasoning.close))
+            .filter(|marker| !marker.is_empty());
+        // Thoughts may have brackets.
+        let ends = reasoning.filter(|reasoning| reasoning.ends_at_calls);
+        let ends = ends.map(|_| openings().filter(|marker| marker.len() > 1));
+        let in_reasoning = reasoning
+            .into_iter()
+            .flat_map(|reasoning| [reasoning.close, reasoning.open])
+            .filter(|marker| !marker.is_empty())
+            .chain(ends.into_iter().flatten());
+        Self { reasoning, calls, is_careful, in_text: Markers::new(in_text), in_reasoning: Markers::new(in_reasoning) }
+    }
+
+    /// Where an answer begins. `is_open`: what the prompt's end says, if it says anything: whether it opened reasoning or closed it.
+    pub fn start(&self, is_open: Option<bool>) -> Start {
+        let inside =
+            self.reasoning.is_some_and(|reasoning| is_open.unwrap_or(reasoning.begins_inside && !self.is_careful));
+        if inside { Start::Reasoning } else { Start::Text }
+    }
+
+    /// What begins and what ends reasoning. The first may be empty.
+    pub fn reasoning_markers(&self) -> Option<(&'static str, &'static str)> {
+        self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
+    }
+
+    /// All texts that structure an answer. Those that are special tokens of a model have to be in the text that is parsed.
+    pub fn markers(&self) -> Vec<&'static str> {
+        let of_calls = self.calls.into_iter().flat_map(|calls| calls.openings).flat_map(|(open, kind)| {
+            let mut markers = vec![*open];
+            match kind {
+                Kind::Json(form) => markers.push(form.close),
+                Kind::Section(form) => {
+                    markers.extend([form.open, form.call]);
+                    markers.extend(form.arguments.iter().chain(form.end).chain(form.close));
+                    if let section::NamePlace::Behind(marker) | section::NamePlace::Before(marker) = form.name {
+                        markers.push(marker);
+                    }
+                }
+                Kind::Tagged(form) => markers.extend(form.markers()),
+                Kind::Python(open, close) => markers.extend([*open, *close]),
+                Kind::Braces(form) => markers.extend([form.open, form.quote, form.close]),
+                Kind::Dropped => {}
+            }
+            markers
+        });
+        let of_reasoning = self.reasoning.into_iter().flat_map(|reasoning| [reasoning.open, reasoning.close]);
+        let mut markers: Vec<_> = of_calls.chain(of_reasoning).filter(|marker| !marker.is_empty()).collect();
+        markers.sort_unstable();
+        markers.dedup();
+        markers
+    }
+}
+
+/// The names of the tool parsers that are known here; several may be the same.
+pub fn tool_parsers() -> impl Iterator<Item = &'static str> {
+    table::CALLS.iter().flat_map(|(names, _)| *names).copied()
+}
+
+/// The names of the reasoning parsers that are known here.
+pub fn reasoning_parsers() -> impl Iterator<Item = &'static str> {
+    table::REASONING.iter().flat_map(|(names, _)| *names).copied()
+}
+
+fn find<T>(all: &'static [(&[&str], T)], name: &str) -> Result<&'static T, UnknownParser> {
+    let found = all.iter().find(|(names, _)| names.contains(&name));
+    found.map(|(_, form)| form).ok_or_else(|| UnknownParser(name.to_owned()))
+}

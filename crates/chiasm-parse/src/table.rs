@@ -1,0 +1,292 @@
+//! The formats that are known, by the names of vLLM's parsers. Sources: `vllm/tool_parsers`, `vllm/reasoning` and `vllm/parser` of vLLM
+//! 0.33, and the models' chat templates.
+
+use crate::calls::braces;
+use crate::calls::json;
+use crate::calls::section::{self, NamePlace};
+use crate::calls::tagged;
+use crate::format::{Calls, Kind, Reasoning};
+
+/// How calls are written, by the names of tool parsers.
+pub(crate) static CALLS: &[(&[&str], Calls)] = &[
+    (
+        &["hermes", "qwen3_json"],
+        Calls { openings: &[("<tool_call>", Kind::Json(&HERMES))], are_last: true, stand_alone: false },
+    ),
+    (
+        &["llama3_json", "llama4_json"],
+        Calls {
+            openings: &[("<|python_tag|>", Kind::Json(&LLAMA_TAGGED)), ("{", Kind::Json(&LLAMA))],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["llama4_pythonic", "pythonic"],
+        Calls {
+            openings: &[
+                ("<|python_start|>", Kind::Python("<|python_start|>", "<|python_end|>")),
+                ("[", Kind::Python("", "")),
+            ],
+            are_last: true,
+            stand_alone: true,
+        },
+    ),
+    (
+        &["mistral"],
+        Calls {
+            openings: &[
+                ("[TOOL_CALLS]", Kind::Section(&MISTRAL)),
+                // Until its tokenizer's version 11.
+                ("[TOOL_CALLS][", Kind::Json(&MISTRAL_LIST)),
+                ("[TOOL_CALLS] [", Kind::Json(&MISTRAL_LIST)),
+                ("[TOOL_CALLS]{", Kind::Json(&MISTRAL_LIST)),
+                ("[TOOL_CALLS] {", Kind::Json(&MISTRAL_LIST)),
+            ],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["deepseek_v3"],
+        Calls {
+            openings: &[("<｜tool▁calls▁begin｜>", Kind::Section(&DEEPSEEK_V3))],
+            are_last: false,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["deepseek_v31"],
+        Calls {
+            openings: &[("<｜tool▁calls▁begin｜>", Kind::Section(&DEEPSEEK_V31))],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["deepseek_v32"],
+        Calls {
+            openings: &[
+                ("<｜DSML｜function_calls>", Kind::Tagged(&DEEPSEEK_V32)),
+                ("<｜DSML｜invoke name=", Kind::Tagged(&DEEPSEEK_V32)),
+            ],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["deepseek_v4"],
+        Calls {
+            openings: &[
+                ("<｜DSML｜tool_calls>", Kind::Tagged(&DEEPSEEK_V4)),
+                ("<｜DSML｜invoke name=", Kind::Tagged(&DEEPSEEK_V4)),
+            ],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["kimi_k2"],
+        Calls {
+            openings: &[("<|tool_calls_section_begin|>", Kind::Section(&KIMI_K2))],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["qwen3_coder", "qwen3_xml"],
+        Calls {
+            openings: &[("<tool_call>", Kind::Tagged(&QWEN3_CODER)), ("<function=", Kind::Tagged(&QWEN3_CODER))],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["glm45", "glm47"],
+        Calls { openings: &[("<tool_call>", Kind::Tagged(&GLM45))], are_last: true, stand_alone: false },
+    ),
+    (
+        &["minimax_m2"],
+        Calls {
+            openings: &[
+                ("<minimax:tool_call>", Kind::Tagged(&MINIMAX_M2)),
+                ("<invoke name=", Kind::Tagged(&MINIMAX_M2)),
+                ("</minimax:tool_call>", Kind::Dropped),
+            ],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["gemma4"],
+        Calls {
+            openings: &[("<|tool_call>", Kind::Braces(&GEMMA4)), ("<tool_call|>", Kind::Dropped)],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+    (
+        &["functiongemma"],
+        Calls {
+            openings: &[("<start_function_call>", Kind::Braces(&FUNCTION_GEMMA))],
+            are_last: true,
+            stand_alone: false,
+        },
+    ),
+];
+
+/// How calls are written where a schema asks for a list of them (`get_json_schema_from_tools`, `vllm/tool_parsers/utils.py`).
+pub(crate) static LISTED: Calls = Calls {
+    openings: &[(
+        "[",
+        Kind::Json(&json::Form { open: "", is_list: true, close: "", between: None, may_lack_arguments: false }),
+    )],
+    are_last: true,
+    stand_alone: true,
+};
+
+static HERMES: json::Form =
+    json::Form { open: "<tool_call>", is_list: false, close: "</tool_call>", between: None, may_lack_arguments: false };
+static LLAMA: json::Form =
+    json::Form { open: "", is_list: false, close: "", between: Some(';'), may_lack_arguments: false };
+static LLAMA_TAGGED: json::Form = json::Form { open: "<|python_tag|>", ..LLAMA };
+static MISTRAL_LIST: json::Form =
+    json::Form { open: "[TOOL_CALLS]", is_list: true, close: "", between: None, may_lack_arguments: true };
+
+static MISTRAL: section::Form = section::Form {
+    open: "[TOOL_CALLS]",
+    call: "[TOOL_CALLS]",
+    arguments: &["[ARGS]", "{"],
+    name: NamePlace::Before("[CALL_ID]"),
+    end: &[],
+    close: &[],
+};
+static DEEPSEEK_V3: section::Form = section::Form {
+    open: "<｜tool▁calls▁begin｜>",
+    call: "<｜tool▁call▁begin｜>",
+    arguments: &["\n```json\n"],
+    name: NamePlace::Behind("<｜tool▁sep｜>"),
+    end: &["\n```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"],
+    close: &["<｜tool▁calls▁end｜>"],
+};
+static DEEPSEEK_V31: section::Form = section::Form {
+    open: "<｜tool▁calls▁begin｜>",
+    call: "<｜tool▁call▁begin｜>",
+    arguments: &["<｜tool▁sep｜>"],
+    name: NamePlace::Whole,
+    end: &["<｜tool▁call▁end｜>"],
+    close: &["<｜tool▁calls▁end｜>"],
+};
+static KIMI_K2: section::Form = section::Form {
+    open: "<|tool_calls_section_begin|>",
+    call: "<|tool_call_begin|>",
+    arguments: &["<|tool_call_argument_begin|>"],
+    name: NamePlace::InId,
+    end: &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
+    close: &["<|tool_calls_section_end|>"],
+};
+
+static QWEN3_CODER: tagged::Form = tagged::Form {
+    open: "<tool_call>",
+    call: "<function=",
+    name_end: ">",
+    key: "<parameter=",
+    key_end: ">",
+    value: "",
+    value_end: "</parameter>",
+    call_end: "</function>",
+    close: "</tool_call>",
+    trims_lines: true,
+    tells_types: false,
+};
+static GLM45: tagged::Form = tagged::Form {
+    open: "<tool_call>",
+    call: "",
+    name_end: "",
+    key: "<arg_key>",
+    key_end: "</arg_key>",
+    value: "<arg_value>",
+    value_end: "</arg_value>",
+    call_end: "</tool_call>",
+    close: "",
+    trims_lines: false,
+    tells_types: false,
+};
+static MINIMAX_M2: tagged::Form = tagged::Form {
+    open: "<minimax:tool_call>",
+    call: "<invoke name=",
+    name_end: ">",
+    key: "<parameter name=",
+    key_end: ">",
+    value: "",
+    value_end: "</parameter>",
+    call_end: "</invoke>",
+    close: "</minimax:tool_call>",
+    trims_lines: false,
+    tells_types: false,
+};
+static DEEPSEEK_V32: tagged::Form = tagged::Form {
+    open: "<｜DSML｜function_calls>",
+    call: "<｜DSML｜invoke name=",
+    name_end: ">",
+    key: "<｜DSML｜parameter name=",
+    key_end: ">",
+    value: "",
+    value_end: "</｜DSML｜parameter>",
+    call_end: "</｜DSML｜invoke>",
+    close: "</｜DSML｜function_calls>",
+    trims_lines: false,
+    tells_types: true,
+};
+static DEEPSEEK_V4: tagged::Form =
+    tagged::Form { open: "<｜DSML｜tool_calls>", close: "</｜DSML｜tool_calls>", ..DEEPSEEK_V32 };
+
+static GEMMA4: braces::Form = braces::Form { open: "<|tool_call>", quote: "<|\"|>", close: "<tool_call|>" };
+static FUNCTION_GEMMA: braces::Form =
+    braces::Form { open: "<start_function_call>", quote: "<escape>", close: "<end_function_call>" };
+
+/// Reasoning that an answer begins with, between `<think>` and `</think>`, and of which the rest of the answer says nothing more.
+const THINK: Reasoning = Reasoning {
+    open: "<think>",
+    close: "</think>",
+    begins_inside: true,
+    may_follow_text: false,
+    ends_at_calls: true,
+    drops_stray_ends: true,
+    trims_end: false,
+    label: "",
+};
+
+/// How reasoning is written, by the names of reasoning parsers.
+pub(crate) static REASONING: &[(&[&str], Reasoning)] = &[
+    (&["qwen3"], THINK),
+    (&["deepseek_r1"], Reasoning { ends_at_calls: false, drops_stray_ends: false, ..THINK }),
+    (&["step3"], Reasoning { open: "", ends_at_calls: false, drops_stray_ends: false, ..THINK }),
+    (&["deepseek_v4"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
+    (&["glm45", "glm47"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
+    (&["kimi_k2"], Reasoning { trims_end: true, ..THINK }),
+    (&["minimax_m2"], Reasoning { trims_end: true, ..THINK }),
+    (
+        &["gemma4"],
+        Reasoning {
+            open: "<|channel>",
+            close: "<channel|>",
+            begins_inside: false,
+            may_follow_text: true,
+            trims_end: true,
+            label: "thought\n",
+            ..THINK
+        },
+    ),
+    (
+        &["mistral"],
+        Reasoning {
+            open: "[THINK]",
+            close: "[/THINK]",
+            begins_inside: false,
+            may_follow_text: true,
+            trims_end: true,
+            ..THINK
+        },
+    ),
+];

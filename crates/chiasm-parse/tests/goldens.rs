@@ -1,0 +1,152 @@
+//! Answers against what vLLM's own parsers make of them as a whole (`python/parse_goldens`), however they are cut.
+//!
+//! Where the two differ is in `goldens/differences.txt`, with the reasons: all of it, and nothing else. Left out are answers that vLLM
+//! fails of, and those that it reads otherwise because of the request or the prompt, which are the server's business here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use chiasm_parse::{Collected, Format, Parser, Tools};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+#[derive(Deserialize)]
+struct Goldens {
+    tools: BTreeMap<String, Vec<Value>>,
+    goldens: Vec<Golden>,
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    tool_parser: Option<String>,
+    reasoning_parser: Option<String>,
+    tokenizer: String,
+    case: String,
+    tools: Option<String>,
+    chat_template_kwargs: Map<String, Value>,
+    tokens: Vec<String>,
+    /// Other text than that of the tokens together.
+    text: Option<String>,
+    prompt: Option<String>,
+    tool_choice: Option<Value>,
+    skip_special_tokens: Option<bool>,
+    raises: Option<Value>,
+    reasoning: Option<String>,
+    content: Option<String>,
+    tool_calls: Option<Vec<Called>>,
+}
+
+#[derive(Deserialize)]
+struct Called {
+    name: String,
+    arguments: String,
+    id: Option<String>,
+}
+
+impl Golden {
+    /// Reasoning parsers that only turn others off, or write a marker, have no format of their own.
+    fn format(&self) -> Option<Format> {
+        let is_plain = self.raises.is_none()
+            && self.prompt.is_none()
+            && self.tool_choice.is_none()
+            && self.skip_special_tokens.is_none()
+            && self.chat_template_kwargs.is_empty();
+        let is_none = matches!(self.reasoning_parser.as_deref(), Some("deepseek_v3" | "minimax_m2_append_think"));
+        if !is_plain || is_none {
+            return None;
+        }
+        let format = Format::new(self.tool_parser.as_deref(), self.reasoning_parser.as_deref()).unwrap();
+        Some(if self.tools.is_some() { format } else { format.without_calls() })
+    }
+
+    fn name(&self) -> String {
+        let or_none = |name: &Option<String>| name.clone().unwrap_or_else(|| "-".to_owned());
+        format!("{}/{}/{}", or_none(&self.tool_parser), or_none(&self.reasoning_parser), self.tokenizer)
+    }
+
+    fn text(&self) -> String {
+        self.text.clone().unwrap_or_else(|| self.tokens.concat())
+    }
+
+    /// Whether an answer says the same. Arguments are compared as JSON. White space around text is the template's where calls follow.
+    fn is_said_by(&self, answer: &Collected) -> bool {
+        let json = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.trim()));
+        let theirs = self.tool_calls.as_deref().unwrap_or_default();
+        let calls = theirs.iter().zip(&answer.calls).all(|(theirs, ours)| {
+            let same_id = theirs.id.is_none() || theirs.id == ours.id;
+            theirs.name == ours.name && json(&theirs.arguments) == json(&ours.arguments) && same_id
+        });
+        let content = self.content.as_deref().unwrap_or_default();
+        let text = if theirs.is_empty() { content == answer.text } else { content.trim() == answer.text.trim() };
+        calls
+            && theirs.len() == answer.calls.len()
+            && text
+            && self.reasoning.as_deref().unwrap_or_default() == answer.reasoning
+    }
+}
+
+fn goldens(name: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(name)).unwrap()
+}
+
+fn functions(list: &[Value]) -> Arc<Tools> {
+    let function = |tool: &'_ Value| tool["function"].clone();
+    let functions: Vec<Value> = list.iter().map(function).collect();
+    Tools::new(functions.iter().map(|function| (function["name"].as_str().unwrap(), &function["parameters"]))).into()
+}
+
+fn read<'a>(format: &Format, tools: &Arc<Tools>, pieces: impl IntoIterator<Item = &'a str>) -> Collected {
+    let mut parser = Parser::new(format, tools.clone(), format.start(None));
+    let mut answer = Collected::default();
+    pieces.into_iter().for_each(|piece| parser.push(piece, &mut answer));
+    parser.finish(&mut answer);
+    answer
+}
+
+/// The cases of each format that are known to differ.
+fn known_differences() -> BTreeSet<(String, String)> {
+    let text = goldens("differences.txt");
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .flat_map(|line| {
+            let (format, cases) = line.split_once(": ").unwrap();
+            cases.split(' ').map(|case| (format.to_owned(), case.to_owned()))
+        })
+        .collect()
+}
+
+#[test]
+fn answers_say_what_vllm_reads_however_they_are_cut() {
+    let Goldens { tools, goldens } = serde_json::from_str(&goldens("parse.json")).unwrap();
+    let tools: BTreeMap<String, Arc<Tools>> = tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
+    let none = Arc::new(Tools::default());
+    let mut differences = BTreeSet::new();
+    let mut compared = 0;
+    for golden in &goldens {
+        let Some(format) = golden.format() else { continue };
+        let tools = golden.tools.as_ref().map_or(&none, |name| &tools[name]);
+        let text = golden.text();
+        let whole = read(&format, tools, [text.as_str()]);
+        let what = || format!("{} {}: {text:?}", golden.name(), golden.case);
+        assert_eq!(read(&format, tools, text.split_inclusive(|_| true)), whole, "by characters: {}", what());
+        if golden.text.is_none() {
+            assert_eq!(read(&format, tools, golden.tokens.iter().map(String::as_str)), whole, "by tokens: {}", what());
+        }
+        for (at, _) in text.char_indices() {
+            let (first, second) = text.split_at(at);
+            assert_eq!(read(&format, tools, [first, second]), whole, "cut at {at}: {}", what());
+        }
+        compared += 1;
+        if !golden.is_said_by(&whole) {
+            differences.insert((golden.name(), golden.case.clone()));
+        }
+    }
+    let known = known_differences();
+    let lines = |of: &BTreeSet<(String, String)>, without: &BTreeSet<(String, String)>| {
+        of.difference(without).map(|(format, case)| format!("{format}: {case}")).collect::<Vec<_>>()
+    };
+    assert_eq!(lines(&differences, &known), Vec::<String>::new(), "not in differences.txt");
+    assert_eq!(lines(&known, &differences), Vec::<String>::new(), "in differences.txt, but no difference");
+    assert!(compared > 4000 && differences.len() * 4 < compared, "{} of {compared}", differences.len());
+}

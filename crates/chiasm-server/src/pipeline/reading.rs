@@ -1,0 +1,162 @@
+//! What the text of an answer says: reasoning, text and calls; and how a model is made to call.
+
+mod forced;
+
+use std::sync::Arc;
+
+use chiasm_backend::{Constraint, Finish, ToolCallDelta};
+use chiasm_parse::{Format, Parser, Sink, Tools};
+use chiasm_types::TokenId;
+use serde_json::Value;
+
+use super::choice::ChoiceDelta;
+use super::error::RequestError;
+use super::request::{ToolChoice, ToolUse};
+use crate::model::ServedModel;
+
+/// How the answers to one request are read.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    format: Format,
+    tools: Arc<Tools>,
+    without_reasoning: bool,
+    /// An answer with calls has ended because of them.
+    ends_with_calls: bool,
+    has_short_ids: bool,
+}
+
+impl Reading {
+    /// How the answers to a conversation are read, and what they are held to so that there are calls. `None` if they are text.
+    ///
+    /// # Errors
+    /// A request whose functions can't be called: nobody knows how the model writes calls.
+    pub(super) fn plan(
+        model: &ServedModel,
+        tools: Option<&ToolUse>,
+        without_reasoning: bool,
+    ) -> Result<(Option<Arc<Self>>, Option<Constraint>), RequestError> {
+        let answers = &model.answers;
+        let (format, constraint) = match tools.map(|tools| (tools, &tools.choice)) {
+            None | Some((_, ToolChoice::None)) => (&answers.without_calls, None),
+            Some((_, ToolChoice::Auto)) if !answers.whole.has_calls() => {
+                let message = "it is not known how this model writes calls (--tool-call-parser); 'tool_choice' may be \
+                               'required' or a function";
+                return Err(RequestError::invalid("tools", message));
+            }
+            Some((tools, _)) => match forced::tag(model, tools) {
+                Some(tag) => (&answers.whole, Some(tag)),
+                None if tools.choice == ToolChoice::Auto => (&answers.whole, None),
+                None => (&answers.listed, Some(forced::list(tools))),
+            },
+        };
+        if !format.has_calls() && format.reasoning_markers().is_none() {
+            return Ok((None, constraint));
+        }
+        let functions = tools.iter().flat_map(|tools| tools.tools.as_array().into_iter().flatten());
+        let functions =
+            functions.map(|tool| (tool["function"]["name"].as_str().unwrap_or(""), &tool["function"]["parameters"]));
+        let reading = Self {
+            format: format.clone(),
+            tools: Arc::new(Tools::new(functions)),
+            without_reasoning,
+            ends_with_calls: tools.is_some_and(|tools| !matches!(tools.choice, ToolChoice::Named(_))),
+            has_short_ids: answers.tool_parser.as_deref() == Some("mistral"),
+        };
+        Ok((Some(Arc::new(reading)), constraint))
+    }
+
+    /// Whether answers may have reasoning.
+    pub(super) fn reads_reasoning(&self) -> bool {
+        self.format.reasoning_markers().is_some()
+    }
+
+    /// Begins to read an answer to this prompt.
+    pub(super) fn begin(self: &Arc<Self>, model: &ServedModel, prompt: &[TokenId]) -> Reader {
+        let start = self.format.start(model.answers.is_open(&model.tokenizer, prompt));
+        Reader { parser: Parser::new(&self.format, self.tools.clone(), start), reading: self.clone(), calls: 0 }
+    }
+
+    /// An id for a call that the model has given none. Mistral's templates want nine letters and digits.
+    fn call_id(&self) -> String {
+        let number: u128 = rand::random();
+        if !self.has_short_ids {
+            return format!("chatcmpl-tool-{number:032x}");
+        }
+        let digit = |place: u32| char::from_digit((number / 36_u128.pow(place) % 36) as u32, 36).unwrap_or('0');
+        (0..9).map(digit).collect()
+    }
+}
+
+/// Reads one continuation.
+pub(super) struct Reader {
+    parser: Parser,
+    reading: Arc<Reading>,
+    calls: usize,
+}
+
+impl Reader {
+    /// Whether what comes next is reasoning.
+    pub(super) fn is_reasoning(&self) -> bool {
+        self.parser.is_reasoning()
+    }
+
+    /// Tells what text says.
+    pub(super) fn read(&mut self, text: &str, delta: &mut ChoiceDelta) {
+        let mut told = Told { reading: &self.reading, calls: &mut self.calls, delta };
+        self.parser.push(text, &mut told);
+    }
+
+    /// Tells what is left, and why the continuation has ended.
+    pub(super) fn finish(&mut self, delta: &mut ChoiceDelta) {
+        let mut told = Told { reading: &self.reading, calls: &mut self.calls, delta };
+        self.parser.finish(&mut told);
+        let has_ended = matches!(delta.finish, Some(Finish::Eos | Finish::StopToken(_)));
+        if self.calls > 0 && self.reading.ends_with_calls && has_ended {
+            delta.finish = Some(Finish::ToolCalls);
+        }
+    }
+}
+
+/// Adds what is told to a delta.
+struct Told<'a> {
+    reading: &'a Reading,
+    calls: &'a mut usize,
+    delta: &'a mut ChoiceDelta,
+}
+
+impl Sink for Told<'_> {
+    fn reasoning(&mut self, text: &str) {
+        if !self.reading.without_reasoning {
+            self.delta.reasoning.push_str(text);
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        self.delta.text.push_str(text);
+    }
+
+    fn call(&mut self, name: &str, id: Option<&str>) {
+        let id = id.map_or_else(|| self.reading.call_id(), str::to_owned);
+        let call =
+            ToolCallDelta { index: *self.calls, id: Some(id), name: Some(name.to_owned()), arguments: String::new() };
+        self.delta.tool_calls.push(call);
+        *self.calls += 1;
+    }
+
+    fn arguments(&mut self, json: &str) {
+        let index = self.calls.saturating_sub(1);
+        match self.delta.tool_calls.last_mut().filter(|call| call.index == index) {
+            Some(call) => call.arguments.push_str(json),
+            None => {
+                let piece = ToolCallDelta { index, arguments: json.to_owned(), ..ToolCallDelta::default() };
+                self.delta.tool_calls.push(piece);
+            }
+        }
+    }
+}
+
+/// A function's parameters; a function that names none takes an object without any.
+fn parameters(tool: &Value) -> Value {
+    let parameters = &tool["function"]["parameters"];
+    if parameters.is_object() { parameters.clone() } else { serde_json::json!({"type": "object", "properties": {}}) }
+}
