@@ -5,6 +5,7 @@ use std::fmt;
 use crate::calls::{Reader, braces, json, python, section, tagged};
 use crate::pending::Markers;
 use crate::table;
+use crate::tag::TagForm;
 
 /// A name that is none of a parser that is known here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +76,8 @@ pub(crate) struct Calls {
     pub(crate) are_last: bool,
     /// Behind text there are none.
     pub(crate) stand_alone: bool,
+    /// How an engine holds an answer to them, if vLLM has a way.
+    pub(crate) tag: Option<&'static TagForm>,
 }
 
 #[derive(Clone, Copy, Debug)]

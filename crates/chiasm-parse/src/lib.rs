@@ -29,11 +29,13 @@ mod format;
 mod parser;
 mod pending;
 mod table;
+mod tag;
 mod tools;
 
 pub use detect::{Detected, detect};
 pub use format::{Format, Start, UnknownParser, reasoning_parsers, tool_parsers};
 pub use parser::Parser;
+pub use tag::Function;
 pub use tools::Tools;
 
 /// Is told what an answer says, in its order. Calls follow each other: one has ended before the next is told of.

@@ -6,12 +6,18 @@ use crate::calls::json;
 use crate::calls::section::{self, NamePlace};
 use crate::calls::tagged;
 use crate::format::{Calls, Kind, Reasoning};
+use crate::tag::TagForm;
 
 /// How calls are written, by the names of tool parsers.
 pub(crate) static CALLS: &[(&[&str], Calls)] = &[
     (
         &["hermes", "qwen3_json"],
-        Calls { openings: &[("<tool_call>", Kind::Json(&HERMES))], are_last: true, stand_alone: false },
+        Calls {
+            openings: &[("<tool_call>", Kind::Json(&HERMES))],
+            are_last: true,
+            stand_alone: false,
+            tag: Some(&HERMES_TAG),
+        },
     ),
     (
         &["llama3_json", "llama4_json"],
@@ -19,6 +25,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<|python_tag|>", Kind::Json(&LLAMA_TAGGED)), ("{", Kind::Json(&LLAMA))],
             are_last: true,
             stand_alone: false,
+            tag: Some(&LLAMA_TAG),
         },
     ),
     (
@@ -30,6 +37,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             ],
             are_last: true,
             stand_alone: true,
+            tag: None,
         },
     ),
     (
@@ -45,6 +53,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             ],
             are_last: true,
             stand_alone: false,
+            tag: None,
         },
     ),
     (
@@ -53,6 +62,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<｜tool▁calls▁begin｜>", Kind::Section(&DEEPSEEK_V3))],
             are_last: false,
             stand_alone: false,
+            tag: Some(&DEEPSEEK_V3_TAG),
         },
     ),
     (
@@ -61,6 +71,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<｜tool▁calls▁begin｜>", Kind::Section(&DEEPSEEK_V31))],
             are_last: true,
             stand_alone: false,
+            tag: Some(&DEEPSEEK_V31_TAG),
         },
     ),
     (
@@ -72,6 +83,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             ],
             are_last: true,
             stand_alone: false,
+            tag: Some(&DEEPSEEK_V32_TAG),
         },
     ),
     (
@@ -83,6 +95,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             ],
             are_last: true,
             stand_alone: false,
+            tag: Some(&DEEPSEEK_V4_TAG),
         },
     ),
     (
@@ -91,6 +104,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<|tool_calls_section_begin|>", Kind::Section(&KIMI_K2))],
             are_last: true,
             stand_alone: false,
+            tag: Some(&KIMI_K2_TAG),
         },
     ),
     (
@@ -99,11 +113,17 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<tool_call>", Kind::Tagged(&QWEN3_CODER)), ("<function=", Kind::Tagged(&QWEN3_CODER))],
             are_last: true,
             stand_alone: false,
+            tag: Some(&QWEN3_CODER_TAG),
         },
     ),
     (
         &["glm45", "glm47"],
-        Calls { openings: &[("<tool_call>", Kind::Tagged(&GLM45))], are_last: true, stand_alone: false },
+        Calls {
+            openings: &[("<tool_call>", Kind::Tagged(&GLM45))],
+            are_last: true,
+            stand_alone: false,
+            tag: Some(&GLM45_TAG),
+        },
     ),
     (
         &["minimax_m2"],
@@ -115,6 +135,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             ],
             are_last: true,
             stand_alone: false,
+            tag: Some(&MINIMAX_M2_TAG),
         },
     ),
     (
@@ -123,6 +144,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<|tool_call>", Kind::Braces(&GEMMA4)), ("<tool_call|>", Kind::Dropped)],
             are_last: true,
             stand_alone: false,
+            tag: None,
         },
     ),
     (
@@ -131,6 +153,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             openings: &[("<start_function_call>", Kind::Braces(&FUNCTION_GEMMA))],
             are_last: true,
             stand_alone: false,
+            tag: None,
         },
     ),
 ];
@@ -143,6 +166,7 @@ pub(crate) static LISTED: Calls = Calls {
     )],
     are_last: true,
     stand_alone: true,
+    tag: None,
 };
 
 static HERMES: json::Form =
@@ -244,6 +268,77 @@ static DEEPSEEK_V4: tagged::Form =
 static GEMMA4: braces::Form = braces::Form { open: "<|tool_call>", quote: "<|\"|>", close: "<tool_call|>" };
 static FUNCTION_GEMMA: braces::Form =
     braces::Form { open: "<start_function_call>", quote: "<escape>", close: "<end_function_call>" };
+
+static HERMES_TAG: TagForm = TagForm {
+    block: ("", ""),
+    begin: ("<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
+    number: "",
+    style: "json",
+    end: "}\n</tool_call>",
+    separator: "\n",
+    trigger: "<tool_call>",
+};
+static LLAMA_TAG: TagForm = TagForm {
+    begin: ("{\"name\": \"", "\", \"parameters\": "),
+    end: "}",
+    separator: "; ",
+    trigger: "{\"name\": ",
+    ..HERMES_TAG
+};
+static QWEN3_CODER_TAG: TagForm = TagForm {
+    begin: ("<tool_call>\n<function=", ">\n"),
+    style: "qwen_xml",
+    end: "\n</function>\n</tool_call>",
+    trigger: "<tool_call>\n<function=",
+    ..HERMES_TAG
+};
+static GLM45_TAG: TagForm =
+    TagForm { begin: ("<tool_call>", ""), style: "glm_xml", end: "</tool_call>", separator: "", ..HERMES_TAG };
+static DEEPSEEK_V3_TAG: TagForm = TagForm {
+    block: ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    begin: ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
+    end: "\n```<｜tool▁call▁end｜>",
+    trigger: "<｜tool▁calls▁begin｜>",
+    ..HERMES_TAG
+};
+static DEEPSEEK_V31_TAG: TagForm = TagForm {
+    begin: ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    end: "<｜tool▁call▁end｜>",
+    separator: "",
+    ..DEEPSEEK_V3_TAG
+};
+static DEEPSEEK_V32_TAG: TagForm = TagForm {
+    block: ("\n\n<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+    begin: ("<｜DSML｜invoke name=\"", "\">\n"),
+    style: "deepseek_xml",
+    end: "</｜DSML｜invoke>\n",
+    separator: "",
+    trigger: "<｜DSML｜function_calls>",
+    ..HERMES_TAG
+};
+static DEEPSEEK_V4_TAG: TagForm = TagForm {
+    block: ("\n\n<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
+    trigger: "<｜DSML｜tool_calls>",
+    ..DEEPSEEK_V32_TAG
+};
+static KIMI_K2_TAG: TagForm = TagForm {
+    block: ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    begin: ("<|tool_call_begin|>functions.", ":"),
+    number: "<|tool_call_argument_begin|>",
+    end: "<|tool_call_end|>",
+    separator: "",
+    trigger: "<|tool_calls_section_begin|>",
+    ..HERMES_TAG
+};
+static MINIMAX_M2_TAG: TagForm = TagForm {
+    block: ("\n<minimax:tool_call>\n", "</minimax:tool_call>"),
+    begin: ("<invoke name=\"", "\">\n"),
+    style: "minimax_xml",
+    end: "</invoke>\n",
+    separator: "",
+    trigger: "<minimax:tool_call>",
+    ..HERMES_TAG
+};
 
 /// Reasoning that an answer begins with, between `<think>` and `</think>`, and of which the rest of the answer says nothing more.
 const THINK: Reasoning = Reasoning {

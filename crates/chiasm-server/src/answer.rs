@@ -48,7 +48,8 @@ pub(crate) async fn chat(
         admission.record.attempted(attempted);
         admission.record.used(usage);
         let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
-        let shown = shown.map(|plan| plan.tokens.as_slice());
+        let prompt_tokens = shown.map(|plan| plan.tokens.as_slice());
+        let shown = chat::Shown { fields: frontend.reasoning_fields, prompt_tokens };
         let nvext = common.extra_fields.of(&attempted, caller.arrived);
         let mut response = Json(chat::answer(&head, &tokenizer, &choices, shown, usage, nvext)).into_response();
         routing_headers(response.headers_mut(), &attempted);
@@ -62,7 +63,7 @@ pub(crate) async fn chat(
     let roles: Vec<_> = (0..prepared.sampling.n as usize).map(|index| chat::role_chunk(&head, index, shown)).collect();
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
     let with_ids = shown.is_some();
-    let is_read = prepared.reading.is_some();
+    let (is_read, fields) = (prepared.reading.is_some(), frontend.reasoning_fields);
     let last_head = head.clone();
     let events = metered(
         generation.into_deltas(),
@@ -74,7 +75,7 @@ pub(crate) async fn chat(
                 return None;
             }
             let nvext = delta.finish.as_ref().and_then(|_| common.extra_fields.of(&attempted, caller.arrived));
-            Some(chat::delta_chunk(&head, &tokenizer, &delta, with_ids, usage, nvext))
+            Some(chat::delta_chunk(&head, &tokenizer, &delta, fields, with_ids, usage, nvext))
         },
         move |usage| chat::usage_chunk(&last_head, usage),
     );

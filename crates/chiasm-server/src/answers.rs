@@ -87,9 +87,9 @@ impl AnswerFormat {
         })
     }
 
-    /// vLLM's name of the parser of reasoning.
-    pub fn reasoning_parser(&self) -> Option<&str> {
-        self.reasoning_parser.as_deref()
+    /// vLLM's name of the parser of reasoning, if an engine of this model can have it: it looks for the tokens.
+    pub fn engine_parser(&self) -> Option<&str> {
+        self.reasoning_parser.as_deref().filter(|_| self.close.is_some())
     }
 
     /// Whether there are special tokens in the text that is parsed.

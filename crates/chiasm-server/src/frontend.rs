@@ -134,6 +134,21 @@ impl Default for RoutingOptions {
     }
 }
 
+/// The fields of messages that have reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReasoningFields {
+    /// vLLM's name of it.
+    pub reasoning: bool,
+    /// The older name, which many clients read.
+    pub reasoning_content: bool,
+}
+
+impl Default for ReasoningFields {
+    fn default() -> Self {
+        Self { reasoning: true, reasoning_content: true }
+    }
+}
+
 /// What the log of the process has counted: lines that were not written, by cause, and panics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogCounts {
@@ -165,6 +180,8 @@ pub struct Frontend {
     pub routing: RoutingOptions,
     /// Who may ask.
     pub keys: ApiKeys,
+    /// Where clients find reasoning.
+    pub reasoning_fields: ReasoningFields,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
@@ -200,6 +217,7 @@ impl Frontend {
             fleet,
             routing: RoutingOptions::default(),
             keys: ApiKeys::default(),
+            reasoning_fields: ReasoningFields::default(),
             cpu,
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
@@ -221,6 +239,12 @@ impl Frontend {
     #[must_use]
     pub fn with_keys(self, keys: ApiKeys) -> Self {
         Self { keys, ..self }
+    }
+
+    /// The same frontend, which tells reasoning in these fields.
+    #[must_use]
+    pub fn with_reasoning_fields(self, reasoning_fields: ReasoningFields) -> Self {
+        Self { reasoning_fields, ..self }
     }
 
     /// The same frontend, which asks vLLM's own processor for what it can't make itself.

@@ -57,6 +57,6 @@ mod stand;
 mod workers;
 
 pub use access::ApiKeys;
-pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, RoutingOptions};
+pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
 pub use owner::{Network, NoNetwork, TrustedProxies};
 pub use pipeline::HelperOptions;

@@ -1,6 +1,7 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
 mod access;
+mod answers;
 mod engines;
 mod limits;
 mod media;
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
+pub(crate) use answers::AnswerArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use limits::LimitArgs;
 pub(crate) use media::MediaArgs;
@@ -67,6 +69,8 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten, next_help_heading = "Access")]
     pub(crate) access: AccessArgs,
+    #[command(flatten, next_help_heading = "Answers")]
+    pub(crate) answers: AnswerArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
     #[command(flatten, next_help_heading = "Routing")]

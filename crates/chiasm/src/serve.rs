@@ -31,6 +31,8 @@ use settings::{
 
 pub(crate) use settings::{cache_bytes, client_options};
 
+const REASONING_PARSER: &str = "--reasoning-parser";
+
 /// How long the errors of requests that were cut off may take on their way to the clients.
 const LAST_CHUNKS: Duration = Duration::from_secs(1);
 
@@ -44,8 +46,10 @@ pub(crate) async fn run(
     let flags = VllmFlags::read(&args.vllm_args)?;
     let native = vllm_processor::native_images(&args, &flags)?;
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
-    let model = Arc::new(with_engine_kwargs(model, &args, &flags)?);
-    let helper = vllm_processor::options(&args, &model, &flags, &vllm_args(&args))?;
+    let model = with_engine_kwargs(model, &args, &flags)?;
+    let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
+    let model = Arc::new(model);
+    let helper = vllm_processor::options(&args, &model, &flags, &vllm_args(&args, &model))?;
     let takes_media = vllm_processor::takes_media(&args, &model, helper.as_ref());
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(&args);
@@ -76,6 +80,7 @@ pub(crate) async fn run(
     let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits(&args))
         .with_routing(routing)
         .with_keys(keys)
+        .with_reasoning_fields(args.answers.reasoning_fields.into())
         .with_log(log_counts);
     let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
     if let Some(helper) = helper {
@@ -177,10 +182,14 @@ fn with_engine_kwargs(model: ServedModel, args: &ServeArgs, flags: &VllmFlags) -
 }
 
 /// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too.
-fn vllm_args(args: &ServeArgs) -> Vec<String> {
+fn vllm_args(args: &ServeArgs, model: &ServedModel) -> Vec<String> {
+    // An answer that is held to something is held to it behind its reasoning.
+    let parser =
+        model.answers.engine_parser().filter(|_| !args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER)));
+    let parser = parser.map(|name| format!("{REASONING_PARSER}={name}"));
     let kwargs = args.engines.mm_processor_kwargs.clone();
     let kwargs = kwargs.map(|kwargs| format!("{PROCESSOR_KWARGS}={}", Value::Object(kwargs)));
-    args.vllm_args.iter().cloned().chain(kwargs).collect()
+    args.vllm_args.iter().cloned().chain(kwargs).chain(parser).collect()
 }
 
 fn connectors(
@@ -223,7 +232,7 @@ fn connectors(
             let host = LaunchHost {
                 vllm: engines.vllm.clone(),
                 model: args.model.clone(),
-                extra_args: vllm_args(args),
+                extra_args: vllm_args(args, model),
                 gpus,
                 receiver_cache_gb: receiver_cache_gb(args),
                 handshake_port,

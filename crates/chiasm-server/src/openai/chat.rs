@@ -18,6 +18,7 @@ use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, Nvext, logprobs, request, tools};
 use crate::error::ApiError;
+use crate::frontend::ReasoningFields;
 use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt};
 use crate::sse;
 
@@ -88,23 +89,32 @@ fn take_effort(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     }
 }
 
+/// What an answer shows, and where.
+pub(crate) struct Shown<'a> {
+    /// Where it shows reasoning.
+    pub(crate) fields: ReasoningFields,
+    /// The prompt's tokens, if they were asked for; then its own, too.
+    pub(crate) prompt_tokens: Option<&'a [TokenId]>,
+}
+
 /// The whole answer.
 pub(crate) fn answer<'a>(
     head: &'a AnswerHead,
     tokenizer: &Tokenizer,
     choices: &'a [FinishedChoice],
-    prompt_tokens: Option<&'a [TokenId]>,
+    shown: Shown<'a>,
     usage: Usage,
     nvext: Option<Nvext>,
 ) -> impl Serialize + 'a {
+    let Shown { fields, prompt_tokens } = shown;
     let choice = |(index, choice): (usize, &'a FinishedChoice)| WholeChoice {
         index,
         message: Message {
             role: "assistant",
             content: said(&choice.text, choice.reasoning.is_empty() && choice.tool_calls.is_empty()),
             refusal: (),
-            reasoning: said(&choice.reasoning, false),
-            reasoning_content: said(&choice.reasoning, false),
+            reasoning: said(&choice.reasoning, false).filter(|_| fields.reasoning),
+            reasoning_content: said(&choice.reasoning, false).filter(|_| fields.reasoning_content),
             tool_calls: tool_calls(&choice.tool_calls, false),
         },
         logprobs: choice.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
@@ -135,6 +145,7 @@ pub(crate) fn delta_chunk(
     head: &AnswerHead,
     tokenizer: &Tokenizer,
     delta: &ChoiceDelta,
+    fields: ReasoningFields,
     with_ids: bool,
     usage: Option<Usage>,
     nvext: Option<Nvext>,
@@ -144,8 +155,8 @@ pub(crate) fn delta_chunk(
         delta: Delta {
             role: None,
             content: said(&delta.text, delta.reasoning.is_empty() && delta.tool_calls.is_empty()),
-            reasoning: said(&delta.reasoning, false),
-            reasoning_content: said(&delta.reasoning, false),
+            reasoning: said(&delta.reasoning, false).filter(|_| fields.reasoning),
+            reasoning_content: said(&delta.reasoning, false).filter(|_| fields.reasoning_content),
             tool_calls: tool_calls(&delta.tool_calls, true),
         },
         logprobs: delta.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),

@@ -1,25 +1,37 @@
 //! What an answer is held to, so that it is a call.
 
 use chiasm_backend::Constraint;
+use chiasm_parse::Function;
 use serde_json::{Map, Value, json};
 
 use super::parameters;
 use crate::model::ServedModel;
 use crate::pipeline::{ToolChoice, ToolUse};
 
-/// A structural tag in the model's own format, where vLLM has one. In `auto` only functions that are strict are held to it.
+/// A structural tag in the model's own format, where vLLM has one. A model that calls if it likes is held to one only for functions
+/// that are strict, or for a single call.
 pub(super) fn tag(model: &ServedModel, tools: &ToolUse) -> Option<Constraint> {
-    let _ = (model, tools);
-    None
+    let is_strict = |tool: &Value| tool["function"]["strict"] == true;
+    let is_auto = tools.choice == ToolChoice::Auto;
+    if is_auto && tools.in_parallel && !chosen(tools).any(is_strict) {
+        return None;
+    }
+    // As in vLLM: others than strict ones may have schemas that engines do not take.
+    let any = json!({"type": "object"});
+    let schemas: Vec<Value> =
+        chosen(tools).map(|tool| if is_strict(tool) { parameters(tool) } else { any.clone() }).collect();
+    let functions = chosen(tools).zip(&schemas).map(|(tool, arguments)| Function { name: name(tool), arguments });
+    let functions: Vec<Function<'_>> = functions.collect();
+    let tag = model.answers.whole.structural_tag(&functions, !is_auto, is_single(tools))?;
+    Some(Constraint::StructuralTag(tag.to_string().into()))
 }
 
 /// A JSON list of calls (`get_json_schema_from_tools`, `vllm/tool_parsers/utils.py`).
 pub(super) fn list(tools: &ToolUse) -> Constraint {
     let mut definitions = Map::new();
     let calls: Vec<Value> = chosen(tools).map(|tool| call(tool, &mut definitions)).collect();
-    let is_one = !tools.in_parallel || matches!(tools.choice, ToolChoice::Named(_));
     let mut schema = json!({"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}});
-    if is_one {
+    if is_single(tools) {
         schema["maxItems"] = json!(1);
     }
     if !definitions.is_empty() {
@@ -34,8 +46,16 @@ fn call(tool: &Value, definitions: &mut Map<String, Value>) -> Value {
     if let Some(Value::Object(own)) = parameters.as_object_mut().and_then(|schema| schema.shift_remove("$defs")) {
         definitions.extend(own);
     }
-    let name = json!({"type": "string", "enum": [tool["function"]["name"]]});
+    let name = json!({"type": "string", "enum": [name(tool)]});
     json!({"properties": {"name": name, "parameters": parameters}, "required": ["name", "parameters"]})
+}
+
+fn name(tool: &Value) -> &str {
+    tool["function"]["name"].as_str().unwrap_or_default()
+}
+
+fn is_single(tools: &ToolUse) -> bool {
+    !tools.in_parallel || matches!(tools.choice, ToolChoice::Named(_))
 }
 
 /// The functions that may be called.

@@ -1,0 +1,82 @@
+//! How an engine holds an answer to calls in the model's own format: xgrammar's structural tags, as vLLM 0.33 makes them
+//! (`vllm/tool_parsers/structural_tag_registry.py`, and xgrammar's `builtin_structural_tag`).
+
+use serde_json::{Value, json};
+
+use crate::Format;
+
+/// A function, and the JSON schema that the arguments of its calls are held to.
+#[derive(Clone, Copy, Debug)]
+pub struct Function<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The schema.
+    pub arguments: &'a Value,
+}
+
+/// How calls of one format are held.
+#[derive(Debug)]
+pub(crate) struct TagForm {
+    /// What all calls stand in; both may be empty.
+    pub(crate) block: (&'static str, &'static str),
+    /// What a call begins with, before and behind its name.
+    pub(crate) begin: (&'static str, &'static str),
+    /// What stands between a number, which ends the name, and the arguments; empty without a number.
+    pub(crate) number: &'static str,
+    /// How arguments are written, by xgrammar's name.
+    pub(crate) style: &'static str,
+    /// What a call ends with.
+    pub(crate) end: &'static str,
+    /// What stands between calls.
+    pub(crate) separator: &'static str,
+    /// What calls are known by within text: the block's or a call's beginning, or a part of it.
+    pub(crate) trigger: &'static str,
+}
+
+impl Format {
+    /// The structural tag that an engine holds an answer to, in which these functions are called. `has_to_call`: the answer is calls
+    /// and nothing else; otherwise it may be text, within which calls are held to their schemas. `is_one`: there is one call at most.
+    /// `None` for a format that vLLM has no tag for.
+    pub fn structural_tag(&self, functions: &[Function<'_>], has_to_call: bool, is_one: bool) -> Option<Value> {
+        let form = self.calls?.tag?;
+        let calls: Vec<Value> = functions.iter().map(|function| form.call(*function)).collect();
+        let (begin, end) = form.block;
+        let listed = || {
+            json!({
+                "type": "tags_with_separator", "tags": calls, "separator": form.separator, "at_least_one": true,
+                "stop_after_first": is_one,
+            })
+        };
+        let format = match (has_to_call, begin) {
+            (true, "") => listed(),
+            (true, _) => json!({"type": "sequence", "elements": [constant(begin), listed(), constant(end)]}),
+            (false, _) => {
+                let tags = if begin.is_empty() { calls } else { vec![tag(begin.trim_start(), listed(), end)] };
+                json!({
+                    "type": "triggered_tags", "triggers": [form.trigger], "tags": tags, "at_least_one": false,
+                    "stop_after_first": is_one,
+                })
+            }
+        };
+        Some(json!({"type": "structural_tag", "format": format}))
+    }
+}
+
+impl TagForm {
+    fn call(&self, Function { name, arguments }: Function<'_>) -> Value {
+        let mut content = json!({"type": "json_schema", "json_schema": arguments, "style": self.style});
+        if !self.number.is_empty() {
+            let number = json!({"type": "regex", "pattern": "\\d+"});
+            content = json!({"type": "sequence", "elements": [number, constant(self.number), content]});
+        }
+        tag(&format!("{}{name}{}", self.begin.0, self.begin.1), content, self.end)
+    }
+}
+
+fn tag(begin: &str, content: Value, end: &str) -> Value {
+    json!({"type": "tag", "begin": begin, "content": content, "end": end})
+}
+
+fn constant(text: &str) -> Value {
+    json!({"type": "const_string", "value": text})
+}
