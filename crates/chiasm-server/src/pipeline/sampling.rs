@@ -117,6 +117,7 @@ fn distinct(mut tokens: Vec<TokenId>) -> Vec<TokenId> {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::Arc;
 
     use chiasm_backend::{Content, Output};
 
@@ -172,13 +173,15 @@ mod tests {
 
     #[test]
     fn so_it_does_with_special_tokens() {
-        let text = |model: &ServedModel, skip_special_tokens| {
+        let text = |model: &Arc<ServedModel>, skip_special_tokens| {
             let sampling = Sampling { skip_special_tokens, ..Sampling::default() };
             let tokens = ["<|im_end|>", "<|im_start|>"].map(|token| model.tokenizer.token_to_id(token).unwrap());
             let content = Content::Tokens { tokens: tokens.to_vec(), logprobs: None };
-            Choice::new(0, model, &[], &sampling).push(Output { choice: 0, content, finish: None, prefill: None }).text
+            Choice::new(0, model, &[], &sampling, None)
+                .push(Output { choice: 0, content, finish: None, prefill: None })
+                .text
         };
-        let (silent, open) = (model("{}"), model(r#"{"skip_special_tokens": false}"#));
+        let (silent, open) = (Arc::new(model("{}")), Arc::new(model(r#"{"skip_special_tokens": false}"#)));
         assert_eq!((text(&silent, None), text(&silent, Some(false))), ("".into(), "<|im_end|><|im_start|>".into()));
         assert_eq!((text(&open, None), text(&open, Some(true))), ("<|im_end|><|im_start|>".into(), "".into()));
     }
