@@ -9,6 +9,7 @@
 //! | `access` | who may ask |
 //! | `cors` | pages of which web sites may ask |
 //! | `root_path` | the prefix of all paths behind a proxy |
+//! | `tls` | the server's certificate |
 //! | `owner`, `slots` | whom requests belong to, and how they share what there is |
 //! | `arrival` | reading request bodies within limits of size and time |
 //! | `admission` | what a request holds while it is answered, and who asks |
@@ -56,6 +57,7 @@ mod slots;
 mod sse;
 #[cfg(test)]
 mod stand;
+mod tls;
 mod workers;
 
 pub use access::ApiKeys;
@@ -64,3 +66,4 @@ pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, RoutingOptions};
 pub use owner::{Network, NoNetwork, TrustedProxies};
 pub use pipeline::HelperOptions;
 pub use root_path::{NoRootPath, RootPath};
+pub use tls::{Certificate, CertificateError};

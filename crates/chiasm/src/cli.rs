@@ -2,6 +2,7 @@
 
 mod access;
 mod engines;
+mod http;
 mod limits;
 mod media;
 mod processor;
@@ -18,6 +19,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
+pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
 pub(crate) use media::MediaArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
@@ -67,6 +69,8 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten, next_help_heading = "Access")]
     pub(crate) access: AccessArgs,
+    #[command(flatten, next_help_heading = "HTTP")]
+    pub(crate) http: HttpArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
     #[command(flatten, next_help_heading = "Routing")]
