@@ -1,4 +1,5 @@
-//! Pages of which web sites may ask, as their visitors' browsers want to know (CORS: <https://fetch.spec.whatwg.org/#http-cors-protocol>).
+//! Pages of which web sites may ask, as their visitors' browsers want to know (CORS,
+//! <https://fetch.spec.whatwg.org/#http-cors-protocol>).
 //!
 //! What is answered is what vLLM answers, which leaves it to Starlette's `CORSMiddleware`; but errors have the headers too, also
 //! those about keys.

@@ -23,8 +23,8 @@ impl ConnectionMetrics {
         r.register("connections", "Open connections of clients", self.open.clone());
         r.register(
             "closed_connections",
-            "Connections closed by the server: their place was needed while their client was waited for (room), nothing of an answer \
-             was read for too long (unread), or the client did not agree on TLS in time (handshake)",
+            "Connections closed by the server: their place was needed while their client was waited for (room), nothing of an \
+             answer was read for too long (unread), or the client did not agree on TLS in time (handshake)",
             self.closed.clone(),
         );
         // All exist from the start.

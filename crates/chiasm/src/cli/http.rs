@@ -1,4 +1,4 @@
-//! Flags that say how HTTP is spoken: within TLS, to pages of other web sites, below a path. They have the names that vLLM gives them.
+//! Flags that say how HTTP is spoken: within TLS, to pages of other web sites, below a path. They have vLLM's names.
 
 use std::path::PathBuf;
 use std::str::FromStr;
