@@ -1,7 +1,9 @@
-//! Connections of clients: HTTP/1.1, as many as allowed, none that keeps others out by saying nothing or reading nothing.
+//! Connections of clients: HTTP/1.1, within TLS or not, as many as allowed, none that keeps others out by saying nothing or reading
+//! nothing.
 
 mod answer_body;
 mod bulk;
+mod channel;
 mod connection;
 mod lobby;
 mod metrics;
@@ -15,24 +17,27 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, HttpBody};
-use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use self::answer_body::AnswerBody;
 pub(crate) use self::bulk::{BulkThreads, LARGE};
+use self::channel::{Channel, Handshake};
 pub(crate) use self::connection::Connection;
 use self::lobby::Lobby;
 pub(crate) use self::metrics::ConnectionMetrics;
 use self::socket::Socket;
 use self::table::Table;
 use crate::frontend::Frontend;
-use crate::{layers, routes};
+use crate::{Certificate, layers, routes};
 
 /// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be gigabytes for all connections. A head
 /// that does not end within what is read into it once is refused.
@@ -41,13 +46,19 @@ const BUFFER: usize = 64 << 10;
 /// After no connection could be accepted, mostly because the process has no file descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop`, then lets requests in flight finish.
+/// Serves until `stop`, then lets requests in flight finish. With a certificate all connections are encrypted, and one whose client
+/// does not agree on that within 10 s, or [`Limits::head_timeout`](crate::Limits::head_timeout) if that is shorter, is closed.
 ///
 /// Beyond [`Limits::connections`](crate::Limits::connections) a new one takes the place of another whose client is waited for, or
 /// waits until it can. One whose next request's head does not arrive within
 /// [`Limits::head_timeout`](crate::Limits::head_timeout) is closed, also while nothing is asked; so is one of whose answer nothing
 /// was read for [`Limits::write_timeout`](crate::Limits::write_timeout).
-pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: TcpListener,
+    certificate: Option<Arc<Certificate>>,
+    frontend: Arc<Frontend>,
+    stop: impl Future<Output = ()>,
+) {
     let limits = frontend.limits.clone();
     let metrics = frontend.metrics.connections.clone();
     let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
@@ -55,6 +66,7 @@ pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Fu
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).half_close(true).max_buf_size(BUFFER);
     let graceful = GracefulShutdown::new();
+    let (serving, _) = watch::channel(());
     let mut stop = std::pin::pin!(stop);
     loop {
         let entered = tokio::select! {
@@ -65,20 +77,24 @@ pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Fu
         let Some((stream, place)) = entered else { continue };
         let connection = place.connection().clone();
         let socket = Socket::new(stream, connection.clone(), limits.write_timeout, metrics.clone());
-        let (app, its_frontend, asked_by) = (app.clone(), frontend.clone(), connection.clone());
-        let service = service_fn(move |request: Request<Incoming>| {
-            // One with a body is not there before all of it is.
-            if request.body().is_end_stream() {
-                asked_by.engage();
-            }
-            let asked_by = asked_by.clone();
-            let answer = layers::answer(app.clone(), its_frontend.clone(), asked_by.clone(), request.map(Body::new));
-            async { Ok::<_, Infallible>(answer.await.map(|body| AnswerBody::new(body, asked_by))) }
+        let service = service(app.clone(), frontend.clone(), connection.clone());
+        let handshake = certificate.as_ref().map(|certificate| Handshake {
+            acceptor: certificate.acceptor(),
+            head_timeout: limits.head_timeout,
+            serving: serving.subscribe(),
+            metrics: metrics.clone(),
         });
-        let served = graceful.watch(http.serve_connection(TokioIo::new(socket), service));
+        let (http, watcher) = (http.clone(), graceful.watcher());
         let served = async move {
-            let _place = place;
-            if let Err(error) = served.await {
+            let channel = match handshake {
+                None => Channel::Plain(socket),
+                // Boxed, as connections that are not encrypted need not have its size.
+                Some(handshake) => match Box::pin(handshake.shake(socket, place.connection())).await {
+                    Some(channel) => channel,
+                    None => return,
+                },
+            };
+            if let Err(error) = watcher.watch(http.serve_connection(TokioIo::new(channel), service)).await {
                 tracing::trace!(%error, "a connection ended early");
             }
         };
@@ -87,8 +103,25 @@ pub async fn serve(listener: TcpListener, frontend: Arc<Frontend>, stop: impl Fu
         // Before another one arrives, for which it may have to be closed.
         connection.served_by(task.abort_handle());
     }
-    drop(listener);
+    drop((listener, serving));
     graceful.shutdown().await;
+}
+
+/// What answers the requests of a connection.
+fn service(
+    app: Router,
+    frontend: Arc<Frontend>,
+    connection: Arc<Connection>,
+) -> impl Service<Request<Incoming>, Response = Response<AnswerBody>, Error = Infallible, Future: Send> + Send {
+    service_fn(move |request: Request<Incoming>| {
+        // One with a body is not there before all of it is.
+        if request.body().is_end_stream() {
+            connection.engage();
+        }
+        let connection = connection.clone();
+        let answer = layers::answer(app.clone(), frontend.clone(), connection.clone(), request.map(Body::new));
+        async { Ok(answer.await.map(|body| AnswerBody::new(body, connection))) }
+    })
 }
 
 async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {

@@ -103,6 +103,11 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
+    /// 400: a page of another web site may not send what its browser asks about; `header` of the question says what.
+    pub(crate) fn refused_page(header: &str, message: &str) -> Self {
+        Self { code: "cors_refused", ..Self::invalid(header, message) }
+    }
+
     /// 415: `header` says that the body is not plain JSON.
     pub(crate) fn unsupported_body(header: &str, message: &str) -> Self {
         let refused = Self::invalid(header, message);

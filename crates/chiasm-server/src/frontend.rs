@@ -13,6 +13,7 @@ use chiasm_types::Modality;
 
 use crate::access::ApiKeys;
 use crate::connections::BulkThreads;
+use crate::cors::Cors;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::error::ApiError;
 use crate::fleet::Fleet;
@@ -21,6 +22,7 @@ use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
 use crate::pipeline::{Caller, Cause, Helped, HelperOptions, Images, RequestError, Retries};
+use crate::root_path::RootPath;
 use crate::slots::Slots;
 
 /// Requests that may be in flight before however few workers, if nobody says how many.
@@ -182,6 +184,10 @@ pub struct Frontend {
     pub keys: ApiKeys,
     /// Where clients find reasoning.
     pub reasoning_fields: ReasoningFields,
+    /// Pages of which web sites may ask; `None` for none.
+    pub cors: Option<Cors>,
+    /// The prefix that paths may have; `None` for none.
+    pub root_path: Option<RootPath>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
@@ -218,6 +224,8 @@ impl Frontend {
             routing: RoutingOptions::default(),
             keys: ApiKeys::default(),
             reasoning_fields: ReasoningFields::default(),
+            cors: None,
+            root_path: None,
             cpu,
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
@@ -245,6 +253,18 @@ impl Frontend {
     #[must_use]
     pub fn with_reasoning_fields(self, reasoning_fields: ReasoningFields) -> Self {
         Self { reasoning_fields, ..self }
+    }
+
+    /// The same frontend, which lets pages of these web sites ask.
+    #[must_use]
+    pub fn with_cors(self, cors: Option<Cors>) -> Self {
+        Self { cors, ..self }
+    }
+
+    /// The same frontend, whose paths may begin with this.
+    #[must_use]
+    pub fn with_root_path(self, root_path: Option<RootPath>) -> Self {
+        Self { root_path, ..self }
     }
 
     /// The same frontend, which asks vLLM's own processor for what it can't make itself.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::response::{IntoResponse, Response};
 use chiasm_backend::{RequestId, TraceContext};
 use futures_util::FutureExt;
@@ -48,9 +48,16 @@ pub(crate) async fn answer(
     }
     let echoed = HeaderValue::from_str(identity.id.as_str());
     request.extensions_mut().insert(identity);
-    let mut response = recorded(app, frontend, request).instrument(span).await;
+    if let Some(target) = frontend.root_path.as_ref().and_then(|root| root.strip(request.uri())) {
+        *request.uri_mut() = target;
+    }
+    let page = frontend.cors.as_ref().map(|_| request.headers().get(header::ORIGIN).cloned());
+    let mut response = recorded(app, &frontend, request).instrument(span).await;
     if let Ok(id) = echoed {
         response.headers_mut().insert(REQUEST_ID, id);
+    }
+    if let (Some(cors), Some(page)) = (&frontend.cors, page) {
+        cors.tell(page.as_ref(), response.headers_mut());
     }
     response
 }
@@ -58,24 +65,24 @@ pub(crate) async fn answer(
 impl Identity {
     /// The client's, or a new one. One that is too long or has characters that are not safe in a log is not taken over.
     fn of(headers: &HeaderMap, connection: Arc<Connection>) -> Self {
-        let given = header(headers, "x-request-id").and_then(RequestId::new);
+        let given = text(headers, "x-request-id").and_then(RequestId::new);
         let id = given.unwrap_or_else(|| RequestId::from_random(rand::random()));
-        let parent = header(headers, "traceparent");
-        let trace = parent.and_then(|parent| TraceContext::parse(parent, header(headers, "tracestate")));
+        let parent = text(headers, "traceparent");
+        let trace = parent.and_then(|parent| TraceContext::parse(parent, text(headers, "tracestate")));
         Self { id, trace, arrived: Instant::now(), connection }
     }
 }
 
 /// Counts an answered completion and keeps its record.
-async fn recorded(mut app: Router, frontend: Arc<Frontend>, mut request: Request) -> Response {
+async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) -> Response {
     let endpoint = match request.uri().path() {
         routes::CHAT if request.method() == Method::POST => "chat",
         routes::COMPLETIONS if request.method() == Method::POST => "completions",
-        _ => return call(&mut app, &frontend, request).await,
+        _ => return call(&mut app, frontend, request).await,
     };
     let record = Record::new(endpoint, Span::current(), frontend.metrics.clone());
     request.extensions_mut().insert(record.clone());
-    let response = call(&mut app, &frontend, request).await;
+    let response = call(&mut app, frontend, request).await;
     let status = response.status().as_u16();
     let refusal = response.extensions().get::<Refusal>();
     if let Some(Refusal { code, .. }) = refusal {
@@ -90,6 +97,9 @@ async fn call(app: &mut Router, frontend: &Frontend, request: Request) -> Respon
     if let Err(error) = http_rules::check(&request) {
         return error.into_response();
     }
+    if let Some(told) = frontend.cors.as_ref().and_then(|cors| cors.preflight(&request)) {
+        return told;
+    }
     let waits = http_rules::expects_continue(request.version(), request.headers());
     if let Some(refused) = frontend.keys.refusal(&request) {
         return if waits { http_rules::closing(refused) } else { refused };
@@ -103,6 +113,6 @@ async fn call(app: &mut Router, frontend: &Frontend, request: Request) -> Respon
     if waits { http_rules::closing(response) } else { response }
 }
 
-fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }

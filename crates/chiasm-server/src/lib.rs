@@ -7,6 +7,9 @@
 //! | [`connections`] | connections of clients, and who makes room for whom |
 //! | `http_rules` | what HTTP asks of every request |
 //! | `access` | who may ask |
+//! | `cors` | pages of which web sites may ask |
+//! | `root_path` | the prefix of all paths behind a proxy |
+//! | `tls` | the server's certificate |
 //! | `owner`, `slots` | whom requests belong to, and how they share what there is |
 //! | `arrival` | reading request bodies within limits of size and time |
 //! | `admission` | what a request holds while it is answered, and who asks |
@@ -33,6 +36,7 @@ pub mod answers;
 mod arrival;
 mod body;
 pub mod connections;
+mod cors;
 mod cpu;
 mod door_metrics;
 mod error;
@@ -49,14 +53,19 @@ mod owner;
 mod pipeline;
 mod process_metrics;
 mod record;
+mod root_path;
 mod routes;
 mod slots;
 mod sse;
 #[cfg(test)]
 mod stand;
+mod tls;
 mod workers;
 
 pub use access::ApiKeys;
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
+pub use cors::{Allowed, Cors, CorsError};
 pub use owner::{Network, NoNetwork, TrustedProxies};
 pub use pipeline::HelperOptions;
+pub use root_path::{NoRootPath, RootPath};
+pub use tls::{Certificate, CertificateError};

@@ -3,6 +3,7 @@
 mod access;
 mod answers;
 mod engines;
+mod http;
 mod limits;
 mod media;
 mod processor;
@@ -20,6 +21,7 @@ use serde_json::{Map, Value};
 pub(crate) use access::AccessArgs;
 pub(crate) use answers::AnswerArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
+pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
 pub(crate) use media::MediaArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
@@ -71,6 +73,8 @@ pub(crate) struct ServeArgs {
     pub(crate) access: AccessArgs,
     #[command(flatten, next_help_heading = "Answers")]
     pub(crate) answers: AnswerArgs,
+    #[command(flatten, next_help_heading = "HTTP")]
+    pub(crate) http: HttpArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
     #[command(flatten, next_help_heading = "Routing")]

@@ -14,7 +14,7 @@ use chiasm_media::MediaDoor;
 use chiasm_processor::ProcessorError;
 use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Frontend, LogCounts, connections};
+use chiasm_server::{Certificate, Frontend, LogCounts, connections};
 use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -43,6 +43,7 @@ pub(crate) async fn run(
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let keys = args.access.keys()?;
+    let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
     let flags = VllmFlags::read(&args.vllm_args)?;
     let native = vllm_processor::native_images(&args, &flags)?;
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
@@ -81,6 +82,8 @@ pub(crate) async fn run(
         .with_routing(routing)
         .with_keys(keys)
         .with_reasoning_fields(args.answers.reasoning_fields.into())
+        .with_cors(cors)
+        .with_root_path(args.http.root_path.clone())
         .with_log(log_counts);
     let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
     if let Some(helper) = helper {
@@ -111,10 +114,19 @@ pub(crate) async fn run(
         }
     };
     if let Ok(address) = listener.local_addr() {
-        tracing::info!(model = model.name, url = %format_args!("http://{address}/v1"), "serving");
+        let scheme = if certificate.is_some() { "https" } else { "http" };
+        tracing::info!(model = model.name, url = %format_args!("{scheme}://{address}/v1"), "serving");
     }
+    let renewed = certificate.clone();
+    let follow = async {
+        if let Some(certificate) = renewed {
+            certificate.follow().await;
+        }
+        std::future::pending().await
+    };
     let ended = tokio::select! {
-        () = serve(listener, frontend, terminated, drain) => Ok(()),
+        () = serve(listener, certificate, frontend, terminated, drain) => Ok(()),
+        () = follow => Ok(()),
         () = async { announce.await; std::future::pending().await } => Ok(()),
         error = unhelped => Err(CliError::Usage(error.to_string())),
     };
@@ -139,6 +151,7 @@ pub(crate) struct Drain {
 /// Serves until `stop`, then lets requests in flight finish. Those that take too long end with an error.
 pub(crate) async fn serve(
     listener: TcpListener,
+    certificate: Option<Arc<Certificate>>,
     frontend: Arc<Frontend>,
     stop: impl Future<Output = ()>,
     drain: Drain,
@@ -158,7 +171,7 @@ pub(crate) async fn serve(
         let _ = stopped.await;
         tokio::time::sleep(drain.timeout).await;
     };
-    let serving = connections::serve(listener, frontend.clone(), graceful);
+    let serving = connections::serve(listener, certificate, frontend.clone(), graceful);
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => return,

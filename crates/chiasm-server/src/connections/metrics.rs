@@ -23,12 +23,12 @@ impl ConnectionMetrics {
         r.register("connections", "Open connections of clients", self.open.clone());
         r.register(
             "closed_connections",
-            "Connections closed by the server: their place was needed while their client was waited for (room), or nothing of an \
-             answer was read for too long (unread)",
+            "Connections closed by the server: their place was needed while their client was waited for (room), nothing of an \
+             answer was read for too long (unread), or the client did not agree on TLS in time (handshake)",
             self.closed.clone(),
         );
-        // Both exist from the start.
-        for cause in [ROOM, UNREAD] {
+        // All exist from the start.
+        for cause in [ROOM, UNREAD, HANDSHAKE] {
             drop(self.closed.get_or_create(&cause));
         }
     }
@@ -48,10 +48,16 @@ impl ConnectionMetrics {
     pub(super) fn closed_unread(&self) {
         self.closed.get_or_create(&UNREAD).inc();
     }
+
+    /// A connection was closed because its client did not agree on TLS.
+    pub(super) fn closed_unencrypted(&self) {
+        self.closed.get_or_create(&HANDSHAKE).inc();
+    }
 }
 
 const ROOM: CauseLabel = CauseLabel { cause: "room" };
 const UNREAD: CauseLabel = CauseLabel { cause: "unread" };
+const HANDSHAKE: CauseLabel = CauseLabel { cause: "handshake" };
 
 /// One open connection.
 pub(super) struct Open(Gauge);

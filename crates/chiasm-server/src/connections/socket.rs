@@ -40,6 +40,11 @@ impl Socket {
         Self { stream: Some(stream), is_bulk: false, connection, write_timeout, metrics, stalled: None }
     }
 
+    /// Whether the request under way ends with its client.
+    pub(super) fn is_ended_by_client(&self) -> bool {
+        self.connection.is_ended_by_client()
+    }
+
     /// The stream, watched by the threads that serve the connection now: else those that don't would be woken for each piece.
     fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
         if self.is_bulk != self.connection.is_bulk() {

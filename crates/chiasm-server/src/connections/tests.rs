@@ -1,8 +1,10 @@
+mod encrypted;
+
 use std::net::{Ipv4Addr, SocketAddr};
 
 use chiasm_backend::Finish;
 use chiasm_backend::fake::{FakeBackend, Script};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 
@@ -22,11 +24,16 @@ struct Listening {
 
 impl Listening {
     async fn with(limits: Limits) -> Self {
+        Self::within(None, limits).await
+    }
+
+    /// The same within TLS, if there is a certificate.
+    async fn within(certificate: Option<Arc<Certificate>>, limits: Limits) -> Self {
         let stand = Stand::limited(limits, 1).await;
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, listener.local_addr().unwrap().port()));
         let (stop, stopped) = oneshot::channel();
-        tokio::spawn(serve(listener, stand.frontend.clone(), async { drop(stopped.await) }));
+        tokio::spawn(serve(listener, certificate, stand.frontend.clone(), async { drop(stopped.await) }));
         Self { address, stand, _stop: stop }
     }
 
@@ -54,7 +61,7 @@ impl Listening {
 }
 
 /// All that comes until the connection is closed.
-async fn rest(mut stream: TcpStream) -> String {
+async fn rest(mut stream: impl AsyncRead + Unpin) -> String {
     let mut answer = String::new();
     tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.expect("the end in time").unwrap();
     answer

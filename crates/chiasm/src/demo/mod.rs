@@ -132,7 +132,7 @@ impl Stand {
             let _ = stopped.await;
         };
         let drain = Drain { delay: Duration::ZERO, timeout: Duration::from_secs(2) };
-        let server = tokio::spawn(serve(listener, Arc::new(frontend), stopped, drain));
+        let server = tokio::spawn(serve(listener, None, Arc::new(frontend), stopped, drain));
         fleet.wait_ready(ENGINES).await;
         Ok(Self { address, model: model.name.clone(), policy, fleet, stop, server })
     }

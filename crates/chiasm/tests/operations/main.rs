@@ -1,14 +1,16 @@
-//! What whoever operates a server meets: a log that nobody reads, engines that hang, going down, clients that share, and what to
-//! look at when something is wrong.
+//! What whoever operates a server meets: a log that nobody reads, engines that hang, going down, clients that share, certificates,
+//! web pages and proxies, and what to look at when something is wrong.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod going_down;
+mod https;
 mod hung;
 mod log;
 mod manners;
 mod on_call;
 #[path = "../support/mod.rs"]
 mod support;
+mod web_pages;
 
 use std::time::Duration;
 

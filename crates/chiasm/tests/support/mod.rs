@@ -31,7 +31,7 @@ pub fn chiasm(args: &[&str]) -> Command {
 /// A running `chiasm serve`. Killed when dropped.
 pub struct Server {
     child: Child,
-    /// `http://127.0.0.1:port`
+    /// `http://127.0.0.1:port`, or `https:`
     pub url: String,
     pub client: reqwest::Client,
     log: Arc<Mutex<Vec<String>>>,
@@ -71,8 +71,8 @@ impl Server {
                 }
                 eprintln!("  | {line}");
                 lines.lock().expect("not poisoned").push(line.clone());
-                if let Some((_, url)) = line.split_once(" url=http://") {
-                    let _ = sender.send(format!("http://{}", url.trim_end_matches("/v1")));
+                if let Some((_, url)) = line.split_once(" url=http") {
+                    let _ = sender.send(format!("http{}", url.trim_end_matches("/v1")));
                 }
             }
         });

@@ -1,0 +1,141 @@
+//! What HTTP is read from and written to: a client's socket as it is, or within TLS.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::connection::Connection;
+use super::metrics::ConnectionMetrics;
+use super::socket::Socket;
+
+/// The longest that a client may take for the handshake of TLS, which is two steps of a fraction of a second each.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// The channel to a client.
+pub(super) enum Channel {
+    Plain(Socket),
+    /// What TLS makes of the bytes goes through the socket like any others: it moves, is watched and fails as they do.
+    Encrypted(Box<TlsStream<Socket>>),
+}
+
+impl Channel {
+    /// As [`Socket`] does for a plain one: fails if the client has left whom an engine works for, and wakes the task when it
+    /// leaves. A client takes leave within TLS, so what it sent has to be deciphered to see that.
+    fn check_client(stream: &mut TlsStream<Socket>, cx: &mut Context<'_>) -> io::Result<()> {
+        if !stream.get_ref().0.is_ended_by_client() {
+            return Ok(());
+        }
+        match Pin::new(stream).poll_fill_buf(cx) {
+            Poll::Ready(Ok([])) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Ready(Err(error)) => Err(error),
+            Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
+        }
+    }
+
+    /// Looks after the client when TLS can't write.
+    fn watched<T>(
+        stream: &mut TlsStream<Socket>,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_pending() {
+            Self::check_client(stream, cx)?;
+        }
+        written
+    }
+}
+
+impl AsyncRead for Channel {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
+            Self::Encrypted(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Channel {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
+            Self::Encrypted(stream) => {
+                let written = Pin::new(&mut *stream).poll_write(cx, bytes);
+                Self::watched(stream, cx, written)
+            }
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, pieces),
+            Self::Encrypted(stream) => {
+                let written = Pin::new(&mut *stream).poll_write_vectored(cx, pieces);
+                Self::watched(stream, cx, written)
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(socket) => socket.is_write_vectored(),
+            Self::Encrypted(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
+            Self::Encrypted(stream) => {
+                Self::check_client(stream, cx)?;
+                Pin::new(stream).poll_flush(cx)
+            }
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+            Self::Encrypted(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// The handshake of TLS that a connection begins with.
+pub(super) struct Handshake {
+    pub(super) acceptor: TlsAcceptor,
+    /// The time for the head of a request, which the handshake is given, too, but no more than [`HANDSHAKE`].
+    pub(super) head_timeout: Duration,
+    /// Its other end is dropped when the server goes down: until then nobody has asked for anything.
+    pub(super) serving: watch::Receiver<()>,
+    pub(super) metrics: ConnectionMetrics,
+}
+
+impl Handshake {
+    /// The channel, if the client agrees on TLS in time. Else that is counted.
+    pub(super) async fn shake(mut self, socket: Socket, connection: &Connection) -> Option<Channel> {
+        let accepted = tokio::time::timeout(self.head_timeout.min(HANDSHAKE), self.acceptor.accept(socket));
+        let accepted = tokio::select! {
+            accepted = accepted => accepted,
+            // Nothing is ever sent: this is its end.
+            _ = self.serving.changed() => return None,
+        };
+        let failed = match accepted {
+            Ok(Ok(stream)) => return Some(Channel::Encrypted(Box::new(stream))),
+            Ok(Err(error)) => error.to_string(),
+            Err(late) => late.to_string(),
+        };
+        self.metrics.closed_unencrypted();
+        tracing::debug!(peer = %connection.peer(), error = failed, "a connection is closed: no TLS was agreed on");
+        None
+    }
+}
