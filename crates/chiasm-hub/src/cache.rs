@@ -122,16 +122,17 @@ impl ModelCache {
         linked().map_err(|error| HubError::file(&link, error))
     }
 
-    /// Which file is missing of what is wanted, judged by what is on the disk alone, and the paths of all files as far as they are known.
-    pub(crate) fn missing(&self, commit: &Commit, wanted: Wanted) -> (Option<String>, Vec<String>) {
+    /// Which files are missing of what is wanted, judged by what is on the disk alone, and the paths of all files as far as they
+    /// are known.
+    pub(crate) fn missing(&self, commit: &Commit, wanted: Wanted) -> (Vec<String>, Vec<String>) {
         if let Some(listing) = self.listing(commit) {
-            let missing = listing.wanted(wanted).into_iter().find(|(path, entry)| !self.has(commit, path, entry));
-            return (missing.map(|(path, _)| path.to_owned()), listing.paths());
+            let missing = listing.wanted(wanted).into_iter().filter(|(path, entry)| !self.has(commit, path, entry));
+            return (missing.map(|(path, _)| path.to_owned()).collect(), listing.paths());
         }
         // Written by an older huggingface_hub, which keeps no listing.
         let mut paths = Vec::new();
         walk(&self.snapshot(commit), "", MAX_DEPTH, &mut paths);
-        (self.seems_to_miss(commit, &paths, wanted.weights), paths)
+        (self.seems_to_miss(commit, &paths, wanted.weights).into_iter().collect(), paths)
     }
 
     fn seems_to_miss(&self, commit: &Commit, paths: &[String], weights: Option<Weights>) -> Option<String> {

@@ -47,7 +47,10 @@ pub enum HubError {
         revision: String,
     },
     /// The model exists, but not for this user.
-    #[error("{endpoint} does not let you have {repo} (status {status}): accept its terms on its page there, and {}", token_advice(*with_token))]
+    #[error(
+        "{endpoint} does not let you have {repo} (status {status}): accept its terms on its page there, and {}",
+        token_advice(*with_token)
+    )]
     Denied {
         /// The hub's host.
         endpoint: String,
@@ -72,7 +75,8 @@ pub enum HubError {
     },
     /// Nothing may be downloaded and some of it is missing.
     #[error(
-        "{repo} at revision '{revision}' is not complete in {cache}, {missing} is missing, and HF_HUB_OFFLINE is set: download it once without"
+        "{repo} at revision '{revision}' is not complete in {cache}, {missing} is missing, and HF_HUB_OFFLINE is set: \
+         download it once without"
     )]
     Incomplete {
         /// The model's id.
@@ -127,7 +131,12 @@ pub enum HubError {
         got: String,
     },
     /// The disk is too small for what is missing.
-    #[error("{} GB are to be downloaded into {}, where only {} GB are free: make room or set HF_HUB_CACHE", gigabytes(*needed), cache.display(), gigabytes(*free))]
+    #[error(
+        "{} GB are to be downloaded into {}, where only {} GB are free: make room or set HF_HUB_CACHE",
+        gigabytes(*needed),
+        cache.display(),
+        gigabytes(*free)
+    )]
     NoSpace {
         /// Bytes that are missing.
         needed: u64,

@@ -7,7 +7,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use crate::blob::{Missing, describe, download};
 use crate::cache::ModelCache;
 use crate::client::HubClient;
-use crate::listing::{Listing, Wanted};
+use crate::listing::{Entry, Listing, Wanted, is_needed, is_weights};
 use crate::repo::Commit;
 use crate::{HubError, HubSettings, Progress, RepoId, Revision};
 
@@ -42,8 +42,8 @@ pub struct Snapshot {
 
 /// Finds a model in the cache, or downloads what is missing there.
 ///
-/// A commit that is complete is served without any request, a branch or tag with one, for its commit. If the hub can't be asked, or
-/// refuses this user, what is in the cache is served if it is complete, with a warning.
+/// A commit that is complete is served without any request, a branch or tag with one, for its commit. If the hub can't be asked,
+/// or refuses this user, what is in the cache is served if it is complete, with a warning.
 ///
 /// Dropping the future ends the download; what came so far is left for the next one. It has to run in a tokio runtime.
 ///
@@ -54,10 +54,11 @@ pub async fn fetch(request: &HubRequest, progress: &Progress) -> Result<Snapshot
     if request.settings.offline {
         return cached(request, &cache);
     }
-    if let Some(commit) = request.revision.commit().filter(|commit| cache.listing(commit).is_some())
-        && let (None, files) = cache.missing(&commit, request.wanted)
-    {
-        return snapshot(&cache, &commit, files);
+    if let Some(commit) = request.revision.commit().filter(|commit| cache.listing(commit).is_some()) {
+        let (missing, files) = cache.missing(&commit, request.wanted);
+        if missing.is_empty() {
+            return snapshot(&cache, &commit, files);
+        }
     }
     let client = HubClient::new(&request.settings, &request.repo, &request.revision)?;
     match client.listing().await {
@@ -73,7 +74,8 @@ pub async fn fetch(request: &HubRequest, progress: &Progress) -> Result<Snapshot
     }
 }
 
-/// What is in the cache, if that is all that is wanted.
+/// What is in the cache, if nothing is missing that a model can't be served rightly without. vLLM and `transformers` download
+/// only what they know of, so that a few files are often missing of what they have put there.
 fn cached(request: &HubRequest, cache: &ModelCache) -> Result<Snapshot, HubError> {
     let (repo, revision) = (request.repo.to_string(), request.revision.to_string());
     let folder = request.settings.cache.clone();
@@ -81,10 +83,14 @@ fn cached(request: &HubRequest, cache: &ModelCache) -> Result<Snapshot, HubError
     let Some(commit) = commit else {
         return Err(HubError::NotCached { repo, revision, cache: folder });
     };
-    match cache.missing(&commit, request.wanted) {
-        (None, files) => snapshot(cache, &commit, files),
-        (Some(missing), _) => Err(HubError::Incomplete { repo, revision, cache: folder, missing }),
+    let (missing, files) = cache.missing(&commit, request.wanted);
+    if let Some(missing) = missing.iter().find(|path| is_needed(path)).cloned() {
+        return Err(HubError::Incomplete { repo, revision, cache: folder, missing });
     }
+    if !missing.is_empty() {
+        tracing::warn!(repo, ?missing, "some files of the model are not in the cache");
+    }
+    snapshot(cache, &commit, files)
 }
 
 fn snapshot(cache: &ModelCache, commit: &Commit, files: Vec<String>) -> Result<Snapshot, HubError> {
@@ -125,7 +131,7 @@ async fn download_all(
     client: &HubClient,
     cache: &ModelCache,
     commit: &Commit,
-    missing: Vec<(&str, &crate::listing::Entry)>,
+    missing: Vec<(&str, &Entry)>,
     progress: &Progress,
 ) -> Result<(), HubError> {
     let questions = missing.into_iter().map(|(path, entry)| describe(client, commit, path, entry));
@@ -151,8 +157,4 @@ fn check_room(cache: &ModelCache, needed: u64) -> Result<(), HubError> {
         return Err(HubError::NoSpace { needed, free, cache: cache.folder().to_owned() });
     }
     Ok(())
-}
-
-fn is_weights(path: &str) -> bool {
-    path.ends_with(".safetensors") || path.ends_with(".bin")
 }

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`repo`] | names of models and revisions |
 //! | [`settings`] | where hub and cache are, as the environment says |
+//! | [`fetch`](fetch()) | from a model's id to a folder with its files |
 //! | `listing` | the files of a commit, and which are wanted |
 //! | `cache` | folders and files of the cache |
 //! | `client` | requests to the hub: redirects, statuses, limits of time and bytes |

@@ -161,8 +161,8 @@ impl Listing {
             .collect()
     }
 
-    /// vLLM reads weights from the uppermost folder alone (`_prepare_weights`, `model_loader/default_loader.py`): Mistral's own if there
-    /// are any, else safetensors, else what PyTorch has pickled.
+    /// vLLM reads weights from the uppermost folder alone (`_prepare_weights`, `model_loader/default_loader.py`): Mistral's own
+    /// if there are any, else safetensors, else what PyTorch has pickled.
     fn weights(&self, kind: Weights) -> Vec<&str> {
         let top = || self.0.keys().map(String::as_str).filter(|path| !path.contains('/'));
         let safetensors: Vec<_> = top().filter(|path| path.ends_with(".safetensors")).collect();
@@ -192,6 +192,32 @@ fn is_configuration(path: &str) -> bool {
     [".json", ".jinja", ".model", ".txt", ".tiktoken"].iter().any(|end| name.ends_with(end))
         // Mistral's tokenizers have a version behind it.
         || name.starts_with("tokenizer.model.")
+}
+
+/// Whether a file has weights.
+pub(crate) fn is_weights(path: &str) -> bool {
+    path.ends_with(".safetensors") || path.ends_with(".bin")
+}
+
+/// Whether a model without this file, which it has on the hub, would be another one, or be written to in another way.
+pub(crate) fn is_needed(path: &str) -> bool {
+    const NAMES: [&str; 14] = [
+        "added_tokens",
+        "chat_template",
+        "config.json",
+        "generation_config",
+        "merges",
+        "model.safetensors.index",
+        "params.json",
+        "preprocessor_config",
+        "processor_config",
+        "special_tokens_map",
+        "tekken",
+        "tokenizer",
+        "video_preprocessor_config",
+        "vocab",
+    ];
+    is_weights(path) || path.ends_with(".py") || NAMES.iter().any(|name| path.starts_with(name))
 }
 
 /// Whether a relative path stays below the folder that it is put in, and can be the name of a file.

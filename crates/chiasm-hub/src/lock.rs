@@ -16,8 +16,8 @@ const TELL_AGAIN: Duration = Duration::from_secs(10);
 /// How long the other process may hold it without downloading anything. Hashing what it has does not take that long.
 const STUCK: Duration = Duration::from_secs(15 * 60);
 
-/// Locks a file as `filelock` in Python does, by `flock`; waits while another process holds it and makes progress with the blob. The
-/// lock ends with the file that is returned.
+/// Locks a file as `filelock` in Python does, by `flock`; waits while another process holds it and makes progress with the blob.
+/// The lock ends with the file that is returned.
 pub(crate) async fn lock(path: &Path, blob: &Path) -> Result<File, HubError> {
     // Others of the group may share the cache.
     let file = File::options().create(true).truncate(false).write(true).mode(0o664).open(path);

@@ -51,8 +51,8 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory with config.json, tokenizer.json and the processor's configuration, or the id of a model on the Hugging Face hub, such
-    /// as Qwen/Qwen2.5-VL-7B-Instruct
+    /// Directory with config.json, tokenizer.json and the processor's configuration, or the id of a model on the Hugging Face
+    /// hub, such as Qwen/Qwen2.5-VL-7B-Instruct
     pub(crate) model: PathBuf,
     /// Branch, tag or commit of a model on the hub, for all of its files [default: main]
     #[arg(long, env = "CHIASM_REVISION")]

@@ -9,8 +9,9 @@ use crate::download_bar::DownloadBar;
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
 
-/// Makes MODEL a directory: one that exists is left as it is, the id of a model on the hub becomes the folder of its snapshot in the hub's
-/// cache, into which what is missing is downloaded. Engines that are launched get that folder too, so that all have the same revision.
+/// Makes MODEL a directory: one that exists is left as it is, the id of a model on the hub becomes the folder of its snapshot in
+/// the hub's cache, into which what is missing is downloaded. Engines that are launched get that folder too, so that all have the
+/// same revision.
 ///
 /// # Errors
 /// [`CliError::Usage`] if it is neither, or for a revision that can't be heeded; [`CliError::Hub`] if the model can't be had.

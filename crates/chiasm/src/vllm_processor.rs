@@ -150,3 +150,25 @@ pub(crate) fn options(
 fn default_children() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn weights_that_only_the_hub_has_tell_who_reads_the_model_too() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("params.json"), "{}").unwrap();
+        let cli = ["chiasm", "serve", dir.path().to_str().unwrap(), "--sim", "1"];
+        let Command::Serve(mut args) = Cli::parse_from(cli).command else { panic!("serve") };
+        let flags = VllmFlags::default();
+        assert!(matches!(native_images(&args, &flags), Ok(NativeImages::WhereSupported)));
+        args.hub_files = vec!["other/consolidated.safetensors".to_owned()];
+        assert!(matches!(native_images(&args, &flags), Ok(NativeImages::WhereSupported)));
+        args.hub_files.push("consolidated.safetensors".to_owned());
+        assert!(matches!(native_images(&args, &flags), Ok(NativeImages::Never)));
+    }
+}

@@ -120,6 +120,25 @@ async fn a_cache_without_a_listing_is_judged_by_its_files() {
 }
 
 #[tokio::test]
+async fn offline_does_without_files_that_change_nothing() {
+    let hub = Hub::start().await;
+    hub.world.lock().unwrap().files.insert("results.json", b"{}".to_vec());
+    let online = hub.fetch("main", true).await.unwrap();
+    fs::remove_file(online.dir.join("results.json")).unwrap();
+    assert_eq!(hub.offline("main", true).await.unwrap(), online);
+    for needed in ["tokenizer.json", "chat_templates/default.jinja", "model.safetensors"] {
+        let (file, away) = (online.dir.join(needed), hub.home.path().join("away"));
+        fs::rename(&file, &away).unwrap();
+        let error = hub.offline("main", true).await.unwrap_err();
+        assert!(matches!(&error, HubError::Incomplete { missing, .. } if missing == needed), "{error}");
+        fs::rename(&away, &file).unwrap();
+    }
+    // Online it comes again, also if the commit is named.
+    hub.fetch(COMMIT, true).await.unwrap();
+    assert!(online.dir.join("results.json").is_file());
+}
+
+#[tokio::test]
 async fn a_hub_that_is_down_leaves_the_cache() {
     let hub = Hub::start().await;
     let first = hub.fetch("main", false).await.unwrap();

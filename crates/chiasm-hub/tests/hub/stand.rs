@@ -1,5 +1,5 @@
-//! A small hub on loopback that speaks as the real one: the description of a model, files of git's own, and files that are linked to
-//! another host with redirects, ETags and ranges. It counts what it is asked for, and can be told to misbehave.
+//! A small hub on loopback that speaks as the real one: the description of a model, files of git's own, and files that are linked
+//! to another host with redirects, ETags and ranges. It counts what it is asked for, and can be told to misbehave.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
