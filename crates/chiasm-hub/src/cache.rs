@@ -108,6 +108,10 @@ impl ModelCache {
             }
             // Relative, so that the cache can be moved.
             let target = format!("{}blobs/{etag}", "../".repeat(path.split('/').count() + 1));
+            if fs::read_link(&link).is_ok_and(|known| known == Path::new(&target)) {
+                // Another process was sooner, and may be reading it.
+                return Ok(());
+            }
             // Something of another size or without a target.
             match fs::remove_file(&link) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
