@@ -15,6 +15,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chiasm_hub::Revision;
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
@@ -54,8 +55,15 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory with config.json, tokenizer.json and the processor's configuration
+    /// Directory with config.json, tokenizer.json and the processor's configuration, or the id of a model on the Hugging Face
+    /// hub, such as Qwen/Qwen2.5-VL-7B-Instruct
     pub(crate) model: PathBuf,
+    /// Branch, tag or commit of a model on the hub, for all of its files [default: main]
+    #[arg(long, env = "CHIASM_REVISION")]
+    pub(crate) revision: Option<Revision>,
+    /// The paths of all files that a model on the hub has, here or not; none for a directory. Known once the model is found
+    #[arg(skip)]
+    pub(crate) hub_files: Vec<String>,
     /// The model's name in requests [default: MODEL as given]
     #[arg(long, env = "CHIASM_SERVED_MODEL_NAME")]
     pub(crate) served_model_name: Option<String>,

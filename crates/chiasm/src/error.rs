@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use chiasm_engine::ShmTooSmall;
+use chiasm_hub::HubError;
 use chiasm_media::MediaError;
 use chiasm_server::fleet::NoEngines;
 use chiasm_server::model::ModelError;
@@ -20,6 +21,8 @@ pub(crate) enum CliError {
     File { path: PathBuf, source: io::Error },
     #[error("can't listen on {address}: {source}; is another server there? --port 0 picks a free one")]
     Listen { address: std::net::SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Hub(#[from] HubError),
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `cli` | the command line |
 //! | `serve` | engines, a frontend before them, an orderly end |
+//! | `hub_model` | a model given by its id on the Hugging Face hub |
+//! | `download_bar` | how far its download is, on a terminal or in the log |
 //! | `vllm_flags` | flags for vLLM that change what an image becomes |
 //! | `demo` | the main job in a minute, on simulated engines |
 //! | `log` | lines on standard error that nobody waits for |
@@ -17,8 +19,10 @@
 
 mod cli;
 mod demo;
+mod download_bar;
 mod engines;
 mod error;
+mod hub_model;
 mod inspect;
 mod log;
 mod npy;

@@ -23,7 +23,7 @@ use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{signals, state_folder, vllm_processor};
+use crate::{hub_model, signals, state_folder, vllm_processor};
 use settings::{
     arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, receiver_cache_gb,
     router_config, routing_options,
@@ -38,13 +38,15 @@ const LAST_CHUNKS: Duration = Duration::from_secs(1);
 
 /// Runs until SIGTERM or Ctrl-C. `log_counts` tells what the log has counted so far.
 pub(crate) async fn run(
-    args: ServeArgs,
+    mut args: ServeArgs,
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let keys = args.access.keys()?;
     let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
     let flags = VllmFlags::read(&args.vllm_args)?;
+    // From here on the model is a directory, for engines and processor too.
+    hub_model::locate(&mut args, &flags).await?;
     let native = vllm_processor::native_images(&args, &flags)?;
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = with_engine_kwargs(model, &args, &flags)?;

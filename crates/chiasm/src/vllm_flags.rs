@@ -23,6 +23,13 @@ const MODEL_IMPL: &str = "--model-impl";
 const CONFIG_FORMAT: &str = "--config-format";
 /// It chooses tokenizer and renderer. There is a `--tokenizer`, too.
 const TOKENIZER_MODE: &str = "--tokenizer-mode";
+/// Runs Python code that comes with the model.
+const TRUST_REMOTE_CODE: &str = "--trust-remote-code";
+const NO_TRUST_REMOTE_CODE: &str = "--no-trust-remote-code";
+/// Which weights are loaded, of a model that has several kinds.
+const LOAD_FORMAT: &str = "--load-format";
+/// Which revision of a model on the hub.
+const REVISION: &str = "--revision";
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
@@ -39,6 +46,12 @@ pub(crate) struct VllmFlags {
     pub(crate) config_format: String,
     /// `auto` unless the flag is given.
     pub(crate) tokenizer_mode: String,
+    /// Whether Python code that comes with the model is run.
+    pub(crate) trust_remote_code: bool,
+    /// `auto` unless the flag is given.
+    pub(crate) load_format: String,
+    /// Whether the flag is given.
+    pub(crate) has_revision: bool,
 }
 
 impl VllmFlags {
@@ -49,8 +62,7 @@ impl VllmFlags {
     /// [`CliError::File`] the configuration that can't be read.
     pub(crate) fn read(args: &[String]) -> Result<Self, CliError> {
         let (mut processor, mut media) = (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
-        let (mut normalize, mut foreign_model) = (true, false);
-        let (mut config_format, mut tokenizer_mode) = ("auto".to_owned(), "auto".to_owned());
+        let mut flags = Self::default();
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             let Some(flag) = Spelled::read(arg) else { continue };
@@ -63,20 +75,39 @@ impl VllmFlags {
             } else if let Some(json) = [&mut processor, &mut media].into_iter().find(|json| flag.means(json.name)) {
                 json.add(flag.path, value()?)?;
             } else if flag.name != "--model" && flag.means(MODEL_IMPL) {
-                foreign_model = !["auto", "vllm"].contains(&value()?);
+                flags.foreign_model = !["auto", "vllm"].contains(&value()?);
             } else if flag.means(CONFIG_FORMAT) {
-                value()?.clone_into(&mut config_format);
+                value()?.clone_into(&mut flags.config_format);
             } else if flag.name != "--tokenizer" && flag.means(TOKENIZER_MODE) {
                 // vLLM does not mind capitals.
-                tokenizer_mode = value()?.to_lowercase();
-            } else if flag.means(NORMALIZE) {
-                normalize = true;
-            } else if flag.means(NO_NORMALIZE) {
-                normalize = false;
+                flags.tokenizer_mode = value()?.to_lowercase();
+            } else if flag.means(LOAD_FORMAT) {
+                value()?.clone_into(&mut flags.load_format);
+            } else if flag.means(REVISION) {
+                flags.has_revision = true;
+            } else if flag.means(TRUST_REMOTE_CODE) || flag.means(NO_TRUST_REMOTE_CODE) {
+                flags.trust_remote_code = flag.means(TRUST_REMOTE_CODE);
+            } else if flag.means(NORMALIZE) || flag.means(NO_NORMALIZE) {
+                flags.normalize = flag.means(NORMALIZE);
             }
         }
         check_media_io(&media.object)?;
-        Ok(Self { processor_kwargs: processor.object, normalize, foreign_model, config_format, tokenizer_mode })
+        Ok(Self { processor_kwargs: processor.object, ..flags })
+    }
+}
+
+impl Default for VllmFlags {
+    fn default() -> Self {
+        Self {
+            processor_kwargs: Map::new(),
+            normalize: true,
+            foreign_model: false,
+            config_format: "auto".to_owned(),
+            tokenizer_mode: "auto".to_owned(),
+            trust_remote_code: false,
+            load_format: "auto".to_owned(),
+            has_revision: false,
+        }
     }
 }
 
@@ -229,6 +260,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_fetched_of_a_model_on_the_hub_is_said_in_every_spelling() {
+        let said = |args: &[&str]| {
+            let VllmFlags { trust_remote_code, load_format, has_revision, .. } = read(args).unwrap();
+            (trust_remote_code, load_format, has_revision)
+        };
+        assert_eq!(said(&["--trust_remote_code", "--load-format=mistral"]), (true, "mistral".to_owned(), false));
+        assert_eq!(said(&["--trust-remote", "--no-trust-remote-code", "--rev=v1"]), (false, "auto".to_owned(), true));
+        assert_eq!(said(&["--tokenizer-revision", "x", "--code-revision=y"]), (false, "auto".to_owned(), false));
+    }
+
+    #[test]
     fn processor_kwargs_are_found_in_every_spelling() {
         let expected = json!({"max_pixels": 50000});
         for args in [
@@ -251,17 +293,7 @@ mod tests {
             &["--mm-encoder-tp-mode", "data", "--mm-processor-kwargs", "None"],
             &["--mm-processor-kwargs", "{}", "--media-io-kwargs", "{}"],
         ] {
-            assert_eq!(
-                read(args).unwrap(),
-                VllmFlags {
-                    processor_kwargs: Map::new(),
-                    normalize: true,
-                    foreign_model: false,
-                    config_format: "auto".to_owned(),
-                    tokenizer_mode: "auto".to_owned(),
-                },
-                "{args:?}"
-            );
+            assert_eq!(read(args).unwrap(), VllmFlags::default(), "{args:?}");
         }
     }
 

@@ -23,10 +23,7 @@ const MEDIA_WORDS: [&str; 7] = ["audio", "image", "img", "mm_", "speech", "video
 pub(crate) fn native_images(args: &ServeArgs, flags: &VllmFlags) -> Result<NativeImages, CliError> {
     let foreign = [
         (flags.foreign_model, "leave out --model-impl after --"),
-        (
-            is_read_as_mistrals(flags, &args.model),
-            "give --config-format hf after --, or engines read Mistral's own files",
-        ),
+        (is_read_as_mistrals(flags, args), "give --config-format hf after --, or engines read Mistral's own files"),
     ];
     let way_out = foreign.into_iter().find_map(|(is_foreign, way_out)| is_foreign.then_some(way_out));
     match (args.processor.processor, way_out) {
@@ -41,32 +38,34 @@ pub(crate) fn native_images(args: &ServeArgs, flags: &VllmFlags) -> Result<Nativ
 
 /// Whether vLLM takes the model from Mistral's files, and runs other classes with other tensors (`get_config`,
 /// `transformers_utils/config.py`). Many models come in both formats.
-fn is_read_as_mistrals(flags: &VllmFlags, dir: &Path) -> bool {
+fn is_read_as_mistrals(flags: &VllmFlags, args: &ServeArgs) -> bool {
     match flags.config_format.as_str() {
-        "auto" => has_mistrals_weights(dir) && dir.join("params.json").is_file(),
+        "auto" => has_mistrals_weights(args) && args.model.join("params.json").is_file(),
         format => format == "mistral",
     }
 }
 
 /// Whether vLLM writes conversations by code for certain, as far as flags and files tell (`resolve_tokenizer_args`,
 /// `tokenizers/registry.py`). It does for some architectures without a chat template, too.
-fn writes_by_code(flags: &VllmFlags, dir: &Path) -> bool {
+fn writes_by_code(flags: &VllmFlags, args: &ServeArgs) -> bool {
     match flags.tokenizer_mode.as_str() {
         "auto" => {
-            has_mistrals_weights(dir)
-                && has_file(dir, |name| name == "tekken.json" || name.starts_with("tokenizer.model.v"))
+            has_mistrals_weights(args)
+                && has_file(args, |name| name == "tekken.json" || name.starts_with("tokenizer.model.v"))
         }
         mode => mode != "hf",
     }
 }
 
-fn has_mistrals_weights(dir: &Path) -> bool {
-    has_file(dir, |name| name.starts_with("consolidated") && name.ends_with(".safetensors"))
+fn has_mistrals_weights(args: &ServeArgs) -> bool {
+    has_file(args, |name| name.starts_with("consolidated") && name.ends_with(".safetensors"))
 }
 
-fn has_file(dir: &Path, is_it: impl Fn(&str) -> bool) -> bool {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+/// Whether the model has such a file in its uppermost folder. A model on the hub has its weights also where nobody needs them here.
+fn has_file(args: &ServeArgs, is_it: impl Fn(&str) -> bool) -> bool {
+    let entries = std::fs::read_dir(&args.model).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| entry.file_name().to_str().is_some_and(&is_it))
+        || args.hub_files.iter().any(|path| is_it(path))
 }
 
 /// Whether the model takes media that Chiasm does not make itself, for certain; and whether it seems so.
@@ -95,7 +94,7 @@ pub(crate) fn options(
     vllm_flags: &[String],
 ) -> Result<Option<HelperOptions>, CliError> {
     let ProcessorArgs { processor, .. } = args.processor;
-    let by_code = writes_by_code(flags, &args.model);
+    let by_code = writes_by_code(flags, args);
     if processor == ProcessorChoice::Native {
         if by_code {
             let message = "--processor native has the chat template write conversations, but vLLM's code writes this model's: \
@@ -150,4 +149,26 @@ pub(crate) fn options(
 /// The async threads and the engines need a core too.
 fn default_children() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn weights_that_only_the_hub_has_tell_who_reads_the_model_too() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("params.json"), "{}").unwrap();
+        let cli = ["chiasm", "serve", dir.path().to_str().unwrap(), "--sim", "1"];
+        let Command::Serve(mut args) = Cli::parse_from(cli).command else { panic!("serve") };
+        let flags = VllmFlags::default();
+        assert!(matches!(native_images(&args, &flags), Ok(NativeImages::WhereSupported)));
+        args.hub_files = vec!["other/consolidated.safetensors".to_owned()];
+        assert!(matches!(native_images(&args, &flags), Ok(NativeImages::WhereSupported)));
+        args.hub_files.push("consolidated.safetensors".to_owned());
+        assert!(matches!(native_images(&args, &flags), Ok(NativeImages::Never)));
+    }
 }

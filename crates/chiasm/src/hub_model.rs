@@ -1,0 +1,107 @@
+//! A model given by its id on the Hugging Face hub.
+
+use std::sync::Arc;
+
+use chiasm_hub::{HubRequest, HubSettings, Progress, Wanted, Weights, fetch};
+
+use crate::cli::ServeArgs;
+use crate::download_bar::DownloadBar;
+use crate::error::CliError;
+use crate::vllm_flags::VllmFlags;
+
+/// Makes MODEL a directory: one that exists is left as it is, the id of a model on the hub becomes the folder of its snapshot in
+/// the hub's cache, into which what is missing is downloaded. Engines that are launched get that folder too, so that all have the
+/// same revision.
+///
+/// # Errors
+/// [`CliError::Usage`] if it is neither, or for a revision that can't be heeded; [`CliError::Hub`] if the model can't be had.
+pub(crate) async fn locate(args: &mut ServeArgs, flags: &VllmFlags) -> Result<(), CliError> {
+    let Some(request) = request(args, flags)? else { return Ok(()) };
+    let progress = Arc::new(Progress::default());
+    let bar = DownloadBar::show(request.repo.to_string(), progress.clone());
+    let fetched = fetch(&request, &progress).await;
+    drop(bar);
+    let snapshot = fetched?;
+    let (model, dir) = (&request.repo, snapshot.dir.display());
+    tracing::info!(%model, revision = %request.revision, commit = snapshot.commit, %dir, "the model is in the hub's cache");
+    (args.model, args.hub_files) = (snapshot.dir, snapshot.files);
+    Ok(())
+}
+
+/// What is to be fetched; nothing for a directory.
+fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, CliError> {
+    let model = args.model.display();
+    if args.model.exists() {
+        return match &args.revision {
+            Some(_) => Err(CliError::Usage(format!(
+                "--revision is for models of the hub, and {model} is on this machine: leave it out"
+            ))),
+            None => Ok(None),
+        };
+    }
+    let Some(repo) = args.model.to_str().and_then(|id| id.parse().ok()) else {
+        let example = "Qwen/Qwen2.5-VL-7B-Instruct";
+        return Err(CliError::Usage(format!(
+            "MODEL {model} is no directory, and no id of a model on the hub such as {example}"
+        )));
+    };
+    if flags.has_revision {
+        // vLLM is given a directory and would take no notice of it.
+        let message = "--revision after -- would say nothing to vLLM: give it before --, for Chiasm and vLLM together";
+        return Err(CliError::Usage(message.to_owned()));
+    }
+    let launches = args.engines.sim.is_none() && args.engines.attach.is_empty();
+    let kind = if flags.load_format == "auto" { Weights::AsVllmChooses } else { Weights::All };
+    Ok(Some(HubRequest {
+        repo,
+        revision: args.revision.clone().unwrap_or_default(),
+        wanted: Wanted { weights: launches.then_some(kind), code: flags.trust_remote_code },
+        settings: HubSettings::from_env()?,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn asked(args: &[&str]) -> Result<Option<HubRequest>, String> {
+        let cli = ["chiasm", "serve"].iter().chain(args);
+        let Command::Serve(args) = Cli::parse_from(cli).command else { panic!("serve") };
+        request(&args, &VllmFlags::read(&args.vllm_args).unwrap()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_directory_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().to_str().unwrap();
+        assert!(asked(&[path]).unwrap().is_none());
+        assert!(asked(&[path, "--", "--revision", "v1"]).unwrap().is_none(), "as ever");
+        assert!(asked(&[path, "--revision", "v1"]).unwrap_err().contains("--revision"));
+    }
+
+    #[test]
+    fn weights_are_for_engines_that_are_launched_and_code_for_those_that_trust_it() {
+        let wanted = |args: &[&str]| {
+            let Wanted { weights, code } = asked(&[&["owner/name"], args].concat()).unwrap().unwrap().wanted;
+            (weights, code)
+        };
+        assert_eq!(wanted(&[]), (Some(Weights::AsVllmChooses), false));
+        assert_eq!(wanted(&["--engines", "2", "--", "--load-format", "hf"]), (Some(Weights::All), false));
+        assert_eq!(wanted(&["--sim", "1"]), (None, false));
+        assert_eq!(wanted(&["--attach", "tcp://127.0.0.1:1", "--", "--trust-remote-code"]), (None, true));
+    }
+
+    #[test]
+    fn what_is_no_model_or_no_revision_is_refused() {
+        for model in ["/models/typo", "./typo", "a/b/c", "~/x"] {
+            assert!(asked(&[model]).unwrap_err().contains(model), "{model}");
+        }
+        assert!(asked(&["owner/name", "--", "--revision=v1"]).unwrap_err().contains("before --"));
+        let revision = asked(&["owner/name", "--revision", "refs/pr/1"]).unwrap().unwrap().revision;
+        assert_eq!(revision.as_str(), "refs/pr/1");
+        assert!(Cli::try_parse_from(["chiasm", "serve", "owner/name", "--revision", "../x"]).is_err());
+    }
+}
