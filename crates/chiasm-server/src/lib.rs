@@ -63,8 +63,8 @@ mod tls;
 mod workers;
 
 pub use access::ApiKeys;
-pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
 pub use cors::{Allowed, Cors, CorsError};
+pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
 pub use owner::{Network, NoNetwork, TrustedProxies};
 pub use pipeline::HelperOptions;
 pub use root_path::{NoRootPath, RootPath};
