@@ -35,6 +35,19 @@ TOOL_TALK = [
     user("And tomorrow?"),
 ]
 
+
+
+def function(name, description=None, parameters=None, **more):
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters, **more}}
+
+
+WEATHER = function("weather", "Tells the weather — naïvely.", {
+    "type": "object", "required": ["city"], "additionalProperties": False, "$schema": "x", "properties": {
+        "city": {"type": "string", "description": "Köln, \"北京\" & <so> on's"},
+        "days": {"type": ["integer", "null"], "default": 1, "minimum": 0.5, "enum": [1, 2.0, 1e-7, None, True]},
+        "more": {"type": "object", "properties": {"a": {"anyOf": [{"type": "array", "items": {"type": "number"}}, {}]}}}}})
+ALL = [WEATHER, function("now"), function("ping", "", {}, strict=True)]
+
 TEXT = {
     "hello": dict(messages=[user("Hello!")]),
     "system": dict(messages=[system("You are terse."), user("Hello!")]),
@@ -69,6 +82,11 @@ TEXT = {
     "thought": dict(messages=[user("Hi"), assistant("<think>\nhm\n</think>\n\nHello"), user("Again"),
                               assistant("<think>\nso\n</think>\nYes")], add_generation_prompt=False),
     "tools": dict(messages=TOOL_TALK),
+    "functions": dict(messages=[system("You are terse."), user("Weather in Köln?")], tools=ALL),
+    "functions without a system message": dict(messages=[user("Weather in Köln?")], tools=[WEATHER]),
+    "functions and calls": dict(messages=TOOL_TALK, tools=ALL),
+    "functions without thinking": dict(messages=[user("Hi")], tools=ALL, chat_template_kwargs={"enable_thinking": False}),
+    "functions that are not to be called": dict(messages=[user("Hi")], tools=ALL, tool_choice="none"),
     "two calls": dict(messages=[user("Both?"), assistant("Sure.", tool_calls=[call("a", "{}"), call("b", '{"k": [1, 2]}', "call_2")]),
                                 {"role": "tool", "tool_call_id": "call_1", "content": "A"},
                                 {"role": "tool", "tool_call_id": "call_2", "content": [text("B"), text("C")]}]),
@@ -101,6 +119,7 @@ IMAGES = {
     "images between texts": dict(messages=[user(text("Compare"), IMAGE, text("and"), IMAGE, text("!"))]),
     "images over turns": dict(messages=[system("See."), user(IMAGE, text("One")), assistant("ok"), user(text("Two"), IMAGE, IMAGE)]),
     "image ids": dict(messages=[user(IMAGE, text("a"), IMAGE)], chat_template_kwargs={"add_vision_id": True}),
+    "image and functions": dict(messages=[user(IMAGE, text("What is this?"))], tools=ALL),
     "placeholder in the text": dict(messages=[user(text("<image> here"), IMAGE)]),
     "too many placeholders in the text": dict(messages=[user(text("<image><image>"), IMAGE)]),
     "image in a tool's answer": dict(messages=[user("Go"), assistant("", tool_calls=[call("a", "{}")]),

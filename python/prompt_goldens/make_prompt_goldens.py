@@ -49,14 +49,18 @@ def chat(renderer, model_config, body):
     """The prompt of one request, or the error that vLLM gives."""
     try:
         request = ChatCompletionRequest.model_validate(dict(body, model="m"))
-        params = request.build_chat_params(None, "auto").with_defaults({"tools": None, "tokenize": False})
+        tools = request.tools and [tool.model_dump() for tool in request.tools]
+        params = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": False})
         _, prompt = renderer.render_messages(request.messages, params)
         tokens = renderer.tokenize_prompt(prompt, request.build_tok_params(model_config))
     except Exception as error:  # whatever vLLM says no to
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     result = {"prompt": prompt["prompt"], "tokens": tokens["prompt_token_ids"]}
     if "multi_modal_data" in tokens:
-        expanded = renderer.process_for_engine(tokens, 0.0)
+        try:
+            expanded = renderer.process_for_engine(tokens, 0.0)
+        except AssertionError as error:  # a template that leaves the image out
+            return dict(result, expansion_error=str(error).splitlines()[0])
         result["expanded"] = [[id, len(list(run))] for id, run in itertools.groupby(expanded["prompt_token_ids"])]
         ranges = expanded["mm_placeholders"]["image"]
         assert all(place.is_embed is None for place in ranges)

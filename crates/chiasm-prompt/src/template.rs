@@ -86,6 +86,8 @@ const PASSED_OVER: [&str; 10] = [
 #[derive(Clone)]
 pub struct ChatTemplate {
     inner: Arc<Inner>,
+    /// For conversations with functions, where that is another one.
+    for_tools: Option<Arc<Inner>>,
 }
 
 struct Inner {
@@ -169,16 +171,26 @@ impl ChatTemplate {
     /// # Errors
     /// Files that can't be read or parsed, and templates that don't compile.
     pub fn from_model_dir(dir: &Path, override_path: Option<&Path>) -> Result<Option<Self>, PromptError> {
-        let source = match override_path {
-            None => source::find(dir)?,
-            Some(path) => Some(source::from_file(path)?.ok_or_else(|| PromptError::Unreadable {
-                path: path.to_owned(),
-                source: io::ErrorKind::NotFound.into(),
-            })?),
+        let (source, for_tools) = match override_path {
+            None => (source::find(dir)?, source::find_for_tools(dir)?),
+            Some(path) => {
+                let source = source::from_file(path)?;
+                let not_found =
+                    || PromptError::Unreadable { path: path.to_owned(), source: io::ErrorKind::NotFound.into() };
+                (Some(source.ok_or_else(not_found)?), None)
+            }
         };
         let Some(source) = source else { return Ok(None) };
         let special_tokens = SpecialTokens::from_model_dir(dir)?.named;
-        Self::compile(source, special_tokens, RenderLimits::default(), environment::system_clock()).map(Some)
+        let for_tools = for_tools.filter(|for_tools| for_tools.text != source.text);
+        let mut template =
+            Self::compile(source, special_tokens.clone(), RenderLimits::default(), environment::system_clock())?;
+        if let Some(for_tools) = for_tools {
+            let for_tools =
+                Self::compile(for_tools, special_tokens, RenderLimits::default(), environment::system_clock())?;
+            template.for_tools = Some(for_tools.inner);
+        }
+        Ok(Some(template))
     }
 
     /// The same template with other limits.
@@ -186,8 +198,12 @@ impl ChatTemplate {
     /// # Errors
     /// None in practice: the template has compiled before.
     pub fn with_limits(&self, limits: RenderLimits) -> Result<Self, PromptError> {
-        let source = Source { text: self.inner.source.clone(), origin: NAME.to_owned() };
-        Self::compile(source, self.inner.special_tokens.clone(), limits, self.inner.clock.clone())
+        let limited = |inner: &Inner| {
+            let source = Source { text: inner.source.clone(), origin: NAME.to_owned() };
+            Self::compile(source, inner.special_tokens.clone(), limits, inner.clock.clone())
+        };
+        let for_tools = self.for_tools.as_deref().map(limited).transpose()?.map(|template| template.inner);
+        Ok(Self { for_tools, ..limited(&self.inner)? })
     }
 
     /// The form of content that the template wants.
@@ -195,9 +211,9 @@ impl ChatTemplate {
         self.inner.format
     }
 
-    /// The template's text.
-    pub fn source(&self) -> &str {
-        &self.inner.source
+    /// The text of the template that writes conversations with functions.
+    pub fn source_for_tools(&self) -> &str {
+        &self.for_tools.as_ref().unwrap_or(&self.inner).source
     }
 
     /// Renders a conversation.
@@ -219,6 +235,10 @@ impl ChatTemplate {
     ) -> Result<String, PromptError> {
         if messages.is_empty() {
             return Err(PromptError::NoMessages);
+        }
+        if let Some(for_tools) = self.for_tools.as_ref().filter(|_| options.tools.is_some()) {
+            let for_tools = Self { inner: for_tools.clone(), for_tools: None };
+            return for_tools.render(messages, markers, options);
         }
         if options.add_generation_prompt && options.continue_final_message {
             return Err(PromptError::ContinueAndGenerate);
@@ -244,7 +264,7 @@ impl ChatTemplate {
         let environment = environment::environment(NAME, prepared, limits.fuel, clock.clone())
             .map_err(|error| PromptError::TemplateSyntax { origin: source.origin, reason: error.to_string() })?;
         let inner = Inner { environment, source: source.text, special_tokens, format, limits, clock };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(inner), for_tools: None })
     }
 
     fn render_dicts(&self, messages: Vec<Value>, options: &RenderOptions) -> Result<String, PromptError> {

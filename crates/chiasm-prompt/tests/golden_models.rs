@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use chiasm_prompt::{
     ChatContent, ChatMessage, ChatPart, ChatTemplate, ContentFormat, Detokenizer, Item, Marker, MarkerText, Markers,
@@ -69,6 +70,7 @@ fn options(body: &Value) -> RenderOptions {
         add_generation_prompt: body["add_generation_prompt"].as_bool().unwrap_or(true),
         continue_final_message: body["continue_final_message"].as_bool().unwrap_or(false),
         kwargs: body["chat_template_kwargs"].as_object().cloned().unwrap_or_else(Map::new),
+        tools: body.get("tools").map(|tools| Arc::new(tools.clone())),
     }
 }
 

@@ -60,7 +60,7 @@ impl AnswerFormat {
         tool_parser: &ParserChoice,
         reasoning_parser: &ParserChoice,
     ) -> Result<Self, UnknownParser> {
-        let detected = template.map(|template| detect(template.source())).unwrap_or_default();
+        let detected = template.map(|template| detect(template.source_for_tools())).unwrap_or_default();
         let chosen = |choice: &ParserChoice, detected: Option<&str>| match choice {
             ParserChoice::Detect => detected.map(str::to_owned),
             ParserChoice::None => None,

@@ -52,7 +52,8 @@ class Conversations:
         tokenizer = self._renderer.get_tokenizer()
         is_mistral = isinstance(tokenizer, mistral.MistralTokenizer)
         request = ChatCompletionRequest(messages=_with_urls(messages) if is_mistral else messages, **settings)
-        params = request.build_chat_params(None, "auto").with_defaults({"tokenize": is_mistral})
+        tools = request.tools and [tool.model_dump() for tool in request.tools]
+        params = request.build_chat_params(None, "auto").with_defaults({"tools": tools, "tokenize": is_mistral})
         if is_mistral:
             return _of_mistral(tokenizer, request, params.get_apply_chat_template_kwargs(), items), list(range(len(items)))
         _, prompt = self._renderer.render_messages(request.messages, params)

@@ -8,12 +8,13 @@ use crate::PromptError;
 use crate::model_file::{read_object, read_text};
 
 /// A template's text and where it is from.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Source {
     pub(super) text: String,
     pub(super) origin: String,
 }
 
-/// The template of a model directory; `None` if it has none.
+/// The template of a model directory for conversations without functions; `None` if it has none.
 ///
 /// vLLM asks the processor first and the tokenizer second (`resolve_chat_template`, `vllm/renderers/hf.py`). A processor
 /// has its own old file, `chat_template.json`, which beats `chat_template.jinja`; a tokenizer does not know that file.
@@ -22,22 +23,36 @@ pub(super) fn find(dir: &Path) -> Result<Option<Source>, PromptError> {
     let has_processor = tokenizer_config.contains_key("processor_class")
         || ["processor_config.json", "preprocessor_config.json"].iter().any(|name| dir.join(name).exists());
     if has_processor
-        && let Some(source) = match from_json(dir.join("processor_config.json"))? {
+        && let Some(source) = match from_json(dir.join("processor_config.json"), &["default"])? {
             Some(source) => Some(source),
-            None => from_json(dir.join("chat_template.json"))?,
+            None => from_json(dir.join("chat_template.json"), &["default"])?,
         }
     {
         return Ok(Some(source));
     }
-    for name in ["chat_template.jinja", "chat_templates/default.jinja"] {
-        if let Some(source) = from_file(&dir.join(name))? {
-            return Ok(Some(source));
+    match of_tokenizer(dir, &["default"])? {
+        Some(source) => Ok(Some(source)),
+        None => from_json(dir.join("chat_template.json"), &["default"]),
+    }
+}
+
+/// The template for conversations with functions, which is the tokenizer's alone; `None` if it has none.
+pub(super) fn find_for_tools(dir: &Path) -> Result<Option<Source>, PromptError> {
+    of_tokenizer(dir, &["tool_use", "default"])
+}
+
+/// The tokenizer's template of the first of these names that there is.
+fn of_tokenizer(dir: &Path, names: &[&str]) -> Result<Option<Source>, PromptError> {
+    for name in names {
+        // The file without a name is the default.
+        let unnamed = (*name == "default").then(|| "chat_template.jinja".to_owned());
+        for file in unnamed.into_iter().chain([format!("chat_templates/{name}.jinja")]) {
+            if let Some(source) = from_file(&dir.join(file))? {
+                return Ok(Some(source));
+            }
         }
     }
-    match from_json(dir.join("tokenizer_config.json"))? {
-        Some(source) => Ok(Some(source)),
-        None => from_json(dir.join("chat_template.json")),
-    }
+    from_json(dir.join("tokenizer_config.json"), names)
 }
 
 /// A template file.
@@ -45,8 +60,9 @@ pub(super) fn from_file(path: &Path) -> Result<Option<Source>, PromptError> {
     Ok(read_text(path)?.map(|text| Source { text, origin: path.display().to_string() }))
 }
 
-/// The `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an object from names to templates.
-fn from_json(path: PathBuf) -> Result<Option<Source>, PromptError> {
+/// The `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an object from names to templates, of which the
+/// first of `names` that is there counts.
+fn from_json(path: PathBuf, names: &[&str]) -> Result<Option<Source>, PromptError> {
     let named: Vec<(String, Value)> = match read_object(&path)?.and_then(|mut config| config.remove("chat_template")) {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::String(text)) => return Ok(Some(Source { text, origin: path.display().to_string() })),
@@ -60,8 +76,8 @@ fn from_json(path: PathBuf) -> Result<Option<Source>, PromptError> {
             return Err(PromptError::BadFile { path, reason });
         }
     };
-    let default = named.iter().find(|(name, _)| name == "default").and_then(|(_, template)| template.as_str());
-    match default {
+    let of_name = |wanted: &&str| named.iter().find(|(name, _)| name == wanted)?.1.as_str();
+    match names.iter().find_map(of_name) {
         Some(text) => Ok(Some(Source { text: text.to_owned(), origin: path.display().to_string() })),
         None => {
             let names: Vec<String> = named.into_iter().map(|(name, _)| name).collect();
@@ -108,6 +124,23 @@ mod tests {
         assert_eq!(found(&[("tokenizer_config.json", list)]).unwrap().as_deref(), Some("d"));
         let error = found(&[("tokenizer_config.json", r#"{"chat_template": {"rag": "r"}}"#)]).unwrap_err();
         assert!(matches!(&error, PromptError::NoDefaultTemplate { names, .. } if names == "rag"), "{error}");
+    }
+
+    #[test]
+    fn with_functions_the_tokenizers_own_counts() {
+        let found = |files: &[(&str, &str)]| {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::create_dir(dir.path().join("chat_templates")).unwrap();
+            for (name, text) in files {
+                std::fs::write(dir.path().join(name), text).unwrap();
+            }
+            find_for_tools(dir.path()).unwrap().map(|source| source.text)
+        };
+        let named = r#"{"chat_template": {"default": "d", "tool_use": "t"}}"#;
+        assert_eq!(found(&[("tokenizer_config.json", named)]).as_deref(), Some("t"));
+        assert_eq!(found(&[CONFIG, JSON, PROCESSOR]).as_deref(), Some("config"));
+        assert_eq!(found(&[JINJA, ("chat_templates/tool_use.jinja", "use")]).as_deref(), Some("use"));
+        assert_eq!(found(&[JSON, PROCESSOR]), None);
     }
 
     #[test]
