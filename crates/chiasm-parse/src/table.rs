@@ -269,37 +269,41 @@ static GEMMA4: braces::Form = braces::Form { open: "<|tool_call>", quote: "<|\"|
 static FUNCTION_GEMMA: braces::Form =
     braces::Form { open: "<start_function_call>", quote: "<escape>", close: "<end_function_call>" };
 
-static HERMES_TAG: TagForm = TagForm {
+static JSON_TAG: TagForm = TagForm {
     block: ("", ""),
     begin: ("<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
+    other: None,
     number: "",
     style: "json",
     end: "}\n</tool_call>",
-    separator: "\n",
+    separator: "",
     trigger: "<tool_call>",
 };
+static HERMES_TAG: TagForm = TagForm { other: Some(("<tool_call>{\"name\": \"", "}</tool_call>")), ..JSON_TAG };
 static LLAMA_TAG: TagForm = TagForm {
     begin: ("{\"name\": \"", "\", \"parameters\": "),
     end: "}",
     separator: "; ",
     trigger: "{\"name\": ",
-    ..HERMES_TAG
+    ..JSON_TAG
 };
 static QWEN3_CODER_TAG: TagForm = TagForm {
     begin: ("<tool_call>\n<function=", ">\n"),
     style: "qwen_xml",
     end: "\n</function>\n</tool_call>",
     trigger: "<tool_call>\n<function=",
-    ..HERMES_TAG
+    separator: "\n",
+    ..JSON_TAG
 };
 static GLM45_TAG: TagForm =
-    TagForm { begin: ("<tool_call>", ""), style: "glm_xml", end: "</tool_call>", separator: "", ..HERMES_TAG };
+    TagForm { begin: ("<tool_call>", ""), style: "glm_xml", end: "</tool_call>", separator: "", ..JSON_TAG };
 static DEEPSEEK_V3_TAG: TagForm = TagForm {
     block: ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     begin: ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
     end: "\n```<｜tool▁call▁end｜>",
     trigger: "<｜tool▁calls▁begin｜>",
-    ..HERMES_TAG
+    separator: "\n",
+    ..JSON_TAG
 };
 static DEEPSEEK_V31_TAG: TagForm = TagForm {
     begin: ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
@@ -314,7 +318,7 @@ static DEEPSEEK_V32_TAG: TagForm = TagForm {
     end: "</｜DSML｜invoke>\n",
     separator: "",
     trigger: "<｜DSML｜function_calls>",
-    ..HERMES_TAG
+    ..JSON_TAG
 };
 static DEEPSEEK_V4_TAG: TagForm = TagForm {
     block: ("\n\n<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
@@ -328,7 +332,7 @@ static KIMI_K2_TAG: TagForm = TagForm {
     end: "<|tool_call_end|>",
     separator: "",
     trigger: "<|tool_calls_section_begin|>",
-    ..HERMES_TAG
+    ..JSON_TAG
 };
 static MINIMAX_M2_TAG: TagForm = TagForm {
     block: ("\n<minimax:tool_call>\n", "</minimax:tool_call>"),
@@ -337,7 +341,7 @@ static MINIMAX_M2_TAG: TagForm = TagForm {
     end: "</invoke>\n",
     separator: "",
     trigger: "<minimax:tool_call>",
-    ..HERMES_TAG
+    ..JSON_TAG
 };
 
 /// Reasoning that an answer begins with, between `<think>` and `</think>`, and of which the rest of the answer says nothing more.

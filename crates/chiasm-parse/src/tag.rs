@@ -21,6 +21,8 @@ pub(crate) struct TagForm {
     pub(crate) block: (&'static str, &'static str),
     /// What a call begins with, before and behind its name.
     pub(crate) begin: (&'static str, &'static str),
+    /// Another beginning and end that it may have.
+    pub(crate) other: Option<(&'static str, &'static str)>,
     /// What stands between a number, which ends the name, and the arguments; empty without a number.
     pub(crate) number: &'static str,
     /// How arguments are written, by xgrammar's name.
@@ -39,7 +41,7 @@ impl Format {
     /// `None` for a format that vLLM has no tag for.
     pub fn structural_tag(&self, functions: &[Function<'_>], has_to_call: bool, is_one: bool) -> Option<Value> {
         let form = self.calls?.tag?;
-        let calls: Vec<Value> = functions.iter().map(|function| form.call(*function)).collect();
+        let calls: Vec<Value> = functions.iter().flat_map(|function| form.calls(*function)).collect();
         let (begin, end) = form.block;
         let listed = || {
             json!({
@@ -63,13 +65,16 @@ impl Format {
 }
 
 impl TagForm {
-    fn call(&self, Function { name, arguments }: Function<'_>) -> Value {
+    /// The ways to write a call.
+    fn calls(&self, Function { name, arguments }: Function<'_>) -> Vec<Value> {
         let mut content = json!({"type": "json_schema", "json_schema": arguments, "style": self.style});
         if !self.number.is_empty() {
             let number = json!({"type": "regex", "pattern": "\\d+"});
             content = json!({"type": "sequence", "elements": [number, constant(self.number), content]});
         }
-        tag(&format!("{}{name}{}", self.begin.0, self.begin.1), content, self.end)
+        let (before, behind) = self.begin;
+        let ways = [Some((before, self.end)), self.other].into_iter().flatten();
+        ways.map(|(before, end)| tag(&format!("{before}{name}{behind}"), content.clone(), end)).collect()
     }
 }
 

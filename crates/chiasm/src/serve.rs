@@ -52,7 +52,7 @@ pub(crate) async fn run(
     let model = with_engine_kwargs(model, &args, &flags)?;
     let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
     let model = Arc::new(model);
-    let helper = vllm_processor::options(&args, &model, &flags, &vllm_args(&args, &model))?;
+    let helper = vllm_processor::options(&args, &model, &flags, &vllm_args(&args, model.answers.engine_parser()))?;
     let takes_media = vllm_processor::takes_media(&args, &model, helper.as_ref());
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(&args);
@@ -196,12 +196,11 @@ fn with_engine_kwargs(model: ServedModel, args: &ServeArgs, flags: &VllmFlags) -
     model.with_engine_kwargs(kwargs.clone()).map_err(|error| CliError::Usage(format!("{PROCESSOR_KWARGS}: {error}")))
 }
 
-/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too.
-fn vllm_args(args: &ServeArgs, model: &ServedModel) -> Vec<String> {
-    // An answer that is held to something is held to it behind its reasoning.
-    let parser =
-        model.answers.engine_parser().filter(|_| !args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER)));
-    let parser = parser.map(|name| format!("{REASONING_PARSER}={name}"));
+/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too. An answer that is held to something is
+/// held to it behind its reasoning, which engines find with `reasoning_parser`.
+fn vllm_args(args: &ServeArgs, reasoning_parser: Option<&str>) -> Vec<String> {
+    let is_told = args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER));
+    let parser = reasoning_parser.filter(|_| !is_told).map(|name| format!("{REASONING_PARSER}={name}"));
     let kwargs = args.engines.mm_processor_kwargs.clone();
     let kwargs = kwargs.map(|kwargs| format!("{PROCESSOR_KWARGS}={}", Value::Object(kwargs)));
     args.vllm_args.iter().cloned().chain(kwargs).chain(parser).collect()
@@ -247,7 +246,7 @@ fn connectors(
             let host = LaunchHost {
                 vllm: engines.vllm.clone(),
                 model: args.model.clone(),
-                extra_args: vllm_args(args, model),
+                extra_args: vllm_args(args, model.answers.engine_parser()),
                 gpus,
                 receiver_cache_gb: receiver_cache_gb(args),
                 handshake_port,
@@ -286,9 +285,14 @@ mod tests {
     use crate::cli::{Cli, Command};
 
     #[test]
-    fn launched_engines_are_told_the_settings_of_the_image_processor() {
+    fn launched_engines_are_told_what_is_theirs_too() {
         let cli = ["chiasm", "serve", "m", "--mm-processor-kwargs", r#"{"max_pixels": 9}"#, "--", "--dtype", "float32"];
         let Command::Serve(args) = Cli::parse_from(cli).command else { panic!("serve") };
-        assert_eq!(vllm_args(&args), ["--dtype", "float32", r#"--mm-processor-kwargs={"max_pixels":9}"#]);
+        let kwargs = r#"--mm-processor-kwargs={"max_pixels":9}"#;
+        assert_eq!(vllm_args(&args, None), ["--dtype", "float32", kwargs]);
+        assert_eq!(vllm_args(&args, Some("qwen3")), ["--dtype", "float32", kwargs, "--reasoning-parser=qwen3"]);
+        let told = ["chiasm", "serve", "m", "--", "--reasoning-parser", "deepseek_r1"];
+        let Command::Serve(args) = Cli::parse_from(told).command else { panic!("serve") };
+        assert_eq!(vllm_args(&args, Some("qwen3")), ["--reasoning-parser", "deepseek_r1"]);
     }
 }

@@ -17,7 +17,15 @@ SPECIAL_TOKENS = [
     "<|video_pad|>",
 ]
 
+# Calls are written as Qwen's own models write them.
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+{{ '<|im_start|>system\\n<tools>\\n' }}
+{%- for tool in tools -%}
+{{ tool | tojson + '\\n' }}
+{%- endfor -%}
+{{ '</tools><|im_end|>\\n' }}
+{%- endif -%}
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' }}
 {%- if message.content is string -%}
@@ -33,6 +41,9 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- endfor -%}
 {%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{{ '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\\n</tool_call>' }}
+{%- endfor -%}
 {{ '<|im_end|>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}

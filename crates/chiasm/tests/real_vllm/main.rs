@@ -14,6 +14,7 @@ mod processes;
 mod requests;
 #[path = "../support/mod.rs"]
 mod support;
+mod tools;
 mod upgrade;
 
 use std::process::Command;

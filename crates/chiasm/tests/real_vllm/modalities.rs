@@ -12,6 +12,7 @@ use crate::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
 use crate::predictions::{found_as_predicted, settled, workers};
 use crate::requests::{answers_are_those_of_vllm_serve, image, text};
 use crate::support::scenario_run;
+use crate::tools::{TOOL_FLAGS, an_agent_calls_its_functions, tool_requests};
 
 /// A part with a file of `tests/clips`, by the end of whose name the modality is known.
 fn clip(name: &str) -> Value {
@@ -146,7 +147,7 @@ async fn every_modality_is_answered_as_by_vllm_serve() {
     let _alone = ENGINES.lock().await;
     let chosen = std::env::var("CHIASM_TEST_FAMILIES").ok();
     for (model, requests, flags) in [
-        ("qwen25vl", [video_requests(), constrained_requests()].concat(), &[][..]),
+        ("qwen25vl", [video_requests(), constrained_requests(), tool_requests()].concat(), &TOOL_FLAGS[..]),
         ("qwen3vl", video_requests(), &[]),
         ("qwen2audio", audio_requests(), &[]),
         ("omni", omni_requests(), &[]),
@@ -187,6 +188,7 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
     }
     if model == "qwen25vl" {
         what_an_engine_fails_of_is_refused(&server).await;
+        an_agent_calls_its_functions(&server).await;
     }
     if model == "omni" {
         for modality in ["video", "audio"] {

@@ -1,0 +1,126 @@
+//! Functions that a model calls: written and forced as by `vllm serve`, and an agent that lives by them.
+
+use serde_json::{Value, json};
+
+use crate::modalities::ask;
+use crate::support::Server;
+
+/// What `vllm serve` needs for them; Chiasm sees it in the chat template.
+pub(crate) const TOOL_FLAGS: [&str; 3] = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"];
+
+/// A function whose calls are short, whatever the model.
+fn function(name: &str, parameter: &str, values: &[&str]) -> Value {
+    let parameters = json!({
+        "type": "object", "properties": {(parameter): {"type": "string", "enum": values}}, "required": [parameter],
+        "additionalProperties": false,
+    });
+    json!({"type": "function", "function": {
+        "name": name, "description": format!("the {name}"), "parameters": parameters, "strict": true,
+    }})
+}
+
+fn functions() -> Value {
+    json!([
+        function("weather", "city", &["Paris", "Hangzhou"]),
+        function("light", "state", &["on", "off"]),
+        function("look", "at", &["the fox", "the dog"]),
+    ])
+}
+
+fn named(name: &str) -> Value {
+    json!({"type": "function", "function": {"name": name}})
+}
+
+/// Requests with functions, whose prompts and tokens are those of `vllm serve`.
+pub(crate) fn tool_requests() -> Vec<Value> {
+    let settings = [
+        json!({"tool_choice": "required", "parallel_tool_calls": false}),
+        json!({"tool_choice": "required"}),
+        json!({"tool_choice": named("light")}),
+        // Strict functions: what looks like a call is held to one, in the middle of text.
+        json!({"tool_choice": "auto"}),
+        json!({"tool_choice": "none"}),
+    ];
+    let with_tools = |settings: Value| {
+        let mut request = ask(json!("the quick brown fox jumps over the lazy dog"));
+        request["max_tokens"] = json!(80);
+        request["ignore_eos"] = json!(false);
+        request["tools"] = functions();
+        request.as_object_mut().expect("an object").extend(settings.as_object().cloned().unwrap_or_default());
+        request
+    };
+    settings.map(with_tools).to_vec()
+}
+
+/// An agent that is told what to call, calls it, and goes on with what came of it: whole, and streamed.
+pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
+    let mut messages = vec![json!({"role": "user", "content": "the quick brown fox jumps over the lazy dog"})];
+    for (choice, name) in [(json!("required"), None), (named("light"), Some("light")), (named("look"), Some("look"))] {
+        let mut request = ask(json!(""));
+        request["messages"] = json!(messages);
+        request["tools"] = functions();
+        request["tool_choice"] = choice;
+        request["parallel_tool_calls"] = json!(false);
+        request["max_tokens"] = json!(120);
+        request["ignore_eos"] = json!(false);
+        // A model of chance would write white space wherever JSON may have some: tab, line feed, carriage return, space.
+        request["logit_bias"] = json!({"197": -100, "198": -100, "201": -100, "220": -100});
+        let answer = server.chat(&request).await.ok();
+        let (message, finish) = (&answer["choices"][0]["message"], &answer["choices"][0]["finish_reason"]);
+        let calls = message["tool_calls"].as_array().unwrap_or_else(|| panic!("{answer}"));
+        let [call] = calls.as_slice() else { panic!("one call: {answer}") };
+        let function = &call["function"];
+        assert!(name.is_none_or(|name| function["name"] == name), "{answer}");
+        assert_eq!(*finish, if name.is_some() { "stop" } else { "tool_calls" }, "{answer}");
+        assert!(message["content"].is_null() && call["id"].is_string() && call["type"] == "function", "{answer}");
+        let arguments: Value = serde_json::from_str(function["arguments"].as_str().expect("text")).expect("JSON");
+        assert!(is_allowed(&function["name"], &arguments), "{answer}");
+
+        request["stream"] = json!(true);
+        let streamed = streamed_call(&server.chat(&request).await.chunks());
+        assert_eq!(streamed, (function["name"].clone(), function["arguments"].clone(), finish.clone()), "{answer}");
+
+        messages.push(json!({"role": "assistant", "content": null, "tool_calls": calls}));
+        messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "done"}));
+    }
+    let mut request = ask(json!(""));
+    request["messages"] = json!(messages);
+    request["tools"] = functions();
+    request["tool_choice"] = json!("none");
+    let answer = server.chat(&request).await.ok();
+    assert!(answer["choices"][0]["message"]["content"].as_str().is_some_and(|text| !text.is_empty()), "{answer}");
+    assert_eq!(answer["choices"][0]["message"].get("tool_calls"), None, "{answer}");
+}
+
+fn is_allowed(name: &Value, arguments: &Value) -> bool {
+    let functions = functions();
+    let function = functions.as_array().into_iter().flatten().find(|tool| tool["function"]["name"] == *name);
+    let Some(parameters) = function.map(|function| &function["function"]["parameters"]["properties"]) else {
+        return false;
+    };
+    let parameters = parameters.as_object().expect("an object");
+    let arguments = arguments.as_object().expect("an object");
+    let is_one = |(key, value): (&String, &Value)| {
+        parameters.get(key).is_some_and(|schema| schema["enum"].as_array().is_some_and(|values| values.contains(value)))
+    };
+    arguments.len() == 1 && arguments.iter().all(is_one)
+}
+
+/// Name, arguments and reason of the end of the one call in a stream.
+fn streamed_call(chunks: &[Value]) -> (Value, Value, Value) {
+    let (mut name, mut arguments, mut finish) = (Value::Null, String::new(), Value::Null);
+    for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
+        if !choice["finish_reason"].is_null() {
+            finish = choice["finish_reason"].clone();
+        }
+        for call in choice["delta"]["tool_calls"].as_array().into_iter().flatten() {
+            assert_eq!(call["index"], 0);
+            if call["id"].is_string() {
+                assert!(name.is_null(), "one call");
+                name = call["function"]["name"].clone();
+            }
+            arguments.push_str(call["function"]["arguments"].as_str().expect("text"));
+        }
+    }
+    (name, Value::from(arguments), finish)
+}
