@@ -160,3 +160,6 @@ fn parameters(tool: &Value) -> Value {
     let parameters = &tool["function"]["parameters"];
     if parameters.is_object() { parameters.clone() } else { serde_json::json!({"type": "object", "properties": {}}) }
 }
+
+#[cfg(test)]
+mod tests;

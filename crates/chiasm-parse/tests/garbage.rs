@@ -1,0 +1,175 @@
+//! Answers of chance: nothing of them ends a parser, or takes it long, and how they are cut makes no difference.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chiasm_parse::{Collected, Format, Parser, Start, Tools, reasoning_parsers, tool_parsers};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::json;
+
+/// All pairs of parsers would be many; each of both kinds is there with some of the other.
+fn formats() -> Vec<(String, Format)> {
+    let (tools, reasoning): (Vec<_>, Vec<_>) = (tool_parsers().collect(), reasoning_parsers().collect());
+    let pairs =
+        tools.iter().enumerate().map(|(i, tool)| (Some(*tool), (i % 2 == 0).then(|| reasoning[i % reasoning.len()])));
+    let alone = reasoning.iter().map(|reasoning| (None, Some(*reasoning)));
+    let format = |(tool, reasoning)| (format!("{tool:?} {reasoning:?}"), Format::new(tool, reasoning).unwrap());
+    let made: Vec<_> = pairs.chain(alone).map(format).collect();
+    let listed = Format::new(None, Some("qwen3")).unwrap().with_listed_calls();
+    made.into_iter().chain([("listed".to_owned(), listed)]).collect()
+}
+
+fn tools() -> Arc<Tools> {
+    let parameters =
+        json!({"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}});
+    Tools::new([("f", &parameters)]).into()
+}
+
+/// Pieces of what answers are made of.
+const PIECES: [&str; 40] = [
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    "\"",
+    "'",
+    ":",
+    ",",
+    "=",
+    "\\",
+    ";",
+    "/",
+    "<",
+    ">",
+    "é",
+    "\n",
+    " ",
+    "f",
+    "a",
+    "n",
+    "1",
+    "-2.5",
+    "true",
+    "null",
+    "name",
+    "\"name\": \"f\"",
+    "\"arguments\": {\"a\": ",
+    "\"parameters\": ",
+    "functions.f:0",
+    "call:f",
+    "\"n\"",
+    "string=\"true\"",
+    "\u{1f600}",
+    "text",
+    "</",
+    "f(a=1)",
+    "\n```json\n",
+    "{\"name\": \"f\", \"arguments\": {}}",
+];
+
+fn pieces(format: &Format) -> impl Strategy<Value = Vec<&'static str>> + use<> {
+    let markers = format.markers();
+    let all: Vec<&str> = PIECES.iter().copied().chain(markers.iter().copied()).chain(markers.iter().copied()).collect();
+    vec(select(all), 0..40)
+}
+
+fn read<'a>(format: &Format, pieces: impl IntoIterator<Item = &'a str>) -> Collected {
+    let mut answer = Collected::default();
+    let mut parser = Parser::new(format, tools(), format.start(None));
+    pieces.into_iter().for_each(|piece| parser.push(piece, &mut answer));
+    parser.finish(&mut answer);
+    answer
+}
+
+#[test]
+fn how_an_answer_is_cut_makes_no_difference() {
+    for (name, format) in formats() {
+        let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
+        let mut runner = proptest::test_runner::TestRunner::new(config);
+        let strategy = (pieces(&format), vec(any::<prop::sample::Index>(), 0..6));
+        let outcome = runner.run(&strategy, |(pieces, cuts)| {
+            let text = pieces.concat();
+            let whole = read(&format, [text.as_str()]);
+            prop_assert_eq!(&read(&format, pieces.iter().copied()), &whole);
+            prop_assert_eq!(&read(&format, text.split_inclusive(|_| true)), &whole);
+            let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+            let mut cuts: Vec<usize> =
+                cuts.iter().filter(|_| !places.is_empty()).map(|cut| *cut.get(&places)).collect();
+            cuts.sort_unstable();
+            let ends = cuts.iter().copied().chain([text.len()]);
+            let cut: Vec<&str> = ends.scan(0, |from, to| Some(&text[std::mem::replace(from, to)..to])).collect();
+            prop_assert_eq!(&read(&format, cut), &whole);
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            panic!("{name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn no_text_is_lost_where_nothing_is_called() {
+    for (name, format) in formats() {
+        let mut answer = Collected::default();
+        let mut parser = Parser::new(&format, tools(), Start::NoReasoning);
+        let text = "Plain text, é and 1 < 2 > 0: \n a & b \n";
+        text.split_inclusive(' ').for_each(|piece| parser.push(piece, &mut answer));
+        parser.finish(&mut answer);
+        assert_eq!((answer.text.as_str(), answer.calls.len()), (text, 0), "{name}");
+    }
+}
+
+/// The time for an answer that is a piece many times over, a few characters at a time as tokens come.
+fn time(format: &Format, begin: &str, piece: &str, times: usize) -> Duration {
+    let text = format!("{begin}{}", piece.repeat(times));
+    let characters: Vec<char> = text.chars().collect();
+    let tokens: Vec<String> = characters.chunks(4).map(|token| token.iter().collect()).collect();
+    let once = || {
+        let begun = Instant::now();
+        read(format, tokens.iter().map(String::as_str));
+        begun.elapsed()
+    };
+    (0..2).map(|_| once()).min().unwrap_or_default()
+}
+
+#[test]
+fn a_long_answer_takes_time_in_proportion() {
+    let long = [
+        ("", "word "),
+        ("", "\n"),
+        ("", "<"),
+        ("", "{"),
+        ("", "{\"a\": "),
+        ("", "[f("),
+        ("", "[1, "),
+        ("", "<tool_call>"),
+        ("<tool_call>\n", " "),
+        ("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"", "\\\" "),
+        ("<tool_call>{\"arguments\": {\"a\": \"", "x "),
+        ("<tool_call>{", "\"b\": 1, "),
+        ("<tool_call>\n<function=f>\n<parameter=a>", "x\n"),
+        ("<tool_call>\n<function=f>\n<parameter=o>", "[1, "),
+        ("<|tool_call>call:f{a:<|\"|>", "x,"),
+        ("<|tool_call>call:f{a:", "[["),
+        ("[f(a=", "["),
+        ("[f(a='", "x'"),
+        ("<think>", "x <"),
+        ("[TOOL_CALLS]", "f"),
+        ("[TOOL_CALLS][", " "),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>", " { "),
+    ];
+    for (name, format) in formats() {
+        for (begin, piece) in long {
+            // 100,000 tokens of four characters, and a quarter of them.
+            let times = 400_000 / piece.chars().count();
+            let (quarter, whole) = (time(&format, begin, piece, times / 4), time(&format, begin, piece, times));
+            // Quadratic would be 16 times.
+            let limit = quarter * 9 + Duration::from_millis(20);
+            assert!(whole <= limit, "{name}: {piece:?} behind {begin:?} takes {whole:?}, a quarter of it {quarter:?}");
+        }
+    }
+}

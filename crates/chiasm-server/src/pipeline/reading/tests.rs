@@ -1,0 +1,219 @@
+use std::path::Path;
+
+use chiasm_backend::{Content, Output};
+use chiasm_prompt::Tokenizer;
+use serde_json::json;
+
+use super::*;
+use crate::answers::ParserChoice;
+use crate::pipeline::Sampling;
+use crate::pipeline::choice::Choice;
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
+
+fn named(name: &str) -> ParserChoice {
+    name.parse().unwrap()
+}
+
+fn model(tools: &str, reasoning: &str) -> Arc<ServedModel> {
+    let model = ServedModel::load(Path::new(MODEL), "m", None).unwrap();
+    Arc::new(model.with_parsers(&named(tools), &named(reasoning)).unwrap())
+}
+
+/// The same model, with these special tokens too.
+fn with_special(tokens: &[&str], tools: &str, reasoning: &str) -> Arc<ServedModel> {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(MODEL).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let config = dir.path().join("tokenizer_config.json");
+    let mut settings: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    settings["extra_special_tokens"] = json!(tokens);
+    std::fs::write(config, settings.to_string()).unwrap();
+    let model = ServedModel::load(dir.path(), "m", None).unwrap();
+    Arc::new(model.with_parsers(&named(tools), &named(reasoning)).unwrap())
+}
+
+fn function(name: &str, parameters: Value) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+}
+
+fn tools(choice: ToolChoice) -> ToolUse {
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
+    let tools = json!([function("weather", parameters), function("now", Value::Null)]);
+    ToolUse { tools: Arc::new(tools), choice, in_parallel: true }
+}
+
+fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
+    tokenizer.encode(text, false).unwrap()
+}
+
+/// The deltas of an answer that comes token by token.
+fn deltas(model: &Arc<ServedModel>, tools: Option<&ToolUse>, prompt: &str, answer: &str) -> Vec<ChoiceDelta> {
+    let (reading, _) = Reading::plan(model, tools, false).unwrap();
+    let prompt = tokens(&model.tokenizer, prompt);
+    let mut choice = Choice::new(0, model, &prompt, &Sampling::default(), reading.as_ref());
+    let outputs = tokens(&model.tokenizer, answer).into_iter().map(|token| (vec![token], None));
+    let end = (vec![model.tokenizer.eos_token().unwrap()], Some(Finish::Eos));
+    let output = |(tokens, finish)| Output {
+        choice: 0,
+        content: Content::Tokens { tokens, logprobs: None },
+        finish,
+        prefill: None,
+    };
+    outputs.chain([end]).map(|step| choice.push(output(step))).collect()
+}
+
+fn whole(deltas: Vec<ChoiceDelta>) -> ChoiceDelta {
+    deltas.into_iter().fold(ChoiceDelta::default(), |mut whole, delta| {
+        whole.append(delta);
+        whole
+    })
+}
+
+const ANSWER: &str = "hm, the fox.</think>\n\nI look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln\"}}\n\
+                      </tool_call>\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+
+#[test]
+fn an_answer_is_told_apart_as_it_comes() {
+    let model = model("hermes", "qwen3");
+    let deltas = deltas(&model, Some(&tools(ToolChoice::Auto)), "a <think>", ANSWER);
+    let of_arguments: Vec<_> = deltas
+        .iter()
+        .flat_map(|delta| &delta.tool_calls)
+        .filter(|piece| piece.index == 0 && !piece.arguments.is_empty())
+        .collect();
+    assert!(of_arguments.len() > 5, "arguments come in pieces: {of_arguments:?}");
+    assert!(of_arguments[1..].iter().all(|piece| piece.id.is_none() && piece.name.is_none()), "{of_arguments:?}");
+    let ChoiceDelta { reasoning, text, reasoning_tokens, tool_calls, finish, .. } = whole(deltas);
+    assert_eq!((reasoning.as_str(), text.as_str()), ("hm, the fox.", "\n\nI look."));
+    let thought = tokens(&model.tokenizer, "hm, the fox.").len();
+    assert!((thought..thought + 10).contains(&reasoning_tokens), "{reasoning_tokens} of about {thought}");
+    let calls: Vec<_> =
+        tool_calls.iter().map(|call| (call.name.as_deref().unwrap(), call.arguments.as_str())).collect();
+    assert_eq!(calls, [("weather", r#"{"city": "Köln"}"#), ("now", "{}")]);
+    let ids: Vec<_> = tool_calls.iter().map(|call| call.id.as_deref().unwrap()).collect();
+    assert!(ids[0].starts_with("chatcmpl-tool-") && ids[0] != ids[1], "{ids:?}");
+    assert_eq!(finish, Some(Finish::ToolCalls));
+}
+
+#[test]
+fn without_functions_calls_are_text_and_without_a_format_all_is() {
+    let prompt = "a <think>";
+    for tools in [None, Some(tools(ToolChoice::None))] {
+        let ChoiceDelta { reasoning, text, tool_calls, finish, .. } =
+            whole(deltas(&model("hermes", "qwen3"), tools.as_ref(), prompt, ANSWER));
+        assert_eq!(reasoning, "hm, the fox.");
+        assert!(text.ends_with("</tool_call>") && tool_calls.is_empty(), "{text}");
+        assert_eq!(finish, Some(Finish::Eos));
+    }
+    let ChoiceDelta { reasoning, text, .. } = whole(deltas(&model("none", "none"), None, prompt, ANSWER));
+    assert_eq!((reasoning.as_str(), text.as_str()), ("", ANSWER));
+    let reading = Reading::plan(&model("hermes", "none"), None, false).unwrap().0;
+    assert!(reading.is_none(), "an answer that is text in any case is not read");
+}
+
+#[test]
+fn what_the_prompt_has_closed_is_no_reasoning() {
+    let model = model("none", "qwen3");
+    let said = |prompt: &str| {
+        let ChoiceDelta { reasoning, text, .. } = whole(deltas(&model, None, prompt, "the fox"));
+        (reasoning, text)
+    };
+    let pair = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
+    // The markers are no single tokens of this model: nothing is known of the prompt.
+    assert_eq!(said("a"), pair("the fox", ""));
+    let special = with_special(&["<think>", "</think>"], "none", "qwen3");
+    let said = |prompt: &str, answer: &str| {
+        let ChoiceDelta { reasoning, text, .. } = whole(deltas(&special, None, prompt, answer));
+        (reasoning, text)
+    };
+    assert_eq!(said("<|im_start|>a\n<think>\n", "x</think>y"), pair("x", "y"));
+    assert_eq!(said("<|im_start|>a\n<think>\n\n</think>\n\n", "the fox"), pair("", "the fox"));
+    // That was an earlier answer's.
+    assert_eq!(said("<think>x</think>y<|im_end|>\n<|im_start|>a\n", "x</think>y"), pair("x", "y"));
+}
+
+#[test]
+fn what_is_detected_has_to_be_begun() {
+    let format = chiasm_parse::Format::new(None, Some("qwen3")).unwrap().careful();
+    let read = |text: &str| {
+        let mut answer = chiasm_parse::Collected::default();
+        let mut parser = Parser::new(&format, Arc::default(), format.start(None));
+        parser.push(text, &mut answer);
+        parser.finish(&mut answer);
+        (answer.reasoning, answer.text)
+    };
+    assert_eq!(read("the fox"), (String::new(), "the fox".to_owned()));
+    assert_eq!(read("<think>hm</think>the fox"), ("hm".to_owned(), "the fox".to_owned()));
+    assert_eq!(read("Write <think> first."), (String::new(), "Write <think> first.".to_owned()));
+}
+
+#[test]
+fn special_tokens_that_structure_an_answer_are_seen_and_others_are_not() {
+    let markers = ["[TOOL_CALLS]", "[ARGS]", "[OTHER]"];
+    let model = with_special(&markers, "mistral", "none");
+    let answer = "so[OTHER] it is[TOOL_CALLS]now[ARGS]{\"a\": 1}";
+    let ChoiceDelta { text, tool_calls, .. } = whole(deltas(&model, Some(&tools(ToolChoice::Auto)), "a", answer));
+    assert_eq!(text, "so it is");
+    assert_eq!((tool_calls[0].name.as_deref(), tool_calls[0].arguments.as_str()), (Some("now"), "{\"a\": 1}"));
+    let id = tool_calls[0].id.as_deref().unwrap();
+    assert!(id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{id}");
+}
+
+#[test]
+fn calls_are_forced_in_the_models_format_or_by_a_schema() {
+    let forced =
+        |model: &Arc<ServedModel>, tools: &ToolUse| Reading::plan(model, Some(tools), false).map(|(_, held)| held);
+    let hermes = model("hermes", "none");
+    let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools(ToolChoice::Required)).unwrap() else {
+        panic!("a tag")
+    };
+    assert!(tag.contains("<tool_call>") && tag.contains("weather") && tag.contains("now"), "{tag}");
+    let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools(ToolChoice::Named("now".to_owned()))).unwrap()
+    else {
+        panic!("a tag")
+    };
+    assert!(!tag.contains("weather") && tag.contains("\"stop_after_first\":true"), "{tag}");
+    assert_eq!(forced(&hermes, &tools(ToolChoice::Auto)).unwrap(), None);
+    let single = ToolUse { in_parallel: false, ..tools(ToolChoice::Auto) };
+    assert!(matches!(forced(&hermes, &single).unwrap(), Some(Constraint::StructuralTag(_))));
+
+    let unknown = model("none", "none");
+    let error = forced(&unknown, &tools(ToolChoice::Auto)).unwrap_err();
+    assert_eq!(error.field.as_deref(), Some("tools"));
+    let Some(Constraint::JsonSchema(schema)) = forced(&unknown, &tools(ToolChoice::Required)).unwrap() else {
+        panic!("a schema")
+    };
+    assert!(schema.contains("\"minItems\":1") && schema.contains("weather"), "{schema}");
+    let answer = r#"[{"name": "weather", "parameters": {"city": "Paris"}}, {"name": "now", "parameters": {}}]"#;
+    let ChoiceDelta { text, tool_calls, finish, .. } =
+        whole(deltas(&unknown, Some(&tools(ToolChoice::Required)), "a", answer));
+    assert_eq!((text.as_str(), tool_calls.len(), finish), ("", 2, Some(Finish::ToolCalls)));
+    let named = tools(ToolChoice::Named("weather".to_owned()));
+    let answer = r#"[{"name": "weather", "parameters": {"city": "Paris"}}]"#;
+    let ChoiceDelta { tool_calls, finish, .. } = whole(deltas(&unknown, Some(&named), "a", answer));
+    assert_eq!((tool_calls[0].arguments.as_str(), finish), (r#"{"city": "Paris"}"#, Some(Finish::Eos)));
+}
+
+#[test]
+fn definitions_of_schemas_move_to_the_root() {
+    let parameters =
+        json!({"type": "object", "$defs": {"d": {"type": "string"}}, "properties": {"a": {"$ref": "#/$defs/d"}}});
+    let tools = ToolUse { tools: Arc::new(json!([function("f", parameters)])), ..tools(ToolChoice::Required) };
+    let Constraint::JsonSchema(schema) = forced::list(&tools) else { panic!("a schema") };
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    assert_eq!(schema["$defs"]["d"]["type"], "string");
+    assert_eq!(schema["items"]["anyOf"][0]["properties"]["parameters"].get("$defs"), None);
+}
+
+#[test]
+fn reasoning_that_is_not_wanted_is_left_out() {
+    let model = model("none", "qwen3");
+    let (reading, _) = Reading::plan(&model, None, true).unwrap();
+    let mut reader = reading.unwrap().begin(&model, &[]);
+    let mut delta = ChoiceDelta::default();
+    reader.read("hm</think>the fox", &mut delta);
+    assert_eq!((delta.reasoning.as_str(), delta.text.as_str()), ("", "the fox"));
+}
