@@ -70,6 +70,17 @@ pub struct ServedModel {
     pub generation: GenerationConfig,
     /// What of its answers is reasoning, and what calls.
     pub answers: AnswerFormat,
+    /// How conversations are written where a request does not say.
+    pub chats: ChatDefaults,
+}
+
+/// How conversations are written where a request does not say.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChatDefaults {
+    /// Variables of the chat template.
+    pub template_kwargs: Map<String, Value>,
+    /// Functions that are not to be called are not in the prompt.
+    pub excludes_uncalled_tools: bool,
 }
 
 impl ServedModel {
@@ -106,6 +117,7 @@ impl ServedModel {
             template,
             vision,
             generation: GenerationConfig::from_model_dir(dir)?,
+            chats: ChatDefaults::default(),
         })
     }
 

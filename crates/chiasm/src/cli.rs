@@ -20,7 +20,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
-pub(crate) use answers::AnswerArgs;
+pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
@@ -79,6 +79,8 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten, next_help_heading = "Access")]
     pub(crate) access: AccessArgs,
+    #[command(flatten, next_help_heading = "Prompts")]
+    pub(crate) prompts: PromptArgs,
     #[command(flatten, next_help_heading = "Answers")]
     pub(crate) answers: AnswerArgs,
     #[command(flatten, next_help_heading = "HTTP")]

@@ -44,6 +44,7 @@ pub(crate) async fn run(
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let keys = args.access.keys()?;
     let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
+    let chats = args.prompts.chats()?;
     let flags = VllmFlags::read(&args.vllm_args)?;
     // From here on the model is a directory, for engines and processor too.
     hub_model::locate(&mut args, &flags).await?;
@@ -51,7 +52,7 @@ pub(crate) async fn run(
     let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
     let model = with_engine_kwargs(model, &args, &flags)?;
     let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
-    let model = Arc::new(model);
+    let model = Arc::new(ServedModel { chats, ..model });
     let helper = vllm_processor::options(&args, &model, &flags, &vllm_args(&args, model.answers.engine_parser()))?;
     let takes_media = vllm_processor::takes_media(&args, &model, helper.as_ref());
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;

@@ -13,7 +13,6 @@ use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
 use futures_util::future::try_join_all;
-use serde_json::{Map, Value};
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -22,7 +21,7 @@ use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
 use super::reading::Reading;
-use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling};
+use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice};
 use crate::cpu::{CpuBudget, price};
 use crate::fleet::{PresentClass, PresentClasses};
 use crate::frontend::Frontend;
@@ -117,7 +116,11 @@ async fn prepared(
     let GenerateRequest { mut prompt, mut sampling, cache_salt, priority, tools, without_reasoning } = request;
     let begun = Instant::now();
     let reading = match prompt {
-        Prompt::Chat(_) => {
+        Prompt::Chat(ref mut chat) => {
+            let is_uncalled = tools.as_ref().is_some_and(|tools| tools.choice == ToolChoice::None);
+            if is_uncalled && frontend.model.chats.excludes_uncalled_tools {
+                chat.tools = None;
+            }
             let (reading, constraint) = Reading::plan(&frontend.model, tools.as_ref(), without_reasoning)?;
             sampling.structured = with_calls(sampling.structured, constraint)?;
             reading
@@ -303,7 +306,7 @@ fn plan_text(
 /// replaced by another before it is tokenized.
 pub(super) fn render(
     model: &ServedModel,
-    chat: Chat,
+    mut chat: Chat,
     texts: &[MarkerText<'_>],
     rewrite: Option<(&str, &str)>,
 ) -> Result<Vec<TokenId>, RequestError> {
@@ -316,7 +319,7 @@ pub(super) fn render(
     let options = RenderOptions {
         add_generation_prompt: chat.add_generation_prompt,
         continue_final_message: chat.continue_final_message,
-        kwargs: with_effort(chat.template_kwargs, chat.reasoning_effort),
+        kwargs: chat.take_template_variables(&model.chats),
         tools: chat.tools,
     };
     let mut text = template.render(&chat.messages, texts, &options)?;
@@ -325,16 +328,6 @@ pub(super) fn render(
         text = text.replace(from, to);
     }
     Ok(model.tokenizer.encode(&text, false)?)
-}
-
-/// The variables of a template, with the effort as vLLM gives it (`ChatCompletionRequest.build_chat_params`): some templates think only
-/// when they are told to.
-fn with_effort(mut kwargs: Map<String, Value>, effort: Option<String>) -> Map<String, Value> {
-    if let Some(effort) = effort {
-        kwargs.entry("enable_thinking").or_insert(Value::from(effort != "none"));
-        kwargs.insert("reasoning_effort".to_owned(), Value::from(effort));
-    }
-    kwargs
 }
 
 /// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.

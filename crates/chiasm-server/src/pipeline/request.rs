@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::cpu::CpuBudget;
+use crate::model::ChatDefaults;
 
 /// One prompt and how to continue it.
 #[derive(Clone, Debug)]
@@ -110,6 +111,22 @@ pub(crate) struct Chat {
     pub tools: Option<Arc<Value>>,
     /// Changes of how media are made; in a box, as few requests have any.
     pub media_kwargs: Box<MediaKwargs>,
+}
+
+impl Chat {
+    /// Takes the variables of a chat template: those of all conversations, then what the effort says of thinking, then the request's
+    /// own, as vLLM has them (`ChatCompletionRequest.build_chat_params`): some templates think only when they are told to.
+    pub(crate) fn take_template_variables(&mut self, defaults: &ChatDefaults) -> Map<String, Value> {
+        let mut variables = defaults.template_kwargs.clone();
+        if let Some(effort) = &self.reasoning_effort {
+            variables.insert("enable_thinking".to_owned(), Value::from(effort != "none"));
+        }
+        variables.append(&mut self.template_kwargs);
+        if let Some(effort) = &self.reasoning_effort {
+            variables.insert("reasoning_effort".to_owned(), Value::from(effort.as_str()));
+        }
+        variables
+    }
 }
 
 /// What a request changes of how media are made.

@@ -1,8 +1,14 @@
-//! Flags of how answers are read and shown.
+//! Flags of how conversations are written, and how answers are read and shown.
 
+use chiasm_prompt::check_template_kwargs;
 use chiasm_server::ReasoningFields;
 use chiasm_server::answers::ParserChoice;
+use chiasm_server::model::ChatDefaults;
 use clap::{Args, ValueEnum};
+use serde_json::{Map, Value};
+
+use super::json_object;
+use crate::error::CliError;
 
 #[derive(Debug, Args)]
 pub(crate) struct AnswerArgs {
@@ -16,6 +22,30 @@ pub(crate) struct AnswerArgs {
     /// The fields of messages that have reasoning: vLLM's, the older name that many clients read, or both
     #[arg(long, env = "CHIASM_REASONING_FIELDS", value_enum, default_value = "both")]
     pub(crate) reasoning_fields: FieldChoice,
+}
+
+/// Flags of how conversations become prompts.
+#[derive(Debug, Args)]
+pub(crate) struct PromptArgs {
+    /// Variables for the chat template, as a JSON object, that requests may set otherwise in chat_template_kwargs
+    #[arg(long, env = "CHIASM_DEFAULT_CHAT_TEMPLATE_KWARGS", value_name = "JSON", value_parser = json_object, default_value = "{}")]
+    pub(crate) default_chat_template_kwargs: Map<String, Value>,
+    /// Leave functions out of the prompt where tool_choice is none
+    #[arg(long, env = "CHIASM_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]
+    pub(crate) exclude_tools_when_tool_choice_none: bool,
+}
+
+impl PromptArgs {
+    /// What conversations are written with.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`] for a variable that is not the flag's to set.
+    pub(crate) fn chats(&self) -> Result<ChatDefaults, CliError> {
+        let template_kwargs = self.default_chat_template_kwargs.clone();
+        check_template_kwargs(&template_kwargs)
+            .map_err(|error| CliError::Usage(format!("--default-chat-template-kwargs: {error}")))?;
+        Ok(ChatDefaults { template_kwargs, excludes_uncalled_tools: self.exclude_tools_when_tool_choice_none })
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

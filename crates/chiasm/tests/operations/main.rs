@@ -8,6 +8,7 @@ mod hung;
 mod log;
 mod manners;
 mod on_call;
+mod prompts;
 #[path = "../support/mod.rs"]
 mod support;
 mod web_pages;

@@ -9,10 +9,15 @@ use serde_json::{Map, Value, json};
 
 use super::super::error::RequestError;
 use super::super::request::Chat;
+use crate::model::ChatDefaults;
 
 /// The messages, and the other fields of the request that change what is written.
-pub(super) fn conversation(chat: Chat) -> Result<(Box<RawValue>, Map<String, Value>), RequestError> {
+pub(super) fn conversation(
+    mut chat: Chat,
+    defaults: &ChatDefaults,
+) -> Result<(Box<RawValue>, Map<String, Value>), RequestError> {
     check_template_kwargs(&chat.template_kwargs)?;
+    let variables = chat.take_template_variables(defaults);
     let mut items = 0..;
     let messages: Vec<Value> = chat.messages.into_iter().map(|message| of_message(message, &mut items)).collect();
     let messages = to_raw_value(&messages).map_err(|error| RequestError::internal(error.to_string()))?;
@@ -25,8 +30,8 @@ pub(super) fn conversation(chat: Chat) -> Result<(Box<RawValue>, Map<String, Val
     if let Some(tools) = chat.tools {
         settings.insert("tools".to_owned(), Arc::unwrap_or_clone(tools));
     }
-    if !chat.template_kwargs.is_empty() {
-        settings.insert("chat_template_kwargs".to_owned(), Value::Object(chat.template_kwargs));
+    if !variables.is_empty() {
+        settings.insert("chat_template_kwargs".to_owned(), Value::Object(variables));
     }
     Ok((messages, settings))
 }
@@ -89,7 +94,9 @@ mod tests {
             template_kwargs: Map::from_iter([("thinking".to_owned(), json!(true))]),
             ..Chat::default()
         };
-        let (messages, settings) = conversation(chat).unwrap();
+        let template_kwargs = Map::from_iter([("thinking".to_owned(), json!(false)), ("of_all".to_owned(), json!(1))]);
+        let defaults = ChatDefaults { template_kwargs, ..ChatDefaults::default() };
+        let (messages, settings) = conversation(chat, &defaults).unwrap();
         let image = |number: &str| json!({"type": "image_url", "image_url": null, "uuid": number});
         let expected = json!([
             {"role": "user", "content": [image("0"), {"type": "text", "text": "t"}], "name": "n"},
@@ -100,7 +107,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Value>(messages.get()).unwrap(), expected);
         let expected = json!({
             "add_generation_prompt": true, "continue_final_message": false, "reasoning_effort": "low",
-            "chat_template_kwargs": {"thinking": true},
+            "chat_template_kwargs": {"thinking": true, "of_all": 1, "enable_thinking": true, "reasoning_effort": "low"},
         });
         assert_eq!(Value::Object(settings), expected);
     }
@@ -109,7 +116,8 @@ mod tests {
     fn a_request_brings_no_template_of_its_own() {
         for name in ["chat_template", "tokenize", "tools"] {
             let template_kwargs = Map::from_iter([(name.to_owned(), json!("x"))]);
-            assert!(conversation(Chat { template_kwargs, ..Chat::default() }).is_err(), "{name}");
+            let chat = Chat { template_kwargs, ..Chat::default() };
+            assert!(conversation(chat, &ChatDefaults::default()).is_err(), "{name}");
         }
     }
 }

@@ -63,7 +63,8 @@ impl Preparation<'_> {
         let natives = self.natives_of_first(&items)?;
         let written = self.written(&natives, &items, &settings)?;
         let expanded = if settings.greeting().writes_conversations {
-            let (messages, settings_of_chat) = self.run(small, cost, move || conversation(chat)).await?;
+            let model = self.frontend.model.clone();
+            let (messages, settings_of_chat) = self.run(small, cost, move || conversation(chat, &model.chats)).await?;
             settings.write(&messages, &settings_of_chat, &written).await?
         } else {
             let tokens = self.render_with_help(chat, &items, &settings, small, cost).await?;
