@@ -58,7 +58,8 @@ mod tests {
     #[test]
     fn flat_functions_come_out_as_templates_want_them() {
         let taken = taken(json!({"tools": [tool("f")], "parallel_tool_calls": false})).unwrap().unwrap();
-        let written = r#"[{"type":"function","function":{"name":"f","description":null,"parameters":{"type":"object"},"strict":true}}]"#;
+        let function = r#"{"name":"f","description":null,"parameters":{"type":"object"},"strict":true}"#;
+        let written = format!(r#"[{{"type":"function","function":{function}}}]"#);
         assert_eq!(taken.tools.to_string(), written);
         assert_eq!((taken.choice, taken.in_parallel), (ToolChoice::Auto, false));
     }

@@ -38,11 +38,13 @@ fn a_text_is_a_message_of_the_user() {
 
 #[test]
 fn what_the_assistant_thought_said_and_called_is_one_message() {
-    let call = |id: &str| json!({"type": "function_call", "id": "fc", "call_id": id, "name": "f", "arguments": "{}", "status": "completed"});
+    let call = |id: &str| json!({"type": "function_call", "id": "fc", "call_id": id, "name": "f", "arguments": "{}"});
+    let summary = |text: &str| json!({"type": "summary_text", "text": text});
+    let thought = [json!({"type": "reasoning_text", "text": "hm"})];
     let input = json!([
         {"role": "developer", "content": "short"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}], "encrypted_content": null},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": thought, "encrypted_content": null},
         {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": [output_text("wait")]},
         call("a"),
         call("b"),
@@ -50,7 +52,7 @@ fn what_the_assistant_thought_said_and_called_is_one_message() {
         {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "2"}]},
         {"role": "assistant", "content": "done"},
         {"role": "assistant", "content": "really"},
-        {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "s"}, {"type": "summary_text", "text": "t"}]},
+        {"type": "reasoning", "id": "rs", "summary": [summary("s"), summary("t")]},
         {"type": "reasoning", "id": "rs", "summary": []},
     ]);
     let Input { messages, is_open, .. } = parse(&input).unwrap();
