@@ -133,7 +133,7 @@ impl Charge {
     }
 
     /// Counts no more than `bytes` from now on.
-    fn shrink_to(&mut self, bytes: u64) {
+    pub fn shrink_to(&mut self, bytes: u64) {
         if let Some(less) = self.bytes.checked_sub(bytes) {
             self.budget.inner.held.fetch_sub(less, Ordering::Relaxed);
             self.bytes = bytes;

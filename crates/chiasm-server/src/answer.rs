@@ -180,7 +180,11 @@ async fn completions_at_once(
 }
 
 /// Prepares a request for the workers that are there now.
-async fn planned(frontend: &Frontend, request: GenerateRequest, caller: &Caller) -> Result<Prepared, RequestError> {
+pub(crate) async fn planned(
+    frontend: &Frontend,
+    request: GenerateRequest,
+    caller: &Caller,
+) -> Result<Prepared, RequestError> {
     let classes = frontend.fleet.classes();
     if classes.is_empty() {
         return Err(RequestError::not_ready());
@@ -188,7 +192,7 @@ async fn planned(frontend: &Frontend, request: GenerateRequest, caller: &Caller)
     prepare(frontend, request, caller, classes).await
 }
 
-fn check_model(frontend: &Frontend, common: &Common) -> Result<(), ApiError> {
+pub(crate) fn check_model(frontend: &Frontend, common: &Common) -> Result<(), ApiError> {
     match &common.model {
         Some(model) if *model != frontend.model.name => Err(ApiError::no_such_model(model, &frontend.model.name)),
         _ => Ok(()),
@@ -200,7 +204,8 @@ fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &Attempted, wanted: bool)
     prepared.plan(attempted.class).filter(|_| wanted)
 }
 
-fn usage(attempted: &Attempted, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
+/// The tokens of an answer.
+pub(crate) fn usage(attempted: &Attempted, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
     let sum = |tokens: fn(&FinishedChoice) -> usize| choices.iter().map(tokens).sum();
     Usage {
         prompt_tokens: attempted.prompt_tokens,

@@ -77,6 +77,15 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "no_such_path", message)
     }
 
+    /// 404: the response was not kept, as none is.
+    pub(crate) fn no_such_response(id: &str) -> Self {
+        let message = format!("there is no response '{id}': this server keeps none");
+        Self {
+            param: Some("response_id".to_owned()),
+            ..Self::new(StatusCode::NOT_FOUND, "response_not_found", message)
+        }
+    }
+
     /// 405: the path takes another method.
     pub(crate) fn method_not_allowed() -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", "this path does not take that method")

@@ -78,6 +78,7 @@ async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) ->
     let endpoint = match request.uri().path() {
         routes::CHAT if request.method() == Method::POST => "chat",
         routes::COMPLETIONS if request.method() == Method::POST => "completions",
+        routes::RESPONSES if request.method() == Method::POST => "responses",
         _ => return call(&mut app, frontend, request).await,
     };
     let record = Record::new(endpoint, Span::current(), frontend.metrics.clone());

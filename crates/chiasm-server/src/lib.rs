@@ -17,6 +17,7 @@
 //! | `answer` | the completion endpoints |
 //! | [`answers`] | how a model's answers are read |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
+//! | `responses` | OpenAI's Responses API, on the same pipeline |
 //! | `cpu` | threads for CPU-heavy work, and what it costs |
 //! | `record` | the line in the log when a request has finished |
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
@@ -53,6 +54,7 @@ mod owner;
 mod pipeline;
 mod process_metrics;
 mod record;
+mod responses;
 mod root_path;
 mod routes;
 mod slots;

@@ -51,7 +51,8 @@ impl Meter {
         self.options.continuous_usage.then_some(*usage)
     }
 
-    fn total(&self) -> Usage {
+    /// All that was counted.
+    pub(crate) fn total(&self) -> Usage {
         let mut total = Usage::default();
         self.usages.iter().for_each(|&usage| total += usage);
         total
@@ -78,7 +79,21 @@ struct State<D, C, F> {
 pub(crate) fn metered<D: Send + 'static>(
     deltas: impl Stream<Item = Result<D, RequestError>> + Send + 'static,
     meter: Meter,
-    to_event: impl FnMut(D, &mut Meter) -> Option<Bytes> + Send + 'static,
+    mut to_event: impl FnMut(D, &mut Meter) -> Option<Bytes> + Send + 'static,
+    usage_event: impl FnOnce(Usage) -> Bytes + Send + 'static,
+) -> impl Stream<Item = Bytes> + Send {
+    let to_event = move |delta: Result<D, ApiError>, meter: &mut Meter| match delta {
+        Ok(delta) => to_event(delta, meter),
+        Err(error) => Some(sse::error(&error)),
+    };
+    metered_with_errors(deltas, meter, to_event, usage_event)
+}
+
+/// The same where an error has an event of another form.
+pub(crate) fn metered_with_errors<D: Send + 'static>(
+    deltas: impl Stream<Item = Result<D, RequestError>> + Send + 'static,
+    meter: Meter,
+    to_event: impl FnMut(Result<D, ApiError>, &mut Meter) -> Option<Bytes> + Send + 'static,
     usage_event: impl FnOnce(Usage) -> Bytes + Send + 'static,
 ) -> impl Stream<Item = Bytes> + Send {
     let usage_event = meter.options.include_usage.then_some(usage_event);
@@ -89,14 +104,16 @@ pub(crate) fn metered<D: Send + 'static>(
         async move {
             loop {
                 let event = match state.deltas.next().await {
-                    Some(Ok(delta)) => match (state.to_event)(delta, &mut state.meter) {
-                        Some(event) => event,
-                        None => continue,
-                    },
-                    Some(Err(error)) => {
-                        (state.usage_event, state.has_failed) = (None, true);
-                        state.meter.admission.record.broke(error.to_string());
-                        sse::error(&ApiError::from(error))
+                    Some(delta) => {
+                        let delta = delta.map_err(|error| {
+                            (state.usage_event, state.has_failed) = (None, true);
+                            state.meter.admission.record.broke(error.to_string());
+                            ApiError::from(error)
+                        });
+                        match (state.to_event)(delta, &mut state.meter) {
+                            Some(event) => event,
+                            None => continue,
+                        }
                     }
                     None => {
                         if !state.has_failed {

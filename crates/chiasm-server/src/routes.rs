@@ -14,16 +14,21 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, workers};
+use crate::{answer, responses, workers};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const RESPONSES: &str = "/v1/responses";
 
 /// The whole HTTP interface.
 pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
     Router::new()
         .route(CHAT, post(answer::chat))
         .route(COMPLETIONS, post(answer::completions))
+        .route(RESPONSES, post(responses::create))
+        .route("/v1/responses/{id}", get(responses::not_kept).delete(responses::not_kept))
+        .route("/v1/responses/{id}/input_items", get(responses::not_kept))
+        .route("/v1/responses/{id}/cancel", post(responses::not_kept))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))

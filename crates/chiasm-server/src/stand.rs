@@ -102,6 +102,7 @@ fn about(url: String) -> Prompt {
         name: None,
         tool_call_id: None,
         tool_calls: None,
+        reasoning: None,
     };
     let media = MediaRef {
         modality: Modality::Image,

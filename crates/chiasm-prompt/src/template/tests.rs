@@ -163,6 +163,17 @@ fn no_message_is_an_error() {
 }
 
 #[test]
+fn templates_find_reasoning_of_the_assistant_by_both_of_its_names() {
+    let render = |role: &str| {
+        let message = ChatMessage { role: role.into(), reasoning: Some("hm".into()), ..ChatMessage::default() };
+        let template = compile("{{ messages[0].reasoning }} {{ messages[0].reasoning_content }}").unwrap();
+        template.render(&[message], &[], &RenderOptions::default()).unwrap()
+    };
+    assert_eq!(render("assistant"), "hm hm");
+    assert_eq!(render("user").trim(), "");
+}
+
+#[test]
 fn tool_calls_of_another_shape_are_refused() {
     for calls in [
         json!("x"),

@@ -36,8 +36,7 @@ pub(crate) struct Body<'a, C> {
 impl AnswerHead {
     /// The head of a new answer: its id is `prefix-` and the request's.
     pub(crate) fn new(prefix: &str, request: &RequestId, model: &str) -> Self {
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { id: format!("{prefix}-{request}"), created, model: model.to_owned() }
+        Self { id: format!("{prefix}-{request}"), created: unix_seconds(), model: model.to_owned() }
     }
 
     /// A body with these choices and nothing beside them.
@@ -45,6 +44,11 @@ impl AnswerHead {
         let Self { id, created, model } = self;
         Body { id, object, created: *created, model, choices, prompt_token_ids: None, usage: None, nvext: None }
     }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Token ids as a list of numbers.

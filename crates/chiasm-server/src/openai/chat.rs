@@ -49,7 +49,7 @@ impl RequestBody for ChatRequest {
             add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
             continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
             template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
-            reasoning_effort: take_effort(&mut fields)?,
+            reasoning_effort: take_effort(&mut fields, "reasoning_effort")?,
             tools: tools.as_ref().map(|tools| tools.tools.clone()),
             media_kwargs: Box::new(MediaKwargs {
                 processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
@@ -77,13 +77,15 @@ impl RequestBody for ChatRequest {
     }
 }
 
-fn take_effort(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+/// Takes the field that says how much a model is to think.
+pub(crate) fn take_effort(fields: &mut Fields, field: &str) -> Result<Option<String>, ApiError> {
     const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-    let effort: Option<String> = fields.take("reasoning_effort")?;
+    let effort: Option<String> = fields.take(field)?;
     match effort {
         Some(other) if !EFFORTS.contains(&other.as_str()) => {
-            let message = format!("'reasoning_effort' must be one of {}, got '{other}'", EFFORTS.join(", "));
-            Err(ApiError::invalid("reasoning_effort", message))
+            let name = fields.name(field);
+            let message = format!("'{name}' must be one of {}, got '{other}'", EFFORTS.join(", "));
+            Err(ApiError::invalid(name, message))
         }
         effort => Ok(effort),
     }

@@ -37,6 +37,11 @@ impl Fields {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
+    /// A field that has not been taken yet, unless it is `null`.
+    pub(crate) fn get(&self, field: &str) -> Option<&Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
     /// Takes a field; absent and `null` are the same, as in OpenAI's API.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ApiError> {
         match self.map.shift_remove(field) {

@@ -29,9 +29,9 @@ pub(super) const MEDIA_KINDS: [MediaKind; 4] = [
 
 /// Where an item is: a URL, the name that it came with before, or both.
 #[derive(Default)]
-pub(super) struct MediaUrl {
-    pub(super) url: Option<Bytes>,
-    pub(super) uuid: Option<String>,
+pub(crate) struct MediaUrl {
+    pub(crate) url: Option<Bytes>,
+    pub(crate) uuid: Option<String>,
 }
 
 impl<'de> Visitor<'de> for Seed<'_, Option<MediaUrl>> {

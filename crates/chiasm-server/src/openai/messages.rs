@@ -49,7 +49,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
 }
 
 /// Reads a list whose elements are named by their index.
-fn elements<'de, T, A: SeqAccess<'de>>(intake: &mut Intake, seq: &mut A) -> Result<Vec<T>, A::Error>
+pub(crate) fn elements<'de, T, A: SeqAccess<'de>>(intake: &mut Intake, seq: &mut A) -> Result<Vec<T>, A::Error>
 where
     for<'a> Seed<'a, T>: Visitor<'de, Value = T>,
 {

@@ -18,7 +18,7 @@ pub(crate) trait RequestBody: Sized + Send + 'static {
 }
 
 /// A field with a type of its own.
-pub(super) trait LargeField: Sized {
+pub(crate) trait LargeField: Sized {
     const NAME: &'static str;
 }
 
@@ -29,7 +29,7 @@ struct Whole<T> {
 }
 
 /// Reads a body's fields, `T` among them. Null is as good as absent.
-pub(super) fn read<T: LargeField>(intake: &mut Intake) -> Result<(Fields, T), ApiError>
+pub(crate) fn read<T: LargeField>(intake: &mut Intake) -> Result<(Fields, T), ApiError>
 where
     for<'a, 'de> Seed<'a, Option<T>>: Visitor<'de, Value = Option<T>>,
 {

@@ -57,7 +57,7 @@ pub(crate) struct StreamOptions {
 }
 
 impl Common {
-    pub(super) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
         let sampling = Sampling {
             n: fields.take_in("n", 1..=MAX_N, "from 1 to 128")?.unwrap_or(1),
             max_tokens: None,

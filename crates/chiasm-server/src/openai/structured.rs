@@ -102,7 +102,8 @@ fn parsed(value: Value, field: &str) -> Result<Value, ApiError> {
     }
 }
 
-fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
+/// A schema that an answer has to follow. `field` is where it stood.
+pub(crate) fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
     if !schema.is_object() {
         return Err(ApiError::invalid(field, format!("a JSON schema must be an object, got {}", kind(&schema))));
     }

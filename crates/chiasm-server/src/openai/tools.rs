@@ -17,18 +17,23 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     let choice = fields.take::<Value>("tool_choice")?;
     let in_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
+    let tools = read_all(tools, read_tool)?;
+    let choice = read_choice(choice, read_named, "tool_choice.function.name", &tools)?;
+    Ok((!tools.is_empty()).then(|| ToolUse { tools: Arc::new(Value::Array(tools)), choice, in_parallel }))
+}
+
+/// Reads all tools, each by its path.
+pub(crate) fn read_all(
+    tools: Vec<Value>,
+    read: impl Fn(Value, &str) -> Result<Value, ApiError>,
+) -> Result<Vec<Value>, ApiError> {
     if tools.len() > MAX_TOOLS {
         let message = format!("'tools' has {} functions, at most {MAX_TOOLS} are allowed", tools.len());
         return Err(ApiError::invalid("tools", message));
     }
-    let tools = tools.into_iter().enumerate().map(|(i, tool)| read_tool(tool, &format!("tools[{i}]")));
-    let tools: Vec<Value> = tools.collect::<Result<_, _>>()?;
-    let choice = read_choice(choice, &tools)?;
-    Ok((!tools.is_empty()).then(|| ToolUse { tools: Arc::new(Value::Array(tools)), choice, in_parallel }))
+    tools.into_iter().enumerate().map(|(i, tool)| read(tool, &format!("tools[{i}]"))).collect()
 }
 
-/// A function as chat templates are given it: with the fields and in the order of vLLM's own class (`FunctionDefinition`,
-/// `vllm/entrypoints/generate/base/protocol.py`).
 fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::new(tool, path)?;
     let kind: String = fields.take("type")?.unwrap_or_else(|| "function".to_owned());
@@ -37,7 +42,12 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     }
     let function = fields.take("function")?.ok_or_else(|| ApiError::missing(&fields.name("function")))?;
     fields.finish()?;
-    let mut fields = Fields::new(function, format!("{path}.function"))?;
+    read_function(Fields::new(function, format!("{path}.function"))?)
+}
+
+/// A function as chat templates are given it: with the fields and in the order of vLLM's own class (`FunctionDefinition`,
+/// `vllm/entrypoints/generate/base/protocol.py`).
+pub(crate) fn read_function(mut fields: Fields) -> Result<Value, ApiError> {
     let name: String = fields.take("name")?.ok_or_else(|| ApiError::missing(&fields.name("name")))?;
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         let message = format!("a function's name must have 1 to {MAX_NAME_BYTES} bytes");
@@ -54,7 +64,13 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     Ok(json!({"type": "function", "function": function}))
 }
 
-fn read_choice(choice: Option<Value>, tools: &[Value]) -> Result<ToolChoice, ApiError> {
+/// Reads `tool_choice`. An object is one of the functions, by its name, which `read_named` finds in the field `name_field`.
+pub(crate) fn read_choice(
+    choice: Option<Value>,
+    read_named: impl Fn(Value) -> Result<String, ApiError>,
+    name_field: &str,
+    tools: &[Value],
+) -> Result<ToolChoice, ApiError> {
     const FIELD: &str = "tool_choice";
     let choice = match choice {
         None => ToolChoice::Auto,
@@ -80,7 +96,7 @@ fn read_choice(choice: Option<Value>, tools: &[Value]) -> Result<ToolChoice, Api
         && !tools.iter().any(|tool| tool["function"]["name"] == name.as_str())
     {
         let message = format!("there is no function '{name}' in 'tools'");
-        return Err(ApiError::invalid("tool_choice.function.name", message));
+        return Err(ApiError::invalid(name_field, message));
     }
     Ok(choice)
 }

@@ -58,18 +58,19 @@ async fn a_killed_engine_is_replaced(server: &Server, process: &str) {
 }
 
 async fn the_openai_package_works(environment: &Environment, server: &Server) {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/openai_client.py");
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/images/dawn.jpg");
-    let output = Command::new(&environment.python)
-        .args([script, &format!("{}/v1", server.url), picture])
-        .output()
-        .expect("python runs");
-    assert!(
-        output.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    for script in ["openai_client.py", "openai_responses.py"] {
+        let output = Command::new(&environment.python)
+            .args([&format!("{}/tests/{script}", env!("CARGO_MANIFEST_DIR")), &format!("{}/v1", server.url), picture])
+            .output()
+            .expect("python runs");
+        assert!(
+            output.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
 }
 
 #[tokio::test]

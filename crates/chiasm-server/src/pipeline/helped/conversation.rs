@@ -37,7 +37,7 @@ pub(super) fn conversation(
 }
 
 fn of_message(message: ChatMessage, items: &mut impl Iterator<Item = usize>) -> Value {
-    let ChatMessage { role, content, name, tool_call_id, tool_calls } = message;
+    let ChatMessage { role, content, name, tool_call_id, tool_calls, reasoning } = message;
     let content = match content {
         None => Value::Null,
         Some(ChatContent::Text(text)) => Value::String(text),
@@ -47,6 +47,7 @@ fn of_message(message: ChatMessage, items: &mut impl Iterator<Item = usize>) -> 
         ("name", name.map(Value::String)),
         ("tool_call_id", tool_call_id.map(Value::String)),
         ("tool_calls", tool_calls),
+        ("reasoning", reasoning.map(Value::String)),
     ];
     let others = others.into_iter().filter_map(|(field, value)| Some((field, value?)));
     let fields = [("role", Value::String(role)), ("content", content)].into_iter().chain(others);
@@ -82,7 +83,11 @@ mod tests {
                     name: Some("n".to_owned()),
                     ..message("user", parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("t".to_owned())]))
                 },
-                ChatMessage { tool_calls: Some(calls.clone()), ..message("assistant", None) },
+                ChatMessage {
+                    tool_calls: Some(calls.clone()),
+                    reasoning: Some("r".to_owned()),
+                    ..message("assistant", None)
+                },
                 ChatMessage {
                     tool_call_id: Some("c".to_owned()),
                     ..message("tool", Some(ChatContent::Text("x".to_owned())))
@@ -100,7 +105,7 @@ mod tests {
         let image = |number: &str| json!({"type": "image_url", "image_url": null, "uuid": number});
         let expected = json!([
             {"role": "user", "content": [image("0"), {"type": "text", "text": "t"}], "name": "n"},
-            {"role": "assistant", "content": null, "tool_calls": calls},
+            {"role": "assistant", "content": null, "tool_calls": calls, "reasoning": "r"},
             {"role": "tool", "content": "x", "tool_call_id": "c"},
             {"role": "user", "content": [{"type": "video_url", "video_url": null, "uuid": "1"}, image("2")]},
         ]);

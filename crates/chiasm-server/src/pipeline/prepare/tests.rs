@@ -13,6 +13,7 @@ fn conversation(text: String) -> Prompt {
         name: None,
         tool_call_id: None,
         tool_calls: None,
+        reasoning: None,
     };
     Prompt::Chat(Chat { messages: vec![message], add_generation_prompt: true, ..Chat::default() })
 }

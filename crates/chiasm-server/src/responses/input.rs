@@ -1,0 +1,288 @@
+//! `input` of a request: a text, or items, which become messages.
+//!
+//! What the assistant said, thought and called comes as several items. Those that fit into one message are joined there, as in
+//! vLLM (`construct_chat_messages_with_tool_call`, `vllm/entrypoints/openai/responses/utils.py`).
+
+use std::fmt;
+
+use chiasm_prompt::{ChatContent, ChatMessage};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::content::{Content, MESSAGE_PARTS, OUTPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS};
+use crate::error::ApiError;
+use crate::openai::intake::{Intake, Seed};
+use crate::openai::messages::elements;
+use crate::openai::request::LargeField;
+use crate::pipeline::MediaRef;
+
+const ASSISTANT: &str = "assistant";
+const ROLES: [&str; 4] = ["system", "developer", "user", ASSISTANT];
+const STATUSES: [&str; 3] = ["in_progress", "completed", "incomplete"];
+
+/// Items by their type, and the fields that each may have beside `type`, `id` and `status`.
+const KINDS: [(&str, &[&str]); 4] = [
+    (MESSAGE, &["role", "content"]),
+    (CALL, &["call_id", "name", "arguments"]),
+    (CALL_OUTPUT, &["call_id", "output"]),
+    (REASONING, &["content", "summary", "encrypted_content"]),
+];
+const MESSAGE: &str = "message";
+const CALL: &str = "function_call";
+const CALL_OUTPUT: &str = "function_call_output";
+const REASONING: &str = "reasoning";
+
+/// The messages of a request, and their media items in order of appearance.
+pub(super) struct Input {
+    pub(super) messages: Vec<ChatMessage>,
+    pub(super) media: Vec<MediaRef>,
+    /// The last message is the assistant's and says of itself that it is not complete: it is to be continued.
+    pub(super) is_open: bool,
+}
+
+impl LargeField for Input {
+    const NAME: &'static str = "input";
+}
+
+impl<'de> Visitor<'de> for Seed<'_, Option<Input>> {
+    type Value = Option<Input>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a list of items")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        let intake = self.intake;
+        // Those of an earlier field of the same name, which this one replaces.
+        intake.media.clear();
+        intake.count_message()?;
+        let content = Some(ChatContent::Text(intake.own_prompt(text)?));
+        let message = ChatMessage { role: "user".to_owned(), content, ..ChatMessage::default() };
+        Ok(Some(Input { messages: vec![message], media: Vec::new(), is_open: false }))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let intake = self.intake;
+        intake.media.clear();
+        let items: Vec<Item> = elements(intake, &mut seq)?;
+        let is_open = items.last().is_some_and(|item| item.is_open);
+        let mut messages = Vec::new();
+        for Item { message, .. } in items {
+            join(intake, &mut messages, message)?;
+        }
+        if messages.is_empty() {
+            let error = ApiError::invalid("input", "'input' must have something that is said");
+            return Err(intake.refuse(error));
+        }
+        Ok(Some(Input { messages, media: std::mem::take(&mut intake.media), is_open }))
+    }
+}
+
+/// Appends a message, or what it has to the assistant's last one if there is a place for that.
+fn join<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, message: ChatMessage) -> Result<(), E> {
+    let ChatMessage { content, tool_calls, reasoning, .. } = &message;
+    let is_assistant = message.role == ASSISTANT;
+    if is_assistant && content.is_none() && tool_calls.is_none() && reasoning.is_none() {
+        return Ok(());
+    }
+    match (messages.last_mut().filter(|last| is_assistant && last.role == ASSISTANT), message) {
+        (Some(last), ChatMessage { tool_calls: Some(Value::Array(more)), .. }) => {
+            let calls = last.tool_calls.get_or_insert_with(|| Value::Array(Vec::new()));
+            for (calls, call) in calls.as_array_mut().into_iter().zip(more) {
+                intake.push(calls, call)?;
+            }
+            Ok(())
+        }
+        (Some(last), ChatMessage { content: content @ Some(_), .. }) if last.content.is_none() => {
+            last.content = content;
+            Ok(())
+        }
+        (Some(last), ChatMessage { reasoning: reasoning @ Some(_), .. }) if last.reasoning.is_none() => {
+            last.reasoning = reasoning;
+            Ok(())
+        }
+        (_, message) => intake.push(messages, message),
+    }
+}
+
+/// One item. All but messages of others are a part of what the assistant says.
+struct Item {
+    message: ChatMessage,
+    is_open: bool,
+}
+
+impl<'de> Visitor<'de> for Seed<'_, Item> {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Item, A::Error> {
+        let intake = self.intake;
+        intake.count_message()?;
+        let media = intake.media.len();
+        let mut given = Given::default();
+        while let Some(name) = intake.name(&mut map)? {
+            let outer = intake.enter(format_args!(".{name}"));
+            // Those of an earlier field of the same name, which this one replaces; no item has media in two fields.
+            if matches!(&*name, "content" | "output") {
+                intake.media.truncate(media);
+            }
+            given.take(intake, &name, &mut map)?;
+            intake.leave(outer);
+        }
+        given.into_item(intake)
+    }
+}
+
+/// The fields of one item, whichever it is: its type may come last.
+#[derive(Default)]
+struct Given {
+    kind: Option<String>,
+    status: Option<String>,
+    role: Option<String>,
+    content: Option<Content>,
+    summary: Option<Content>,
+    encrypted: Option<Value>,
+    call_id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+    output: Option<Content>,
+    unknown: Option<String>,
+}
+
+impl Given {
+    fn take<'de, A: MapAccess<'de>>(&mut self, intake: &mut Intake, name: &str, map: &mut A) -> Result<(), A::Error> {
+        match name {
+            "type" => self.kind = intake.text(map)?,
+            "status" => self.status = intake.text(map)?,
+            "role" => self.role = intake.text(map)?,
+            "content" => self.content = map.next_value_seed(intake.seed())?,
+            "summary" => self.summary = map.next_value_seed(intake.seed())?,
+            "encrypted_content" => {
+                self.encrypted = Some(map.next_value_seed(intake.seed::<Value>())?).filter(|value| !value.is_null());
+            }
+            "call_id" => self.call_id = intake.text(map)?,
+            "name" => self.name = intake.text(map)?,
+            "arguments" => self.arguments = intake.text(map)?,
+            "output" => self.output = map.next_value_seed(intake.seed())?,
+            // They do not change the prompt.
+            "id" | "phase" => drop(intake.borrowed(map)?),
+            _ => intake.unknown(map, &mut self.unknown)?,
+        }
+        Ok(())
+    }
+
+    fn into_item<E: Error>(mut self, intake: &mut Intake) -> Result<Item, E> {
+        let kind = match self.kind.take() {
+            Some(kind) => kind,
+            None if self.role.is_some() => MESSAGE.to_owned(),
+            None => return Err(intake.missing(".type")),
+        };
+        let Some((kind, fields)) = KINDS.into_iter().find(|(known, _)| *known == kind) else {
+            return Err(intake.refuse(unsupported(&intake.below(".type"), &kind)));
+        };
+        self.check(intake, fields)?;
+        let is_unfinished = self.status.as_deref().is_some_and(|status| status != "completed");
+        let message = match kind {
+            MESSAGE => self.into_message(intake)?,
+            CALL => self.into_call(intake)?,
+            CALL_OUTPUT => self.into_call_output(intake)?,
+            _ => self.into_reasoning(intake)?,
+        };
+        let is_open = is_unfinished && message.role == ASSISTANT && message.content.is_some();
+        Ok(Item { message, is_open })
+    }
+
+    /// Refuses fields that an item of this type does not have.
+    fn check<E: Error>(&mut self, intake: &mut Intake, fields: &[&str]) -> Result<(), E> {
+        let given = [
+            ("role", self.role.is_some()),
+            ("content", self.content.is_some()),
+            ("summary", self.summary.is_some()),
+            ("encrypted_content", self.encrypted.is_some()),
+            ("call_id", self.call_id.is_some()),
+            ("name", self.name.is_some()),
+            ("arguments", self.arguments.is_some()),
+            ("output", self.output.is_some()),
+        ];
+        let other = given.iter().find(|(name, is_given)| *is_given && !fields.contains(name));
+        let other = other.map(|(name, _)| intake.below(&format!(".{name}")));
+        intake.refuse_unknown(self.unknown.take().or(other))?;
+        match &self.status {
+            Some(status) if !STATUSES.contains(&status.as_str()) => {
+                let name = intake.below(".status");
+                let message = format!("'{name}' must be one of {}, got '{status}'", STATUSES.join(", "));
+                Err(intake.refuse(ApiError::invalid(name, message)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn into_message<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
+        let role = self.role.ok_or_else(|| intake.missing(".role"))?;
+        if !ROLES.contains(&role.as_str()) {
+            let name = intake.below(".role");
+            let message = format!("'{name}' must be one of {}, got '{role}'", ROLES.join(", "));
+            return Err(intake.refuse(ApiError::invalid(name, message)));
+        }
+        let content = self.content.ok_or_else(|| intake.missing(".content"))?;
+        let content = Some(content.of(intake, ".content", MESSAGE_PARTS)?);
+        Ok(ChatMessage { role, content, ..ChatMessage::default() })
+    }
+
+    fn into_call<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
+        let id = self.call_id.ok_or_else(|| intake.missing(".call_id"))?;
+        let name = self.name.ok_or_else(|| intake.missing(".name"))?;
+        let arguments = self.arguments.ok_or_else(|| intake.missing(".arguments"))?;
+        let (mut call, mut function, mut calls) = (Map::new(), Map::new(), Vec::new());
+        intake.insert(&mut function, "name", Value::String(name))?;
+        intake.insert(&mut function, "arguments", Value::String(arguments))?;
+        intake.insert(&mut call, "id", Value::String(id))?;
+        intake.insert(&mut call, "type", Value::String("function".to_owned()))?;
+        intake.insert(&mut call, "function", Value::Object(function))?;
+        intake.push(&mut calls, Value::Object(call))?;
+        let role = ASSISTANT.to_owned();
+        Ok(ChatMessage { role, tool_calls: Some(Value::Array(calls)), ..ChatMessage::default() })
+    }
+
+    fn into_call_output<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
+        let id = self.call_id.ok_or_else(|| intake.missing(".call_id"))?;
+        let output = self.output.ok_or_else(|| intake.missing(".output"))?;
+        let content = Some(output.of(intake, ".output", OUTPUT_PARTS)?);
+        Ok(ChatMessage { role: "tool".to_owned(), content, tool_call_id: Some(id), ..ChatMessage::default() })
+    }
+
+    /// The reasoning itself, or a summary of it that others have made.
+    fn into_reasoning<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
+        if self.encrypted.is_some() {
+            let name = intake.below(".encrypted_content");
+            let message = format!("'{name}' can't be read: this server encrypts no reasoning; give 'content'");
+            return Err(intake.refuse(ApiError::invalid(name, message)));
+        }
+        let content = self.content.map(|content| content.of(intake, ".content", REASONING_PARTS)).transpose()?;
+        let summary = self.summary.map(|summary| summary.of(intake, ".summary", SUMMARY_PARTS)).transpose()?;
+        let texts = [content, summary].into_iter().flatten().map(super::content::text);
+        let reasoning = texts.into_iter().find(|text| !text.is_empty());
+        Ok(ChatMessage { role: ASSISTANT.to_owned(), reasoning, ..ChatMessage::default() })
+    }
+}
+
+fn unsupported(field: &str, kind: &str) -> ApiError {
+    let message = match kind {
+        "item_reference" => "this server keeps no items to refer to; send the item itself".to_owned(),
+        _ => {
+            let known: Vec<_> = KINDS.iter().map(|(kind, _)| *kind).collect();
+            format!("items of type '{kind}' are not supported; use {}", known.join(", "))
+        }
+    };
+    ApiError { code: "unsupported_item", ..ApiError::invalid(field, message) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! `POST /v1/responses`: OpenAI's Responses API as a translation to what chat completions use. Nothing is kept between requests.
+//!
+//! | module | is |
+//! |---|---|
+//! | `request` | a body to a [`crate::pipeline::GenerateRequest`] |
+//! | `content` | what an item of `input` says |
+//! | `input` | the items of `input` to messages |
+//! | `tools` | functions in their flat form |
+//! | `response` | the response object |
+//! | `output` | what the model says to output items |
+//! | `events` | what a stream tells of them |
+
+mod content;
+mod events;
+mod input;
+mod output;
+mod request;
+mod response;
+mod tools;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream::{StreamExt, iter};
+
+use self::output::Answer;
+use self::request::ResponsesRequest;
+use self::response::Head;
+use crate::admission::Admitted;
+use crate::answer::{check_model, planned, usage};
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::frontend::Frontend;
+use crate::meter::{Meter, metered_with_errors};
+use crate::pipeline::{ChoiceDelta, Generation, collect};
+use crate::routes::routing_headers;
+use crate::sse;
+
+/// `POST /v1/responses`
+pub(crate) async fn create(
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<ResponsesRequest>,
+) -> Result<Response, ApiError> {
+    let frontend = &frontend;
+    let told = |error| in_own_words(frontend.told(error));
+    let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
+    let ResponsesRequest { common, generate, echo } = request;
+    check_model(frontend, &common)?;
+    admission.ends_with_client();
+    let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
+    let head = Head::new(&caller.id, &frontend.model, &prepared.sampling, echo, charge)?;
+
+    let Some(options) = common.stream else {
+        let (mut choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
+        let usage = usage(&attempted, &choices, prepared.reads_reasoning());
+        frontend.metrics.used(usage);
+        admission.record.attempted(attempted);
+        admission.record.used(usage);
+        let choice = choices.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
+        let answer = Answer::whole(caller.id.as_str(), choice);
+        let mut response = Json(answer.response(&head, usage)).into_response();
+        routing_headers(response.headers_mut(), &attempted);
+        return Ok(response);
+    };
+
+    let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
+    let attempted = generation.attempted();
+    let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
+    let (mut answer, begun) = Answer::streamed(caller.id.as_str(), &head);
+    let events = metered_with_errors(
+        generation.into_deltas(),
+        meter,
+        move |delta: Result<ChoiceDelta, ApiError>, meter: &mut Meter| {
+            match delta {
+                Ok(delta) => {
+                    meter.count(0, &delta);
+                    answer.add(&delta);
+                    if delta.finish.is_some() {
+                        answer.end(&head, meter.total());
+                    }
+                }
+                Err(error) => answer.fail(&head, &error),
+            }
+            answer.take_events()
+        },
+        // The last event has told it.
+        |_| Bytes::new(),
+    );
+    let mut response = sse::stream(iter(begun).chain(events));
+    routing_headers(response.headers_mut(), &attempted);
+    Ok(response)
+}
+
+/// `GET` and `DELETE /v1/responses/ID`, `GET …/input_items`, `POST …/cancel`
+pub(crate) async fn not_kept(id: Result<Path<String>, PathRejection>) -> Result<(), ApiError> {
+    let Path(id) = id.map_err(|_| ApiError::no_such_path())?;
+    Err(ApiError::no_such_response(&id))
+}
+
+/// An error that names fields as this endpoint does: the pipeline says `messages` of any conversation.
+fn in_own_words(error: ApiError) -> ApiError {
+    match error.param.as_deref() {
+        Some("messages" | "continue_final_message") => ApiError { param: Some("input".to_owned()), ..error },
+        _ => error,
+    }
+}

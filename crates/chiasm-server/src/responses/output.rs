@@ -1,0 +1,248 @@
+//! What a model says, as items of a response's output, and the events that tell of them while they grow.
+
+use bytes::Bytes;
+use chiasm_backend::{Finish, ToolCallDelta};
+use serde::{Serialize, Serializer};
+
+use super::events::{Event, Events};
+use super::response::{Head, Response};
+use crate::error::ApiError;
+use crate::openai::Usage;
+use crate::pipeline::{ChoiceDelta, FinishedChoice};
+
+/// How far an item or a response is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Status {
+    InProgress,
+    Completed,
+    /// It was cut off.
+    Incomplete,
+    /// Only of a response.
+    Failed,
+}
+
+/// One item of the output.
+#[derive(Debug)]
+pub(super) struct Item {
+    pub(super) id: String,
+    /// Its place in the output.
+    pub(super) index: usize,
+    pub(super) kind: Kind,
+    status: Status,
+    /// What was thought or said, or a call's arguments.
+    pub(super) text: String,
+}
+
+/// What an item is.
+#[derive(Debug, PartialEq)]
+pub(super) enum Kind {
+    Reasoning,
+    Message,
+    /// The call of this number among the answer's calls.
+    Call {
+        number: usize,
+        call_id: String,
+        name: String,
+    },
+}
+
+/// All that was said so far.
+pub(super) struct Answer {
+    /// The request's id, of which those of items are made.
+    request: String,
+    items: Vec<Item>,
+    status: Status,
+    events: Events,
+}
+
+impl Answer {
+    /// A whole answer, of which no events tell.
+    pub(super) fn whole(request: &str, choice: FinishedChoice) -> Self {
+        let mut answer = Self::new(request, Events::unwanted());
+        let FinishedChoice { text, reasoning, tool_calls, finish, .. } = choice;
+        answer.add(&ChoiceDelta { text, reasoning, tool_calls, finish: Some(finish), ..ChoiceDelta::default() });
+        answer
+    }
+
+    /// An answer of which events tell, and the first two of them.
+    pub(super) fn streamed(request: &str, head: &Head) -> (Self, [Bytes; 2]) {
+        let mut answer = Self::new(request, Events::wanted());
+        let begun = ["response.created", "response.in_progress"].map(|kind| {
+            let response = head.response(&[], Status::InProgress);
+            answer.events.tell(Event { response: Some(response), ..Event::of(kind) });
+            answer.take_events().unwrap_or_default()
+        });
+        (answer, begun)
+    }
+
+    fn new(request: &str, events: Events) -> Self {
+        Self { request: request.to_owned(), items: Vec::new(), status: Status::InProgress, events }
+    }
+
+    /// The response with all that was said.
+    pub(super) fn response<'a>(&'a self, head: &'a Head, usage: Usage) -> Response<'a> {
+        head.response(&self.items, self.status).with_usage(usage)
+    }
+
+    /// Adds what is new. An item ends where another one begins.
+    pub(super) fn add(&mut self, delta: &ChoiceDelta) {
+        self.say(Kind::Reasoning, &delta.reasoning);
+        self.say(Kind::Message, &delta.text);
+        for piece in &delta.tool_calls {
+            self.call(piece);
+        }
+        if let Some(finish) = &delta.finish {
+            self.status = if *finish == Finish::Length { Status::Incomplete } else { Status::Completed };
+            self.close(self.status);
+        }
+    }
+
+    /// Tells that this was all.
+    pub(super) fn end(&mut self, head: &Head, usage: Usage) {
+        let kind = if self.status == Status::Incomplete { "response.incomplete" } else { "response.completed" };
+        let response = head.response(&self.items, self.status).with_usage(usage);
+        self.events.tell(Event { response: Some(response), ..Event::of(kind) });
+    }
+
+    /// Tells that no more comes, because of an error.
+    pub(super) fn fail(&mut self, head: &Head, error: &ApiError) {
+        self.close(Status::Incomplete);
+        let response = head.response(&self.items, Status::Failed).with_error(&error.message);
+        self.events.tell(Event { response: Some(response), ..Event::of("response.failed") });
+    }
+
+    /// The events since the last time; `None` if there are none.
+    pub(super) fn take_events(&mut self) -> Option<Bytes> {
+        self.events.take()
+    }
+
+    fn say(&mut self, kind: Kind, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        if self.items.last().is_none_or(|item| item.kind != kind || item.status != Status::InProgress) {
+            self.open(kind);
+        }
+        self.grow(text);
+    }
+
+    fn call(&mut self, piece: &ToolCallDelta) {
+        let is_of = |item: &Item| matches!(item.kind, Kind::Call { number, .. } if number == piece.index);
+        if !self.items.last().is_some_and(is_of) {
+            let (call_id, name) = (piece.id.clone().unwrap_or_default(), piece.name.clone().unwrap_or_default());
+            self.open(Kind::Call { number: piece.index, call_id, name });
+        }
+        if !piece.arguments.is_empty() {
+            self.grow(&piece.arguments);
+        }
+    }
+
+    fn open(&mut self, kind: Kind) {
+        self.close(Status::Completed);
+        let index = self.items.len();
+        let id = format!("{}_{}_{index}", kind.prefix(), self.request);
+        let item = Item { id, index, kind, status: Status::InProgress, text: String::new() };
+        self.events.tell(Event { item: Some(&item), ..Event::at("response.output_item.added", &item) });
+        if let Some(part) = item.part() {
+            self.events.tell(Event { part: Some(part), ..Event::within("response.content_part.added", &item) });
+        }
+        self.items.push(item);
+    }
+
+    fn grow(&mut self, text: &str) {
+        let Some(item) = self.items.last_mut() else { return };
+        item.text.push_str(text);
+        self.events.tell(Event { delta: Some(text), ..Event::within(item.kind.grows(), item) });
+    }
+
+    fn close(&mut self, status: Status) {
+        let Some(item) = self.items.last_mut().filter(|item| item.status == Status::InProgress) else { return };
+        item.status = status;
+        let done = Event::within(item.kind.is_done(), item);
+        match (&item.kind, item.part()) {
+            (_, Some(part)) => {
+                self.events.tell(Event { text: Some(&item.text), ..done });
+                self.events.tell(Event { part: Some(part), ..Event::within("response.content_part.done", item) });
+            }
+            (Kind::Call { name, .. }, None) => {
+                self.events.tell(Event { name: Some(name), arguments: Some(&item.text), ..done });
+            }
+            (_, None) => {}
+        }
+        self.events.tell(Event { item: Some(item), ..Event::at("response.output_item.done", item) });
+    }
+}
+
+impl Kind {
+    fn prefix(&self) -> &'static str {
+        match self {
+            Self::Reasoning => "rs",
+            Self::Message => "msg",
+            Self::Call { .. } => "fc",
+        }
+    }
+
+    fn grows(&self) -> &'static str {
+        match self {
+            Self::Reasoning => "response.reasoning_text.delta",
+            Self::Message => "response.output_text.delta",
+            Self::Call { .. } => "response.function_call_arguments.delta",
+        }
+    }
+
+    fn is_done(&self) -> &'static str {
+        match self {
+            Self::Reasoning => "response.reasoning_text.done",
+            Self::Message => "response.output_text.done",
+            Self::Call { .. } => "response.function_call_arguments.done",
+        }
+    }
+}
+
+impl Item {
+    /// The only part of its content. A call has none.
+    fn part(&self) -> Option<Part<'_>> {
+        let text = &self.text;
+        match self.kind {
+            Kind::Reasoning => Some(Part::ReasoningText { text }),
+            Kind::Message => Some(Part::OutputText { text, annotations: [], logprobs: [] }),
+            Kind::Call { .. } => None,
+        }
+    }
+}
+
+/// A part of an item's content.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Part<'a> {
+    ReasoningText { text: &'a str },
+    OutputText { text: &'a str, annotations: [(); 0], logprobs: [(); 0] },
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Body<'a> {
+    Reasoning { id: &'a str, summary: [(); 0], content: Vec<Part<'a>>, status: Status },
+    Message { id: &'a str, role: &'static str, content: Vec<Part<'a>>, status: Status },
+    FunctionCall { id: &'a str, call_id: &'a str, name: &'a str, arguments: &'a str, status: Status },
+}
+
+impl Serialize for Item {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Self { id, kind, status, text, .. } = self;
+        let status = *status;
+        // An item begins without its part, which clients are told of by an event of its own.
+        let content: Vec<_> = self.part().filter(|_| status != Status::InProgress).into_iter().collect();
+        match kind {
+            Kind::Reasoning => Body::Reasoning { id, summary: [], content, status }.serialize(to),
+            Kind::Message => Body::Message { id, role: "assistant", content, status }.serialize(to),
+            Kind::Call { call_id, name, .. } => {
+                Body::FunctionCall { id, call_id, name, arguments: text, status }.serialize(to)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+use chiasm_media::ByteBudget;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::openai::fields::Fields;
+use crate::responses::response::Echo;
+use crate::stand::Stand;
+
+async fn head() -> Head {
+    let stand = Stand::of(1).await;
+    let body = json!({"tools": [{"type": "function", "name": "f"}], "instructions": "be short"});
+    let echo = Echo::of(&Fields::new(body, "").unwrap()).unwrap();
+    let request = chiasm_backend::RequestId::new("r").unwrap();
+    let sampling = crate::pipeline::Sampling { temperature: Some(0.5), ..Default::default() };
+    Head::new(&request, &stand.frontend.model, &sampling, echo, ByteBudget::new(1 << 20).empty_charge()).unwrap()
+}
+
+fn usage() -> Usage {
+    Usage { prompt_tokens: 5, completion_tokens: 7, cached_tokens: 3, reasoning_tokens: Some(2) }
+}
+
+fn piece(index: usize, begin: Option<(&str, &str)>, arguments: &str) -> ToolCallDelta {
+    let (id, name) = begin.map(|(id, name)| (id.to_owned(), name.to_owned())).unzip();
+    ToolCallDelta { index, id, name, arguments: arguments.to_owned() }
+}
+
+/// Reasoning, text and two calls, in pieces; some deltas have several kinds of them and some have nothing.
+fn deltas(finish: Finish) -> Vec<ChoiceDelta> {
+    let delta = ChoiceDelta::default;
+    vec![
+        ChoiceDelta { reasoning: "let me ".to_owned(), ..delta() },
+        delta(),
+        ChoiceDelta { reasoning: "think".to_owned(), text: "I ".to_owned(), ..delta() },
+        ChoiceDelta { text: "call".to_owned(), tool_calls: vec![piece(0, Some(("a", "f")), "")], ..delta() },
+        ChoiceDelta { tool_calls: vec![piece(0, None, r#"{"x":"#)], ..delta() },
+        ChoiceDelta { tool_calls: vec![piece(0, None, "1}"), piece(1, Some(("b", "g")), "{")], ..delta() },
+        ChoiceDelta { tool_calls: vec![piece(1, None, "}")], finish: Some(finish), ..delta() },
+    ]
+}
+
+fn output(last: &str) -> Value {
+    json!([
+        {"type": "reasoning", "id": "rs_r_0", "summary": [], "status": "completed",
+         "content": [{"type": "reasoning_text", "text": "let me think"}]},
+        {"type": "message", "id": "msg_r_1", "role": "assistant", "status": "completed",
+         "content": [{"type": "output_text", "text": "I call", "annotations": [], "logprobs": []}]},
+        {"type": "function_call", "id": "fc_r_2", "call_id": "a", "name": "f", "arguments": r#"{"x":1}"#,
+         "status": "completed"},
+        {"type": "function_call", "id": "fc_r_3", "call_id": "b", "name": "g", "arguments": "{}", "status": last},
+    ])
+}
+
+fn events(bytes: &[Bytes]) -> Vec<Value> {
+    let text = String::from_utf8(bytes.concat()).unwrap();
+    let read = |event: &str| {
+        let (name, data) = event.split_once('\n').unwrap();
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        assert_eq!(name, format!("event: {}", data["type"].as_str().unwrap()));
+        data
+    };
+    text.split_terminator("\n\n").map(read).collect()
+}
+
+fn streamed(head: &Head, finish: Finish) -> Vec<Value> {
+    let (mut answer, begun) = Answer::streamed("r", head);
+    let mut all = begun.to_vec();
+    for delta in deltas(finish) {
+        answer.add(&delta);
+        if delta.finish.is_some() {
+            answer.end(head, usage());
+        }
+        all.extend(answer.take_events());
+    }
+    events(&all)
+}
+
+#[tokio::test]
+async fn a_whole_response_has_its_items_and_what_was_asked() {
+    let head = head().await;
+    let choice = FinishedChoice {
+        text: "I call".to_owned(),
+        reasoning: "let me think".to_owned(),
+        reasoning_tokens: 2,
+        tokens: Vec::new(),
+        logprobs: None,
+        tool_calls: vec![piece(0, Some(("a", "f")), r#"{"x":1}"#), piece(1, Some(("b", "g")), "{}")],
+        finish: Finish::ToolCalls,
+    };
+    let answer = Answer::whole("r", choice);
+    let response = serde_json::to_value(answer.response(&head, usage())).unwrap();
+    assert_eq!(response["output"], output("completed"));
+    for (field, value) in [
+        ("id", json!("resp_r")),
+        ("object", json!("response")),
+        ("status", json!("completed")),
+        ("model", json!("m")),
+        ("error", Value::Null),
+        ("incomplete_details", Value::Null),
+        ("instructions", json!("be short")),
+        ("tools", json!([{"type": "function", "name": "f"}])),
+        ("tool_choice", json!("auto")),
+        ("parallel_tool_calls", json!(true)),
+        ("temperature", json!(0.5)),
+        ("text", json!({"format": {"type": "text"}})),
+        ("store", json!(false)),
+    ] {
+        assert_eq!(response[field], value, "{field}");
+    }
+    let expected = json!({
+        "input_tokens": 5, "input_tokens_details": {"cached_tokens": 3},
+        "output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 12,
+    });
+    assert_eq!(response["usage"], expected);
+}
+
+#[tokio::test]
+async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
+    let events = streamed(&head().await, Finish::ToolCalls);
+    let numbers: Vec<_> = events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
+    let short = |event: &Value| {
+        let kind = event["type"].as_str().unwrap().trim_start_matches("response.").to_owned();
+        (kind, event["output_index"].as_u64())
+    };
+    let told: Vec<_> = events.iter().map(short).collect();
+    let expected = [
+        ("created", None),
+        ("in_progress", None),
+        ("output_item.added", Some(0)),
+        ("content_part.added", Some(0)),
+        ("reasoning_text.delta", Some(0)),
+        ("reasoning_text.delta", Some(0)),
+        ("reasoning_text.done", Some(0)),
+        ("content_part.done", Some(0)),
+        ("output_item.done", Some(0)),
+        ("output_item.added", Some(1)),
+        ("content_part.added", Some(1)),
+        ("output_text.delta", Some(1)),
+        ("output_text.delta", Some(1)),
+        ("output_text.done", Some(1)),
+        ("content_part.done", Some(1)),
+        ("output_item.done", Some(1)),
+        ("output_item.added", Some(2)),
+        ("function_call_arguments.delta", Some(2)),
+        ("function_call_arguments.delta", Some(2)),
+        ("function_call_arguments.done", Some(2)),
+        ("output_item.done", Some(2)),
+        ("output_item.added", Some(3)),
+        ("function_call_arguments.delta", Some(3)),
+        ("function_call_arguments.delta", Some(3)),
+        ("function_call_arguments.done", Some(3)),
+        ("output_item.done", Some(3)),
+        ("completed", None),
+    ];
+    assert_eq!(told, expected.map(|(kind, index)| (kind.to_owned(), index)));
+    assert_eq!(
+        (&events[0]["response"]["status"], &events[0]["response"]["output"]),
+        (&json!("in_progress"), &json!([]))
+    );
+    let begun =
+        json!({"type": "message", "id": "msg_r_1", "role": "assistant", "status": "in_progress", "content": []});
+    assert_eq!(events[9]["item"], begun);
+    let delta = json!({
+        "type": "response.output_text.delta", "sequence_number": 11, "output_index": 1, "item_id": "msg_r_1",
+        "content_index": 0, "delta": "I ", "logprobs": [],
+    });
+    assert_eq!(events[11], delta);
+    assert_eq!(events[13]["text"], "I call");
+    let done = json!({
+        "type": "response.function_call_arguments.done", "sequence_number": 19, "output_index": 2, "item_id": "fc_r_2",
+        "name": "f", "arguments": r#"{"x":1}"#,
+    });
+    assert_eq!(events[19], done);
+    let ended: Vec<_> = events.iter().filter(|event| event["type"] == "response.output_item.done").collect();
+    assert_eq!(ended.iter().map(|event| event["item"].clone()).collect::<Value>(), output("completed"));
+    let last = &events.last().unwrap()["response"];
+    assert_eq!((&last["output"], &last["status"]), (&output("completed"), &json!("completed")));
+    assert_eq!(last["usage"]["total_tokens"], 12);
+}
+
+#[tokio::test]
+async fn what_is_cut_off_is_incomplete_and_so_is_its_last_item() {
+    let events = streamed(&head().await, Finish::Length);
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.incomplete");
+    assert_eq!(last["response"]["status"], "incomplete");
+    assert_eq!(last["response"]["incomplete_details"], json!({"reason": "max_output_tokens"}));
+    assert_eq!(last["response"]["output"], output("incomplete"));
+}
+
+#[tokio::test]
+async fn an_error_ends_the_open_item_and_the_response() {
+    let head = head().await;
+    let (mut answer, _) = Answer::streamed("r", &head);
+    answer.add(&ChoiceDelta { text: "half".to_owned(), ..ChoiceDelta::default() });
+    answer.take_events();
+    answer.fail(&head, &ApiError::internal("the engine died"));
+    let events = events(&[answer.take_events().unwrap()]);
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.failed");
+    let response = &last["response"];
+    assert_eq!(response["status"], "failed");
+    assert_eq!(response["error"], json!({"code": "server_error", "message": "the engine died"}));
+    assert_eq!(response["output"][0]["status"], "incomplete");
+    assert_eq!(answer.take_events(), None);
+}
+
+#[tokio::test]
+async fn an_answer_that_says_nothing_has_no_items() {
+    let head = head().await;
+    let (mut answer, _) = Answer::streamed("r", &head);
+    answer.add(&ChoiceDelta { finish: Some(Finish::Eos), ..ChoiceDelta::default() });
+    assert_eq!(answer.take_events(), None);
+    answer.end(&head, usage());
+    let events = events(&[answer.take_events().unwrap()]);
+    assert_eq!((events.len(), &events[0]["response"]["output"]), (1, &json!([])));
+}

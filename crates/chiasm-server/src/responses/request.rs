@@ -1,0 +1,217 @@
+//! A body to what the pipeline is asked.
+
+use chiasm_backend::Constraint;
+use chiasm_media::Charge;
+use chiasm_prompt::{ChatContent, ChatMessage};
+use serde_json::{Map, Value};
+
+use super::input::Input;
+use super::response::Echo;
+use super::tools;
+use crate::error::ApiError;
+use crate::openai::Common;
+use crate::openai::chat::take_effort;
+use crate::openai::fields::Fields;
+use crate::openai::intake::{Intake, PLANNED_BYTES};
+use crate::openai::request::{self, RequestBody};
+use crate::openai::structured::json_schema;
+use crate::pipeline::{Chat, GenerateRequest, MediaKwargs, Prompt, Structured};
+
+/// Fields of the other endpoints alone, which share the rest.
+const OF_OTHERS: [&str; 10] = [
+    "n",
+    "best_of",
+    "echo",
+    "functions",
+    "response_format",
+    "modalities",
+    "use_beam_search",
+    "length_penalty",
+    "return_token_ids",
+    "nvext",
+];
+/// What `include` may ask for: parts of items that there are none of, and what a client has sent itself.
+const INCLUDABLE: [&str; 7] = [
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+];
+const FORMAT: &str = "text.format";
+/// OpenAI's bounds.
+const MAX_METADATA: usize = 16;
+const MAX_METADATA_KEY: usize = 64;
+const MAX_METADATA_VALUE: usize = 512;
+
+/// A parsed body.
+pub(crate) struct ResponsesRequest {
+    pub(super) common: Common,
+    pub(super) generate: GenerateRequest,
+    /// What of the request is in its response.
+    pub(super) echo: Echo,
+}
+
+impl RequestBody for ResponsesRequest {
+    fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
+        let (mut fields, input) = request::read::<Input>(&mut intake)?;
+        refuse_what_is_kept(&mut fields)?;
+        let echo = Echo::of(&fields)?;
+        intake.take_for("body", echo.bytes())?;
+        OF_OTHERS.iter().try_for_each(|field| fields.refuse_unless(field, |_| false))?;
+        take_stream_options(&mut fields)?;
+        take_what_is_echoed(&mut fields)?;
+        check_include(&mut fields)?;
+        let mut common = Common::take(&mut fields)?;
+        common.sampling.max_tokens = fields.take_in("max_output_tokens", 1.., "at least 1")?;
+        let format = take_format(&mut fields)?;
+        if format.is_some() && common.sampling.structured.is_some() {
+            let message = "'text.format' and 'structured_outputs' are two constraints; give one";
+            return Err(ApiError::invalid("structured_outputs", message));
+        }
+        common.sampling.structured = format.or(common.sampling.structured);
+        let tools = tools::take(&mut fields)?;
+        let chat = Chat {
+            media: input.media,
+            add_generation_prompt: !input.is_open,
+            continue_final_message: input.is_open,
+            template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+            reasoning_effort: take_reasoning(&mut fields)?,
+            tools: tools.as_ref().map(|tools| tools.tools.clone()),
+            media_kwargs: Box::new(MediaKwargs {
+                processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
+                io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
+            }),
+            messages: instructed(&mut intake, fields.take("instructions")?, input.messages)?,
+        };
+        let without_reasoning = fields.take("include_reasoning")? == Some(false);
+        fields.finish()?;
+        let generate = GenerateRequest {
+            prompt: Prompt::Chat(chat),
+            sampling: common.sampling.clone(),
+            cache_salt: common.cache_salt.clone(),
+            priority: common.priority,
+            tools,
+            without_reasoning,
+        };
+        Ok((Self { common, generate, echo }, intake.into_charge()))
+    }
+}
+
+/// Refuses what would need something that outlives a request.
+fn refuse_what_is_kept(fields: &mut Fields) -> Result<(), ApiError> {
+    let refused = |field: &str, why: &str| {
+        let error = ApiError::invalid(field, format!("'{field}' is not supported: this server keeps nothing; {why}"));
+        Err(ApiError { code: "unsupported_field", ..error })
+    };
+    for field in ["previous_response_id", "conversation"] {
+        if fields.get(field).is_some() {
+            return refused(field, "send the whole conversation as 'input'");
+        }
+    }
+    if fields.take("background")? == Some(true) {
+        return refused("background", "wait for the answer, or stream it");
+    }
+    match fields.get("prompt") {
+        Some(_) => refused("prompt", "send 'instructions' and 'input'"),
+        None => Ok(()),
+    }
+}
+
+/// The instructions are the first message, as in vLLM.
+fn instructed(
+    intake: &mut Intake,
+    instructions: Option<String>,
+    mut messages: Vec<ChatMessage>,
+) -> Result<Vec<ChatMessage>, ApiError> {
+    if let Some(text) = instructions.filter(|text| !text.is_empty()) {
+        intake.take_for("instructions", PLANNED_BYTES * text.len() as u64)?;
+        let content = Some(ChatContent::Text(text));
+        messages.insert(0, ChatMessage { role: "system".to_owned(), content, ..ChatMessage::default() });
+    }
+    Ok(messages)
+}
+
+/// Fields that change nothing but the response, and those whose only value here is their default.
+fn take_what_is_echoed(fields: &mut Fields) -> Result<(), ApiError> {
+    for field in ["user", "prompt_cache_key", "safety_identifier"] {
+        fields.take::<String>(field)?;
+    }
+    // It bounds calls of tools that the server runs, of which there are none.
+    fields.take_in::<u64>("max_tool_calls", 0.., "0 or more")?;
+    fields.take::<bool>("store")?;
+    fields.refuse_unless("truncation", |value| value == "disabled")?;
+    fields.refuse_unless("top_logprobs", |value| value == 0)?;
+    let metadata: Map<String, Value> = fields.take("metadata")?.unwrap_or_default();
+    let is_fine = |(name, value): (&String, &Value)| {
+        let length = value.as_str().map(|value| value.chars().count());
+        name.chars().count() <= MAX_METADATA_KEY && length.is_some_and(|length| length <= MAX_METADATA_VALUE)
+    };
+    if metadata.len() > MAX_METADATA || !metadata.iter().all(is_fine) {
+        let message = format!(
+            "'metadata' may have {MAX_METADATA} strings of {MAX_METADATA_VALUE} characters, \
+             by names of {MAX_METADATA_KEY} characters"
+        );
+        return Err(ApiError::invalid("metadata", message));
+    }
+    Ok(())
+}
+
+fn take_stream_options(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(options) = fields.take("stream_options")? else { return Ok(()) };
+    let mut options = Fields::new(options, "stream_options")?;
+    options.ignore(&["include_obfuscation"]);
+    options.finish()
+}
+
+fn check_include(fields: &mut Fields) -> Result<(), ApiError> {
+    let include: Vec<String> = fields.take("include")?.unwrap_or_default();
+    match include.iter().position(|asked| !INCLUDABLE.contains(&asked.as_str())) {
+        Some(i) => Err(ApiError::unsupported(format!("include[{i}]"))),
+        None => Ok(()),
+    }
+}
+
+/// How much the model is to think. It is told what it thinks, so there are no summaries.
+fn take_reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let Some(reasoning) = fields.take("reasoning")? else { return Ok(None) };
+    let mut reasoning = Fields::new(reasoning, "reasoning")?;
+    let effort = take_effort(&mut reasoning, "effort")?;
+    reasoning.ignore(&["summary", "generate_summary"]);
+    reasoning.finish()?;
+    Ok(effort)
+}
+
+/// What the text of the answer has to be.
+fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
+    let Some(text) = fields.take("text")? else { return Ok(None) };
+    let mut text = Fields::new(text, "text")?;
+    text.refuse_unless("verbosity", |value| value == "medium")?;
+    let format = text.take::<Value>("format")?;
+    text.finish()?;
+    let Some(format) = format else { return Ok(None) };
+    let mut format = Fields::new(format, FORMAT)?;
+    let kind: String = format.take("type")?.ok_or_else(|| ApiError::missing(&format.name("type")))?;
+    let constraint = match kind.as_str() {
+        "text" => None,
+        "json_object" => Some(Constraint::JsonObject),
+        "json_schema" => {
+            let name = format.name("schema");
+            let schema = format.take("schema")?.ok_or_else(|| ApiError::missing(&name))?;
+            // The model is held to the schema in any case.
+            format.ignore(&["name", "description", "strict"]);
+            Some(json_schema(schema, &name)?)
+        }
+        other => {
+            let message = format!("it must be text, json_object or json_schema, got '{other}'");
+            return Err(ApiError::invalid(format.name("type"), message));
+        }
+    };
+    format.finish()?;
+    Ok(constraint.map(|constraint| Structured { constraint, field: FORMAT }))
+}
+
+#[cfg(test)]
+mod tests;

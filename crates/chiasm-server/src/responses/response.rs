@@ -1,0 +1,186 @@
+//! The response object.
+
+use chiasm_backend::RequestId;
+use chiasm_media::Charge;
+use serde::{Serialize, Serializer};
+use serde_json::json;
+use serde_json::value::{RawValue, Value, to_raw_value};
+
+use super::output::{Item, Status};
+use crate::error::ApiError;
+use crate::model::ServedModel;
+use crate::openai::fields::Fields;
+use crate::openai::{Usage, unix_seconds};
+use crate::pipeline::Sampling;
+
+/// What of a request is in its response: JSON by its name, which may be as large as the request.
+#[derive(Debug)]
+pub(super) struct Echo(Vec<(&'static str, Box<RawValue>)>);
+
+impl Echo {
+    /// Fields as they are in the request, or their defaults, and what is the same for all requests.
+    pub(super) fn of(fields: &Fields) -> Result<Self, ApiError> {
+        let mut echo = Self(Vec::new());
+        for (name, default) in [
+            ("instructions", Value::Null),
+            ("max_output_tokens", Value::Null),
+            ("max_tool_calls", Value::Null),
+            ("metadata", json!({})),
+            ("parallel_tool_calls", json!(true)),
+            ("prompt_cache_key", Value::Null),
+            ("reasoning", json!({"effort": null, "summary": null})),
+            ("safety_identifier", Value::Null),
+            ("text", json!({"format": {"type": "text"}})),
+            ("tool_choice", json!("auto")),
+            ("tools", json!([])),
+            ("user", Value::Null),
+        ] {
+            echo.put(name, fields.get(name).unwrap_or(&default))?;
+        }
+        for (name, value) in [
+            ("background", json!(false)),
+            ("previous_response_id", Value::Null),
+            ("service_tier", json!("default")),
+            ("store", json!(false)),
+            ("truncation", json!("disabled")),
+        ] {
+            echo.put(name, &value)?;
+        }
+        Ok(echo)
+    }
+
+    /// The bytes of its JSON.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.iter().map(|(_, value)| value.get().len() as u64).sum()
+    }
+
+    fn put(&mut self, name: &'static str, value: &Value) -> Result<(), ApiError> {
+        let value = to_raw_value(value).map_err(|error| ApiError::internal(error.to_string()))?;
+        self.0.push((name, value));
+        Ok(())
+    }
+}
+
+impl Serialize for Echo {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+/// What is the same in all that is told of one response.
+pub(super) struct Head {
+    id: String,
+    created_at: u64,
+    model: String,
+    echo: Echo,
+    /// What counts the memory of the echo.
+    _charge: Charge,
+}
+
+impl Head {
+    /// The head of the response to a request, whose `charge` counts from now on what is kept of it.
+    pub(super) fn new(
+        request: &RequestId,
+        model: &ServedModel,
+        sampling: &Sampling,
+        mut echo: Echo,
+        mut charge: Charge,
+    ) -> Result<Self, ApiError> {
+        let defaults = &model.generation;
+        echo.put("temperature", &sampling.temperature.or(defaults.temperature).unwrap_or(1.0).into())?;
+        echo.put("top_p", &sampling.top_p.or(defaults.top_p).unwrap_or(1.0).into())?;
+        // Beside itself there is an event with it that waits to be read.
+        charge.shrink_to(2 * echo.bytes());
+        let id = format!("resp_{request}");
+        Ok(Self { id, created_at: unix_seconds(), model: model.name.clone(), echo, _charge: charge })
+    }
+
+    /// The response with what was said so far.
+    pub(super) fn response<'a>(&'a self, output: &'a [Item], status: Status) -> Response<'a> {
+        let is_cut = status == Status::Incomplete;
+        Response {
+            id: &self.id,
+            object: "response",
+            created_at: self.created_at,
+            status,
+            error: None,
+            incomplete_details: is_cut.then_some(Incomplete { reason: "max_output_tokens" }),
+            model: &self.model,
+            output,
+            usage: None,
+            echo: &self.echo,
+        }
+    }
+}
+
+impl<'a> Response<'a> {
+    /// With the tokens of it all.
+    pub(super) fn with_usage(self, usage: Usage) -> Self {
+        Self { usage: Some(usage.into()), ..self }
+    }
+
+    /// With what went wrong.
+    pub(super) fn with_error(self, message: &'a str) -> Self {
+        // Clients know some codes only; this one is for faults of servers.
+        Self { error: Some(Fault { code: "server_error", message }), ..self }
+    }
+}
+
+/// OpenAI's response object.
+#[derive(Serialize)]
+pub(super) struct Response<'a> {
+    id: &'a str,
+    object: &'static str,
+    created_at: u64,
+    status: Status,
+    error: Option<Fault<'a>>,
+    incomplete_details: Option<Incomplete>,
+    model: &'a str,
+    output: &'a [Item],
+    usage: Option<ResponseUsage>,
+    #[serde(flatten)]
+    echo: &'a Echo,
+}
+
+#[derive(Serialize)]
+struct Fault<'a> {
+    code: &'static str,
+    message: &'a str,
+}
+
+#[derive(Serialize)]
+struct Incomplete {
+    reason: &'static str,
+}
+
+#[derive(Serialize)]
+struct ResponseUsage {
+    input_tokens: usize,
+    input_tokens_details: InputDetails,
+    output_tokens: usize,
+    output_tokens_details: OutputDetails,
+    total_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct InputDetails {
+    cached_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct OutputDetails {
+    reasoning_tokens: usize,
+}
+
+impl From<Usage> for ResponseUsage {
+    fn from(usage: Usage) -> Self {
+        let Usage { prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens } = usage;
+        Self {
+            input_tokens: prompt_tokens,
+            input_tokens_details: InputDetails { cached_tokens },
+            output_tokens: completion_tokens,
+            output_tokens_details: OutputDetails { reasoning_tokens: reasoning_tokens.unwrap_or(0) },
+            total_tokens: prompt_tokens + completion_tokens,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+"""The Responses API of the `openai` package against a Chiasm frontend: whole, streamed, parsed, and refused. Run by real_vllm.
+
+usage: openai_responses.py BASE_URL PICTURE
+"""
+
+import base64
+import sys
+
+import openai
+
+base_url, picture = sys.argv[1:]
+client = openai.OpenAI(base_url=base_url, api_key="unused", max_retries=0)
+
+model = client.models.list().data[0].id
+data_uri = "data:image/jpeg;base64," + base64.b64encode(open(picture, "rb").read()).decode()
+question = {
+    "role": "user",
+    "content": [
+        {"type": "input_image", "image_url": data_uri, "detail": "auto"},
+        {"type": "input_text", "text": "describe this image briefly."},
+    ],
+}
+asked = {"model": model, "input": [question], "instructions": "be kind", "max_output_tokens": 12, "temperature": 0}
+
+whole = client.responses.create(**asked, metadata={"a": "b"})
+assert whole.status in ("completed", "incomplete") and whole.object == "response", whole
+assert whole.output_text and whole.metadata == {"a": "b"} and whole.instructions == "be kind", whole
+assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens, whole.usage
+if whole.status == "incomplete":
+    assert whole.incomplete_details.reason == "max_output_tokens", whole
+
+# The parsing stream wants an answer that is not cut off.
+stop = whole.output_text[1:4]
+short = {**asked, "max_output_tokens": 4096, "extra_body": {"stop": stop}}
+with client.responses.stream(**short) as stream:
+    events = list(stream)
+    final = stream.get_final_response()
+assert final.status == "completed" and final.output_text == whole.output_text.split(stop)[0], (final, whole)
+kinds = [event.type for event in events]
+assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed", kinds
+assert [event.sequence_number for event in events] == list(range(len(events))), events
+
+text = ""
+for event in client.responses.create(**asked, stream=True):
+    if event.type == "response.output_text.delta":
+        text += event.delta
+    last = event
+assert text == whole.output_text, (text, whole.output_text)
+assert last.response.output_text == text and last.response.status == whole.status, last
+assert last.response.usage.input_tokens_details.cached_tokens > 0, last.response.usage
+
+# What was said goes back as it came, and so do calls and what they gave.
+tools = [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}]
+history = [
+    question,
+    *[item.model_dump() for item in whole.output],
+    {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "call_1", "output": "a sunrise"},
+    {"role": "user", "content": "and now?"},
+]
+again = client.responses.create(**{**asked, "input": history}, tools=tools, tool_choice="none")
+assert again.usage.input_tokens > whole.usage.input_tokens, again.usage
+assert again.tools[0].name == "look" and again.tool_choice == "none", again
+
+schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+text_format = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
+held = client.responses.create(model=model, input="answer", text=text_format, max_output_tokens=64, temperature=0)
+assert held.text.format.type == "json_schema" and held.output_text, held
+
+for refused, field in [
+    ({"previous_response_id": whole.id}, "previous_response_id"),
+    ({"background": True}, "background"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+]:
+    try:
+        client.responses.create(**{**asked, **refused})
+    except openai.BadRequestError as error:
+        assert error.param == field, error
+    else:
+        raise AssertionError(f"{field} must be refused")
+
+try:
+    client.responses.retrieve(whole.id)
+except openai.NotFoundError as error:
+    assert error.code == "response_not_found", error
+else:
+    raise AssertionError("no response is kept")
+
+print("ok")

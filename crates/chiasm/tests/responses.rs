@@ -1,0 +1,141 @@
+//! The Responses API of a process before a simulated engine. `real_vllm` has the `openai` package ask real ones.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::DAWN;
+use serde_json::{Value, json};
+use support::{Answer, Server, demo_model};
+
+const PATH: &str = "/v1/responses";
+
+async fn serve(extra: &[&str]) -> Server {
+    let model = demo_model().display().to_string();
+    let args = [&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"][..], extra].concat();
+    let server = Server::start(&args);
+    server.wait_ready(1, Duration::from_secs(20)).await;
+    server
+}
+
+fn ask(fields: Value) -> Value {
+    let mut body = json!({"model": "m", "input": "Say something.", "max_output_tokens": 20, "temperature": 0});
+    body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+    body
+}
+
+fn events(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let read = |event: &str| {
+        let (name, data) = event.split_once('\n').expect("two lines");
+        let data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).expect("JSON");
+        assert_eq!(name.strip_prefix("event: "), data["type"].as_str());
+        data
+    };
+    answer.text.split_terminator("\n\n").map(read).collect()
+}
+
+#[tokio::test]
+async fn a_response_is_the_same_whole_streamed_and_as_a_chat() {
+    let server = serve(&[]).await;
+    let body = ask(json!({"instructions": "Be short.", "metadata": {"a": "b"}, "store": true}));
+    // What a simulated engine says depends on what it holds of the prompt; from now on that is all of it.
+    server.post(PATH, &body).await.ok();
+    let answer = server.post(PATH, &body).await;
+    let whole = answer.ok();
+    assert_eq!(answer.header("x-chiasm-worker"), "worker_0");
+    assert_eq!(whole["id"], format!("resp_{}", answer.header("x-request-id")));
+    let text = whole["output"][0]["content"][0]["text"].as_str().expect("text").to_owned();
+    assert!(!text.is_empty());
+    assert_eq!((&whole["metadata"], &whole["instructions"]), (&json!({"a": "b"}), &json!("Be short.")));
+
+    let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "Say something."}]);
+    let chat = json!({"model": "m", "messages": messages, "max_tokens": 20, "temperature": 0});
+    let chat = server.chat(&chat).await.ok();
+    assert_eq!(chat["choices"][0]["message"]["content"], text.as_str());
+    for (of_response, of_chat) in [("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")] {
+        assert_eq!(whole["usage"][of_response], chat["usage"][of_chat]);
+    }
+
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let events = events(&server.post(PATH, &streamed).await);
+    let numbers: Vec<_> = events.iter().map(|event| event["sequence_number"].as_u64()).collect();
+    assert_eq!(numbers, (0..events.len() as u64).map(Some).collect::<Vec<_>>());
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    assert_eq!(deltas.map(|event| event["delta"].as_str().expect("text")).collect::<String>(), text);
+    let last = &events.last().expect("events")["response"];
+    for field in ["status", "output", "tools", "usage"] {
+        let same = |response: &Value| match field {
+            "output" => response[field][0]["content"].clone(),
+            "usage" => response[field]["total_tokens"].clone(),
+            _ => response[field].clone(),
+        };
+        assert_eq!(same(last), same(&whole), "{field}");
+    }
+    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"responses\",status=\"200\"}").await, 3.0);
+    assert_eq!(server.metric("chiasm_in_flight_requests").await, 0.0);
+    server.logged("endpoint=\"responses\"");
+}
+
+#[tokio::test]
+async fn images_and_calls_of_before_are_in_the_prompt() {
+    let server = serve(&[]).await;
+    let tokens = async |input: Value| {
+        let answer = server.post(PATH, &ask(json!({"input": input}))).await;
+        answer.ok()["usage"]["input_tokens"].as_u64().expect("a number")
+    };
+    let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(DAWN.jpeg));
+    let text = json!({"type": "input_text", "text": "What is this?"});
+    let image = json!({"type": "input_image", "image_url": url, "detail": "auto"});
+    let without = tokens(json!([{"role": "user", "content": [text]}])).await;
+    let with = tokens(json!([{"role": "user", "content": [text, image]}])).await;
+    assert!(with > without + 50, "{with} and {without}");
+    let called = tokens(json!([
+        {"role": "user", "content": [text]},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "it is a long and winding road"},
+    ]));
+    assert!(called.await > without + 5);
+    let broken = json!({"type": "input_image", "image_url": "data:image/jpeg;base64,AAAA"});
+    let refused = server.post(PATH, &ask(json!({"input": [{"role": "user", "content": [broken]}]}))).await;
+    assert!((400..500).contains(&refused.status), "{}", refused.text);
+    assert_eq!(refused.refused(refused.status), "input[0].content[0].image_url");
+}
+
+#[tokio::test]
+async fn what_is_cut_off_or_refused_says_so() {
+    let server = serve(&["--api-key", "key", "--sim-max-model-len", "256"]).await;
+    let post = async |fields: Value| {
+        let url = format!("{}{PATH}", server.url);
+        let request = server.client.post(url).bearer_auth("key").header("content-type", "application/json");
+        Answer::of(request.body(ask(fields).to_string()).send().await.expect("an answer")).await
+    };
+    assert_eq!(server.post(PATH, &ask(json!({}))).await.status, 401);
+    let cut = post(json!({"max_output_tokens": 2})).await.ok();
+    assert_eq!(cut["status"], "incomplete");
+    assert_eq!(cut["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(cut["output"][0]["status"], "incomplete");
+    assert_eq!(post(json!({"previous_response_id": "resp_1"})).await.refused(400), "previous_response_id");
+    assert_eq!(post(json!({"tools": [{"type": "web_search"}]})).await.refused(400), "tools[0].type");
+    assert_eq!(post(json!({"model": "other"})).await.refused(404), "model");
+    // The pipeline knows messages only; here they are the input.
+    assert_eq!(post(json!({"input": "word ".repeat(100_000)})).await.refused(400), "input");
+}
+
+#[tokio::test]
+async fn no_response_is_kept() {
+    let server = serve(&[]).await;
+    let (get, post, delete) = (reqwest::Method::GET, reqwest::Method::POST, reqwest::Method::DELETE);
+    for (method, path) in [(&get, ""), (&delete, ""), (&post, "/cancel"), (&get, "/input_items")] {
+        let request = server.client.request(method.clone(), format!("{}{PATH}/resp_1{path}", server.url));
+        let answer = Answer::of(request.send().await.expect("an answer")).await;
+        assert_eq!(answer.refused(404), "response_id");
+        assert!(answer.text.contains("resp_1") && answer.text.contains("keeps none"), "{}", answer.text);
+    }
+    let get = server.client.get(format!("{}{PATH}", server.url)).send().await.expect("an answer");
+    assert_eq!(get.status(), 405);
+}
