@@ -33,7 +33,7 @@ pub(crate) async fn chat(
     let told = |error| frontend.told(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ChatRequest { common, generate } = request;
-    check_model(frontend, &common)?;
+    check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
     let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
     drop(charge);
@@ -93,7 +93,7 @@ pub(crate) async fn completions(
     let told = |error| frontend.told(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let CompletionRequest { common, generate } = request;
-    check_model(frontend, &common)?;
+    check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
     let preparing = generate.into_iter().map(|request| planned(frontend, request, &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;
@@ -188,8 +188,9 @@ async fn planned(frontend: &Frontend, request: GenerateRequest, caller: &Caller)
     prepare(frontend, request, caller, classes).await
 }
 
-fn check_model(frontend: &Frontend, common: &Common) -> Result<(), ApiError> {
-    match &common.model {
+/// A request names the served model, or none.
+pub(crate) fn check_model(frontend: &Frontend, model: Option<&str>) -> Result<(), ApiError> {
+    match model {
         Some(model) if *model != frontend.model.name => Err(ApiError::no_such_model(model, &frontend.model.name)),
         _ => Ok(()),
     }

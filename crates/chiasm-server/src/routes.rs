@@ -14,16 +14,20 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, workers};
+use crate::{answer, tokenize, workers};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const TOKENIZE: &str = "/tokenize";
+pub(crate) const DETOKENIZE: &str = "/detokenize";
 
 /// The whole HTTP interface.
 pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
     Router::new()
         .route(CHAT, post(answer::chat))
         .route(COMPLETIONS, post(answer::completions))
+        .route(TOKENIZE, post(tokenize::tokenize))
+        .route(DETOKENIZE, post(tokenize::detokenize))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
@@ -72,7 +76,7 @@ fn served_model(frontend: &Frontend) -> Value {
         "object": "model",
         "created": frontend.fleet.created(),
         "owned_by": "chiasm",
-        "max_model_len": frontend.fleet.classes().iter().map(|class| class.max_model_len).max(),
+        "max_model_len": frontend.fleet.max_model_len(),
     })
 }
 

@@ -25,6 +25,11 @@ pub(crate) fn tokenizing(bytes: usize, quick: usize) -> Duration {
     nanos(bytes as u64, 100_000 / quick.max(1) as u64)
 }
 
+/// Making text of tokens.
+pub(crate) fn detokenizing(tokens: usize) -> Duration {
+    nanos(tokens as u64, 200)
+}
+
 /// Making the keys of a prompt's blocks.
 pub(crate) fn keys(tokens: usize) -> Duration {
     nanos(tokens as u64, 10)

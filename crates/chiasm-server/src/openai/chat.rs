@@ -19,7 +19,7 @@ use super::usage::Usage;
 use super::{AnswerHead, Nvext, logprobs, request, tools};
 use crate::error::ApiError;
 use crate::frontend::ReasoningFields;
-use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt};
+use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt, ToolUse};
 use crate::sse;
 
 /// A parsed body.
@@ -30,7 +30,7 @@ pub(crate) struct ChatRequest {
 
 impl RequestBody for ChatRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
-        let (mut fields, Messages { messages, media }) = request::read(&mut intake)?;
+        let (mut fields, messages) = request::read(&mut intake)?;
         let mut common = Common::take(&mut fields)?;
         let max_tokens = fields.take_in("max_tokens", 1.., "at least 1")?;
         let max_completion_tokens = fields.take_in("max_completion_tokens", 1.., "at least 1")?;
@@ -43,26 +43,7 @@ impl RequestBody for ChatRequest {
         common.sampling.logprobs = logprobs.then_some(top_logprobs.unwrap_or(0));
 
         let tools = tools::take(&mut fields)?;
-        let chat = Chat {
-            messages,
-            media,
-            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
-            continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
-            template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
-            reasoning_effort: take_effort(&mut fields)?,
-            tools: tools.as_ref().map(|tools| tools.tools.clone()),
-            media_kwargs: Box::new(MediaKwargs {
-                processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
-                io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
-            }),
-        };
-        if chat.add_generation_prompt && chat.continue_final_message {
-            return Err(ApiError::invalid(
-                "continue_final_message",
-                "'continue_final_message' needs 'add_generation_prompt': false",
-            ));
-        }
-        fields.refuse_unless("add_special_tokens", |v| v == false)?;
+        let chat = take_chat(&mut fields, messages, tools.as_ref())?;
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.finish()?;
         let generate = GenerateRequest {
@@ -75,6 +56,32 @@ impl RequestBody for ChatRequest {
         };
         Ok((Self { common, generate }, intake.into_charge()))
     }
+}
+
+/// Takes the fields that decide what a conversation becomes as a prompt.
+pub(super) fn take_chat(fields: &mut Fields, messages: Messages, tools: Option<&ToolUse>) -> Result<Chat, ApiError> {
+    let Messages { messages, media } = messages;
+    let chat = Chat {
+        messages,
+        media,
+        add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+        continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
+        template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+        reasoning_effort: take_effort(fields)?,
+        tools: tools.map(|tools| tools.tools.clone()),
+        media_kwargs: Box::new(MediaKwargs {
+            processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
+            io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
+        }),
+    };
+    if chat.add_generation_prompt && chat.continue_final_message {
+        return Err(ApiError::invalid(
+            "continue_final_message",
+            "'continue_final_message' needs 'add_generation_prompt': false",
+        ));
+    }
+    fields.refuse_unless("add_special_tokens", |v| v == false)?;
+    Ok(chat)
 }
 
 fn take_effort(fields: &mut Fields) -> Result<Option<String>, ApiError> {

@@ -14,6 +14,7 @@ mod prompts;
 mod request;
 mod sampling;
 mod structured;
+pub(crate) mod tokenize;
 mod tools;
 mod usage;
 mod value;
