@@ -11,6 +11,7 @@ use futures_util::stream::{StreamExt, iter, select_all};
 
 use crate::admission::{Admission, Admitted};
 use crate::body::JsonBody;
+use crate::cpu::price;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::meter::{Meter, metered};
@@ -23,6 +24,9 @@ use crate::pipeline::{
 };
 use crate::routes::routing_headers;
 use crate::sse;
+
+/// Log probabilities of prompt tokens that are written in a hundred microseconds.
+const FEW_CANDIDATES: usize = 100;
 
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat(
@@ -47,11 +51,15 @@ pub(crate) async fn chat(
         frontend.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
-        let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
-        let prompt_tokens = shown.map(|plan| plan.tokens.as_slice());
-        let shown = chat::Shown { fields: frontend.reasoning_fields, prompt_tokens };
-        let nvext = common.extra_fields.of(&attempted, caller.arrived);
-        let mut response = Json(chat::answer(&head, &tokenizer, &choices, shown, usage, nvext)).into_response();
+        let prompt_tokens =
+            shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
+        let (fields, nvext) = (frontend.reasoning_fields, common.extra_fields.of(&attempted, caller.arrived));
+        let candidates = prompt_candidates(choices.iter());
+        let mut response = written(frontend, &caller, candidates, move || {
+            let shown = chat::Shown { fields, prompt_tokens: prompt_tokens.as_ref().map(|tokens| tokens.as_slice()) };
+            Json(chat::answer(&head, &tokenizer, &choices, shown, usage, nvext)).into_response()
+        })
+        .await?;
         routing_headers(response.headers_mut(), &attempted);
         return Ok(response);
     };
@@ -102,7 +110,7 @@ pub(crate) async fn completions(
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return completions_at_once(frontend, &head, &prepared, &common, admission).await;
+        return completions_at_once(frontend, &caller, head, &prepared, &common, admission).await;
     };
     let starting = prepared.iter().map(|prompt| Generation::start(frontend, prompt));
     let generations = try_join_all(starting).await.map_err(told)?;
@@ -150,7 +158,8 @@ pub(crate) async fn completions(
 
 async fn completions_at_once(
     frontend: &Arc<Frontend>,
-    head: &AnswerHead,
+    caller: &Caller,
+    head: AnswerHead,
     prepared: &[Prepared],
     common: &Common,
     admission: Admission,
@@ -170,13 +179,33 @@ async fn completions_at_once(
     // The first of several prompts tells, as in the headers.
     let arrived = prepared.first().map(|prompt| prompt.arrived);
     let nvext = first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.of(&first, arrived));
-    let tokenizer = &frontend.model.tokenizer;
-    let mut response = Json(completions::answer(head, tokenizer, &choices, total, nvext)).into_response();
+    let tokenizer = frontend.model.tokenizer.clone();
+    let candidates = prompt_candidates(choices.iter().map(|(choice, _)| choice));
+    let mut response = written(frontend, caller, candidates, move || {
+        Json(completions::answer(&head, &tokenizer, &choices, total, nvext)).into_response()
+    })
+    .await?;
     if let Some(attempted) = first {
         admission.record.attempted(attempted);
         routing_headers(response.headers_mut(), &attempted);
     }
     Ok(response)
+}
+
+/// Log probabilities of prompt tokens that an answer tells.
+fn prompt_candidates<'a>(choices: impl Iterator<Item = &'a FinishedChoice>) -> usize {
+    choices.filter_map(|choice| choice.prompt_logprobs.as_ref()).map(|logprobs| logprobs.tokens.len()).sum()
+}
+
+/// Writes an answer. With log probabilities of many prompt tokens, each of which has a text, that is not for the async threads.
+async fn written(
+    frontend: &Frontend,
+    caller: &Caller,
+    prompt_candidates: usize,
+    write: impl FnOnce() -> Response + Send + 'static,
+) -> Result<Response, ApiError> {
+    let (small, cost) = (prompt_candidates <= FEW_CANDIDATES, price::logprobs(prompt_candidates));
+    frontend.cpu.run_or_here(small, &caller.cpu, cost, write).await.map_err(|error| frontend.told(error))
 }
 
 /// Prepares a request for the workers that are there now.

@@ -31,6 +31,68 @@ fn with(mut body: Value, fields: Value) -> Value {
     body
 }
 
+/// `cached_tokens` of an answer.
+fn cached(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
+}
+
+#[tokio::test]
+async fn who_skips_the_prefix_cache_has_the_whole_prompt_computed_and_nothing_is_predicted_for_it() {
+    let server = serve(&[]).await;
+    let body = with(conversation(), json!({"max_tokens": 4, "tool_choice": "none"}));
+    server.chat(&body).await.ok();
+    let again = server.chat(&body).await;
+    assert!(cached(&again.ok()) > 0 && !again.header("x-chiasm-overlap").starts_with("0/"), "{}", again.text);
+    let errors = server.metric("chiasm_overlap_error_blocks_total").await;
+    for fields in [json!({"skip_reading_prefix_cache": true}), json!({"prompt_logprobs": 0})] {
+        let all = server.chat(&with(body.clone(), fields.clone())).await;
+        assert_eq!(cached(&all.ok()), 0, "{fields}");
+        assert!(all.header("x-chiasm-overlap").starts_with("0/"), "{fields}");
+    }
+    assert_eq!(server.metric("chiasm_overlap_error_blocks_total").await, errors);
+    assert!(cached(&server.chat(&with(body, json!({"skip_reading_prefix_cache": false}))).await.ok()) > 0);
+}
+
+#[tokio::test]
+async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
+    let server = serve(&[]).await;
+    let fields = json!({"prompt_logprobs": 2, "return_token_ids": true, "max_tokens": 2, "tool_choice": "none"});
+    let chat = server.chat(&with(conversation(), fields.clone())).await.ok();
+    let text = json!({"prompt": ["the quick äöü", "t"], "n": 2, "temperature": 1});
+    let text =
+        server.post("/v1/completions", &with(text, with(fields.clone(), json!({"tool_choice": null})))).await.ok();
+    let choices = text["choices"].as_array().expect("choices");
+    assert_eq!(choices.len(), 4);
+    assert_eq!(choices[2]["prompt_logprobs"], json!([null]), "of one token there is none");
+    for told in [&chat, &choices[0], &choices[1]] {
+        let prompt: Vec<u64> =
+            told["prompt_token_ids"].as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+        let logprobs = told["prompt_logprobs"].as_array().expect("a list");
+        assert_eq!((logprobs.len(), &logprobs[0]), (prompt.len(), &Value::Null));
+        for (token, candidates) in prompt.iter().zip(logprobs).skip(1) {
+            let (own, count) = (&candidates[token.to_string()], candidates.as_object().map(|map| map.len()));
+            assert_eq!((own["rank"].as_u64(), count), (Some(1), Some(2)), "{candidates}");
+            assert!(own["logprob"].as_f64().is_some_and(|logprob| (-1.0..=0.0).contains(&logprob)), "{candidates}");
+        }
+    }
+    let texts: String = choices[0]["prompt_logprobs"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .zip(choices[0]["prompt_token_ids"].as_array().expect("ids"))
+        .filter_map(|(candidates, token)| candidates[token.to_string()]["decoded_token"].as_str())
+        .collect();
+    assert_eq!(texts, "he quick äöü", "the text of a character in several tokens is that of its last one");
+    assert!(server.chat(&with(conversation(), json!({"tools": null}))).await.ok().get("prompt_logprobs").is_none());
+
+    let refused = async |fields: Value| {
+        server.chat(&with(conversation(), with(json!({"tool_choice": "none"}), fields))).await.refused(400)
+    };
+    assert_eq!(refused(json!({"prompt_logprobs": 2, "stream": true})).await, "prompt_logprobs");
+    let many = json!({"prompt": vec![5; 7000], "prompt_logprobs": 20, "n": 2, "temperature": 1});
+    assert_eq!(server.post("/v1/completions", &many).await.refused(400), "prompt_logprobs");
+}
+
 /// A conversation with a picture and a function.
 fn conversation() -> Value {
     let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(DAWN.jpeg));

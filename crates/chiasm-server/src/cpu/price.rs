@@ -30,6 +30,11 @@ pub(crate) fn detokenizing(tokens: usize) -> Duration {
     nanos(tokens as u64, 200)
 }
 
+/// Writing log probabilities of tokens, with their texts.
+pub(crate) fn logprobs(candidates: usize) -> Duration {
+    nanos(candidates as u64, 1_000)
+}
+
 /// Making the keys of a prompt's blocks.
 pub(crate) fn keys(tokens: usize) -> Duration {
     nanos(tokens as u64, 10)

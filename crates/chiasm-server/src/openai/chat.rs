@@ -13,6 +13,7 @@ use super::fields::Fields;
 use super::finish::{self, StopReason};
 use super::intake::Intake;
 use super::messages::Messages;
+use super::prompt_logprobs::PromptLogprobsBody;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
@@ -107,7 +108,7 @@ pub(crate) struct Shown<'a> {
 /// The whole answer.
 pub(crate) fn answer<'a>(
     head: &'a AnswerHead,
-    tokenizer: &Tokenizer,
+    tokenizer: &'a Tokenizer,
     choices: &'a [FinishedChoice],
     shown: Shown<'a>,
     usage: Usage,
@@ -129,9 +130,11 @@ pub(crate) fn answer<'a>(
         stop_reason: finish::stop_reason(&choice.finish),
         token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
     };
+    let of_prompt = choices.first().and_then(|choice| choice.prompt_logprobs.as_ref());
+    let prompt_logprobs = of_prompt.map(|logprobs| PromptLogprobsBody { tokenizer, logprobs });
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
     let prompt_token_ids = prompt_tokens.map(Ids);
-    Body { usage: Some(usage), prompt_token_ids, nvext, ..head.body("chat.completion", choices) }
+    Body { usage: Some(usage), prompt_token_ids, prompt_logprobs, nvext, ..head.body("chat.completion", choices) }
 }
 
 /// The first chunk of each choice: its role.

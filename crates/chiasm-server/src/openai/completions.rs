@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::body::{Body, Ids};
 use super::finish::{self, StopReason};
 use super::intake::Intake;
+use super::prompt_logprobs::PromptLogprobsBody;
 use super::prompts::Prompts;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
@@ -79,7 +80,7 @@ pub(crate) type ShownChoice = (FinishedChoice, Option<Arc<Vec<TokenId>>>);
 /// The whole answer; `choices` are those of all prompts in order.
 pub(crate) fn answer<'a>(
     head: &'a AnswerHead,
-    tokenizer: &Tokenizer,
+    tokenizer: &'a Tokenizer,
     choices: &'a [ShownChoice],
     usage: Usage,
     nvext: Option<Nvext>,
@@ -92,6 +93,7 @@ pub(crate) fn answer<'a>(
         stop_reason: finish::stop_reason(&choice.finish),
         token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
         prompt_token_ids: prompt_tokens.as_ref().map(|tokens| Ids(tokens)),
+        prompt_logprobs: choice.prompt_logprobs.as_ref().map(|logprobs| PromptLogprobsBody { tokenizer, logprobs }),
     };
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
     Body { usage: Some(usage), nvext, ..head.body(OBJECT, choices) }
@@ -124,6 +126,7 @@ pub(crate) fn delta_chunk(head: &AnswerHead, tokenizer: &Tokenizer, delta: &Choi
         stop_reason: delta.finish.as_ref().and_then(finish::stop_reason),
         token_ids: with_ids.then_some(Ids(&delta.tokens)),
         prompt_token_ids: prompt_tokens.map(Ids),
+        prompt_logprobs: None,
     };
     sse::event(&Body { usage, nvext, ..head.body(OBJECT, [choice]) })
 }
@@ -146,6 +149,8 @@ struct Choice<'a> {
     token_ids: Option<Ids<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Ids<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobsBody<'a>>,
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use chiasm_types::TokenId;
 use serde_json::{Map, Value, json};
 
 /// JSON has no infinity; vLLM and OpenAI write this instead.
-const LOWEST: f32 = -9999.0;
+pub(super) const LOWEST: f32 = -9999.0;
 
 /// A log probability in as few digits as tell it from all others. As a 64-bit number it would get nine more that it does not have.
 fn shortest(logprob: f32) -> Value {

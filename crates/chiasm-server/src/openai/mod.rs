@@ -10,6 +10,7 @@ mod logprobs;
 mod media_parts;
 mod messages;
 mod nvext;
+mod prompt_logprobs;
 mod prompts;
 mod request;
 mod sampling;

@@ -80,6 +80,8 @@ impl Common {
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?,
             logprobs: None,
+            prompt_logprobs: fields.take_in("prompt_logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?,
+            skip_reading_prefix_cache: fields.take("skip_reading_prefix_cache")?.unwrap_or(false),
             logit_bias: take_biases(fields)?,
             allowed_token_ids: take_allowed(fields)?,
             bad_words: take_bad_words(fields)?,
@@ -94,6 +96,9 @@ impl Common {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             extra_fields: ExtraFields::take(fields)?,
         };
+        if common.stream.is_some() && common.sampling.prompt_logprobs.is_some() {
+            return Err(ApiError::invalid("prompt_logprobs", "'prompt_logprobs' are not told in a stream"));
+        }
         common.refuse_and_ignore(fields)?;
         Ok(common)
     }
@@ -266,6 +271,9 @@ mod tests {
             ("repetition_penalty", json!(0)),
             ("seed", json!(1.5)),
             ("cache_salt", json!("")),
+            ("prompt_logprobs", json!(21)),
+            ("prompt_logprobs", json!(-1)),
+            ("skip_reading_prefix_cache", json!("yes")),
             ("stop_token_ids", json!([-1])),
             ("stop_token_ids", json!(vec![1; MAX_STOP_TOKENS + 1])),
             ("logit_bias", json!({"x": 1})),
@@ -278,6 +286,7 @@ mod tests {
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})).as_deref(), Some("prompt_logprobs"));
         assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
         assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
         assert_eq!(refused(json!({"bad_words": ["a", " "]})).as_deref(), Some("bad_words[1]"));
