@@ -40,6 +40,6 @@ pub(crate) async fn detokenize(
     let DetokenizeRequest { model, tokens } = request;
     check_model(&frontend, model.as_deref())?;
     admission.ends_with_client();
-    let prompt = pipeline::detokenize(&frontend, tokens, &caller).await.map_err(|error| frontend.told(error))?;
-    Ok(Json(json!({"prompt": prompt})))
+    let prompt = pipeline::detokenize(&frontend, "tokens", Arc::new(tokens), &caller).await;
+    Ok(Json(json!({"prompt": prompt.map_err(|error| frontend.told(error))?})))
 }

@@ -93,6 +93,55 @@ async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
     assert_eq!(server.post("/v1/completions", &many).await.refused(400), "prompt_logprobs");
 }
 
+/// A completion, whole or as what its chunks say together.
+async fn complete(server: &Server, body: &Value, stream: bool) -> Value {
+    let answer = server.post("/v1/completions", &with(body.clone(), json!({"stream": stream}))).await;
+    if !stream {
+        return answer.ok()["choices"][0].clone();
+    }
+    let (mut text, mut lists) = (String::new(), serde_json::Map::new());
+    for chunk in answer.chunks() {
+        let choice = &chunk["choices"][0];
+        text.push_str(choice["text"].as_str().expect("text"));
+        for (name, more) in choice["logprobs"].as_object().into_iter().flatten() {
+            let list = lists.entry(name).or_insert_with(|| json!([])).as_array_mut().expect("a list");
+            list.extend(more.as_array().expect("a list").iter().cloned());
+        }
+    }
+    json!({"text": text, "logprobs": lists})
+}
+
+#[tokio::test]
+async fn an_echoed_prompt_begins_its_answer_whole_and_in_chunks() {
+    let server = serve(&[]).await;
+    let prompt = "the quick äöü";
+    let tokens = server.post("/tokenize", &json!({"prompt": prompt})).await.ok()["tokens"].clone();
+    let count = tokens.as_array().expect("ids").len();
+    let base = json!({"max_tokens": 4, "logprobs": 1, "skip_reading_prefix_cache": true});
+    let alone = complete(&server, &with(base.clone(), json!({"prompt": prompt})), false).await;
+    let answer = alone["text"].as_str().expect("text");
+    for (stream, given) in [(false, json!(prompt)), (false, tokens.clone()), (true, json!(prompt)), (true, tokens)] {
+        let body = with(base.clone(), json!({"prompt": given, "echo": true}));
+        let echoed = complete(&server, &body, stream).await;
+        assert_eq!(echoed["text"], format!("{prompt}{answer}"));
+        let list = |name: &str| echoed["logprobs"][name].as_array().expect("a list").clone();
+        assert_eq!(list("tokens").len(), count + 4);
+        assert_eq!((&list("token_logprobs")[0], &list("top_logprobs")[0]), (&Value::Null, &Value::Null));
+        assert!(list("token_logprobs")[1..].iter().all(Value::is_number));
+        assert_eq!(list("tokens")[count..], *alone["logprobs"]["tokens"].as_array().expect("tokens"));
+        assert!(list("text_offset").is_sorted_by_key(|offset| offset.as_u64()));
+
+        let only = complete(&server, &with(body.clone(), json!({"max_tokens": 0})), stream).await;
+        assert_eq!(only["text"], prompt);
+        assert_eq!(only["logprobs"]["tokens"], json!(list("tokens")[..count]));
+        let ids = json!({"return_token_ids": true, "logprobs": null});
+        assert_eq!(complete(&server, &with(body, ids), stream).await["text"], answer, "ids stand for the prompt");
+    }
+    let none = json!({"prompt": prompt, "max_tokens": 0});
+    assert_eq!(server.post("/v1/completions", &none).await.refused(400), "max_tokens");
+    assert_eq!(server.chat(&with(conversation(), json!({"echo": true, "tools": null}))).await.refused(400), "echo");
+}
+
 /// A conversation with a picture and a function.
 fn conversation() -> Value {
     let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(DAWN.jpeg));

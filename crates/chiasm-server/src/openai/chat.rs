@@ -46,6 +46,7 @@ impl RequestBody for ChatRequest {
         let tools = tools::take(&mut fields)?;
         let chat = take_chat(&mut fields, messages, tools.as_ref())?;
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
+        fields.refuse_unless("echo", |v| v == false)?;
         fields.finish()?;
         let generate = GenerateRequest {
             prompt: Prompt::Chat(chat),

@@ -22,6 +22,7 @@ mod value;
 
 pub(crate) use body::AnswerHead;
 pub(crate) use intake::Intake;
+pub(crate) use logprobs::{Lists, Told};
 pub(crate) use nvext::Nvext;
 pub(crate) use request::RequestBody;
 pub(crate) use sampling::{Common, StreamOptions};

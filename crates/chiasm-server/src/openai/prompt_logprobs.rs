@@ -11,7 +11,7 @@ use super::logprobs::LOWEST;
 /// What half a character is decoded to.
 const REPLACEMENT: char = '\u{FFFD}';
 /// Most tokens that a character is looked for in.
-const MAX_CONTEXT: usize = 4;
+pub(super) const MAX_CONTEXT: usize = 4;
 
 /// A list: null for the first token, then an object for each, of its own log probability and those of the likeliest tokens, by their
 /// ids.

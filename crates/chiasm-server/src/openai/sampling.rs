@@ -111,7 +111,6 @@ impl Common {
             _ => false,
         };
         fields.refuse_unless("functions", empty)?;
-        fields.refuse_unless("echo", |v| v == false)?;
         fields.refuse_unless("use_beam_search", |v| v == false)?;
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
         fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
@@ -294,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_would_change_the_answer_is_refused() {
-        for (field, value) in [("functions", json!([{"name": "f"}])), ("echo", json!(true)), ("best_of", json!(4))] {
+        for (field, value) in [("functions", json!([{"name": "f"}])), ("best_of", json!(4))] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
     }
@@ -302,7 +301,7 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_taken() {
         let body = json!({
-            "functions": [], "response_format": {"type": "text"}, "logit_bias": {}, "echo": false,
+            "functions": [], "response_format": {"type": "text"}, "logit_bias": {},
             "best_of": 1, "user": "u", "metadata": {"a": "b"}, "stop": null, "stream": false
         });
         let mut fields = Fields::new(body, "").unwrap();

@@ -69,22 +69,23 @@ async fn tokenize_chat(frontend: &Frontend, chat: Chat, caller: &Caller) -> Resu
     prepared.plans.into_iter().next().map(|plan| plan.tokens).ok_or_else(RequestError::not_ready)
 }
 
-/// The text of tokens, special ones included.
+/// The text of tokens that `field` holds, special ones included.
 ///
 /// # Errors
 /// A token that the model does not have, too much work, or too little time.
 pub(crate) async fn detokenize(
     frontend: &Frontend,
-    tokens: Vec<TokenId>,
+    field: &str,
+    tokens: Arc<Vec<TokenId>>,
     caller: &Caller,
 ) -> Result<String, RequestError> {
     let model = frontend.model.clone();
     if !tokens.is_empty() {
-        check_tokens(&tokens, model.last_token()).map_err(|error| error.at("tokens"))?;
+        check_tokens(&tokens, model.last_token()).map_err(|error| error.at(field))?;
     }
     let (small, cost) = (tokens.len() <= SMALL_TOKENS / 16, price::detokenizing(tokens.len()));
     let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
     let decode = move || model.tokenizer.decode(&tokens, false);
     let text = within(deadlines.first_token, frontend.cpu.run_or_here(small, &caller.cpu, cost, decode)).await?;
-    text.map_err(|error| error.at("tokens"))
+    text.map_err(|error| error.at(field))
 }
