@@ -17,8 +17,8 @@ pub struct Output {
     pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
-/// Log probabilities at some positions of a prompt, with `width` candidates at each: the token that stands there, then the likeliest
-/// ones, that token among them if it is one of those.
+/// Log probabilities at some positions of a prompt, with `width` candidates at each: the token that stands there, then the
+/// likeliest ones, that token among them if it is one of those.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptLogprobs {
     /// Candidates of a position, at least 1 unless there are no positions.
