@@ -54,7 +54,7 @@ impl Script {
     pub fn then(mut self, choice: usize, tokens: &[u32]) -> Self {
         let content = Content::Tokens { tokens: tokens.iter().copied().map(TokenId).collect(), logprobs: None };
         let prefill = self.outputs.is_empty().then(Prefill::default);
-        self.outputs.push_back(Output { choice, content, finish: None, prefill });
+        self.outputs.push_back(Output { choice, content, finish: None, prefill, prompt_logprobs: None });
         self
     }
 

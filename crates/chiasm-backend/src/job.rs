@@ -100,6 +100,10 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
+    /// Log probabilities of each prompt token but the first, and of so many alternatives. The whole prompt is computed for them.
+    pub prompt_logprobs: Option<u32>,
+    /// Computes the whole prompt, whatever of it is in the KV cache.
+    pub skip_reading_prefix_cache: bool,
     /// Added to the logits of single tokens, -100 to 100.
     pub logit_bias: Vec<(TokenId, f64)>,
     /// Only these can be generated, unless empty.

@@ -41,5 +41,5 @@ pub use media::{
     Delivered, EncodedItem, FieldValue, ItemField, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory,
     TensorOrder, Transfer,
 };
-pub use output::{Content, Finish, Output, Prefill, TokenLogprob, ToolCallDelta};
+pub use output::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass};

@@ -13,6 +13,38 @@ pub struct Output {
     pub finish: Option<Finish>,
     /// How the prompt was computed; set in a continuation's first output where the backend tells.
     pub prefill: Option<Prefill>,
+    /// Log probabilities of the prompt's next tokens, from its second one on, if they were asked for.
+    pub prompt_logprobs: Option<PromptLogprobs>,
+}
+
+/// Log probabilities at some positions of a prompt, with `width` candidates at each: the token that stands there, then the
+/// likeliest ones, that token among them if it is one of those.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PromptLogprobs {
+    /// Candidates of a position, at least 1 unless there are no positions.
+    pub width: usize,
+    /// Candidates of all positions: `positions × width`.
+    pub tokens: Vec<TokenId>,
+    /// Natural logarithms of their probabilities: `positions × width`.
+    pub logprobs: Vec<f32>,
+    /// How many tokens are as likely as the one that stands at a position, itself included, or likelier: one per position.
+    pub ranks: Vec<u32>,
+}
+
+impl PromptLogprobs {
+    /// The candidates of a position, with their log probabilities. `None` behind the last one.
+    pub fn at(&self, position: usize) -> Option<(&[TokenId], &[f32])> {
+        let range = position * self.width..(position + 1) * self.width;
+        Some((self.tokens.get(range.clone())?, self.logprobs.get(range)?)).filter(|(tokens, _)| !tokens.is_empty())
+    }
+
+    /// Adds the positions that come after.
+    pub fn append(&mut self, next: Self) {
+        self.width = self.width.max(next.width);
+        self.tokens.extend(next.tokens);
+        self.logprobs.extend(next.logprobs);
+        self.ranks.extend(next.ranks);
+    }
 }
 
 /// What is new in a continuation.

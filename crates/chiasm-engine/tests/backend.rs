@@ -234,6 +234,8 @@ fn job(n: usize, media: Arc<[JobItem]>) -> Job {
             all_stop_token_ids: Vec::new(),
             ignore_eos: false,
             logprobs: None,
+            prompt_logprobs: None,
+            skip_reading_prefix_cache: false,
             logit_bias: Vec::new(),
             allowed_token_ids: Vec::new(),
             bad_words: Vec::new(),

@@ -106,6 +106,11 @@ impl Tokenizer {
         self.inner.tokenizer.token_to_id(token).map(TokenId)
     }
 
+    /// A token as the vocabulary writes it, such as `Ġthe` or `▁the`; `None` for an id without a token.
+    pub fn id_to_token(&self, token: TokenId) -> Option<String> {
+        self.inner.tokenizer.id_to_token(token.0)
+    }
+
     /// The `eos_token` of `tokenizer_config.json`, which is what vLLM stops at.
     pub fn eos_token(&self) -> Option<TokenId> {
         self.inner.eos

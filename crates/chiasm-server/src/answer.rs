@@ -11,18 +11,22 @@ use futures_util::stream::{StreamExt, iter, select_all};
 
 use crate::admission::{Admission, Admitted};
 use crate::body::JsonBody;
+use crate::cpu::{CpuBudget, price};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::meter::{Meter, metered};
 use crate::openai::chat::{self, ChatRequest};
-use crate::openai::completions::{self, CompletionRequest, Shown};
-use crate::openai::{AnswerHead, Common, Usage};
+use crate::openai::completions::{self, CompletionRequest, Echo, Echoed, Shown, ShownChoice};
+use crate::openai::{AnswerHead, Common, Lists, Told, Usage};
 use crate::pipeline::{
     Attempted, Caller, ChoiceDelta, FinishedChoice, GenerateRequest, Generation, Planned, Prepared, RequestError,
-    collect, prepare,
+    collect, detokenize, prepare,
 };
 use crate::routes::routing_headers;
 use crate::sse;
+
+/// Log probabilities of prompt tokens that are written in a hundred microseconds.
+const FEW_CANDIDATES: usize = 100;
 
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat(
@@ -33,7 +37,7 @@ pub(crate) async fn chat(
     let told = |error| frontend.told(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ChatRequest { common, generate } = request;
-    check_model(frontend, &common)?;
+    check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
     let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
     drop(charge);
@@ -47,11 +51,15 @@ pub(crate) async fn chat(
         frontend.metrics.used(usage);
         admission.record.attempted(attempted);
         admission.record.used(usage);
-        let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
-        let prompt_tokens = shown.map(|plan| plan.tokens.as_slice());
-        let shown = chat::Shown { fields: frontend.reasoning_fields, prompt_tokens };
-        let nvext = common.extra_fields.of(&attempted, caller.arrived);
-        let mut response = Json(chat::answer(&head, &tokenizer, &choices, shown, usage, nvext)).into_response();
+        let prompt_tokens =
+            shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
+        let (fields, nvext) = (frontend.reasoning_fields, common.extra_fields.of(&attempted, caller.arrived));
+        let candidates = prompt_candidates(choices.iter());
+        let mut response = written(frontend, &caller, candidates, move || {
+            let shown = chat::Shown { fields, prompt_tokens: prompt_tokens.as_ref().map(|tokens| tokens.as_slice()) };
+            Json(chat::answer(&head, &tokenizer, &choices, shown, usage, nvext)).into_response()
+        })
+        .await?;
         routing_headers(response.headers_mut(), &attempted);
         return Ok(response);
     };
@@ -92,17 +100,18 @@ pub(crate) async fn completions(
     let frontend = &frontend;
     let told = |error| frontend.told(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
-    let CompletionRequest { common, generate } = request;
-    check_model(frontend, &common)?;
+    let CompletionRequest { common, generate, echo } = request;
+    check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
     let preparing = generate.into_iter().map(|request| planned(frontend, request, &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);
+    let echoed = echoed(frontend, &caller, echo, &prepared, &common).await.map_err(told)?;
     let head = AnswerHead::new("cmpl", &caller.id, &frontend.model.name);
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return completions_at_once(frontend, &head, &prepared, &common, admission).await;
+        return completions_at_once(frontend, &caller, head, (&prepared, &echoed), &common, admission).await;
     };
     let starting = prepared.iter().map(|prompt| Generation::start(frontend, prompt));
     let generations = try_join_all(starting).await.map_err(told)?;
@@ -116,27 +125,32 @@ pub(crate) async fn completions(
         .collect();
     let meter = Meter::new(frontend, options, attempted, admission, false);
 
-    let deltas = select_all(
-        generations
-            .into_iter()
-            .enumerate()
-            .map(|(prompt, started)| started.into_deltas().map(move |delta| delta.map(|d| (prompt, d))).boxed()),
-    );
+    let deltas = generations.into_iter().zip(&echoed).enumerate().map(|(prompt, (started, echoed))| {
+        let (frontend, cpu, echoed) = (frontend.clone(), caller.cpu.clone(), echoed.clone());
+        let with_lists = move |delta| listed(frontend.clone(), cpu.clone(), echoed.clone(), delta);
+        started
+            .into_deltas()
+            .then(with_lists)
+            .map(move |delta| delta.map(|(delta, lists)| (prompt, delta, lists)))
+            .boxed()
+    });
+    let deltas = select_all(deltas);
     let tokenizer = frontend.model.tokenizer.clone();
     let last_head = head.clone();
-    let mut offsets: HashMap<usize, usize> = HashMap::new();
+    let mut told_so_far: HashMap<usize, Told> = HashMap::new();
     let events = metered(
         deltas,
         meter,
-        move |(prompt, delta): (usize, ChoiceDelta), meter: &mut Meter| {
+        move |(prompt, delta, lists): (usize, ChoiceDelta, Lists), meter: &mut Meter| {
             let usage = meter.count(prompt, &delta);
             let index = prompt * prepared[prompt].sampling.n as usize + delta.index;
-            let first = !offsets.contains_key(&index);
-            let offset = offsets.entry(index).or_default();
+            let first = !told_so_far.contains_key(&index);
+            let told = told_so_far.entry(index).or_default();
             let prompt_tokens = prompts[prompt].as_ref().filter(|_| first).map(|tokens| tokens.as_slice());
             let last = delta.finish.as_ref();
             let nvext = last.and_then(|_| common.extra_fields.of(&of_prompts[prompt], caller.arrived));
-            let shown = Shown { index, offset, with_ids, prompt_tokens, usage, nvext };
+            let echoed = echoed[prompt].as_deref().filter(|_| first).map(|echoed| (echoed, lists));
+            let shown = Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext };
             Some(completions::delta_chunk(&head, &tokenizer, &delta, shown))
         },
         move |usage| completions::usage_chunk(&last_head, usage),
@@ -150,8 +164,9 @@ pub(crate) async fn completions(
 
 async fn completions_at_once(
     frontend: &Arc<Frontend>,
-    head: &AnswerHead,
-    prepared: &[Prepared],
+    caller: &Caller,
+    head: AnswerHead,
+    (prepared, echoed): (&[Prepared], &[Option<Arc<Echoed>>]),
     common: &Common,
     admission: Admission,
 ) -> Result<Response, ApiError> {
@@ -160,23 +175,89 @@ async fn completions_at_once(
     let mut total = Usage::default();
     let mut choices = Vec::new();
     let first = answers.first().map(|(_, attempted)| *attempted);
-    for (prompt, (finished, attempted)) in prepared.iter().zip(answers) {
+    for ((prompt, echoed), (finished, attempted)) in prepared.iter().zip(echoed).zip(answers) {
         total += usage(&attempted, &finished, false);
         let shown = shown_prompt(prompt, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
-        choices.extend(finished.into_iter().map(|choice| (choice, shown.clone())));
+        choices.extend(finished.into_iter().map(|choice| ShownChoice {
+            choice,
+            prompt_tokens: shown.clone(),
+            echoed: echoed.clone(),
+        }));
     }
     frontend.metrics.used(total);
     admission.record.used(total);
     // The first of several prompts tells, as in the headers.
     let arrived = prepared.first().map(|prompt| prompt.arrived);
     let nvext = first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.of(&first, arrived));
-    let tokenizer = &frontend.model.tokenizer;
-    let mut response = Json(completions::answer(head, tokenizer, &choices, total, nvext)).into_response();
+    let tokenizer = frontend.model.tokenizer.clone();
+    let candidates = prompt_candidates(choices.iter().map(|shown| &shown.choice));
+    let mut response = written(frontend, caller, candidates, move || {
+        Json(completions::answer(&head, &tokenizer, &choices, total, nvext)).into_response()
+    })
+    .await?;
     if let Some(attempted) = first {
         admission.record.attempted(attempted);
         routing_headers(response.headers_mut(), &attempted);
     }
     Ok(response)
+}
+
+/// The prompts that begin their answers. As in vLLM their text does not, where token ids are asked for.
+async fn echoed(
+    frontend: &Frontend,
+    caller: &Caller,
+    echo: Option<Echo>,
+    prepared: &[Prepared],
+    common: &Common,
+) -> Result<Vec<Option<Arc<Echoed>>>, RequestError> {
+    let Some(Echo { texts, only }) = echo else { return Ok(vec![None; prepared.len()]) };
+    let top = common.sampling.logprobs;
+    let mut echoed = Vec::with_capacity(prepared.len());
+    for (prompt, text) in prepared.iter().zip(texts) {
+        // Without media the same for all classes.
+        let tokens = prompt.plans.first().map(|plan| plan.tokens.clone()).unwrap_or_default();
+        let text = match text {
+            _ if common.return_token_ids => String::new(),
+            Some(text) => text,
+            None => detokenize(frontend, "prompt", tokens.clone(), caller).await?,
+        };
+        echoed.push(Some(Arc::new(Echoed { text, tokens, top, only })));
+    }
+    Ok(echoed)
+}
+
+/// A delta with the lists of its prompt's log probabilities, if it brings any.
+async fn listed(
+    frontend: Arc<Frontend>,
+    cpu: CpuBudget,
+    echoed: Option<Arc<Echoed>>,
+    delta: Result<ChoiceDelta, RequestError>,
+) -> Result<(ChoiceDelta, Lists), RequestError> {
+    let mut delta = delta?;
+    let (Some(echoed), Some(logprobs)) = (echoed, delta.prompt_logprobs.take()) else {
+        return Ok((delta, Lists::default()));
+    };
+    let tokenizer = frontend.model.tokenizer.clone();
+    let (small, cost) = (logprobs.tokens.len() <= FEW_CANDIDATES, price::logprobs(logprobs.tokens.len()));
+    let list = move || echoed.lists(&tokenizer, Some(&logprobs));
+    let lists = frontend.cpu.run_or_here(small, &cpu, cost, list).await?;
+    Ok((delta, lists))
+}
+
+/// Log probabilities of prompt tokens that an answer tells.
+fn prompt_candidates<'a>(choices: impl Iterator<Item = &'a FinishedChoice>) -> usize {
+    choices.filter_map(|choice| choice.prompt_logprobs.as_ref()).map(|logprobs| logprobs.tokens.len()).sum()
+}
+
+/// Writes an answer. With log probabilities of many prompt tokens, each of which has a text, that is not for the async threads.
+async fn written(
+    frontend: &Frontend,
+    caller: &Caller,
+    prompt_candidates: usize,
+    write: impl FnOnce() -> Response + Send + 'static,
+) -> Result<Response, ApiError> {
+    let (small, cost) = (prompt_candidates <= FEW_CANDIDATES, price::logprobs(prompt_candidates));
+    frontend.cpu.run_or_here(small, &caller.cpu, cost, write).await.map_err(|error| frontend.told(error))
 }
 
 /// Prepares a request for the workers that are there now.
@@ -192,8 +273,9 @@ pub(crate) async fn planned(
     prepare(frontend, request, caller, classes).await
 }
 
-pub(crate) fn check_model(frontend: &Frontend, common: &Common) -> Result<(), ApiError> {
-    match &common.model {
+/// A request names the served model, or none.
+pub(crate) fn check_model(frontend: &Frontend, model: Option<&str>) -> Result<(), ApiError> {
+    match model {
         Some(model) if *model != frontend.model.name => Err(ApiError::no_such_model(model, &frontend.model.name)),
         _ => Ok(()),
     }

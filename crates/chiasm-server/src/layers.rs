@@ -79,6 +79,8 @@ async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) ->
         routes::CHAT if request.method() == Method::POST => "chat",
         routes::COMPLETIONS if request.method() == Method::POST => "completions",
         routes::RESPONSES if request.method() == Method::POST => "responses",
+        routes::TOKENIZE if request.method() == Method::POST => "tokenize",
+        routes::DETOKENIZE if request.method() == Method::POST => "detokenize",
         _ => return call(&mut app, frontend, request).await,
     };
     let record = Record::new(endpoint, Span::current(), frontend.metrics.clone());

@@ -15,6 +15,7 @@
 //! | `admission` | what a request holds while it is answered, and who asks |
 //! | `body` | understanding request bodies |
 //! | `answer` | the completion endpoints |
+//! | `tokenize` | the endpoints that show tokens |
 //! | [`answers`] | how a model's answers are read |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
 //! | `responses` | OpenAI's Responses API, on the same pipeline |
@@ -62,6 +63,7 @@ mod sse;
 #[cfg(test)]
 mod stand;
 mod tls;
+mod tokenize;
 mod workers;
 
 pub use access::ApiKeys;

@@ -14,11 +14,13 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, responses, workers};
+use crate::{answer, responses, tokenize, workers};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 pub(crate) const RESPONSES: &str = "/v1/responses";
+pub(crate) const TOKENIZE: &str = "/tokenize";
+pub(crate) const DETOKENIZE: &str = "/detokenize";
 
 /// The whole HTTP interface.
 pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
@@ -29,6 +31,8 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         .route("/v1/responses/{id}", get(responses::not_kept).delete(responses::not_kept))
         .route("/v1/responses/{id}/input_items", get(responses::not_kept))
         .route("/v1/responses/{id}/cancel", post(responses::not_kept))
+        .route(TOKENIZE, post(tokenize::tokenize))
+        .route(DETOKENIZE, post(tokenize::detokenize))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
@@ -77,7 +81,7 @@ fn served_model(frontend: &Frontend) -> Value {
         "object": "model",
         "created": frontend.fleet.created(),
         "owned_by": "chiasm",
-        "max_model_len": frontend.fleet.classes().iter().map(|class| class.max_model_len).max(),
+        "max_model_len": frontend.fleet.max_model_len(),
     })
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Content, Death, Delivered, Finish, Job, JobError, Output, Prefill, RunningJob, TokenLogprob};
+use chiasm_backend::{
+    Content, Death, Delivered, Finish, Job, JobError, Output, Prefill, PromptLogprobs, RunningJob, TokenLogprob,
+};
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 
@@ -164,7 +166,11 @@ impl RunningEngineJob {
             .prefill_stats
             .as_ref()
             .map(|stats| Prefill { cached_tokens: stats.num_cached_tokens as usize, queued: output.time_in_queue() });
-        Output { choice: index, content: Content::Tokens { tokens: output.new_token_ids, logprobs }, finish, prefill }
+        let prompt_logprobs = output.prompt_logprobs.map(|Logprobs { width, token_ids, logprobs, ranks }| {
+            PromptLogprobs { width, tokens: token_ids, logprobs, ranks }
+        });
+        let content = Content::Tokens { tokens: output.new_token_ids, logprobs };
+        Output { choice: index, content, finish, prefill, prompt_logprobs }
     }
 }
 

@@ -21,6 +21,8 @@ pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
         max_tokens: sampling.max_tokens,
         min_tokens: sampling.min_tokens,
         logprobs: sampling.logprobs.and_then(|top| i32::try_from(top).ok()),
+        prompt_logprobs: sampling.prompt_logprobs.and_then(|top| i32::try_from(top).ok()),
+        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache.then_some(true),
         eos_token_id: sampling.eos_token,
         all_stop_token_ids: sampling.all_stop_token_ids.clone(),
         logit_bias: sampling.logit_bias.clone(),

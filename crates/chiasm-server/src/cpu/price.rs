@@ -25,6 +25,16 @@ pub(crate) fn tokenizing(bytes: usize, quick: usize) -> Duration {
     nanos(bytes as u64, 100_000 / quick.max(1) as u64)
 }
 
+/// Making text of tokens.
+pub(crate) fn detokenizing(tokens: usize) -> Duration {
+    nanos(tokens as u64, 200)
+}
+
+/// Writing log probabilities of tokens, with their texts.
+pub(crate) fn logprobs(candidates: usize) -> Duration {
+    nanos(candidates as u64, 1_000)
+}
+
 /// Making the keys of a prompt's blocks.
 pub(crate) fn keys(tokens: usize) -> Duration {
     nanos(tokens as u64, 10)

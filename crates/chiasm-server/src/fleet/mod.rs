@@ -204,6 +204,11 @@ impl Fleet {
         self.state().classes.present()
     }
 
+    /// The largest context of any worker that can take requests, in tokens of prompt and answer together.
+    pub fn max_model_len(&self) -> Option<usize> {
+        self.classes().iter().map(|class| class.max_model_len).max()
+    }
+
     /// Takes note of the version of vLLM whose processor makes items for all workers. Tensors and placeholders change from one to
     /// another at times, and there is one processor for all: whoever has workers of several is told.
     pub(crate) fn has_processor(&self, vllm: &str) {

@@ -7,6 +7,7 @@ use chiasm_types::TokenId;
 use serde::{Serialize, Serializer};
 
 use super::nvext::Nvext;
+use super::prompt_logprobs::PromptLogprobsBody;
 use super::usage::Usage;
 
 /// Id, time and model of one answer.
@@ -28,6 +29,8 @@ pub(crate) struct Body<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_token_ids: Option<Ids<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<PromptLogprobsBody<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Usage>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) nvext: Option<Nvext>,
@@ -42,7 +45,18 @@ impl AnswerHead {
     /// A body with these choices and nothing beside them.
     pub(crate) fn body<C>(&self, object: &'static str, choices: C) -> Body<'_, C> {
         let Self { id, created, model } = self;
-        Body { id, object, created: *created, model, choices, prompt_token_ids: None, usage: None, nvext: None }
+        let (prompt_token_ids, prompt_logprobs) = (None, None);
+        Body {
+            id,
+            object,
+            created: *created,
+            model,
+            choices,
+            prompt_token_ids,
+            prompt_logprobs,
+            usage: None,
+            nvext: None,
+        }
     }
 }
 

@@ -13,13 +13,14 @@ use super::fields::Fields;
 use super::finish::{self, StopReason};
 use super::intake::Intake;
 use super::messages::Messages;
+use super::prompt_logprobs::PromptLogprobsBody;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, Nvext, logprobs, request, tools};
 use crate::error::ApiError;
 use crate::frontend::ReasoningFields;
-use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt};
+use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt, ToolUse};
 use crate::sse;
 
 /// A parsed body.
@@ -30,7 +31,7 @@ pub(crate) struct ChatRequest {
 
 impl RequestBody for ChatRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
-        let (mut fields, Messages { messages, media }) = request::read(&mut intake)?;
+        let (mut fields, messages) = request::read(&mut intake)?;
         let mut common = Common::take(&mut fields)?;
         let max_tokens = fields.take_in("max_tokens", 1.., "at least 1")?;
         let max_completion_tokens = fields.take_in("max_completion_tokens", 1.., "at least 1")?;
@@ -43,27 +44,9 @@ impl RequestBody for ChatRequest {
         common.sampling.logprobs = logprobs.then_some(top_logprobs.unwrap_or(0));
 
         let tools = tools::take(&mut fields)?;
-        let chat = Chat {
-            messages,
-            media,
-            add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
-            continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
-            template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
-            reasoning_effort: take_effort(&mut fields, "reasoning_effort")?,
-            tools: tools.as_ref().map(|tools| tools.tools.clone()),
-            media_kwargs: Box::new(MediaKwargs {
-                processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
-                io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
-            }),
-        };
-        if chat.add_generation_prompt && chat.continue_final_message {
-            return Err(ApiError::invalid(
-                "continue_final_message",
-                "'continue_final_message' needs 'add_generation_prompt': false",
-            ));
-        }
-        fields.refuse_unless("add_special_tokens", |v| v == false)?;
+        let chat = take_chat(&mut fields, messages, tools.as_ref())?;
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
+        fields.refuse_unless("echo", |v| v == false)?;
         fields.finish()?;
         let generate = GenerateRequest {
             prompt: Prompt::Chat(chat),
@@ -75,6 +58,32 @@ impl RequestBody for ChatRequest {
         };
         Ok((Self { common, generate }, intake.into_charge()))
     }
+}
+
+/// Takes the fields that decide what a conversation becomes as a prompt.
+pub(super) fn take_chat(fields: &mut Fields, messages: Messages, tools: Option<&ToolUse>) -> Result<Chat, ApiError> {
+    let Messages { messages, media } = messages;
+    let chat = Chat {
+        messages,
+        media,
+        add_generation_prompt: fields.take("add_generation_prompt")?.unwrap_or(true),
+        continue_final_message: fields.take("continue_final_message")?.unwrap_or(false),
+        template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
+        reasoning_effort: take_effort(fields, "reasoning_effort")?,
+        tools: tools.map(|tools| tools.tools.clone()),
+        media_kwargs: Box::new(MediaKwargs {
+            processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
+            io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
+        }),
+    };
+    if chat.add_generation_prompt && chat.continue_final_message {
+        return Err(ApiError::invalid(
+            "continue_final_message",
+            "'continue_final_message' needs 'add_generation_prompt': false",
+        ));
+    }
+    fields.refuse_unless("add_special_tokens", |v| v == false)?;
+    Ok(chat)
 }
 
 /// Takes the field that says how much a model is to think.
@@ -102,7 +111,7 @@ pub(crate) struct Shown<'a> {
 /// The whole answer.
 pub(crate) fn answer<'a>(
     head: &'a AnswerHead,
-    tokenizer: &Tokenizer,
+    tokenizer: &'a Tokenizer,
     choices: &'a [FinishedChoice],
     shown: Shown<'a>,
     usage: Usage,
@@ -124,9 +133,11 @@ pub(crate) fn answer<'a>(
         stop_reason: finish::stop_reason(&choice.finish),
         token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
     };
+    let of_prompt = choices.first().and_then(|choice| choice.prompt_logprobs.as_ref());
+    let prompt_logprobs = of_prompt.map(|logprobs| PromptLogprobsBody { tokenizer, logprobs });
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
     let prompt_token_ids = prompt_tokens.map(Ids);
-    Body { usage: Some(usage), prompt_token_ids, nvext, ..head.body("chat.completion", choices) }
+    Body { usage: Some(usage), prompt_token_ids, prompt_logprobs, nvext, ..head.body("chat.completion", choices) }
 }
 
 /// The first chunk of each choice: its role.

@@ -1,8 +1,10 @@
 //! `POST /v1/completions`: plain text or token ids in, text out. A list of prompts is answered in one body.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use chiasm_backend::PromptLogprobs;
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
@@ -12,13 +14,15 @@ use serde_json::Value;
 use super::body::{Body, Ids};
 use super::finish::{self, StopReason};
 use super::intake::Intake;
+use super::logprobs::{Lists, Told};
+use super::prompt_logprobs::PromptLogprobsBody;
 use super::prompts::Prompts;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
-use super::{AnswerHead, Nvext, logprobs, request};
+use super::{AnswerHead, Nvext, request};
 use crate::error::ApiError;
-use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest};
+use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
 use crate::sse;
 
 /// OpenAI's default.
@@ -31,15 +35,68 @@ const MAX_CHOICES: usize = 512;
 pub(crate) struct CompletionRequest {
     pub(crate) common: Common,
     pub(crate) generate: Vec<GenerateRequest>,
+    pub(crate) echo: Option<Echo>,
+}
+
+/// `echo`: the prompts begin their answers.
+pub(crate) struct Echo {
+    /// The prompts that are texts.
+    pub(crate) texts: Vec<Option<String>>,
+    /// They are all of the answer that is shown (`max_tokens: 0`).
+    pub(crate) only: bool,
+}
+
+impl Echo {
+    fn of(prompts: &[Prompt], only: bool) -> Self {
+        let text = |prompt: &Prompt| match prompt {
+            Prompt::Text(text) => Some(text.clone()),
+            Prompt::Tokens(_) | Prompt::Chat(_) => None,
+        };
+        Self { texts: prompts.iter().map(text).collect(), only }
+    }
+}
+
+/// A prompt that begins its answer.
+#[derive(Debug)]
+pub(crate) struct Echoed {
+    pub(crate) text: String,
+    pub(crate) tokens: Arc<Vec<TokenId>>,
+    /// Alternatives to each token, if log probabilities were asked for.
+    pub(crate) top: Option<u32>,
+    /// It is all that is shown.
+    pub(crate) only: bool,
+}
+
+impl Echoed {
+    /// The lists of log probabilities that begin with the prompt's, if they were asked for.
+    pub(crate) fn lists(&self, tokenizer: &Tokenizer, logprobs: Option<&PromptLogprobs>) -> Lists {
+        let mut lists = Lists::default();
+        if let (Some(top), Some(logprobs)) = (self.top, logprobs) {
+            lists.add_prompt(tokenizer, &self.tokens, logprobs, top);
+        }
+        lists
+    }
+
+    fn before<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let text = if self.only { "" } else { text };
+        Cow::Owned([&self.text, text].concat())
+    }
 }
 
 impl RequestBody for CompletionRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let (mut fields, Prompts(prompts)) = request::read(&mut intake)?;
         let mut common = Common::take(&mut fields)?;
-        common.sampling.max_tokens =
-            Some(fields.take_in("max_tokens", 1.., "at least 1")?.unwrap_or(DEFAULT_MAX_TOKENS));
+        let echo = fields.take("echo")?.unwrap_or(false);
+        let (least, range) = if echo { (0, "0 or more") } else { (1, "at least 1") };
+        let max_tokens = fields.take_in("max_tokens", least.., range)?.unwrap_or(DEFAULT_MAX_TOKENS);
+        // An engine makes one token at least, which is not shown then.
+        common.sampling.max_tokens = Some(max_tokens.max(1));
         common.sampling.logprobs = fields.take_in("logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?;
+        if echo && common.sampling.prompt_logprobs.is_none() {
+            common.sampling.prompt_logprobs = common.sampling.logprobs;
+        }
+        let echo = echo.then(|| Echo::of(&prompts, max_tokens == 0));
         let choices = prompts.len() * common.sampling.n as usize;
         if choices > MAX_CHOICES {
             return Err(ApiError::invalid(
@@ -69,29 +126,43 @@ impl RequestBody for CompletionRequest {
                 without_reasoning: false,
             })
             .collect();
-        Ok((Self { common, generate }, intake.into_charge()))
+        Ok((Self { common, generate, echo }, intake.into_charge()))
     }
 }
 
-/// A continuation, and its prompt's tokens when they were asked for.
-pub(crate) type ShownChoice = (FinishedChoice, Option<Arc<Vec<TokenId>>>);
+/// A continuation.
+pub(crate) struct ShownChoice {
+    pub(crate) choice: FinishedChoice,
+    /// Its prompt's tokens when they were asked for.
+    pub(crate) prompt_tokens: Option<Arc<Vec<TokenId>>>,
+    /// Its prompt, if that is to begin it.
+    pub(crate) echoed: Option<Arc<Echoed>>,
+}
 
 /// The whole answer; `choices` are those of all prompts in order.
 pub(crate) fn answer<'a>(
     head: &'a AnswerHead,
-    tokenizer: &Tokenizer,
+    tokenizer: &'a Tokenizer,
     choices: &'a [ShownChoice],
     usage: Usage,
     nvext: Option<Nvext>,
 ) -> impl Serialize + 'a {
-    let choice = |(index, (choice, prompt_tokens)): (usize, &'a ShownChoice)| Choice {
+    let choice = |(index, ShownChoice { choice, prompt_tokens, echoed }): (usize, &'a ShownChoice)| Choice {
         index,
-        text: &choice.text,
-        logprobs: choice.logprobs.as_ref().map(|tokens| logprobs::completion(tokenizer, tokens, &mut 0)),
+        text: echoed.as_ref().map_or(Cow::Borrowed(&choice.text), |echoed| echoed.before(&choice.text)),
+        logprobs: choice.logprobs.as_ref().map(|tokens| {
+            let (of_prompt, mut told) = (choice.prompt_logprobs.as_ref(), Told::default());
+            let mut lists = echoed.as_ref().map(|echoed| echoed.lists(tokenizer, of_prompt)).unwrap_or_default();
+            if echoed.as_ref().is_none_or(|echoed| !echoed.only) {
+                lists.add(tokenizer, tokens, &mut told);
+            }
+            lists.finish(&mut told)
+        }),
         finish_reason: Some(finish::reason(&choice.finish)),
         stop_reason: finish::stop_reason(&choice.finish),
         token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
         prompt_token_ids: prompt_tokens.as_ref().map(|tokens| Ids(tokens)),
+        prompt_logprobs: choice.prompt_logprobs.as_ref().map(|logprobs| PromptLogprobsBody { tokenizer, logprobs }),
     };
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
     Body { usage: Some(usage), nvext, ..head.body(OBJECT, choices) }
@@ -101,12 +172,14 @@ pub(crate) fn answer<'a>(
 pub(crate) struct Shown<'a> {
     /// The choice's index, counted over all prompts.
     pub(crate) index: usize,
-    /// The choice's text position, for log probabilities; moved on.
-    pub(crate) offset: &'a mut usize,
+    /// What log probabilities have told of the choice so far; moved on.
+    pub(crate) told: &'a mut Told,
     /// Token ids were asked for.
     pub(crate) with_ids: bool,
     /// The prompt's tokens, in a choice's first chunk if they were asked for.
     pub(crate) prompt_tokens: Option<&'a [TokenId]>,
+    /// The prompt, and the lists of its log probabilities, in the first chunk of a choice that begins with it.
+    pub(crate) echoed: Option<(&'a Echoed, Lists)>,
     /// The usage so far, if it was asked for.
     pub(crate) usage: Option<Usage>,
     /// What else was asked for, in a choice's last chunk.
@@ -115,15 +188,22 @@ pub(crate) struct Shown<'a> {
 
 /// One chunk of a stream.
 pub(crate) fn delta_chunk(head: &AnswerHead, tokenizer: &Tokenizer, delta: &ChoiceDelta, shown: Shown<'_>) -> Bytes {
-    let Shown { index, offset, with_ids, prompt_tokens, usage, nvext } = shown;
+    let Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext } = shown;
+    let (echoed, mut lists) = echoed.map_or((None, Lists::default()), |(echoed, lists)| (Some(echoed), lists));
     let choice = Choice {
         index,
-        text: &delta.text,
-        logprobs: delta.logprobs.as_ref().map(|tokens| logprobs::completion(tokenizer, tokens, offset)),
+        text: echoed.map_or(Cow::Borrowed(&delta.text), |echoed| echoed.before(&delta.text)),
+        logprobs: delta.logprobs.as_ref().map(|tokens| {
+            if echoed.is_none_or(|echoed| !echoed.only) {
+                lists.add(tokenizer, tokens, told);
+            }
+            lists.finish(told)
+        }),
         finish_reason: delta.finish.as_ref().map(finish::reason),
         stop_reason: delta.finish.as_ref().and_then(finish::stop_reason),
         token_ids: with_ids.then_some(Ids(&delta.tokens)),
         prompt_token_ids: prompt_tokens.map(Ids),
+        prompt_logprobs: None,
     };
     sse::event(&Body { usage, nvext, ..head.body(OBJECT, [choice]) })
 }
@@ -138,7 +218,7 @@ const OBJECT: &str = "text_completion";
 #[derive(Serialize)]
 struct Choice<'a> {
     index: usize,
-    text: &'a str,
+    text: Cow<'a, str>,
     logprobs: Option<Value>,
     finish_reason: Option<&'static str>,
     stop_reason: Option<StopReason<'a>>,
@@ -146,6 +226,8 @@ struct Choice<'a> {
     token_ids: Option<Ids<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Ids<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobsBody<'a>>,
 }
 
 #[cfg(test)]
@@ -178,6 +260,18 @@ mod tests {
         assert!(parse(body(4)).is_ok());
         let error = parse(body(5)).err().unwrap();
         assert_eq!(error.param.as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn none_but_the_prompt_may_be_asked_for_with_echo_alone() {
+        let echo = |body: Value| parse(body).map(|request| request.echo.map(|echo| (echo.texts, echo.only)));
+        assert_eq!(echo(json!({"prompt": "a", "echo": true})).unwrap(), Some((vec![Some("a".to_owned())], false)));
+        assert_eq!(echo(json!({"prompt": [1], "echo": true, "max_tokens": 0})).unwrap(), Some((vec![None], true)));
+        assert_eq!(echo(json!({"prompt": "a", "echo": false})).unwrap(), None);
+        let error = parse(json!({"prompt": "a", "max_tokens": 0})).err().unwrap();
+        assert_eq!(error.param.as_deref(), Some("max_tokens"));
+        let asked = parse(json!({"prompt": "a", "echo": true, "logprobs": 2, "stream": true})).unwrap();
+        assert_eq!(asked.generate[0].sampling.prompt_logprobs, Some(2));
     }
 
     #[test]

@@ -208,6 +208,18 @@ impl Intake {
         self.own(text)
     }
 
+    /// Counts what planning makes of a field's text that was read as a JSON value.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(super) fn plan_text(&mut self, field: &str, text: &str) -> Result<(), ApiError> {
+        let outer = self.enter(field);
+        let counted = self.take(PLANNED_BYTES * text.len() as u64);
+        counted.map_err(|error: serde_json::Error| self.fault(&error))?;
+        self.leave(outer);
+        Ok(())
+    }
+
     /// Copies text out of the body.
     pub(crate) fn own<E: Error>(&mut self, text: &str) -> Result<String, E> {
         if !self.is_in_body(text) {

@@ -1,12 +1,14 @@
 //! Log probabilities in the shapes of the two endpoints.
 
-use chiasm_backend::TokenLogprob;
+use chiasm_backend::{PromptLogprobs, TokenLogprob};
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
 use serde_json::{Map, Value, json};
 
+use super::prompt_logprobs::{MAX_CONTEXT, PromptLogprobsBody, text_of};
+
 /// JSON has no infinity; vLLM and OpenAI write this instead.
-const LOWEST: f32 = -9999.0;
+pub(super) const LOWEST: f32 = -9999.0;
 
 /// A log probability in as few digits as tell it from all others. As a 64-bit number it would get nine more that it does not have.
 fn shortest(logprob: f32) -> Value {
@@ -33,33 +35,78 @@ pub(super) fn chat(tokenizer: &Tokenizer, tokens: &[TokenLogprob]) -> Value {
     json!({"content": content})
 }
 
-/// Completions: parallel lists. `offset` counts the characters that came before, and is moved on.
-pub(super) fn completion(tokenizer: &Tokenizer, tokens: &[TokenLogprob], offset: &mut usize) -> Value {
-    let text = |token: TokenId| tokenizer.decode(&[token], false);
-    let mut offsets = Vec::with_capacity(tokens.len());
-    let mut texts = Vec::with_capacity(tokens.len());
-    for chosen in tokens {
-        let token = text(chosen.token);
-        offsets.push(*offset);
-        *offset += token.chars().count();
-        texts.push(token);
+/// What was told of one choice by the lists before.
+#[derive(Default)]
+pub(crate) struct Told {
+    /// Characters of all tokens.
+    characters: usize,
+    /// The last new tokens, which the next one may share a character with.
+    last: Vec<TokenId>,
+}
+
+/// Completions: parallel lists.
+#[derive(Default)]
+pub(crate) struct Lists {
+    texts: Vec<String>,
+    logprobs: Vec<Value>,
+    tops: Vec<Value>,
+}
+
+impl Lists {
+    /// Adds the tokens of a prompt, the first of which has no log probability, with at most `top` alternatives to each.
+    pub(crate) fn add_prompt(
+        &mut self,
+        tokenizer: &Tokenizer,
+        tokens: &[TokenId],
+        logprobs: &PromptLogprobs,
+        top: u32,
+    ) {
+        let body = PromptLogprobsBody { tokenizer, logprobs };
+        for (position, &token) in tokens.iter().enumerate() {
+            let mut candidates = position.checked_sub(1).map_or_else(Vec::new, |position| body.candidates(position));
+            // The token itself is always told.
+            candidates.truncate(top as usize + 1);
+            let Some((_, own)) = candidates.first() else {
+                self.push(tokenizer.decode(&[token], false), Value::Null, Value::Null);
+                continue;
+            };
+            let (text, logprob) = (own.decoded_token.clone(), shortest(own.logprob));
+            let top =
+                candidates.into_iter().map(|(_, candidate)| (candidate.decoded_token, shortest(candidate.logprob)));
+            self.push(text, logprob, Value::Object(top.collect()));
+        }
     }
-    let tops: Vec<Value> = tokens
-        .iter()
-        .map(|chosen| {
+
+    /// Adds new tokens.
+    pub(super) fn add(&mut self, tokenizer: &Tokenizer, tokens: &[TokenLogprob], told: &mut Told) {
+        for chosen in tokens {
+            let text = |token: TokenId| text_of(tokenizer, token, &told.last);
             let mut top: Map<String, Value> =
                 chosen.top.iter().map(|&(token, logprob)| (text(token), shortest(logprob))).collect();
             // The chosen token is always told, so there may be one more than asked for.
             top.entry(text(chosen.token)).or_insert(shortest(chosen.logprob));
-            Value::Object(top)
-        })
-        .collect();
-    json!({
-        "text_offset": offsets,
-        "token_logprobs": tokens.iter().map(|chosen| shortest(chosen.logprob)).collect::<Vec<_>>(),
-        "tokens": texts,
-        "top_logprobs": tops,
-    })
+            self.push(text(chosen.token), shortest(chosen.logprob), Value::Object(top));
+            told.last.drain(..(told.last.len() + 1).saturating_sub(MAX_CONTEXT));
+            told.last.push(chosen.token);
+        }
+    }
+
+    fn push(&mut self, text: String, logprob: Value, top: Value) {
+        self.texts.push(text);
+        self.logprobs.push(logprob);
+        self.tops.push(top);
+    }
+
+    /// The object, which goes on from what was told before.
+    pub(super) fn finish(self, told: &mut Told) -> Value {
+        let Self { texts, logprobs, tops } = self;
+        let mut offsets = Vec::with_capacity(texts.len());
+        for text in &texts {
+            offsets.push(told.characters);
+            told.characters += text.chars().count();
+        }
+        json!({"text_offset": offsets, "token_logprobs": logprobs, "tokens": texts, "top_logprobs": tops})
+    }
 }
 
 #[cfg(test)]

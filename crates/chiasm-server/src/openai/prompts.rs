@@ -5,7 +5,7 @@ use std::fmt;
 use chiasm_types::TokenId;
 use serde::de::{Error, SeqAccess, Visitor};
 
-use super::intake::Seed;
+use super::intake::{Intake, Seed};
 use super::request::LargeField;
 use crate::error::ApiError;
 use crate::pipeline::Prompt;
@@ -20,6 +20,29 @@ pub(super) struct Prompts(pub(super) Vec<Prompt>);
 
 impl LargeField for Prompts {
     const NAME: &'static str = "prompt";
+}
+
+/// A list of token ids, which may be empty.
+pub(super) struct Tokens(pub(super) Vec<TokenId>);
+
+impl LargeField for Tokens {
+    const NAME: &'static str = "tokens";
+}
+
+impl<'de> Visitor<'de> for Seed<'_, Option<Tokens>> {
+    type Value = Option<Tokens>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of token ids")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        read_tokens(self.intake, seq).map(|tokens| Some(Tokens(tokens)))
+    }
 }
 
 /// What a list of prompts, or of token ids, may have as an element.
@@ -86,13 +109,17 @@ impl<'de> Visitor<'de> for Seed<'_, Element> {
         self.intake.own_prompt(text).map(|text| Element::Prompt(Prompt::Text(text)))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element, A::Error> {
-        let mut tokens = Vec::new();
-        while let Some(id) = seq.next_element()? {
-            self.intake.push(&mut tokens, token(id)?)?;
-        }
-        Ok(Element::Prompt(Prompt::Tokens(tokens)))
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Element, A::Error> {
+        read_tokens(self.intake, seq).map(|tokens| Element::Prompt(Prompt::Tokens(tokens)))
     }
+}
+
+fn read_tokens<'de, A: SeqAccess<'de>>(intake: &mut Intake, mut seq: A) -> Result<Vec<TokenId>, A::Error> {
+    let mut tokens = Vec::new();
+    while let Some(id) = seq.next_element()? {
+        intake.push(&mut tokens, token(id)?)?;
+    }
+    Ok(tokens)
 }
 
 /// Whether both are texts, or both token ids.

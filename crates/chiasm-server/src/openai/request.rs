@@ -33,8 +33,17 @@ pub(crate) fn read<T: LargeField>(intake: &mut Intake) -> Result<(Fields, T), Ap
 where
     for<'a, 'de> Seed<'a, Option<T>>: Visitor<'de, Value = Option<T>>,
 {
-    let Whole { fields, large } = intake.read::<Whole<T>>()?;
+    let (fields, large) = read_with(intake)?;
     Ok((fields, large.ok_or_else(|| ApiError::missing(T::NAME))?))
+}
+
+/// Reads a body's fields, with or without `T`.
+pub(super) fn read_with<T: LargeField>(intake: &mut Intake) -> Result<(Fields, Option<T>), ApiError>
+where
+    for<'a, 'de> Seed<'a, Option<T>>: Visitor<'de, Value = Option<T>>,
+{
+    let Whole { fields, large } = intake.read::<Whole<T>>()?;
+    Ok((fields, large))
 }
 
 impl<'de, T: LargeField> Visitor<'de> for Seed<'_, Whole<T>>

@@ -80,6 +80,8 @@ impl Common {
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             skip_special_tokens: fields.take("skip_special_tokens")?,
             logprobs: None,
+            prompt_logprobs: fields.take_in("prompt_logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?,
+            skip_reading_prefix_cache: fields.take("skip_reading_prefix_cache")?.unwrap_or(false),
             logit_bias: take_biases(fields)?,
             allowed_token_ids: take_allowed(fields)?,
             bad_words: take_bad_words(fields)?,
@@ -94,6 +96,9 @@ impl Common {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             extra_fields: ExtraFields::take(fields)?,
         };
+        if common.stream.is_some() && common.sampling.prompt_logprobs.is_some() {
+            return Err(ApiError::invalid("prompt_logprobs", "'prompt_logprobs' are not told in a stream"));
+        }
         common.refuse_and_ignore(fields)?;
         Ok(common)
     }
@@ -106,7 +111,6 @@ impl Common {
             _ => false,
         };
         fields.refuse_unless("functions", empty)?;
-        fields.refuse_unless("echo", |v| v == false)?;
         fields.refuse_unless("use_beam_search", |v| v == false)?;
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
         fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
@@ -266,6 +270,9 @@ mod tests {
             ("repetition_penalty", json!(0)),
             ("seed", json!(1.5)),
             ("cache_salt", json!("")),
+            ("prompt_logprobs", json!(21)),
+            ("prompt_logprobs", json!(-1)),
+            ("skip_reading_prefix_cache", json!("yes")),
             ("stop_token_ids", json!([-1])),
             ("stop_token_ids", json!(vec![1; MAX_STOP_TOKENS + 1])),
             ("logit_bias", json!({"x": 1})),
@@ -278,6 +285,7 @@ mod tests {
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})).as_deref(), Some("prompt_logprobs"));
         assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
         assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
         assert_eq!(refused(json!({"bad_words": ["a", " "]})).as_deref(), Some("bad_words[1]"));
@@ -285,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_would_change_the_answer_is_refused() {
-        for (field, value) in [("functions", json!([{"name": "f"}])), ("echo", json!(true)), ("best_of", json!(4))] {
+        for (field, value) in [("functions", json!([{"name": "f"}])), ("best_of", json!(4))] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
     }
@@ -293,7 +301,7 @@ mod tests {
     #[test]
     fn what_asks_for_nothing_is_taken() {
         let body = json!({
-            "functions": [], "response_format": {"type": "text"}, "logit_bias": {}, "echo": false,
+            "functions": [], "response_format": {"type": "text"}, "logit_bias": {},
             "best_of": 1, "user": "u", "metadata": {"a": "b"}, "stop": null, "stream": false
         });
         let mut fields = Fields::new(body, "").unwrap();

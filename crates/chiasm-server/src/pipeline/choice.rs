@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Content, Finish, Output, TokenLogprob, ToolCallDelta};
+use chiasm_backend::{Content, Finish, Output, PromptLogprobs, TokenLogprob, ToolCallDelta};
 use chiasm_prompt::{Detokenizer, StopStrings};
 use chiasm_types::TokenId;
 use tokio::time::Instant;
@@ -28,6 +28,8 @@ pub(crate) struct ChoiceDelta {
     pub tokens: Vec<TokenId>,
     /// Log probabilities of the new tokens, when asked for.
     pub logprobs: Option<Vec<TokenLogprob>>,
+    /// Those of the prompt's tokens from the second one on, when asked for.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// Pieces of tool calls.
     pub tool_calls: Vec<ToolCallDelta>,
     /// Set with the last delta.
@@ -47,6 +49,8 @@ pub(crate) struct FinishedChoice {
     pub tokens: Vec<TokenId>,
     /// Their log probabilities, when asked for.
     pub logprobs: Option<Vec<TokenLogprob>>,
+    /// Those of the prompt's tokens from the second one on, when asked for.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// Its tool calls.
     pub tool_calls: Vec<ToolCallDelta>,
     /// Why it ended.
@@ -65,6 +69,7 @@ pub(super) struct Choice {
     min_tokens: usize,
     include_stop: bool,
     wants_logprobs: bool,
+    wants_prompt_logprobs: bool,
     seen_tokens: usize,
     /// When the last tokens came.
     last: Option<Instant>,
@@ -90,6 +95,7 @@ impl Choice {
             min_tokens: sampling.min_tokens as usize,
             include_stop: sampling.include_stop,
             wants_logprobs: sampling.logprobs.is_some(),
+            wants_prompt_logprobs: sampling.prompt_logprobs.is_some(),
             seen_tokens: 0,
             last: None,
         }
@@ -116,7 +122,12 @@ impl Choice {
             }
         };
         let mut finish = output.finish;
-        let mut delta = ChoiceDelta { index: self.index, ..ChoiceDelta::default() };
+        let mut delta =
+            ChoiceDelta { index: self.index, prompt_logprobs: output.prompt_logprobs, ..ChoiceDelta::default() };
+        if std::mem::take(&mut self.wants_prompt_logprobs) {
+            // A prompt of one token has none, and engines say nothing of them then.
+            delta.prompt_logprobs.get_or_insert_default();
+        }
         // The token that ended the text is no part of it, unless asked for.
         let silent_tail = usize::from(!self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))));
         let spoken = tokens.len().saturating_sub(silent_tail);
@@ -207,12 +218,18 @@ impl ChoiceDelta {
             (Some(logprobs), Some(more)) => logprobs.extend(more),
             (none, more) => *none = more,
         }
+        match (&mut self.prompt_logprobs, next.prompt_logprobs) {
+            (Some(logprobs), Some(more)) => logprobs.append(more),
+            (Some(_), None) => {}
+            (none, more) => *none = more,
+        }
         self.finish = next.finish;
     }
 
     pub(super) fn into_finished(self) -> Result<FinishedChoice, RequestError> {
-        let Self { text, reasoning, reasoning_tokens, tokens, logprobs, tool_calls, finish, .. } = self;
+        let Self { text, reasoning, reasoning_tokens, tokens, logprobs, prompt_logprobs, tool_calls, finish, .. } =
+            self;
         let finish = finish.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
-        Ok(FinishedChoice { text, reasoning, reasoning_tokens, tokens, logprobs, tool_calls, finish })
+        Ok(FinishedChoice { text, reasoning, reasoning_tokens, tokens, logprobs, prompt_logprobs, tool_calls, finish })
     }
 }

@@ -347,7 +347,8 @@ fn route(frontend: &Frontend, prepared: &Prepared, before: &Attempts) -> Result<
 fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, before: &'a Attempts) -> RouteRequest<'a> {
     RouteRequest {
         class: plan.class,
-        keys: &plan.keys,
+        // What its worker holds is of no use to a request that has all of its prompt computed.
+        keys: if prepared.sampling.reads_prefix_cache() { &plan.keys } else { &[] },
         prompt_tokens: plan.tokens.len(),
         media: &plan.route_items,
         encoder_tokens: plan.encoder_tokens,

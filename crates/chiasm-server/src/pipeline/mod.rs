@@ -19,6 +19,7 @@
 //! | `retries` | which requests may move to another worker |
 //! | `choice` | one continuation, from tokens to text |
 //! | `reading` | what that text says: reasoning, calls, and how a model is made to call |
+//! | `tokenize` | the tokens of a prompt, and the text of tokens, for whoever wants to see them |
 //! | `error` | why a request can't be answered |
 
 mod choice;
@@ -35,6 +36,7 @@ mod reading;
 mod request;
 mod retries;
 mod sampling;
+mod tokenize;
 mod turns;
 
 pub(crate) use chiasm_backend::Structured;
@@ -47,3 +49,4 @@ pub(crate) use image::Images;
 pub(crate) use prepare::{Planned, Prepared, prepare};
 pub(crate) use request::{Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
 pub(crate) use retries::Retries;
+pub(crate) use tokenize::{Tokenizable, detokenize, tokenize};

@@ -189,6 +189,10 @@ pub(crate) struct Sampling {
     pub skip_special_tokens: Option<bool>,
     /// Log probabilities of each new token and so many alternatives.
     pub logprobs: Option<u32>,
+    /// Log probabilities of each prompt token and so many alternatives. The whole prompt is computed for them.
+    pub prompt_logprobs: Option<u32>,
+    /// The whole prompt is computed, whatever of it an engine holds.
+    pub skip_reading_prefix_cache: bool,
     /// Added to the logits of single tokens, -100 to 100.
     pub logit_bias: Vec<(TokenId, f64)>,
     /// Only these can be generated, unless empty.
@@ -197,6 +201,13 @@ pub(crate) struct Sampling {
     pub bad_words: Vec<String>,
     /// What the text has to be.
     pub structured: Option<Structured>,
+}
+
+impl Sampling {
+    /// Whether what an engine holds of the prompt spares it work.
+    pub(super) fn reads_prefix_cache(&self) -> bool {
+        !self.skip_reading_prefix_cache && self.prompt_logprobs.is_none()
+    }
 }
 
 impl Default for Sampling {
@@ -219,6 +230,8 @@ impl Default for Sampling {
             ignore_eos: false,
             skip_special_tokens: None,
             logprobs: None,
+            prompt_logprobs: None,
+            skip_reading_prefix_cache: false,
             logit_bias: Vec::new(),
             allowed_token_ids: Vec::new(),
             bad_words: Vec::new(),

@@ -10,6 +10,9 @@ use crate::model::ServedModel;
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
 const LOWEST_TEMPERATURE: f64 = 0.01;
 
+/// Most log probabilities of prompt tokens in the answer to one prompt.
+const MAX_PROMPT_LOGPROBS: usize = 1 << 18;
+
 /// The sampling of a prompt with `prompt_tokens` tokens, on a worker with this context.
 pub(super) fn resolve(
     model: &ServedModel,
@@ -31,6 +34,7 @@ pub(super) fn resolve(
             format!("'min_tokens' must be at most {max_tokens}, got {}", sampling.min_tokens),
         ));
     }
+    check_prompt_logprobs(sampling, prompt_tokens)?;
     // Any of them ends an engine.
     let biased: Vec<TokenId> = sampling.logit_bias.iter().map(|&(token, _)| token).collect();
     for (field, tokens) in [
@@ -79,6 +83,8 @@ pub(super) fn resolve(
         max_tokens,
         min_tokens: sampling.min_tokens,
         logprobs: sampling.logprobs,
+        prompt_logprobs: sampling.prompt_logprobs,
+        skip_reading_prefix_cache: !sampling.reads_prefix_cache(),
         logit_bias: sampling.logit_bias.clone(),
         allowed_token_ids: sampling.allowed_token_ids.clone(),
         bad_words: bad_words(model, &sampling.bad_words)?,
@@ -86,6 +92,21 @@ pub(super) fn resolve(
         eos_token: eos.filter(|_| !sampling.ignore_eos),
         all_stop_token_ids: distinct(all_stop_token_ids),
     })
+}
+
+/// Each candidate takes some hundred bytes of an answer.
+fn check_prompt_logprobs(sampling: &Sampling, prompt_tokens: usize) -> Result<(), RequestError> {
+    let Some(top) = sampling.prompt_logprobs else { return Ok(()) };
+    let candidates = prompt_tokens.saturating_mul(top as usize + 1).saturating_mul(sampling.n as usize);
+    if candidates <= MAX_PROMPT_LOGPROBS {
+        return Ok(());
+    }
+    let message = format!(
+        "{prompt_tokens} prompt tokens with {top} alternatives in {} choices have {candidates} log probabilities, at most \
+         {MAX_PROMPT_LOGPROBS} are told",
+        sampling.n
+    );
+    Err(RequestError::invalid("prompt_logprobs", message))
 }
 
 /// A word at the beginning of a text, and behind a space where that makes it another token
@@ -178,7 +199,7 @@ mod tests {
             let tokens = ["<|im_end|>", "<|im_start|>"].map(|token| model.tokenizer.token_to_id(token).unwrap());
             let content = Content::Tokens { tokens: tokens.to_vec(), logprobs: None };
             Choice::new(0, model, &[], &sampling, None)
-                .push(Output { choice: 0, content, finish: None, prefill: None })
+                .push(Output { choice: 0, content, finish: None, prefill: None, prompt_logprobs: None })
                 .text
         };
         let (silent, open) = (Arc::new(model("{}")), Arc::new(model(r#"{"skip_special_tokens": false}"#)));

@@ -49,7 +49,7 @@ pub(crate) async fn create(
     let told = |error| in_own_words(frontend.told(error));
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ResponsesRequest { common, generate, echo } = request;
-    check_model(frontend, &common)?;
+    check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
     let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
     let head = Head::new(&caller.id, &frontend.model, &prepared.sampling, echo, charge)?;

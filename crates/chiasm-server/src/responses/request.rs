@@ -18,10 +18,11 @@ use crate::openai::structured::json_schema;
 use crate::pipeline::{Chat, GenerateRequest, MediaKwargs, Prompt, Structured};
 
 /// Fields of the other endpoints alone, which share the rest.
-const OF_OTHERS: [&str; 10] = [
+const OF_OTHERS: [&str; 11] = [
     "n",
     "best_of",
     "echo",
+    "prompt_logprobs",
     "functions",
     "response_format",
     "modalities",

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::requests::ids;
 use crate::support::vllm_serves::{Group, VllmServes};
-use crate::support::{self, Server, free_port, wait_for};
+use crate::support::{self, Answer, Server, free_port, wait_for};
 
 /// Engines start one after the other on a small machine.
 pub(crate) const STARTUP: Duration = Duration::from_secs(240);
@@ -169,20 +169,19 @@ pub(crate) struct Reference {
 impl Reference {
     /// Waits until it is ready; token ids that it gives for each request, and those of the prompt. Then it ends.
     pub(crate) async fn answers(self, requests: &[Value]) -> Vec<(Value, Value)> {
+        let mut answers = Vec::new();
+        for request in requests {
+            answers.push(ids(&self.post("/v1/chat/completions", request).await.ok()));
+        }
+        answers
+    }
+
+    /// Waits until it is ready; its answer.
+    pub(crate) async fn post(&self, path: &str, request: &Value) -> Answer {
         let client = support::client();
         let is_healthy = async || client.get(format!("{}/health", self.url)).send().await.is_ok();
         wait_for("vllm serve", STARTUP, is_healthy).await;
-        let mut answers = Vec::new();
-        for request in requests {
-            let response = client
-                .post(format!("{}/v1/chat/completions", self.url))
-                .header("content-type", "application/json")
-                .body(request.to_string())
-                .send()
-                .await
-                .expect("vllm serve answers");
-            answers.push(ids(&support::json(response).await));
-        }
-        answers
+        let post = client.post(format!("{}{path}", self.url)).header("content-type", "application/json");
+        Answer::of(post.body(request.to_string()).send().await.expect("vllm serve answers")).await
     }
 }

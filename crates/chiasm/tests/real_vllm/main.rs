@@ -11,6 +11,7 @@ mod environment;
 mod modalities;
 mod predictions;
 mod processes;
+mod prompts;
 mod requests;
 #[path = "../support/mod.rs"]
 mod support;

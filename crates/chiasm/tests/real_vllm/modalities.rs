@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::constrained::{constrained_requests, what_an_engine_fails_of_is_refused};
 use crate::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
 use crate::predictions::{found_as_predicted, settled, workers};
+use crate::prompts;
 use crate::requests::{answers_are_those_of_vllm_serve, image, text};
 use crate::support::scenario_run;
 use crate::tools::{TOOL_FLAGS, an_agent_calls_its_functions, tool_requests};
@@ -178,6 +179,8 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
     let environment = Environment::read();
     let reference = environment.reference(model, flags);
     let (server, _engine) = environment.attach("shm", ROOMY_ARENA_GB, model, flags);
+    // Of prompts one model tells enough.
+    let told = if model == "qwen25vl" { prompts::told_by(&reference).await } else { Vec::new() };
     let reference = reference.answers(requests).await;
     server.wait_ready(1, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, requests, &reference).await;
@@ -187,6 +190,7 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
         found_as_predicted(&server.chat(request).await, block_size, model);
     }
     if model == "qwen25vl" {
+        prompts::as_told_by_vllm_serve(&server, &told).await;
         what_an_engine_fails_of_is_refused(&server).await;
         an_agent_calls_its_functions(&server).await;
     }

@@ -266,6 +266,7 @@ async fn text_of_a_backend_that_makes_it_itself_is_passed_on() {
         content: Content::Text { text: text.to_owned(), tool_calls: vec![call] },
         finish,
         prefill: None,
+        prompt_logprobs: None,
     };
     let outputs = [
         text("I ", piece(Some("call_1"), "{\"at\":"), None),

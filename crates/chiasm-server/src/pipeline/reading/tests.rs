@@ -61,6 +61,7 @@ fn deltas(model: &Arc<ServedModel>, tools: Option<&ToolUse>, prompt: &str, answe
         content: Content::Tokens { tokens, logprobs: None },
         finish,
         prefill: None,
+        prompt_logprobs: None,
     };
     outputs.chain([end]).map(|step| choice.push(output(step))).collect()
 }

@@ -83,6 +83,7 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         reasoning_tokens: 2,
         tokens: Vec::new(),
         logprobs: None,
+        prompt_logprobs: None,
         tool_calls: vec![piece(0, Some(("a", "f")), r#"{"x":1}"#), piece(1, Some(("b", "g")), "{}")],
         finish: Finish::ToolCalls,
     };

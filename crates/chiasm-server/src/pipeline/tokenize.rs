@@ -1,0 +1,91 @@
+//! The tokens of a prompt, and the text of tokens. No engine is asked.
+
+use std::sync::Arc;
+
+use chiasm_types::TokenId;
+
+use super::deadlines::{Deadlines, within};
+use super::error::RequestError;
+use super::prepare::{SMALL_TOKENS, check_tokens, prepare};
+use super::request::{Caller, Chat, GenerateRequest, Prompt, Sampling};
+use crate::cpu::price;
+use crate::fleet::{PresentClass, PresentClasses};
+use crate::frontend::Frontend;
+
+/// Conversations are counted also where no worker has room for them, up to so many tokens: media may be made as large as a request
+/// likes, and become as many.
+const MOST_TOKENS: usize = 1 << 20;
+
+/// What becomes tokens.
+pub(crate) enum Tokenizable {
+    /// A conversation, to be rendered by the model's chat template; its media items stand as their placeholders.
+    Chat(Chat),
+    /// Plain text.
+    Text {
+        /// The text.
+        text: String,
+        /// With what the tokenizer adds to every text, such as a token that begins it.
+        add_special_tokens: bool,
+    },
+}
+
+/// The tokens that an engine would be given. Where workers differ in what media items become, it is those of the class that has been
+/// there for the longest time.
+///
+/// # Errors
+/// Those of [`prepare`], but not for a prompt that is too long for the workers, or empty.
+pub(crate) async fn tokenize(
+    frontend: &Frontend,
+    prompt: Tokenizable,
+    caller: &Caller,
+) -> Result<Arc<Vec<TokenId>>, RequestError> {
+    let (text, add_special_tokens) = match prompt {
+        Tokenizable::Chat(chat) => return tokenize_chat(frontend, chat, caller).await,
+        Tokenizable::Text { text, add_special_tokens } => (text, add_special_tokens),
+    };
+    let model = frontend.model.clone();
+    let quick = model.tokenizer.quick_bytes();
+    let (small, cost) = (text.len() <= quick, price::tokenizing(text.len(), quick));
+    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
+    let encode = move || model.tokenizer.encode(&text, add_special_tokens);
+    let tokens = within(deadlines.first_token, frontend.cpu.run_or_here(small, &caller.cpu, cost, encode)).await?;
+    let tokens = tokens.map_err(|error| error.at("prompt"))?;
+    tokens.map(Arc::new).map_err(|error| RequestError::from(error).at("prompt"))
+}
+
+async fn tokenize_chat(frontend: &Frontend, chat: Chat, caller: &Caller) -> Result<Arc<Vec<TokenId>>, RequestError> {
+    let request = GenerateRequest {
+        prompt: Prompt::Chat(chat),
+        sampling: Sampling::default(),
+        cache_salt: None,
+        priority: 0,
+        tools: None,
+        without_reasoning: false,
+    };
+    let roomy =
+        |class: &PresentClass| PresentClass { max_model_len: class.max_model_len.max(MOST_TOKENS), ..class.clone() };
+    let classes: PresentClasses = frontend.fleet.classes().iter().map(roomy).collect();
+    let prepared = prepare(frontend, request, caller, classes).await?;
+    prepared.plans.into_iter().next().map(|plan| plan.tokens).ok_or_else(RequestError::not_ready)
+}
+
+/// The text of tokens that `field` holds, special ones included.
+///
+/// # Errors
+/// A token that the model does not have, too much work, or too little time.
+pub(crate) async fn detokenize(
+    frontend: &Frontend,
+    field: &str,
+    tokens: Arc<Vec<TokenId>>,
+    caller: &Caller,
+) -> Result<String, RequestError> {
+    let model = frontend.model.clone();
+    if !tokens.is_empty() {
+        check_tokens(&tokens, model.last_token()).map_err(|error| error.at(field))?;
+    }
+    let (small, cost) = (tokens.len() <= SMALL_TOKENS / 16, price::detokenizing(tokens.len()));
+    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
+    let decode = move || model.tokenizer.decode(&tokens, false);
+    let text = within(deadlines.first_token, frontend.cpu.run_or_here(small, &caller.cpu, cost, decode)).await?;
+    text.map_err(|error| error.at(field))
+}

@@ -1,0 +1,45 @@
+//! `POST /tokenize` and `POST /detokenize`: prompts as tokens, and back.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::admission::Admitted;
+use crate::answer::check_model;
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::frontend::Frontend;
+use crate::openai::tokenize::{DetokenizeRequest, TokenizeAnswer, TokenizeRequest};
+use crate::pipeline::{self, RequestError};
+
+/// `POST /tokenize`
+pub(crate) async fn tokenize(
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<TokenizeRequest>,
+) -> Result<Response, ApiError> {
+    let told = |error| frontend.told(error);
+    let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
+    let TokenizeRequest { model, prompt, return_token_strs } = request;
+    check_model(&frontend, model.as_deref())?;
+    admission.ends_with_client();
+    let max_model_len = frontend.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
+    let tokens = pipeline::tokenize(&frontend, prompt, &caller).await.map_err(told)?;
+    let tokenizer = return_token_strs.then_some(&frontend.model.tokenizer);
+    Ok(Json(TokenizeAnswer::new(&tokens, max_model_len, tokenizer)).into_response())
+}
+
+/// `POST /detokenize`
+pub(crate) async fn detokenize(
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<DetokenizeRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
+    let DetokenizeRequest { model, tokens } = request;
+    check_model(&frontend, model.as_deref())?;
+    admission.ends_with_client();
+    let prompt = pipeline::detokenize(&frontend, "tokens", Arc::new(tokens), &caller).await;
+    Ok(Json(json!({"prompt": prompt.map_err(|error| frontend.told(error))?})))
+}
