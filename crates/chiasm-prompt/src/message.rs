@@ -29,6 +29,8 @@ pub struct ChatMessage {
     /// The calls of an `assistant` message: a list of `{"id", "type": "function", "function": {"name", "arguments"}}`
     /// with `arguments` as JSON text. Ignored for other roles.
     pub tool_calls: Option<Value>,
+    /// What the model thought before it said an `assistant` message. Ignored for other roles.
+    pub reasoning: Option<String>,
 }
 
 /// What a message says.
@@ -50,9 +52,9 @@ pub enum ChatPart {
 }
 
 impl ChatMessage {
-    /// Bytes of text in the content, media items not counted.
+    /// Bytes of text in the content and the reasoning, media items not counted.
     pub fn text_bytes(&self) -> usize {
-        match &self.content {
+        let content = match &self.content {
             None => 0,
             Some(ChatContent::Text(text)) => text.len(),
             Some(ChatContent::Parts(parts)) => parts
@@ -62,6 +64,7 @@ impl ChatMessage {
                     ChatPart::Media(_) => 0,
                 })
                 .sum(),
-        }
+        };
+        content + self.reasoning.as_ref().map_or(0, String::len)
     }
 }

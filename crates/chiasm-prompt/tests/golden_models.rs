@@ -61,6 +61,7 @@ fn message(body: &Value) -> ChatMessage {
         name: text("name"),
         tool_call_id: text("tool_call_id"),
         tool_calls: body.get("tool_calls").cloned(),
+        reasoning: text("reasoning"),
     }
 }
 
@@ -69,6 +70,7 @@ fn options(body: &Value) -> RenderOptions {
         add_generation_prompt: body["add_generation_prompt"].as_bool().unwrap_or(true),
         continue_final_message: body["continue_final_message"].as_bool().unwrap_or(false),
         kwargs: body["chat_template_kwargs"].as_object().cloned().unwrap_or_else(Map::new),
+        ..RenderOptions::default()
     }
 }
 

@@ -39,11 +39,16 @@ fn to_dict<'a>(
         ContentFormat::String => Value::String(joined(index, &parts, markers, numbers)?),
     };
     let mut dict = Map::new();
-    let mut extra = None;
+    let mut extra = Vec::new();
     match message.role.as_str() {
-        "assistant" => extra = tool_calls(index, message)?.map(|calls| ("tool_calls", calls)),
+        "assistant" => {
+            extra.extend(tool_calls(index, message)?.map(|calls| ("tool_calls", calls)));
+            // Templates know it by either name.
+            let reasoning = message.reasoning.iter();
+            extra.extend(reasoning.flat_map(|text| ["reasoning", "reasoning_content"].map(|name| (name, json!(text)))));
+        }
         "tool" => {
-            extra = message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id)));
+            extra.extend(message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id))));
             // Most templates take a tool's answer for a string, whatever they take elsewhere.
             if format == ContentFormat::Parts && !parts.iter().any(|part| matches!(part, Part::Media(_))) {
                 content = Value::String(texts(&parts).join("\n"));
@@ -53,7 +58,7 @@ fn to_dict<'a>(
     }
     dict.insert("role".into(), json!(message.role));
     dict.insert("content".into(), content);
-    dict.extend(extra.map(|(key, value)| (key.to_owned(), value)));
+    dict.extend(extra.into_iter().map(|(key, value)| (key.to_owned(), value)));
     dict.extend(message.name.as_ref().map(|name| ("name".to_owned(), json!(name))));
     if message.role == "developer" {
         dict.insert("tools".into(), Value::Null);

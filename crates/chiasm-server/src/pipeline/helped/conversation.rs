@@ -32,7 +32,7 @@ pub(super) fn conversation(chat: Chat) -> Result<(Box<RawValue>, Map<String, Val
 }
 
 fn of_message(message: ChatMessage, items: &mut impl Iterator<Item = usize>) -> Value {
-    let ChatMessage { role, content, name, tool_call_id, tool_calls } = message;
+    let ChatMessage { role, content, name, tool_call_id, tool_calls, reasoning } = message;
     let content = match content {
         None => Value::Null,
         Some(ChatContent::Text(text)) => Value::String(text),
@@ -42,6 +42,7 @@ fn of_message(message: ChatMessage, items: &mut impl Iterator<Item = usize>) -> 
         ("name", name.map(Value::String)),
         ("tool_call_id", tool_call_id.map(Value::String)),
         ("tool_calls", tool_calls),
+        ("reasoning", reasoning.map(Value::String)),
     ];
     let others = others.into_iter().filter_map(|(field, value)| Some((field, value?)));
     let fields = [("role", Value::String(role)), ("content", content)].into_iter().chain(others);
