@@ -180,7 +180,11 @@ async fn completions_at_once(
 }
 
 /// Prepares a request for the workers that are there now.
-async fn planned(frontend: &Frontend, request: GenerateRequest, caller: &Caller) -> Result<Prepared, RequestError> {
+pub(crate) async fn planned(
+    frontend: &Frontend,
+    request: GenerateRequest,
+    caller: &Caller,
+) -> Result<Prepared, RequestError> {
     let classes = frontend.fleet.classes();
     if classes.is_empty() {
         return Err(RequestError::not_ready());
@@ -200,7 +204,7 @@ fn shown_prompt<'a>(prepared: &'a Prepared, attempted: &Attempted, wanted: bool)
     prepared.plan(attempted.class).filter(|_| wanted)
 }
 
-fn usage(attempted: &Attempted, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
+pub(crate) fn usage(attempted: &Attempted, choices: &[FinishedChoice], reads_reasoning: bool) -> Usage {
     let sum = |tokens: fn(&FinishedChoice) -> usize| choices.iter().map(tokens).sum();
     Usage {
         prompt_tokens: attempted.prompt_tokens,

@@ -19,6 +19,8 @@ pub(crate) struct Meter {
     options: StreamOptions,
     usages: Vec<Usage>,
     admission: Admission,
+    /// How an error in the middle of the stream is told.
+    failure: fn(&ApiError) -> Bytes,
 }
 
 impl Meter {
@@ -40,7 +42,14 @@ impl Meter {
             cached_tokens: attempted.prefill.cached_tokens,
             reasoning_tokens,
         };
-        Self { frontend: frontend.clone(), options, usages: attempted.iter().map(usage).collect(), admission }
+        let (frontend, usages) = (frontend.clone(), attempted.iter().map(usage).collect());
+        Self { frontend, options, usages, admission, failure: sse::error }
+    }
+
+    /// The same count of an answer that tells errors in another way than OpenAI's.
+    pub(crate) fn telling(mut self, failure: fn(&ApiError) -> Bytes) -> Self {
+        self.failure = failure;
+        self
     }
 
     /// Counts a delta. The prompt's usage so far, if the client wants it in every chunk.
@@ -96,7 +105,7 @@ pub(crate) fn metered<D: Send + 'static>(
                     Some(Err(error)) => {
                         (state.usage_event, state.has_failed) = (None, true);
                         state.meter.admission.record.broke(error.to_string());
-                        sse::error(&ApiError::from(error))
+                        (state.meter.failure)(&ApiError::from(error))
                     }
                     None => {
                         if !state.has_failed {

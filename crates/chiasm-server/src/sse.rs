@@ -1,4 +1,4 @@
-//! Server-sent events: one `data:` line per chunk, `data: [DONE]` at the end.
+//! Server-sent events: OpenAI's have one `data:` line per chunk, and `data: [DONE]` at the end.
 
 use std::convert::Infallible;
 
@@ -14,10 +14,14 @@ use crate::error::ApiError;
 /// Most chunks of an answer take less: the head, a word and a few nulls.
 const USUAL_BYTES: usize = 384;
 
-/// A streamed answer of events that are ready to be sent.
-pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
-    let events = events.chain(once(async { Bytes::from_static(b"data: [DONE]\n\n") })).map(Ok::<_, Infallible>);
-    let mut response = Response::new(Body::from_stream(events));
+/// A streamed answer of events that are ready to be sent, and OpenAI's mark of its end.
+pub(crate) fn response(stream: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    events(stream.chain(once(async { Bytes::from_static(b"data: [DONE]\n\n") })))
+}
+
+/// A streamed answer of events that are ready to be sent, and nothing else.
+pub(crate) fn events(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let mut response = Response::new(Body::from_stream(events.map(Ok::<_, Infallible>)));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

@@ -46,9 +46,9 @@ pub(crate) struct Intake {
     /// Why reading was given up, if not for the JSON itself.
     refusal: Option<ApiError>,
     /// Media items so far, in order of appearance.
-    pub(super) media: Vec<MediaRef>,
+    pub(crate) media: Vec<MediaRef>,
     /// Lists and objects around the JSON value that is being read.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
 }
 
 /// Things that may still be built.
@@ -92,7 +92,7 @@ impl Intake {
     ///
     /// # Errors
     /// 400 for what is no JSON or has a wrong type, 413 and 503 for what is too much; each names the field.
-    pub(super) fn read<T>(&mut self) -> Result<T, ApiError>
+    pub(crate) fn read<T>(&mut self) -> Result<T, ApiError>
     where
         for<'a, 'de> Seed<'a, T>: Visitor<'de, Value = T>,
     {
@@ -103,17 +103,17 @@ impl Intake {
     }
 
     /// The memory of what was built, counted until this is dropped.
-    pub(super) fn into_charge(self) -> Charge {
+    pub(crate) fn into_charge(self) -> Charge {
         self.charge
     }
 
     /// Builds a value of type `T` from whatever JSON comes next.
-    pub(super) fn seed<T>(&mut self) -> Seed<'_, T> {
+    pub(crate) fn seed<T>(&mut self) -> Seed<'_, T> {
         Seed { intake: self, built: PhantomData }
     }
 
     /// The name of an object's next field.
-    pub(super) fn name<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+    pub(crate) fn name<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
         let Some(Text(name)) = map.next_key()? else { return Ok(None) };
         if name.len() > MAX_NAME_BYTES {
             let message = format!("a field's name has more than {MAX_NAME_BYTES} bytes");
@@ -123,7 +123,7 @@ impl Intake {
     }
 
     /// Goes on to a field or an element below the current one. Returns what [`Self::leave`] needs.
-    pub(super) fn enter(&mut self, step: impl Display) -> usize {
+    pub(crate) fn enter(&mut self, step: impl Display) -> usize {
         let outer = self.field.len();
         // Writing to a string does not fail.
         let _ = write!(self.field, "{step}");
@@ -131,28 +131,28 @@ impl Intake {
     }
 
     /// Goes back to where `enter` was called. Not done after an error, which names where the reader is.
-    pub(super) fn leave(&mut self, outer: usize) {
+    pub(crate) fn leave(&mut self, outer: usize) {
         self.field.truncate(outer);
     }
 
     /// The name of a field below the current one.
-    pub(super) fn below(&self, step: &str) -> String {
+    pub(crate) fn below(&self, step: &str) -> String {
         format!("{}{step}", self.field)
     }
 
     /// Counts one JSON value that is kept as such.
-    pub(super) fn count_value<E: Error>(&mut self) -> Result<(), E> {
+    pub(crate) fn count_value<E: Error>(&mut self) -> Result<(), E> {
         self.count(|room| &mut room.values)
     }
 
     /// Counts one message.
-    pub(super) fn count_message<E: Error>(&mut self) -> Result<(), E> {
+    pub(crate) fn count_message<E: Error>(&mut self) -> Result<(), E> {
         self.count(|room| &mut room.messages)?;
         self.take(PLANNED_MESSAGE_BYTES)
     }
 
     /// Counts one part of a message's content.
-    pub(super) fn count_part<E: Error>(&mut self) -> Result<(), E> {
+    pub(crate) fn count_part<E: Error>(&mut self) -> Result<(), E> {
         self.count(|room| &mut room.parts)?;
         self.take(PLANNED_PART_BYTES)
     }
@@ -168,7 +168,7 @@ impl Intake {
     }
 
     /// Counts `bytes` that are about to be built.
-    pub(super) fn take<E: Error>(&mut self, bytes: u64) -> Result<(), E> {
+    pub(crate) fn take<E: Error>(&mut self, bytes: u64) -> Result<(), E> {
         self.built += bytes;
         let Some(more) = self.built.checked_sub(self.charge.bytes()).filter(|&more| more > 0) else { return Ok(()) };
         self.charge
@@ -186,7 +186,7 @@ impl Intake {
     }
 
     /// Appends to a list that is counted as it grows.
-    pub(super) fn push<T, E: Error>(&mut self, list: &mut Vec<T>, item: T) -> Result<(), E> {
+    pub(crate) fn push<T, E: Error>(&mut self, list: &mut Vec<T>, item: T) -> Result<(), E> {
         if list.len() == list.capacity() {
             let more = list.capacity().max(4);
             self.take((more * size_of::<T>()) as u64 + if list.is_empty() { ALLOCATION } else { 0 })?;
@@ -197,13 +197,13 @@ impl Intake {
     }
 
     /// Copies text of a prompt out of the body, and counts what planning makes of it.
-    pub(super) fn own_prompt<E: Error>(&mut self, text: &str) -> Result<String, E> {
+    pub(crate) fn own_prompt<E: Error>(&mut self, text: &str) -> Result<String, E> {
         self.take(PLANNED_BYTES * text.len() as u64)?;
         self.own(text)
     }
 
     /// Copies text out of the body.
-    pub(super) fn own<E: Error>(&mut self, text: &str) -> Result<String, E> {
+    pub(crate) fn own<E: Error>(&mut self, text: &str) -> Result<String, E> {
         if !self.is_in_body(text) {
             // The parser spelt out its escapes; it keeps that memory, and doubles it as it needs more.
             let more = (2 * text.len() as u64).saturating_sub(self.scratch);
@@ -216,7 +216,7 @@ impl Intake {
 
     /// The bytes of text that may be as large as the body itself, without a copy if nothing in it is escaped. The body stays in
     /// memory for as long as they do.
-    pub(super) fn share<E: Error>(&mut self, text: &str) -> Result<Bytes, E> {
+    pub(crate) fn share<E: Error>(&mut self, text: &str) -> Result<Bytes, E> {
         if text.len() > FEW_BYTES && self.is_in_body(text) {
             return Ok(self.body.slice_ref(text.as_bytes()));
         }
@@ -228,7 +228,7 @@ impl Intake {
     }
 
     /// Adds a media item.
-    pub(super) fn add_media<E: Error>(&mut self, item: MediaRef) -> Result<(), E> {
+    pub(crate) fn add_media<E: Error>(&mut self, item: MediaRef) -> Result<(), E> {
         self.take(item.field.len() as u64 + ALLOCATION)?;
         let mut media = std::mem::take(&mut self.media);
         self.push(&mut media, item)?;
@@ -237,17 +237,17 @@ impl Intake {
     }
 
     /// A field's string; `None` for null.
-    pub(super) fn text<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<String>, A::Error> {
+    pub(crate) fn text<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<String>, A::Error> {
         self.borrowed(map)?.map(|text| self.own(&text)).transpose()
     }
 
     /// A field's string, which is not kept; `None` for null.
-    pub(super) fn borrowed<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
+    pub(crate) fn borrowed<'de, A: MapAccess<'de>>(&mut self, map: &mut A) -> Result<Option<Cow<'de, str>>, A::Error> {
         Ok(map.next_value::<Option<Text<'de>>>()?.map(|Text(text)| text))
     }
 
     /// Reads a field that nothing is known of. Leaves the first one that is not null in `first`, by its full name.
-    pub(super) fn unknown<'de, A: MapAccess<'de>>(
+    pub(crate) fn unknown<'de, A: MapAccess<'de>>(
         &mut self,
         map: &mut A,
         first: &mut Option<String>,
@@ -260,25 +260,25 @@ impl Intake {
     }
 
     /// Gives up reading.
-    pub(super) fn refuse<E: Error>(&mut self, error: ApiError) -> E {
+    pub(crate) fn refuse<E: Error>(&mut self, error: ApiError) -> E {
         self.refusal = Some(error);
         E::custom("refused")
     }
 
     /// Gives up reading because of the current field.
-    pub(super) fn refuse_here<E: Error>(&mut self, error: impl FnOnce(&str) -> ApiError) -> E {
+    pub(crate) fn refuse_here<E: Error>(&mut self, error: impl FnOnce(&str) -> ApiError) -> E {
         let error = error(if self.field.is_empty() { "body" } else { &self.field });
         self.refuse(error)
     }
 
     /// Gives up reading because a field below the current one is not there.
-    pub(super) fn missing<E: Error>(&mut self, step: &str) -> E {
+    pub(crate) fn missing<E: Error>(&mut self, step: &str) -> E {
         let error = ApiError::missing(&self.below(step));
         self.refuse(error)
     }
 
     /// Gives up reading if there was a field that nothing is known of.
-    pub(super) fn refuse_unknown<E: Error>(&mut self, first: Option<String>) -> Result<(), E> {
+    pub(crate) fn refuse_unknown<E: Error>(&mut self, first: Option<String>) -> Result<(), E> {
         first.map_or(Ok(()), |field| Err(self.refuse(ApiError::unsupported(field))))
     }
 
@@ -297,11 +297,11 @@ impl Intake {
 
 /// A string, borrowed from the body if nothing in it is escaped.
 #[derive(Deserialize)]
-pub(super) struct Text<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
+pub(crate) struct Text<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);
 
 /// Builds a `T` within the bounds of an intake. Its implementations of [`Visitor`] say how, type by type.
-pub(super) struct Seed<'a, T> {
-    pub(super) intake: &'a mut Intake,
+pub(crate) struct Seed<'a, T> {
+    pub(crate) intake: &'a mut Intake,
     built: PhantomData<T>,
 }
 
@@ -319,7 +319,7 @@ where
 #[cfg(test)]
 impl Intake {
     /// The intake of a body of this JSON, with the default limits and much memory.
-    pub(super) fn of(body: &Value) -> Self {
+    pub(crate) fn of(body: &Value) -> Self {
         Self::new(body.to_string().into(), &Limits::default(), &ByteBudget::new(1 << 30))
     }
 }

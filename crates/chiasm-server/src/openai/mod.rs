@@ -3,18 +3,18 @@
 mod body;
 pub(crate) mod chat;
 pub(crate) mod completions;
-mod fields;
+pub(crate) mod fields;
 mod finish;
-mod intake;
+pub(crate) mod intake;
 mod logprobs;
 mod media_parts;
-mod messages;
+pub(crate) mod messages;
 mod nvext;
 mod prompts;
 mod request;
-mod sampling;
-mod structured;
-mod tools;
+pub(crate) mod sampling;
+pub(crate) mod structured;
+pub(crate) mod tools;
 mod usage;
 mod value;
 

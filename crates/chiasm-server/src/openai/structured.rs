@@ -102,7 +102,7 @@ fn parsed(value: Value, field: &str) -> Result<Value, ApiError> {
     }
 }
 
-fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
+pub(crate) fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
     if !schema.is_object() {
         return Err(ApiError::invalid(field, format!("a JSON schema must be an object, got {}", kind(&schema))));
     }

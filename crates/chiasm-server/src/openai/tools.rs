@@ -9,7 +9,7 @@ use crate::error::ApiError;
 use crate::pipeline::{ToolChoice, ToolUse};
 
 /// Most functions of a request. All of them are in the prompt.
-const MAX_TOOLS: usize = 1024;
+pub(crate) const MAX_TOOLS: usize = 1024;
 const MAX_NAME_BYTES: usize = 256;
 
 /// Takes the three fields. `None` if there are no functions.
@@ -27,8 +27,6 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {
     Ok((!tools.is_empty()).then(|| ToolUse { tools: Arc::new(Value::Array(tools)), choice, in_parallel }))
 }
 
-/// A function as chat templates are given it: with the fields and in the order of vLLM's own class (`FunctionDefinition`,
-/// `vllm/entrypoints/generate/base/protocol.py`).
 fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::new(tool, path)?;
     let kind: String = fields.take("type")?.unwrap_or_else(|| "function".to_owned());
@@ -38,20 +36,37 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let function = fields.take("function")?.ok_or_else(|| ApiError::missing(&fields.name("function")))?;
     fields.finish()?;
     let mut fields = Fields::new(function, format!("{path}.function"))?;
+    let name = take_name(&mut fields)?;
+    let description: Option<String> = fields.take("description")?;
+    let parameters: Option<Map<String, Value>> = fields.take("parameters")?;
+    let strict: Option<bool> = fields.take("strict")?;
+    fields.finish()?;
+    Ok(written(name, description, parameters, strict))
+}
+
+/// Takes a function's name.
+pub(crate) fn take_name(fields: &mut Fields) -> Result<String, ApiError> {
     let name: String = fields.take("name")?.ok_or_else(|| ApiError::missing(&fields.name("name")))?;
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         let message = format!("a function's name must have 1 to {MAX_NAME_BYTES} bytes");
         return Err(ApiError::invalid(fields.name("name"), message));
     }
-    let description: Option<String> = fields.take("description")?;
-    let parameters: Option<Map<String, Value>> = fields.take("parameters")?;
-    let strict: Option<bool> = fields.take("strict")?;
-    fields.finish()?;
+    Ok(name)
+}
+
+/// A function as chat templates are given it: with the fields and in the order of vLLM's own class (`FunctionDefinition`,
+/// `vllm/entrypoints/generate/base/protocol.py`).
+pub(crate) fn written(
+    name: String,
+    description: Option<String>,
+    parameters: Option<Map<String, Value>>,
+    strict: Option<bool>,
+) -> Value {
     let mut function = json!({"name": name, "description": description, "parameters": parameters});
     if let Some(strict) = strict {
         function["strict"] = Value::Bool(strict);
     }
-    Ok(json!({"type": "function", "function": function}))
+    json!({"type": "function", "function": function})
 }
 
 fn read_choice(choice: Option<Value>, tools: &[Value]) -> Result<ToolChoice, ApiError> {

@@ -17,7 +17,7 @@ const ENTRY_BYTES: u64 = 2 * (size_of::<(u64, String, Value)>() + 2 * size_of::<
 
 impl Intake {
     /// Adds an entry to an object.
-    pub(super) fn insert<E: Error>(
+    pub(crate) fn insert<E: Error>(
         &mut self,
         object: &mut Map<String, Value>,
         name: &str,

@@ -56,13 +56,17 @@ async fn a_killed_engine_is_replaced(server: &Server, process: &str) {
     }
 }
 
-async fn the_openai_package_works(environment: &Environment, server: &Server) {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/openai_client.py");
+fn the_packages_of_clients_work(environment: &Environment, server: &Server) {
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/images/dawn.jpg");
-    let output = Command::new(&environment.python)
-        .args([script, &format!("{}/v1", server.url), picture])
-        .output()
-        .expect("python runs");
+    let openai =
+        [concat!(env!("CARGO_MANIFEST_DIR"), "/tests/openai_client.py"), &format!("{}/v1", server.url), picture];
+    a_script_succeeds(environment, &openai);
+    let anthropic = [concat!(env!("CARGO_MANIFEST_DIR"), "/tests/anthropic_client.py"), &server.url, "m", picture];
+    a_script_succeeds(environment, &anthropic);
+}
+
+fn a_script_succeeds(environment: &Environment, args: &[&str]) {
+    let output = Command::new(&environment.python).args(args).output().expect("python runs");
     assert!(
         output.status.success(),
         "{}{}",
@@ -91,7 +95,7 @@ async fn real_engines_do_what_is_promised() {
     assert!(cached >= 4.0 && shm >= 4.0, "{cached} cached, {shm} in shared memory");
     assert_eq!(travelled(&server, "inline").await, 0.0, "every slot came back in time");
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "the mirrors are exact");
-    the_openai_package_works(&environment, &server).await;
+    the_packages_of_clients_work(&environment, &server);
     for process in PROCESSES {
         a_killed_engine_is_replaced(&server, process).await;
     }
