@@ -58,6 +58,11 @@ pub(crate) fn decode(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Res
     if !description.ends_with(b";base64") {
         return Err(invalid("only base64 is supported; write data:image/...;base64,..."));
     }
+    decode_base64(data, max_bytes, budget)
+}
+
+/// Decodes what stands behind the comma.
+pub(crate) fn decode_base64(data: &[u8], max_bytes: u64, budget: &ByteBudget) -> Result<Bytes, MediaError> {
     let padding = data.iter().rev().take(2).filter(|&&byte| byte == b'=').count();
     let length = (data.len() / 4 * 3).saturating_sub(padding);
     if length as u64 > max_bytes {
@@ -66,7 +71,7 @@ pub(crate) fn decode(content: &[u8], max_bytes: u64, budget: &ByteBudget) -> Res
     let mut buffer = budget.buffer();
     match BASE64.decode_slice(data, buffer.extend_zeroed(length)?) {
         Ok(decoded) if decoded == length => Ok(buffer.freeze()),
-        _ => Err(invalid("its content is not standard base64 with padding")),
+        _ => Err(MediaError::InvalidDataUri { reason: "its content is not standard base64 with padding" }),
     }
 }
 

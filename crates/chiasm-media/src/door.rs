@@ -28,13 +28,40 @@ const NANOS_PER_BYTE: u64 = 1;
 /// A part of a request that stands for a media item.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MediaPart {
-    /// The text of a `data:`, `http:`, `https:` or `file:` URL. A data URL may be a slice of what it came in: it is decoded
-    /// from there and let go. Without a URL, the name must be known.
-    pub url: Option<Bytes>,
+    /// Where its bytes are. Without that, the name must be known.
+    pub source: Option<MediaInput>,
     /// What the client calls the item.
     pub name: Option<MediaName>,
     /// What kind of thing it is said to be.
     pub modality: Modality,
+}
+
+/// Where the bytes of an item are. What holds them itself may be a slice of what it came in: it is decoded from there and let go.
+#[derive(Clone, PartialEq, Eq)]
+pub enum MediaInput {
+    /// The text of a `data:`, `http:`, `https:` or `file:` URL.
+    Url(Bytes),
+    /// The bytes in standard base64 with padding, and nothing before it.
+    Base64(Bytes),
+}
+
+impl MediaInput {
+    /// Its text, without saying what that is.
+    pub fn text(&self) -> &[u8] {
+        let (Self::Url(text) | Self::Base64(text)) = self;
+        text
+    }
+}
+
+/// Shows neither URLs nor contents: they may hold secrets, and whole files.
+impl std::fmt::Debug for MediaInput {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self {
+            Self::Url(_) => "Url",
+            Self::Base64(_) => "Base64",
+        };
+        f.debug_struct(name).field("bytes", &self.text().len()).finish()
+    }
 }
 
 impl MediaPart {
@@ -52,15 +79,13 @@ impl MediaPart {
 /// An image at a URL.
 impl<S: Into<String>> From<S> for MediaPart {
     fn from(url: S) -> Self {
-        Self { url: Some(Bytes::from(url.into())), name: None, modality: Modality::Image }
+        Self { source: Some(MediaInput::Url(Bytes::from(url.into()))), name: None, modality: Modality::Image }
     }
 }
 
-/// Shows no URL: they may hold secrets, and whole files.
 impl std::fmt::Debug for MediaPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let url = self.url.as_ref().map(Bytes::len);
-        f.debug_struct("MediaPart").field("url_bytes", &url).field("name", &self.name).finish()
+        f.debug_struct("MediaPart").field("source", &self.source).field("name", &self.name).finish()
     }
 }
 
@@ -141,10 +166,14 @@ impl MediaDoor {
     /// All of [`MediaError`]; see [`MediaError::fault`] for whose fault each is. Dropping the future ends the fetch unless
     /// somebody else waits for it too.
     pub async fn open(&self, part: impl Into<MediaPart>) -> Result<EncodedMedia, MediaError> {
-        let MediaPart { url, name, modality } = part.into();
+        let MediaPart { source, name, modality } = part.into();
         let limits = &self.inner.config.limits;
-        let Some(url) = url else { return self.inner.named(name)?.taken_for(&modality, limits) };
-        let item = self.open_url(url, &modality).await?.taken_for(&modality, limits)?;
+        let opened = match source {
+            None => return self.inner.named(name)?.taken_for(&modality, limits),
+            Some(MediaInput::Url(url)) => self.open_url(url, &modality).await,
+            Some(MediaInput::Base64(data)) => self.open_base64(data, &modality).await,
+        };
+        let item = opened?.taken_for(&modality, limits)?;
         if let Some(name) = name {
             self.inner.names.give(name, item.content);
         }
@@ -172,6 +201,16 @@ impl MediaDoor {
             }
             _ => Err(MediaError::UnsupportedScheme),
         }
+    }
+
+    async fn open_base64(&self, data: Bytes, modality: &Modality) -> Result<EncodedMedia, MediaError> {
+        self.inner.counters.data.inc();
+        let (length, modality) = (data.len(), modality.clone());
+        let open = move |inner: &Inner| {
+            let max_bytes = inner.config.limits.max_bytes(&modality);
+            inner.item(data_uri::decode_base64(&data, max_bytes, &inner.budget)?, &modality)
+        };
+        self.on_bytes(length, open).await
     }
 
     async fn open_http(&self, url: Url, modality: &Modality) -> Result<EncodedMedia, MediaError> {

@@ -74,7 +74,7 @@ pub use budget::{ByteBudget, Charge, ChargedBuffer};
 pub use clock::Clock;
 pub use config::MediaConfig;
 pub use counts::MediaCounts;
-pub use door::{MediaDoor, MediaPart};
+pub use door::{MediaDoor, MediaInput, MediaPart};
 pub use error::{Fault, MediaError};
 pub use identity::{ContentHash, mm_hash};
 pub use image::{

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use chiasm_media::{
     ByteBudget, ContentHash, EncodedMedia, Fault, ImageFormat, ImageHeader, ImageLimits, MediaConfig, MediaDoor,
-    MediaError, MediaHeader, MediaLimits,
+    MediaError, MediaHeader, MediaInput, MediaLimits, MediaPart,
 };
 use chiasm_types::Modality;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -42,6 +42,21 @@ fn door(allowed: Option<&Path>) -> MediaDoor {
         ..MediaConfig::default()
     };
     MediaDoor::new(config, budget()).unwrap()
+}
+
+#[tokio::test]
+async fn base64_alone_is_the_same_as_in_a_data_url() {
+    let (name, door) = ("png-rgba16-37x23.png", door(None));
+    let open = |text: String| {
+        let source = Some(MediaInput::Base64(text.into()));
+        door.open(MediaPart { source, name: None, modality: Modality::Image })
+    };
+    let (bytes, in_url) = (file(name), door.open(data_uri(&file(name))).await.unwrap());
+    let alone = open(BASE64_STANDARD.encode(&bytes)).await.unwrap();
+    assert_eq!((alone.content, header(&alone)), (in_url.content, header(&in_url)));
+    for wrong in [data_uri(&bytes), "QR".to_owned(), "Q UJD".to_owned()] {
+        assert!(matches!(open(wrong).await, Err(MediaError::InvalidDataUri { .. })));
+    }
 }
 
 #[tokio::test]

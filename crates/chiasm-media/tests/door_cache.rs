@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use chiasm_media::{
-    ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaName,
-    MediaPart,
+    ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaCounts, MediaDoor, MediaError, MediaInput,
+    MediaName, MediaPart,
 };
 use chiasm_types::Modality;
 use futures_util::FutureExt;
@@ -258,7 +258,11 @@ async fn the_cache_gives_its_memory_back() {
 }
 
 fn named(url: Option<&str>, name: MediaName) -> MediaPart {
-    MediaPart { url: url.map(|url| url.to_owned().into()), name: Some(name), modality: Modality::Image }
+    MediaPart {
+        source: url.map(|url| MediaInput::Url(url.to_owned().into())),
+        name: Some(name),
+        modality: Modality::Image,
+    }
 }
 
 #[tokio::test]

@@ -62,7 +62,7 @@ fn message(body: &Value) -> ChatMessage {
         name: text("name"),
         tool_call_id: text("tool_call_id"),
         tool_calls: body.get("tool_calls").cloned(),
-        reasoning: None,
+        reasoning: text("reasoning"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who may ask: whoever has one of the keys, if there are any.
 
 use axum::extract::Request;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::error::ApiError;
@@ -9,6 +9,7 @@ use crate::error::ApiError;
 /// What tells machines how this process is, and nobody what it holds.
 const OPEN: [&str; 3] = ["/health", "/ready", "/ping"];
 const METRICS: &str = "/metrics";
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// The keys of clients. Without any, everybody may ask.
 #[derive(Clone, Debug, Default)]
@@ -32,13 +33,13 @@ impl ApiKeys {
         if self.digests.is_empty() || is_open {
             return None;
         }
-        let message = match key(request) {
+        let message = match key(request.headers()) {
             // All are compared, as which one it is shall not be told either.
             Some(key) if self.digests.iter().fold(false, |found, known| found | (blake3::hash(key) == *known)) => {
                 return None;
             }
             Some(_) => "the API key is not one of this server's",
-            None => "an API key is needed: 'Authorization: Bearer KEY'",
+            None => "an API key is needed: 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         };
         let mut refused = ApiError::unauthorized(message).into_response();
         refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -46,12 +47,22 @@ impl ApiKeys {
     }
 }
 
-/// The key of a request that has one such header.
-fn key(request: &Request) -> Option<&[u8]> {
-    let mut values = request.headers().get_all(header::AUTHORIZATION).iter();
-    let (Some(only), None) = (values.next(), values.next()) else { return None };
-    let (scheme, key) = only.as_bytes().split_at_checked("Bearer ".len())?;
+/// The key of a request. It is in the header with its [`credentials`], which is there once.
+fn key(headers: &HeaderMap) -> Option<&[u8]> {
+    let only = |name: &HeaderName| {
+        let mut values = headers.get_all(name).iter();
+        values.next().filter(|_| values.next().is_none())
+    };
+    if !headers.contains_key(header::AUTHORIZATION) {
+        return only(&X_API_KEY).map(|key| key.as_bytes().trim_ascii());
+    }
+    let (scheme, key) = only(&header::AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+}
+
+/// What a client says of itself: `Authorization`, or else the header that Anthropic's clients have instead.
+pub(crate) fn credentials(headers: &HeaderMap) -> Option<&HeaderValue> {
+    headers.get(header::AUTHORIZATION).or_else(|| headers.get(X_API_KEY))
 }
 
 #[cfg(test)]
@@ -89,6 +100,22 @@ mod tests {
         for path in ["/health", "/ready", "/ping", "/metrics"] {
             assert_eq!(status(&keys, path, &[]), 200, "{path}");
         }
+    }
+
+    #[test]
+    fn the_header_of_anthropics_clients_counts_where_the_usual_one_is_not_there() {
+        let keys = ApiKeys::new(["one", "two"], false);
+        let status = |headers: &[(&str, &str)]| {
+            let builder = Request::builder().uri("/v1/messages");
+            let builder = headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value));
+            keys.refusal(&builder.body(Body::empty()).unwrap()).map_or(200, |refused| refused.status().as_u16())
+        };
+        assert_eq!(status(&[("x-api-key", "two")]), 200);
+        assert_eq!(status(&[("x-api-key", "three")]), 401);
+        assert_eq!(status(&[("x-api-key", "Bearer one")]), 401);
+        assert_eq!(status(&[("x-api-key", "one"), ("x-api-key", "one")]), 401);
+        assert_eq!(status(&[("x-api-key", "one"), ("authorization", "Bearer x")]), 401);
+        assert_eq!(status(&[("x-api-key", "x"), ("authorization", "Bearer one")]), 200);
     }
 
     #[test]

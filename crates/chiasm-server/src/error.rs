@@ -176,6 +176,7 @@ impl ApiError {
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) code: &'static str,
+    pub(crate) param: Option<String>,
     pub(crate) message: String,
 }
 
@@ -185,7 +186,7 @@ impl IntoResponse for ApiError {
         if matches!(self.status.as_u16(), 429 | 503 | 529) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        response.extensions_mut().insert(Refusal { code: self.code, message: self.message });
+        response.extensions_mut().insert(Refusal { code: self.code, param: self.param, message: self.message });
         response
     }
 }

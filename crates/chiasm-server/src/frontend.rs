@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode};
 use chiasm_media::{EncodedMedia, MediaDoor, MediaHeader};
 use chiasm_types::Modality;
 
-use crate::access::ApiKeys;
+use crate::access::{self, ApiKeys};
 use crate::connections::BulkThreads;
 use crate::cors::Cors;
 use crate::cpu::{CpuBudget, CpuPool};
@@ -317,7 +317,7 @@ impl Frontend {
             arrived,
             cpu,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
-            credentials: headers.get(header::AUTHORIZATION).cloned(),
+            credentials: access::credentials(headers).cloned(),
         }
     }
 

@@ -17,7 +17,7 @@ use crate::connections::Connection;
 use crate::error::{ApiError, Refusal};
 use crate::frontend::Frontend;
 use crate::record::Record;
-use crate::{http_rules, routes};
+use crate::{anthropic, http_rules, routes};
 
 /// The header of a request's identity, in both directions.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -52,7 +52,9 @@ pub(crate) async fn answer(
         *request.uri_mut() = target;
     }
     let page = frontend.cors.as_ref().map(|_| request.headers().get(header::ORIGIN).cloned());
-    let mut response = recorded(app, &frontend, request).instrument(span).await;
+    let path = request.uri().clone();
+    let response = recorded(app, &frontend, request).instrument(span).await;
+    let mut response = anthropic::retold(path.path(), response);
     if let Ok(id) = echoed {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -81,6 +83,8 @@ async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) ->
         routes::RESPONSES if request.method() == Method::POST => "responses",
         routes::TOKENIZE if request.method() == Method::POST => "tokenize",
         routes::DETOKENIZE if request.method() == Method::POST => "detokenize",
+        anthropic::MESSAGES if request.method() == Method::POST => "messages",
+        anthropic::COUNT_TOKENS if request.method() == Method::POST => "count_tokens",
         _ => return call(&mut app, frontend, request).await,
     };
     let record = Record::new(endpoint, Span::current(), frontend.metrics.clone());

@@ -14,11 +14,12 @@
 //! | `arrival` | reading request bodies within limits of size and time |
 //! | `admission` | what a request holds while it is answered, and who asks |
 //! | `body` | understanding request bodies |
-//! | `answer` | the completion endpoints |
+//! | `answer` | OpenAI's completion endpoints |
 //! | `tokenize` | the endpoints that show tokens |
 //! | [`answers`] | how a model's answers are read |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
 //! | `responses` | OpenAI's Responses API, on the same pipeline |
+//! | `anthropic` | Anthropic's Messages API, on the same pipeline |
 //! | `cpu` | threads for CPU-heavy work, and what it costs |
 //! | `record` | the line in the log when a request has finished |
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
@@ -35,6 +36,7 @@ mod access;
 mod admission;
 mod answer;
 pub mod answers;
+mod anthropic;
 mod arrival;
 mod body;
 pub mod connections;

@@ -40,7 +40,8 @@ impl Meter {
             cached_tokens: attempted.prefill.cached_tokens,
             reasoning_tokens,
         };
-        Self { frontend: frontend.clone(), options, usages: attempted.iter().map(usage).collect(), admission }
+        let (frontend, usages) = (frontend.clone(), attempted.iter().map(usage).collect());
+        Self { frontend, options, usages, admission }
     }
 
     /// Counts a delta. The prompt's usage so far, if the client wants it in every chunk.

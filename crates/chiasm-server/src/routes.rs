@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, responses, tokenize, workers};
+use crate::{answer, anthropic, responses, tokenize, workers};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
@@ -33,6 +33,8 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         .route("/v1/responses/{id}/cancel", post(responses::not_kept))
         .route(TOKENIZE, post(tokenize::tokenize))
         .route(DETOKENIZE, post(tokenize::detokenize))
+        .route(anthropic::MESSAGES, post(anthropic::answer::messages))
+        .route(anthropic::COUNT_TOKENS, post(anthropic::answer::count_tokens))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))

@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_backend::fake::{FakeBackend, FakeConnector};
 use chiasm_backend::{Connector, RequestId};
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, MediaConfig, MediaDoor, MediaInput};
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_types::Modality;
@@ -96,17 +96,10 @@ pub(crate) fn broken_picture() -> Prompt {
 fn about(url: String) -> Prompt {
     let content =
         ChatContent::Parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("what is this?".to_owned())]);
-    let message = ChatMessage {
-        role: "user".to_owned(),
-        content: Some(content),
-        name: None,
-        tool_call_id: None,
-        tool_calls: None,
-        reasoning: None,
-    };
+    let message = ChatMessage { role: "user".to_owned(), content: Some(content), ..ChatMessage::default() };
     let media = MediaRef {
         modality: Modality::Image,
-        url: Some(url.into()),
+        source: Some(MediaInput::Url(url.into())),
         uuid: None,
         field: "messages[0].content[0].image_url".to_owned(),
     };

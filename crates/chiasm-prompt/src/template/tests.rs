@@ -188,6 +188,14 @@ fn tool_calls_of_another_shape_are_refused() {
 }
 
 #[test]
+fn reasoning_of_earlier_answers_is_there_by_both_names() {
+    let says = |role: &str| ChatMessage { role: role.into(), reasoning: Some("hm".into()), ..ChatMessage::default() };
+    let template = compile("{% for m in messages %}{{ m.reasoning }},{{ m.reasoning_content }};{% endfor %}").unwrap();
+    let rendered = template.render(&[says("assistant"), says("user")], &[], &RenderOptions::default()).unwrap();
+    assert_eq!(rendered, "hm,hm;,;");
+}
+
+#[test]
 fn a_template_that_does_not_compile_names_its_origin() {
     let error = compile("{% for %}").unwrap_err();
     assert!(error.to_string().contains("test"), "{error}");

@@ -16,7 +16,7 @@ pub(crate) struct Fields {
 
 impl Fields {
     /// The fields of the request itself.
-    pub(super) fn of(map: Map<String, Value>) -> Self {
+    pub(crate) fn of(map: Map<String, Value>) -> Self {
         Self { path: String::new(), map }
     }
 

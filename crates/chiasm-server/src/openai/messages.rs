@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use chiasm_media::MediaInput;
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -201,7 +202,12 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
                     let missing = if asked.is_inline { "data" } else { "url" };
                     return Err(intake.missing(&format!(".{}.{missing}", asked.field)));
                 }
-                intake.add_media(MediaRef { modality: asked.modality.clone(), url, uuid, field })?;
+                intake.add_media(MediaRef {
+                    modality: asked.modality.clone(),
+                    source: url.map(MediaInput::Url),
+                    uuid,
+                    field,
+                })?;
                 ChatPart::Media(asked.modality.clone())
             }
             (Some(kind), None) => {
@@ -252,7 +258,7 @@ mod tests {
         assert_eq!(messages.len(), 2);
         let item = |url: Option<&str>, uuid: Option<&str>, part: usize| MediaRef {
             modality: Modality::Image,
-            url: url.map(|url| Bytes::from(url.to_owned())),
+            source: url.map(|url| MediaInput::Url(url.to_owned().into())),
             uuid: uuid.map(str::to_owned),
             field: format!("messages[1].content[{part}].image_url"),
         };
@@ -277,7 +283,7 @@ mod tests {
         let (messages, media) = parse(&messages).unwrap();
         let items: Vec<_> = media
             .iter()
-            .map(|item| (item.modality.name(), item.url.as_deref().unwrap(), item.field.as_str()))
+            .map(|item| (item.modality.name(), item.source.as_ref().unwrap().text(), item.field.as_str()))
             .collect();
         assert_eq!(
             items,
@@ -352,13 +358,13 @@ mod tests {
             let (body, budget) = (Bytes::from(format!(r#"{{"messages": [{message}]}}"#)), ByteBudget::new(1 << 20));
             let mut intake = Intake::new(body.clone(), &Limits::default(), &budget);
             let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
-            let url = media[0].url.clone().unwrap();
-            (body.as_ptr_range().contains(&url.as_ptr()), url, intake.into_charge().bytes())
+            let url = media[0].source.clone().unwrap();
+            (body.as_ptr_range().contains(&url.text().as_ptr()), url, intake.into_charge().bytes())
         };
         let (in_body, plain, few) = parsed(&url("/"));
         let (copied, escaped, more) = parsed(&url("\\/"));
         assert!(in_body && !copied);
-        assert_eq!((plain.as_ref(), escaped.as_ref()), (url("/").as_bytes(), url("/").as_bytes()));
+        assert_eq!((plain.text(), escaped.text()), (url("/").as_bytes(), url("/").as_bytes()));
         assert!(few < 10_000 && more > 40_000, "{few} and {more}");
     }
 
@@ -374,7 +380,7 @@ mod tests {
         let mut intake = Intake::new(body.into(), &Limits::default(), &ByteBudget::new(1 << 20));
         let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
         assert_eq!(media.len(), 1);
-        assert_eq!(media[0].url.as_deref(), Some(&b"http://b"[..]));
+        assert_eq!(media[0].source.as_ref().unwrap().text(), b"http://b");
     }
 
     #[test]

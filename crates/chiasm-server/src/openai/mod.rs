@@ -13,7 +13,7 @@ mod nvext;
 mod prompt_logprobs;
 mod prompts;
 pub(crate) mod request;
-mod sampling;
+pub(crate) mod sampling;
 pub(crate) mod structured;
 pub(crate) mod tokenize;
 pub(crate) mod tools;

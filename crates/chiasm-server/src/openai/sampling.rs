@@ -74,7 +74,7 @@ impl Common {
                 f64::MIN_POSITIVE..=1e6,
                 "above 0 and at most 1000000",
             )?,
-            stop: take_stops(fields)?,
+            stop: take_stops(fields, "stop")?,
             include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
             stop_token_ids: take_stop_tokens(fields)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
@@ -129,22 +129,23 @@ impl Common {
     }
 }
 
-fn take_stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let stops = match fields.take::<OneOrMany>("stop")? {
+/// Takes the strings that end the text.
+pub(crate) fn take_stops(fields: &mut Fields, field: &str) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take::<OneOrMany>(field)? {
         None => Vec::new(),
         Some(OneOrMany::One(stop)) => vec![stop],
         Some(OneOrMany::Many(stops)) => stops,
     };
     if stops.len() > MAX_STOPS {
         return Err(ApiError::invalid(
-            "stop",
-            format!("'stop' has {} strings, at most {MAX_STOPS} are allowed", stops.len()),
+            field,
+            format!("'{field}' has {} strings, at most {MAX_STOPS} are allowed", stops.len()),
         ));
     }
     for (i, stop) in stops.iter().enumerate() {
         if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
             return Err(ApiError::invalid(
-                format!("stop[{i}]"),
+                format!("{field}[{i}]"),
                 format!("a stop string must have 1 to {MAX_STOP_BYTES} bytes, got {}", stop.len()),
             ));
         }
@@ -210,7 +211,7 @@ fn check_length(field: &str, length: usize, most: usize) -> Result<(), ApiError>
     }
 }
 
-fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+pub(crate) fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let salt = fields.take::<String>("cache_salt")?;
     match &salt {
         Some(salt) if salt.is_empty() || salt.len() > MAX_SALT_BYTES => Err(ApiError::invalid(

@@ -45,23 +45,39 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     read_function(Fields::new(function, format!("{path}.function"))?)
 }
 
-/// A function as chat templates are given it: with the fields and in the order of vLLM's own class (`FunctionDefinition`,
-/// `vllm/entrypoints/generate/base/protocol.py`).
+/// Reads a function with OpenAI's names of its fields.
 pub(crate) fn read_function(mut fields: Fields) -> Result<Value, ApiError> {
+    let name = take_name(&mut fields)?;
+    let description: Option<String> = fields.take("description")?;
+    let parameters: Option<Map<String, Value>> = fields.take("parameters")?;
+    let strict: Option<bool> = fields.take("strict")?;
+    fields.finish()?;
+    Ok(written(name, description, parameters, strict))
+}
+
+/// Takes a function's name.
+pub(crate) fn take_name(fields: &mut Fields) -> Result<String, ApiError> {
     let name: String = fields.take("name")?.ok_or_else(|| ApiError::missing(&fields.name("name")))?;
     if name.is_empty() || name.len() > MAX_NAME_BYTES {
         let message = format!("a function's name must have 1 to {MAX_NAME_BYTES} bytes");
         return Err(ApiError::invalid(fields.name("name"), message));
     }
-    let description: Option<String> = fields.take("description")?;
-    let parameters: Option<Map<String, Value>> = fields.take("parameters")?;
-    let strict: Option<bool> = fields.take("strict")?;
-    fields.finish()?;
+    Ok(name)
+}
+
+/// A function as chat templates are given it: with the fields and in the order of vLLM's own class (`FunctionDefinition`,
+/// `vllm/entrypoints/generate/base/protocol.py`).
+pub(crate) fn written(
+    name: String,
+    description: Option<String>,
+    parameters: Option<Map<String, Value>>,
+    strict: Option<bool>,
+) -> Value {
     let mut function = json!({"name": name, "description": description, "parameters": parameters});
     if let Some(strict) = strict {
         function["strict"] = Value::Bool(strict);
     }
-    Ok(json!({"type": "function", "function": function}))
+    json!({"type": "function", "function": function})
 }
 
 /// Reads `tool_choice`. An object is one of the functions, by its name, which `read_named` finds in the field `name_field`.

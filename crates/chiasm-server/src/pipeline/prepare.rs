@@ -245,7 +245,7 @@ pub(super) fn price_of_chat(chat: &Chat, model: &ServedModel, cpu: &CpuBudget) -
     price::template(chat.messages.len(), bytes).saturating_add(tokenizing).saturating_add(json)
 }
 
-/// Bytes of every media item. URLs are taken out: they may be large.
+/// Bytes of every media item. Sources are taken out: they may be large.
 async fn open_all(
     frontend: &Frontend,
     media: &mut [MediaRef],
@@ -262,7 +262,7 @@ async fn open_all(
         let at_field = |error| RequestError::from(error).at(&item.field);
         let name = item.uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
         let modality = item.modality.clone();
-        frontend.door.open(MediaPart { url: item.url.take(), name, modality }).await.map_err(at_field)
+        frontend.door.open(MediaPart { source: item.source.take(), name, modality }).await.map_err(at_field)
     };
     try_join_all(media.iter_mut().map(open)).await
 }

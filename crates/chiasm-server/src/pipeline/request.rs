@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
-use bytes::Bytes;
 use chiasm_backend::{RequestId, Structured, TraceContext};
+use chiasm_media::MediaInput;
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
@@ -67,7 +67,7 @@ pub(crate) struct Caller {
     pub cpu: CpuBudget,
     /// Requests with the same number go to the same worker if they can.
     pub session: Option<u64>,
-    /// The `Authorization` header: names that clients give to media items are their own.
+    /// The header with the client's key: names that clients give to media items are their own.
     pub credentials: Option<HeaderValue>,
 }
 
@@ -143,9 +143,8 @@ pub(crate) struct MediaKwargs {
 pub(crate) struct MediaRef {
     /// What kind of thing it is, as the part's type says.
     pub modality: Modality,
-    /// The text of a `data:`, `http(s)://` or `file://` URL, which may be a part of the body; `None` for an item that was seen
-    /// before.
-    pub url: Option<Bytes>,
+    /// The text of a URL or of the item itself, which may be a part of the body; `None` for an item that was seen before.
+    pub source: Option<MediaInput>,
     /// What the client calls it.
     pub uuid: Option<String>,
     /// The request field that holds it, such as `messages[0].content[1].image_url`.

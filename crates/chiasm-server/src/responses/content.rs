@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use chiasm_media::MediaInput;
 use chiasm_prompt::{ChatContent, ChatPart};
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
@@ -120,7 +121,7 @@ impl<'de> Visitor<'de> for Seed<'_, Part> {
             return Err(intake.missing(".image_url"));
         }
         let field = intake.below(".image_url");
-        intake.add_media(MediaRef { modality: Modality::Image, url, uuid, field })?;
+        intake.add_media(MediaRef { modality: Modality::Image, source: url.map(MediaInput::Url), uuid, field })?;
         Ok(Part { kind, part: ChatPart::Media(Modality::Image) })
     }
 }

@@ -58,19 +58,18 @@ async fn a_killed_engine_is_replaced(server: &Server, process: &str) {
     }
 }
 
-async fn the_openai_package_works(environment: &Environment, server: &Server) {
+fn the_packages_of_clients_work(environment: &Environment, server: &Server) {
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/images/dawn.jpg");
-    for script in ["openai_client.py", "openai_responses.py"] {
-        let output = Command::new(&environment.python)
-            .args([&format!("{}/tests/{script}", env!("CARGO_MANIFEST_DIR")), &format!("{}/v1", server.url), picture])
-            .output()
-            .expect("python runs");
-        assert!(
-            output.status.success(),
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
+    let openai = format!("{}/v1", server.url);
+    for (script, args) in [
+        ("openai_client.py", &[openai.as_str(), picture][..]),
+        ("openai_responses.py", &[&openai, picture]),
+        ("anthropic_client.py", &[&server.url, "m", picture]),
+    ] {
+        let script = format!("{}/tests/{script}", env!("CARGO_MANIFEST_DIR"));
+        let output = Command::new(&environment.python).arg(script).args(args).output().expect("python runs");
+        let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        assert!(output.status.success(), "{}", told.concat());
     }
 }
 
@@ -94,7 +93,7 @@ async fn real_engines_do_what_is_promised() {
     assert!(cached >= 4.0 && shm >= 4.0, "{cached} cached, {shm} in shared memory");
     assert_eq!(travelled(&server, "inline").await, 0.0, "every slot came back in time");
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "the mirrors are exact");
-    the_openai_package_works(&environment, &server).await;
+    the_packages_of_clients_work(&environment, &server);
     for process in PROCESSES {
         a_killed_engine_is_replaced(&server, process).await;
     }

@@ -7,14 +7,8 @@ use crate::owner::Owner;
 use crate::stand::Stand;
 
 fn conversation(text: String) -> Prompt {
-    let message = ChatMessage {
-        role: "user".to_owned(),
-        content: Some(ChatContent::Text(text)),
-        name: None,
-        tool_call_id: None,
-        tool_calls: None,
-        reasoning: None,
-    };
+    let message =
+        ChatMessage { role: "user".to_owned(), content: Some(ChatContent::Text(text)), ..ChatMessage::default() };
     Prompt::Chat(Chat { messages: vec![message], add_generation_prompt: true, ..Chat::default() })
 }
 

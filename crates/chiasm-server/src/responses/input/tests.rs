@@ -1,5 +1,5 @@
 use bytes::Bytes;
-use chiasm_media::ByteBudget;
+use chiasm_media::{ByteBudget, MediaInput};
 use chiasm_prompt::ChatPart;
 use chiasm_types::Modality;
 use serde_json::json;
@@ -97,7 +97,7 @@ fn images_come_out_in_order_with_the_field_they_stood_in() {
     assert_eq!(messages.len(), 2);
     let item = |url: &str, field: &str| MediaRef {
         modality: Modality::Image,
-        url: Some(Bytes::from(url.to_owned())),
+        source: Some(MediaInput::Url(Bytes::from(url.to_owned()))),
         uuid: None,
         field: field.to_owned(),
     };
@@ -112,7 +112,7 @@ fn a_large_image_stays_in_the_body() {
     let body = Bytes::from(json!({"input": [{"role": "user", "content": [part]}]}).to_string());
     let mut intake = Intake::new(body.clone(), &Limits::default(), &ByteBudget::new(1 << 20));
     let (_, Input { media, .. }) = request::read(&mut intake).unwrap();
-    let read = media[0].url.clone().unwrap();
+    let Some(MediaInput::Url(read)) = media[0].source.clone() else { panic!("a URL") };
     assert!(body.as_ptr_range().contains(&read.as_ptr()));
     assert_eq!(read, url.as_bytes());
     let charged = intake.into_charge().bytes();
@@ -128,7 +128,7 @@ fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
     let mut intake = Intake::new(body.into(), &Limits::default(), &ByteBudget::new(1 << 20));
     let (_, Input { media, .. }) = request::read(&mut intake).unwrap();
     assert_eq!(media.len(), 1);
-    assert_eq!(media[0].url.as_deref(), Some(&b"http://b"[..]));
+    assert_eq!(media[0].source, Some(MediaInput::Url(Bytes::from_static(b"http://b"))));
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! The two endpoints of the Messages API.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use futures_util::future::ready;
+use futures_util::stream::{StreamExt, once};
+use serde_json::{Value, json};
+
+use super::request::{CountRequest, MessagesRequest};
+use super::response::Head;
+use super::{events, response};
+use crate::admission::Admitted;
+use crate::answer::{check_model, planned, usage};
+use crate::body::JsonBody;
+use crate::error::ApiError;
+use crate::frontend::Frontend;
+use crate::meter::{Meter, metered_with_errors};
+use crate::openai::StreamOptions;
+use crate::pipeline::{Generation, collect};
+use crate::routes::routing_headers;
+use crate::sse;
+
+/// `POST /v1/messages`
+pub(crate) async fn messages(
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<MessagesRequest>,
+) -> Result<Response, ApiError> {
+    let frontend = &frontend;
+    let told = |error| frontend.told(error);
+    let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
+    let MessagesRequest { model, is_streamed, generate } = request;
+    check_model(frontend, model.as_deref())?;
+    admission.ends_with_client();
+    let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
+    drop(charge);
+    let head = Head::new(&caller.id, &frontend.model.name);
+
+    if !is_streamed {
+        let (choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
+        let usage = usage(&attempted, &choices, prepared.reads_reasoning());
+        frontend.metrics.used(usage);
+        admission.record.attempted(attempted);
+        admission.record.used(usage);
+        let choice = choices.first().ok_or_else(|| ApiError::internal("there is no answer"))?;
+        let mut response = Json(response::whole(&head, choice, usage)).into_response();
+        routing_headers(response.headers_mut(), &attempted);
+        return Ok(response);
+    }
+
+    let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
+    let attempted = generation.attempted();
+    let start = events::start(&head, usage(&attempted, &[], prepared.reads_reasoning()));
+    let options = StreamOptions { include_usage: true, continuous_usage: true };
+    let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
+    let mut told = events::Events::new();
+    let events = metered_with_errors(
+        generation.into_deltas(),
+        meter,
+        move |delta, meter: &mut Meter| match delta {
+            Ok(delta) => {
+                let usage = meter.count(0, &delta).unwrap_or_default();
+                told.of(&delta, usage)
+            }
+            Err(error) => Some(events::failure(&error)),
+        },
+        // The last delta has told the usage.
+        |_| events::stop(),
+    );
+    let mut response = sse::stream(once(ready(start)).chain(events));
+    routing_headers(response.headers_mut(), &attempted);
+    Ok(response)
+}
+
+/// `POST /v1/messages/count_tokens`: the prompt is made as for an answer, which is then not asked for. Where it differs from worker
+/// to worker, the longest one tells.
+pub(crate) async fn count_tokens(
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<CountRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
+    let CountRequest { model, generate } = request;
+    check_model(&frontend, model.as_deref())?;
+    admission.ends_with_client();
+    let prepared = planned(&frontend, generate, &caller).await.map_err(|error| frontend.told(error))?;
+    let tokens = prepared.plans.iter().map(|plan| plan.tokens.len()).max();
+    Ok(Json(json!({"input_tokens": tokens})))
+}

@@ -1,0 +1,172 @@
+//! Anthropic's Messages API over HTTP before a simulated engine. `anthropic_client.py` has the same with Anthropic's own package.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm::scenarios::DAWN;
+use serde_json::{Value, json};
+use support::{Answer, Server, demo_model};
+
+const MESSAGES: &str = "/v1/messages";
+const COUNT_TOKENS: &str = "/v1/messages/count_tokens";
+
+async fn serve(flags: &[&str]) -> Server {
+    let model = demo_model().display().to_string();
+    let fixed = [&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"];
+    let server = Server::start(&[&fixed, flags].concat());
+    server.wait_ready(1, Duration::from_secs(20)).await;
+    server
+}
+
+/// A body with these fields and no other but the model's.
+fn body(fields: Value) -> Value {
+    let mut body = json!({"model": "m"});
+    body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+    body
+}
+
+fn ask(text: &str, fields: Value) -> Value {
+    let mut body = body(json!({"max_tokens": 64, "messages": [{"role": "user", "content": text}]}));
+    body.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+    body
+}
+
+/// The events of a streamed answer, each with the name of its type.
+fn events(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let event = |text: &str| {
+        let (name, data) = text.strip_prefix("event: ").and_then(|text| text.split_once("\ndata: ")).expect("an event");
+        let body: Value = serde_json::from_str(data).expect("JSON");
+        assert_eq!(body["type"], name);
+        body
+    };
+    answer.text.split_terminator("\n\n").map(event).collect()
+}
+
+/// Type and message of an answer that must be refused with this status.
+#[track_caller]
+fn refused(answer: &Answer, status: u16) -> (String, String) {
+    assert_eq!(answer.status, status, "{}", answer.text);
+    let body = answer.json();
+    assert_eq!(body["type"], "error");
+    let text = |field: &str| body["error"][field].as_str().expect("text").to_owned();
+    (text("type"), text("message"))
+}
+
+#[tokio::test]
+async fn a_stream_says_the_same_as_a_whole_answer() {
+    let server = serve(&[]).await;
+    // Another salt: nothing is cached, so the simulated engine says the same.
+    let whole = server.post(MESSAGES, &ask("Tell a short story.", json!({"cache_salt": "a"}))).await.ok();
+    assert_eq!(
+        (&whole["type"], &whole["role"], &whole["model"]),
+        (&json!("message"), &json!("assistant"), &json!("m"))
+    );
+    assert!(whole["id"].as_str().is_some_and(|id| id.starts_with("msg_")), "{whole}");
+    assert_eq!((&whole["stop_reason"], &whole["stop_sequence"]), (&json!("end_turn"), &Value::Null));
+    assert_eq!(whole["content"].as_array().expect("blocks").len(), 1);
+
+    let streamed = ask("Tell a short story.", json!({"cache_salt": "b", "stream": true}));
+    let events = events(&server.post(MESSAGES, &streamed).await);
+    let names: Vec<_> = events.iter().map(|event| event["type"].as_str().expect("a name")).collect();
+    assert_eq!(names[..2], ["message_start", "content_block_start"]);
+    assert_eq!(names[names.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
+    let text: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(text, whole["content"][0]["text"].as_str().expect("text"));
+    let last = &events[events.len() - 2];
+    assert_eq!((&last["usage"], &last["delta"]["stop_reason"]), (&whole["usage"], &whole["stop_reason"]));
+    let begun = &events[0]["message"];
+    assert_eq!(begun["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
+    assert_eq!((&begun["usage"]["output_tokens"], &begun["content"]), (&json!(0), &json!([])));
+
+    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"messages\",status=\"200\"}").await, 2.0);
+    assert!(server.logged("endpoint=\"messages\"").contains("stream_end=\"finished\""));
+}
+
+#[tokio::test]
+async fn images_are_seen_and_counted() {
+    let server = serve(&[]).await;
+    let source = json!({"type": "base64", "media_type": "image/jpeg", "data": STANDARD.encode(DAWN.jpeg)});
+    let messages = json!([
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "camera", "input": {"zoom": 2}}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image", "source": source}]},
+            {"type": "text", "text": "What is in this picture?"},
+        ]},
+    ]);
+    let tools =
+        json!([{"name": "camera", "input_schema": {"type": "object", "properties": {"zoom": {"type": "number"}}}}]);
+    let fields = json!({"messages": messages, "tools": tools, "tool_choice": {"type": "none"}, "system": "Be brief."});
+    let counted = server.post(COUNT_TOKENS, &body(fields.clone())).await.ok();
+    let mut asked = body(fields);
+    asked["max_tokens"] = json!(64);
+    let answer = server.post(MESSAGES, &asked).await;
+    assert_eq!(answer.header("x-chiasm-worker"), "worker_0");
+    let (headers_are_there, answer) = (answer.headers.contains_key("x-chiasm-overlap"), answer.ok());
+    assert!(headers_are_there);
+    let text = answer["content"][0]["text"].as_str().expect("text");
+    assert!(text.starts_with("1 image 280x224 (80 tokens, "), "{text}");
+    let usage = |field: &str| answer["usage"][field].as_u64().expect("a count");
+    assert_eq!(counted, json!({"input_tokens": usage("input_tokens") + usage("cache_read_input_tokens")}));
+    let again = server.post(MESSAGES, &asked).await.ok();
+    assert!(again["usage"]["cache_read_input_tokens"].as_u64() > Some(80), "{again}");
+    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"count_tokens\",status=\"200\"}").await, 1.0);
+}
+
+#[tokio::test]
+async fn answers_end_where_they_are_told_to() {
+    let server = serve(&[]).await;
+    let stopped = server.post(MESSAGES, &ask("x", json!({"stop_sequences": [" of "]}))).await.ok();
+    assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!(" of ")));
+    let short = server.post(MESSAGES, &ask("x", json!({"max_tokens": 2, "stream": true}))).await;
+    let events = events(&short);
+    let last = &events[events.len() - 2];
+    assert_eq!((&last["delta"]["stop_reason"], &last["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(2)));
+}
+
+#[tokio::test]
+async fn errors_are_anthropics_and_name_the_field() {
+    let server = serve(&["--api-key", "secret"]).await;
+    let with_key = async |header: &str, key: &str, body: &Value| {
+        let request = server.client.post(format!("{}{MESSAGES}", server.url)).header(header, key);
+        let request = request.header("content-type", "application/json").header("anthropic-version", "2023-06-01");
+        Answer::of(request.body(body.to_string()).send().await.expect("an answer")).await
+    };
+    let (kind, _) = refused(&server.post(MESSAGES, &ask("x", json!({}))).await, 401);
+    assert_eq!(kind, "authentication_error");
+    assert_eq!(refused(&with_key("x-api-key", "wrong", &ask("x", json!({}))).await, 401).0, "authentication_error");
+    with_key("authorization", "Bearer secret", &ask("x", json!({}))).await.ok();
+    let ask_with_key = async |body: &Value| with_key("x-api-key", "secret", body).await;
+    ask_with_key(&ask("x", json!({}))).await.ok();
+    for (fields, status, kind, named) in [
+        (json!({"max_tokens": null}), 400, "invalid_request_error", "max_tokens"),
+        (json!({"n": 2}), 400, "invalid_request_error", "'n'"),
+        (json!({"model": "other"}), 404, "not_found_error", "other"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "!"}}]}]}),
+            400,
+            "invalid_request_error",
+            "messages[0].content[0].source: ",
+        ),
+        (
+            json!({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "g"}}),
+            400,
+            "invalid_request_error",
+            "tool_choice.name: ",
+        ),
+    ] {
+        let (told, message) = refused(&ask_with_key(&ask("x", fields)).await, status);
+        assert_eq!(told, kind);
+        assert!(message.contains(named), "{message} should name {named}");
+    }
+    let get = server.client.get(format!("{}{MESSAGES}", server.url)).header("x-api-key", "secret");
+    let answer = Answer::of(get.send().await.expect("an answer")).await;
+    assert_eq!(refused(&answer, 405).0, "invalid_request_error");
+    assert_eq!(answer.headers["content-length"], answer.text.len().to_string().as_str());
+    assert_eq!(server.metric("chiasm_requests_total{endpoint=\"messages\",status=\"400\"}").await, 4.0);
+}
