@@ -32,6 +32,5 @@ pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
             constraint: structured.constraint.clone(),
             backend: XGRAMMAR.to_owned(),
         }),
-        ..SamplingParams::default()
     }
 }
