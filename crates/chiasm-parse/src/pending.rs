@@ -80,7 +80,7 @@ impl Markers {
         for at in (0..bytes.len()).filter(|&at| begins(at)) {
             let rest = &bytes[at..];
             let may_follow = |marker: &&str| marker.len() > rest.len() && marker.as_bytes().starts_with(rest);
-            if !is_last && self.texts.iter().any(|marker| may_follow(&marker)) {
+            if !is_last && self.texts.iter().any(may_follow) {
                 return Found::Nothing { clear: at };
             }
             let here = |(_, marker): &(usize, &&str)| rest.starts_with(marker.as_bytes());

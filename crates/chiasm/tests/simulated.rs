@@ -180,7 +180,7 @@ async fn several_choices_and_several_prompts_are_numbered() {
 async fn bad_input_is_refused_with_the_fields_name() {
     let server = serve(1, &["--max-body-bytes", "200000", "--limit-mm-per-prompt", "image=2"]).await;
     for (body, status, param) in [
-        (with(ask("x"), json!({"tools": [{"type": "function"}]})), 400, "tools"),
+        (with(ask("x"), json!({"tools": [{"type": "function"}]})), 400, "tools[0].function"),
         (with(ask("x"), json!({"response_format": {"type": "yaml"}})), 400, "response_format.type"),
         // The simulated engine compiles no grammar without a root, and refuses as vLLM's does.
         (with(ask("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})), 400, "structured_outputs"),

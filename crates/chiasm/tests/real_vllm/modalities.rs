@@ -13,7 +13,7 @@ use crate::predictions::{found_as_predicted, settled, workers};
 use crate::prompts;
 use crate::requests::{answers_are_those_of_vllm_serve, image, text};
 use crate::support::scenario_run;
-use crate::tools::{TOOL_FLAGS, an_agent_calls_its_functions, tool_requests};
+use crate::tools::{TOOL_FLAGS, an_agent_calls_its_functions, other_apis_call_alike, tool_requests};
 
 /// A part with a file of `tests/clips`, by the end of whose name the modality is known.
 fn clip(name: &str) -> Value {
@@ -193,6 +193,7 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
         prompts::as_told_by_vllm_serve(&server, &told).await;
         what_an_engine_fails_of_is_refused(&server).await;
         an_agent_calls_its_functions(&server).await;
+        other_apis_call_alike(&server).await;
     }
     if model == "omni" {
         for modality in ["video", "audio"] {

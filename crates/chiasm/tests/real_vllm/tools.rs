@@ -27,6 +27,11 @@ fn functions() -> Value {
     ])
 }
 
+/// A model of chance would write white space wherever JSON may have some: tab, line feed, carriage return, space.
+fn no_white_space() -> Value {
+    json!({"197": -100, "198": -100, "201": -100, "220": -100})
+}
+
 fn named(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name}})
 }
@@ -63,8 +68,7 @@ pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
         request["parallel_tool_calls"] = json!(false);
         request["max_tokens"] = json!(120);
         request["ignore_eos"] = json!(false);
-        // A model of chance would write white space wherever JSON may have some: tab, line feed, carriage return, space.
-        request["logit_bias"] = json!({"197": -100, "198": -100, "201": -100, "220": -100});
+        request["logit_bias"] = no_white_space();
         let answer = server.chat(&request).await.ok();
         let (message, finish) = (&answer["choices"][0]["message"], &answer["choices"][0]["finish_reason"]);
         let calls = message["tool_calls"].as_array().unwrap_or_else(|| panic!("{answer}"));
@@ -90,6 +94,65 @@ pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
     let answer = server.chat(&request).await.ok();
     assert!(answer["choices"][0]["message"]["content"].as_str().is_some_and(|text| !text.is_empty()), "{answer}");
     assert_eq!(answer["choices"][0]["message"].get("tool_calls"), None, "{answer}");
+}
+
+/// A forced call is the same by the other APIs, of which Anthropic's has no bias of tokens.
+pub(crate) async fn other_apis_call_alike(server: &Server) {
+    let text = "the quick brown fox jumps over the lazy dog";
+    let mut chat = ask(json!(text));
+    chat["tools"] = functions();
+    chat["tool_choice"] = named("light");
+    chat["max_tokens"] = json!(100);
+    chat["ignore_eos"] = json!(false);
+    let called = async |chat: &Value| {
+        let answer = server.chat(chat).await.ok();
+        let choice = &answer["choices"][0];
+        (choice["message"]["tool_calls"][0]["function"].clone(), choice["finish_reason"].clone())
+    };
+
+    let (function, finish) = called(&chat).await;
+    let flat = |tool: &Value| {
+        let function = &tool["function"];
+        json!({
+            "name": function["name"], "description": function["description"], "input_schema": function["parameters"],
+            "strict": true,
+        })
+    };
+    let tools: Vec<Value> = functions().as_array().into_iter().flatten().map(flat).collect();
+    let messages = json!({
+        "model": "m", "max_tokens": 100, "temperature": 0, "tools": tools, "stream": true,
+        "tool_choice": {"type": "tool", "name": "light"}, "messages": [{"role": "user", "content": text}],
+    });
+    let answer = server.post("/v1/messages", &messages).await;
+    let events: Vec<Value> = answer.text.lines().filter_map(|line| line.strip_prefix("data: ")).map(parsed).collect();
+    let start = events.iter().find(|event| event["content_block"]["type"] == "tool_use");
+    assert_eq!(start.map(|event| &event["content_block"]["name"]), Some(&function["name"]), "{}", answer.text);
+    let arguments: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    assert_eq!(function["arguments"], arguments, "{}", answer.text);
+    let reason = if finish == "length" { "max_tokens" } else { "tool_use" };
+    assert!(events.iter().any(|event| event["delta"]["stop_reason"] == reason), "{}", answer.text);
+
+    chat["logit_bias"] = no_white_space();
+    let (function, _) = called(&chat).await;
+    let flat = |tool: &Value| {
+        let mut function = tool["function"].clone();
+        function["type"] = json!("function");
+        function
+    };
+    let tools: Vec<Value> = functions().as_array().into_iter().flatten().map(flat).collect();
+    let request = json!({
+        "model": "m", "max_output_tokens": 100, "temperature": 0, "tools": tools, "logit_bias": no_white_space(),
+        "tool_choice": {"type": "function", "name": "light"}, "input": text,
+    });
+    let answer = server.post("/v1/responses", &request).await.ok();
+    let call = answer["output"].as_array().and_then(|items| items.iter().find(|item| item["type"] == "function_call"));
+    let call = call.unwrap_or_else(|| panic!("{answer}"));
+    assert_eq!((&call["name"], &call["arguments"]), (&function["name"], &function["arguments"]), "{answer}");
+    assert_eq!((&call["status"], &answer["status"]), (&json!("completed"), &json!("completed")), "{answer}");
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
 }
 
 fn is_allowed(name: &Value, arguments: &Value) -> bool {
