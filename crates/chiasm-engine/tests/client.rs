@@ -27,7 +27,7 @@ async fn connected(dir: &SocketDir) -> (EngineClient, MockEngine) {
     connect(pending(dir).await, report(), Order::ReportFirst).await
 }
 
-fn dead(arrival: Option<Result<EngineCoreOutput, EngineError>>) -> DeathCause {
+fn dead(arrival: Option<Result<Box<EngineCoreOutput>, EngineError>>) -> DeathCause {
     match arrival {
         Some(Err(EngineError::Dead { cause } | EngineError::NotSent { cause })) => cause,
         other => panic!("not dead: {other:?}"),

@@ -112,7 +112,7 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
 async fn all(mut stream: OutputStream) -> Vec<EngineCoreOutput> {
     let mut outputs = Vec::new();
     while let Some(output) = soon(stream.next()).await {
-        outputs.push(output.unwrap());
+        outputs.push(*output.unwrap());
     }
     outputs
 }

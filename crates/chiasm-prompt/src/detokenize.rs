@@ -36,7 +36,8 @@ impl Detokenizer {
         // After whole characters nothing before them matters.
         let last = prompt.last().and_then(|last| Some((last, closed(tokenizer.whole_characters(*last)?)?)));
         if let Some((last, prefix)) = last {
-            return Self { tokenizer, skip_special, ids: vec![last.0], prefix, prefix_index: 1, pending: 0 };
+            let (ids, prefix) = (vec![last.0], prefix.to_owned());
+            return Self { tokenizer, skip_special, ids, prefix, prefix_index: 1, pending: 0 };
         }
         let begin = char_begin(&tokenizer, prompt, prompt.len().saturating_sub(PROMPT_TOKENS));
         let prompt = &prompt[begin..];
@@ -90,10 +91,11 @@ impl Detokenizer {
         let text = closed(self.tokenizer.whole_characters(token)?)?;
         self.ids.clear();
         self.ids.push(token.0);
-        self.prefix.clone_from(&text);
+        self.prefix.clear();
+        self.prefix.push_str(text);
         self.prefix_index = 1;
         self.pending = 0;
-        Some(text)
+        Some(text.to_owned())
     }
 
     fn step(&mut self, token: TokenId) -> tokenizers::Result<Option<String>> {
@@ -109,7 +111,7 @@ impl Detokenizer {
 }
 
 /// The text if there is any and it does not end like one with an incomplete character.
-fn closed(text: String) -> Option<String> {
+fn closed(text: &str) -> Option<&str> {
     (!text.is_empty() && !text.ends_with(char::REPLACEMENT_CHARACTER)).then_some(text)
 }
 

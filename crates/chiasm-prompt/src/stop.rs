@@ -44,6 +44,11 @@ impl StopStrings {
         Self { stops, include_stop, tail: String::new(), given: 0, stopped: false }
     }
 
+    /// Whether there is nothing to watch for, so that all text comes out as it goes in.
+    pub fn is_idle(&self) -> bool {
+        self.stops.is_empty()
+    }
+
     /// Adds a piece of text. After a stop nothing more comes out.
     pub fn push(&mut self, text: &str) -> StopStep {
         self.add(text, true)

@@ -4,7 +4,7 @@ mod encoder;
 mod token_bytes;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use chiasm_types::TokenId;
 use serde_json::Value;
@@ -30,11 +30,16 @@ pub struct Tokenizer {
     inner: Arc<Inner>,
 }
 
+/// Tokens whose texts are remembered: those of the largest vocabularies that are in use have some 260,000.
+const MOST_TEXTS: u32 = 1 << 20;
+
 struct Inner {
     tokenizer: tokenizers::Tokenizer,
     /// The encoder for the kinds of tokenizer that it knows; the others are left to `tokenizers`.
     encoder: Option<Encoder>,
     byte_form: ByteForm,
+    /// For each token its text, if that is the same wherever the token stands: found out when it is first asked for.
+    texts: Box<[OnceLock<Option<Box<str>>>]>,
     eos: Option<TokenId>,
     max_id: Option<TokenId>,
 }
@@ -65,7 +70,9 @@ impl Tokenizer {
         let max_id = tokenizer.get_vocab(true).into_values().max().map(TokenId);
         let byte_form = ByteForm::of(&tokenizer);
         let encoder = Encoder::of(&tokenizer, &json);
-        Ok(Self { inner: Arc::new(Inner { tokenizer, encoder, byte_form, eos, max_id }) })
+        let texts =
+            (0..max_id.map_or(0, |max| max.0.saturating_add(1)).min(MOST_TEXTS)).map(|_| OnceLock::new()).collect();
+        Ok(Self { inner: Arc::new(Inner { tokenizer, encoder, byte_form, texts, eos, max_id }) })
     }
 
     /// Bytes of text that take about a hundred microseconds to encode: more for the kinds of tokenizer that are known here.
@@ -147,8 +154,10 @@ impl Tokenizer {
     }
 
     /// The text of a token that is whole characters wherever it stands; `None` if that can't be said of it alone.
-    pub(crate) fn whole_characters(&self, token: TokenId) -> Option<String> {
-        self.inner.byte_form.whole_characters(&self.inner.tokenizer, token)
+    pub(crate) fn whole_characters(&self, token: TokenId) -> Option<&str> {
+        let Inner { tokenizer, byte_form, texts, .. } = &*self.inner;
+        let find = || byte_form.whole_characters(tokenizer, token).map(String::into_boxed_str);
+        texts.get(token.0 as usize)?.get_or_init(find).as_deref()
     }
 
     pub(crate) fn raw(&self) -> &tokenizers::Tokenizer {

@@ -7,14 +7,14 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures_util::future::{join_all, try_join_all};
-use futures_util::stream::{StreamExt, iter, select_all};
+use futures_util::stream::{StreamExt, select_all};
 
 use crate::admission::{Admission, Admitted};
 use crate::body::JsonBody;
 use crate::cpu::{CpuBudget, price};
 use crate::error::ApiError;
 use crate::frontend::Frontend;
-use crate::meter::{Meter, metered};
+use crate::meter::{self, Meter};
 use crate::openai::chat::{self, ChatRequest};
 use crate::openai::completions::{self, CompletionRequest, Echo, Echoed, Shown, ShownChoice};
 use crate::openai::{AnswerHead, Common, Lists, Told, Usage};
@@ -66,28 +66,37 @@ pub(crate) async fn chat(
 
     let generation = Generation::start(frontend, &prepared).await.map_err(told)?;
     let attempted = generation.attempted();
-    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids);
-    let shown = shown.map(|plan| plan.tokens.as_slice());
-    let roles: Vec<_> = (0..prepared.sampling.n as usize).map(|index| chat::role_chunk(&head, index, shown)).collect();
+    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.as_slice());
+    let chunks = chat::Chunks::new(&head, tokenizer, frontend.reasoning_fields, shown.is_some());
+    let mut begin = Vec::new();
+    (0..prepared.sampling.n as usize).for_each(|index| chunks.write_role(&mut begin, index, shown));
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
-    let with_ids = shown.is_some();
-    let (is_read, fields) = (prepared.reading.is_some(), frontend.reasoning_fields);
-    let last_head = head.clone();
-    let events = metered(
+    // A client has no use for chunks without anything.
+    let skips_empty = prepared.reading.is_some() && shown.is_none();
+    let chunks = Arc::new(chunks);
+    let at_end = chunks.clone();
+    let events = meter::events(
+        begin,
         generation.into_deltas(),
         meter,
-        move |delta, meter: &mut Meter| {
+        move |delta: Result<ChoiceDelta, _>, meter, events| {
+            let delta = match delta {
+                Ok(delta) => delta,
+                Err(error) => return sse::write_error(events, &error),
+            };
             let usage = meter.count(0, &delta);
-            // A client has no use for chunks without anything.
-            if is_read && usage.is_none() && !with_ids && delta.says_nothing() {
-                return None;
+            if skips_empty && usage.is_none() && delta.says_nothing() {
+                return;
             }
             let nvext = delta.finish.as_ref().and_then(|_| common.extra_fields.of(&attempted, caller.arrived));
-            Some(chat::delta_chunk(&head, &tokenizer, &delta, fields, with_ids, usage, nvext))
+            chunks.write_delta(events, &delta, usage, nvext);
         },
-        move |usage| chat::usage_chunk(&last_head, usage),
+        move |usage, events| {
+            usage.into_iter().for_each(|usage| at_end.write_usage(events, usage));
+            events.extend_from_slice(sse::DONE);
+        },
     );
-    let mut response = sse::response(iter(roles).chain(events));
+    let mut response = sse::response(events);
     routing_headers(response.headers_mut(), &attempted);
     Ok(response)
 }
@@ -135,13 +144,18 @@ pub(crate) async fn completions(
             .boxed()
     });
     let deltas = select_all(deltas);
-    let tokenizer = frontend.model.tokenizer.clone();
-    let last_head = head.clone();
+    let chunks = Arc::new(completions::Chunks::new(&head, frontend.model.tokenizer.clone()));
+    let at_end = chunks.clone();
     let mut told_so_far: HashMap<usize, Told> = HashMap::new();
-    let events = metered(
+    let events = meter::events(
+        Vec::new(),
         deltas,
         meter,
-        move |(prompt, delta, lists): (usize, ChoiceDelta, Lists), meter: &mut Meter| {
+        move |delta: Result<(usize, ChoiceDelta, Lists), _>, meter, events| {
+            let (prompt, delta, lists) = match delta {
+                Ok(delta) => delta,
+                Err(error) => return sse::write_error(events, &error),
+            };
             let usage = meter.count(prompt, &delta);
             let index = prompt * prepared[prompt].sampling.n as usize + delta.index;
             let first = !told_so_far.contains_key(&index);
@@ -151,9 +165,12 @@ pub(crate) async fn completions(
             let nvext = last.and_then(|_| common.extra_fields.of(&of_prompts[prompt], caller.arrived));
             let echoed = echoed[prompt].as_deref().filter(|_| first).map(|echoed| (echoed, lists));
             let shown = Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext };
-            Some(completions::delta_chunk(&head, &tokenizer, &delta, shown))
+            chunks.write_delta(events, &delta, shown);
         },
-        move |usage| completions::usage_chunk(&last_head, usage),
+        move |usage, events| {
+            usage.into_iter().for_each(|usage| at_end.write_usage(events, usage));
+            events.extend_from_slice(sse::DONE);
+        },
     );
     let mut response = sse::response(events);
     if let Some(first) = first {

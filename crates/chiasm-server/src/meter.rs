@@ -1,17 +1,19 @@
-//! Counts the tokens of a streamed answer: for `usage` in its chunks, and for metrics and log when it ends or is dropped.
+//! A streamed answer on its way to the client, and the count of its tokens: for `usage` in its chunks, and for metrics and log when
+//! it ends or is dropped.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use futures_util::stream::{BoxStream, Stream, StreamExt, unfold};
-use tracing::{Instrument, Span};
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::{Stream, StreamExt};
+use tracing::Span;
 
 use crate::admission::Admission;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::openai::{StreamOptions, Usage};
 use crate::pipeline::{Attempted, ChoiceDelta, RequestError};
-use crate::sse;
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
 pub(crate) struct Meter {
@@ -67,65 +69,90 @@ impl Drop for Meter {
     }
 }
 
-struct State<D, C, F> {
-    deltas: BoxStream<'static, Result<D, RequestError>>,
+/// Bytes of events after which no more deltas are looked for before these are sent.
+const ENOUGH: usize = 16 << 10;
+
+/// A streamed answer: its deltas turned into events, of which each item is all that there are at a time. So whoever reads slowly,
+/// or several continuations at once, gets them by fewer writes.
+pub(crate) struct Events<S, W, E> {
+    /// `None` when all has been told.
+    running: Option<Running<S, W, E>>,
+    /// Events that have not been sent.
+    events: Vec<u8>,
+    /// Where they are sent from: memory that is used again once it was sent.
+    memory: BytesMut,
+}
+
+struct Running<S, W, E> {
+    deltas: S,
     meter: Meter,
-    to_event: C,
-    usage_event: Option<F>,
+    write: W,
+    end: E,
     has_failed: bool,
     span: Span,
 }
 
-/// Events of all deltas that have one, then that of the usage if it is wanted and no error ended the stream.
-pub(crate) fn metered<D: Send + 'static>(
-    deltas: impl Stream<Item = Result<D, RequestError>> + Send + 'static,
-    meter: Meter,
-    mut to_event: impl FnMut(D, &mut Meter) -> Option<Bytes> + Send + 'static,
-    usage_event: impl FnOnce(Usage) -> Bytes + Send + 'static,
-) -> impl Stream<Item = Bytes> + Send {
-    let to_event = move |delta: Result<D, ApiError>, meter: &mut Meter| match delta {
-        Ok(delta) => to_event(delta, meter),
-        Err(error) => Some(sse::error(&error)),
-    };
-    metered_with_errors(deltas, meter, to_event, usage_event)
+/// The events of an answer. It begins with `begin`. `write` appends what there is to tell of a delta, or of the error that ends
+/// the deltas; `end` what comes last, with the usage of all if it is wanted and no error came.
+pub(crate) fn events<D, S, W, E>(begin: Vec<u8>, deltas: S, meter: Meter, write: W, end: E) -> Events<S, W, E>
+where
+    S: Stream<Item = Result<D, RequestError>> + Unpin,
+    W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
+    E: FnOnce(Option<Usage>, &mut Vec<u8>) + Unpin,
+{
+    let span = tracing::debug_span!("stream");
+    let running = Running { deltas, meter, write, end, has_failed: false, span };
+    Events { running: Some(running), events: begin, memory: BytesMut::new() }
 }
 
-/// The same where an error has an event of another form.
-pub(crate) fn metered_with_errors<D: Send + 'static>(
-    deltas: impl Stream<Item = Result<D, RequestError>> + Send + 'static,
-    meter: Meter,
-    to_event: impl FnMut(Result<D, ApiError>, &mut Meter) -> Option<Bytes> + Send + 'static,
-    usage_event: impl FnOnce(Usage) -> Bytes + Send + 'static,
-) -> impl Stream<Item = Bytes> + Send {
-    let usage_event = meter.options.include_usage.then_some(usage_event);
-    let span = tracing::debug_span!("stream").or_current();
-    let state = State { deltas: deltas.fuse().boxed(), meter, to_event, usage_event, has_failed: false, span };
-    unfold(state, |mut state| {
-        let span = state.span.clone();
-        async move {
-            loop {
-                let event = match state.deltas.next().await {
-                    Some(delta) => {
-                        let delta = delta.map_err(|error| {
-                            (state.usage_event, state.has_failed) = (None, true);
-                            state.meter.admission.record.broke(error.to_string());
-                            ApiError::from(error)
-                        });
-                        match (state.to_event)(delta, &mut state.meter) {
-                            Some(event) => event,
-                            None => continue,
-                        }
+impl<D, S, W, E> Stream for Events<S, W, E>
+where
+    S: Stream<Item = Result<D, RequestError>> + Unpin,
+    W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
+    E: FnOnce(Option<Usage>, &mut Vec<u8>) + Unpin,
+{
+    type Item = Bytes;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let Self { running, events, memory } = self.get_mut();
+        while let Some(Running { deltas, meter, write, has_failed, span, .. }) = running
+            && events.len() < ENOUGH
+        {
+            let _entered = span.enter();
+            match deltas.poll_next_unpin(context) {
+                Poll::Ready(Some(delta)) => {
+                    let delta = delta.map_err(|error| {
+                        *has_failed = true;
+                        meter.admission.record.broke(error.to_string());
+                        ApiError::from(error)
+                    });
+                    write(delta, meter, events);
+                }
+                Poll::Ready(None) => {
+                    drop(_entered);
+                    if let Some(ended) = running.take() {
+                        ended.end(events);
                     }
-                    None => {
-                        if !state.has_failed {
-                            state.meter.admission.record.finished();
-                        }
-                        (state.usage_event.take()?)(state.meter.total())
-                    }
-                };
-                return Some((event, state));
+                }
+                Poll::Pending if events.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
             }
         }
-        .instrument(span)
-    })
+        if events.is_empty() {
+            return Poll::Ready(None);
+        }
+        memory.extend_from_slice(events);
+        events.clear();
+        Poll::Ready(Some(memory.split().freeze()))
+    }
+}
+
+impl<S, W, E: FnOnce(Option<Usage>, &mut Vec<u8>)> Running<S, W, E> {
+    fn end(self, events: &mut Vec<u8>) {
+        let Self { meter, end, has_failed, .. } = self;
+        if !has_failed {
+            meter.admission.record.finished();
+        }
+        end((meter.options.include_usage && !has_failed).then(|| meter.total()), events);
+    }
 }

@@ -115,6 +115,12 @@ pub(crate) struct SimArgs {
     /// Longest prompt and answer together
     #[arg(long, default_value_t = 8192)]
     pub(crate) sim_max_model_len: usize,
+    /// Requests that it runs at once
+    #[arg(long, default_value_t = 128, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    pub(crate) sim_max_num_seqs: usize,
+    /// Text that it answers with, such as a tool call, instead of what it saw
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) sim_answer: Option<String>,
     /// Prompt tokens that it computes per second
     #[arg(long, default_value_t = 20_000.0, value_parser = weight)]
     pub(crate) sim_prefill_rate: f64,

@@ -42,6 +42,7 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
     config.faults.drop_kv_batches = args.sim_lose_kv_batches.clone();
     config.num_blocks = args.sim_blocks;
     config.max_model_len = args.sim_max_model_len;
+    config.max_num_seqs = args.sim_max_num_seqs;
     config.pace = Pace {
         prefill_tokens_per_s: args.sim_prefill_rate,
         decode_tokens_per_s: args.sim_decode_rate,
@@ -52,6 +53,10 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
         config.eos = model.tokenizer.eos_token();
         config.vocab_size = model.tokenizer.vocab_size() as u32;
         config.reply = speaking(model.tokenizer.clone());
+    }
+    if let Some(answer) = args.sim_answer.clone() {
+        let speak = config.reply;
+        config.reply = Arc::new(move |_| speak(&answer));
     }
     config
 }

@@ -92,7 +92,7 @@ impl RunningEngineJob {
                         return Poll::Ready(Some(Err(self.of_constraint(error))));
                     }
                 }
-                _ => return Poll::Ready(Some(Ok(self.output(index, output)))),
+                _ => return Poll::Ready(Some(Ok(self.output(index, *output)))),
             }
         }
     }

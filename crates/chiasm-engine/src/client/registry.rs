@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
+use super::inbox::{Receiver, Sender, inbox};
 use crate::error::{DeathCause, EngineError};
 use crate::wire::{EngineCoreOutput, EngineCoreOutputs, Value};
 
-/// What arrives on a request's stream.
-pub(super) type Arrival = Result<EngineCoreOutput, EngineError>;
+/// What arrives on a request's stream. In a box, as a stream has room for some dozens of them.
+pub(super) type Arrival = Result<Box<EngineCoreOutput>, EngineError>;
 
 /// What arrives for a method call: the result, or the engine's words.
 pub(super) type Answer = Result<Value, String>;
@@ -29,7 +30,7 @@ pub(super) struct Registry {
 
 /// The way to one request's stream.
 struct Stream {
-    arrivals: mpsc::Sender<Arrival>,
+    arrivals: Sender,
     /// The engine may have the request.
     sent: bool,
 }
@@ -51,15 +52,14 @@ impl Registry {
     }
 
     /// Opens a stream. The id must not be open.
-    pub(super) fn open(&mut self, request_id: &str) -> Result<mpsc::Receiver<Arrival>, EngineError> {
+    pub(super) fn open(&mut self, request_id: &str) -> Result<Receiver, EngineError> {
         if let Some(cause) = &self.death {
             return Err(EngineError::NotSent { cause: cause.clone() });
         }
         match self.streams.entry(request_id.to_owned()) {
             Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
             Entry::Vacant(entry) => {
-                // One more for how it ends.
-                let (sender, receiver) = mpsc::channel(MOST_UNREAD + 1);
+                let (sender, receiver) = inbox();
                 entry.insert(Stream { arrivals: sender, sent: false });
                 Ok(receiver)
             }
@@ -113,19 +113,18 @@ impl Registry {
                 }
                 continue;
             };
-            // Errors say that the reader has just left; its departure aborts the request.
-            if stream.arrivals.capacity() > 1 && !has_ended {
-                let _ = stream.arrivals.try_send(Ok(output));
+            if stream.arrivals.unread() < MOST_UNREAD && !has_ended {
+                stream.arrivals.send(Ok(Box::new(output)));
             } else if let Some(stream) = self.streams.remove(&output.request_id) {
                 if !has_ended {
                     nobodys.push(output.request_id.clone());
                 }
-                let _ = stream.arrivals.try_send(if has_ended { Ok(output) } else { Err(EngineError::Unread) });
+                stream.arrivals.send(if has_ended { Ok(Box::new(output)) } else { Err(EngineError::Unread) });
             }
         }
         for request_id in outputs.finished_requests {
             if let Some(stream) = self.streams.remove(&request_id) {
-                let _ = stream.arrivals.try_send(Err(EngineError::Ended));
+                stream.arrivals.send(Err(EngineError::Ended));
             }
         }
         if let Some(answer) = outputs.utility_output
@@ -143,7 +142,7 @@ impl Registry {
         }
         for (_, stream) in self.streams.drain() {
             let cause = cause.clone();
-            let _ = stream.arrivals.try_send(Err(match stream.sent {
+            stream.arrivals.send(Err(match stream.sent {
                 true => EngineError::Dead { cause },
                 false => EngineError::NotSent { cause },
             }));

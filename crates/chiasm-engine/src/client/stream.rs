@@ -1,19 +1,19 @@
 //! The answer to one request, as it comes.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tokio::sync::mpsc;
-
 use super::connection::Connection;
 use super::delivery::Delivered;
+use super::inbox::Receiver;
 use super::registry::Arrival;
 
 /// Outputs of one request, in order. Dropping it before the last one aborts the request in the engine.
 #[derive(Debug)]
 pub struct OutputStream {
     request_id: String,
-    arrivals: mpsc::Receiver<Arrival>,
+    arrivals: Receiver,
     connection: Arc<Connection>,
     delivered: Delivered,
 }
@@ -21,7 +21,7 @@ pub struct OutputStream {
 impl OutputStream {
     pub(super) fn new(
         request_id: String,
-        arrivals: mpsc::Receiver<Arrival>,
+        arrivals: Receiver,
         connection: Arc<Connection>,
         delivered: Delivered,
     ) -> Self {
@@ -40,7 +40,7 @@ impl OutputStream {
 
     /// The poll form of [`next`](Self::next), for who waits for several streams at once.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Arrival>> {
-        self.arrivals.poll_recv(context)
+        self.arrivals.poll_next(context)
     }
 
     /// The next output. `None` after the one with a finish reason, and after an error.
@@ -48,7 +48,7 @@ impl OutputStream {
     /// Whether a request that ends with [`EngineError::Dead`](crate::EngineError::Dead) may be sent to another
     /// engine is up to the caller, who knows what has been passed on. Cancel safe.
     pub async fn next(&mut self) -> Option<Arrival> {
-        self.arrivals.recv().await
+        poll_fn(|context| self.poll_next(context)).await
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Starts at the first frame, which holds the msgpack; the others are its aux frames.
     pub(crate) fn new(frames: &'a [Bytes]) -> Result<Self, WireError> {
-        let rest = frames.first().ok_or(Problem::Missing.at("msgpack frame"))?;
+        let rest = frames.first().ok_or_else(|| Problem::Missing.at("msgpack frame"))?;
         Ok(Self { frames, rest })
     }
 
@@ -32,11 +32,11 @@ impl<'a> Reader<'a> {
             .filter(|&index| index > 0)
             .and_then(|index| self.frames.get(index))
             .cloned()
-            .ok_or(Problem::MissingFrame { index, frames: self.frames.len() }.at(""))
+            .ok_or_else(|| Problem::MissingFrame { index, frames: self.frames.len() }.at(""))
     }
 
     fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
-        let (taken, rest) = self.rest.split_at_checked(len).ok_or(Problem::Truncated.at(""))?;
+        let (taken, rest) = self.rest.split_at_checked(len).ok_or_else(|| Problem::Truncated.at(""))?;
         self.rest = rest;
         Ok(taken)
     }
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
     }
 
     fn peek_byte(&self) -> Result<u8, WireError> {
-        self.rest.first().copied().ok_or(Problem::Truncated.at(""))
+        self.rest.first().copied().ok_or_else(|| Problem::Truncated.at(""))
     }
 
     /// The kind of the next value, which stays unread.

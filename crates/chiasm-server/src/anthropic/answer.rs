@@ -5,8 +5,6 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use futures_util::future::ready;
-use futures_util::stream::{StreamExt, once};
 use serde_json::{Value, json};
 
 use super::request::{CountRequest, MessagesRequest};
@@ -17,9 +15,9 @@ use crate::answer::{check_model, planned, usage};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
-use crate::meter::{Meter, metered_with_errors};
+use crate::meter::{self, Meter};
 use crate::openai::StreamOptions;
-use crate::pipeline::{Generation, collect};
+use crate::pipeline::{ChoiceDelta, Generation, collect};
 use crate::routes::routing_headers;
 use crate::sse;
 
@@ -56,20 +54,25 @@ pub(crate) async fn messages(
     let options = StreamOptions { include_usage: true, continuous_usage: true };
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
     let mut told = events::Events::new();
-    let events = metered_with_errors(
+    let events = meter::events(
+        start.into(),
         generation.into_deltas(),
         meter,
-        move |delta, meter: &mut Meter| match delta {
+        move |delta: Result<ChoiceDelta, _>, meter, events| match delta {
             Ok(delta) => {
                 let usage = meter.count(0, &delta).unwrap_or_default();
-                told.of(&delta, usage)
+                told.of(&delta, usage).into_iter().for_each(|told| events.extend_from_slice(&told));
             }
-            Err(error) => Some(events::failure(&error)),
+            Err(error) => events.extend_from_slice(&events::failure(&error)),
         },
         // The last delta has told the usage.
-        |_| events::stop(),
+        |usage, events| {
+            if usage.is_some() {
+                events.extend_from_slice(&events::stop());
+            }
+        },
     );
-    let mut response = sse::stream(once(ready(start)).chain(events));
+    let mut response = sse::response(events);
     routing_headers(response.headers_mut(), &attempted);
     Ok(response)
 }

@@ -1,6 +1,6 @@
 //! What HTTP is read from and written to: a client's socket as it is, or within TLS.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -60,6 +60,8 @@ impl AsyncRead for Channel {
     }
 }
 
+// Not vectored: what frames an event of a stream, and the event, are some bytes each, which are faster copied together than told to
+// the system one by one.
 impl AsyncWrite for Channel {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
@@ -68,27 +70,6 @@ impl AsyncWrite for Channel {
                 let written = Pin::new(&mut *stream).poll_write(cx, bytes);
                 Self::watched(stream, cx, written)
             }
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, pieces),
-            Self::Encrypted(stream) => {
-                let written = Pin::new(&mut *stream).poll_write_vectored(cx, pieces);
-                Self::watched(stream, cx, written)
-            }
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(socket) => socket.is_write_vectored(),
-            Self::Encrypted(stream) => stream.is_write_vectored(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The socket of a connection: what is written gets on, and a client that leaves is noticed.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -101,19 +101,6 @@ impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = self.stream()?.poll_write(cx, bytes);
         self.watched(cx, written)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = self.stream()?.poll_write_vectored(cx, pieces);
-        self.watched(cx, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

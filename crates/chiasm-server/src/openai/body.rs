@@ -1,14 +1,16 @@
-//! What every body and chunk of an answer has in common.
+//! What every body and every chunk of an answer has in common.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::RequestId;
 use chiasm_types::TokenId;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use super::nvext::Nvext;
 use super::prompt_logprobs::PromptLogprobsBody;
 use super::usage::Usage;
+use crate::sse;
 
 /// Id, time and model of one answer.
 #[derive(Clone, Debug)]
@@ -18,7 +20,7 @@ pub(crate) struct AnswerHead {
     model: String,
 }
 
-/// A whole answer or one chunk of it.
+/// A whole answer.
 #[derive(Debug, Serialize)]
 pub(crate) struct Body<'a, C> {
     pub(super) id: &'a str,
@@ -56,6 +58,49 @@ impl AnswerHead {
             prompt_logprobs,
             usage: None,
             nvext: None,
+        }
+    }
+}
+
+/// What all chunks of a streamed answer begin with, written once.
+#[derive(Debug)]
+pub(crate) struct ChunkHead(Vec<u8>);
+
+/// What a chunk has beside its choices.
+#[derive(Default, Serialize)]
+pub(super) struct Beside<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<Ids<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nvext: Option<Nvext>,
+}
+
+impl ChunkHead {
+    /// The head of an answer's chunks.
+    pub(crate) fn new(AnswerHead { id, created, model }: &AnswerHead, object: &'static str) -> Self {
+        let [id, object, model] = [id, object, model].map(Value::from);
+        let head = format!(r#"data: {{"id":{id},"object":{object},"created":{created},"model":{model},"choices":"#);
+        Self(head.into_bytes())
+    }
+
+    /// Appends a chunk with these choices, an array.
+    pub(super) fn write(&self, events: &mut Vec<u8>, choices: &impl Serialize, beside: &Beside<'_>) {
+        let begin = events.len();
+        events.extend_from_slice(&self.0);
+        let mut written = serde_json::to_writer(&mut *events, choices);
+        if let Beside { prompt_token_ids: None, usage: None, nvext: None } = beside {
+            events.push(b'}');
+        } else {
+            let open = events.len();
+            written = written.and_then(|()| serde_json::to_writer(&mut *events, beside));
+            // What an object of its own begins with goes on with this one.
+            events[open..].first_mut().into_iter().for_each(|brace| *brace = b',');
+        }
+        match written {
+            Ok(()) => events.extend_from_slice(b"\n\n"),
+            Err(failed) => sse::write_failed(events, begin, &failed),
         }
     }
 }

@@ -1,27 +1,26 @@
 //! `POST /v1/chat/completions`: the body, the answer and the chunks of a stream.
 
-use bytes::Bytes;
 use chiasm_backend::ToolCallDelta;
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Map;
 
-use super::body::{Body, Ids};
+use super::body::{Beside, Body, ChunkHead, Ids};
 use super::fields::Fields;
 use super::finish::{self, StopReason};
 use super::intake::Intake;
+use super::logprobs::ChatLogprobs;
 use super::messages::Messages;
 use super::prompt_logprobs::PromptLogprobsBody;
 use super::request::RequestBody;
 use super::sampling::{Common, MAX_LOGPROBS};
 use super::usage::Usage;
-use super::{AnswerHead, Nvext, logprobs, request, tools};
+use super::{AnswerHead, Nvext, request, tools};
 use crate::error::ApiError;
 use crate::frontend::ReasoningFields;
 use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt, ToolUse};
-use crate::sse;
 
 /// A parsed body.
 pub(crate) struct ChatRequest {
@@ -128,7 +127,7 @@ pub(crate) fn answer<'a>(
             reasoning_content: said(&choice.reasoning, false).filter(|_| fields.reasoning_content),
             tool_calls: tool_calls(&choice.tool_calls, false),
         },
-        logprobs: choice.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
+        logprobs: choice.logprobs.as_ref().map(|tokens| ChatLogprobs { tokenizer, tokens }),
         finish_reason: finish::reason(&choice.finish),
         stop_reason: finish::stop_reason(&choice.finish),
         token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
@@ -140,49 +139,63 @@ pub(crate) fn answer<'a>(
     Body { usage: Some(usage), prompt_token_ids, prompt_logprobs, nvext, ..head.body("chat.completion", choices) }
 }
 
-/// The first chunk of each choice: its role.
-pub(crate) fn role_chunk(head: &AnswerHead, index: usize, prompt_tokens: Option<&[TokenId]>) -> Bytes {
-    let choice = ChunkChoice {
-        index,
-        delta: Delta { role: Some("assistant"), content: Some(""), ..Delta::default() },
-        logprobs: None,
-        finish_reason: None,
-        stop_reason: None,
-        token_ids: None,
-    };
-    sse::event(&Body { prompt_token_ids: prompt_tokens.map(Ids), ..head.body(CHUNK, [choice]) })
-}
-
-/// A chunk with new text, or with the reason of the end, or both.
-pub(crate) fn delta_chunk(
-    head: &AnswerHead,
-    tokenizer: &Tokenizer,
-    delta: &ChoiceDelta,
+/// What all chunks of a streamed answer have in common.
+pub(crate) struct Chunks {
+    head: ChunkHead,
+    tokenizer: Tokenizer,
     fields: ReasoningFields,
     with_ids: bool,
-    usage: Option<Usage>,
-    nvext: Option<Nvext>,
-) -> Bytes {
-    let choice = ChunkChoice {
-        index: delta.index,
-        delta: Delta {
-            role: None,
-            content: said(&delta.text, delta.reasoning.is_empty() && delta.tool_calls.is_empty()),
-            reasoning: said(&delta.reasoning, false).filter(|_| fields.reasoning),
-            reasoning_content: said(&delta.reasoning, false).filter(|_| fields.reasoning_content),
-            tool_calls: tool_calls(&delta.tool_calls, true),
-        },
-        logprobs: delta.logprobs.as_ref().map(|tokens| logprobs::chat(tokenizer, tokens)),
-        finish_reason: delta.finish.as_ref().map(finish::reason),
-        stop_reason: delta.finish.as_ref().map(finish::stop_reason),
-        token_ids: with_ids.then_some(Ids(&delta.tokens)),
-    };
-    sse::event(&Body { usage, nvext, ..head.body(CHUNK, [choice]) })
 }
 
-/// The last chunk of a stream, which has no choices.
-pub(crate) fn usage_chunk(head: &AnswerHead, usage: Usage) -> Bytes {
-    sse::event(&Body { usage: Some(usage), ..head.body(CHUNK, [(); 0]) })
+impl Chunks {
+    pub(crate) fn new(head: &AnswerHead, tokenizer: Tokenizer, fields: ReasoningFields, with_ids: bool) -> Self {
+        Self { head: ChunkHead::new(head, CHUNK), tokenizer, fields, with_ids }
+    }
+
+    /// Appends the first chunk of a choice: its role.
+    pub(crate) fn write_role(&self, events: &mut Vec<u8>, index: usize, prompt_tokens: Option<&[TokenId]>) {
+        let choice = ChunkChoice {
+            index,
+            delta: Delta { role: Some("assistant"), content: Some(""), ..Delta::default() },
+            logprobs: None,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids: None,
+        };
+        let prompt_token_ids = prompt_tokens.map(Ids);
+        self.head.write(events, &[choice], &Beside { prompt_token_ids, ..Beside::default() });
+    }
+
+    /// Appends a chunk with new text, or with the reason of the end, or both.
+    pub(crate) fn write_delta(
+        &self,
+        events: &mut Vec<u8>,
+        delta: &ChoiceDelta,
+        usage: Option<Usage>,
+        nvext: Option<Nvext>,
+    ) {
+        let Self { head, tokenizer, fields, with_ids } = self;
+        let choice = ChunkChoice {
+            index: delta.index,
+            delta: Delta {
+                role: None,
+                content: said(&delta.text, delta.reasoning.is_empty() && delta.tool_calls.is_empty()),
+                reasoning: said(&delta.reasoning, false).filter(|_| fields.reasoning),
+                reasoning_content: said(&delta.reasoning, false).filter(|_| fields.reasoning_content),
+                tool_calls: tool_calls(&delta.tool_calls, true),
+            },
+            logprobs: delta.logprobs.as_ref().map(|tokens| ChatLogprobs { tokenizer, tokens }),
+            finish_reason: delta.finish.as_ref().map(finish::reason),
+            stop_reason: delta.finish.as_ref().map(finish::stop_reason),
+            token_ids: with_ids.then_some(Ids(&delta.tokens)),
+        };
+        head.write(events, &[choice], &Beside { usage, nvext, ..Beside::default() });
+    }
+
+    /// Appends the last chunk of a stream, which has no choices.
+    pub(crate) fn write_usage(&self, events: &mut Vec<u8>, usage: Usage) {
+        self.head.write(events, &[(); 0], &Beside { usage: Some(usage), ..Beside::default() });
+    }
 }
 
 const CHUNK: &str = "chat.completion.chunk";
@@ -191,7 +204,7 @@ const CHUNK: &str = "chat.completion.chunk";
 struct WholeChoice<'a> {
     index: usize,
     message: Message<'a>,
-    logprobs: Option<Value>,
+    logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: &'static str,
     stop_reason: Option<StopReason<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -218,7 +231,7 @@ struct Message<'a> {
 struct ChunkChoice<'a> {
     index: usize,
     delta: Delta<'a>,
-    logprobs: Option<Value>,
+    logprobs: Option<ChatLogprobs<'a>>,
     finish_reason: Option<&'static str>,
     /// Only in a choice's last chunk, and null there if nothing stopped it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -281,7 +294,7 @@ fn tool_calls(calls: &[ToolCallDelta], in_chunk: bool) -> Vec<ToolCall<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

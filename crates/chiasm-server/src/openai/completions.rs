@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use chiasm_backend::PromptLogprobs;
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
@@ -11,7 +10,7 @@ use chiasm_types::TokenId;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::body::{Body, Ids};
+use super::body::{Beside, Body, ChunkHead, Ids};
 use super::finish::{self, StopReason};
 use super::intake::Intake;
 use super::logprobs::{Lists, Told};
@@ -23,7 +22,6 @@ use super::usage::Usage;
 use super::{AnswerHead, Nvext, request};
 use crate::error::ApiError;
 use crate::pipeline::{ChoiceDelta, FinishedChoice, GenerateRequest, Prompt};
-use crate::sse;
 
 /// OpenAI's default.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -186,31 +184,43 @@ pub(crate) struct Shown<'a> {
     pub(crate) nvext: Option<Nvext>,
 }
 
-/// One chunk of a stream.
-pub(crate) fn delta_chunk(head: &AnswerHead, tokenizer: &Tokenizer, delta: &ChoiceDelta, shown: Shown<'_>) -> Bytes {
-    let Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext } = shown;
-    let (echoed, mut lists) = echoed.map_or((None, Lists::default()), |(echoed, lists)| (Some(echoed), lists));
-    let choice = Choice {
-        index,
-        text: echoed.map_or(Cow::Borrowed(&delta.text), |echoed| echoed.before(&delta.text)),
-        logprobs: delta.logprobs.as_ref().map(|tokens| {
-            if echoed.is_none_or(|echoed| !echoed.only) {
-                lists.add(tokenizer, tokens, told);
-            }
-            lists.finish(told)
-        }),
-        finish_reason: delta.finish.as_ref().map(finish::reason),
-        stop_reason: delta.finish.as_ref().and_then(finish::stop_reason),
-        token_ids: with_ids.then_some(Ids(&delta.tokens)),
-        prompt_token_ids: prompt_tokens.map(Ids),
-        prompt_logprobs: None,
-    };
-    sse::event(&Body { usage, nvext, ..head.body(OBJECT, [choice]) })
+/// What all chunks of a streamed answer have in common.
+pub(crate) struct Chunks {
+    head: ChunkHead,
+    tokenizer: Tokenizer,
 }
 
-/// The last chunk of a stream, which has no choices.
-pub(crate) fn usage_chunk(head: &AnswerHead, usage: Usage) -> Bytes {
-    sse::event(&Body { usage: Some(usage), ..head.body(OBJECT, [(); 0]) })
+impl Chunks {
+    pub(crate) fn new(head: &AnswerHead, tokenizer: Tokenizer) -> Self {
+        Self { head: ChunkHead::new(head, OBJECT), tokenizer }
+    }
+
+    /// Appends one chunk of a stream.
+    pub(crate) fn write_delta(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, shown: Shown<'_>) {
+        let Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext } = shown;
+        let (echoed, mut lists) = echoed.map_or((None, Lists::default()), |(echoed, lists)| (Some(echoed), lists));
+        let choice = Choice {
+            index,
+            text: echoed.map_or(Cow::Borrowed(&delta.text), |echoed| echoed.before(&delta.text)),
+            logprobs: delta.logprobs.as_ref().map(|tokens| {
+                if echoed.is_none_or(|echoed| !echoed.only) {
+                    lists.add(&self.tokenizer, tokens, told);
+                }
+                lists.finish(told)
+            }),
+            finish_reason: delta.finish.as_ref().map(finish::reason),
+            stop_reason: delta.finish.as_ref().and_then(finish::stop_reason),
+            token_ids: with_ids.then_some(Ids(&delta.tokens)),
+            prompt_token_ids: prompt_tokens.map(Ids),
+            prompt_logprobs: None,
+        };
+        self.head.write(events, &[choice], &Beside { usage, nvext, ..Beside::default() });
+    }
+
+    /// Appends the last chunk of a stream, which has no choices.
+    pub(crate) fn write_usage(&self, events: &mut Vec<u8>, usage: Usage) {
+        self.head.write(events, &[(); 0], &Beside { usage: Some(usage), ..Beside::default() });
+    }
 }
 
 const OBJECT: &str = "text_completion";

@@ -3,6 +3,8 @@
 use chiasm_backend::{PromptLogprobs, TokenLogprob};
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::prompt_logprobs::{MAX_CONTEXT, PromptLogprobsBody, text_of};
@@ -15,24 +17,57 @@ fn shortest(logprob: f32) -> Value {
     logprob.max(LOWEST).to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// Chat: `{"content": [{token, logprob, bytes, top_logprobs}]}`. `bytes` are the token's own, also of half a character.
-pub(super) fn chat(tokenizer: &Tokenizer, tokens: &[TokenLogprob]) -> Value {
-    let entry = |token: TokenId, logprob: f32| {
-        json!({
-            "token": tokenizer.decode(&[token], false),
-            "logprob": shortest(logprob),
-            "bytes": tokenizer.token_bytes(token),
-        })
-    };
-    let content: Vec<Value> = tokens
-        .iter()
-        .map(|chosen| {
-            let mut content = entry(chosen.token, chosen.logprob);
-            content["top_logprobs"] = chosen.top.iter().map(|&(token, logprob)| entry(token, logprob)).collect();
-            content
-        })
-        .collect();
-    json!({"content": content})
+/// Chat: `{"content": [{token, logprob, bytes, top_logprobs}]}`.
+pub(super) struct ChatLogprobs<'a> {
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) tokens: &'a [TokenLogprob],
+}
+
+#[derive(Serialize)]
+struct ChatToken<'a> {
+    token: String,
+    /// Written in as few digits as tell it from all other 32-bit numbers.
+    logprob: f32,
+    /// The token's own, also of half a character.
+    bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Candidates<'a>>,
+}
+
+struct Candidates<'a> {
+    tokenizer: &'a Tokenizer,
+    candidates: &'a [(TokenId, f32)],
+}
+
+impl<'a> ChatToken<'a> {
+    fn new(tokenizer: &Tokenizer, token: TokenId, logprob: f32, top_logprobs: Option<Candidates<'a>>) -> Self {
+        let (text, bytes) = (tokenizer.decode(&[token], false), tokenizer.token_bytes(token));
+        Self { token: text, logprob: logprob.max(LOWEST), bytes, top_logprobs }
+    }
+}
+
+impl Serialize for ChatLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        struct Content<'a>(&'a Tokenizer, &'a [TokenLogprob]);
+        impl Serialize for Content<'_> {
+            fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                let Self(tokenizer, tokens) = *self;
+                to.collect_seq(tokens.iter().map(|TokenLogprob { token, logprob, top: candidates }| {
+                    ChatToken::new(tokenizer, *token, *logprob, Some(Candidates { tokenizer, candidates }))
+                }))
+            }
+        }
+        let mut object = to.serialize_struct("logprobs", 1)?;
+        object.serialize_field("content", &Content(self.tokenizer, self.tokens))?;
+        object.end()
+    }
+}
+
+impl Serialize for Candidates<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Self { tokenizer, candidates } = self;
+        to.collect_seq(candidates.iter().map(|&(token, logprob)| ChatToken::new(tokenizer, token, logprob, None)))
+    }
 }
 
 /// What was told of one choice by the lists before.
@@ -125,6 +160,7 @@ mod tests {
         ] {
             let value = shortest(logprob);
             assert_eq!(value.to_string(), shown);
+            assert_eq!(serde_json::to_string(&logprob.max(LOWEST)).unwrap(), shown, "in chats");
             assert_eq!(value.as_f64().map(|value| value as f32), Some(logprob.max(LOWEST)), "the same number");
         }
     }

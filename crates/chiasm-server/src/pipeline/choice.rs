@@ -114,7 +114,7 @@ impl Choice {
     /// Takes one output. `finish` is set when the continuation ended, be it by the backend or by a stop string (then the
     /// backend does not know yet, and the continuation is to be stopped).
     pub(super) fn push(&mut self, output: Output) -> ChoiceDelta {
-        let (tokens, logprobs) = match output.content {
+        let (mut tokens, logprobs) = match output.content {
             Content::Tokens { tokens, logprobs } => (tokens, logprobs),
             Content::Text { text, tool_calls } => {
                 let index = self.index;
@@ -131,23 +131,26 @@ impl Choice {
         // The token that ended the text is no part of it, unless asked for.
         let silent_tail = usize::from(!self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))));
         let spoken = tokens.len().saturating_sub(silent_tail);
-        for (i, &token) in tokens.iter().enumerate() {
+        let mut taken = 0;
+        for &token in &tokens {
+            taken += 1;
             self.seen_tokens += 1;
-            delta.tokens.push(token);
             delta.reasoning_tokens += usize::from(self.reader.as_ref().is_some_and(Reader::is_reasoning));
-            if i >= spoken || self.is_left_out(token) {
+            if taken > spoken || self.is_left_out(token) {
                 continue;
             }
             let text = self.detokenizer.push(token);
-            if self.add_text(&text, &mut delta, &mut finish) {
+            if self.add_text(text, &mut delta, &mut finish) {
                 break;
             }
         }
+        tokens.truncate(taken);
+        delta.tokens = tokens;
         if finish.is_some() && !matches!(finish, Some(Finish::StopString(_))) {
             let rest = self.detokenizer.finish();
-            if !self.add_text(&rest, &mut delta, &mut finish) {
+            if !self.add_text(rest, &mut delta, &mut finish) {
                 let rest = self.stops.finish();
-                self.tell(&rest, &mut delta);
+                self.tell(rest, &mut delta);
             }
         }
         if self.wants_logprobs {
@@ -168,23 +171,28 @@ impl Choice {
     }
 
     /// Adds settled text to the delta, or what it says.
-    fn tell(&mut self, text: &str, delta: &mut ChoiceDelta) {
+    fn tell(&mut self, text: String, delta: &mut ChoiceDelta) {
         match &mut self.reader {
-            Some(reader) => reader.read(text, delta),
-            None => delta.text.push_str(text),
+            Some(reader) => reader.read(&text, delta),
+            None if delta.text.is_empty() => delta.text = text,
+            None => delta.text.push_str(&text),
         }
     }
 
     /// Adds text to the delta; true when a stop string ended the continuation in it.
-    fn add_text(&mut self, text: &str, delta: &mut ChoiceDelta, finish: &mut Option<Finish>) -> bool {
-        // vLLM too looks for stop strings only in what comes after the first `min_tokens` tokens.
-        if self.seen_tokens <= self.min_tokens {
-            let text = self.stops.push_unwatched(text);
-            self.tell(&text, delta);
+    fn add_text(&mut self, text: String, delta: &mut ChoiceDelta, finish: &mut Option<Finish>) -> bool {
+        if self.stops.is_idle() {
+            self.tell(text, delta);
             return false;
         }
-        let step = self.stops.push(text);
-        self.tell(&step.text, delta);
+        // vLLM too looks for stop strings only in what comes after the first `min_tokens` tokens.
+        if self.seen_tokens <= self.min_tokens {
+            let text = self.stops.push_unwatched(&text);
+            self.tell(text, delta);
+            return false;
+        }
+        let step = self.stops.push(&text);
+        self.tell(step.text, delta);
         match step.stopped_by {
             Some(stop) => {
                 *finish = Some(Finish::StopString(stop));

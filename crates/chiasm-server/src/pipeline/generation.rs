@@ -1,8 +1,10 @@
 //! A prepared request on a worker: pick it, give its backend the job, and follow the answer. Another worker is tried when
 //! one dies, as long as the client has not been sent a token.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use chiasm_backend::{Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob};
@@ -10,7 +12,7 @@ use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::{PlanClassId, WorkerId};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{Stream, unfold};
+use futures_util::stream::Stream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
@@ -85,6 +87,10 @@ pub(crate) struct Generation {
     deadlines: Deadlines,
     /// Ends at the deadline that is next.
     alarm: Option<Pin<Box<Sleep>>>,
+    /// Who is woken then: who looked at the alarm last.
+    waits: Option<Waker>,
+    /// An output has come since somebody looked at the alarm.
+    had_output: bool,
 }
 
 /// Why an attempt ended early.
@@ -188,15 +194,8 @@ impl Generation {
     }
 
     /// The deltas of all continuations as they come, each marked with its continuation's index.
-    pub(crate) fn into_deltas(self) -> impl Stream<Item = Result<ChoiceDelta, RequestError>> + Send {
-        unfold(Some(self), |generation| async {
-            let mut generation = generation?;
-            match generation.next_delta().await {
-                Ok(Some(delta)) => Some((Ok(delta), Some(generation))),
-                Ok(None) => None,
-                Err(failure) => Some((Err(failure.into()), None)),
-            }
-        })
+    pub(crate) fn into_deltas(self) -> Deltas {
+        Deltas { generation: Some(Box::new(self)) }
     }
 
     async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, before: &Attempts) -> Result<Self, Failure> {
@@ -264,20 +263,29 @@ impl Generation {
             hung: Some(serving.hung().boxed()),
             deadlines,
             alarm: deadlines.first_token.map(|deadline| Box::pin(sleep_until(deadline.at))),
+            waits: None,
+            had_output: false,
         })
     }
 
+    /// Waits for [`poll_delta`](Self::poll_delta).
     async fn next_delta(&mut self) -> Result<Option<ChoiceDelta>, Failure> {
+        poll_fn(|context| self.poll_delta(context)).await
+    }
+
+    /// The next delta; `None` when all continuations have ended.
+    fn poll_delta(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<ChoiceDelta>, Failure>> {
         if let Some(delta) = self.ahead.take() {
-            return Ok(Some(delta));
+            return Poll::Ready(Ok(Some(delta)));
         }
-        let Some(output) = self.next_output().await? else { return Ok(None) };
+        let Some(output) = ready!(self.poll_output(context))? else { return Poll::Ready(Ok(None)) };
         if self.attempted.first_token.is_none() {
             self.saw_first(&output);
         }
         let (index, has_ended) = (output.choice, output.finish.is_some());
         let Some(choice) = self.choices.get_mut(index) else {
-            return Err(RequestError::internal("the engine answered with a continuation that was not asked for").into());
+            let error = RequestError::internal("the engine answered with a continuation that was not asked for");
+            return Poll::Ready(Err(error.into()));
         };
         let delta = choice.push(output);
         if let Some(gap) = choice.gap(&delta) {
@@ -286,23 +294,35 @@ impl Generation {
         if delta.finish.is_some() && !has_ended {
             self.running.stop(index);
         }
-        Ok(Some(delta))
+        Poll::Ready(Ok(Some(delta)))
     }
 
-    async fn next_output(&mut self) -> Result<Option<Output>, Failure> {
+    fn poll_output(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Output>, Failure>> {
         let worker = self.attempted.worker;
-        let Self { running, hung, alarm, .. } = self;
-        tokio::select! {
-            // What has come counts, however late it is.
-            biased;
-            output = running.next() => output.transpose().map_err(|error| failure(worker, error)),
-            () = if_any(hung.as_mut()) => Err(Failure::Lost(worker, Death::new("it hangs"))),
-            () = if_any(alarm.as_mut()) => {
-                let Deadlines { first_token, end } = self.deadlines;
-                let passed = if self.attempted.first_token.is_none() { first_token } else { end };
-                Err(passed.map_or_else(|| RequestError::internal("a deadline passed"), |passed| passed.passed()).into())
-            }
+        // What has come counts, however late it is.
+        if let Poll::Ready(output) = self.running.poll_next(context) {
+            self.had_output = true;
+            return Poll::Ready(output.transpose().map_err(|error| failure(worker, error)));
         }
+        if let Some(hung) = &mut self.hung
+            && hung.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Err(Failure::Lost(worker, Death::new("it hangs"))));
+        }
+        let Some(alarm) = &mut self.alarm else { return Poll::Pending };
+        // Setting the alarm again after each output would cost more than all the rest here; one that is still to come wakes this task.
+        let is_set = self.waits.as_ref().is_some_and(|waits| waits.will_wake(context.waker()));
+        if std::mem::take(&mut self.had_output) && is_set && Instant::now() < alarm.deadline() {
+            return Poll::Pending;
+        }
+        if !is_set {
+            self.waits = Some(context.waker().clone());
+        }
+        ready!(alarm.as_mut().poll(context));
+        let Deadlines { first_token, end } = self.deadlines;
+        let passed = if self.attempted.first_token.is_none() { first_token } else { end };
+        let error = passed.map_or_else(|| RequestError::internal("a deadline passed"), |passed| passed.passed());
+        Poll::Ready(Err(error.into()))
     }
 
     /// Takes note of a first output. The first of several continuations tells what was cached before this request.
@@ -312,7 +332,10 @@ impl Generation {
         self.attempted.delivered = self.running.delivered();
         self.attempted.first_token = Some(after);
         match (&mut self.alarm, self.deadlines.end) {
-            (Some(alarm), Some(end)) => alarm.as_mut().reset(end.at),
+            (Some(alarm), Some(end)) => {
+                alarm.as_mut().reset(end.at);
+                self.waits = None;
+            }
             (alarm, _) => *alarm = None,
         }
         if let Some(prefill) = output.prefill {
@@ -328,6 +351,25 @@ impl Generation {
         }
         self.reservation.first_token();
         self.frontend.metrics.first_token(&self.attempted, self.started.elapsed());
+    }
+}
+
+/// The deltas of an answer. Ends after an error. Dropping it aborts what still runs.
+pub(crate) struct Deltas {
+    /// In a box: a stream is moved some times before it is read.
+    generation: Option<Box<Generation>>,
+}
+
+impl Stream for Deltas {
+    type Item = Result<ChoiceDelta, RequestError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(generation) = &mut self.generation else { return Poll::Ready(None) };
+        let delta = ready!(generation.poll_delta(context)).map_err(RequestError::from).transpose();
+        if !matches!(delta, Some(Ok(_))) {
+            self.generation = None;
+        }
+        Poll::Ready(delta)
     }
 }
 
@@ -386,14 +428,6 @@ async fn collect_once(
     }
     let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Result<_, _>>()?;
     Ok((choices, generation.attempted))
-}
-
-/// Waits for a future if there is one, else for ever.
-async fn if_any(future: Option<&mut (impl Future<Output = ()> + Unpin)>) {
-    match future {
-        Some(future) => future.await,
-        None => std::future::pending().await,
-    }
 }
 
 fn failure(worker: WorkerId, error: JobError) -> Failure {

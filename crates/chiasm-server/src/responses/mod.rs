@@ -24,8 +24,6 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
-use futures_util::stream::{StreamExt, iter};
 
 use self::output::Answer;
 use self::request::ResponsesRequest;
@@ -35,7 +33,7 @@ use crate::answer::{check_model, planned, usage};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
-use crate::meter::{Meter, metered_with_errors};
+use crate::meter::{self, Meter};
 use crate::pipeline::{ChoiceDelta, Generation, collect};
 use crate::routes::routing_headers;
 use crate::sse;
@@ -71,10 +69,11 @@ pub(crate) async fn create(
     let attempted = generation.attempted();
     let meter = Meter::new(frontend, options, vec![attempted], admission, prepared.reads_reasoning());
     let (mut answer, begun) = Answer::streamed(caller.id.as_str(), &head);
-    let events = metered_with_errors(
+    let events = meter::events(
+        begun.concat(),
         generation.into_deltas(),
         meter,
-        move |delta: Result<ChoiceDelta, ApiError>, meter: &mut Meter| {
+        move |delta: Result<ChoiceDelta, ApiError>, meter, events| {
             match delta {
                 Ok(delta) => {
                     meter.count(0, &delta);
@@ -85,12 +84,12 @@ pub(crate) async fn create(
                 }
                 Err(error) => answer.fail(&head, &error),
             }
-            answer.take_events()
+            answer.take_events().into_iter().for_each(|told| events.extend_from_slice(&told));
         },
         // The last event has told it.
-        |_| Bytes::new(),
+        |_, _| {},
     );
-    let mut response = sse::stream(iter(begun).chain(events));
+    let mut response = sse::response(events);
     routing_headers(response.headers_mut(), &attempted);
     Ok(response)
 }

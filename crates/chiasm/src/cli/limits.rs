@@ -1,5 +1,7 @@
 //! Flags of the limits that hold for requests and connections.
 
+use std::num::NonZeroUsize;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use chiasm_server::{Limits, Network};
@@ -45,6 +47,10 @@ pub(crate) struct LimitArgs {
     /// Most seconds of this server's CPU time that one request may ask for, by estimate before the work is done; more gets 413
     #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
     pub(crate) max_request_cost: Duration,
+    /// Threads for connections and engines' outputs; more share the load of more tokens per second, at a higher cost for each
+    /// [default: half of the cores]
+    #[arg(long, env = "CHIASM_ASYNC_THREADS")]
+    pub(crate) async_threads: Option<NonZeroUsize>,
     /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
     #[arg(long, env = "CHIASM_CPU_THREADS")]
     pub(crate) cpu_threads: Option<usize>,
@@ -63,4 +69,13 @@ pub(crate) struct LimitArgs {
     /// Seconds that requests in flight get to finish after that
     #[arg(long, env = "CHIASM_DRAIN_TIMEOUT", value_parser = seconds, default_value = "30")]
     pub(crate) drain_timeout: Duration,
+}
+
+impl LimitArgs {
+    /// The number of threads that async tasks run on. What they do for a token takes less than to hand it to another thread, so
+    /// there are fewer than cores; all that takes long has threads of its own.
+    pub(crate) fn async_threads(&self) -> usize {
+        let half = || available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
+        self.async_threads.map_or_else(half, NonZeroUsize::get)
+    }
 }
