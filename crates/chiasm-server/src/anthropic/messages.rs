@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::blocks::{Block, ResultContent, unsupported};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
-use crate::openai::messages::elements;
+use crate::openai::messages::{elements, message_list};
 use crate::pipeline::MediaRef;
 
 /// What one client begins a block of its system message with. It differs in every request, so vLLM drops the block for the prefix
@@ -50,15 +50,8 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        // Those of an earlier field of the same name, which this one replaces.
-        intake.media.clear();
-        let turns: Vec<Turn> = elements(intake, &mut seq)?;
-        if turns.is_empty() {
-            let error = ApiError::invalid("messages", "'messages' must have at least one message");
-            return Err(intake.refuse(error));
-        }
         let mut messages = Vec::new();
-        for turn in turns {
+        for turn in message_list(intake, &mut seq)? {
             add_turn(intake, &mut messages, turn)?;
         }
         Ok(Some(Messages { messages, media: std::mem::take(&mut intake.media) }))

@@ -8,7 +8,7 @@ use super::fields::Fields;
 use super::nvext::ExtraFields;
 use super::structured;
 use crate::error::ApiError;
-use crate::pipeline::Sampling;
+use crate::pipeline::{Chat, GenerateRequest, Prompt, Sampling, ToolUse};
 
 /// Most continuations of one prompt.
 const MAX_N: u32 = 128;
@@ -101,6 +101,18 @@ impl Common {
         }
         common.refuse_and_ignore(fields)?;
         Ok(common)
+    }
+
+    /// What is asked for with these fields and a conversation.
+    pub(crate) fn of_chat(&self, chat: Chat, tools: Option<ToolUse>, without_reasoning: bool) -> GenerateRequest {
+        GenerateRequest {
+            prompt: Prompt::Chat(chat),
+            sampling: self.sampling.clone(),
+            cache_salt: self.cache_salt.clone(),
+            priority: self.priority,
+            tools,
+            without_reasoning,
+        }
     }
 
     /// Fields of OpenAI's and vLLM's APIs that ask for nothing at their default, and those that never change the answer.

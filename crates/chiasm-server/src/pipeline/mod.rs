@@ -9,6 +9,8 @@
 //! |---|---|
 //! | `request` | what a client asks for, parsed and in range |
 //! | `prepare` | from that to prompts that can be routed |
+//! | `opening` | the bytes of its media items |
+//! | `prompt_price` | what making its prompt takes |
 //! | `item` | media items, whatever they are |
 //! | `image` | images: their plans and their tensors |
 //! | `helped` | media items that vLLM's own processor makes |
@@ -29,9 +31,11 @@ mod generation;
 mod helped;
 mod image;
 mod item;
+mod opening;
 mod plans;
 mod prepare;
 mod processed;
+mod prompt_price;
 mod reading;
 mod request;
 mod retries;
