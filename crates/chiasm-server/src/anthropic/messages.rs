@@ -168,6 +168,21 @@ pub(super) fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage { role: role.to_owned(), content: Some(ChatContent::Text(text)), ..ChatMessage::default() }
 }
 
+/// Puts what all system messages say into one at the head, as vLLM does for templates that take none behind others.
+pub(super) fn put_system_first(messages: &mut Vec<ChatMessage>) {
+    let mut said = String::new();
+    messages.retain_mut(|message| match &mut message.content {
+        Some(ChatContent::Text(text)) if message.role == "system" => {
+            said.push_str(text);
+            false
+        }
+        _ => true,
+    });
+    if !said.is_empty() {
+        messages.insert(0, message("system", said));
+    }
+}
+
 /// Adds what a message becomes: results of tools are messages of their own, before what is said beside them.
 fn add_turn<E: Error>(intake: &mut Intake, messages: &mut Vec<ChatMessage>, turn: Turn) -> Result<(), E> {
     let Turn { role, content } = turn;

@@ -96,7 +96,8 @@ impl Common {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             extra_fields: ExtraFields::take(fields)?,
         };
-        if common.stream.is_some() && common.sampling.prompt_logprobs.is_some() {
+        // As in vLLM, which computes those without alternatives and tells nobody.
+        if common.stream.is_some() && common.sampling.prompt_logprobs.is_some_and(|top| top > 0) {
             return Err(ApiError::invalid("prompt_logprobs", "'prompt_logprobs' are not told in a stream"));
         }
         common.refuse_and_ignore(fields)?;
@@ -298,7 +299,8 @@ mod tests {
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
-        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})).as_deref(), Some("prompt_logprobs"));
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 1})).as_deref(), Some("prompt_logprobs"));
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})), None);
         assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
         assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
         assert_eq!(refused(json!({"bad_words": ["a", " "]})).as_deref(), Some("bad_words[1]"));
