@@ -121,7 +121,7 @@ async fn prepared(
             if is_uncalled && frontend.model.chats.excludes_uncalled_tools {
                 chat.tools = None;
             }
-            let (reading, constraint) = Reading::plan(&frontend.model, tools.as_ref(), without_reasoning)?;
+            let (reading, constraint) = Reading::plan(&frontend.model, chat, tools.as_ref(), without_reasoning)?;
             sampling.structured = with_calls(sampling.structured, constraint)?;
             reading
         }

@@ -127,6 +127,31 @@ impl Chat {
         }
         variables
     }
+
+    /// What the variables of the chat template say of thinking, for those of vLLM's parsers that ask them: `thinking` or
+    /// `enable_thinking`. `None` if neither is set.
+    pub(super) fn thinks(&self, defaults: &ChatDefaults) -> Option<bool> {
+        // vLLM takes both for "not set".
+        let is_set = |value: &&Value| !value.is_null() && *value != "auto";
+        let of = |variables: &'_ Map<String, Value>, name: &str| variables.get(name).filter(is_set).map(is_true);
+        let of_effort = self.reasoning_effort.as_ref().map(|effort| effort != "none");
+        let thinking = of(&self.template_kwargs, "thinking").or_else(|| of(&defaults.template_kwargs, "thinking"));
+        let enabled = of(&self.template_kwargs, "enable_thinking").or(of_effort);
+        let enabled = enabled.or_else(|| of(&defaults.template_kwargs, "enable_thinking"));
+        thinking.into_iter().chain(enabled).reduce(|one, other| one || other)
+    }
+}
+
+/// Whether Python takes a value for true.
+fn is_true(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Bool(value) => *value,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+    }
 }
 
 /// What a request changes of how media are made.
