@@ -8,7 +8,7 @@ use super::fields::Fields;
 use super::nvext::ExtraFields;
 use super::structured;
 use crate::error::ApiError;
-use crate::pipeline::{Chat, GenerateRequest, Prompt, Sampling, ToolUse};
+use crate::pipeline::{Chat, GenerateRequest, Prompt, Repetition, Sampling, ThinkingBudget, ToolUse};
 
 /// Most continuations of one prompt.
 const MAX_N: u32 = 128;
@@ -24,6 +24,8 @@ const MAX_BIASES: usize = 4096;
 const MAX_ALLOWED: usize = 1 << 16;
 /// Most words that must not be generated; vLLM has room for two token sequences of each (`VLLM_MAX_NUM_BAD_WORDS`).
 const MAX_BAD_WORDS: usize = 500;
+/// Largest numbers of a pattern that is repeated: beyond any context.
+const MAX_PATTERN: u32 = 1_000_000;
 /// vLLM's bound.
 const MAX_SALT_BYTES: usize = 1024;
 
@@ -86,6 +88,8 @@ impl Common {
             allowed_token_ids: take_allowed(fields)?,
             bad_words: take_bad_words(fields)?,
             structured: structured::take(fields)?,
+            thinking_budget: take_thinking_budget(fields)?,
+            repetition: take_repetition(fields)?,
         };
         let common = Self {
             model: fields.take("model")?,
@@ -140,6 +144,38 @@ impl Common {
         ]);
         Ok(())
     }
+}
+
+/// Takes how many tokens a model may think; -1 is as many as it likes.
+fn take_thinking_budget(fields: &mut Fields) -> Result<Option<ThinkingBudget>, ApiError> {
+    const FIELD: &str = "thinking_token_budget";
+    let range = -1..=i64::from(i32::MAX);
+    let tokens: Option<i64> = fields.take_in(FIELD, range, "-1 for no limit, or 0 to 2147483647")?;
+    Ok(tokens.and_then(|tokens| u32::try_from(tokens).ok()).map(|tokens| ThinkingBudget { tokens, field: FIELD }))
+}
+
+/// Takes what counts as going round in circles. The bounds are those of vLLM's `RepetitionDetectionParams`.
+fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> {
+    const FIELD: &str = "repetition_detection";
+    const RANGE: &str = "from 0 to 1000000";
+    let Some(value) = fields.take::<Value>(FIELD)? else { return Ok(None) };
+    let mut fields = Fields::new(value, FIELD)?;
+    let max_pattern = fields.take_in("max_pattern_size", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    let min_pattern = fields.take_in("min_pattern_size", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    let count = fields.take_in("min_count", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    fields.finish()?;
+    if min_pattern > max_pattern {
+        let (name, most) = (format!("{FIELD}.min_pattern_size"), format!("{FIELD}.max_pattern_size"));
+        return Err(ApiError::invalid(&name, format!("'{name}' must be at most '{most}'")));
+    }
+    if max_pattern == 0 {
+        return Ok(None);
+    }
+    if count < 2 {
+        let name = format!("{FIELD}.min_count");
+        return Err(ApiError::invalid(&name, format!("'{name}' must be at least 2")));
+    }
+    Ok(Some(Repetition { max_pattern, min_pattern, count }))
 }
 
 /// Takes the strings that end the text.
@@ -284,6 +320,9 @@ mod tests {
             ("repetition_penalty", json!(0)),
             ("seed", json!(1.5)),
             ("cache_salt", json!("")),
+            ("thinking_token_budget", json!(-2)),
+            ("thinking_token_budget", json!(1.5)),
+            ("repetition_detection", json!(3)),
             ("prompt_logprobs", json!(21)),
             ("prompt_logprobs", json!(-1)),
             ("skip_reading_prefix_cache", json!("yes")),
@@ -335,5 +374,31 @@ mod tests {
         assert_eq!(refused(json!({"stream_options": {"include_usage": true}})).as_deref(), Some("stream_options"));
         let stream = common(json!({"stream": true, "stream_options": {"include_usage": true}})).unwrap().stream;
         assert!(stream.unwrap().include_usage);
+    }
+
+    #[test]
+    fn what_ends_thoughts_and_circles_has_vllms_bounds() {
+        let taken = |extra: Value| {
+            let taken = Fields::all_taken(extra, Common::take);
+            taken.map(|common| common.sampling).map_err(|error| error.param.unwrap())
+        };
+        let budget = |tokens: i64| taken(json!({"thinking_token_budget": tokens})).unwrap().thinking_budget;
+        assert_eq!(budget(-1), None);
+        assert_eq!(budget(0), Some(ThinkingBudget { tokens: 0, field: "thinking_token_budget" }));
+        let repetition = |value: Value| taken(json!({"repetition_detection": value})).map(|taken| taken.repetition);
+        assert_eq!(repetition(json!({})), Ok(None));
+        assert_eq!(repetition(json!({"min_count": 1})), Ok(None));
+        let expected = Repetition { max_pattern: 4, min_pattern: 0, count: 2 };
+        assert_eq!(repetition(json!({"max_pattern_size": 4, "min_count": 2})), Ok(Some(expected)));
+        for (value, field) in [
+            (json!({"max_pattern_size": 4}), "min_count"),
+            (json!({"max_pattern_size": 4, "min_count": 1}), "min_count"),
+            (json!({"min_pattern_size": 1}), "min_pattern_size"),
+            (json!({"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2}), "min_pattern_size"),
+            (json!({"max_pattern_size": -1}), "max_pattern_size"),
+            (json!({"pattern": 1}), "pattern"),
+        ] {
+            assert_eq!(repetition(value), Err(format!("repetition_detection.{field}")));
+        }
     }
 }

@@ -43,7 +43,7 @@ mod sampling;
 mod tokenize;
 mod turns;
 
-pub(crate) use chiasm_backend::Structured;
+pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use error::{Cause, RequestError};
 pub(crate) use generation::{Attempted, Generation, collect};
@@ -51,6 +51,8 @@ pub(crate) use helped::Helped;
 pub use helped::HelperOptions;
 pub(crate) use image::Images;
 pub(crate) use prepare::{Planned, Prepared, prepare};
-pub(crate) use request::{Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
+pub(crate) use request::{
+    Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
+};
 pub(crate) use retries::Retries;
 pub(crate) use tokenize::{Tokenizable, detokenize, tokenize};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use chiasm_backend::{Constraint, JobItem, RequestId, Structured, TraceContext};
+use chiasm_backend::{Constraint, JobItem, ReasoningHints, RequestId, Structured, TraceContext};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Item, Marker, MarkerText, Markers, RenderOptions, expand};
@@ -38,6 +38,8 @@ pub(crate) struct Prepared {
     pub plans: Vec<Planned>,
     /// How tokens are chosen, as the client asked.
     pub sampling: Sampling,
+    /// What a backend is told of its reasoning.
+    pub reasoning: ReasoningHints,
     /// How its answers are read, if they are more than text.
     pub reading: Option<Arc<Reading>>,
     /// What keeps prompts of different owners apart, if anything.
@@ -115,6 +117,7 @@ async fn prepared(
 ) -> Result<Prepared, RequestError> {
     let GenerateRequest { mut prompt, mut sampling, cache_salt, priority, tools, without_reasoning } = request;
     let begun = Instant::now();
+    let mut reasoning = ReasoningHints::default();
     let reading = match prompt {
         Prompt::Chat(ref mut chat) => {
             let is_uncalled = tools.as_ref().is_some_and(|tools| tools.choice == ToolChoice::None);
@@ -123,6 +126,12 @@ async fn prepared(
             }
             let (reading, constraint) = Reading::plan(&frontend.model, chat, tools.as_ref(), without_reasoning)?;
             sampling.structured = with_calls(sampling.structured, constraint)?;
+            // As in vLLM, which has its frontend's reasoning parser and that of an engine see the same
+            // (`ChatCompletionRequest.resolve_reasoning_ended`); only constraints are held back by reasoning.
+            if sampling.structured.is_some() && frontend.model.answers.engine_parser().is_some() {
+                let variables = chat.thinking_variables(&frontend.model.chats);
+                reasoning = ReasoningHints { is_over: without_reasoning, variables };
+            }
             reading
         }
         Prompt::Text(_) | Prompt::Tokens(_) => None,
@@ -149,7 +158,20 @@ async fn prepared(
     let plans = plans.map_err(|error| error.at(field))?;
     let Caller { id, trace, session, arrived, .. } = caller.clone();
     let took = Took { fetch, plan: begun.elapsed() - fetch };
-    Ok(Prepared { id, trace, plans, sampling, reading, cache_salt, priority, session, arrived, deadlines, took })
+    Ok(Prepared {
+        id,
+        trace,
+        plans,
+        sampling,
+        reasoning,
+        reading,
+        cache_salt,
+        priority,
+        session,
+        arrived,
+        deadlines,
+        took,
+    })
 }
 
 /// The one constraint of a request: its own, or that it calls.

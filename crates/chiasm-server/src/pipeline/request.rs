@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
-use chiasm_backend::{RequestId, Structured, TraceContext};
+use chiasm_backend::{Repetition, RequestId, Structured, TraceContext};
 use chiasm_media::MediaInput;
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
@@ -131,14 +131,20 @@ impl Chat {
     /// What the variables of the chat template say of thinking, for those of vLLM's parsers that ask them: `thinking` or
     /// `enable_thinking`. `None` if neither is set.
     pub(super) fn thinks(&self, defaults: &ChatDefaults) -> Option<bool> {
+        self.thinking_variables(defaults).into_iter().map(|(_, value)| value).reduce(|one, other| one || other)
+    }
+
+    /// Those of the two variables that are set.
+    pub(super) fn thinking_variables(&self, defaults: &ChatDefaults) -> Vec<(&'static str, bool)> {
         // vLLM takes both for "not set".
         let is_set = |value: &&Value| !value.is_null() && *value != "auto";
         let of = |variables: &'_ Map<String, Value>, name: &str| variables.get(name).filter(is_set).map(is_true);
         let of_effort = self.reasoning_effort.as_ref().map(|effort| effort != "none");
-        let thinking = of(&self.template_kwargs, "thinking").or_else(|| of(&defaults.template_kwargs, "thinking"));
-        let enabled = of(&self.template_kwargs, "enable_thinking").or(of_effort);
-        let enabled = enabled.or_else(|| of(&defaults.template_kwargs, "enable_thinking"));
-        thinking.into_iter().chain(enabled).reduce(|one, other| one || other)
+        let variable = |name: &'static str, of_effort: Option<bool>| {
+            let own = of(&self.template_kwargs, name).or(of_effort);
+            own.or_else(|| of(&defaults.template_kwargs, name)).map(|value| (name, value))
+        };
+        [variable("thinking", None), variable("enable_thinking", of_effort)].into_iter().flatten().collect()
     }
 }
 
@@ -225,6 +231,19 @@ pub(crate) struct Sampling {
     pub bad_words: Vec<String>,
     /// What the text has to be.
     pub structured: Option<Structured>,
+    /// Most tokens of reasoning.
+    pub thinking_budget: Option<ThinkingBudget>,
+    /// What counts as going round in circles, which ends the text.
+    pub repetition: Option<Repetition>,
+}
+
+/// Most tokens of reasoning, and where the client said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ThinkingBudget {
+    /// The tokens.
+    pub tokens: u32,
+    /// The field of the request.
+    pub field: &'static str,
 }
 
 impl Sampling {
@@ -260,6 +279,8 @@ impl Default for Sampling {
             allowed_token_ids: Vec::new(),
             bad_words: Vec::new(),
             structured: None,
+            thinking_budget: None,
+            repetition: None,
         }
     }
 }

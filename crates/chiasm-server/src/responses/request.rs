@@ -19,11 +19,13 @@ use crate::openai::structured::json_schema;
 use crate::pipeline::{Chat, GenerateRequest, Structured};
 
 /// Fields of the other endpoints alone, which share the rest.
-const OF_OTHERS: [&str; 11] = [
+const OF_OTHERS: [&str; 13] = [
     "n",
     "best_of",
     "echo",
     "prompt_logprobs",
+    "thinking_token_budget",
+    "repetition_detection",
     "functions",
     "response_format",
     "modalities",
