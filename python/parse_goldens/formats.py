@@ -1,6 +1,6 @@
 """How each format writes tool calls, so that the same calls can be asked of all."""
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable
 
 # Stands in a call for its place among the calls.
@@ -186,4 +186,23 @@ FORMATS = {
                          ["<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "</invoke>", "<parameter name=",
                           "</parameter>"], ("<minimax:tool_call>\n", "\n</minimax:tool_call>"), "\n",
                          reasoning=("minimax_m2", "minimax_m2_append_think")),
+}
+
+
+def renamed(format, tool_parser, tokenizer, was, now, **more):
+    """A format whose tags have other names: `was` begins the names of the old ones, `now` those of the new."""
+    to_new = lambda text: text.replace(f"<{was}", f"<{now}").replace(f"</{was}", f"</{now}")
+    return replace(format, tool_parser=tool_parser, tokenizer=tokenizer, call=lambda *call: to_new(format.call(*call)),
+                   bare=lambda name: to_new(format.bare(name)), end=to_new(format.end),
+                   markers=[to_new(marker) for marker in format.markers], reasoning=(), aliases=(), **more)
+
+
+# Parsers of their own in vLLM that read a format above, or one that differs by its tags alone. They are asked less.
+VARIANTS = {
+    "longcat": renamed(FORMATS["hermes"], "longcat", "longcat", "tool_call", "longcat_tool_call"),
+    "seed_oss": renamed(FORMATS["qwen3_coder"], "seed_oss", "seed_oss", "tool_call", "seed:tool_call",
+                        think=("<seed:think>", "</seed:think>")),
+    "step3p5": replace(FORMATS["qwen3_coder"], tool_parser="step3p5", reasoning=(), aliases=()),
+    "step5": replace(FORMATS["qwen3_coder"], tool_parser="step5", reasoning=(), aliases=()),
+    "ling3": replace(FORMATS["glm45"], tool_parser="ling3", reasoning=(), aliases=()),
 }

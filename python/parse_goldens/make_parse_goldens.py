@@ -39,15 +39,16 @@ import reasoning_cases
 import structural_tags
 import tiny_tokenizers
 import tool_lists
-from formats import FORMATS
+from formats import FORMATS, VARIANTS
 
 # Reasoning parsers with no tool parser, and their tokenizers.
 ALONE = [("qwen3", "qwen3"), ("deepseek_r1", "deepseek_v3"), ("deepseek_v3", "deepseek_v3"), ("deepseek_v4", "deepseek_v32"),
          ("glm45", "glm45"), ("kimi_k2", "kimi_k2"), ("minimax_m2", "minimax_m2"), ("minimax_m2_append_think", "minimax_m2"),
          ("step3", "step3"), ("mistral", "mistral_v13"), ("mistral", "mistral_v11"), ("mistral", "mistral_hf_v13"),
-         ("mistral", "mistral_hf_v3"), ("gemma4", "gemma4")]
+         ("mistral", "mistral_hf_v3"), ("gemma4", "gemma4"), ("holo2", "deepseek_v3"), ("step5", "qwen3"), ("seed_oss", "seed_oss"),
+         ("step3p5", "qwen3"), ("nemotron_v3", "qwen3"), ("ling3", "glm45")]
 # How models open and close reasoning, by tokenizer; step3 has no format here.
-TAGS = {format.tokenizer: format.think for format in FORMATS.values()}
+TAGS = {format.tokenizer: format.think for format in [*FORMATS.values(), VARIANTS["seed_oss"]]}
 # Whose arguments vLLM hands on whatever the schema says.
 UNTYPED = ("hermes", "llama3_json", "llama4_pythonic", "pythonic", "mistral_old", "deepseek_v3", "deepseek_v31")
 
@@ -146,6 +147,13 @@ def tool_goldens(parsers, name, format):
     yield ask("thinking-off", f"{format.think[0]}hm{format.think[1]}{one}", template={"enable_thinking": False, "thinking": False})
 
 
+def variant_goldens(parsers, format):
+    """A tool parser that reads another one's format."""
+    ask = lambda case, text: parsers.golden(format.tokenizer, format.tool_parser, None, case, text)
+    for case, text in [*cases.text_cases(format), *cases.typed_cases(format)]:
+        yield ask(case, text)
+
+
 def choice_texts(format, one):
     """Answers to requests that force calls: in the model's format, and as the JSON that vLLM asks for where it has no grammar."""
     yield "call", one
@@ -191,6 +199,8 @@ def goldens(parsers):
     for name, format in FORMATS.items():
         if name != "mistral_v11":  # differs in reasoning alone
             yield from tool_goldens(parsers, name, format)
+    for format in VARIANTS.values():
+        yield from variant_goldens(parsers, format)
     for name, tokenizer in ALONE:
         yield from reasoning_goldens(parsers, name, tokenizer, None)
     for format in FORMATS.values():
@@ -241,7 +251,7 @@ def main():
     assert len(set(names)) == len(names), "the name of a case says which"
     write(out / "parse.json", {"versions": versions, "aliases": aliases, "tokenizers": described, "tools": tool_lists.TOOLS},
           {"skip_special_tokens": list(asked_for(parsers)), "goldens": asked})
-    rows = structural_tags.rows(parsers, FORMATS)
+    rows = structural_tags.rows(parsers, FORMATS | VARIANTS)
     write(out / "structural_tags.json",
           {"versions": versions | {"xgrammar": metadata.version("xgrammar")}, "tools": tool_lists.TOOLS},
           {"constraints": rows})

@@ -36,6 +36,9 @@ GEMMA_CHANNEL = ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|
 # name: (special tokens, other added tokens). The first special token is one that no format knows.
 ADDED = {
     "qwen3": (CHATML, ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", *THINK]),
+    "longcat": (CHATML, ["<longcat_tool_call>", "</longcat_tool_call>", *THINK]),
+    "seed_oss": (["<[PAD]>", "<seed:bos>", "<seed:eos>"],
+                 ["<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"]),
     "deepseek_v3": (DEEPSEEK, [*DEEPSEEK_TURNS, *DEEPSEEK_CALLS, *THINK]),
     "deepseek_v32": (DEEPSEEK, [*DEEPSEEK_TURNS, "｜DSML｜", *THINK]),
     "kimi_k2": (["[BOS]", "[EOS]", "<|im_end|>"], [*KIMI_CALLS, *THINK]),

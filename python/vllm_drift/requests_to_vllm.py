@@ -1,6 +1,6 @@
 """Reads a frontend's messages as vLLM's EngineCore does, and compares them with what they mean."""
 
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
@@ -115,6 +115,8 @@ def _sampling(found: SamplingParams, means: dict):
         if name == "structured_outputs" and value is not None:
             defaults_of_it = asdict(type(value)(json_object=True)) | {"json_object": None}
             value, wanted = asdict(value), defaults_of_it | wanted
+        elif is_dataclass(value):
+            value = asdict(value)
         if isinstance(value, set):
             value, wanted = sorted(value), sorted(wanted)
         if value != wanted:

@@ -23,6 +23,17 @@ pub struct Job {
     pub priority: i64,
     /// The trace that the backend's own spans belong to.
     pub trace: Option<TraceContext>,
+    /// What is known of the answer's reasoning, behind which a constraint begins.
+    pub reasoning: ReasoningHints,
+}
+
+/// What a backend that looks for the end of an answer's reasoning can't see in the prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReasoningHints {
+    /// A constraint holds from the first token on, whatever the prompt's end says.
+    pub is_over: bool,
+    /// The variables of the chat template that turn thinking on and off, as far as they were set.
+    pub variables: Vec<(&'static str, bool)>,
 }
 
 /// What a job continues. Which of the two a worker takes is in its [`Capabilities`](crate::Capabilities).
@@ -112,6 +123,21 @@ pub struct Sampling {
     pub bad_words: Vec<Vec<TokenId>>,
     /// What the text has to be.
     pub structured: Option<Structured>,
+    /// At most so many tokens of reasoning: then it is ended.
+    pub thinking_budget: Option<u32>,
+    /// What counts as going round in circles, which ends a continuation.
+    pub repetition: Option<Repetition>,
+}
+
+/// A pattern of tokens that is repeated at the end of a continuation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repetition {
+    /// Most tokens of the pattern, at least 1.
+    pub max_pattern: u32,
+    /// Fewest tokens of the pattern, at most `max_pattern`; 0 is as good as 1.
+    pub min_pattern: u32,
+    /// How often it has to be there, at least 2.
+    pub count: u32,
 }
 
 /// What the text of an answer has to be, and where the client said so.

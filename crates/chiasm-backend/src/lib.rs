@@ -36,7 +36,9 @@ pub use backend::{Backend, Load, LoadSink, MemoryUsage, RunningJob};
 pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
 pub use connector::{Activity, ConnectError, Connected, Connector, Life};
 pub use error::{Death, JobError, SourceError};
-pub use job::{Constraint, Input, Job, JobItem, RequestId, Sampling, Structured, TraceContext};
+pub use job::{
+    Constraint, Input, Job, JobItem, ReasoningHints, Repetition, RequestId, Sampling, Structured, TraceContext,
+};
 pub use media::{
     Delivered, EncodedItem, FieldValue, ItemField, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory,
     TensorOrder, Transfer,

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use chiasm_backend::{
     Backend, ConnectError, Connected, Connector, Content, Death, Delivered, EncodedItem, FieldValue, Finish, HandOff,
     Input, ItemField, Job, JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver, MediaSource, Output,
-    RequestId, RunningJob, Sampling, SourceError, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
+    ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Tensor, TensorBytes, TensorFormat, TensorOrder,
+    TraceContext,
 };
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
@@ -240,10 +241,13 @@ fn job(n: usize, media: Arc<[JobItem]>) -> Job {
             allowed_token_ids: Vec::new(),
             bad_words: Vec::new(),
             structured: None,
+            thinking_budget: None,
+            repetition: None,
         },
         cache_salt: None,
         priority: 0,
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
+        reasoning: ReasoningHints { is_over: true, variables: vec![("thinking", false)] },
     }
 }
 
@@ -310,6 +314,8 @@ async fn continuations_are_requests_that_bear_the_jobs_identity() {
         let request = stand.engine.receive_add().await;
         assert!(request.request_id.starts_with("req-1-") && request.request_id.ends_with(&format!("-{choice}")));
         assert_eq!(request.sampling_params.seed, Some(7 + choice));
+        let told = (request.reasoning_ended, &request.reasoning_variables[..]);
+        assert_eq!(told, (Some(true), &[("thinking".to_owned(), false)][..]));
         assert_eq!(request.trace_headers[0].0, "traceparent");
         requests.push(request);
     }

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{
     EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FinishReason, Hello,
-    InitMessage, Logprobs, MmFeature, MmField, MmItem, PrefillStats, Problem, SamplingParams, SchedulerStats,
-    StopReason, UtilityOutput, Value, WireTensor, output, request,
+    InitMessage, Logprobs, MmFeature, MmField, MmItem, PrefillStats, Problem, RepetitionDetection, SamplingParams,
+    SchedulerStats, StopReason, UtilityOutput, Value, WireTensor, output, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use proptest::prelude::*;
@@ -188,6 +188,11 @@ prop_compose! {
             eos_token_id: eos.map(TokenId),
             logit_bias: bias,
             skip_reading_prefix_cache,
+            thinking_token_budget: eos,
+            repetition_detection: eos.map(|max_pattern_size| RepetitionDetection {
+                max_pattern_size,
+                ..RepetitionDetection::default()
+            }),
             ..SamplingParams::default()
         }
     }
@@ -230,10 +235,12 @@ prop_compose! {
         priority in any::<i64>(),
         trace_headers in proptest::collection::vec(any::<(String, String)>(), 0..3),
         external_req_id in any::<Option<String>>(),
+        reasoning_ended in any::<Option<bool>>(),
+        reasoning_variables in proptest::collection::vec(any::<(String, bool)>(), 0..3),
     ) -> EngineCoreRequest {
         EngineCoreRequest {
             request_id, prompt_token_ids, mm_features, sampling_params, arrival_time, cache_salt, client_index,
-            priority, trace_headers, external_req_id,
+            priority, trace_headers, external_req_id, reasoning_ended, reasoning_variables,
         }
     }
 }

@@ -107,7 +107,7 @@ pub(crate) async fn download(
 ) -> Result<(), HubError> {
     let blob = cache.blob(&missing.etag);
     let lock = lock(&cache.lock(&missing.etag), &blob).await?;
-    // By another process while this one waited, or for another file with the same bytes.
+    // Another process downloaded it while this one waited, or it came for another file with the same bytes.
     if missing.is_downloaded(cache) {
         progress.add(missing.size);
     } else {

@@ -112,13 +112,13 @@ impl ModelCache {
                 // Another process was sooner, and may be reading it.
                 return Ok(());
             }
-            // Something of another size or without a target.
+            // What is there has another size or no target.
             match fs::remove_file(&link) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
             match symlink(&target, &link) {
-                // By another process, at the same time.
+                // Another process made it at the same time.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && link.is_file() => Ok(()),
                 linked => linked,
             }
@@ -126,14 +126,14 @@ impl ModelCache {
         linked().map_err(|error| HubError::file(&link, error))
     }
 
-    /// Which files are missing of what is wanted, judged by what is on the disk alone, and the paths of all files as far as they
-    /// are known.
+    /// Says which files are missing of what is wanted, judged by what is on the disk alone, and the paths of all files as far as
+    /// they are known.
     pub(crate) fn missing(&self, commit: &Commit, wanted: Wanted) -> (Vec<String>, Vec<String>) {
         if let Some(listing) = self.listing(commit) {
             let missing = listing.wanted(wanted).into_iter().filter(|(path, entry)| !self.has(commit, path, entry));
             return (missing.map(|(path, _)| path.to_owned()).collect(), listing.paths());
         }
-        // Written by an older huggingface_hub, which keeps no listing.
+        // An older huggingface_hub wrote it, which keeps no listing.
         let mut paths = Vec::new();
         walk(&self.snapshot(commit), "", MAX_DEPTH, &mut paths);
         (self.seems_to_miss(commit, &paths, wanted.weights).into_iter().collect(), paths)
@@ -159,7 +159,7 @@ impl ModelCache {
     }
 }
 
-/// The paths of all files below a folder that are there, links followed.
+/// Collects the paths of all files below a folder that are there, links followed.
 fn walk(folder: &Path, prefix: &str, depth: usize, paths: &mut Vec<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
@@ -172,7 +172,7 @@ fn walk(folder: &Path, prefix: &str, depth: usize, paths: &mut Vec<String>) {
     }
 }
 
-/// A small file's bytes.
+/// Reads a small file. `None` if it is not there, or larger than it may be.
 fn read(path: &Path, limit: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path).ok()?.take(limit + 1).read_to_end(&mut bytes).ok()?;
@@ -184,7 +184,7 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
     let written = || {
         let folder = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        // As readable as files usually are: others may share the cache.
+        // It is as readable as files usually are: others may share the cache.
         let mode = fs::Permissions::from_mode(0o644);
         let mut file = tempfile::Builder::new().suffix(".tmp").permissions(mode).tempfile_in(folder)?;
         file.write_all(bytes)?;

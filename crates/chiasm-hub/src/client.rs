@@ -22,18 +22,18 @@ use crate::settings::Token;
 use crate::{HubError, HubSettings, RepoId, Revision};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Until the head of an answer is there.
+/// The most time until the head of an answer is there.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// For the whole of a listing.
+/// The most time that the whole of a listing may take.
 const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
-/// Redirects of one request.
+/// The most redirects that one request follows.
 const MAX_REDIRECTS: usize = 8;
-/// Bytes of a URL that a redirect leads to; signed ones are long.
+/// The most bytes that the URL of a redirect may have; signed ones are long.
 const MAX_URL: usize = 16 << 10;
-/// Times that a request is sent in vain before it is given up.
+/// How often a request is sent in vain before it is given up.
 pub(crate) const TRIES: u32 = 4;
 
-/// Speaks to one hub of one model.
+/// A client that speaks to one hub of one model.
 #[derive(Debug)]
 pub(crate) struct HubClient {
     http: Client,
@@ -47,11 +47,11 @@ pub(crate) struct HubClient {
 /// What the answers on the way to a file said of it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Linked {
-    /// From `X-Linked-Etag`, which the hub sends with a redirect to where the file is.
+    /// The value of `X-Linked-Etag`, which the hub sends with a redirect to where the file is.
     pub(crate) etag: Option<String>,
-    /// From `X-Linked-Size`.
+    /// The value of `X-Linked-Size`.
     pub(crate) size: Option<u64>,
-    /// From `X-Repo-Commit`.
+    /// The value of `X-Repo-Commit`.
     pub(crate) commit: Option<String>,
 }
 

@@ -28,6 +28,8 @@ impl std::error::Error for UnknownParser {}
 #[derive(Clone, Debug)]
 pub struct Format {
     pub(crate) reasoning: Option<&'static Reasoning>,
+    /// Reasoning that stays in the text.
+    pub(crate) in_text_alone: Option<&'static Reasoning>,
     pub(crate) calls: Option<&'static Calls>,
     /// Reasoning is only what the prompt or the answer has begun by its marker.
     is_careful: bool,
@@ -65,6 +67,10 @@ pub(crate) struct Reasoning {
     pub(crate) trims_end: bool,
     /// What it says of itself first, which is left out.
     pub(crate) label: &'static str,
+    /// It is there if a variable of the template says so, and otherwise if this does. `None` if no variable decides of it.
+    pub(crate) thinks_untold: Option<bool>,
+    /// It stays in the text, which begins with `open`.
+    pub(crate) stays_text: bool,
 }
 
 /// How calls are written.
@@ -119,7 +125,7 @@ impl Format {
     /// The same format, but nothing is taken for reasoning that neither the prompt nor the answer has begun by its marker.
     #[must_use]
     pub fn careful(&self) -> Self {
-        Self::of(self.reasoning, self.calls, true)
+        Self::of(self.any_reasoning(), self.calls, true)
     }
 
     /// Whether calls are read.
@@ -130,16 +136,34 @@ impl Format {
     /// The same format of an answer that was made to be a JSON list of calls, by a schema.
     #[must_use]
     pub fn with_listed_calls(&self) -> Self {
-        Self::of(self.reasoning, Some(&table::LISTED), self.is_careful)
+        Self::of(self.any_reasoning(), Some(&table::LISTED), self.is_careful)
     }
 
     /// The same format without calls.
     #[must_use]
     pub fn without_calls(&self) -> Self {
-        Self::of(self.reasoning, None, self.is_careful)
+        Self::of(self.any_reasoning(), None, self.is_careful)
+    }
+
+    /// The same format of a model that was told not to think.
+    #[must_use]
+    pub fn without_reasoning(&self) -> Self {
+        Self::of(self.in_text_alone, self.calls, self.is_careful)
+    }
+
+    fn any_reasoning(&self) -> Option<&'static Reasoning> {
+        self.reasoning.or(self.in_text_alone)
+    }
+
+    /// Whether the model thinks where neither of the template's variables `thinking` and `enable_thinking` is set. `None` if
+    /// these do not decide of how its answers are read.
+    pub fn thinks_untold(&self) -> Option<bool> {
+        self.reasoning?.thinks_untold
     }
 
     fn of(reasoning: Option<&'static Reasoning>, calls: Option<&'static Calls>, is_careful: bool) -> Self {
+        let (in_text_alone, reasoning) =
+            (reasoning.filter(|reasoning| reasoning.stays_text), reasoning.filter(|reasoning| !reasoning.stays_text));
         let openings = || calls.into_iter().flat_map(|calls| calls.openings).map(|(marker, _)| *marker);
         let again = reasoning.filter(|reasoning| reasoning.may_follow_text || !reasoning.begins_inside || is_careful);
         let stray = reasoning.filter(|reasoning| reasoning.drops_stray_ends);
@@ -155,7 +179,8 @@ impl Format {
             .flat_map(|reasoning| [reasoning.close, reasoning.open])
             .filter(|marker| !marker.is_empty())
             .chain(ends.into_iter().flatten());
-        Self { reasoning, calls, is_careful, in_text: Markers::new(in_text), in_reasoning: Markers::new(in_reasoning) }
+        let (in_text, in_reasoning) = (Markers::new(in_text), Markers::new(in_reasoning));
+        Self { reasoning, in_text_alone, calls, is_careful, in_text, in_reasoning }
     }
 
     /// Where an answer begins. `is_open`: what the prompt's end says, if it says anything: whether it opened reasoning or closed it.
@@ -168,6 +193,11 @@ impl Format {
     /// What begins and what ends reasoning. The first may be empty.
     pub fn reasoning_markers(&self) -> Option<(&'static str, &'static str)> {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
+    }
+
+    /// What an engine looks for that holds an answer to something behind its reasoning, also where this stays in the text.
+    pub fn engine_markers(&self) -> Option<(&'static str, &'static str)> {
+        self.any_reasoning().map(|reasoning| (reasoning.open, reasoning.close))
     }
 
     /// All texts that structure an answer. Those that are special tokens of a model have to be in the text that is parsed.
@@ -190,7 +220,7 @@ impl Format {
             }
             markers
         });
-        let of_reasoning = self.reasoning.into_iter().flat_map(|reasoning| [reasoning.open, reasoning.close]);
+        let of_reasoning = self.any_reasoning().into_iter().flat_map(|reasoning| [reasoning.open, reasoning.close]);
         let mut markers: Vec<_> = of_calls.chain(of_reasoning).filter(|marker| !marker.is_empty()).collect();
         markers.sort_unstable();
         markers.dedup();

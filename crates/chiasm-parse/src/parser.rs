@@ -14,6 +14,8 @@ pub struct Parser {
     tools: Arc<Tools>,
     state: State,
     pending: Pending,
+    /// What the answer's text begins with, as long as that was not told.
+    begin: &'static str,
     /// White space that belongs to what is told of if more of it follows.
     spaces: String,
     /// What reasoning says of itself, as long as it may be that.
@@ -43,6 +45,7 @@ impl Parser {
             tools,
             state: if start == Start::Reasoning { State::Reasoning } else { State::Text },
             pending: Pending::default(),
+            begin: format.in_text_alone.map_or("", |reasoning| reasoning.open),
             spaces: String::new(),
             label: String::new(),
             has_text: false,
@@ -59,6 +62,7 @@ impl Parser {
 
     /// Takes the next piece of the answer.
     pub fn push(&mut self, text: &str, sink: &mut dyn Sink) {
+        self.begin(sink);
         if self.pending.is_empty() && self.is_plain(text) {
             return self.tell(text, sink);
         }
@@ -68,6 +72,7 @@ impl Parser {
 
     /// Ends the answer.
     pub fn finish(&mut self, sink: &mut dyn Sink) {
+        self.begin(sink);
         self.read(true, sink);
         match self.state {
             State::Reasoning => self.end_reasoning(sink),
@@ -76,6 +81,13 @@ impl Parser {
                 self.spaces.clear();
             }
             _ => {}
+        }
+    }
+
+    fn begin(&mut self, sink: &mut dyn Sink) {
+        let begin = std::mem::take(&mut self.begin);
+        if !begin.is_empty() {
+            self.tell(begin, sink);
         }
     }
 

@@ -5,8 +5,16 @@ use crate::calls::braces;
 use crate::calls::json;
 use crate::calls::section::{self, NamePlace};
 use crate::calls::tagged;
-use crate::format::{Calls, Kind, Reasoning};
-use crate::tag::TagForm;
+use crate::format::{Calls, Kind};
+
+mod reasoning;
+mod tags;
+
+pub(crate) use reasoning::REASONING;
+use tags::{
+    DEEPSEEK_V3_TAG, DEEPSEEK_V4_TAG, DEEPSEEK_V31_TAG, DEEPSEEK_V32_TAG, GLM45_TAG, HERMES_TAG, KIMI_K2_TAG,
+    LLAMA_TAG, LONGCAT_TAG, MINIMAX_M2_TAG, QWEN3_CODER_TAG,
+};
 
 /// How calls are written, by the names of tool parsers.
 pub(crate) static CALLS: &[(&[&str], Calls)] = &[
@@ -17,6 +25,15 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
             are_last: true,
             stand_alone: false,
             tag: Some(&HERMES_TAG),
+        },
+    ),
+    (
+        &["longcat"],
+        Calls {
+            openings: &[("<longcat_tool_call>", Kind::Json(&LONGCAT))],
+            are_last: true,
+            stand_alone: false,
+            tag: Some(&LONGCAT_TAG),
         },
     ),
     (
@@ -108,7 +125,7 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         },
     ),
     (
-        &["qwen3_coder", "qwen3_xml"],
+        &["qwen3_coder", "qwen3_xml", "step3p5", "step5"],
         Calls {
             openings: &[("<tool_call>", Kind::Tagged(&QWEN3_CODER)), ("<function=", Kind::Tagged(&QWEN3_CODER))],
             are_last: true,
@@ -117,7 +134,16 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         },
     ),
     (
-        &["glm45", "glm47"],
+        &["seed_oss"],
+        Calls {
+            openings: &[("<seed:tool_call>", Kind::Tagged(&SEED_OSS)), ("<function=", Kind::Tagged(&SEED_OSS))],
+            are_last: true,
+            stand_alone: false,
+            tag: None,
+        },
+    ),
+    (
+        &["glm45", "glm47", "ling3"],
         Calls {
             openings: &[("<tool_call>", Kind::Tagged(&GLM45))],
             are_last: true,
@@ -171,6 +197,7 @@ pub(crate) static LISTED: Calls = Calls {
 
 static HERMES: json::Form =
     json::Form { open: "<tool_call>", is_list: false, close: "</tool_call>", between: None, may_lack_arguments: false };
+static LONGCAT: json::Form = json::Form { open: "<longcat_tool_call>", close: "</longcat_tool_call>", ..HERMES };
 static LLAMA: json::Form =
     json::Form { open: "", is_list: false, close: "", between: Some(';'), may_lack_arguments: false };
 static LLAMA_TAGGED: json::Form = json::Form { open: "<|python_tag|>", ..LLAMA };
@@ -223,6 +250,7 @@ static QWEN3_CODER: tagged::Form = tagged::Form {
     trims_lines: true,
     tells_types: false,
 };
+static SEED_OSS: tagged::Form = tagged::Form { open: "<seed:tool_call>", close: "</seed:tool_call>", ..QWEN3_CODER };
 static GLM45: tagged::Form = tagged::Form {
     open: "<tool_call>",
     call: "",
@@ -268,124 +296,3 @@ static DEEPSEEK_V4: tagged::Form =
 static GEMMA4: braces::Form = braces::Form { open: "<|tool_call>", quote: "<|\"|>", close: "<tool_call|>" };
 static FUNCTION_GEMMA: braces::Form =
     braces::Form { open: "<start_function_call>", quote: "<escape>", close: "<end_function_call>" };
-
-static JSON_TAG: TagForm = TagForm {
-    block: ("", ""),
-    begin: ("<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
-    other: None,
-    number: "",
-    style: "json",
-    end: "}\n</tool_call>",
-    separator: "",
-    trigger: "<tool_call>",
-};
-static HERMES_TAG: TagForm = TagForm { other: Some(("<tool_call>{\"name\": \"", "}</tool_call>")), ..JSON_TAG };
-static LLAMA_TAG: TagForm = TagForm {
-    begin: ("{\"name\": \"", "\", \"parameters\": "),
-    end: "}",
-    separator: "; ",
-    trigger: "{\"name\": ",
-    ..JSON_TAG
-};
-static QWEN3_CODER_TAG: TagForm = TagForm {
-    begin: ("<tool_call>\n<function=", ">\n"),
-    style: "qwen_xml",
-    end: "\n</function>\n</tool_call>",
-    trigger: "<tool_call>\n<function=",
-    separator: "\n",
-    ..JSON_TAG
-};
-static GLM45_TAG: TagForm =
-    TagForm { begin: ("<tool_call>", ""), style: "glm_xml", end: "</tool_call>", separator: "", ..JSON_TAG };
-static DEEPSEEK_V3_TAG: TagForm = TagForm {
-    block: ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    begin: ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n"),
-    end: "\n```<｜tool▁call▁end｜>",
-    trigger: "<｜tool▁calls▁begin｜>",
-    separator: "\n",
-    ..JSON_TAG
-};
-static DEEPSEEK_V31_TAG: TagForm = TagForm {
-    begin: ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
-    end: "<｜tool▁call▁end｜>",
-    separator: "",
-    ..DEEPSEEK_V3_TAG
-};
-static DEEPSEEK_V32_TAG: TagForm = TagForm {
-    block: ("\n\n<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
-    begin: ("<｜DSML｜invoke name=\"", "\">\n"),
-    style: "deepseek_xml",
-    end: "</｜DSML｜invoke>\n",
-    separator: "",
-    trigger: "<｜DSML｜function_calls>",
-    ..JSON_TAG
-};
-static DEEPSEEK_V4_TAG: TagForm = TagForm {
-    block: ("\n\n<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
-    trigger: "<｜DSML｜tool_calls>",
-    ..DEEPSEEK_V32_TAG
-};
-static KIMI_K2_TAG: TagForm = TagForm {
-    block: ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    begin: ("<|tool_call_begin|>functions.", ":"),
-    number: "<|tool_call_argument_begin|>",
-    end: "<|tool_call_end|>",
-    separator: "",
-    trigger: "<|tool_calls_section_begin|>",
-    ..JSON_TAG
-};
-static MINIMAX_M2_TAG: TagForm = TagForm {
-    block: ("\n<minimax:tool_call>\n", "</minimax:tool_call>"),
-    begin: ("<invoke name=\"", "\">\n"),
-    style: "minimax_xml",
-    end: "</invoke>\n",
-    separator: "",
-    trigger: "<minimax:tool_call>",
-    ..JSON_TAG
-};
-
-/// Reasoning that an answer begins with, between `<think>` and `</think>`, and of which the rest of the answer says nothing more.
-const THINK: Reasoning = Reasoning {
-    open: "<think>",
-    close: "</think>",
-    begins_inside: true,
-    may_follow_text: false,
-    ends_at_calls: true,
-    drops_stray_ends: true,
-    trims_end: false,
-    label: "",
-};
-
-/// How reasoning is written, by the names of reasoning parsers.
-pub(crate) static REASONING: &[(&[&str], Reasoning)] = &[
-    (&["qwen3"], THINK),
-    (&["deepseek_r1"], Reasoning { ends_at_calls: false, drops_stray_ends: false, ..THINK }),
-    (&["step3"], Reasoning { open: "", ends_at_calls: false, drops_stray_ends: false, ..THINK }),
-    (&["deepseek_v4"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
-    (&["glm45", "glm47"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
-    (&["kimi_k2"], Reasoning { trims_end: true, ..THINK }),
-    (&["minimax_m2"], Reasoning { trims_end: true, ..THINK }),
-    (
-        &["gemma4"],
-        Reasoning {
-            open: "<|channel>",
-            close: "<channel|>",
-            begins_inside: false,
-            may_follow_text: true,
-            trims_end: true,
-            label: "thought\n",
-            ..THINK
-        },
-    ),
-    (
-        &["mistral"],
-        Reasoning {
-            open: "[THINK]",
-            close: "[/THINK]",
-            begins_inside: false,
-            may_follow_text: true,
-            trims_end: true,
-            ..THINK
-        },
-    ),
-];

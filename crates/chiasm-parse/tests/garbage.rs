@@ -120,8 +120,18 @@ fn no_text_is_lost_where_nothing_is_called() {
         let text = "Plain text, é and 1 < 2 > 0: \n a & b \n";
         text.split_inclusive(' ').for_each(|piece| parser.push(piece, &mut answer));
         parser.finish(&mut answer);
-        assert_eq!((answer.text.as_str(), answer.calls.len()), (text, 0), "{name}");
+        let begin = if name.contains("append_think") { "<think>" } else { "" };
+        assert_eq!((answer.text, answer.calls.len()), (format!("{begin}{text}"), 0), "{name}");
     }
+}
+
+#[test]
+fn arguments_that_nest_too_deep_are_told_up_to_there_however_they_are_cut() {
+    let text = format!("<tool_call>{{\"name\": \"f\", \"arguments\": {}", "{\"a\": ".repeat(300));
+    let format = Format::new(Some("hermes"), None).unwrap();
+    let whole = read(&format, [text.as_str()]);
+    assert_eq!(whole.calls[0].arguments, "{\"a\": ".repeat(256));
+    assert_eq!(read(&format, text.split_inclusive(' ')), whole);
 }
 
 /// The time for an answer that is a piece many times over, a few characters at a time as tokens come.

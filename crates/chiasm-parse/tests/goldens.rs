@@ -46,18 +46,24 @@ struct Called {
 }
 
 impl Golden {
-    /// Reasoning parsers that only turn others off, or write a marker, have no format of their own.
     fn format(&self) -> Option<Format> {
         let is_plain = self.raises.is_none()
             && self.prompt.is_none()
             && self.tool_choice.is_none()
-            && self.skip_special_tokens.is_none()
-            && self.chat_template_kwargs.is_empty();
-        let is_none = matches!(self.reasoning_parser.as_deref(), Some("deepseek_v3" | "minimax_m2_append_think"));
-        if !is_plain || is_none {
+            && self.skip_special_tokens.is_none();
+        let format = Format::new(self.tool_parser.as_deref(), self.reasoning_parser.as_deref()).unwrap();
+        let variables = &self.chat_template_kwargs;
+        let format = match format.thinks_untold() {
+            Some(untold) if variables.keys().all(|name| ["thinking", "enable_thinking"].contains(&name.as_str())) => {
+                let told = variables.values().map(|value| *value == true).reduce(|one, other| one || other);
+                if told.unwrap_or(untold) { format } else { format.without_reasoning() }
+            }
+            _ if !variables.is_empty() => return None,
+            _ => format,
+        };
+        if !is_plain {
             return None;
         }
-        let format = Format::new(self.tool_parser.as_deref(), self.reasoning_parser.as_deref()).unwrap();
         Some(if self.tools.is_some() { format } else { format.without_calls() })
     }
 

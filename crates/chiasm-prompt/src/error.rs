@@ -16,6 +16,16 @@ pub enum PromptError {
         /// The cause.
         source: std::io::Error,
     },
+    /// A chat template that somebody gave is no file, and no template either.
+    #[error(
+        "cannot open the chat template {given}: {source}; give a file, or a template, which has a brace or a line break"
+    )]
+    NoTemplate {
+        /// What was given.
+        given: PathBuf,
+        /// Why it can't be opened.
+        source: std::io::Error,
+    },
     /// A JSON file of the model directory doesn't hold what it should.
     #[error("{path} is not usable: {reason}")]
     BadFile {
@@ -131,6 +141,7 @@ impl PromptError {
     pub fn is_request_fault(&self) -> bool {
         match self {
             Self::Unreadable { .. }
+            | Self::NoTemplate { .. }
             | Self::BadFile { .. }
             | Self::NoDefaultTemplate { .. }
             | Self::TemplateSyntax { .. }

@@ -11,6 +11,7 @@ mod python_json;
 mod python_strings;
 mod python_text;
 mod source;
+mod system_place;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -95,6 +96,7 @@ struct Inner {
     source: String,
     special_tokens: Vec<(String, String)>,
     format: ContentFormat,
+    system_first_alone: bool,
     limits: RenderLimits,
     clock: Clock,
 }
@@ -162,7 +164,8 @@ impl Default for RenderLimits {
 }
 
 impl ChatTemplate {
-    /// The template of the model directory, or the one in the file `override_path`. `None` if the directory has none.
+    /// The template of the model directory, or the one that is given: a file, or the template itself. `None` if the directory has
+    /// none.
     ///
     /// Looked for as vLLM does: in a directory with a processor first in `processor_config.json` and
     /// `chat_template.json`; then, and in every directory, in `chat_template.jinja` and `tokenizer_config.json` (of
@@ -170,15 +173,10 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Files that can't be read or parsed, and templates that don't compile.
-    pub fn from_model_dir(dir: &Path, override_path: Option<&Path>) -> Result<Option<Self>, PromptError> {
-        let (source, for_tools) = match override_path {
+    pub fn from_model_dir(dir: &Path, given: Option<&Path>) -> Result<Option<Self>, PromptError> {
+        let (source, for_tools) = match given {
             None => (source::find(dir)?, source::find_for_tools(dir)?),
-            Some(path) => {
-                let source = source::from_file(path)?;
-                let not_found =
-                    || PromptError::Unreadable { path: path.to_owned(), source: io::ErrorKind::NotFound.into() };
-                (Some(source.ok_or_else(not_found)?), None)
-            }
+            Some(given) => (Some(source::given(given)?), None),
         };
         let Some(source) = source else { return Ok(None) };
         let special_tokens = SpecialTokens::from_model_dir(dir)?.named;
@@ -209,6 +207,11 @@ impl ChatTemplate {
     /// The form of content that the template wants.
     pub fn content_format(&self) -> ContentFormat {
         self.inner.format
+    }
+
+    /// Whether a system message has to be the first, as vLLM judges it: in conversations with functions or without.
+    pub fn takes_system_first_alone(&self) -> bool {
+        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().any(|inner| inner.system_first_alone)
     }
 
     /// The text of the template that writes conversations with functions.
@@ -263,7 +266,9 @@ impl ChatTemplate {
         let format = content_format::detect(&prepared);
         let environment = environment::environment(NAME, prepared, limits.fuel, clock.clone())
             .map_err(|error| PromptError::TemplateSyntax { origin: source.origin, reason: error.to_string() })?;
-        let inner = Inner { environment, source: source.text, special_tokens, format, limits, clock };
+        let system_first_alone = system_place::is_first_alone(&source.text);
+        let inner =
+            Inner { environment, source: source.text, special_tokens, format, system_first_alone, limits, clock };
         Ok(Self { inner: Arc::new(inner), for_tools: None })
     }
 

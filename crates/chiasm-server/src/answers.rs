@@ -71,7 +71,7 @@ impl AnswerFormat {
         let reasoning_parser = chosen(reasoning_parser, detected.reasoning_parser);
         let format = Format::new(tool_parser.as_deref(), reasoning_parser.as_deref())?;
         let whole = if is_named { format } else { format.careful() };
-        let (open, close) = whole.reasoning_markers().unwrap_or_default();
+        let (open, close) = whole.engine_markers().unwrap_or_default();
         let markers = whole.markers();
         let is_shown = |text: &str| markers.iter().any(|marker| marker.contains(text));
         let special = tokenizer.special_tokens();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use chiasm_media::{EncodedMedia, MediaDoor, MediaHeader};
+use chiasm_prompt::ChatTemplate;
 use chiasm_types::Modality;
 
 use crate::access::{self, ApiKeys};
@@ -290,6 +291,17 @@ impl Frontend {
         let Some(helped) = &self.helped else { return Ok(None) };
         let is_needed = items.iter().any(|item| self.needs_help(item)) || helped.writes_conversations().await?;
         Ok(is_needed.then_some(helped))
+    }
+
+    /// Whether what writes the model's conversations takes a system message at their head alone. Where that is vLLM's code, vLLM
+    /// takes it that it does.
+    pub(crate) async fn takes_system_first_alone(&self) -> Result<bool, RequestError> {
+        if let Some(helped) = &self.helped
+            && helped.writes_conversations().await?
+        {
+            return Ok(true);
+        }
+        Ok(self.model.template.as_ref().is_some_and(ChatTemplate::takes_system_first_alone))
     }
 
     /// The same frontend, which tells in its metrics what the log has counted so far.

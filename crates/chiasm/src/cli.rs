@@ -73,8 +73,8 @@ pub(crate) struct ServeArgs {
     /// Port to listen on; 0 picks a free one
     #[arg(long, env = "CHIASM_PORT", default_value_t = 8000)]
     pub(crate) port: u16,
-    /// Jinja file that replaces the model's chat template
-    #[arg(long, env = "CHIASM_CHAT_TEMPLATE", value_name = "FILE")]
+    /// What replaces the model's chat template: a Jinja file, or the template itself, which has a brace or a line break
+    #[arg(long, env = "CHIASM_CHAT_TEMPLATE", value_name = "FILE|TEMPLATE")]
     pub(crate) chat_template: Option<PathBuf>,
 
     #[command(flatten, next_help_heading = "Access")]

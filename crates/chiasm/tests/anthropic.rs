@@ -119,6 +119,32 @@ async fn images_are_seen_and_counted() {
 }
 
 #[tokio::test]
+async fn a_later_system_message_goes_where_the_template_takes_it() {
+    let messages = json!([
+        {"role": "system", "content": "One."}, {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"},
+        {"role": "system", "content": [{"type": "text", "text": "Two."}]}, {"role": "user", "content": "z"},
+    ]);
+    let later = json!({"messages": messages, "system": "Zero."});
+    let first = json!({"messages": [messages[1], messages[2], messages[4]], "system": "Zero.One.Two."});
+    let head = "{% for m in messages %}";
+    let guard = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}";
+    let tail = "<{{ m.role }}>{{ m.content }}{% endfor %}";
+    let mut counts = Vec::new();
+    for template in [format!("{head}{guard}{tail}"), format!("{head}{tail}")] {
+        let server = serve(&["--chat-template", &template]).await;
+        let count = async |fields: &Value| {
+            server.post(COUNT_TOKENS, &body(fields.clone())).await.ok()["input_tokens"].as_u64().expect("a count")
+        };
+        let mut asked = body(later.clone());
+        asked["max_tokens"] = json!(4);
+        server.post(MESSAGES, &asked).await.ok();
+        counts.push((count(&later).await, count(&first).await));
+    }
+    assert_eq!(counts[0].0, counts[0].1, "it is put first where it has to be");
+    assert!(counts[1].0 > counts[1].1, "and stays where it is elsewhere: {counts:?}");
+}
+
+#[tokio::test]
 async fn answers_end_where_they_are_told_to() {
     let server = serve(&[]).await;
     let stopped = server.post(MESSAGES, &ask("x", json!({"stop_sequences": [" of "]}))).await.ok();

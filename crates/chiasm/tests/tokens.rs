@@ -89,6 +89,17 @@ async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
         server.chat(&with(conversation(), with(json!({"tool_choice": "none"}), fields))).await.refused(400)
     };
     assert_eq!(refused(json!({"prompt_logprobs": 2, "stream": true})).await, "prompt_logprobs");
+    let plain = json!({"tool_choice": "none", "max_tokens": 4});
+    let said = async |fields: Value| {
+        let answer = server.chat(&with(conversation(), with(plain.clone(), fields))).await;
+        let chunks = answer.chunks().into_iter().filter(|chunk| chunk["choices"][0]["delta"]["content"] != "");
+        chunks.map(|chunk| chunk["choices"].clone()).collect::<Vec<_>>()
+    };
+    let untold = said(json!({"prompt_logprobs": 0, "stream": true})).await;
+    assert_eq!(untold, said(json!({"stream": true})).await, "a stream does not tell of them");
+    assert_eq!(refused(json!({"thinking_token_budget": 5})).await, "thinking_token_budget", "there is no parser");
+    let circle = json!({"max_pattern_size": 4, "min_count": 3});
+    server.chat(&with(conversation(), with(plain.clone(), json!({"repetition_detection": circle})))).await.ok();
     let many = json!({"prompt": vec![5; 7000], "prompt_logprobs": 20, "n": 2, "temperature": 1});
     assert_eq!(server.post("/v1/completions", &many).await.refused(400), "prompt_logprobs");
 }

@@ -238,6 +238,13 @@ impl Sender {
                         cache_salt: job.cache_salt.clone(),
                         priority: job.priority,
                         trace_headers: job.trace.iter().flat_map(|trace| trace.headers()).map(owned).collect(),
+                        reasoning_ended: job.reasoning.is_over.then_some(true),
+                        reasoning_variables: job
+                            .reasoning
+                            .variables
+                            .iter()
+                            .map(|&(name, value)| (name.to_owned(), value))
+                            .collect(),
                         ..EngineCoreRequest::default()
                     })
                 })

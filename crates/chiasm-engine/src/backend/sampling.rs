@@ -1,8 +1,8 @@
 //! A job's sampling as the engine is told it.
 
-use chiasm_backend::Sampling;
+use chiasm_backend::{Repetition, Sampling};
 
-use crate::wire::{SamplingParams, StructuredOutputs, XGRAMMAR};
+use crate::wire::{RepetitionDetection, SamplingParams, StructuredOutputs, XGRAMMAR};
 
 /// The engine's parameters for one continuation. An engine request has one, so `n` becomes so many requests.
 pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
@@ -31,6 +31,10 @@ pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
         structured_outputs: sampling.structured.as_ref().map(|structured| StructuredOutputs {
             constraint: structured.constraint.clone(),
             backend: XGRAMMAR.to_owned(),
+        }),
+        thinking_token_budget: sampling.thinking_budget,
+        repetition_detection: sampling.repetition.map(|Repetition { max_pattern, min_pattern, count }| {
+            RepetitionDetection { max_pattern_size: max_pattern, min_pattern_size: min_pattern, min_count: count }
         }),
     }
 }

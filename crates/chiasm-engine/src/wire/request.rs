@@ -46,7 +46,18 @@ pub struct EngineCoreRequest {
     pub trace_headers: Vec<(String, String)>,
     /// The id that the user knows.
     pub external_req_id: Option<String>,
+    /// Whether a constraint holds from the first token on; nil has the engine look at the prompt's end itself.
+    pub reasoning_ended: Option<bool>,
+    /// Variables of the chat template, for the engine's reasoning parser: `chat_template_kwargs` of `reasoning_parser_kwargs`.
+    pub reasoning_variables: Vec<(String, bool)>,
 }
+
+/// Where the variables of the chat template are in `reasoning_parser_kwargs`.
+const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
+
+/// `reasoning_parser_kwargs`, as far as they turn thinking on or off.
+#[derive(Default)]
+struct ReasoningVariables(Vec<(String, bool)>);
 
 /// A call of a method of the engine (`_handle_client_request` in `vllm/v1/engine/core.py`).
 #[derive(Clone, Debug, PartialEq)]
@@ -136,6 +147,8 @@ impl EngineCoreRequest {
             (13, self.priority != 0),
             (14, !self.trace_headers.is_empty()),
             (16, self.external_req_id.is_some()),
+            (17, self.reasoning_ended.is_some()),
+            (18, !self.reasoning_variables.is_empty()),
         ];
         let last = optional.iter().rev().find(|(_, set)| *set);
         last.map_or(REQUEST_REQUIRED_FIELDS, |(position, _)| position + 1)
@@ -161,6 +174,8 @@ impl Wire for EngineCoreRequest {
                 14 if !self.trace_headers.is_empty() => self.trace_headers.write(to),
                 15 => to.bool(false), // resumable
                 16 => self.external_req_id.write(to),
+                17 => self.reasoning_ended.write(to),
+                18 => ReasoningVariables(self.reasoning_variables.clone()).write(to),
                 // pooling_params, lora_request, data_parallel_rank, prompt_embeds, prompt_is_token_ids
                 _ => to.nil(),
             }
@@ -186,6 +201,8 @@ impl Wire for EngineCoreRequest {
         let trace_headers = fields.next(from).named("trace_headers")?;
         fields.skip(from)?; // resumable
         let external_req_id = fields.next(from).named("external_req_id")?;
+        let reasoning_ended = fields.next(from).named("reasoning_ended")?;
+        let ReasoningVariables(reasoning_variables) = fields.next(from).named("reasoning_parser_kwargs")?;
         fields.close(from)?;
         Ok(Self {
             request_id,
@@ -198,6 +215,32 @@ impl Wire for EngineCoreRequest {
             priority,
             trace_headers,
             external_req_id,
+            reasoning_ended,
+            reasoning_variables,
         })
+    }
+}
+
+impl Wire for ReasoningVariables {
+    fn write(&self, to: &mut Writer) {
+        to.map(1);
+        to.str(TEMPLATE_VARIABLES);
+        self.0.write(to);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let mut variables = Vec::new();
+        if from.nil()? {
+            return Ok(Self(variables));
+        }
+        for _ in 0..from.map()? {
+            if from.str()? != TEMPLATE_VARIABLES {
+                from.skip()?;
+                continue;
+            }
+            let all = Vec::<(String, Value)>::read(from)?;
+            variables.extend(all.into_iter().filter_map(|(name, value)| Some((name, value.as_bool()?))));
+        }
+        Ok(Self(variables))
     }
 }

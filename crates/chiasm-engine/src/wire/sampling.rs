@@ -58,6 +58,22 @@ pub struct SamplingParams {
     pub bad_words: Vec<Vec<TokenId>>,
     /// What the text has to be.
     pub structured_outputs: Option<StructuredOutputs>,
+    /// Tokens of reasoning before the engine ends it. An engine without a reasoning parser does not look at it.
+    pub thinking_token_budget: Option<u32>,
+    /// Repetition that ends generation.
+    pub repetition_detection: Option<RepetitionDetection>,
+}
+
+/// `RepetitionDetectionParams` of `vllm/sampling_params.py`. A request whose numbers are out of bounds is not decoded, which makes the
+/// engine deaf.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepetitionDetection {
+    /// Most tokens of the pattern that is repeated; 0 is off.
+    pub max_pattern_size: u32,
+    /// Fewest tokens of it, at most `max_pattern_size`; 0 is as good as 1.
+    pub min_pattern_size: u32,
+    /// How often it has to be there, at least 2.
+    pub min_count: u32,
 }
 
 /// `StructuredOutputsParams` of `vllm/sampling_params.py`: exactly one constraint, as a request with none or two is not decoded,
@@ -97,6 +113,8 @@ impl Default for SamplingParams {
             skip_reading_prefix_cache: None,
             bad_words: Vec::new(),
             structured_outputs: None,
+            thinking_token_budget: None,
+            repetition_detection: None,
         }
     }
 }
@@ -123,6 +141,14 @@ wire_map!(sparse SamplingParams {
     skip_reading_prefix_cache = "skip_reading_prefix_cache",
     bad_words = "_bad_words_token_ids",
     structured_outputs = "structured_outputs",
+    thinking_token_budget = "thinking_token_budget",
+    repetition_detection = "repetition_detection",
+});
+
+wire_map!(sparse RepetitionDetection {
+    max_pattern_size = "max_pattern_size",
+    min_pattern_size = "min_pattern_size",
+    min_count = "min_count",
 });
 
 impl Wire for StructuredOutputs {

@@ -245,7 +245,10 @@ impl Object {
             if self.place == Within::Value {
                 match self.nesting.take(byte) {
                     Is::Within => self.at += 1,
-                    Is::TooDeep => return Went::Wrong,
+                    Is::TooDeep => {
+                        self.pass_on(pending, sink);
+                        return Went::Wrong;
+                    }
                     is => {
                         self.at += usize::from(is == Is::Last);
                         if !self.end_value(pending, sink) {

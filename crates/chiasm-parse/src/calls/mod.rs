@@ -3,6 +3,7 @@
 pub(crate) mod braces;
 pub(crate) mod json;
 pub(crate) mod python;
+mod python_literal;
 pub(crate) mod section;
 pub(crate) mod tagged;
 

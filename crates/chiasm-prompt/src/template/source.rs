@@ -1,5 +1,6 @@
 //! Finds the chat template of a model directory, in the order in which vLLM and `transformers` look.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -53,6 +54,23 @@ fn of_tokenizer(dir: &Path, names: &[&str]) -> Result<Option<Source>, PromptErro
         }
     }
     from_json(dir.join("tokenizer_config.json"), names)
+}
+
+/// A template that somebody gave: the name of its file, or itself. As in vLLM, what can't be opened and has a brace or a line break
+/// is a template (`_load_chat_template`, `vllm/renderers/chat_utils/chat_template.py`).
+pub(super) fn given(given: &Path) -> Result<Source, PromptError> {
+    let source = match from_file(given) {
+        Ok(Some(source)) => return Ok(source),
+        Ok(None) => io::ErrorKind::NotFound.into(),
+        Err(PromptError::Unreadable { source, .. }) => source,
+        Err(error) => return Err(error),
+    };
+    match given.to_str() {
+        Some(text) if text.contains(['{', '}', '\n']) => {
+            Ok(Source { text: text.to_owned(), origin: "the given template".to_owned() })
+        }
+        _ => Err(PromptError::NoTemplate { given: given.to_owned(), source }),
+    }
 }
 
 /// A template file.
@@ -115,6 +133,21 @@ mod tests {
         assert_eq!(found(&[CONFIG, ("chat_templates/default.jinja", "named")]).unwrap().as_deref(), Some("named"));
         let processor = ("processor_config.json", r#"{"chat_template": "processor"}"#);
         assert_eq!(found(&[JINJA, JSON, processor]).unwrap().as_deref(), Some("processor"));
+    }
+
+    #[test]
+    fn a_given_template_is_a_file_or_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("{braces}.jinja");
+        std::fs::write(&file, "of the file").unwrap();
+        assert_eq!(given(&file).unwrap().text, "of the file");
+        let long = format!("{}{{{{ x }}}}", "x/".repeat(5000));
+        for text in ["{{ messages }}", "a\nb", "}", &long] {
+            assert_eq!(given(Path::new(text)).unwrap().text, text);
+        }
+        for name in ["template.jinja".into(), dir.path().to_owned(), dir.path().join("none")] {
+            assert!(matches!(given(&name), Err(PromptError::NoTemplate { given, .. }) if given == name));
+        }
     }
 
     #[test]

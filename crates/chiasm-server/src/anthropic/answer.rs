@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::messages::put_system_first;
 use super::request::{CountRequest, MessagesRequest};
 use super::response::Head;
 use super::{events, response};
@@ -17,7 +18,7 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::meter::{self, Meter};
 use crate::openai::StreamOptions;
-use crate::pipeline::{ChoiceDelta, Generation, collect};
+use crate::pipeline::{ChoiceDelta, GenerateRequest, Generation, Prompt, RequestError, collect};
 use crate::routes::routing_headers;
 use crate::sse;
 
@@ -32,6 +33,7 @@ pub(crate) async fn messages(
     let MessagesRequest { model, is_streamed, generate } = request;
     check_model(frontend, model.as_deref())?;
     admission.ends_with_client();
+    let generate = in_order(frontend, generate).await.map_err(told)?;
     let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
     drop(charge);
     let head = Head::new(&caller.id, &frontend.model.name);
@@ -77,6 +79,17 @@ pub(crate) async fn messages(
     Ok(response)
 }
 
+/// The request with its system messages where the model's template takes them.
+async fn in_order(frontend: &Frontend, mut request: GenerateRequest) -> Result<GenerateRequest, RequestError> {
+    if let Prompt::Chat(chat) = &mut request.prompt
+        && chat.messages.iter().skip(1).any(|message| message.role == "system")
+        && frontend.takes_system_first_alone().await?
+    {
+        put_system_first(&mut chat.messages);
+    }
+    Ok(request)
+}
+
 /// `POST /v1/messages/count_tokens`: the prompt is made as for an answer, which is then not asked for. Where it differs from worker
 /// to worker, the longest one tells.
 pub(crate) async fn count_tokens(
@@ -87,6 +100,7 @@ pub(crate) async fn count_tokens(
     let CountRequest { model, generate } = request;
     check_model(&frontend, model.as_deref())?;
     admission.ends_with_client();
+    let generate = in_order(&frontend, generate).await.map_err(|error| frontend.told(error))?;
     let prepared = planned(&frontend, generate, &caller).await.map_err(|error| frontend.told(error))?;
     let tokens = prepared.plans.iter().map(|plan| plan.tokens.len()).max();
     Ok(Json(json!({"input_tokens": tokens})))

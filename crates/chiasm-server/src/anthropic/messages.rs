@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::blocks::{Block, ResultContent, unsupported};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
-use crate::openai::messages::elements;
+use crate::openai::messages::{elements, message_list};
 use crate::pipeline::MediaRef;
 
 /// What one client begins a block of its system message with. It differs in every request, so vLLM drops the block for the prefix
@@ -50,15 +50,8 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        // Those of an earlier field of the same name, which this one replaces.
-        intake.media.clear();
-        let turns: Vec<Turn> = elements(intake, &mut seq)?;
-        if turns.is_empty() {
-            let error = ApiError::invalid("messages", "'messages' must have at least one message");
-            return Err(intake.refuse(error));
-        }
         let mut messages = Vec::new();
-        for turn in turns {
+        for turn in message_list(intake, &mut seq)? {
             add_turn(intake, &mut messages, turn)?;
         }
         Ok(Some(Messages { messages, media: std::mem::take(&mut intake.media) }))
@@ -173,6 +166,21 @@ fn joined(blocks: Vec<Block>) -> String {
 /// A message with a text.
 pub(super) fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage { role: role.to_owned(), content: Some(ChatContent::Text(text)), ..ChatMessage::default() }
+}
+
+/// Puts what all system messages say into one at the head, as vLLM does for templates that take none behind others.
+pub(super) fn put_system_first(messages: &mut Vec<ChatMessage>) {
+    let mut said = String::new();
+    messages.retain_mut(|message| match &mut message.content {
+        Some(ChatContent::Text(text)) if message.role == "system" => {
+            said.push_str(text);
+            false
+        }
+        _ => true,
+    });
+    if !said.is_empty() {
+        messages.insert(0, message("system", said));
+    }
 }
 
 /// Adds what a message becomes: results of tools are messages of their own, before what is said beside them.

@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::{RequestBody, sampling, structured};
-use crate::pipeline::{Chat, GenerateRequest, Prompt, Sampling, Structured};
+use crate::pipeline::{Chat, GenerateRequest, Prompt, Sampling, Structured, ThinkingBudget};
 
 /// Fewest tokens that a model may be given to think: Anthropic's bound.
 const LEAST_BUDGET: u32 = 1024;
@@ -50,7 +50,8 @@ impl RequestBody for MessagesRequest {
         let is_streamed = fields.take("stream")?.unwrap_or(false);
         let cache_salt = sampling::take_salt(fields)?;
         let (model, generate) = body.finish(Some(max_tokens))?;
-        let sampling = Sampling { structured: generate.sampling.structured.clone(), ..sampling };
+        let Sampling { structured, thinking_budget, .. } = generate.sampling;
+        let sampling = Sampling { structured, thinking_budget, ..sampling };
         let generate = GenerateRequest { sampling, cache_salt, ..generate };
         Ok((Self { model, is_streamed, generate }, intake.into_charge()))
     }
@@ -105,14 +106,14 @@ impl Body {
             messages.insert(0, message("system", text));
         }
         let (effort, structured) = take_output_config(&mut fields)?;
-        let is_without_thinking = take_thinking(&mut fields, max_tokens)?;
+        let Thinking { is_off, budget } = take_thinking(&mut fields, max_tokens)?;
         let tools = tools::take(&mut fields)?;
         let chat = Chat {
             messages,
             media,
             add_generation_prompt: true,
             template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
-            reasoning_effort: if is_without_thinking { Some("none".to_owned()) } else { effort },
+            reasoning_effort: if is_off { Some("none".to_owned()) } else { effort },
             tools: tools.as_ref().map(|tools| tools.tools.clone()),
             ..Chat::default()
         };
@@ -121,7 +122,7 @@ impl Body {
         fields.finish()?;
         let generate = GenerateRequest {
             prompt: Prompt::Chat(chat),
-            sampling: Sampling { structured, ..Sampling::default() },
+            sampling: Sampling { structured, thinking_budget: budget, ..Sampling::default() },
             cache_salt: None,
             priority: 0,
             tools,
@@ -131,10 +132,18 @@ impl Body {
     }
 }
 
-/// Takes `thinking`: true if the model is not to think. How much it thinks otherwise is up to it: the budget is checked, but
-/// nothing holds it to that. What it thinks is always told, as in vLLM.
-fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<bool, ApiError> {
-    let Some(thinking) = fields.take::<Value>("thinking")? else { return Ok(false) };
+/// What `thinking` says.
+#[derive(Default)]
+struct Thinking {
+    /// The model is not to think.
+    is_off: bool,
+    budget: Option<ThinkingBudget>,
+}
+
+/// Takes `thinking`. What the model thinks is always told, as in vLLM.
+fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinking, ApiError> {
+    let Some(thinking) = fields.take::<Value>("thinking")? else { return Ok(Thinking::default()) };
+    let mut tokens = None;
     let mut fields = Fields::new(thinking, "thinking")?;
     let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing("thinking.type"))?;
     match kind.as_str() {
@@ -145,6 +154,7 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<bool, A
             if max_tokens.is_some_and(|most| budget >= most) {
                 return Err(ApiError::invalid(BUDGET, format!("'{BUDGET}' must be less than 'max_tokens'")));
             }
+            tokens = Some(ThinkingBudget { tokens: budget, field: BUDGET });
         }
         "adaptive" | "disabled" => {}
         other => {
@@ -154,7 +164,7 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<bool, A
     }
     fields.ignore(&["display"]);
     fields.finish()?;
-    Ok(kind == "disabled")
+    Ok(Thinking { is_off: kind == "disabled", budget: tokens })
 }
 
 /// Takes `output_config`: how much the model is to think, and what its answer is held to.
@@ -213,6 +223,8 @@ mod tests {
         assert_eq!((sampling.max_tokens, sampling.temperature, sampling.top_p), (Some(2000), Some(0.5), Some(0.9)));
         assert_eq!((sampling.top_k, &sampling.stop[..]), (Some(5), &["x".to_owned()][..]));
         assert!(sampling.structured.is_some());
+        let budget = ThinkingBudget { tokens: 1024, field: "thinking.budget_tokens" };
+        assert_eq!(sampling.thinking_budget, Some(budget));
         let chat = chat(&generate);
         assert_eq!((chat.reasoning_effort.as_deref(), chat.add_generation_prompt), (Some("low"), true));
         let roles: Vec<_> = chat.messages.iter().map(|message| message.role.as_str()).collect();

@@ -5,13 +5,13 @@ use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::TokenId;
 use serde::Serialize;
-use serde_json::Map;
 
 use super::body::{Beside, Body, ChunkHead, Ids};
 use super::fields::Fields;
 use super::finish::{self, StopReason};
 use super::intake::Intake;
 use super::logprobs::ChatLogprobs;
+use super::media_parts::take_media_kwargs;
 use super::messages::Messages;
 use super::prompt_logprobs::PromptLogprobsBody;
 use super::request::RequestBody;
@@ -20,7 +20,7 @@ use super::usage::Usage;
 use super::{AnswerHead, Nvext, request, tools};
 use crate::error::ApiError;
 use crate::frontend::ReasoningFields;
-use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaKwargs, Prompt, ToolUse};
+use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, ToolUse};
 
 /// A parsed body.
 pub(crate) struct ChatRequest {
@@ -47,14 +47,7 @@ impl RequestBody for ChatRequest {
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.refuse_unless("echo", |v| v == false)?;
         fields.finish()?;
-        let generate = GenerateRequest {
-            prompt: Prompt::Chat(chat),
-            sampling: common.sampling.clone(),
-            cache_salt: common.cache_salt.clone(),
-            priority: common.priority,
-            tools,
-            without_reasoning,
-        };
+        let generate = common.of_chat(chat, tools, without_reasoning);
         Ok((Self { common, generate }, intake.into_charge()))
     }
 }
@@ -70,10 +63,7 @@ pub(super) fn take_chat(fields: &mut Fields, messages: Messages, tools: Option<&
         template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
         reasoning_effort: take_effort(fields, "reasoning_effort")?,
         tools: tools.map(|tools| tools.tools.clone()),
-        media_kwargs: Box::new(MediaKwargs {
-            processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
-            io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
-        }),
+        media_kwargs: take_media_kwargs(fields)?,
     };
     if chat.add_generation_prompt && chat.continue_final_message {
         return Err(ApiError::invalid(

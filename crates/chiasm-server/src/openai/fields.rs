@@ -32,6 +32,18 @@ impl Fields {
         }
     }
 
+    /// What `take` takes of a request, which must have no other fields.
+    #[cfg(test)]
+    pub(crate) fn all_taken<T>(
+        body: Value,
+        take: impl FnOnce(&mut Self) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        let mut fields = Self::new(body, "")?;
+        let taken = take(&mut fields)?;
+        fields.finish()?;
+        Ok(taken)
+    }
+
     /// The field's full name, such as `messages[2].content`.
     pub(crate) fn name(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }

@@ -6,9 +6,12 @@ use bytes::Bytes;
 use chiasm_media::MediaName;
 use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, Visitor};
+use serde_json::Map;
 
+use super::fields::Fields;
 use super::intake::{Intake, Seed};
 use crate::error::ApiError;
+use crate::pipeline::MediaKwargs;
 
 /// A kind of part that stands for a media item.
 pub(super) struct MediaKind {
@@ -115,4 +118,12 @@ pub(super) fn take_uuid<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A
         }));
     }
     Ok(uuid)
+}
+
+/// Takes the settings of media items.
+pub(crate) fn take_media_kwargs(fields: &mut Fields) -> Result<Box<MediaKwargs>, ApiError> {
+    Ok(Box::new(MediaKwargs {
+        processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
+        io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
+    }))
 }

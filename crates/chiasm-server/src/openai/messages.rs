@@ -38,15 +38,24 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        // Those of an earlier field of the same name, which this one replaces.
-        intake.media.clear();
-        let messages: Vec<ChatMessage> = elements(intake, &mut seq)?;
-        if messages.is_empty() {
-            let error = ApiError::invalid("messages", "'messages' must have at least one message");
-            return Err(intake.refuse(error));
-        }
+        let messages = message_list(intake, &mut seq)?;
         Ok(Some(Messages { messages, media: std::mem::take(&mut intake.media) }))
     }
+}
+
+/// Reads `messages`, of which there is at least one. Their media items are the intake's.
+pub(crate) fn message_list<'de, T, A: SeqAccess<'de>>(intake: &mut Intake, seq: &mut A) -> Result<Vec<T>, A::Error>
+where
+    for<'a> Seed<'a, T>: Visitor<'de, Value = T>,
+{
+    // Those of an earlier field of the same name, which this one replaces.
+    intake.media.clear();
+    let messages = elements(intake, seq)?;
+    if messages.is_empty() {
+        let error = ApiError::invalid("messages", "'messages' must have at least one message");
+        return Err(intake.refuse(error));
+    }
+    Ok(messages)
 }
 
 /// Reads a list whose elements are named by their index.

@@ -8,7 +8,7 @@ use super::fields::Fields;
 use super::nvext::ExtraFields;
 use super::structured;
 use crate::error::ApiError;
-use crate::pipeline::Sampling;
+use crate::pipeline::{Chat, GenerateRequest, Prompt, Repetition, Sampling, ThinkingBudget, ToolUse};
 
 /// Most continuations of one prompt.
 const MAX_N: u32 = 128;
@@ -24,6 +24,9 @@ const MAX_BIASES: usize = 4096;
 const MAX_ALLOWED: usize = 1 << 16;
 /// Most words that must not be generated; vLLM has room for two token sequences of each (`VLLM_MAX_NUM_BAD_WORDS`).
 const MAX_BAD_WORDS: usize = 500;
+/// Largest numbers of a pattern that is repeated. An engine looks for each length of pattern behind each token, in Python and for one
+/// request after the other: those of a thousand lengths hold up all others by half a millisecond per step.
+const MAX_PATTERN: u32 = 1000;
 /// vLLM's bound.
 const MAX_SALT_BYTES: usize = 1024;
 
@@ -86,6 +89,8 @@ impl Common {
             allowed_token_ids: take_allowed(fields)?,
             bad_words: take_bad_words(fields)?,
             structured: structured::take(fields)?,
+            thinking_budget: take_thinking_budget(fields)?,
+            repetition: take_repetition(fields)?,
         };
         let common = Self {
             model: fields.take("model")?,
@@ -96,11 +101,24 @@ impl Common {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             extra_fields: ExtraFields::take(fields)?,
         };
-        if common.stream.is_some() && common.sampling.prompt_logprobs.is_some() {
+        // As in vLLM, which computes those without alternatives and tells nobody.
+        if common.stream.is_some() && common.sampling.prompt_logprobs.is_some_and(|top| top > 0) {
             return Err(ApiError::invalid("prompt_logprobs", "'prompt_logprobs' are not told in a stream"));
         }
         common.refuse_and_ignore(fields)?;
         Ok(common)
+    }
+
+    /// What is asked for with these fields and a conversation.
+    pub(crate) fn of_chat(&self, chat: Chat, tools: Option<ToolUse>, without_reasoning: bool) -> GenerateRequest {
+        GenerateRequest {
+            prompt: Prompt::Chat(chat),
+            sampling: self.sampling.clone(),
+            cache_salt: self.cache_salt.clone(),
+            priority: self.priority,
+            tools,
+            without_reasoning,
+        }
     }
 
     /// Fields of OpenAI's and vLLM's APIs that ask for nothing at their default, and those that never change the answer.
@@ -127,6 +145,38 @@ impl Common {
         ]);
         Ok(())
     }
+}
+
+/// Takes how many tokens a model may think; -1 is as many as it likes.
+fn take_thinking_budget(fields: &mut Fields) -> Result<Option<ThinkingBudget>, ApiError> {
+    const FIELD: &str = "thinking_token_budget";
+    let range = -1..=i64::from(i32::MAX);
+    let tokens: Option<i64> = fields.take_in(FIELD, range, "-1 for no limit, or 0 to 2147483647")?;
+    Ok(tokens.and_then(|tokens| u32::try_from(tokens).ok()).map(|tokens| ThinkingBudget { tokens, field: FIELD }))
+}
+
+/// Takes what counts as going round in circles. The bounds are those of vLLM's `RepetitionDetectionParams`.
+fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> {
+    const FIELD: &str = "repetition_detection";
+    const RANGE: &str = "from 0 to 1000";
+    let Some(value) = fields.take::<Value>(FIELD)? else { return Ok(None) };
+    let mut fields = Fields::new(value, FIELD)?;
+    let max_pattern = fields.take_in("max_pattern_size", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    let min_pattern = fields.take_in("min_pattern_size", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    let count = fields.take_in("min_count", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
+    fields.finish()?;
+    if min_pattern > max_pattern {
+        let (name, most) = (format!("{FIELD}.min_pattern_size"), format!("{FIELD}.max_pattern_size"));
+        return Err(ApiError::invalid(&name, format!("'{name}' must be at most '{most}'")));
+    }
+    if max_pattern == 0 {
+        return Ok(None);
+    }
+    if count < 2 {
+        let name = format!("{FIELD}.min_count");
+        return Err(ApiError::invalid(&name, format!("'{name}' must be at least 2")));
+    }
+    Ok(Some(Repetition { max_pattern, min_pattern, count }))
 }
 
 /// Takes the strings that end the text.
@@ -271,6 +321,9 @@ mod tests {
             ("repetition_penalty", json!(0)),
             ("seed", json!(1.5)),
             ("cache_salt", json!("")),
+            ("thinking_token_budget", json!(-2)),
+            ("thinking_token_budget", json!(1.5)),
+            ("repetition_detection", json!(3)),
             ("prompt_logprobs", json!(21)),
             ("prompt_logprobs", json!(-1)),
             ("skip_reading_prefix_cache", json!("yes")),
@@ -286,7 +339,8 @@ mod tests {
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
-        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})).as_deref(), Some("prompt_logprobs"));
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 1})).as_deref(), Some("prompt_logprobs"));
+        assert_eq!(refused(json!({"stream": true, "prompt_logprobs": 0})), None);
         assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
         assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
         assert_eq!(refused(json!({"bad_words": ["a", " "]})).as_deref(), Some("bad_words[1]"));
@@ -321,5 +375,32 @@ mod tests {
         assert_eq!(refused(json!({"stream_options": {"include_usage": true}})).as_deref(), Some("stream_options"));
         let stream = common(json!({"stream": true, "stream_options": {"include_usage": true}})).unwrap().stream;
         assert!(stream.unwrap().include_usage);
+    }
+
+    #[test]
+    fn what_ends_thoughts_and_circles_has_vllms_bounds() {
+        let taken = |extra: Value| {
+            let taken = Fields::all_taken(extra, Common::take);
+            taken.map(|common| common.sampling).map_err(|error| error.param.unwrap())
+        };
+        let budget = |tokens: i64| taken(json!({"thinking_token_budget": tokens})).unwrap().thinking_budget;
+        assert_eq!(budget(-1), None);
+        assert_eq!(budget(0), Some(ThinkingBudget { tokens: 0, field: "thinking_token_budget" }));
+        let repetition = |value: Value| taken(json!({"repetition_detection": value})).map(|taken| taken.repetition);
+        assert_eq!(repetition(json!({})), Ok(None));
+        assert_eq!(repetition(json!({"min_count": 1})), Ok(None));
+        let expected = Repetition { max_pattern: 4, min_pattern: 0, count: 2 };
+        assert_eq!(repetition(json!({"max_pattern_size": 4, "min_count": 2})), Ok(Some(expected)));
+        for (value, field) in [
+            (json!({"max_pattern_size": 4}), "min_count"),
+            (json!({"max_pattern_size": 4, "min_count": 1}), "min_count"),
+            (json!({"min_pattern_size": 1}), "min_pattern_size"),
+            (json!({"max_pattern_size": 1, "min_pattern_size": 2, "min_count": 2}), "min_pattern_size"),
+            (json!({"max_pattern_size": -1}), "max_pattern_size"),
+            (json!({"max_pattern_size": 1001}), "max_pattern_size"),
+            (json!({"pattern": 1}), "pattern"),
+        ] {
+            assert_eq!(repetition(value), Err(format!("repetition_detection.{field}")));
+        }
     }
 }

@@ -136,10 +136,7 @@ mod tests {
     use super::*;
 
     fn taken(body: Value) -> Result<Option<ToolUse>, ApiError> {
-        let mut fields = Fields::new(body, "").unwrap();
-        let taken = take(&mut fields)?;
-        fields.finish().unwrap();
-        Ok(taken)
+        Fields::all_taken(body, take)
     }
 
     fn tool(name: &str) -> Value {

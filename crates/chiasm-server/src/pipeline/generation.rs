@@ -242,6 +242,7 @@ impl Generation {
             cache_salt: prepared.cache_salt.clone(),
             priority: prepared.priority,
             trace: prepared.trace.clone(),
+            reasoning: prepared.reasoning.clone(),
         };
         let handing_over = tracing::debug_span!("hand_off", %worker);
         let deadlines = prepared.deadlines;

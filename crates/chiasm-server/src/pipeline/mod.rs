@@ -9,6 +9,8 @@
 //! |---|---|
 //! | `request` | what a client asks for, parsed and in range |
 //! | `prepare` | from that to prompts that can be routed |
+//! | `opening` | the bytes of its media items |
+//! | `prompt_price` | what making its prompt takes |
 //! | `item` | media items, whatever they are |
 //! | `image` | images: their plans and their tensors |
 //! | `helped` | media items that vLLM's own processor makes |
@@ -29,9 +31,11 @@ mod generation;
 mod helped;
 mod image;
 mod item;
+mod opening;
 mod plans;
 mod prepare;
 mod processed;
+mod prompt_price;
 mod reading;
 mod request;
 mod retries;
@@ -39,7 +43,7 @@ mod sampling;
 mod tokenize;
 mod turns;
 
-pub(crate) use chiasm_backend::Structured;
+pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use error::{Cause, RequestError};
 pub(crate) use generation::{Attempted, Generation, collect};
@@ -47,6 +51,8 @@ pub(crate) use helped::Helped;
 pub use helped::HelperOptions;
 pub(crate) use image::Images;
 pub(crate) use prepare::{Planned, Prepared, prepare};
-pub(crate) use request::{Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
+pub(crate) use request::{
+    Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
+};
 pub(crate) use retries::Retries;
 pub(crate) use tokenize::{Tokenizable, detokenize, tokenize};

@@ -1,18 +1,16 @@
 //! Preparing a request: expanded prompts, the identity of its media items and its block keys, without a pixel.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use chiasm_backend::{Constraint, JobItem, RequestId, Structured, TraceContext};
+use chiasm_backend::{Constraint, JobItem, ReasoningHints, RequestId, Structured, TraceContext};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
-use chiasm_media::{EncodedMedia, MediaName, MediaPart};
-use chiasm_prompt::{ChatMessage, Item, Marker, MarkerText, Markers, RenderOptions, expand};
+use chiasm_media::EncodedMedia;
+use chiasm_prompt::{Item, Marker, MarkerText, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
-use futures_util::future::try_join_all;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -20,9 +18,11 @@ use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
+use super::opening::open_all;
+use super::prompt_price::{is_small, price_of};
 use super::reading::Reading;
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice};
-use crate::cpu::{CpuBudget, price};
+use crate::cpu::CpuBudget;
 use crate::fleet::{PresentClass, PresentClasses};
 use crate::frontend::Frontend;
 use crate::model::ServedModel;
@@ -38,6 +38,8 @@ pub(crate) struct Prepared {
     pub plans: Vec<Planned>,
     /// How tokens are chosen, as the client asked.
     pub sampling: Sampling,
+    /// What a backend is told of its reasoning.
+    pub reasoning: ReasoningHints,
     /// How its answers are read, if they are more than text.
     pub reading: Option<Arc<Reading>>,
     /// What keeps prompts of different owners apart, if anything.
@@ -115,14 +117,21 @@ async fn prepared(
 ) -> Result<Prepared, RequestError> {
     let GenerateRequest { mut prompt, mut sampling, cache_salt, priority, tools, without_reasoning } = request;
     let begun = Instant::now();
+    let mut reasoning = ReasoningHints::default();
     let reading = match prompt {
         Prompt::Chat(ref mut chat) => {
             let is_uncalled = tools.as_ref().is_some_and(|tools| tools.choice == ToolChoice::None);
             if is_uncalled && frontend.model.chats.excludes_uncalled_tools {
                 chat.tools = None;
             }
-            let (reading, constraint) = Reading::plan(&frontend.model, tools.as_ref(), without_reasoning)?;
+            let (reading, constraint) = Reading::plan(&frontend.model, chat, tools.as_ref(), without_reasoning)?;
             sampling.structured = with_calls(sampling.structured, constraint)?;
+            // As in vLLM, which has its frontend's reasoning parser and that of an engine see the same
+            // (`ChatCompletionRequest.resolve_reasoning_ended`); only constraints are held back by reasoning.
+            if sampling.structured.is_some() && frontend.model.answers.engine_parser().is_some() {
+                let variables = chat.thinking_variables(&frontend.model.chats);
+                reasoning = ReasoningHints { is_over: without_reasoning, variables };
+            }
             reading
         }
         Prompt::Text(_) | Prompt::Tokens(_) => None,
@@ -149,7 +158,20 @@ async fn prepared(
     let plans = plans.map_err(|error| error.at(field))?;
     let Caller { id, trace, session, arrived, .. } = caller.clone();
     let took = Took { fetch, plan: begun.elapsed() - fetch };
-    Ok(Prepared { id, trace, plans, sampling, reading, cache_salt, priority, session, arrived, deadlines, took })
+    Ok(Prepared {
+        id,
+        trace,
+        plans,
+        sampling,
+        reasoning,
+        reading,
+        cache_salt,
+        priority,
+        session,
+        arrived,
+        deadlines,
+        took,
+    })
 }
 
 /// The one constraint of a request: its own, or that it calls.
@@ -199,94 +221,6 @@ impl Preparation<'_> {
         })
         .await
     }
-}
-
-/// Token ids of a prompt whose keys are computed in a hundred microseconds.
-pub(super) const SMALL_TOKENS: usize = 16 << 10;
-/// Messages that a template renders in as much time.
-const FEW_MESSAGES: usize = 8;
-
-/// Whether a prompt is made in so little time that another thread would not be faster.
-fn is_small(prompt: &Prompt, model: &ServedModel) -> bool {
-    match prompt {
-        Prompt::Text(text) => text.len() <= model.tokenizer.quick_bytes(),
-        Prompt::Tokens(tokens) => tokens.len() <= SMALL_TOKENS,
-        Prompt::Chat(chat) => is_small_chat(chat, model),
-    }
-}
-
-pub(super) fn is_small_chat(chat: &Chat, model: &ServedModel) -> bool {
-    chat.messages.len() <= FEW_MESSAGES
-        && chat.messages.iter().all(|message| message.tool_calls.is_none())
-        && chat.messages.iter().map(ChatMessage::text_bytes).sum::<usize>() <= model.tokenizer.quick_bytes()
-        && chat.media.len() <= FEW_MESSAGES
-        && chat.template_kwargs.is_empty()
-}
-
-/// Messages whose texts are looked at for the price: a hundred microseconds' worth. Those of more messages cost much anyway.
-const PRICED_MESSAGES: usize = 10_000;
-
-/// What rendering, tokenizing and keying a prompt takes, for a request that has had its body parsed.
-fn price_of(prompt: &Prompt, model: &ServedModel, cpu: &CpuBudget) -> Duration {
-    match prompt {
-        Prompt::Text(text) => price::tokenizing(text.len(), model.tokenizer.quick_bytes()),
-        Prompt::Tokens(tokens) => price::keys(tokens.len()),
-        Prompt::Chat(chat) => price_of_chat(chat, model, cpu),
-    }
-}
-
-pub(super) fn price_of_chat(chat: &Chat, model: &ServedModel, cpu: &CpuBudget) -> Duration {
-    let messages = || chat.messages.iter().take(PRICED_MESSAGES);
-    let bytes = messages().map(ChatMessage::text_bytes).sum();
-    // How large they are is not known, but they were parsed: writing them again takes no less.
-    let has_json = !chat.template_kwargs.is_empty() || messages().any(|message| message.tool_calls.is_some());
-    let json = if has_json { cpu.spent() } else { Duration::ZERO };
-    let tokenizing = price::tokenizing(bytes, model.tokenizer.quick_bytes());
-    price::template(chat.messages.len(), bytes).saturating_add(tokenizing).saturating_add(json)
-}
-
-/// Bytes of every media item. Sources are taken out: they may be large.
-async fn open_all(
-    frontend: &Frontend,
-    media: &mut [MediaRef],
-    owner: [Option<&[u8]>; 2],
-) -> Result<Vec<EncodedMedia>, RequestError> {
-    for item in &*media {
-        if !frontend.takes(&item.modality) {
-            let message = format!("the model '{}' takes no {} here", frontend.model.name, item.modality);
-            return Err(RequestError::invalid(&item.field, message));
-        }
-    }
-    check_counts(media, |modality| frontend.limits.items_per_prompt.of(modality))?;
-    let open = async |item: &mut MediaRef| {
-        let at_field = |error| RequestError::from(error).at(&item.field);
-        let name = item.uuid.as_deref().map(|uuid| MediaName::new(owner, uuid)).transpose().map_err(at_field)?;
-        let modality = item.modality.clone();
-        frontend.door.open(MediaPart { source: item.source.take(), name, modality }).await.map_err(at_field)
-    };
-    try_join_all(media.iter_mut().map(open)).await
-}
-
-/// Refuses more items of a modality than `most` allows.
-pub(super) fn check_counts(media: &[MediaRef], most: impl Fn(&Modality) -> usize) -> Result<(), RequestError> {
-    for (modality, count) in count_by_modality(media) {
-        let limit = most(modality);
-        if count > limit {
-            let message =
-                format!("the prompt has {count} {modality} items, at most {limit} are allowed (--limit-mm-per-prompt)");
-            let field =
-                media.iter().filter(|item| item.modality == *modality).nth(limit).map(|item| item.field.clone());
-            return Err(RequestError { cause: Cause::TooManyItems(message), field });
-        }
-    }
-    Ok(())
-}
-
-/// How many items of each modality there are.
-fn count_by_modality(media: &[MediaRef]) -> BTreeMap<&Modality, usize> {
-    let mut counts = BTreeMap::new();
-    media.iter().for_each(|item| *counts.entry(&item.modality).or_default() += 1);
-    counts
 }
 
 /// A prompt without media items, for each class.

@@ -2,6 +2,7 @@
 
 mod forced;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use chiasm_backend::{Constraint, Finish, ToolCallDelta};
@@ -11,7 +12,7 @@ use serde_json::Value;
 
 use super::choice::ChoiceDelta;
 use super::error::RequestError;
-use super::request::{ToolChoice, ToolUse};
+use super::request::{Chat, ToolChoice, ToolUse};
 use crate::model::ServedModel;
 
 /// How the answers to one request are read.
@@ -32,6 +33,7 @@ impl Reading {
     /// A request whose functions can't be called: nobody knows how the model writes calls.
     pub(super) fn plan(
         model: &ServedModel,
+        chat: &Chat,
         tools: Option<&ToolUse>,
         without_reasoning: bool,
     ) -> Result<(Option<Arc<Self>>, Option<Constraint>), RequestError> {
@@ -49,6 +51,10 @@ impl Reading {
                 None => (&answers.listed, Some(forced::list(tools))),
             },
         };
+        let format = match format.thinks_untold() {
+            Some(untold) if !chat.thinks(&model.chats).unwrap_or(untold) => Cow::Owned(format.without_reasoning()),
+            _ => Cow::Borrowed(format),
+        };
         if !format.has_calls() && format.reasoning_markers().is_none() {
             return Ok((None, constraint));
         }
@@ -56,7 +62,7 @@ impl Reading {
         let functions =
             functions.map(|tool| (tool["function"]["name"].as_str().unwrap_or(""), &tool["function"]["parameters"]));
         let reading = Self {
-            format: format.clone(),
+            format: format.into_owned(),
             tools: Arc::new(Tools::new(functions)),
             without_reasoning,
             ends_with_calls: tools.is_some_and(|tools| !matches!(tools.choice, ToolChoice::Named(_))),

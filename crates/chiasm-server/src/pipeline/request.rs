@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::HeaderValue;
-use chiasm_backend::{RequestId, Structured, TraceContext};
+use chiasm_backend::{Repetition, RequestId, Structured, TraceContext};
 use chiasm_media::MediaInput;
 use chiasm_prompt::ChatMessage;
 use chiasm_types::{Modality, TokenId};
@@ -127,6 +127,37 @@ impl Chat {
         }
         variables
     }
+
+    /// What the variables of the chat template say of thinking, for those of vLLM's parsers that ask them: `thinking` or
+    /// `enable_thinking`. `None` if neither is set.
+    pub(super) fn thinks(&self, defaults: &ChatDefaults) -> Option<bool> {
+        self.thinking_variables(defaults).into_iter().map(|(_, value)| value).reduce(|one, other| one || other)
+    }
+
+    /// Those of the two variables that are set.
+    pub(super) fn thinking_variables(&self, defaults: &ChatDefaults) -> Vec<(&'static str, bool)> {
+        // vLLM takes both for "not set".
+        let is_set = |value: &&Value| !value.is_null() && *value != "auto";
+        let of = |variables: &'_ Map<String, Value>, name: &str| variables.get(name).filter(is_set).map(is_true);
+        let of_effort = self.reasoning_effort.as_ref().map(|effort| effort != "none");
+        let variable = |name: &'static str, of_effort: Option<bool>| {
+            let own = of(&self.template_kwargs, name).or(of_effort);
+            own.or_else(|| of(&defaults.template_kwargs, name)).map(|value| (name, value))
+        };
+        [variable("thinking", None), variable("enable_thinking", of_effort)].into_iter().flatten().collect()
+    }
+}
+
+/// Whether Python takes a value for true.
+fn is_true(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Bool(value) => *value,
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        Value::String(text) => !text.is_empty(),
+        Value::Array(list) => !list.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+    }
 }
 
 /// What a request changes of how media are made.
@@ -200,6 +231,19 @@ pub(crate) struct Sampling {
     pub bad_words: Vec<String>,
     /// What the text has to be.
     pub structured: Option<Structured>,
+    /// Most tokens of reasoning.
+    pub thinking_budget: Option<ThinkingBudget>,
+    /// What counts as going round in circles, which ends the text.
+    pub repetition: Option<Repetition>,
+}
+
+/// Most tokens of reasoning, and where the client said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ThinkingBudget {
+    /// The tokens.
+    pub tokens: u32,
+    /// The field of the request.
+    pub field: &'static str,
 }
 
 impl Sampling {
@@ -235,6 +279,8 @@ impl Default for Sampling {
             allowed_token_ids: Vec::new(),
             bad_words: Vec::new(),
             structured: None,
+            thinking_budget: None,
+            repetition: None,
         }
     }
 }

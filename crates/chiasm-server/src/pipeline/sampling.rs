@@ -4,7 +4,7 @@ use chiasm_backend as backend;
 use chiasm_types::TokenId;
 
 use super::error::{Cause, RequestError};
-use super::request::Sampling;
+use super::request::{Sampling, ThinkingBudget};
 use crate::model::ServedModel;
 
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
@@ -89,9 +89,22 @@ pub(super) fn resolve(
         allowed_token_ids: sampling.allowed_token_ids.clone(),
         bad_words: bad_words(model, &sampling.bad_words)?,
         structured: sampling.structured.clone(),
+        thinking_budget: thinking_budget(model, sampling)?,
+        repetition: sampling.repetition,
         eos_token: eos.filter(|_| !sampling.ignore_eos),
         all_stop_token_ids: distinct(all_stop_token_ids),
     })
+}
+
+/// Only engines with a reasoning parser know when a model thinks. vLLM refuses it without, too.
+fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u32>, RequestError> {
+    match sampling.thinking_budget {
+        Some(ThinkingBudget { field, .. }) if model.answers.engine_parser().is_none() => {
+            let message = format!("'{field}' needs a reasoning parser, and this model has none (--reasoning-parser)");
+            Err(RequestError::invalid(field, message))
+        }
+        budget => Ok(budget.map(|budget| budget.tokens)),
+    }
 }
 
 /// Each candidate takes some hundred bytes of an answer.

@@ -6,7 +6,8 @@ use chiasm_types::TokenId;
 
 use super::deadlines::{Deadlines, within};
 use super::error::RequestError;
-use super::prepare::{SMALL_TOKENS, check_tokens, prepare};
+use super::prepare::{check_tokens, prepare};
+use super::prompt_price::SMALL_TOKENS;
 use super::request::{Caller, Chat, GenerateRequest, Prompt, Sampling};
 use crate::cpu::price;
 use crate::fleet::{PresentClass, PresentClasses};

@@ -13,16 +13,19 @@ use crate::openai::Common;
 use crate::openai::chat::take_effort;
 use crate::openai::fields::Fields;
 use crate::openai::intake::{Intake, PLANNED_BYTES};
+use crate::openai::media_parts::take_media_kwargs;
 use crate::openai::request::{self, RequestBody};
 use crate::openai::structured::json_schema;
-use crate::pipeline::{Chat, GenerateRequest, MediaKwargs, Prompt, Structured};
+use crate::pipeline::{Chat, GenerateRequest, Structured};
 
 /// Fields of the other endpoints alone, which share the rest.
-const OF_OTHERS: [&str; 11] = [
+const OF_OTHERS: [&str; 13] = [
     "n",
     "best_of",
     "echo",
     "prompt_logprobs",
+    "thinking_token_budget",
+    "repetition_detection",
     "functions",
     "response_format",
     "modalities",
@@ -81,22 +84,12 @@ impl RequestBody for ResponsesRequest {
             template_kwargs: fields.take("chat_template_kwargs")?.unwrap_or_default(),
             reasoning_effort: take_reasoning(&mut fields)?,
             tools: tools.as_ref().map(|tools| tools.tools.clone()),
-            media_kwargs: Box::new(MediaKwargs {
-                processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),
-                io: fields.take::<Map<_, _>>("media_io_kwargs")?.unwrap_or_default(),
-            }),
+            media_kwargs: take_media_kwargs(&mut fields)?,
             messages: instructed(&mut intake, fields.take("instructions")?, input.messages)?,
         };
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.finish()?;
-        let generate = GenerateRequest {
-            prompt: Prompt::Chat(chat),
-            sampling: common.sampling.clone(),
-            cache_salt: common.cache_salt.clone(),
-            priority: common.priority,
-            tools,
-            without_reasoning,
-        };
+        let generate = common.of_chat(chat, tools, without_reasoning);
         Ok((Self { common, generate, echo }, intake.into_charge()))
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chiasm_backend::Constraint;
 use chiasm_engine::wire::{
-    EngineCoreRequest, FieldKind, InitMessage, MmData, MmFeature, MmField, MmItem, SamplingParams, StructuredOutputs,
-    TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR, request,
+    EngineCoreRequest, FieldKind, InitMessage, MmData, MmFeature, MmField, MmItem, RepetitionDetection, SamplingParams,
+    StructuredOutputs, TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use serde_json::{Value, json};
@@ -116,6 +116,8 @@ fn every_setting() -> Message {
         skip_reading_prefix_cache: Some(true),
         bad_words: vec![tokens(&[7]), tokens(&[300, 70_000])],
         structured_outputs: None,
+        thinking_token_budget: Some(300),
+        repetition_detection: Some(RepetitionDetection { max_pattern_size: 20, min_pattern_size: 2, min_count: 3 }),
     };
     let request = EngineCoreRequest {
         sampling_params,
@@ -124,18 +126,22 @@ fn every_setting() -> Message {
         priority: -3,
         trace_headers: vec![("traceparent".into(), "00-aa-bb-01".into())],
         external_req_id: Some("user's".into()),
+        reasoning_ended: Some(true),
+        reasoning_variables: vec![("thinking".into(), false), ("enable_thinking".into(), true)],
         ..request("every")
     };
     let means = json!({
         "request_id": "every", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
         "cache_salt": "salt", "client_index": 1, "priority": -3,
         "trace_headers": {"traceparent": "00-aa-bb-01"}, "external_req_id": "user's",
+        "reasoning_ended": true, "reasoning_parser_kwargs": {"chat_template_kwargs": {"thinking": false, "enable_thinking": true}},
         "sampling_params": {
             "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.5, "temperature": 0.75, "top_p": 0.875,
             "top_k": 40, "min_p": 0.125, "seed": 1_u64 << 40, "stop_token_ids": [7, 70_000], "ignore_eos": true,
             "max_tokens": 70_000, "min_tokens": 3, "logprobs": 5, "prompt_logprobs": -1, "_all_stop_token_ids": [7, 70_000],
             "logit_bias": {"9": -100.0, "300": 2.5}, "allowed_token_ids": [7, 9, 300, 70_000], "skip_reading_prefix_cache": true,
-            "_bad_words_token_ids": [[7], [300, 70_000]],
+            "_bad_words_token_ids": [[7], [300, 70_000]], "thinking_token_budget": 300,
+            "repetition_detection": {"max_pattern_size": 20, "min_pattern_size": 2, "min_count": 3},
         },
     });
     add("every_setting", &request, means)

@@ -10,10 +10,9 @@ use serde_json::{Map, Value};
 
 use super::super::error::{Cause, RequestError};
 use super::super::item::ItemPlan;
-use super::super::prepare::{
-    Planned, Preparation, SMALL_TOKENS, check_counts, check_tokens, in_prompt_order, is_small_chat, planned,
-    price_of_chat, render, that_fit,
-};
+use super::super::opening::check_counts;
+use super::super::prepare::{Planned, Preparation, check_tokens, in_prompt_order, planned, render, that_fit};
+use super::super::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
 use super::super::request::{Chat, MediaRef};
 use super::conversation::conversation;
 use super::{Helped, HelpedItem, HelpedSettings, Written};

@@ -1,6 +1,6 @@
 use std::net::Ipv4Addr;
 
-use chiasm_prompt::ChatContent;
+use chiasm_prompt::{ChatContent, ChatMessage};
 
 use super::*;
 use crate::owner::Owner;

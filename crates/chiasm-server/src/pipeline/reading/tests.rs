@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::answers::ParserChoice;
+use crate::model::ChatDefaults;
 use crate::pipeline::Sampling;
 use crate::pipeline::choice::Choice;
 
@@ -51,7 +52,7 @@ fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
 
 /// The deltas of an answer that comes token by token.
 fn deltas(model: &Arc<ServedModel>, tools: Option<&ToolUse>, prompt: &str, answer: &str) -> Vec<ChoiceDelta> {
-    let (reading, _) = Reading::plan(model, tools, false).unwrap();
+    let (reading, _) = Reading::plan(model, &Chat::default(), tools, false).unwrap();
     let prompt = tokens(&model.tokenizer, prompt);
     let mut choice = Choice::new(0, model, &prompt, &Sampling::default(), reading.as_ref());
     let outputs = tokens(&model.tokenizer, answer).into_iter().map(|token| (vec![token], None));
@@ -111,7 +112,7 @@ fn without_functions_calls_are_text_and_without_a_format_all_is() {
     }
     let ChoiceDelta { reasoning, text, .. } = whole(deltas(&model("none", "none"), None, prompt, ANSWER));
     assert_eq!((reasoning.as_str(), text.as_str()), ("", ANSWER));
-    let reading = Reading::plan(&model("hermes", "none"), None, false).unwrap().0;
+    let reading = Reading::plan(&model("hermes", "none"), &Chat::default(), None, false).unwrap().0;
     assert!(reading.is_none(), "an answer that is text in any case is not read");
 }
 
@@ -165,8 +166,9 @@ fn special_tokens_that_structure_an_answer_are_seen_and_others_are_not() {
 
 #[test]
 fn calls_are_forced_in_the_models_format_or_by_a_schema() {
-    let forced =
-        |model: &Arc<ServedModel>, tools: &ToolUse| Reading::plan(model, Some(tools), false).map(|(_, held)| held);
+    let forced = |model: &Arc<ServedModel>, tools: &ToolUse| {
+        Reading::plan(model, &Chat::default(), Some(tools), false).map(|(_, held)| held)
+    };
     let hermes = model("hermes", "none");
     let Some(Constraint::StructuralTag(tag)) = forced(&hermes, &tools(ToolChoice::Required)).unwrap() else {
         panic!("a tag")
@@ -212,9 +214,36 @@ fn definitions_of_schemas_move_to_the_root() {
 #[test]
 fn reasoning_that_is_not_wanted_is_left_out() {
     let model = model("none", "qwen3");
-    let (reading, _) = Reading::plan(&model, None, true).unwrap();
+    let (reading, _) = Reading::plan(&model, &Chat::default(), None, true).unwrap();
     let mut reader = reading.unwrap().begin(&model, &[]);
     let mut delta = ChoiceDelta::default();
     reader.read("hm</think>the fox", &mut delta);
     assert_eq!((delta.reasoning.as_str(), delta.text.as_str()), ("", "the fox"));
+}
+
+#[test]
+fn some_models_think_only_where_the_templates_variables_say_so() {
+    let read = |parser: &str, chat: Value, defaults: Value| {
+        let model = model("none", parser);
+        let chats = ChatDefaults { template_kwargs: defaults.as_object().unwrap().clone(), ..ChatDefaults::default() };
+        let model = ServedModel { chats, ..Arc::into_inner(model).unwrap() };
+        let (effort, kwargs) = (chat["reasoning_effort"].as_str().map(str::to_owned), &chat["kwargs"]);
+        let template_kwargs = kwargs.as_object().cloned().unwrap_or_default();
+        let chat = Chat { template_kwargs, reasoning_effort: effort, ..Chat::default() };
+        Reading::plan(&model, &chat, None, false).unwrap().0.is_some_and(|reading| reading.reads_reasoning())
+    };
+    for (chat, defaults, v3, holo2) in [
+        (json!({}), json!({}), false, true),
+        (json!({"kwargs": {"thinking": true}}), json!({}), true, true),
+        (json!({"kwargs": {"thinking": false, "enable_thinking": 1}}), json!({}), true, true),
+        (json!({"kwargs": {"enable_thinking": false}}), json!({}), false, false),
+        (json!({"kwargs": {"enable_thinking": null}}), json!({"thinking": ""}), false, false),
+        (json!({"kwargs": {"enable_thinking": false}}), json!({"enable_thinking": true}), false, false),
+        (json!({"reasoning_effort": "low"}), json!({}), true, true),
+        (json!({"reasoning_effort": "none"}), json!({"enable_thinking": true}), false, false),
+    ] {
+        assert_eq!(read("deepseek_v3", chat.clone(), defaults.clone()), v3, "{chat} {defaults}");
+        assert_eq!(read("holo2", chat.clone(), defaults.clone()), holo2, "{chat} {defaults}");
+        assert!(read("deepseek_r1", chat, defaults));
+    }
 }
