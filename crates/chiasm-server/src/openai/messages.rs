@@ -102,8 +102,18 @@ impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
                     message.tool_calls =
                         Some(map.next_value_seed(intake.seed())?).filter(|calls: &Value| !calls.is_null());
                 }
-                // They do not change the prompt.
-                "refusal" | "annotations" => drop(map.next_value_seed(intake.seed::<Value>())?),
+                // An answer comes back with both of its names, or with one. vLLM's own comes first.
+                "reasoning" => {
+                    message.reasoning = take_prompt_text(intake, &mut map)?.or(message.reasoning);
+                }
+                "reasoning_content" => {
+                    let reasoning = take_prompt_text(intake, &mut map)?;
+                    message.reasoning = message.reasoning.or(reasoning);
+                }
+                // They do not change the prompt: what OpenAI and LiteLLM tell beside an answer, and what Anthropic is to cache.
+                "refusal" | "annotations" | "provider_specific_fields" | "cache_control" => {
+                    drop(map.next_value_seed(intake.seed::<Value>())?);
+                }
                 _ => intake.unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
@@ -115,6 +125,11 @@ impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
     }
 }
 
+/// A field's text, which becomes a part of the prompt; `None` for null.
+fn take_prompt_text<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Option<String>, A::Error> {
+    intake.borrowed(map)?.map(|text| intake.own_prompt(&text)).transpose()
+}
+
 /// What a message of a role must and must not have.
 fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Result<(), E> {
     let error = if !ROLES.contains(&role) {
@@ -123,7 +138,9 @@ fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Re
         ApiError::invalid(&name, format!("'{name}' must be {known}, got '{role}'"))
     } else if message.tool_calls.is_some() && role != "assistant" {
         ApiError::invalid(intake.below(".tool_calls"), "only an assistant message has tool calls")
-    } else if message.content.is_none() && message.tool_calls.is_none() {
+    } else if message.reasoning.is_some() && role != "assistant" {
+        ApiError::invalid(intake.below(".reasoning"), "only an assistant message has reasoning")
+    } else if message.content.is_none() && message.tool_calls.is_none() && message.reasoning.is_none() {
         ApiError::missing(&intake.below(".content"))
     } else {
         return Ok(());
@@ -172,8 +189,10 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
                 "type" => kind = intake.borrowed(&mut map)?,
-                "text" => text = intake.borrowed(&mut map)?.map(|text| intake.own_prompt(&text)).transpose()?,
+                "text" => text = take_prompt_text(intake, &mut map)?,
                 "uuid" => uuid = take_uuid(intake, &mut map)?,
+                // Anthropic's, which LiteLLM passes on.
+                "cache_control" => drop(map.next_value_seed(intake.seed::<Value>())?),
                 name => match MEDIA_KINDS.iter().position(|kind| kind.field == name) {
                     Some(index) => {
                         let url = match MEDIA_KINDS[index].is_inline {
@@ -232,177 +251,4 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
 }
 
 #[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-    use chiasm_media::ByteBudget;
-    use chiasm_types::Modality;
-    use serde_json::json;
-
-    use super::super::request;
-    use super::*;
-    use crate::frontend::Limits;
-
-    fn parse(messages: &Value) -> Result<(Vec<ChatMessage>, Vec<MediaRef>), ApiError> {
-        let mut intake = Intake::of(&json!({"messages": messages}));
-        request::read(&mut intake).map(|(_, Messages { messages, media })| (messages, media))
-    }
-
-    fn refused(messages: Value) -> String {
-        parse(&messages).unwrap_err().param.unwrap()
-    }
-
-    #[test]
-    fn images_come_out_in_order_with_the_field_they_stood_in() {
-        let messages = json!([
-            {"role": "system", "content": "s"},
-            {"role": "user", "content": [
-                {"type": "text", "text": "a"},
-                {"type": "image_url", "image_url": {"url": "data:x", "detail": "high"}, "uuid": "u"},
-                {"type": "image_url", "image_url": "http://b"},
-                {"type": "image_url", "image_url": null, "uuid": "v"},
-                {"type": "image_url", "image_url": {"uuid": "w"}},
-            ]},
-        ]);
-        let (messages, media) = parse(&messages).unwrap();
-        assert_eq!(messages.len(), 2);
-        let item = |url: Option<&str>, uuid: Option<&str>, part: usize| MediaRef {
-            modality: Modality::Image,
-            source: url.map(|url| MediaInput::Url(url.to_owned().into())),
-            uuid: uuid.map(str::to_owned),
-            field: format!("messages[1].content[{part}].image_url"),
-        };
-        assert_eq!(
-            media,
-            [
-                item(Some("data:x"), Some("u"), 1),
-                item(Some("http://b"), None, 2),
-                item(None, Some("v"), 3),
-                item(None, Some("w"), 4),
-            ]
-        );
-    }
-
-    #[test]
-    fn videos_and_recordings_are_items_too() {
-        let messages = json!([{"role": "user", "content": [
-            {"type": "video_url", "video_url": {"url": "http://a"}},
-            {"type": "audio_url", "audio_url": "http://b", "uuid": "u"},
-            {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}},
-        ]}]);
-        let (messages, media) = parse(&messages).unwrap();
-        let items: Vec<_> = media
-            .iter()
-            .map(|item| (item.modality.name(), item.source.as_ref().unwrap().text(), item.field.as_str()))
-            .collect();
-        assert_eq!(
-            items,
-            [
-                ("video", &b"http://a"[..], "messages[0].content[0].video_url"),
-                ("audio", b"http://b", "messages[0].content[1].audio_url"),
-                ("audio", b"data:;base64,QUJD", "messages[0].content[2].input_audio"),
-            ]
-        );
-        let Some(ChatContent::Parts(parts)) = &messages[0].content else { panic!("parts") };
-        assert_eq!(parts[0], ChatPart::Media(Modality::Video));
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        assert_eq!(refused(json!([])), "messages");
-        assert_eq!(refused(json!([{"role": "user"}])), "messages[0].content");
-        assert_eq!(refused(json!([{"role": "king", "content": "x"}])), "messages[0].role");
-        assert_eq!(refused(json!([{"role": "user", "content": 3}])), "messages[0].content");
-        assert_eq!(
-            refused(json!([{"role": "user", "content": [{"type": "smell_url", "smell_url": "x"}]}])),
-            "messages[0].content[0].type"
-        );
-        for (part, field) in [
-            (json!({"type": "video_url", "image_url": "x", "video_url": "x"}), ".image_url"),
-            (json!({"type": "video_url", "image_url": "x"}), ".video_url.url"),
-            (json!({"type": "text", "text": "x", "audio_url": "x"}), ".audio_url"),
-            (json!({"type": "input_audio", "input_audio": {"format": "wav"}}), ".input_audio.data"),
-            (json!({"type": "input_audio", "input_audio": "x"}), ".input_audio"),
-            (json!({"type": "audio_url", "audio_url": {"data": "x"}}), ".audio_url.data"),
-        ] {
-            let messages = json!([{"role": "user", "content": [part]}]);
-            assert_eq!(refused(messages), format!("messages[0].content[0]{field}"));
-        }
-        assert_eq!(
-            refused(json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])),
-            "messages[0].content[0].image_url.url"
-        );
-        assert_eq!(refused(json!([{"role": "user", "content": "x", "audio": {}}])), "messages[0].audio");
-        assert_eq!(
-            refused(json!([{"role": "user", "content": [{"type": "image_url", "uuid": "x".repeat(300)}]}])),
-            "messages[0].content[0].uuid"
-        );
-    }
-
-    #[test]
-    fn an_assistant_message_may_have_tool_calls_and_no_content() {
-        let messages = json!([{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]);
-        assert!(parse(&messages).unwrap().0[0].content.is_none());
-    }
-
-    #[test]
-    fn messages_and_parts_are_bounded() {
-        let limits = Limits { messages: 2, content_parts: 3, ..Limits::default() };
-        let outcome = |messages: &Value| {
-            let body = json!({"messages": messages}).to_string();
-            let mut intake = Intake::new(body.into(), &limits, &ByteBudget::new(1 << 20));
-            let read = request::read::<Messages>(&mut intake);
-            read.map(drop).map_err(|error| (error.status.as_u16(), error.param.unwrap()))
-        };
-        let message = |parts: usize| json!({"role": "user", "content": vec!["x"; parts]});
-        assert_eq!(outcome(&json!([message(2), message(1)])), Ok(()));
-        assert_eq!(outcome(&json!([message(2), message(2)])), Err((413, "messages[1].content[1]".to_owned())));
-        assert_eq!(outcome(&json!([message(0), message(0), message(0)])), Err((413, "messages[2]".to_owned())));
-    }
-
-    #[test]
-    fn a_large_url_stays_in_the_body_unless_something_in_it_is_escaped() {
-        let url = |separator: &str| format!("data:image{separator}png;base64,{}", "AAAA".repeat(10_000));
-        let parsed = |url: &str| {
-            let message = format!(r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": "{url}"}}]}}"#);
-            let (body, budget) = (Bytes::from(format!(r#"{{"messages": [{message}]}}"#)), ByteBudget::new(1 << 20));
-            let mut intake = Intake::new(body.clone(), &Limits::default(), &budget);
-            let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
-            let url = media[0].source.clone().unwrap();
-            (body.as_ptr_range().contains(&url.text().as_ptr()), url, intake.into_charge().bytes())
-        };
-        let (in_body, plain, few) = parsed(&url("/"));
-        let (copied, escaped, more) = parsed(&url("\\/"));
-        assert!(in_body && !copied);
-        assert_eq!((plain.text(), escaped.text()), (url("/").as_bytes(), url("/").as_bytes()));
-        assert!(few < 10_000 && more > 40_000, "{few} and {more}");
-    }
-
-    #[test]
-    fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
-        let image = |name: &str| format!(r#"{{"type": "image_url", "image_url": "http://{name}"}}"#);
-        let message = |content: &str| format!(r#"{{"role": "user", {content}}}"#);
-        let twice = message(&format!(r#""content": [{}], "content": [{}]"#, image("a"), image("b")));
-        let body = format!(
-            r#"{{"messages": [{}], "messages": [{twice}]}}"#,
-            message(&format!(r#""content": [{}]"#, image("c")))
-        );
-        let mut intake = Intake::new(body.into(), &Limits::default(), &ByteBudget::new(1 << 20));
-        let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
-        assert_eq!(media.len(), 1);
-        assert_eq!(media[0].source.as_ref().unwrap().text(), b"http://b");
-    }
-
-    #[test]
-    fn a_wrong_type_names_the_field_and_broken_json_the_body() {
-        assert_eq!(refused(json!([{"role": 3, "content": "x"}])), "messages[0].role");
-        assert_eq!(refused(json!([3])), "messages[0]");
-        assert_eq!(refused(json!("x")), "messages");
-        let mut intake = Intake::new(
-            r#"{"messages": [{"role": "user", "content": "x"#.into(),
-            &Limits::default(),
-            &ByteBudget::new(1 << 20),
-        );
-        let error = request::read::<Messages>(&mut intake).err().unwrap();
-        assert_eq!((error.code, error.param.as_deref()), ("invalid_json", Some("body")));
-    }
-}
+mod tests;

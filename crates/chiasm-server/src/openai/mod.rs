@@ -5,6 +5,7 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod fields;
 mod finish;
+mod harmless;
 pub(crate) mod intake;
 mod logprobs;
 pub(crate) mod media_parts;

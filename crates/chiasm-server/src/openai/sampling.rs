@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::nvext::ExtraFields;
-use super::structured;
+use super::{harmless, structured};
 use crate::error::ApiError;
 use crate::pipeline::{Chat, GenerateRequest, Prompt, Repetition, Sampling, ThinkingBudget, ToolUse};
 
@@ -129,21 +129,14 @@ impl Common {
             _ => false,
         };
         fields.refuse_unless("functions", empty)?;
+        fields.refuse_unless("function_call", |v| v == "none" || v == "auto")?;
+        fields.refuse_unless("verbosity", |v| v == "medium")?;
         fields.refuse_unless("use_beam_search", |v| v == false)?;
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
         fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
         fields.refuse_unless("modalities", |v| v == &json!(["text"]))?;
         fields.refuse_unless("spaces_between_special_tokens", |v| v == true)?;
-        fields.ignore(&[
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_retention",
-        ]);
-        Ok(())
+        harmless::take(fields)
     }
 }
 

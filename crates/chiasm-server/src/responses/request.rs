@@ -19,7 +19,7 @@ use crate::openai::structured::json_schema;
 use crate::pipeline::{Chat, GenerateRequest, Structured};
 
 /// Fields of the other endpoints alone, which share the rest.
-const OF_OTHERS: [&str; 13] = [
+const OF_OTHERS: [&str; 16] = [
     "n",
     "best_of",
     "echo",
@@ -27,6 +27,9 @@ const OF_OTHERS: [&str; 13] = [
     "thinking_token_budget",
     "repetition_detection",
     "functions",
+    "function_call",
+    "verbosity",
+    "prediction",
     "response_format",
     "modalities",
     "use_beam_search",
@@ -128,14 +131,10 @@ fn instructed(
     Ok(messages)
 }
 
-/// Fields that change nothing but the response, and those whose only value here is their default.
+/// Fields that change nothing but the response, as far as chats do not have them, and those whose only value here is their default.
 fn take_what_is_echoed(fields: &mut Fields) -> Result<(), ApiError> {
-    for field in ["user", "prompt_cache_key", "safety_identifier"] {
-        fields.take::<String>(field)?;
-    }
     // It bounds calls of tools that the server runs, of which there are none.
     fields.take_in::<u64>("max_tool_calls", 0.., "0 or more")?;
-    fields.take::<bool>("store")?;
     fields.refuse_unless("truncation", |value| value == "disabled")?;
     fields.refuse_unless("top_logprobs", |value| value == 0)?;
     let metadata: Map<String, Value> = fields.take("metadata")?.unwrap_or_default();

@@ -41,6 +41,8 @@ pub(crate) struct Environment {
     /// Another version of vLLM, for tests of both together.
     pub(crate) other_version: String,
     pub(crate) other_python: String,
+    /// A Python with clients that other people use.
+    pub(crate) clients_python: String,
 }
 
 impl Environment {
@@ -55,6 +57,7 @@ impl Environment {
             version: variable("CHIASM_TEST_VLLM_VERSION"),
             other_version: variable("CHIASM_TEST_OTHER_VLLM_VERSION"),
             other_python: variable("CHIASM_TEST_OTHER_PYTHON"),
+            clients_python: variable("CHIASM_TEST_CLIENTS_PYTHON"),
         }
     }
 

@@ -66,11 +66,16 @@ fn the_packages_of_clients_work(environment: &Environment, server: &Server) {
         ("openai_responses.py", &[&openai, picture]),
         ("anthropic_client.py", &[&server.url, "m", picture]),
     ] {
-        let script = format!("{}/tests/{script}", env!("CARGO_MANIFEST_DIR"));
-        let output = Command::new(&environment.python).arg(script).args(args).output().expect("python runs");
-        let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-        assert!(output.status.success(), "{}", told.concat());
+        run_client(&environment.python, script, args);
     }
+}
+
+/// Runs a script of the tests' folder, which fails by its exit status.
+fn run_client(python: &str, script: &str, args: &[&str]) {
+    let script = format!("{}/tests/{script}", env!("CARGO_MANIFEST_DIR"));
+    let output = Command::new(python).arg(script).args(args).output().expect("python runs");
+    let told = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{}", told.concat());
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use crate::environment::{ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
 use crate::predictions::{found_as_predicted, settled, workers};
 use crate::prompts;
 use crate::requests::{answers_are_those_of_vllm_serve, image, text};
+use crate::run_client;
 use crate::support::scenario_run;
 use crate::tools::{TOOL_FLAGS, an_agent_calls_its_functions, other_apis_call_alike, tool_requests};
 
@@ -194,6 +195,7 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
         what_an_engine_fails_of_is_refused(&server).await;
         an_agent_calls_its_functions(&server).await;
         other_apis_call_alike(&server).await;
+        run_client(&environment.clients_python, "clients/langchain_forced.py", &[&format!("{}/v1", server.url)]);
     }
     if model == "omni" {
         for modality in ["video", "audio"] {

@@ -1,0 +1,75 @@
+"""The package `langchain-openai` against simulated engines: whole, streamed, with an image, with tools, and structured.
+
+usage: langchain_client.py SEES CALLS SAYS_JSON PICTURE, with servers whose engines say what they saw, call a function, and say JSON
+"""
+
+import base64
+import re
+import sys
+
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel
+
+sees, calls, says_json, picture = sys.argv[1:]
+QUESTION = "What is the weather in Paris?"
+CALL = {"name": "weather", "args": {"city": "Paris"}}
+
+
+def chat(url):
+    return ChatOpenAI(model="m", base_url=url, api_key="unused", max_retries=0, timeout=60)
+
+
+def check_seen(message, items):
+    """The engine's own words on what it saw and on the prompt are those of the usage."""
+    words = rf"{items}; (\d+) of (\d+) prompt tokens were cached"
+    cached, prompt = map(int, re.fullmatch(words, message.content).groups())
+    usage = message.usage_metadata
+    assert usage["input_tokens"] == prompt and usage["output_tokens"] > 5, message
+    assert usage["input_token_details"]["cache_read"] == cached, message
+    assert message.response_metadata["finish_reason"] == "stop", message
+
+
+@tool
+def weather(city: str) -> str:
+    """Tells the weather."""
+    return "sunny in " + city
+
+
+data_uri = "data:image/jpeg;base64," + base64.b64encode(open(picture, "rb").read()).decode()
+seen = [{"type": "image_url", "image_url": {"url": data_uri}}, {"type": "text", "text": "What is in this picture?"}]
+check_seen(chat(sees).invoke([HumanMessage(content=seen)]), r"1 image 280x224 \(80 tokens, \w+\)")
+
+chunks = list(chat(sees).stream(QUESTION, stream_usage=True))
+assert len(chunks) > 5, chunks
+whole = chunks[0]
+for chunk in chunks[1:]:
+    whole += chunk
+check_seen(whole, "no images")
+
+bound = chat(calls).bind_tools([weather])
+said = bound.invoke(QUESTION)
+assert [{key: call[key] for key in CALL} for call in said.tool_calls] == [CALL] and not said.invalid_tool_calls, said
+assert said.content == "" and said.response_metadata["finish_reason"] == "tool_calls", said
+answered = [HumanMessage(content=QUESTION), said, *(weather.invoke(call) for call in said.tool_calls)]
+assert answered[-1].content == "sunny in Paris", answered
+again = bound.invoke(answered)
+assert again.usage_metadata["input_tokens"] > said.usage_metadata["input_tokens"], again
+streamed = None
+for chunk in bound.stream(QUESTION):
+    streamed = chunk if streamed is None else streamed + chunk
+assert [{key: call[key] for key in CALL} for call in streamed.tool_calls] == [CALL], streamed
+for choice in ["any", "weather"]:
+    forced = chat(calls).bind_tools([weather], tool_choice=choice).invoke(QUESTION)
+    assert [call["name"] for call in forced.tool_calls] == ["weather"], forced
+
+# The class is the function: it has its name.
+Weather = type("weather", (BaseModel,), {"__doc__": "Where.", "__annotations__": {"city": str}})
+for url, method in [(says_json, "json_schema"), (says_json, "json_mode"), (calls, "function_calling")]:
+    place = chat(url).with_structured_output(Weather, method=method).invoke("A place as JSON, please.")
+    assert place.city == "Paris", (method, place)
+
+completed = OpenAI(model="m", base_url=sees, api_key="unused", max_retries=0).invoke("the quick brown fox")
+assert "prompt tokens were cached" in completed, completed
+print("ok")
