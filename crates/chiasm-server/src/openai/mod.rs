@@ -7,6 +7,7 @@ pub(crate) mod fields;
 mod finish;
 pub(crate) mod intake;
 mod logprobs;
+pub(crate) mod lora;
 pub(crate) mod media_parts;
 pub(crate) mod messages;
 mod nvext;
