@@ -4,8 +4,8 @@ use crate::Death;
 
 /// A LoRA adapter as backends know it.
 ///
-/// Its name is what blocks of the KV cache are kept apart by, here and in engines: it stands for one content. An adapter that clients
-/// know under the same name as another, or that was changed where it lies, has another one.
+/// Its name is what blocks of the KV cache are kept apart by, here and in engines: it stands for one content. An adapter that
+/// clients know under the same name as another, or that was changed where it lies, has another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
     /// No two adapters that an engine may have at the same time share it. At most 2³¹ − 1.
@@ -14,8 +14,6 @@ pub struct Adapter {
     pub name: String,
     /// Where it lies, as the engine finds it. Not empty.
     pub path: String,
-    /// The weights of its experts are fused into one tensor per layer. Only engines that take both forms ask.
-    pub is_3d: bool,
 }
 
 /// Why a backend does not have an adapter.

@@ -22,10 +22,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::{
-    Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death, Delivered, Finish, HandOff,
-    InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality, MediaForm, MediaObserver,
-    MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes, TensorFormat, TensorMemory,
-    TensorOrder,
+    Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death,
+    Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality,
+    MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes,
+    TensorFormat, TensorMemory, TensorOrder,
 };
 
 /// What a fake backend does with one job.

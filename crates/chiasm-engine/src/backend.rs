@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink, MediaObserver, MemoryUsage, RunningJob,
-    SourceError, TensorFormat,
+    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink, MediaObserver,
+    MemoryUsage, RunningJob, SourceError, TensorFormat,
 };
 use chiasm_transfer::Arena;
 use chiasm_types::MmHash;

@@ -1,12 +1,12 @@
 //! LoRA adapters that requests may name in place of the model.
 //!
 //! What clients call an adapter is not what engines call it: there its name has the stamp of its content behind it
-//! ([`found`](self::found)), so that an adapter which is loaded again under a name, or was changed where it lies, shares no block of any
-//! KV cache with the one before, and no engine takes one for the other. The same content has the same stamp after a restart of this
-//! process, and engines that outlive it keep adapter and blocks.
+//! ([`found`](self::found)), so that an adapter which is loaded again under a name, or was changed where it lies, shares no block
+//! of any KV cache with the one before, and no engine takes one for the other. The same content has the same stamp after a restart
+//! of this process, and engines that outlive it keep adapter and blocks.
 //!
-//! An adapter that was unloaded is forgotten by the engines when the last request with it has ended: an engine that is made to forget
-//! one it needs reads it again within a step, and dies if it can't.
+//! An adapter that was unloaded is forgotten by the engines when the last request with it has ended: an engine that is made to
+//! forget one it needs reads it again within a step, and dies if it can't.
 
 mod found;
 
@@ -27,8 +27,6 @@ pub struct AdapterSource {
     pub name: String,
     /// Its folder, as it was given.
     pub path: String,
-    /// vLLM's `is_3d_lora_weight`.
-    pub is_3d: bool,
 }
 
 /// Why an adapter can't be loaded, or unloaded.
@@ -174,7 +172,6 @@ impl Adapters {
             id: self.free_id(files.id()),
             name: engine_name(source, files),
             path: files.path.clone(),
-            is_3d: source.is_3d,
         });
         let leaving = Some(Leaving { adapter: engine.clone(), _place: place });
         let (name, root) = (source.name.clone(), source.path.clone());

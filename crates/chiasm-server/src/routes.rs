@@ -23,13 +23,13 @@ pub(crate) const COMPLETIONS: &str = "/v1/completions";
 pub(crate) const RESPONSES: &str = "/v1/responses";
 pub(crate) const TOKENIZE: &str = "/tokenize";
 pub(crate) const DETOKENIZE: &str = "/detokenize";
+pub(crate) const LOAD_LORA: &str = "/v1/load_lora_adapter";
+pub(crate) const UNLOAD_LORA: &str = "/v1/unload_lora_adapter";
 
 /// The whole HTTP interface.
 pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
     let changing = match frontend.adapters_may_change {
-        true => Router::new()
-            .route("/v1/load_lora_adapter", post(lora::load))
-            .route("/v1/unload_lora_adapter", post(lora::unload)),
+        true => Router::new().route(LOAD_LORA, post(lora::load)).route(UNLOAD_LORA, post(lora::unload)),
         false => Router::new(),
     };
     changing

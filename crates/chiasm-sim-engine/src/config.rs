@@ -50,8 +50,8 @@ pub struct SimConfig {
     pub vocab_size: u32,
     /// Rules that image tensors must keep.
     pub images: ImageRules,
-    /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and computes
-    /// a request that names one by the model alone. Default `None`.
+    /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and
+    /// computes a request that names one by the model alone. Default `None`.
     pub lora: Option<LoraLimits>,
     /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes handles of slots. Without
     /// it a handle makes the engine deaf, as any vLLM. Default true.

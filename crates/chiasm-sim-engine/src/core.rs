@@ -157,7 +157,8 @@ impl Core {
             false => {
                 let (receiver_cache, plugin) = (self.receiver_cache.as_ref(), self.plugin.as_ref());
                 let loras = self.loras.as_mut();
-                Callee { scheduler: &mut self.scheduler, loras, receiver_cache, plugin, now }.call(&call.method, &call.args)
+                Callee { scheduler: &mut self.scheduler, loras, receiver_cache, plugin, now }
+                    .call(&call.method, &call.args)
             }
         };
         let utility_output = Some(UtilityOutput { call_id: call.call_id, result });

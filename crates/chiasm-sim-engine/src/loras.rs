@@ -72,7 +72,7 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("adapter_config.json"), r#"{"r": 8}"#).unwrap();
         let path = dir.display().to_string();
-        let lora = |id| LoraRequest { name: format!("a{id}"), id, path: path.clone(), is_3d: false };
+        let lora = |id| LoraRequest { name: format!("a{id}"), id, path: path.clone() };
         let mut loras = Loras::new(LoraLimits { max_cpu_loras: 2, ..LoraLimits::default() });
         for id in [1, 2, 1, 3] {
             loras.touch(&lora(id)).unwrap();

@@ -15,8 +15,8 @@ use crate::vllm_flags::Spelled;
 const DEFAULT_RANK: u64 = 16;
 /// The values that it takes (`MaxLoRARanks` in `vllm/config/lora.py`).
 const RANKS: [u64; 9] = [1, 8, 16, 32, 64, 128, 256, 320, 512];
-/// Adapters that a step may use where nobody says otherwise; each takes memory of the GPU. vLLM's own default is 1, and requests with
-/// different adapters then wait for each other.
+/// Adapters that a step may use where nobody says otherwise; each takes memory of the GPU. vLLM's own default is 1, and requests
+/// with different adapters then wait for each other.
 const MAX_IN_A_STEP: u64 = 4;
 
 /// Flags for vLLM, each with the beginning that no other flag has.
@@ -57,7 +57,9 @@ pub(crate) async fn prepare(args: &ServeArgs, model: &str) -> Result<Loras, CliE
         let largest = given.max_rank.unwrap_or(RANKS[RANKS.len() - 1]);
         match files.rank {
             Some(found) if found > largest => {
-                return Err(fault(format!("its rank is {found}, and engines take {largest} at most (--max-lora-rank)")));
+                return Err(fault(format!(
+                    "its rank is {found}, and engines take {largest} at most (--max-lora-rank)"
+                )));
             }
             found => rank = rank.max(found.unwrap_or(1)),
         }
@@ -88,7 +90,8 @@ pub(crate) async fn prepare(args: &ServeArgs, model: &str) -> Result<Loras, CliE
 /// An adapter's files: in a folder, or of the hub.
 async fn find(args: &ServeArgs, source: &AdapterSource) -> Result<AdapterFiles, CliError> {
     let elsewhere = !args.engines.attach.is_empty();
-    let fault = |error: &dyn ToString| CliError::Usage(format!("--lora-modules {}: {}", source.name, error.to_string()));
+    let fault =
+        |error: &dyn ToString| CliError::Usage(format!("--lora-modules {}: {}", source.name, error.to_string()));
     let on_hub = match Path::new(&source.path).exists() || elsewhere {
         true => None,
         false => hub_model::fetch_adapter(&source.path).await?,
@@ -151,7 +154,8 @@ impl Given {
         Ok(given)
     }
 
-    /// The user's numbers, and for those that are not given what so many adapters at most, these at the start and the largest rank need.
+    /// The user's numbers, and for those that are not given what so many adapters at most, these at the start and the largest rank
+    /// need.
     fn completed(&self, limit: u64, modules: u64, rank: u64) -> Wanted {
         let max_loras = self.max_loras.unwrap_or(modules.clamp(1, MAX_IN_A_STEP));
         let fitting = RANKS.into_iter().find(|&allowed| allowed >= rank.max(DEFAULT_RANK)).unwrap_or(DEFAULT_RANK);
@@ -197,7 +201,10 @@ mod tests {
         let all = ["--enable-lora", "--max-loras=2", "--max-cpu-loras=64", "--max-lora-rank=16"];
         assert_eq!(told(&[], 2, 8), all);
         assert_eq!(told(&["--enable-log-requests", "--max-logprobs", "5"], 2, 8), all);
-        assert_eq!(told(&["--enable_lora", "--max-loras", "100"], 9, 200), ["--max-cpu-loras=100", "--max-lora-rank=256"]);
+        assert_eq!(
+            told(&["--enable_lora", "--max-loras", "100"], 9, 200),
+            ["--max-cpu-loras=100", "--max-lora-rank=256"]
+        );
         assert_eq!(
             told(&["--max-lora-rank=32", "--max-cpu-loras", "3"], 9, 8),
             ["--enable-lora", "--max-loras=4"],
@@ -208,7 +215,9 @@ mod tests {
 
     #[test]
     fn adapters_of_other_kinds_are_refused_by_name() {
-        for flag in ["--enable-tower-connector-lora", "--enable_tower_conn", "--default-mm-loras", "--default-mm-loras.image=x"] {
+        for flag in
+            ["--enable-tower-connector-lora", "--enable_tower_conn", "--default-mm-loras", "--default-mm-loras.image=x"]
+        {
             let error = read(&[flag]).unwrap_err();
             assert!(error.contains("after -- is not supported"), "{flag}: {error}");
         }

@@ -21,9 +21,9 @@ use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
 use crate::error::CliError;
+use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::lora::{self, Loras};
 use crate::{hub_model, signals, state_folder, vllm_processor};
 use settings::{
     arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, receiver_cache_gb,
@@ -200,8 +200,8 @@ fn with_engine_kwargs(model: ServedModel, args: &ServeArgs, flags: &VllmFlags) -
     model.with_engine_kwargs(kwargs.clone()).map_err(|error| CliError::Usage(format!("{PROCESSOR_KWARGS}: {error}")))
 }
 
-/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too. An answer that is held to something is
-/// held to it behind its reasoning, which engines find with `reasoning_parser`.
+/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too. An answer that is held to something
+/// is held to it behind its reasoning, which engines find with `reasoning_parser`.
 fn vllm_args(args: &ServeArgs, reasoning_parser: Option<&str>) -> Vec<String> {
     let is_told = args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER));
     let parser = reasoning_parser.filter(|_| !is_told).map(|name| format!("{REASONING_PARSER}={name}"));

@@ -36,8 +36,8 @@ struct Config {
 }
 
 impl AdapterFiles {
-    /// Looks at an adapter's folder. One that is not on this machine is taken as it is where `elsewhere` allows, as engines may run on
-    /// another one.
+    /// Looks at an adapter's folder. One that is not on this machine is taken as it is where `elsewhere` allows, as engines may run
+    /// on another one.
     ///
     /// # Errors
     /// [`LoadError`] says what is wrong with name, path or files.
@@ -112,8 +112,8 @@ fn rank(folder: &Path) -> Result<u64, LoadError> {
     Ok(patterns.into_values().fold(config.r, u64::max))
 }
 
-/// A digest of what the folder holds: name, size and identity of each file, and the moment of its last change, which nobody can set.
-/// The bytes are not read, as there may be gigabytes.
+/// A digest of what the folder holds: name, size and identity of each file, and the moment of its last change, which nobody can
+/// set. The bytes are not read, as there may be gigabytes.
 fn stamp(source: &AdapterSource, folder: &Path) -> Result<[u8; 8], LoadError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| fault(folder, error))?.take(MAX_FILES) {
@@ -132,7 +132,6 @@ fn stamp(source: &AdapterSource, folder: &Path) -> Result<[u8; 8], LoadError> {
     };
     put(source.name.as_bytes());
     put(folder.as_os_str().as_encoded_bytes());
-    put(&[u8::from(source.is_3d)]);
     for (name, metadata) in &files {
         put(name.as_encoded_bytes());
         put(&version(metadata));

@@ -6,13 +6,14 @@ use super::*;
 /// An adapter's folder with a configuration and weights of no meaning.
 fn write(folder: &Path, rank: u64, weights: &[u8]) {
     fs::create_dir_all(folder).unwrap();
-    let config = format!(r#"{{"r": {rank}, "lora_alpha": 16, "target_modules": ["q_proj"], "rank_pattern": {{"k": 2}}}}"#);
+    let config =
+        format!(r#"{{"r": {rank}, "lora_alpha": 16, "target_modules": ["q_proj"], "rank_pattern": {{"k": 2}}}}"#);
     fs::write(folder.join("adapter_config.json"), config).unwrap();
     fs::write(folder.join("adapter_model.safetensors"), weights).unwrap();
 }
 
 fn source(name: &str, path: &Path) -> AdapterSource {
-    AdapterSource { name: name.to_owned(), path: path.display().to_string(), is_3d: false }
+    AdapterSource { name: name.to_owned(), path: path.display().to_string() }
 }
 
 fn look(source: &AdapterSource) -> Result<AdapterFiles, LoadError> {
@@ -49,7 +50,10 @@ fn what_is_no_adapter_is_refused_with_its_path() {
         assert!(refused(&source("x", dir.path())).contains("adapter_config.json: "), "{}", config.len());
     }
     assert!(matches!(look(&source("", dir.path())), Err(LoadError::Empty("lora_name"))));
-    assert!(matches!(look(&AdapterSource { path: String::new(), ..source("x", dir.path()) }), Err(LoadError::Empty("lora_path"))));
+    assert!(matches!(
+        look(&AdapterSource { path: String::new(), ..source("x", dir.path()) }),
+        Err(LoadError::Empty("lora_path"))
+    ));
 }
 
 #[test]

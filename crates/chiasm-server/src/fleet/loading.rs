@@ -1,7 +1,7 @@
 //! LoRA adapters on workers.
 //!
-//! A worker has loaded every adapter before it takes its first request, and is asked again for one that it refused when that is loaded
-//! anew. Requests with an adapter go to workers that have it.
+//! A worker has loaded every adapter before it takes its first request, and is asked again for one that it refused when that is
+//! loaded anew. Requests with an adapter go to workers that have it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -92,7 +92,8 @@ impl Fleet {
         // On another machine there may be what is not on this one.
         let looking = source.clone();
         let files = tokio::task::spawn_blocking(move || AdapterFiles::look(&looking, true)).await;
-        let files = files.map_err(|error| LoadError::Files { path: (&source.path).into(), problem: error.to_string() })??;
+        let files =
+            files.map_err(|error| LoadError::Files { path: (&source.path).into(), problem: error.to_string() })??;
         let adapter = match former.filter(|former| former.is(&source, &files)) {
             Some(unchanged) => unchanged,
             None => self.adapters.make(&source, &files)?,
@@ -167,3 +168,6 @@ pub(super) async fn forget_unused(
         _ = shutdown.wait_for(|&down| down) => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,10 +22,10 @@ impl RequestBody for LoadRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let mut fields = Fields::new(intake.read::<Value>()?, "")?;
         let (name, path) = (take_text(&mut fields, "lora_name")?, take_text(&mut fields, "lora_path")?);
-        let is_3d = fields.take("is_3d_lora_weight")?.unwrap_or(false);
+        fields.refuse_unless("is_3d_lora_weight", |value| *value == Value::from(false))?;
         let in_place = fields.take("load_inplace")?.unwrap_or(false);
         fields.finish()?;
-        Ok((Self { source: AdapterSource { name, path, is_3d }, in_place }, intake.into_charge()))
+        Ok((Self { source: AdapterSource { name, path }, in_place }, intake.into_charge()))
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     fn an_adapter_has_name_and_path() {
         let parse = |body: Value| LoadRequest::parse(Intake::of(&body)).map(|(request, _)| request);
         let request = parse(json!({"lora_name": "a", "lora_path": "/x", "load_inplace": true})).unwrap();
-        let source = AdapterSource { name: "a".to_owned(), path: "/x".to_owned(), is_3d: false };
+        let source = AdapterSource { name: "a".to_owned(), path: "/x".to_owned() };
         assert!(request.in_place && request.source == source);
         for (body, param) in [
             (json!({"lora_path": "/x"}), "lora_name"),
@@ -72,6 +72,7 @@ mod tests {
             (json!({"lora_name": "a", "lora_path": "\0"}), "lora_path"),
             (json!({"lora_name": "a", "lora_path": 1}), "lora_path"),
             (json!({"lora_name": "a", "lora_path": "/x", "rank": 8}), "rank"),
+            (json!({"lora_name": "a", "lora_path": "/x", "is_3d_lora_weight": true}), "is_3d_lora_weight"),
             (json!([]), "body"),
         ] {
             assert_eq!(parse(body.clone()).err().and_then(|error| error.param).as_deref(), Some(param), "{body}");

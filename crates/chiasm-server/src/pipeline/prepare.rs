@@ -155,7 +155,20 @@ async fn prepared(
     let plans = plans.map_err(|error| error.at(field))?;
     let Caller { id, trace, session, arrived, .. } = caller.clone();
     let took = Took { fetch, plan: begun.elapsed() - fetch };
-    Ok(Prepared { id, trace, plans, sampling, reading, adapter, cache_salt, priority, session, arrived, deadlines, took })
+    Ok(Prepared {
+        id,
+        trace,
+        plans,
+        sampling,
+        reading,
+        adapter,
+        cache_salt,
+        priority,
+        session,
+        arrived,
+        deadlines,
+        took,
+    })
 }
 
 /// The one constraint of a request: its own, or that it calls.
@@ -202,12 +215,10 @@ impl Preparation<'_> {
         let (model, images) = (self.frontend.model.clone(), self.frontend.images.clone());
         let (classes, apart, cpu) = (self.classes.clone(), self.apart.clone(), self.cpu.clone());
         let (small, cost) = (is_small(&prompt, &model), price_of(&prompt, &model, self.cpu));
-        self.run(small, cost, move || {
-            match prompt {
-                Prompt::Tokens(tokens) => plan_text(tokens, &classes, &apart, &model),
-                Prompt::Text(text) => plan_text(model.tokenizer.encode(&text, true)?, &classes, &apart, &model),
-                Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, &apart, &cpu),
-            }
+        self.run(small, cost, move || match prompt {
+            Prompt::Tokens(tokens) => plan_text(tokens, &classes, &apart, &model),
+            Prompt::Text(text) => plan_text(model.tokenizer.encode(&text, true)?, &classes, &apart, &model),
+            Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, &apart, &cpu),
         })
         .await
     }

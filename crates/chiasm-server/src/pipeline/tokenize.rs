@@ -29,8 +29,8 @@ pub(crate) enum Tokenizable {
     },
 }
 
-/// The tokens that an engine would be given. Where workers differ in what media items become, it is those of the class that has been
-/// there for the longest time.
+/// The tokens that an engine would be given. Where workers differ in what media items become, it is those of the class that has
+/// been there for the longest time.
 ///
 /// # Errors
 /// Those of [`prepare`], but not for a prompt that is too long for the workers, or empty.

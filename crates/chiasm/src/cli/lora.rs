@@ -9,12 +9,12 @@ use serde::Deserialize;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoraArgs {
-    /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name": "a", "path": "/adapters/a"}. PATH is a
-    /// folder, or the id of an adapter on the Hugging Face hub. Launched engines are told what they need for them
+    /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name": "a", "path": "/adapters/a"}. PATH
+    /// is a folder, or the id of an adapter on the Hugging Face hub. Launched engines are told what they need for them
     #[arg(long, env = "CHIASM_LORA_MODULES", value_name = "NAME=PATH", num_args = 1..)]
     pub(crate) lora_modules: Vec<LoraModules>,
-    /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and /v1/unload_lora_adapter: whoever may ask can then have
-    /// engines read any folder
+    /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and /v1/unload_lora_adapter: whoever may ask can then
+    /// have engines read any folder
     #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", value_parser = BoolishValueParser::new())]
     pub(crate) allow_runtime_lora_updating: bool,
     /// Most LoRA adapters at a time; launched engines keep so many in memory (vLLM's --max-cpu-loras)
@@ -59,15 +59,19 @@ impl FromStr for LoraModules {
         let text = text.trim();
         let modules = match text.split_once('=') {
             Some((name, path)) if !text.contains(',') && !text.starts_with(['{', '[']) => {
-                vec![AdapterSource { name: name.to_owned(), path: path.to_owned(), is_3d: false }]
+                vec![AdapterSource { name: name.to_owned(), path: path.to_owned() }]
             }
             _ => {
                 let modules: Result<Vec<Module>, _> = match text.starts_with('[') {
                     true => serde_json::from_str(text),
                     false => serde_json::from_str(text).map(|module| vec![module]),
                 };
-                let modules = modules.map_err(|error| format!("expected NAME=PATH or JSON with name and path: {error}"))?;
-                let source = |Module { name, path, is_3d_lora_weight: is_3d, .. }| AdapterSource { name, path, is_3d };
+                let modules =
+                    modules.map_err(|error| format!("expected NAME=PATH or JSON with name and path: {error}"))?;
+                if modules.iter().any(|module| module.is_3d_lora_weight) {
+                    return Err("is_3d_lora_weight is not supported".to_owned());
+                }
+                let source = |Module { name, path, .. }| AdapterSource { name, path };
                 modules.into_iter().map(source).collect()
             }
         };
@@ -95,14 +99,11 @@ mod tests {
 
     #[test]
     fn adapters_are_given_as_to_vllm() {
-        let json = r#"{"name": "c", "path": "/c,d", "base_model_name": "m", "is_3d_lora_weight": true}"#;
+        let json = r#"{"name": "c", "path": "/c,d", "base_model_name": "m", "is_3d_lora_weight": false}"#;
         let list = r#"[{"name": "d", "path": "/d"}, {"name": "e", "path": "/e"}]"#;
         let args = parse(&["--lora-modules", "a=/a", "b=/x=y", "--lora-modules", json, list, "--port", "1"]).unwrap();
-        let found: Vec<_> = args.modules().map(|m| (m.name.as_str(), m.path.as_str(), m.is_3d)).collect();
-        assert_eq!(
-            found,
-            [("a", "/a", false), ("b", "/x=y", false), ("c", "/c,d", true), ("d", "/d", false), ("e", "/e", false)]
-        );
+        let found: Vec<_> = args.modules().map(|module| (module.name.as_str(), module.path.as_str())).collect();
+        assert_eq!(found, [("a", "/a"), ("b", "/x=y"), ("c", "/c,d"), ("d", "/d"), ("e", "/e")]);
         assert!(args.wants_adapters() && !args.allow_runtime_lora_updating);
         assert!(!parse(&[]).unwrap().wants_adapters());
         assert!(parse(&["--allow-runtime-lora-updating"]).unwrap().wants_adapters());
@@ -110,7 +111,10 @@ mod tests {
 
     #[test]
     fn what_is_no_adapter_is_refused() {
-        for wrong in ["a", "=/a", "a=", "a=/x,y", "{}", r#"{"name": "a"}"#, r#"{"name": "a", "path": "/a", "rank": 8}"#] {
+        let fused = r#"{"name": "a", "path": "/a", "is_3d_lora_weight": true}"#;
+        for wrong in
+            [fused, "a", "=/a", "a=", "a=/x,y", "{}", r#"{"name": "a"}"#, r#"{"name": "a", "path": "/a", "rank": 8}"#]
+        {
             let error = parse(&["--lora-modules", wrong]).unwrap_err();
             assert!(error.contains("--lora-modules"), "{wrong}: {error}");
         }
