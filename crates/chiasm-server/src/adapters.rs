@@ -1,8 +1,8 @@
 //! LoRA adapters that requests may name in place of the model.
 //!
 //! What clients call an adapter is not what engines call it: there its name has the stamp of its content behind it
-//! ([`found`](self::found)), so that an adapter which is loaded again under a name, or was changed where it lies, shares no block
-//! of any KV cache with the one before, and no engine takes one for the other. The same content has the same stamp after a restart
+//! (`found`), so that an adapter which is loaded again under a name, or was changed where it lies, shares no block of any
+//! KV cache with the one before, and no engine takes one for the other. The same content has the same stamp after a restart
 //! of this process, and engines that outlive it keep adapter and blocks.
 //!
 //! An adapter that was unloaded is forgotten by the engines when the last request with it has ended: an engine that is made to

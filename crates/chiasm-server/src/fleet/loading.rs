@@ -152,8 +152,13 @@ pub(super) async fn forget_unused(
 ) {
     let forgetting = async {
         while let Some(leaving) = leavings.recv().await {
+            let _changing = fleet.adapters.changes.lock().await;
             let workers = fleet.workers();
             let adapter = &leaving.adapter;
+            // What was loaded again as it was has the same id, and is needed.
+            if fleet.adapters.all().iter().any(|served| served.id() == adapter.id) {
+                continue;
+            }
             let takers = workers.iter().filter(|worker| worker.backend.capabilities().max_loras > 0);
             join_all(takers.map(async |worker| {
                 worker.loaded.forget(adapter.id);

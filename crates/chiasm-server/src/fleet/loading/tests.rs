@@ -90,7 +90,14 @@ async fn an_adapter_is_forgotten_when_the_last_request_with_it_has_ended() {
     fleet.unload_adapter("a").await.unwrap();
     assert!(matches!(fleet.unload_adapter("a").await, Err(LoadError::NotLoaded(_))));
     assert_eq!(backend.adapters().len(), 1);
+    // The same again: what ends now must not take it away.
+    fleet.load_adapter(source("a", dir.path()), false).await.unwrap();
     drop(in_flight);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let again = fleet.adapters().get("a").unwrap();
+    assert!(fleet.workers_without(&again).unwrap().is_empty() && backend.adapters().len() == 1);
+    fleet.unload_adapter("a").await.unwrap();
+    drop(again);
     until_it_has(&backend, 0).await;
 }
 
