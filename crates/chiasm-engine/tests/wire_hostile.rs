@@ -8,8 +8,8 @@ use bytes::Bytes;
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{
     EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FinishReason, Hello,
-    InitMessage, Logprobs, MmFeature, MmField, MmItem, PrefillStats, Problem, SamplingParams, SchedulerStats,
-    StopReason, UtilityOutput, Value, WireTensor, output, request,
+    InitMessage, Logprobs, LoraRequest, MmFeature, MmField, MmItem, PrefillStats, Problem, SamplingParams,
+    SchedulerStats, StopReason, UtilityOutput, Value, WireTensor, output, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use proptest::prelude::*;
@@ -225,15 +225,17 @@ prop_compose! {
         mm_features in proptest::collection::vec(feature(), 0..4),
         sampling_params in sampling_params(),
         arrival_time in finite(),
+        lora in proptest::option::of(("[a-z@]{1,9}", 1..=LoraRequest::MAX_ID, "/[a-z]{0,9}")),
         cache_salt in any::<Option<String>>(),
         client_index in any::<u32>(),
         priority in any::<i64>(),
         trace_headers in proptest::collection::vec(any::<(String, String)>(), 0..3),
         external_req_id in any::<Option<String>>(),
     ) -> EngineCoreRequest {
+        let lora_request = lora.map(|(name, id, path)| std::sync::Arc::new(LoraRequest { name, id, path }));
         EngineCoreRequest {
-            request_id, prompt_token_ids, mm_features, sampling_params, arrival_time, cache_salt, client_index,
-            priority, trace_headers, external_req_id,
+            request_id, prompt_token_ids, mm_features, sampling_params, arrival_time, lora_request, cache_salt,
+            client_index, priority, trace_headers, external_req_id,
         }
     }
 }

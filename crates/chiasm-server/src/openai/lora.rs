@@ -22,7 +22,7 @@ impl RequestBody for LoadRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let mut fields = Fields::new(intake.read::<Value>()?, "")?;
         let (name, path) = (take_text(&mut fields, "lora_name")?, take_text(&mut fields, "lora_path")?);
-        fields.refuse_unless("is_3d_lora_weight", |value| *value == Value::from(false))?;
+        fields.refuse_unless("is_3d_lora_weight", |value| value.as_bool() == Some(false))?;
         let in_place = fields.take("load_inplace")?.unwrap_or(false);
         fields.finish()?;
         Ok((Self { source: AdapterSource { name, path }, in_place }, intake.into_charge()))
