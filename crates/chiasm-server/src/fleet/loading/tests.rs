@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::slice::from_ref;
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
@@ -50,7 +51,7 @@ async fn every_worker_that_takes_adapters_has_them_before_its_first_request() {
     let fleet = fleet(&[&[first.clone(), next.clone()], &[without]], adapters.clone()).await;
     let adapter = adapters.get("a").unwrap();
     let name = adapter.engine().name.clone();
-    assert_eq!(first.adapters(), [name.clone()]);
+    assert_eq!(first.adapters(), from_ref(&name));
     assert_eq!(fleet.workers_without(&adapter).unwrap(), [WorkerId(1)]);
     let error = fleet.worker(WorkerId(1)).unwrap().lacks_adapter(&adapter).unwrap();
     assert!(matches!(error, AdapterError::NotEnabled));
@@ -67,7 +68,7 @@ async fn an_adapter_that_one_refuses_is_kept_by_none() {
     let dir = folder();
     let (willing, refusing) = (taking(1), taking(1));
     refusing.refuse_adapters(true);
-    let fleet = fleet(&[&[willing.clone()], &[refusing.clone()]], Arc::new(Adapters::new(1))).await;
+    let fleet = fleet(&[from_ref(&willing), from_ref(&refusing)], Arc::new(Adapters::new(1))).await;
     let refused = fleet.load_adapter(source("a", dir.path()), false).await.unwrap_err();
     assert_eq!(refused.to_string(), "it was told to");
     assert!(fleet.adapters().get("a").is_none());
@@ -84,7 +85,7 @@ async fn an_adapter_that_one_refuses_is_kept_by_none() {
 async fn an_adapter_is_forgotten_when_the_last_request_with_it_has_ended() {
     let dir = folder();
     let backend = taking(1);
-    let fleet = fleet(&[&[backend.clone()]], Arc::new(Adapters::new(2))).await;
+    let fleet = fleet(&[from_ref(&backend)], Arc::new(Adapters::new(2))).await;
     fleet.load_adapter(source("a", dir.path()), false).await.unwrap();
     let in_flight = fleet.adapters().get("a").unwrap();
     fleet.unload_adapter("a").await.unwrap();
