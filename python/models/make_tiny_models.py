@@ -4,7 +4,7 @@
 usage: make_tiny_models.py OUT_DIR [NAME...]
 
 Writes OUT_DIR/NAME for each family, all of them if none is named: complete model directories in the layout that
-transformers saves today, a few MB each, quick on a CPU. Every machine and every run makes the same bytes. Token counts
+transformers saves today, a few MB each, quick on a CPU; and OUT_DIR/NAME-lora-LETTER for those that have LoRA adapters. Every machine and every run makes the same bytes. Token counts
 and layouts follow from the same settings as in the published models; sizes in pixels are smaller where these are free.
 """
 
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from adapters import make_adapters
 from answers import check_answers
 from families import (
     gemma3,
@@ -67,6 +68,7 @@ def make(name, directory):
     size = sum(file.stat().st_size for file in directory.iterdir())
     print(f"{name}: {size / 1e6:.1f} MB in {directory}")
     check_answers(name, model, tiny.processor, tiny.media)
+    make_adapters(name, model, directory.parent)
 
 
 def main():

@@ -23,12 +23,17 @@ def set_weights(family, model):
         if parameter.dim() < 2 and not name.endswith(VECTORS):
             parameter.data.fill_(vector_value(name))
             continue
-        seed = int.from_bytes(hashlib.sha256(f"{family}/{name}".encode()).digest()[:8], "little")
-        steps = np.random.Generator(np.random.PCG64(seed)).integers(-(2**15), 2**15, size=tuple(parameter.shape))
         deviation = EMBEDDING_DEVIATION if "embed_tokens" in name else WEIGHT_DEVIATION
-        # A uniform distribution over ±a has deviation a/√3.
-        scale = np.float32(deviation * math.sqrt(3) / 2**15)
-        parameter.data.copy_(torch.from_numpy(steps.astype(np.float32) * scale))
+        parameter.data.copy_(matrix(f"{family}/{name}", tuple(parameter.shape), deviation))
+
+
+def matrix(name, shape, deviation):
+    """A uniform matrix of this deviation, seeded by its name."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    steps = np.random.Generator(np.random.PCG64(seed)).integers(-(2**15), 2**15, size=shape)
+    # A uniform distribution over ±a has deviation a/√3.
+    scale = np.float32(deviation * math.sqrt(3) / 2**15)
+    return torch.from_numpy(steps.astype(np.float32) * scale)
 
 
 def vector_value(name):

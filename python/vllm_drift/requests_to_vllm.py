@@ -4,6 +4,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import torch
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
@@ -98,10 +99,24 @@ def _request(request: EngineCoreRequest, means: dict, provider: _Provider):
         found, wanted = getattr(request, name), means.get(name, default)
         if name == "sampling_params":
             yield from _sampling(found, wanted)
+        elif name == "lora_request":
+            yield from _adapter(found, wanted)
         elif name == "mm_features":
             yield from _features(found or [], wanted or [], provider)
         elif found != wanted:
             yield f"{name} is {found!r}, not {wanted!r}"
+
+
+def _adapter(found: LoRARequest | None, means: dict | None):
+    if found is None or means is None:
+        if found is not means:
+            yield f"lora_request is {found!r}, not {means!r}"
+        return
+    defaults = dict(zip(LoRARequest.__struct_fields__[2:], LoRARequest.__struct_defaults__))
+    for name in LoRARequest.__struct_fields__:
+        value, wanted = getattr(found, name), means.get(name, defaults.get(name))
+        if value != wanted:
+            yield f"lora_request.{name} is {value!r}, not {wanted!r}"
 
 
 def _sampling(found: SamplingParams, means: dict):

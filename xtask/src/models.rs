@@ -33,6 +33,9 @@ pub(crate) const MODELS: [&str; 19] = [
     "mistral_small",
 ];
 
+/// LoRA adapters of theirs, one directory each.
+const ADAPTERS: [&str; 2] = ["qwen25vl-lora-a", "qwen25vl-lora-b"];
+
 /// Makes the models, or finds them made; returns the directory that holds them by name.
 pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     let script = setup.workspace.file(SCRIPT)?;
@@ -44,7 +47,11 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     dir.ensure(
         &setup.output,
         &setup.cancel,
-        |path| MODELS.iter().all(|model| path.join(model).join("config.json").is_file()),
+        |path| {
+            let has = |folder: &&str, file: &str| path.join(folder).join(file).is_file();
+            MODELS.iter().all(|model| has(model, "config.json"))
+                && ADAPTERS.iter().all(|adapter| has(adapter, "adapter_config.json"))
+        },
         |path, held| {
             setup.output.say(&format!("making {}", path.display()))?;
             let mut python = env.python_command();

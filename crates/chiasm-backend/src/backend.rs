@@ -6,7 +6,7 @@ use std::time::Duration;
 use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
 
-use crate::{Capabilities, Death, Delivered, Job, JobError, Output};
+use crate::{Adapter, AdapterError, Capabilities, Death, Delivered, Job, JobError, Output};
 
 /// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
 ///
@@ -26,6 +26,16 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`JobError::NotTaken`] or [`JobError::Dead`] when another backend should be tried; everything else is final for this job.
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>>;
+
+    /// Loads an adapter, so that jobs may name it. One that is loaded already is left as it is.
+    ///
+    /// # Errors
+    /// [`AdapterError`] says why not. The backend goes on without the adapter, and must not be given a job that names it: an
+    /// engine would die of what it now refuses.
+    fn load_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>>;
+
+    /// Forgets an adapter that no job will name any more, as far as the backend can.
+    fn unload_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, ()>;
 
     /// Whether the backend would need no bytes of this media item now.
     fn holds(&self, item: &MmHash) -> bool;

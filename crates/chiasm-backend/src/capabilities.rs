@@ -24,6 +24,8 @@ pub struct Capabilities {
     pub encoder_cache_tokens: u64,
     /// Bytes of processed media items that the engine keeps, so that they need not be sent again; 0 for none.
     pub receiver_cache_bytes: u64,
+    /// LoRA adapters that the requests of one step may use; 0 if it takes none.
+    pub max_loras: usize,
     /// What a job for it consists of.
     pub input: InputForm,
     /// The form in which it takes media items.

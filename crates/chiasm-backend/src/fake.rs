@@ -11,7 +11,7 @@
 //! assert_eq!(backend.capabilities().max_model_len, 4096);
 //! ```
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -22,10 +22,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::{
-    Activity, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death, Delivered, Finish, HandOff,
-    InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality, MediaForm, MediaObserver,
-    MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes, TensorFormat, TensorMemory,
-    TensorOrder,
+    Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death,
+    Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality,
+    MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes,
+    TensorFormat, TensorMemory, TensorOrder,
 };
 
 /// What a fake backend does with one job.
@@ -100,6 +100,8 @@ struct State {
     pulled: Vec<MmHash>,
     load_sink: Option<LoadSink>,
     silent_since: Option<Instant>,
+    adapters: BTreeSet<String>,
+    refuses_adapters: bool,
 }
 
 impl std::fmt::Debug for Inner {
@@ -145,6 +147,16 @@ impl FakeBackend {
     /// How many jobs were dropped before their end.
     pub fn aborted(&self) -> usize {
         self.state().aborted
+    }
+
+    /// The adapters that it has, by name.
+    pub fn adapters(&self) -> Vec<String> {
+        self.state().adapters.iter().cloned().collect()
+    }
+
+    /// Refuses adapters from now on, or takes them again.
+    pub fn refuse_adapters(&self, refuse: bool) {
+        self.state().refuses_adapters = refuse;
     }
 
     /// Tells the load to whoever follows it.
@@ -204,6 +216,7 @@ pub fn fake_capabilities() -> Capabilities {
         total_blocks: 1000,
         encoder_cache_tokens: 2048,
         receiver_cache_bytes: 1 << 20,
+        max_loras: 0,
         input: InputForm::Tokens,
         media: MediaForm::Tensors(TensorFormat::Raw),
         hand_off: HandOff::Inline,
@@ -270,6 +283,31 @@ impl Backend for FakeBackend {
                 ended: false,
             };
             Ok(Box::new(running) as Box<dyn RunningJob>)
+        }
+        .boxed()
+    }
+
+    fn load_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {
+        async {
+            if let Some(death) = self.death() {
+                return Err(AdapterError::Gone(death));
+            }
+            if self.shared.capabilities.max_loras == 0 {
+                return Err(AdapterError::NotEnabled);
+            }
+            let mut state = self.state();
+            if state.refuses_adapters {
+                return Err(AdapterError::Refused("it was told to".to_owned()));
+            }
+            state.adapters.insert(adapter.name.clone());
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn unload_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, ()> {
+        async {
+            self.state().adapters.remove(&adapter.name);
         }
         .boxed()
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 
-use crate::MediaSource;
+use crate::{Adapter, MediaSource};
 
 /// A prepared request for one backend.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub struct Job {
     pub media: Arc<[JobItem]>,
     /// How tokens are chosen and when to stop.
     pub sampling: Sampling,
+    /// The LoRA adapter that computes it, which the backend has loaded; `None` for the model alone.
+    pub adapter: Option<Arc<Adapter>>,
     /// Keeps prompts of different owners from sharing cached blocks.
     pub cache_salt: Option<String>,
     /// Lower is handled earlier, by backends with a priority scheduler.

@@ -10,6 +10,7 @@
 //!
 //! | module | is |
 //! |---|---|
+//! | `adapter` | LoRA adapters, and why a backend may lack one |
 //! | `backend` | the trait, and a running job |
 //! | `connector` | whatever starts or finds the backends of one worker, one after the other |
 //! | `capabilities` | what one worker can do, and where knowledge of its KV cache comes from |
@@ -21,6 +22,7 @@
 //! | `fake` | with the feature of that name, a backend that follows a script |
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod backend;
 mod capabilities;
 mod connector;
@@ -32,6 +34,7 @@ mod media;
 mod output;
 mod plan_class;
 
+pub use adapter::{Adapter, AdapterError};
 pub use backend::{Backend, Load, LoadSink, MemoryUsage, RunningJob};
 pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
 pub use connector::{Activity, ConnectError, Connected, Connector, Life};

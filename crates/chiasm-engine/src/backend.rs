@@ -1,5 +1,6 @@
 //! An engine as a [`Backend`]: jobs become requests on EngineCore's wire.
 
+mod adapters;
 mod arena_policy;
 mod capabilities;
 mod connector;
@@ -14,8 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink, MediaObserver, MemoryUsage, RunningJob,
-    SourceError, TensorFormat,
+    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink, MediaObserver,
+    MemoryUsage, RunningJob, SourceError, TensorFormat,
 };
 use chiasm_transfer::Arena;
 use chiasm_types::MmHash;
@@ -70,6 +71,14 @@ impl Backend for EngineBackend {
             Ok(Box::new(running) as Box<dyn RunningJob>)
         }
         .boxed()
+    }
+
+    fn load_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {
+        adapters::load(&self.engine.client, adapter).boxed()
+    }
+
+    fn unload_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, ()> {
+        adapters::unload(&self.engine.client, adapter).boxed()
     }
 
     fn holds(&self, item: &MmHash) -> bool {

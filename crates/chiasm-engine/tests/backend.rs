@@ -244,6 +244,7 @@ fn job(n: usize, media: Arc<[JobItem]>) -> Job {
             thinking_budget: None,
             repetition: None,
         },
+        adapter: None,
         cache_salt: None,
         priority: 0,
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{
     EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, EngineMessage, EngineReady, FinishReason, Hello,
-    InitMessage, Logprobs, MmFeature, MmField, MmItem, PrefillStats, Problem, RepetitionDetection, SamplingParams,
-    SchedulerStats, StopReason, UtilityOutput, Value, WireTensor, output, request,
+    InitMessage, Logprobs, LoraRequest, MmFeature, MmField, MmItem, PrefillStats, Problem, RepetitionDetection,
+    SamplingParams, SchedulerStats, StopReason, UtilityOutput, Value, WireTensor, output, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use proptest::prelude::*;
@@ -230,6 +230,7 @@ prop_compose! {
         mm_features in proptest::collection::vec(feature(), 0..4),
         sampling_params in sampling_params(),
         arrival_time in finite(),
+        lora in proptest::option::of(("[a-z@]{1,9}", 1..=LoraRequest::MAX_ID, "/[a-z]{0,9}")),
         cache_salt in any::<Option<String>>(),
         client_index in any::<u32>(),
         priority in any::<i64>(),
@@ -238,9 +239,10 @@ prop_compose! {
         reasoning_ended in any::<Option<bool>>(),
         reasoning_variables in proptest::collection::vec(any::<(String, bool)>(), 0..3),
     ) -> EngineCoreRequest {
+        let lora_request = lora.map(|(name, id, path)| std::sync::Arc::new(LoraRequest { name, id, path }));
         EngineCoreRequest {
-            request_id, prompt_token_ids, mm_features, sampling_params, arrival_time, cache_salt, client_index,
-            priority, trace_headers, external_req_id, reasoning_ended, reasoning_variables,
+            request_id, prompt_token_ids, mm_features, sampling_params, arrival_time, lora_request, cache_salt,
+            client_index, priority, trace_headers, external_req_id, reasoning_ended, reasoning_variables,
         }
     }
 }

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::{StreamExt, select_all};
 
+use crate::adapters::ServedAdapter;
 use crate::admission::{Admission, Admitted};
 use crate::body::JsonBody;
 use crate::cpu::{CpuBudget, price};
@@ -37,11 +38,11 @@ pub(crate) async fn chat(
     let told = |error| frontend.told(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ChatRequest { common, generate } = request;
-    check_model(frontend, common.model.as_deref())?;
+    let adapter = check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
-    let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
+    let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
     drop(charge);
-    let head = AnswerHead::new("chatcmpl", &caller.id, &frontend.model.name);
+    let head = AnswerHead::new("chatcmpl", &caller.id, model_name(frontend, adapter.as_ref()));
     let tokenizer = frontend.model.tokenizer.clone();
 
     let Some(options) = common.stream else {
@@ -110,13 +111,13 @@ pub(crate) async fn completions(
     let told = |error| frontend.told(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let CompletionRequest { common, generate, echo } = request;
-    check_model(frontend, common.model.as_deref())?;
+    let adapter = check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
-    let preparing = generate.into_iter().map(|request| planned(frontend, request, &caller));
+    let preparing = generate.into_iter().map(|request| planned(frontend, request, adapter.clone(), &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);
     let echoed = echoed(frontend, &caller, echo, &prepared, &common).await.map_err(told)?;
-    let head = AnswerHead::new("cmpl", &caller.id, &frontend.model.name);
+    let head = AnswerHead::new("cmpl", &caller.id, model_name(frontend, adapter.as_ref()));
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
@@ -281,21 +282,30 @@ async fn written(
 pub(crate) async fn planned(
     frontend: &Frontend,
     request: GenerateRequest,
+    adapter: Option<Arc<ServedAdapter>>,
     caller: &Caller,
 ) -> Result<Prepared, RequestError> {
     let classes = frontend.fleet.classes();
     if classes.is_empty() {
         return Err(RequestError::not_ready());
     }
-    prepare(frontend, request, caller, classes).await
+    prepare(frontend, request, adapter, caller, classes).await
 }
 
-/// A request names the served model, or none.
-pub(crate) fn check_model(frontend: &Frontend, model: Option<&str>) -> Result<(), ApiError> {
+/// A request names the served model, none, or a LoRA adapter.
+pub(crate) fn check_model(frontend: &Frontend, model: Option<&str>) -> Result<Option<Arc<ServedAdapter>>, ApiError> {
     match model {
-        Some(model) if *model != frontend.model.name => Err(ApiError::no_such_model(model, &frontend.model.name)),
-        _ => Ok(()),
+        Some(model) if *model != frontend.model.name => {
+            let adapter = frontend.fleet.adapters().get(model);
+            adapter.map(Some).ok_or_else(|| ApiError::no_such_model(model, &frontend.model.name))
+        }
+        _ => Ok(None),
     }
+}
+
+/// The name of what answers.
+pub(crate) fn model_name<'a>(frontend: &'a Frontend, adapter: Option<&'a Arc<ServedAdapter>>) -> &'a str {
+    adapter.map_or(&frontend.model.name, |adapter| &adapter.name)
 }
 
 /// What the prompt became for the worker that answered, if the client wants to see it.

@@ -71,6 +71,11 @@ impl ApiError {
         Self { param: Some("model".to_owned()), ..Self::new(StatusCode::NOT_FOUND, "model_not_found", message) }
     }
 
+    /// 404: there is no LoRA adapter of this name, or at this path.
+    pub(crate) fn no_adapter(param: &str, message: String) -> Self {
+        Self { param: Some(param.to_owned()), ..Self::new(StatusCode::NOT_FOUND, "adapter_not_found", message) }
+    }
+
     /// 404: nothing is at this path.
     pub(crate) fn no_such_path() -> Self {
         let message = "no such path; see the README for those that exist";
@@ -210,6 +215,7 @@ impl From<RequestError> for ApiError {
             }
             Cause::Processor(error) => Self::from_processor(error, message),
             Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable("no_engine", message),
+            Cause::NoAdapter(_) => Self::unavailable("no_adapter", message).at("model"),
             Cause::Busy(_) => Self::unavailable("engines_busy", message),
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
             Cause::Quarantined => Self::new(StatusCode::BAD_GATEWAY, "quarantined", message),

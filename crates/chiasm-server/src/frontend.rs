@@ -189,6 +189,8 @@ pub struct Frontend {
     pub cors: Option<Cors>,
     /// The prefix that paths may have; `None` for none.
     pub root_path: Option<RootPath>,
+    /// Whether clients may load and unload LoRA adapters.
+    pub adapters_may_change: bool,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
@@ -227,6 +229,7 @@ impl Frontend {
             reasoning_fields: ReasoningFields::default(),
             cors: None,
             root_path: None,
+            adapters_may_change: false,
             cpu,
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
@@ -266,6 +269,12 @@ impl Frontend {
     #[must_use]
     pub fn with_root_path(self, root_path: Option<RootPath>) -> Self {
         Self { root_path, ..self }
+    }
+
+    /// The same frontend, whose clients may load and unload LoRA adapters or not.
+    #[must_use]
+    pub fn with_adapters_that_change(self, adapters_may_change: bool) -> Self {
+        Self { adapters_may_change, ..self }
     }
 
     /// The same frontend, which asks vLLM's own processor for what it can't make itself.

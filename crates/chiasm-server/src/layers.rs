@@ -83,6 +83,10 @@ async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) ->
         routes::RESPONSES if request.method() == Method::POST => "responses",
         routes::TOKENIZE if request.method() == Method::POST => "tokenize",
         routes::DETOKENIZE if request.method() == Method::POST => "detokenize",
+        routes::LOAD_LORA if request.method() == Method::POST && frontend.adapters_may_change => "load_lora_adapter",
+        routes::UNLOAD_LORA if request.method() == Method::POST && frontend.adapters_may_change => {
+            "unload_lora_adapter"
+        }
         anthropic::MESSAGES if request.method() == Method::POST => "messages",
         anthropic::COUNT_TOKENS if request.method() == Method::POST => "count_tokens",
         _ => return call(&mut app, frontend, request).await,

@@ -16,6 +16,8 @@
 //! | `body` | understanding request bodies |
 //! | `answer` | OpenAI's completion endpoints |
 //! | `tokenize` | the endpoints that show tokens |
+//! | [`adapters`] | LoRA adapters that requests may name |
+//! | `lora` | the endpoints that load and unload them |
 //! | [`answers`] | how a model's answers are read |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
 //! | `responses` | OpenAI's Responses API, on the same pipeline |
@@ -33,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+pub mod adapters;
 mod admission;
 mod answer;
 pub mod answers;
@@ -49,6 +52,7 @@ mod frontend;
 mod generation_config;
 mod http_rules;
 mod layers;
+mod lora;
 mod meter;
 mod metrics;
 pub mod model;

@@ -11,20 +11,28 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::{Value, json};
 
+use crate::adapters::ServedAdapter;
+use crate::answer::check_model;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, anthropic, responses, tokenize, workers};
+use crate::{answer, anthropic, lora, responses, tokenize, workers};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 pub(crate) const RESPONSES: &str = "/v1/responses";
 pub(crate) const TOKENIZE: &str = "/tokenize";
 pub(crate) const DETOKENIZE: &str = "/detokenize";
+pub(crate) const LOAD_LORA: &str = "/v1/load_lora_adapter";
+pub(crate) const UNLOAD_LORA: &str = "/v1/unload_lora_adapter";
 
 /// The whole HTTP interface.
 pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
-    Router::new()
+    let changing = match frontend.adapters_may_change {
+        true => Router::new().route(LOAD_LORA, post(lora::load)).route(UNLOAD_LORA, post(lora::unload)),
+        false => Router::new(),
+    };
+    changing
         .route(CHAT, post(answer::chat))
         .route(COMPLETIONS, post(answer::completions))
         .route(RESPONSES, post(responses::create))
@@ -62,7 +70,10 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
 }
 
 async fn models(State(frontend): State<Arc<Frontend>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [served_model(&frontend)]}))
+    let adapters = frontend.fleet.adapters().all();
+    let of_adapters = adapters.iter().map(|adapter| served_adapter(&frontend, adapter));
+    let all: Vec<Value> = std::iter::once(served_model(&frontend)).chain(of_adapters).collect();
+    Json(json!({"object": "list", "data": all}))
 }
 
 /// The model of this name, which may have slashes in it, be it as `/` or as `%2F`.
@@ -71,10 +82,8 @@ async fn model(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(id) = id.map_err(|_| ApiError::no_such_path())?;
-    if id != frontend.model.name {
-        return Err(ApiError::no_such_model(&id, &frontend.model.name));
-    }
-    Ok(Json(served_model(&frontend)))
+    let adapter = check_model(&frontend, Some(&id))?;
+    Ok(Json(adapter.map_or_else(|| served_model(&frontend), |adapter| served_adapter(&frontend, &adapter))))
 }
 
 fn served_model(frontend: &Frontend) -> Value {
@@ -85,6 +94,15 @@ fn served_model(frontend: &Frontend) -> Value {
         "owned_by": "chiasm",
         "max_model_len": frontend.fleet.max_model_len(),
     })
+}
+
+/// A LoRA adapter, with where it is and what it belongs to, as vLLM tells it.
+fn served_adapter(frontend: &Frontend, adapter: &ServedAdapter) -> Value {
+    let mut card = served_model(frontend);
+    card["id"] = adapter.name.as_str().into();
+    card["root"] = adapter.root.as_str().into();
+    card["parent"] = frontend.model.name.as_str().into();
+    card
 }
 
 /// The process lives.

@@ -61,7 +61,7 @@ impl Stand {
     pub(crate) async fn prepare(&self, prompt: Prompt, sampling: Sampling) -> Result<Prepared, RequestError> {
         let request =
             GenerateRequest { prompt, sampling, cache_salt: None, priority: 0, tools: None, without_reasoning: false };
-        prepare(&self.frontend, request, &caller(), self.frontend.fleet.classes()).await
+        prepare(&self.frontend, request, None, &caller(), self.frontend.fleet.classes()).await
     }
 
     /// A prompt of some tokens.

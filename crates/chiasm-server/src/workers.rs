@@ -1,11 +1,13 @@
 //! `GET /workers`: every worker and what is known of it, as JSON.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use chiasm_router::WorkerSnapshot;
 use serde_json::{Value, json};
 
-use crate::fleet::{Fleet, KvEventCounts};
+use crate::adapters::ServedAdapter;
+use crate::fleet::{Fleet, KvEventCounts, Worker};
 
 /// The workers that can take requests, in the order of their ids. `docs/serving.md` names the fields.
 pub(crate) fn report(fleet: &Fleet) -> Value {
@@ -21,6 +23,9 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
             report["runs"] =
                 present.as_ref().map_or(Value::Null, |worker| worker.backend.capabilities().engine.clone().into());
             report["condition"] = present.as_ref().map_or(Value::Null, |worker| worker.condition().name().into());
+            let adapters = fleet.adapters().all();
+            let of_worker = present.as_deref().map(|worker| of_adapters(worker, &adapters));
+            report["lora_adapters"] = of_worker.unwrap_or_else(|| json!([]));
             let arena = present.and_then(|worker| worker.backend.memory());
             report["arena"] = arena.map_or(
                 Value::Null,
@@ -58,6 +63,15 @@ fn of_router(worker: &WorkerSnapshot) -> Value {
             "shed_blocks": worker.index.shed_blocks,
         },
     })
+}
+
+/// Which adapters a worker has, and why it has not the others.
+fn of_adapters(worker: &Worker, adapters: &[Arc<ServedAdapter>]) -> Value {
+    let of = |adapter: &Arc<ServedAdapter>| {
+        let error = worker.lacks_adapter(adapter).map(|error| error.to_string());
+        json!({"name": adapter.name, "loaded": worker.has_adapter(adapter), "error": error})
+    };
+    adapters.iter().map(of).collect()
 }
 
 fn of_events(counts: KvEventCounts) -> Value {

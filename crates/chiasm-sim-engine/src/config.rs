@@ -50,6 +50,9 @@ pub struct SimConfig {
     pub vocab_size: u32,
     /// Rules that image tensors must keep.
     pub images: ImageRules,
+    /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and
+    /// computes a request that names one by the model alone. Default `None`.
+    pub lora: Option<LoraLimits>,
     /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes handles of slots. Without
     /// it a handle makes the engine deaf, as any vLLM. Default true.
     pub plugin: bool,
@@ -84,6 +87,23 @@ impl Default for KvEvents {
             topic: String::new(),
             buffer_steps: 10_000,
         }
+    }
+}
+
+/// The LoRA adapters that an engine takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoraLimits {
+    /// Adapters in one step, as the engine reports it. Default 1, as vLLM.
+    pub max_loras: u32,
+    /// Adapters that it keeps. Default 1, as vLLM's default of the above.
+    pub max_cpu_loras: usize,
+    /// The largest rank. Default 16, as vLLM.
+    pub max_rank: u64,
+}
+
+impl Default for LoraLimits {
+    fn default() -> Self {
+        Self { max_loras: 1, max_cpu_loras: 1, max_rank: 16 }
     }
 }
 
@@ -133,6 +153,7 @@ impl SimConfig {
             eos: None,
             vocab_size: 151_936,
             images: ImageRules::default(),
+            lora: None,
             plugin: true,
             verify_slots: true,
             init_timeout: Duration::from_secs(300),

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::config::SimConfig;
 use crate::intake::{SharedReceiverCache, Work};
 use crate::item::Item;
+use crate::loras::Loras;
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::pace::StepWork;
@@ -38,6 +39,8 @@ pub(crate) enum End {
 pub(crate) struct Core {
     pub(crate) config: Arc<SimConfig>,
     pub(crate) scheduler: Scheduler,
+    /// `None` if adapters are not enabled.
+    pub(crate) loras: Option<Loras>,
     pub(crate) receiver_cache: Option<SharedReceiverCache>,
     pub(crate) plugin: Option<Plugin>,
     pub(crate) time: MonotonicTime,
@@ -127,7 +130,13 @@ impl Core {
     fn handle(&mut self, work: Work, stopping: &mut bool) -> Result<(), Fatal> {
         match work {
             Work::Add(sequence) if *stopping => self.send_aborted(sequence.client, vec![sequence.id]),
-            Work::Add(sequence) => self.scheduler.add(*sequence, self.time.now())?,
+            Work::Add(sequence) => {
+                // Within the step that begins with it, in vLLM; it dies of what it can't read, too.
+                if let (Some(loras), Some(lora)) = (&mut self.loras, &sequence.lora) {
+                    loras.touch(lora).map_err(Fatal)?;
+                }
+                self.scheduler.add(*sequence, self.time.now())?;
+            }
             Work::Abort(ids) => self.scheduler.abort(&ids),
             Work::Call(call) => self.call(&call, *stopping),
             Work::Die(reason) => return Err(Fatal(reason)),
@@ -147,7 +156,9 @@ impl Core {
             true => Err("Server shutting down".to_owned()),
             false => {
                 let (receiver_cache, plugin) = (self.receiver_cache.as_ref(), self.plugin.as_ref());
-                Callee { scheduler: &mut self.scheduler, receiver_cache, plugin, now }.call(&call.method, &call.args)
+                let loras = self.loras.as_mut();
+                Callee { scheduler: &mut self.scheduler, loras, receiver_cache, plugin, now }
+                    .call(&call.method, &call.args)
             }
         };
         let utility_output = Some(UtilityOutput { call_id: call.call_id, result });

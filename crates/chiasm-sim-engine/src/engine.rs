@@ -15,6 +15,7 @@ use crate::handshake::{self, Handshake};
 use crate::intake::{Intake, Work};
 use crate::kv_publisher::KvPublisher;
 use crate::lent_slot::Alarm;
+use crate::loras::Loras;
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
@@ -185,5 +186,6 @@ async fn start(
     handshake.finish().await?;
 
     let scheduler = Scheduler::new(config.clone());
-    Ok(Core { config: config.clone(), scheduler, receiver_cache, plugin, time, outbox, kv_events })
+    let loras = config.lora.clone().map(Loras::new);
+    Ok(Core { config: config.clone(), scheduler, loras, receiver_cache, plugin, time, outbox, kv_events })
 }

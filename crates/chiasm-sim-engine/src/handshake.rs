@@ -93,6 +93,8 @@ pub(crate) fn ready(config: &SimConfig, kv_events_config: Option<KvEventsConfig>
         instance_id: instance_id(),
         kv_cache_size_tokens: Some(kv_tokens),
         kv_cache_max_concurrency: Some(kv_tokens as f64 / config.max_model_len as f64),
+        supports_lora: config.lora.is_some(),
+        max_loras: config.lora.as_ref().map_or(0, |lora| lora.max_loras),
         kv_events_config,
         effective_attention_block_size: Some(block_size),
         ..EngineReady::default()

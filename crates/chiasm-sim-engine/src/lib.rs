@@ -29,10 +29,11 @@
 //! | towards the frontend | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
 //! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `monotonic_time` |
 //! | caches | `cache_events` (on `block_chain`), `receiver_cache`; batches, the KV cache and that of encoded images are `chiasm-engine-model`'s |
+//! | adapters | `loras`: which are loaded; that a step uses at most so many of them is not simulated |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
-//! Not simulated: LoRA, pooling, structured outputs, speculative decoding, KV connectors, priority scheduling, and the
+//! Not simulated: pooling, structured outputs, speculative decoding, KV connectors, priority scheduling, and the
 //! one step by which vLLM's asynchronous scheduling runs ahead.
 #![forbid(unsafe_code)]
 
@@ -53,6 +54,7 @@ mod item;
 mod kv_publisher;
 mod lent_slot;
 mod logprobs;
+mod loras;
 mod monotonic_time;
 mod outbox;
 mod pace;
@@ -66,7 +68,7 @@ mod sockets;
 mod step_outputs;
 mod utility;
 
-pub use config::{ImageRules, KvEvents, SimConfig, TextToTokens};
+pub use config::{ImageRules, KvEvents, LoraLimits, SimConfig, TextToTokens};
 pub use engine::{Exit, SimEngine};
 pub use error::SimError;
 pub use faults::{Death, Faults};

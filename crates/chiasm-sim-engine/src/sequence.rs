@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use chiasm_engine::wire::output::EngineCoreEvent;
-use chiasm_engine::wire::{EngineCoreRequest, FinishReason, PrefillStats, SamplingParams, StopReason};
+use chiasm_engine::wire::{EngineCoreRequest, FinishReason, LoraRequest, PrefillStats, SamplingParams, StopReason};
 use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
@@ -24,6 +24,7 @@ pub(crate) struct Sequence {
     pub(crate) prompt: usize,
     pub(crate) media: Vec<Media>,
     pub(crate) chain: BlockChain,
+    pub(crate) lora: Option<Arc<LoraRequest>>,
     /// What the engine saw, once the request has been looked at.
     seen: Option<Vec<SeenItem>>,
     answer: Option<Answer>,
@@ -65,8 +66,8 @@ impl Sequence {
             offset: feature.position.offset,
             length: feature.position.length,
         });
-        // The wire refuses LoRA requests so far.
-        let mut chain = BlockChain::new(block_size, ranges.collect(), None, request.cache_salt);
+        let lora = request.lora_request.as_ref().map(|lora| lora.name.clone());
+        let mut chain = BlockChain::new(block_size, ranges.collect(), lora, request.cache_salt);
         chain.extend(&request.prompt_token_ids);
         let media = request.mm_features.into_iter().zip(items);
         let media =
@@ -79,6 +80,7 @@ impl Sequence {
             tokens: Arc::unwrap_or_clone(request.prompt_token_ids),
             media: media.collect(),
             chain,
+            lora: request.lora_request,
             seen: None,
             answer: None,
             prefill: Some(PrefillStats::default()),
@@ -166,7 +168,8 @@ impl Sequence {
         let too_early = self.generated() < self.params.min_tokens as usize;
         let cached = self.prefill.as_ref().map_or(0, |stats| stats.num_cached_tokens as usize);
         let answer = self.answer.get_or_insert_with(|| {
-            let text = reply::text(self.seen.as_deref().unwrap_or_default(), cached, self.prompt);
+            let lora = self.lora.as_ref().filter(|_| config.lora.is_some()).map(|lora| lora.name.as_str());
+            let text = reply::text(self.seen.as_deref().unwrap_or_default(), cached, self.prompt, lora);
             Answer::new((config.reply)(&text), config.eos.or(self.params.eos_token_id))
         });
         let token = answer.next(|token| too_early && self.params.all_stop_token_ids.contains(&token));

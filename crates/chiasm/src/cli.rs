@@ -5,6 +5,7 @@ mod answers;
 mod engines;
 mod http;
 mod limits;
+mod lora;
 mod media;
 mod processor;
 mod routing;
@@ -24,6 +25,7 @@ pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
+pub(crate) use lora::LoraArgs;
 pub(crate) use media::MediaArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
 pub(crate) use routing::RoutingArgs;
@@ -87,6 +89,8 @@ pub(crate) struct ServeArgs {
     pub(crate) http: HttpArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
+    #[command(flatten, next_help_heading = "LoRA")]
+    pub(crate) lora: LoraArgs,
     #[command(flatten, next_help_heading = "Routing")]
     pub(crate) routing: RoutingArgs,
     #[command(flatten, next_help_heading = "Media")]
@@ -136,6 +140,9 @@ pub(crate) struct SimArgs {
     /// Leaves out the plugin that opens shared memory
     #[arg(long)]
     pub(crate) sim_no_plugin: bool,
+    /// Takes LoRA adapters, as with --lora-modules
+    #[arg(long)]
+    pub(crate) sim_lora: bool,
     /// Publishes no KV events
     #[arg(long)]
     pub(crate) sim_no_kv_events: bool,

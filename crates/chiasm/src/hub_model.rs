@@ -1,8 +1,9 @@
 //! A model given by its id on the Hugging Face hub.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use chiasm_hub::{HubRequest, HubSettings, Progress, Wanted, Weights, fetch};
+use chiasm_hub::{HubRequest, HubSettings, Progress, Revision, Wanted, Weights, fetch};
 
 use crate::cli::ServeArgs;
 use crate::download_bar::DownloadBar;
@@ -26,6 +27,21 @@ pub(crate) async fn locate(args: &mut ServeArgs, flags: &VllmFlags) -> Result<()
     tracing::info!(%model, revision = %request.revision, commit = snapshot.commit, %dir, "the model is in the hub's cache");
     (args.model, args.hub_files) = (snapshot.dir, snapshot.files);
     Ok(())
+}
+
+/// The folder of a LoRA adapter that is given by its id on the hub; `None` for what is no id.
+///
+/// # Errors
+/// [`CliError::Hub`] if the adapter can't be had.
+pub(crate) async fn fetch_adapter(id: &str) -> Result<Option<PathBuf>, CliError> {
+    let Ok(repo) = id.parse() else { return Ok(None) };
+    let wanted = Wanted { weights: Some(Weights::All), code: false };
+    let request = HubRequest { repo, revision: Revision::default(), wanted, settings: HubSettings::from_env()? };
+    let progress = Arc::new(Progress::default());
+    let bar = DownloadBar::show(request.repo.to_string(), progress.clone());
+    let fetched = fetch(&request, &progress).await;
+    drop(bar);
+    Ok(Some(fetched?.dir))
 }
 
 /// What is to be fetched; nothing for a directory.

@@ -25,6 +25,7 @@ mod error;
 mod hub_model;
 mod inspect;
 mod log;
+mod lora;
 mod npy;
 pub mod scenarios;
 mod serve;

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 
 use crate::cli::ServeArgs;
 use crate::error::CliError;
+use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
 use crate::{hub_model, signals, state_folder, vllm_processor};
@@ -69,7 +70,8 @@ pub(crate) async fn run(
         arena: arena_policy(&args, takes_media),
         processor: model.processor(),
     };
-    let connectors = connectors(&args, &model, &options)?;
+    let loras = lora::prepare(&args, &model.name).await?;
+    let connectors = connectors(&args, &model, &options, &loras)?;
     let workers = connectors.len();
     let swept = SocketDir::sweep();
     if swept > 0 {
@@ -80,13 +82,14 @@ pub(crate) async fn run(
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    let fleet = Fleet::start(connectors, router_config(&args.routing), patience)?;
+    let fleet = Fleet::start_with_adapters(connectors, router_config(&args.routing), patience, loras.adapters)?;
     let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits(&args))
         .with_routing(routing)
         .with_keys(keys)
         .with_reasoning_fields(args.answers.reasoning_fields.into())
         .with_cors(cors)
         .with_root_path(args.http.root_path.clone())
+        .with_adapters_that_change(args.lora.allow_runtime_lora_updating)
         .with_log(log_counts);
     let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
     if let Some(helper) = helper {
@@ -197,8 +200,8 @@ fn with_engine_kwargs(model: ServedModel, args: &ServeArgs, flags: &VllmFlags) -
     model.with_engine_kwargs(kwargs.clone()).map_err(|error| CliError::Usage(format!("{PROCESSOR_KWARGS}: {error}")))
 }
 
-/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too. An answer that is held to something is
-/// held to it behind its reasoning, which engines find with `reasoning_parser`.
+/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too. An answer that is held to something
+/// is held to it behind its reasoning, which engines find with `reasoning_parser`.
 fn vllm_args(args: &ServeArgs, reasoning_parser: Option<&str>) -> Vec<String> {
     let is_told = args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER));
     let parser = reasoning_parser.filter(|_| !is_told).map(|name| format!("{REASONING_PARSER}={name}"));
@@ -211,6 +214,7 @@ fn connectors(
     args: &ServeArgs,
     model: &ServedModel,
     options: &EngineOptions,
+    loras: &Loras,
 ) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let engines = &args.engines;
     if let Some(count) = engines.sim {
@@ -218,6 +222,7 @@ fn connectors(
             receiver_cache_bytes: receiver_cache_bytes(args),
             ..sim_config(&args.sim_args, Some(model), model.vision.is_some().then_some(options.format))
         };
+        let config = SimConfig { lora: loras.of_sim.clone().or(config.lora), ..config };
         return Ok((0..count).map(|_| connector(SimHost::new(config.clone()), options)).collect());
     }
     if !engines.attach.is_empty() {
@@ -247,7 +252,7 @@ fn connectors(
             let host = LaunchHost {
                 vllm: engines.vllm.clone(),
                 model: args.model.clone(),
-                extra_args: vllm_args(args, model.answers.engine_parser()),
+                extra_args: [vllm_args(args, model.answers.engine_parser()), loras.engine_args.clone()].concat(),
                 gpus,
                 receiver_cache_gb: receiver_cache_gb(args),
                 handshake_port,

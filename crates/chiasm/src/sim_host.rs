@@ -6,7 +6,7 @@ use chiasm_backend::ConnectError;
 use chiasm_engine::{EngineEndpoints, EngineHost, FormatPolicy, RunningEngine, SocketDir};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::ServedModel;
-use chiasm_sim_engine::{Exit, KvEvents, Pace, SimConfig, SimEngine};
+use chiasm_sim_engine::{Exit, KvEvents, LoraLimits, Pace, SimConfig, SimEngine};
 use chiasm_types::{BlockSize, Dtype, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
@@ -37,6 +37,7 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
         config.block_size = block_size;
     }
     config.plugin = !args.sim_no_plugin;
+    config.lora = args.sim_lora.then(LoraLimits::default);
     config.kv_events =
         (!args.sim_no_kv_events).then(|| KvEvents { buffer_steps: args.sim_replay_batches, ..KvEvents::default() });
     config.faults.drop_kv_batches = args.sim_lose_kv_batches.clone();

@@ -30,6 +30,9 @@ const NO_TRUST_REMOTE_CODE: &str = "--no-trust-remote-code";
 const LOAD_FORMAT: &str = "--load-format";
 /// Which revision of a model on the hub.
 const REVISION: &str = "--revision";
+/// What LoRA adapters are to engines (`lora`).
+const LORA: [&str; 5] =
+    ["--max-loras", "--max-cpu-loras", "--max-lora-rank", "--enable-tower-connector-lora", "--default-mm-loras"];
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
@@ -112,17 +115,17 @@ impl Default for VllmFlags {
 }
 
 /// An argument that is a flag.
-struct Spelled<'a> {
+pub(crate) struct Spelled<'a> {
     /// The flag with its dashes, and none of the underscores that vLLM takes for dashes.
-    name: String,
+    pub(crate) name: String,
     /// What follows the name's first dot: a place in a JSON object.
     path: &'a str,
     /// What follows an equals sign.
-    value: Option<&'a str>,
+    pub(crate) value: Option<&'a str>,
 }
 
 impl<'a> Spelled<'a> {
-    fn read(arg: &'a str) -> Option<Self> {
+    pub(crate) fn read(arg: &'a str) -> Option<Self> {
         let (flag, value) = arg.split_once('=').map_or((arg, None), |(flag, value)| (flag, Some(value)));
         let (name, path) = flag.split_once('.').unwrap_or((flag, ""));
         arg.starts_with("--").then(|| Self { name: name.replace('_', "-"), path, value })
@@ -216,7 +219,7 @@ fn check_config(path: &Path) -> Result<(), CliError> {
         let key = key.rsplit(|char| !is_word(char)).next().unwrap_or_default();
         let name = format!("--{}", key.replace('_', "-"));
         let flags = [PROCESSOR_KWARGS, MEDIA_IO_KWARGS, NORMALIZE, NO_NORMALIZE];
-        let whole = [MODEL_IMPL, CONFIG_FORMAT, TOKENIZER_MODE].into_iter().find(|flag| name == *flag);
+        let whole = [MODEL_IMPL, CONFIG_FORMAT, TOKENIZER_MODE].iter().chain(&LORA).copied().find(|flag| name == *flag);
         if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)).or(whole) {
             let path = path.display();
             return Err(CliError::Usage(format!("{key} in {path} is not read by Chiasm: give {flag} after --")));

@@ -41,6 +41,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         // At least; READY does not tell the size.
         encoder_cache_tokens: ready.max_num_batched_tokens.into(),
         receiver_cache_bytes: beyond.receiver_cache_bytes,
+        max_loras: if ready.supports_lora { ready.max_loras as usize } else { 0 },
         input: InputForm::Tokens,
         media: MediaForm::Tensors(beyond.format),
         hand_off: if beyond.has_arena { HandOff::SharedMemory } else { HandOff::Inline },

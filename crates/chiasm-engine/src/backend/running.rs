@@ -11,18 +11,19 @@ use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::media::{Tensors, Wanted};
-use super::{Engine, sampling};
+use super::{Engine, adapters, sampling};
 use crate::client::OutputStream;
 use crate::error::EngineError;
-use crate::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, Logprobs, RequestError, StopReason};
+use crate::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, Logprobs, LoraRequest, RequestError, StopReason};
 
 /// Times that one continuation is sent again because the engine lacked media items. More would mean a fault of ours.
 const MAX_MISSES: usize = 2;
 
 /// A job and the requests that it became.
 pub(super) struct RunningEngineJob {
-    sender: Sender,
+    /// First: what still runs is aborted before the job lets go of its adapter.
     continuations: Vec<Continuation>,
+    sender: Sender,
     /// The continuation whose output is looked for first: none may starve the others.
     next: usize,
 }
@@ -46,7 +47,8 @@ enum State {
 impl RunningEngineJob {
     /// Sends one request per continuation, with the media items that the engine lacks.
     pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
-        let sender = Sender { engine, job, prompt };
+        let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
+        let sender = Sender { engine, job, prompt, lora };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
         let continuations = streams.into_iter().map(|stream| Continuation {
             delivered: delivered(&stream),
@@ -56,7 +58,7 @@ impl RunningEngineJob {
             unread: false,
         });
         let continuations: Vec<_> = continuations.collect();
-        Ok(Self { sender, continuations, next: 0 })
+        Ok(Self { continuations, sender, next: 0 })
     }
 
     /// The next output of one continuation. `Ready(None)` if it has ended.
@@ -211,6 +213,7 @@ struct Sender {
     engine: Arc<Engine>,
     job: Arc<Job>,
     prompt: Arc<Vec<TokenId>>,
+    lora: Option<Arc<LoraRequest>>,
 }
 
 impl Sender {
@@ -235,6 +238,7 @@ impl Sender {
                         arrival_time: SystemTime::now()
                             .duration_since(UNIX_EPOCH)
                             .map_or(0.0, |since| since.as_secs_f64()),
+                        lora_request: self.lora.clone(),
                         cache_salt: job.cache_salt.clone(),
                         priority: job.priority,
                         trace_headers: job.trace.iter().flat_map(|trace| trace.headers()).map(owned).collect(),

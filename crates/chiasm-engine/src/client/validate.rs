@@ -25,6 +25,15 @@ pub(super) fn check(request: &EngineCoreRequest, engine: &EngineReady, options: 
     if request.client_index != 0 {
         return refuse("client_index", "must be 0, the engine has one output address");
     }
+    if let Some(lora) = &request.lora_request {
+        // Such an engine computes the model alone, and keeps its blocks as the adapter's.
+        if !engine.supports_lora {
+            return refuse("lora_request", "LoRA is not enabled in the engine");
+        }
+        if let Some(problem) = lora.problem() {
+            return refuse("lora_request", problem);
+        }
+    }
     prompt(request, engine, options)?;
     sampling(&request.sampling_params, options)?;
     features(request, options)

@@ -6,7 +6,7 @@
 //! | module | messages |
 //! |---|---|
 //! | [`handshake`] | HELLO, INIT, READY, and the engine's report of what it became |
-//! | [`request`] | ADD, ABORT, UTILITY; with [`sampling`] and [`feature`] as their parts |
+//! | [`request`] | ADD, ABORT, UTILITY; with [`sampling`], [`feature`] and [`lora`] as their parts |
 //! | [`output`] | EngineCoreOutputs, ENGINE_CORE_DEAD; with [`logprobs`] and [`stats`] as their parts |
 //! | [`tensor`] | arrays inside both |
 //! | [`version`] | everything that depends on the version of vLLM |
@@ -22,6 +22,7 @@ mod writer;
 pub mod feature;
 pub mod handshake;
 pub mod logprobs;
+pub mod lora;
 pub mod output;
 pub mod request;
 pub mod sampling;
@@ -33,6 +34,7 @@ pub use error::{Problem, WireError};
 pub use feature::{FieldKind, MmData, MmFeature, MmField, MmItem};
 pub use handshake::{EngineReady, Hello, InitMessage};
 pub use logprobs::Logprobs;
+pub use lora::LoraRequest;
 pub use output::{
     EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, RequestError, StopReason, UtilityOutput,
 };

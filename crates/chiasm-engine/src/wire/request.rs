@@ -9,6 +9,7 @@ use rmpv::Value;
 use super::codec::{Fields, Wire, write_list_or_nil};
 use super::error::{Named, Problem, WireError};
 use super::feature::MmFeature;
+use super::lora::LoraRequest;
 use super::reader::Reader;
 use super::sampling::SamplingParams;
 use super::version::{REQUEST_FIELDS, REQUEST_REQUIRED_FIELDS};
@@ -36,6 +37,8 @@ pub struct EngineCoreRequest {
     pub sampling_params: SamplingParams,
     /// Seconds since the epoch.
     pub arrival_time: f64,
+    /// The LoRA adapter that computes it. All continuations of one prompt share it.
+    pub lora_request: Option<Arc<LoraRequest>>,
     /// Separates the prefix cache of those who do not know it.
     pub cache_salt: Option<String>,
     /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the outputs go to.
@@ -167,6 +170,10 @@ impl Wire for EngineCoreRequest {
                 2 => write_list_or_nil(&self.mm_features, to),
                 3 => self.sampling_params.write(to),
                 5 => self.arrival_time.write(to),
+                6 => match &self.lora_request {
+                    Some(lora) => lora.write(to),
+                    None => to.nil(),
+                },
                 7 => self.cache_salt.write(to),
                 11 => self.client_index.write(to),
                 12 => to.uint(0), // current_wave
@@ -176,7 +183,7 @@ impl Wire for EngineCoreRequest {
                 16 => self.external_req_id.write(to),
                 17 => self.reasoning_ended.write(to),
                 18 => ReasoningVariables(self.reasoning_variables.clone()).write(to),
-                // pooling_params, lora_request, data_parallel_rank, prompt_embeds, prompt_is_token_ids
+                // pooling_params, data_parallel_rank, prompt_embeds, prompt_is_token_ids
                 _ => to.nil(),
             }
         }
@@ -190,7 +197,7 @@ impl Wire for EngineCoreRequest {
         let sampling_params = fields.next::<Option<SamplingParams>>(from).named("sampling_params")?;
         fields.must_be_nil(from, "pooling_params")?;
         let arrival_time = fields.next(from).named("arrival_time")?;
-        fields.must_be_nil(from, "lora_request")?;
+        let lora_request = fields.next::<Option<LoraRequest>>(from).named("lora_request")?.map(Arc::new);
         let cache_salt = fields.next(from).named("cache_salt")?;
         fields.skip(from)?; // data_parallel_rank
         fields.must_be_nil(from, "prompt_embeds")?;
@@ -210,6 +217,7 @@ impl Wire for EngineCoreRequest {
             mm_features,
             sampling_params: sampling_params.ok_or(Problem::Missing.at("sampling_params"))?,
             arrival_time,
+            lora_request,
             cache_salt,
             client_index,
             priority,

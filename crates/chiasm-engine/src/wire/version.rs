@@ -4,7 +4,7 @@
 //!
 //! | since | |
 //! |---|---|
-//! | 0.32 | `weight_version` ends `EngineCoreOutputs` |
+//! | 0.32 | `weight_version` ends `EngineCoreOutputs`; `LoRARequest` lost a field, so only what is before that is sent |
 //! | 0.33 | `error` ends `EngineCoreOutput` |
 //!
 //! When a version changes something else, the difference is written down here and the codecs ask.

@@ -12,7 +12,7 @@ use super::request::{CountRequest, MessagesRequest};
 use super::response::Head;
 use super::{events, response};
 use crate::admission::Admitted;
-use crate::answer::{check_model, planned, usage};
+use crate::answer::{check_model, model_name, planned, usage};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
@@ -31,12 +31,12 @@ pub(crate) async fn messages(
     let told = |error| frontend.told(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let MessagesRequest { model, is_streamed, generate } = request;
-    check_model(frontend, model.as_deref())?;
+    let adapter = check_model(frontend, model.as_deref())?;
     admission.ends_with_client();
     let generate = in_order(frontend, generate).await.map_err(told)?;
-    let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
+    let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
     drop(charge);
-    let head = Head::new(&caller.id, &frontend.model.name);
+    let head = Head::new(&caller.id, model_name(frontend, adapter.as_ref()));
 
     if !is_streamed {
         let (choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;
@@ -98,10 +98,10 @@ pub(crate) async fn count_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
     let CountRequest { model, generate } = request;
-    check_model(&frontend, model.as_deref())?;
+    let adapter = check_model(&frontend, model.as_deref())?;
     admission.ends_with_client();
     let generate = in_order(&frontend, generate).await.map_err(|error| frontend.told(error))?;
-    let prepared = planned(&frontend, generate, &caller).await.map_err(|error| frontend.told(error))?;
+    let prepared = planned(&frontend, generate, adapter, &caller).await.map_err(|error| frontend.told(error))?;
     let tokens = prepared.plans.iter().map(|plan| plan.tokens.len()).max();
     Ok(Json(json!({"input_tokens": tokens})))
 }

@@ -13,6 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::backoff::Backoff;
 use super::condition::Watch;
+use super::loading::Loaded;
 use super::{Fleet, events};
 
 /// Why a backend's turn ended.
@@ -113,7 +114,9 @@ async fn live(
             None
         }
     };
-    fleet.join(id, backend.clone(), source.is_some());
+    let loaded = Arc::new(Loaded::default());
+    loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
+    fleet.join(id, backend.clone(), loaded.clone(), source.is_some());
     let followed = fleet.followed.get(&id).cloned().unwrap_or_default();
     let _events = source.map(|stream| events::follow(fleet.router.clone(), id, stream, followed));
     let router = fleet.router.clone();
@@ -122,6 +125,8 @@ async fn live(
         router.set_stats(id, EngineStats { running, waiting, kv_usage, pending_tokens_of_others, draining });
     }));
     *ready = Some(Instant::now());
+    // One that came into service since was not loaded here by whoever loaded it.
+    loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
     tracing::info!(
         worker = %id,
         seconds = started.elapsed().as_secs_f64(),

@@ -8,6 +8,7 @@ mod classes;
 mod condition;
 mod events;
 mod keeper;
+mod loading;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,6 +27,7 @@ use tokio::task::JoinSet;
 pub use classes::{PresentClass, PresentClasses};
 pub use condition::{Condition, Patience};
 
+use crate::adapters::Adapters;
 use crate::metrics::Metrics;
 
 /// A fleet needs at least one worker.
@@ -43,6 +45,8 @@ pub struct Worker {
     /// How prompts are planned for it.
     pub class: PlanClassId,
     condition: watch::Sender<Condition>,
+    /// Its LoRA adapters.
+    loaded: Arc<loading::Loaded>,
 }
 
 impl Worker {
@@ -78,6 +82,7 @@ pub struct Fleet {
     followed: BTreeMap<WorkerId, Followed>,
     /// The version of vLLM whose processor makes items for the workers, once there is one.
     processor: OnceLock<String>,
+    adapters: Arc<Adapters>,
 }
 
 #[derive(Default)]
@@ -108,6 +113,19 @@ impl Fleet {
         router: RouterConfig,
         patience: Patience,
     ) -> Result<Arc<Self>, NoEngines> {
+        Self::start_with_adapters(connectors, router, patience, Arc::default())
+    }
+
+    /// The same, with LoRA adapters that requests may name.
+    ///
+    /// # Errors
+    /// [`NoEngines`] without connectors.
+    pub fn start_with_adapters(
+        connectors: Vec<Box<dyn Connector>>,
+        router: RouterConfig,
+        patience: Patience,
+        adapters: Arc<Adapters>,
+    ) -> Result<Arc<Self>, NoEngines> {
         if connectors.is_empty() {
             return Err(NoEngines);
         }
@@ -126,10 +144,14 @@ impl Fleet {
             patience,
             followed: ids().zip(&connectors).map(|(id, _)| (id, Followed::default())).collect(),
             processor: OnceLock::new(),
+            adapters,
         });
         let mut keepers = JoinSet::new();
         for (id, connector) in ids().zip(connectors) {
             keepers.spawn(keeper::keep(fleet.clone(), id, connector, fleet.shutdown.subscribe()));
+        }
+        if let Some(leavings) = fleet.adapters.leavings() {
+            keepers.spawn(loading::forget_unused(fleet.clone(), leavings, fleet.shutdown.subscribe()));
         }
         *fleet.keepers.lock().unwrap_or_else(PoisonError::into_inner) = Some(keepers);
         Ok(fleet)
@@ -235,12 +257,12 @@ impl Fleet {
     }
 
     /// Lets a worker take requests.
-    fn join(&self, id: WorkerId, backend: Arc<dyn Backend>, publishes_events: bool) {
+    fn join(&self, id: WorkerId, backend: Arc<dyn Backend>, loaded: Arc<loading::Loaded>, publishes_events: bool) {
         let can = backend.capabilities().clone();
         let worker = {
             let mut state = self.state();
             let class = state.classes.join(id, &can);
-            let worker = Arc::new(Worker { id, backend, class, condition: watch::Sender::default() });
+            let worker = Arc::new(Worker { id, backend, class, condition: watch::Sender::default(), loaded });
             state.workers.insert(id, worker.clone());
             self.seats.store(state.seats(), Ordering::Relaxed);
             worker

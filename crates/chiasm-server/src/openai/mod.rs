@@ -8,6 +8,7 @@ mod finish;
 mod harmless;
 pub(crate) mod intake;
 mod logprobs;
+pub(crate) mod lora;
 pub(crate) mod media_parts;
 pub(crate) mod messages;
 mod nvext;

@@ -65,6 +65,9 @@ pub(crate) enum Cause {
     /// No worker can take the request now.
     #[error("{0}")]
     NoWorker(String),
+    /// No worker has the LoRA adapter, for this reason.
+    #[error("{0}")]
+    NoAdapter(String),
     /// All workers are busy.
     #[error("{0}")]
     Busy(RouteError),

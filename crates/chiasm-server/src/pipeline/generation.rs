@@ -22,6 +22,7 @@ use super::error::{Cause, RequestError};
 use super::prepare::{Planned, Prepared, Took};
 use super::retries::MAX_MOVES;
 use super::sampling;
+use crate::adapters::ServedAdapter;
 use crate::frontend::Frontend;
 use crate::metrics::Retry;
 
@@ -91,6 +92,8 @@ pub(crate) struct Generation {
     waits: Option<Waker>,
     /// An output has come since somebody looked at the alarm.
     had_output: bool,
+    /// Last: the engine has let go of the job before it may forget the adapter.
+    _adapter: Option<Arc<ServedAdapter>>,
 }
 
 /// Why an attempt ended early.
@@ -207,7 +210,10 @@ impl Generation {
         let worker = reservation.worker;
         // It left in this moment.
         let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
-        // Its engine was replaced by one of another class in this moment.
+        // Its engine was replaced in this moment by one without the adapter, or of another class.
+        if prepared.adapter.as_ref().is_some_and(|adapter| !serving.has_adapter(adapter)) {
+            return Err(Failure::NotTaken(worker));
+        }
         let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(worker))?;
         let mut attempted = Attempted {
             worker,
@@ -239,6 +245,7 @@ impl Generation {
             input: Input::Tokens(plan.tokens.clone()),
             media: plan.job_items.clone(),
             sampling,
+            adapter: prepared.adapter.as_ref().map(|adapter| adapter.engine().clone()),
             cache_salt: prepared.cache_salt.clone(),
             priority: prepared.priority,
             trace: prepared.trace.clone(),
@@ -266,6 +273,7 @@ impl Generation {
             alarm: deadlines.first_token.map(|deadline| Box::pin(sleep_until(deadline.at))),
             waits: None,
             had_output: false,
+            _adapter: prepared.adapter.clone(),
         })
     }
 
@@ -377,17 +385,28 @@ impl Stream for Deltas {
 /// Picks a worker. Each is judged by the plan of its class.
 fn route(frontend: &Frontend, prepared: &Prepared, before: &Attempts) -> Result<Reservation, Failure> {
     let router = frontend.fleet.router();
+    let lacking = prepared.adapter.as_ref().map(|adapter| without(frontend, adapter, before)).transpose()?;
+    let exclude = lacking.as_ref().unwrap_or(&before.exclude);
     let picked = match prepared.plans.as_slice() {
-        [only] => router.select(&to_route(only, prepared, before)),
+        [only] => router.select(&to_route(only, prepared, exclude)),
         plans => {
-            let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, before)).collect();
+            let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
             router.select_planned(&plans)
         }
     };
     Ok(picked.map_err(RequestError::from)?)
 }
 
-fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, before: &'a Attempts) -> RouteRequest<'a> {
+/// The workers that can't be given a request with an adapter.
+fn without(frontend: &Frontend, adapter: &ServedAdapter, before: &Attempts) -> Result<Vec<WorkerId>, RequestError> {
+    let lacking = frontend.fleet.workers_without(adapter).map_err(|error| {
+        let why = error.map_or_else(String::new, |error| format!(": {error}"));
+        Cause::NoAdapter(format!("no engine has loaded the LoRA adapter '{}'{why}", adapter.name))
+    });
+    Ok([&lacking?, before.exclude.as_slice()].concat())
+}
+
+fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, exclude: &'a [WorkerId]) -> RouteRequest<'a> {
     RouteRequest {
         class: plan.class,
         // What its worker holds is of no use to a request that has all of its prompt computed.
@@ -396,7 +415,7 @@ fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, before: &'a Attempts)
         media: &plan.route_items,
         encoder_tokens: plan.encoder_tokens,
         session: prepared.session,
-        exclude: &before.exclude,
+        exclude,
     }
 }
 

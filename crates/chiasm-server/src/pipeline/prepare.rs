@@ -22,6 +22,7 @@ use super::opening::open_all;
 use super::prompt_price::{is_small, price_of};
 use super::reading::Reading;
 use super::request::{Caller, Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice};
+use crate::adapters::ServedAdapter;
 use crate::cpu::CpuBudget;
 use crate::fleet::{PresentClass, PresentClasses};
 use crate::frontend::Frontend;
@@ -42,6 +43,8 @@ pub(crate) struct Prepared {
     pub reasoning: ReasoningHints,
     /// How its answers are read, if they are more than text.
     pub reading: Option<Arc<Reading>>,
+    /// The LoRA adapter that computes it, if one is to.
+    pub adapter: Option<Arc<ServedAdapter>>,
     /// What keeps prompts of different owners apart, if anything.
     pub cache_salt: Option<String>,
     /// Lower is handled earlier.
@@ -101,16 +104,18 @@ impl Prepared {
 pub(crate) async fn prepare(
     frontend: &Frontend,
     request: GenerateRequest,
+    adapter: Option<Arc<ServedAdapter>>,
     caller: &Caller,
     classes: PresentClasses,
 ) -> Result<Prepared, RequestError> {
     let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
-    within(deadlines.first_token, prepared(frontend, request, caller, classes, deadlines)).await?
+    within(deadlines.first_token, prepared(frontend, request, adapter, caller, classes, deadlines)).await?
 }
 
 async fn prepared(
     frontend: &Frontend,
     request: GenerateRequest,
+    adapter: Option<Arc<ServedAdapter>>,
     caller: &Caller,
     classes: PresentClasses,
     deadlines: Deadlines,
@@ -145,7 +150,8 @@ async fn prepared(
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
     let fetch = begun.elapsed();
-    let preparation = Preparation { frontend, cpu: &caller.cpu, classes, salt: cache_salt.clone() };
+    let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
+    let preparation = Preparation { frontend, cpu: &caller.cpu, classes, apart };
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
     let plans = match prompt {
@@ -165,6 +171,7 @@ async fn prepared(
         sampling,
         reasoning,
         reading,
+        adapter,
         cache_salt,
         priority,
         session,
@@ -191,6 +198,13 @@ pub(super) struct Preparation<'a> {
     pub(super) frontend: &'a Frontend,
     pub(super) cpu: &'a CpuBudget,
     pub(super) classes: PresentClasses,
+    pub(super) apart: Apart,
+}
+
+/// What keeps the blocks of equal prompts apart.
+#[derive(Clone, Debug)]
+pub(super) struct Apart {
+    pub(super) adapter: Option<Arc<ServedAdapter>>,
     pub(super) salt: Option<String>,
 }
 
@@ -209,15 +223,12 @@ impl Preparation<'_> {
     /// Plans what needs nobody's help.
     async fn plan(&self, prompt: Prompt, media: Vec<EncodedMedia>) -> Result<Vec<Planned>, RequestError> {
         let (model, images) = (self.frontend.model.clone(), self.frontend.images.clone());
-        let (classes, salt, cpu) = (self.classes.clone(), self.salt.clone(), self.cpu.clone());
+        let (classes, apart, cpu) = (self.classes.clone(), self.apart.clone(), self.cpu.clone());
         let (small, cost) = (is_small(&prompt, &model), price_of(&prompt, &model, self.cpu));
-        self.run(small, cost, move || {
-            let salt = salt.as_deref();
-            match prompt {
-                Prompt::Tokens(tokens) => plan_text(tokens, &classes, salt, &model),
-                Prompt::Text(text) => plan_text(model.tokenizer.encode(&text, true)?, &classes, salt, &model),
-                Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, salt, &cpu),
-            }
+        self.run(small, cost, move || match prompt {
+            Prompt::Tokens(tokens) => plan_text(tokens, &classes, &apart, &model),
+            Prompt::Text(text) => plan_text(model.tokenizer.encode(&text, true)?, &classes, &apart, &model),
+            Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, &apart, &cpu),
         })
         .await
     }
@@ -227,12 +238,12 @@ impl Preparation<'_> {
 fn plan_text(
     tokens: Vec<TokenId>,
     classes: &[PresentClass],
-    salt: Option<&str>,
+    apart: &Apart,
     model: &ServedModel,
 ) -> Result<Vec<Planned>, RequestError> {
     check_tokens(&tokens, model.last_token())?;
     let tokens = Arc::new(tokens);
-    let plans = classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), salt)).collect();
+    let plans = classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), apart)).collect();
     that_fit(plans, classes)
 }
 
@@ -271,7 +282,7 @@ fn plan_chat(
     mut chat: Chat,
     media: &[EncodedMedia],
     classes: &[PresentClass],
-    salt: Option<&str>,
+    apart: &Apart,
     cpu: &CpuBudget,
 ) -> Result<Vec<Planned>, RequestError> {
     if let Some((name, _)) =
@@ -284,7 +295,7 @@ fn plan_chat(
     let texts = of_images.as_ref().map(|texts| MarkerText { modality: &Modality::Image, texts });
     let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
     let tokens = render(model, chat, texts.as_slice(), image_prompt.and_then(|prompt| prompt.rewrite))?;
-    let Some(vision) = &model.vision else { return plan_text(tokens, classes, salt, model) };
+    let Some(vision) = &model.vision else { return plan_text(tokens, classes, apart, model) };
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let of_image = Marker { modality: &Modality::Image, tokens: marker };
     let for_class = |class: &PresentClass| -> Result<Planned, RequestError> {
@@ -306,7 +317,7 @@ fn plan_chat(
         let placed: Vec<_> = items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
         let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &placed)?;
         check_tokens(&expanded.tokens, model.last_token())?;
-        Ok(planned(class, Arc::new(expanded.tokens), in_prompt_order(items, expanded.placeholders), salt))
+        Ok(planned(class, Arc::new(expanded.tokens), in_prompt_order(items, expanded.placeholders), apart))
     };
     that_fit(classes.iter().map(for_class).collect::<Result<_, _>>()?, classes)
 }
@@ -335,10 +346,11 @@ pub(super) fn planned(
     class: &PresentClass,
     tokens: Arc<Vec<TokenId>>,
     items: Vec<(ItemPlan, Placeholder)>,
-    salt: Option<&str>,
+    apart: &Apart,
 ) -> Planned {
     let media: Vec<MediaSpan> = items.iter().map(|(item, at)| item.to_span(at)).collect();
-    let blocks = PromptBlocks { tokens: &tokens, media: &media, lora: None, salt };
+    let lora = apart.adapter.as_ref().map(|adapter| adapter.engine().name.as_str());
+    let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt: apart.salt.as_deref() };
     let keys = block_keys(&blocks, class.class.block_size);
     Planned {
         class: class.id,

@@ -57,9 +57,12 @@ impl Retries {
     }
 }
 
-/// What the engines were given to compute: tokens, and media by identity.
+/// What the engines were given to compute: tokens, media by identity, and the adapter.
 fn fingerprint(prepared: &Prepared, state: &RandomState) -> u64 {
     let mut hasher = state.build_hasher();
+    if let Some(adapter) = &prepared.adapter {
+        hasher.write(adapter.engine().name.as_bytes());
+    }
     for plan in &prepared.plans {
         plan.tokens.iter().for_each(|token| hasher.write_u32(token.0));
         plan.route_items.iter().for_each(|item| hasher.write(item.hash.as_bytes()));

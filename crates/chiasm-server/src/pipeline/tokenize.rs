@@ -30,8 +30,8 @@ pub(crate) enum Tokenizable {
     },
 }
 
-/// The tokens that an engine would be given. Where workers differ in what media items become, it is those of the class that has been
-/// there for the longest time.
+/// The tokens that an engine would be given. Where workers differ in what media items become, it is those of the class that has
+/// been there for the longest time.
 ///
 /// # Errors
 /// Those of [`prepare`], but not for a prompt that is too long for the workers, or empty.
@@ -66,7 +66,7 @@ async fn tokenize_chat(frontend: &Frontend, chat: Chat, caller: &Caller) -> Resu
     let roomy =
         |class: &PresentClass| PresentClass { max_model_len: class.max_model_len.max(MOST_TOKENS), ..class.clone() };
     let classes: PresentClasses = frontend.fleet.classes().iter().map(roomy).collect();
-    let prepared = prepare(frontend, request, caller, classes).await?;
+    let prepared = prepare(frontend, request, None, caller, classes).await?;
     prepared.plans.into_iter().next().map(|plan| plan.tokens).ok_or_else(RequestError::not_ready)
 }
 

@@ -29,7 +29,7 @@ use self::output::Answer;
 use self::request::ResponsesRequest;
 use self::response::Head;
 use crate::admission::Admitted;
-use crate::answer::{check_model, planned, usage};
+use crate::answer::{check_model, model_name, planned, usage};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
@@ -47,10 +47,11 @@ pub(crate) async fn create(
     let told = |error| in_own_words(frontend.told(error));
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ResponsesRequest { common, generate, echo } = request;
-    check_model(frontend, common.model.as_deref())?;
+    let adapter = check_model(frontend, common.model.as_deref())?;
     admission.ends_with_client();
-    let prepared = planned(frontend, generate, &caller).await.map_err(told)?;
-    let head = Head::new(&caller.id, &frontend.model, &prepared.sampling, echo, charge)?;
+    let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
+    let name = model_name(frontend, adapter.as_ref());
+    let head = Head::new(&caller.id, name, &frontend.model.generation, &prepared.sampling, echo, charge)?;
 
     let Some(options) = common.stream else {
         let (mut choices, attempted) = collect(frontend, &prepared).await.map_err(told)?;

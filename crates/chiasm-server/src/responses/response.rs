@@ -8,7 +8,7 @@ use serde_json::value::{RawValue, Value, to_raw_value};
 
 use super::output::{Item, Status};
 use crate::error::ApiError;
-use crate::model::ServedModel;
+use crate::generation_config::GenerationConfig;
 use crate::openai::fields::Fields;
 use crate::openai::{Usage, unix_seconds};
 use crate::pipeline::Sampling;
@@ -81,18 +81,18 @@ impl Head {
     /// The head of the response to a request, whose `charge` counts from now on what is kept of it.
     pub(super) fn new(
         request: &RequestId,
-        model: &ServedModel,
+        model: &str,
+        defaults: &GenerationConfig,
         sampling: &Sampling,
         mut echo: Echo,
         mut charge: Charge,
     ) -> Result<Self, ApiError> {
-        let defaults = &model.generation;
         echo.put("temperature", &sampling.temperature.or(defaults.temperature).unwrap_or(1.0).into())?;
         echo.put("top_p", &sampling.top_p.or(defaults.top_p).unwrap_or(1.0).into())?;
         // Beside itself there is an event with it that waits to be read.
         charge.shrink_to(2 * echo.bytes());
         let id = format!("resp_{request}");
-        Ok(Self { id, created_at: unix_seconds(), model: model.name.clone(), echo, _charge: charge })
+        Ok(Self { id, created_at: unix_seconds(), model: model.to_owned(), echo, _charge: charge })
     }
 
     /// The response with what was said so far.

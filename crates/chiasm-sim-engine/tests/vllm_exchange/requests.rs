@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chiasm_backend::Constraint;
 use chiasm_engine::wire::{
-    EngineCoreRequest, FieldKind, InitMessage, MmData, MmFeature, MmField, MmItem, RepetitionDetection, SamplingParams,
-    StructuredOutputs, TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR, request,
+    EngineCoreRequest, FieldKind, InitMessage, LoraRequest, MmData, MmFeature, MmField, MmItem, RepetitionDetection,
+    SamplingParams, StructuredOutputs, TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR, request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use serde_json::{Value, json};
@@ -25,6 +25,7 @@ pub(crate) struct Message {
 
 pub(crate) fn all() -> Vec<Message> {
     let mut all = vec![plain_text(), greedy_text(), every_setting(), images(), cached(), lent(), abort(), init()];
+    all.push(adapter());
     all.extend(constraints());
     all.extend(calls());
     all
@@ -36,6 +37,17 @@ fn add(name: &'static str, request: &EngineCoreRequest, means: Value) -> Message
 
 fn tokens(ids: &[u32]) -> Vec<TokenId> {
     ids.iter().copied().map(TokenId).collect()
+}
+
+/// A request with a LoRA adapter.
+fn adapter() -> Message {
+    let (name, path) = ("a@1".to_owned(), "/adapters/a".to_owned());
+    let lora = LoraRequest { name, id: LoraRequest::MAX_ID, path };
+    let means = json!({
+        "request_id": "adapter", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
+        "lora_request": {"lora_name": "a@1", "lora_int_id": LoraRequest::MAX_ID, "lora_path": "/adapters/a"},
+    });
+    add("adapter", &EngineCoreRequest { lora_request: Some(Arc::new(lora)), ..request("adapter") }, means)
 }
 
 /// One message for each constraint; the meaning has what differs from `StructuredOutputsParams` of its defaults.
@@ -259,7 +271,11 @@ fn calls() -> Vec<Message> {
         let call = Utility { client_index: 0, call_id: -7, method: method.to_owned(), args };
         Message { name, kind: "utility", frames: request::encode_utility(&call), means }
     };
+    let lora = LoraRequest { name: "a@1".to_owned(), id: 7, path: "/adapters/a".to_owned() };
+    let lora_fields = json!(["a@1", 7, "/adapters/a"]);
     vec![
+        call("add_lora", "add_lora", vec![lora.to_value()], json!([0, -7, "add_lora", [lora_fields]])),
+        call("remove_lora", "remove_lora", vec![7.into()], json!([0, -7, "remove_lora", [7]])),
         call("reset_mm_cache", "reset_mm_cache", Vec::new(), json!([0, -7, "reset_mm_cache", []])),
         call("is_scheduler_paused", "is_scheduler_paused", Vec::new(), json!([0, -7, "is_scheduler_paused", []])),
         call(

@@ -49,6 +49,7 @@ const ENGINE: SimArgs = SimArgs {
     sim_no_plugin: false,
     sim_no_kv_events: false,
     sim_lose_kv_batches: 0..0,
+    sim_lora: false,
     sim_replay_batches: 10_000,
 };
 

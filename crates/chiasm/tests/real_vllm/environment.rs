@@ -92,12 +92,25 @@ impl Environment {
 
     /// Attaches to an engine with the plugin.
     pub(crate) fn attach(&self, mode: &str, arena_gb: &str, model: &str, flags: &[&str]) -> (Server, AttachedEngine) {
+        self.attach_with(mode, arena_gb, model, &[], flags)
+    }
+
+    /// The same with flags for Chiasm alone.
+    pub(crate) fn attach_with(
+        &self,
+        mode: &str,
+        arena_gb: &str,
+        model: &str,
+        own: &[&str],
+        flags: &[&str],
+    ) -> (Server, AttachedEngine) {
         let place = self.place(model, flags);
         let engine = place.start(&mut vllm_serves());
         let state = tempfile::tempdir().expect("a folder");
         let attach = [self.model(model), "--attach".to_owned(), place.handshake.clone()];
         let keep = ["--state-dir".to_owned(), state.path().display().to_string()];
         let mut args = [&attach[..], &keep, &serve_flags(mode, arena_gb)].concat();
+        args.extend(own.iter().map(|&flag| flag.to_owned()));
         // For what vLLM's own processor makes: as the engine has it.
         let helper = ["--vllm", &self.vllm, "--trust-request-mm-kwargs", "--port", "0", "--"];
         args.extend([&helper[..], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));

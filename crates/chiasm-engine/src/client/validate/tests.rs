@@ -310,3 +310,14 @@ proptest! {
         prop_assert_eq!(refused.is_none(), rows as i64 == t * h * w);
     }
 }
+
+#[test]
+fn an_adapter_is_for_engines_that_take_some() {
+    let lora = crate::wire::LoraRequest { name: "a@1".to_owned(), id: 1, path: "/a".to_owned() };
+    let with = |lora| EngineCoreRequest { lora_request: Some(Arc::new(lora)), ..text() };
+    let takes = EngineReady { supports_lora: true, max_loras: 1, ..engine() };
+    assert!(check(&with(lora.clone()), &takes, &options()).is_ok());
+    let error = check(&with(lora.clone()), &engine(), &options()).unwrap_err().to_string();
+    assert_eq!(error, "lora_request: LoRA is not enabled in the engine");
+    assert!(check(&with(crate::wire::LoraRequest { id: 0, ..lora }), &takes, &options()).is_err());
+}

@@ -161,10 +161,10 @@ impl Preparation<'_> {
             }
             of_classes.push((class.clone(), plans));
         }
-        let (tokens, salt, classes) = (Arc::new(tokens), self.salt.clone(), self.classes.clone());
+        let (tokens, apart, classes) = (Arc::new(tokens), self.apart.clone(), self.classes.clone());
         self.run(tokens.len() <= SMALL_TOKENS, price::keys(tokens.len()), move || {
             let plans = of_classes.into_iter().map(|(class, items)| {
-                planned(&class, tokens.clone(), in_prompt_order(items, placeholders.clone()), salt.as_deref())
+                planned(&class, tokens.clone(), in_prompt_order(items, placeholders.clone()), &apart)
             });
             that_fit(plans.collect(), &classes)
         })

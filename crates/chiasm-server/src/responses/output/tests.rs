@@ -12,7 +12,8 @@ async fn head() -> Head {
     let echo = Echo::of(&Fields::new(body, "").unwrap()).unwrap();
     let request = chiasm_backend::RequestId::new("r").unwrap();
     let sampling = crate::pipeline::Sampling { temperature: Some(0.5), ..Default::default() };
-    Head::new(&request, &stand.frontend.model, &sampling, echo, ByteBudget::new(1 << 20).empty_charge()).unwrap()
+    Head::new(&request, "m", &stand.frontend.model.generation, &sampling, echo, ByteBudget::new(1 << 20).empty_charge())
+        .unwrap()
 }
 
 fn usage() -> Usage {

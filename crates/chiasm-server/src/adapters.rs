@@ -1,0 +1,211 @@
+//! LoRA adapters that requests may name in place of the model.
+//!
+//! What clients call an adapter is not what engines call it: there its name has the stamp of its content behind it
+//! (`found`), so that an adapter which is loaded again under a name, or was changed where it lies, shares no block of any
+//! KV cache with the one before, and no engine takes one for the other. The same content has the same stamp after a restart
+//! of this process, and engines that outlive it keep adapter and blocks.
+//!
+//! An adapter that was unloaded is forgotten by the engines when the last request with it has ended: an engine that is made to
+//! forget one it needs reads it again within a step, and dies if it can't.
+
+mod found;
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use chiasm_backend::{Adapter, AdapterError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+pub use found::AdapterFiles;
+
+/// What clients call an adapter, and where it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdapterSource {
+    /// The name in requests.
+    pub name: String,
+    /// Its folder, as it was given.
+    pub path: String,
+}
+
+/// Why an adapter can't be loaded, or unloaded.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LoadError {
+    /// A field that is needed is empty.
+    #[error("'{0}' must not be empty")]
+    Empty(&'static str),
+    /// The model has this name.
+    #[error("the name '{0}' is that of the model")]
+    IsModel(String),
+    /// Another adapter has this name.
+    #[error("the adapter '{0}' is loaded already; 'load_inplace' replaces it")]
+    IsLoaded(String),
+    /// No adapter has this name.
+    #[error("the adapter '{0}' is not loaded")]
+    NotLoaded(String),
+    /// There are as many as there may be. Those that were unloaded count until their last request has ended.
+    #[error("there are {0} adapters, as many as allowed (--max-lora-adapters)")]
+    Full(usize),
+    /// Its files are not what they should be.
+    #[error("{path}: {problem}")]
+    Files {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An engine does not take it.
+    #[error("{0}")]
+    Engine(#[from] AdapterError),
+    /// No engine is there to take it.
+    #[error("no engine is ready yet")]
+    NoEngine,
+}
+
+/// An adapter that requests may name. Whoever needs it in an engine holds on to it.
+#[derive(Debug)]
+pub struct ServedAdapter {
+    /// The name in requests.
+    pub name: String,
+    /// Its folder, as it was given.
+    pub root: String,
+    engine: Arc<Adapter>,
+    /// Taken when the adapter goes.
+    leaving: Option<Leaving>,
+    left: mpsc::UnboundedSender<Leaving>,
+}
+
+impl ServedAdapter {
+    /// What engines know it by.
+    pub(crate) fn engine(&self) -> &Arc<Adapter> {
+        &self.engine
+    }
+
+    /// Whether this is what was found at a source.
+    pub(crate) fn is(&self, source: &AdapterSource, files: &AdapterFiles) -> bool {
+        self.engine.name == engine_name(source, files)
+    }
+
+    /// The id that engines know it by.
+    pub(crate) fn id(&self) -> NonZeroU32 {
+        self.engine.id
+    }
+}
+
+impl Drop for ServedAdapter {
+    fn drop(&mut self) {
+        if let Some(leaving) = self.leaving.take() {
+            // Nobody listens once the fleet is gone.
+            let _ = self.left.send(leaving);
+        }
+    }
+}
+
+/// An adapter that nobody needs any more; its place is free when engines have forgotten it.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    pub(crate) adapter: Arc<Adapter>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// All adapters that are served.
+#[derive(Debug)]
+pub struct Adapters {
+    served: RwLock<BTreeMap<String, Arc<ServedAdapter>>>,
+    limit: usize,
+    places: Arc<Semaphore>,
+    left: mpsc::UnboundedSender<Leaving>,
+    /// Taken by whoever tells engines.
+    leavings: Mutex<Option<mpsc::UnboundedReceiver<Leaving>>>,
+    /// Held by whoever loads or unloads.
+    pub(crate) changes: tokio::sync::Mutex<()>,
+}
+
+impl Default for Adapters {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl Adapters {
+    /// None yet, and so many at most.
+    pub fn new(limit: usize) -> Self {
+        let (left, leavings) = mpsc::unbounded_channel();
+        let limit = limit.min(Semaphore::MAX_PERMITS);
+        Self {
+            served: RwLock::default(),
+            limit,
+            places: Arc::new(Semaphore::new(limit)),
+            left,
+            leavings: Mutex::new(Some(leavings)),
+            changes: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Serves an adapter before there are engines: they load it when they come.
+    ///
+    /// # Errors
+    /// [`LoadError`] if the name is taken or there are too many.
+    pub fn serve(&self, source: &AdapterSource, files: &AdapterFiles) -> Result<(), LoadError> {
+        if self.get(&source.name).is_some() {
+            return Err(LoadError::IsLoaded(source.name.clone()));
+        }
+        self.insert(self.make(source, files)?);
+        Ok(())
+    }
+
+    /// The adapter of this name.
+    pub fn get(&self, name: &str) -> Option<Arc<ServedAdapter>> {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// All of them, by their names.
+    pub fn all(&self) -> Vec<Arc<ServedAdapter>> {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// An adapter that is not served yet.
+    pub(crate) fn make(&self, source: &AdapterSource, files: &AdapterFiles) -> Result<Arc<ServedAdapter>, LoadError> {
+        let place = self.places.clone().try_acquire_owned().map_err(|_| LoadError::Full(self.limit))?;
+        let engine = Arc::new(Adapter {
+            id: self.free_id(files.id()),
+            name: engine_name(source, files),
+            path: files.path.clone(),
+        });
+        let leaving = Some(Leaving { adapter: engine.clone(), _place: place });
+        let (name, root) = (source.name.clone(), source.path.clone());
+        Ok(Arc::new(ServedAdapter { name, root, engine, leaving, left: self.left.clone() }))
+    }
+
+    /// Lets requests name the adapter. Returns the one that had the name.
+    pub(crate) fn insert(&self, adapter: Arc<ServedAdapter>) -> Option<Arc<ServedAdapter>> {
+        self.served.write().unwrap_or_else(PoisonError::into_inner).insert(adapter.name.clone(), adapter)
+    }
+
+    /// No further request may name it.
+    pub(crate) fn remove(&self, name: &str) -> Option<Arc<ServedAdapter>> {
+        self.served.write().unwrap_or_else(PoisonError::into_inner).remove(name)
+    }
+
+    /// Those that nobody needs any more, as they come. `None` for all but the first who asks.
+    pub(crate) fn leavings(&self) -> Option<mpsc::UnboundedReceiver<Leaving>> {
+        self.leavings.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The first id from this one on that no adapter has which is served.
+    fn free_id(&self, mut id: NonZeroU32) -> NonZeroU32 {
+        let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
+        while served.values().any(|other| other.id() == id) {
+            id = found::following(id);
+        }
+        id
+    }
+}
+
+fn engine_name(source: &AdapterSource, files: &AdapterFiles) -> String {
+    format!("{}@{}", source.name, files.stamp())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! LoRA adapters, as `LRUCacheWorkerLoRAManager` in `vllm/lora/worker_manager.py` keeps them.
+
+use std::fs;
+use std::path::Path;
+
+use chiasm_engine::wire::LoraRequest;
+
+use crate::config::LoraLimits;
+
+/// The adapters that are loaded.
+#[derive(Debug)]
+pub(crate) struct Loras {
+    limits: LoraLimits,
+    /// What was used last is last.
+    loaded: Vec<LoraRequest>,
+}
+
+impl Loras {
+    pub(crate) fn new(limits: LoraLimits) -> Self {
+        Self { limits, loaded: Vec::new() }
+    }
+
+    /// Takes note that an adapter is used, and reads it if it is not there: an id that is known is not looked at again.
+    ///
+    /// # Errors
+    /// What vLLM says of an adapter that can't be read.
+    pub(crate) fn touch(&mut self, lora: &LoraRequest) -> Result<(), String> {
+        if let Some(index) = self.loaded.iter().position(|loaded| loaded.id == lora.id) {
+            let loaded = self.loaded.remove(index);
+            self.loaded.push(loaded);
+            return Ok(());
+        }
+        self.check(lora)?;
+        if self.loaded.len() == self.limits.max_cpu_loras.max(1) {
+            self.loaded.remove(0);
+        }
+        self.loaded.push(lora.clone());
+        Ok(())
+    }
+
+    /// Whether the adapter was there.
+    pub(crate) fn remove(&mut self, id: u64) -> bool {
+        let before = self.loaded.len();
+        self.loaded.retain(|loaded| u64::from(loaded.id) != id);
+        self.loaded.len() < before
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
+        self.loaded.iter().map(|loaded| loaded.id)
+    }
+
+    fn check(&self, LoraRequest { name, path, .. }: &LoraRequest) -> Result<(), String> {
+        let config = fs::read(Path::new(path).join("adapter_config.json"))
+            .map_err(|_| format!("Loading lora {name} failed: No adapter found for {path}"))?;
+        let config: serde_json::Value = serde_json::from_slice(&config).map_err(|error| error.to_string())?;
+        let rank = config["r"].as_u64().ok_or("Missing required configuration fields: {'r'}")?;
+        let max_rank = self.limits.max_rank;
+        if rank > max_rank {
+            return Err(format!("LoRA rank {rank} is greater than max_lora_rank {max_rank}."));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_adapter_that_was_not_used_for_longest_goes_first() {
+        let dir = std::env::temp_dir().join(format!("chiasm-loras-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("adapter_config.json"), r#"{"r": 8}"#).unwrap();
+        let path = dir.display().to_string();
+        let lora = |id| LoraRequest { name: format!("a{id}"), id, path: path.clone() };
+        let mut loras = Loras::new(LoraLimits { max_cpu_loras: 2, ..LoraLimits::default() });
+        for id in [1, 2, 1, 3] {
+            loras.touch(&lora(id)).unwrap();
+        }
+        assert_eq!(loras.ids().collect::<Vec<_>>(), [1, 3]);
+        assert!(loras.remove(1) && !loras.remove(1));
+        fs::write(dir.join("adapter_config.json"), r#"{"r": 32}"#).unwrap();
+        loras.touch(&lora(3)).unwrap();
+        assert_eq!(loras.touch(&lora(4)).unwrap_err(), "LoRA rank 32 is greater than max_lora_rank 16.");
+        fs::remove_dir_all(&dir).unwrap();
+        let missing = loras.touch(&lora(5)).unwrap_err();
+        assert!(missing.starts_with("Loading lora a5 failed: No adapter found for "), "{missing}");
+    }
+}

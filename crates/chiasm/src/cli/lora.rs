@@ -1,0 +1,122 @@
+//! Flags of LoRA adapters. They have vLLM's names.
+
+use std::str::FromStr;
+
+use chiasm_server::adapters::AdapterSource;
+use clap::Args;
+use clap::builder::BoolishValueParser;
+use serde::Deserialize;
+
+#[derive(Debug, Args)]
+pub(crate) struct LoraArgs {
+    /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name": "a", "path": "/adapters/a"}. PATH
+    /// is a folder, or the id of an adapter on the Hugging Face hub. Launched engines are told what they need for them
+    #[arg(long, env = "CHIASM_LORA_MODULES", value_name = "NAME=PATH", num_args = 1..)]
+    pub(crate) lora_modules: Vec<LoraModules>,
+    /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and /v1/unload_lora_adapter: whoever may ask can then
+    /// have engines read any folder
+    #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", value_parser = BoolishValueParser::new())]
+    pub(crate) allow_runtime_lora_updating: bool,
+    /// Most LoRA adapters at a time; launched engines keep so many in memory (vLLM's --max-cpu-loras)
+    #[arg(long, env = "CHIASM_MAX_LORA_ADAPTERS", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) max_lora_adapters: u16,
+}
+
+impl LoraArgs {
+    /// The adapters that are served from the start.
+    pub(crate) fn modules(&self) -> impl Iterator<Item = &AdapterSource> {
+        self.lora_modules.iter().flat_map(|LoraModules(modules)| modules)
+    }
+
+    /// Whether engines have to take adapters.
+    pub(crate) fn wants_adapters(&self) -> bool {
+        self.allow_runtime_lora_updating || self.modules().next().is_some()
+    }
+}
+
+/// What one argument of `--lora-modules` tells: mostly one adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoraModules(pub(crate) Vec<AdapterSource>);
+
+/// vLLM's `LoRAModulePath`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Module {
+    name: String,
+    path: String,
+    /// vLLM tells it as the adapter's `parent` if it is a name of the served model, which it is in any case.
+    #[serde(rename = "base_model_name")]
+    _base_model_name: Option<String>,
+    #[serde(default)]
+    is_3d_lora_weight: bool,
+}
+
+impl FromStr for LoraModules {
+    type Err = String;
+
+    /// Reads `NAME=PATH` where vLLM does so, else JSON: an object, or a list of some.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let modules = match text.split_once('=') {
+            Some((name, path)) if !text.contains(',') && !text.starts_with(['{', '[']) => {
+                vec![AdapterSource { name: name.to_owned(), path: path.to_owned() }]
+            }
+            _ => {
+                let modules: Result<Vec<Module>, _> = match text.starts_with('[') {
+                    true => serde_json::from_str(text),
+                    false => serde_json::from_str(text).map(|module| vec![module]),
+                };
+                let modules =
+                    modules.map_err(|error| format!("expected NAME=PATH or JSON with name and path: {error}"))?;
+                if modules.iter().any(|module| module.is_3d_lora_weight) {
+                    return Err("is_3d_lora_weight is not supported".to_owned());
+                }
+                let source = |Module { name, path, .. }| AdapterSource { name, path };
+                modules.into_iter().map(source).collect()
+            }
+        };
+        match modules.iter().any(|module| module.name.is_empty() || module.path.is_empty()) {
+            true => Err("name and path must not be empty".to_owned()),
+            false => Ok(Self(modules)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parse(flags: &[&str]) -> Result<LoraArgs, String> {
+        let cli = Cli::try_parse_from([&["chiasm", "serve", "m"], flags].concat());
+        match cli.map_err(|error| error.to_string())?.command {
+            Command::Serve(args) => Ok(args.lora),
+            _ => panic!("serve"),
+        }
+    }
+
+    #[test]
+    fn adapters_are_given_as_to_vllm() {
+        let json = r#"{"name": "c", "path": "/c,d", "base_model_name": "m", "is_3d_lora_weight": false}"#;
+        let list = r#"[{"name": "d", "path": "/d"}, {"name": "e", "path": "/e"}]"#;
+        let args = parse(&["--lora-modules", "a=/a", "b=/x=y", "--lora-modules", json, list, "--port", "1"]).unwrap();
+        let found: Vec<_> = args.modules().map(|module| (module.name.as_str(), module.path.as_str())).collect();
+        assert_eq!(found, [("a", "/a"), ("b", "/x=y"), ("c", "/c,d"), ("d", "/d"), ("e", "/e")]);
+        assert!(args.wants_adapters() && !args.allow_runtime_lora_updating);
+        assert!(!parse(&[]).unwrap().wants_adapters());
+        assert!(parse(&["--allow-runtime-lora-updating"]).unwrap().wants_adapters());
+    }
+
+    #[test]
+    fn what_is_no_adapter_is_refused() {
+        let fused = r#"{"name": "a", "path": "/a", "is_3d_lora_weight": true}"#;
+        for wrong in
+            [fused, "a", "=/a", "a=", "a=/x,y", "{}", r#"{"name": "a"}"#, r#"{"name": "a", "path": "/a", "rank": 8}"#]
+        {
+            let error = parse(&["--lora-modules", wrong]).unwrap_err();
+            assert!(error.contains("--lora-modules"), "{wrong}: {error}");
+        }
+    }
+}
