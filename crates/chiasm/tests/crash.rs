@@ -42,6 +42,8 @@ struct Stand {
     /// What each frontend leaves for the next one.
     state: TempDir,
     taken_over: usize,
+    /// For each engine how many lines of the frontend's log tell of a ready engine once the last one that was started is.
+    awaited: [usize; ENGINES],
 }
 
 /// What becomes of the engines when their frontend ends.
@@ -58,7 +60,7 @@ impl Stand {
         let state = tempfile::tempdir().expect("a folder");
         let frontend = frontend(&model, &addresses, &state);
         let engines = addresses.iter().map(|address| engine(&model, address)).collect();
-        Self { model, addresses, engines, frontend, state, taken_over: 0 }
+        Self { model, addresses, engines, frontend, state, taken_over: 0, awaited: [1; ENGINES] }
     }
 
     /// A simulated engine ends by itself when a slot was written to while it was lent.
@@ -70,7 +72,20 @@ impl Stand {
     }
 
     fn kill_engine(&mut self, index: usize) {
+        self.engines[index].end();
+        self.awaited[index] = self.times_ready(index) + 1;
         self.engines[index] = engine(&self.model, &self.addresses[index]);
+    }
+
+    fn times_ready(&self, index: usize) -> usize {
+        self.frontend.lines_logged(&format!(" ready worker=worker_{index} "))
+    }
+
+    /// Waits until the engines that now run are ready. Those that were killed count as ready until the frontend notices.
+    async fn settle(&self) {
+        let all = async || (0..ENGINES).all(|index| self.times_ready(index) >= self.awaited[index]);
+        wait_for("word of the engines that were started", PATIENCE, all).await;
+        self.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
     }
 
     /// Ends the frontend by a signal and starts another one.
@@ -81,6 +96,7 @@ impl Stand {
             self.engines.clear();
         }
         self.frontend = frontend(&self.model, &self.addresses, &self.state);
+        self.awaited = [1; ENGINES];
         if engines == Engines::Restarted {
             self.engines = self.addresses.iter().map(|address| engine(&self.model, address)).collect();
         }
@@ -98,7 +114,6 @@ fn frontend(model: &str, addresses: &[String], state: &TempDir) -> Server {
     Server::start(&[&args[..], &more].concat())
 }
 
-/// Replacing it kills it.
 fn engine(model: &str, address: &str) -> Process {
     let cache = gib(CACHED);
     let args = ["sim-engine", "--handshake", address, "--model", model, "--receiver-cache-gb", &cache];
@@ -163,8 +178,9 @@ async fn load(seed: u64, truth: Arc<Truth>, url: watch::Receiver<String>, stop: 
         let pictures: Vec<usize> =
             (0..random.random_range(1..=3)).map(|_| random.random_range(0..PICTURES.len())).collect();
         let body = body(&pictures, random.random(), random.random());
-        let to = format!("{}/v1/chat/completions", *url.borrow());
+        // Before the address is read: one that was read first could be of a frontend whose kill is counted by then.
         let before = tally.frontend_kills.load(Ordering::SeqCst);
+        let to = format!("{}/v1/chat/completions", *url.borrow());
         let request = client.post(to).header("content-type", "application/json").body(body.to_string());
         let answer = async {
             let response = request.send().await?;
@@ -307,7 +323,7 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
     stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
     let (url, urls) = watch::channel(stand.frontend.url.clone());
     let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
-    let clients: Vec<_> = (0..CLIENTS as u64)
+    let mut clients: Vec<_> = (0..CLIENTS as u64)
         .map(|client| tokio::spawn(load(seed ^ client, truth.clone(), urls.clone(), stop.clone(), tally.clone())))
         .collect();
 
@@ -329,10 +345,12 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
         // Some kills hit those that are just starting, handing over and opening arenas.
         settled = random.random_ratio(3, 4);
         if settled {
-            stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+            stand.settle().await;
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(0..300))).await;
-        assert!(!clients.iter().any(tokio::task::JoinHandle::is_finished), "a client failed by kill {kill}");
+        if let Some(client) = clients.iter_mut().find(|client| client.is_finished()) {
+            panic!("a client failed by kill {kill}: {:?}", client.await);
+        }
         stand.check_engines();
     }
     stop.store(true, Ordering::Relaxed);

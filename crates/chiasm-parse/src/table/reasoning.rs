@@ -16,21 +16,19 @@ const THINK: Reasoning = Reasoning {
     stays_text: false,
 };
 
+/// The same, where marks of calls mean nothing within reasoning, and its end none outside of it.
 const R1: Reasoning = Reasoning { ends_at_calls: false, drops_stray_ends: false, ..THINK };
 
 /// How reasoning is written, by the names of reasoning parsers.
 pub(crate) static REASONING: &[(&[&str], Reasoning)] = &[
     (&["qwen3"], THINK),
-    (&["nemotron_v3", "step3p5"], Reasoning { trims_end: true, ..THINK }),
+    (&["kimi_k2", "minimax_m2", "nemotron_v3", "step3p5"], Reasoning { trims_end: true, ..THINK }),
     (&["seed_oss"], Reasoning { open: "<seed:think>", close: "</seed:think>", ..THINK }),
     (&["deepseek_r1", "step5"], R1),
     (&["deepseek_v3"], Reasoning { thinks_untold: Some(false), ..R1 }),
     (&["holo2"], Reasoning { thinks_untold: Some(true), ..R1 }),
-    (&["step3"], Reasoning { open: "", ends_at_calls: false, drops_stray_ends: false, ..THINK }),
-    (&["deepseek_v4"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
-    (&["glm45", "glm47", "ling3"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
-    (&["kimi_k2"], Reasoning { trims_end: true, ..THINK }),
-    (&["minimax_m2"], Reasoning { trims_end: true, ..THINK }),
+    (&["step3"], Reasoning { open: "", ..R1 }),
+    (&["deepseek_v4", "glm45", "glm47", "ling3"], Reasoning { may_follow_text: true, trims_end: true, ..THINK }),
     (&["minimax_m2_append_think"], Reasoning { stays_text: true, ..THINK }),
     (
         &["gemma4"],

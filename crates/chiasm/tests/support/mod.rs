@@ -189,10 +189,17 @@ impl Drop for Server {
 /// Another process of the test. Killed when dropped.
 pub struct Process(pub Child);
 
-impl Drop for Process {
-    fn drop(&mut self) {
+impl Process {
+    /// Kills it and waits for its end.
+    pub fn end(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
