@@ -118,7 +118,7 @@ fn stamp(source: &AdapterSource, folder: &Path) -> Result<[u8; 8], LoadError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| fault(folder, error))?.take(MAX_FILES) {
         let entry = entry.map_err(|error| fault(folder, error))?;
-        // Of what a link leads to: the hub's cache has links.
+        // `fs::metadata` follows links, which the cache of the hub is made of.
         let metadata = fs::metadata(entry.path()).map_err(|error| fault(&entry.path(), error))?;
         if metadata.is_file() {
             files.push((entry.file_name(), metadata));

@@ -89,7 +89,7 @@ impl Fleet {
             return Err(LoadError::IsLoaded(source.name));
         }
         let workers = self.workers();
-        // On another machine there may be what is not on this one.
+        // An engine on another machine may have files that are not on this one, so it is not an error here that they are missing.
         let looking = source.clone();
         let files = tokio::task::spawn_blocking(move || AdapterFiles::look(&looking, true)).await;
         let files =

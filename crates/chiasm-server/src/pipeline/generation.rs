@@ -1,14 +1,16 @@
 //! A prepared request on a worker: pick it, give its backend the job, and follow the answer. Another worker is tried when
 //! one dies, as long as the client has not been sent a token.
 
+mod attempts;
+
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob};
-use chiasm_router::{Reservation, RouteRequest};
+use chiasm_backend::{Death, Delivered, Input, Job, Output, Prefill, RunningJob};
+use chiasm_router::Reservation;
 use chiasm_types::{PlanClassId, WorkerId};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,18 +18,15 @@ use futures_util::stream::Stream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
+use self::attempts::{Attempts, Failure};
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
 use super::deadlines::{Deadlines, within};
-use super::error::{Cause, RequestError};
-use super::prepare::{Planned, Prepared, Took};
-use super::retries::MAX_MOVES;
+use super::error::RequestError;
+use super::pick::pick;
+use super::prepare::{Prepared, Took};
 use super::sampling;
 use crate::adapters::ServedAdapter;
 use crate::frontend::Frontend;
-use crate::metrics::Retry;
-
-/// Before workers are tried again that could not be given a request, as they were about to leave.
-const PAUSE: Duration = Duration::from_millis(50);
 
 /// Where a request went and what it found there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,79 +95,6 @@ pub(crate) struct Generation {
     _adapter: Option<Arc<ServedAdapter>>,
 }
 
-/// Why an attempt ended early.
-enum Failure {
-    /// The worker was gone before it had the request.
-    NotTaken(WorkerId),
-    /// The worker died or hangs with the request in it.
-    Lost(WorkerId, Death),
-    /// The request can't be served.
-    Final(RequestError),
-}
-
-/// What a request has been through.
-#[derive(Default)]
-struct Attempts {
-    /// The workers that it was lost with, then those that never had it.
-    exclude: Vec<WorkerId>,
-    /// How many of them it was lost with.
-    lost: usize,
-}
-
-impl Attempts {
-    /// Before the first attempt.
-    ///
-    /// # Errors
-    /// [`Cause::Quarantined`] when engines have died with this prompt.
-    fn begin(frontend: &Frontend, prepared: &Prepared) -> Result<Self, RequestError> {
-        frontend.retries.earn();
-        match frontend.retries.is_quarantined(prepared) {
-            true => Err(Cause::Quarantined.into()),
-            false => Ok(Self::default()),
-        }
-    }
-
-    /// After a failed attempt: returns if there is to be another one, else with the error to tell.
-    ///
-    /// A worker that never had the request has cost nothing: others are tried for as long as there is time. A request that was
-    /// in an engine when that died may be what it died of, and costs the next one the work that this one has done.
-    async fn again(&mut self, frontend: &Frontend, prepared: &Prepared, failure: Failure) -> Result<(), RequestError> {
-        let metrics = &frontend.metrics;
-        match failure {
-            Failure::NotTaken(worker) => {
-                metrics.retried(Retry::NotTaken);
-                self.exclude.push(worker);
-                Ok(())
-            }
-            Failure::Lost(_, death) if self.lost == MAX_MOVES => {
-                frontend.retries.quarantine(prepared);
-                metrics.retried(Retry::Quarantined);
-                tracing::warn!(%death, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
-                Err(Cause::EngineGone(death).into())
-            }
-            Failure::Lost(_, death) if !frontend.retries.may_move(frontend.slots.limit()) => {
-                metrics.retried(Retry::OverBudget);
-                Err(Cause::EngineGone(death).into())
-            }
-            Failure::Lost(worker, death) => {
-                tracing::warn!(%worker, %death, "engine lost before the client was sent a token, trying another");
-                metrics.retried(Retry::Lost);
-                self.exclude.insert(self.lost, worker);
-                self.lost += 1;
-                Ok(())
-            }
-            Failure::Final(RequestError { cause: Cause::NoWorker(_), .. }) if !self.exclude.is_empty() => {
-                if self.exclude.len() == self.lost || frontend.fleet.ready_workers() == 0 {
-                    return Err(Cause::NoOtherWorker.into());
-                }
-                self.exclude.truncate(self.lost);
-                within(prepared.deadlines.first_token, tokio::time::sleep(PAUSE)).await
-            }
-            Failure::Final(error) => Err(error),
-        }
-    }
-}
-
 impl Generation {
     /// Starts the answer and waits for its first output, trying other workers if one dies before that.
     ///
@@ -205,7 +131,7 @@ impl Generation {
         let started = Instant::now();
         let reservation = {
             let _span = tracing::debug_span!("route").entered();
-            route(frontend, prepared, before)?
+            pick(frontend, prepared, &before.exclude)?
         };
         let worker = reservation.worker;
         // It left in this moment.
@@ -254,7 +180,7 @@ impl Generation {
         let handing_over = tracing::debug_span!("hand_off", %worker);
         let deadlines = prepared.deadlines;
         let starting = serving.backend.start(Arc::new(job)).instrument(handing_over);
-        let running = within(deadlines.first_token, starting).await?.map_err(|error| failure(worker, error))?;
+        let running = within(deadlines.first_token, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
         attempted.delivered = running.delivered();
         attempted.hand_off = started.elapsed();
         let reading = prepared.reading.as_ref();
@@ -311,7 +237,7 @@ impl Generation {
         // What has come counts, however late it is.
         if let Poll::Ready(output) = self.running.poll_next(context) {
             self.had_output = true;
-            return Poll::Ready(output.transpose().map_err(|error| failure(worker, error)));
+            return Poll::Ready(output.transpose().map_err(|error| Failure::of_job(worker, error)));
         }
         if let Some(hung) = &mut self.hung
             && hung.as_mut().poll(context).is_ready()
@@ -382,43 +308,6 @@ impl Stream for Deltas {
     }
 }
 
-/// Picks a worker. Each is judged by the plan of its class.
-fn route(frontend: &Frontend, prepared: &Prepared, before: &Attempts) -> Result<Reservation, Failure> {
-    let router = frontend.fleet.router();
-    let lacking = prepared.adapter.as_ref().map(|adapter| without(frontend, adapter, before)).transpose()?;
-    let exclude = lacking.as_ref().unwrap_or(&before.exclude);
-    let picked = match prepared.plans.as_slice() {
-        [only] => router.select(&to_route(only, prepared, exclude)),
-        plans => {
-            let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
-            router.select_planned(&plans)
-        }
-    };
-    Ok(picked.map_err(RequestError::from)?)
-}
-
-/// The workers that can't be given a request with an adapter.
-fn without(frontend: &Frontend, adapter: &ServedAdapter, before: &Attempts) -> Result<Vec<WorkerId>, RequestError> {
-    let lacking = frontend.fleet.workers_without(adapter).map_err(|error| {
-        let why = error.map_or_else(String::new, |error| format!(": {error}"));
-        Cause::NoAdapter(format!("no engine has loaded the LoRA adapter '{}'{why}", adapter.name))
-    });
-    Ok([&lacking?, before.exclude.as_slice()].concat())
-}
-
-fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, exclude: &'a [WorkerId]) -> RouteRequest<'a> {
-    RouteRequest {
-        class: plan.class,
-        // What its worker holds is of no use to a request that has all of its prompt computed.
-        keys: if prepared.sampling.reads_prefix_cache() { &plan.keys } else { &[] },
-        prompt_tokens: plan.tokens.len(),
-        media: &plan.route_items,
-        encoder_tokens: plan.encoder_tokens,
-        session: prepared.session,
-        exclude,
-    }
-}
-
 /// Runs a prompt to its end. Nothing is sent to the client before that, so a worker may die at any time.
 ///
 /// # Errors
@@ -448,30 +337,6 @@ async fn collect_once(
     }
     let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Result<_, _>>()?;
     Ok((choices, generation.attempted))
-}
-
-fn failure(worker: WorkerId, error: JobError) -> Failure {
-    match error {
-        JobError::NotTaken(_) => Failure::NotTaken(worker),
-        JobError::Dead(death) => Failure::Lost(worker, death),
-        error => Failure::Final(error.into()),
-    }
-}
-
-impl From<RequestError> for Failure {
-    fn from(error: RequestError) -> Self {
-        Self::Final(error)
-    }
-}
-
-impl From<Failure> for RequestError {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::NotTaken(_) => Cause::NoOtherWorker.into(),
-            Failure::Lost(_, death) => Cause::EngineGone(death).into(),
-            Failure::Final(error) => error,
-        }
-    }
 }
 
 #[cfg(test)]

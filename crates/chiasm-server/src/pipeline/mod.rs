@@ -16,6 +16,7 @@
 //! | `helped` | media items that vLLM's own processor makes |
 //! | `plans`, `processed`, `turns` | what is remembered of items, and whose turn it is to make one |
 //! | `sampling` | the model's defaults and the room in the context, filled in |
+//! | `pick` | which worker it goes to |
 //! | `generation` | a prepared prompt on a worker, and on another one if that dies |
 //! | `deadlines` | how long a request may take |
 //! | `retries` | which requests may move to another worker |
@@ -32,6 +33,7 @@ mod helped;
 mod image;
 mod item;
 mod opening;
+mod pick;
 mod plans;
 mod prepare;
 mod processed;

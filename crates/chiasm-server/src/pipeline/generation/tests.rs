@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
-use chiasm_backend::{Content, Finish, Load, ToolCallDelta};
+use chiasm_backend::{Content, Finish, JobError, Load, ToolCallDelta};
 use chiasm_types::{BlockSize, TokenId};
 use futures_util::StreamExt;
 
@@ -9,7 +9,7 @@ use super::*;
 use crate::Limits;
 use crate::fleet::Condition;
 use crate::metrics::Retry;
-use crate::pipeline::{Prompt, Sampling};
+use crate::pipeline::{Cause, Prompt, Sampling};
 use crate::stand::{Stand, broken_picture, picture};
 
 fn died() -> JobError {

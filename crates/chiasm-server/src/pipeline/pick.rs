@@ -1,0 +1,52 @@
+//! Which worker a prepared request goes to.
+
+use chiasm_router::{Reservation, RouteRequest};
+use chiasm_types::WorkerId;
+
+use super::error::{Cause, RequestError};
+use super::prepare::{Planned, Prepared};
+use crate::adapters::ServedAdapter;
+use crate::frontend::Frontend;
+
+/// Picks a worker, each judged by the plan of its class, but none of `exclude`.
+///
+/// # Errors
+/// [`Cause::NoWorker`] and [`Cause::NoAdapter`].
+pub(super) fn pick(
+    frontend: &Frontend,
+    prepared: &Prepared,
+    exclude: &[WorkerId],
+) -> Result<Reservation, RequestError> {
+    let router = frontend.fleet.router();
+    let lacking = prepared.adapter.as_ref().map(|adapter| without(frontend, adapter, exclude)).transpose()?;
+    let exclude = lacking.as_deref().unwrap_or(exclude);
+    Ok(match prepared.plans.as_slice() {
+        [only] => router.select(&to_route(only, prepared, exclude)),
+        plans => {
+            let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
+            router.select_planned(&plans)
+        }
+    }?)
+}
+
+/// The workers that can't be given a request with an adapter.
+fn without(frontend: &Frontend, adapter: &ServedAdapter, exclude: &[WorkerId]) -> Result<Vec<WorkerId>, RequestError> {
+    let lacking = frontend.fleet.workers_without(adapter).map_err(|error| {
+        let why = error.map_or_else(String::new, |error| format!(": {error}"));
+        Cause::NoAdapter(format!("no engine has loaded the LoRA adapter '{}'{why}", adapter.name))
+    });
+    Ok([&lacking?, exclude].concat())
+}
+
+fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, exclude: &'a [WorkerId]) -> RouteRequest<'a> {
+    RouteRequest {
+        class: plan.class,
+        // What its worker holds is of no use to a request that has all of its prompt computed.
+        keys: if prepared.sampling.reads_prefix_cache() { &plan.keys } else { &[] },
+        prompt_tokens: plan.tokens.len(),
+        media: &plan.route_items,
+        encoder_tokens: plan.encoder_tokens,
+        session: prepared.session,
+        exclude,
+    }
+}
