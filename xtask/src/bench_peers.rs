@@ -10,7 +10,8 @@
 //! | `handoff`, `handoff_note` | the bench of the way into the engine: its targets, its note |
 //! | `index`, `index_note` | the bench of the prefix index: its targets, its note |
 //! | `door`, `door_note` | the bench of the frontend: its targets, its note |
-//! | `door_run` | a run of it: which sides, in which order what |
+//! | `stream`, `stream_note` | the bench of streamed answers: its targets, its note |
+//! | `door_run` | a run of either: which sides, in which order what |
 //! | `door_peers`, `door_inputs` | the frontends that it is measured against; its model and pictures |
 //! | `processor`, `processor_note` | the bench of vLLM's processor: its targets, its note |
 //! | `processor_run` | a run of it |
@@ -41,6 +42,8 @@ mod processor;
 mod processor_note;
 mod processor_run;
 mod row;
+mod stream;
+mod stream_note;
 mod turbojpeg;
 
 use std::fs;
@@ -78,6 +81,8 @@ pub(crate) enum Bench {
     Index,
     /// `chiasm serve`, vLLM's Rust frontend and Dynamo's under the same load.
     Door,
+    /// The same frontends and long streams.
+    Stream,
     /// vLLM's own processor: in processes beside `chiasm serve`, in `vllm launch render`, and in one process as Dynamo has it.
     Processor,
 }
@@ -89,6 +94,7 @@ impl Bench {
             handoff::BENCH => Some(Self::Handoff),
             index::BENCH => Some(Self::Index),
             door::BENCH => Some(Self::Door),
+            stream::BENCH => Some(Self::Stream),
             processor::BENCH => Some(Self::Processor),
             _ => None,
         }
@@ -100,6 +106,7 @@ impl Bench {
             Self::Handoff => handoff::BENCH,
             Self::Index => index::BENCH,
             Self::Door => door::BENCH,
+            Self::Stream => stream::BENCH,
             Self::Processor => processor::BENCH,
         }
     }
@@ -111,6 +118,7 @@ impl Bench {
             Self::Handoff => &handoff::MANDATORY,
             Self::Index => &index::MANDATORY,
             Self::Door => &door::MANDATORY,
+            Self::Stream => &stream::MANDATORY,
             Self::Processor => &processor::MANDATORY,
         }
     }
@@ -122,18 +130,20 @@ impl Bench {
             Self::Handoff => 21,
             // A round takes a minute.
             Self::Door => 7,
+            // Two and a half, of which most is waiting for the engines' steps.
+            Self::Stream => 5,
             Self::Processor => 9,
         }
     }
 }
 
-/// Runs one bench and writes its rows and its note. With `json`, prints the rows. `sides` are those of the door.
+/// Runs one bench and writes its rows and its note. With `json`, prints the rows. `sides` are those of the door and of streams.
 pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &DoorSides) -> Result<(), Error> {
     match bench {
         Bench::Pixels => pixels(setup, rounds, json),
         Bench::Handoff => handoff(setup, rounds, json),
         Bench::Index => index(setup, rounds, json),
-        Bench::Door => door_run::run(setup, rounds, json, sides),
+        Bench::Door | Bench::Stream => door_run::run(setup, bench, rounds, json, sides),
         Bench::Processor => processor_run::run(setup, rounds, json),
     }
 }

@@ -42,6 +42,9 @@ usage: cargo xtask COMMAND
                     measure what a request costs in the frontend against vllm-rs and Dynamo, write docs/benchmarks/door.*
                     --rounds takes 7 or more, --engines the simulated engines before which our frontend stands
                     --baseline measures against another commit's chiasm instead, and writes nothing; --with-peers does both
+  bench-peers stream [--rounds N] [--json] [--baseline PATH [--with-peers]]
+                    measure what a streamed token costs in the frontend against vllm-rs and Dynamo, write docs/benchmarks/stream.*
+                    --rounds takes 5 or more; --baseline and --with-peers as for the door
   bench-peers processor [--rounds N | --short] [--json]
                     measure what vLLM's processor makes, against vllm launch render and one process as Dynamo runs it, write
                     docs/benchmarks/processor.*
@@ -148,10 +151,12 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 let number = flags.next().and_then(|found| found.parse().ok());
                 *seed = Some(number.ok_or(Error::Number { flag: "--seed" })?);
             }
-            ("--baseline", Command::BenchPeers { bench: Bench::Door, sides, .. }) => {
+            ("--baseline", Command::BenchPeers { bench: Bench::Door | Bench::Stream, sides, .. }) => {
                 sides.baseline = Some(flags.next().ok_or(Error::NoBaseline)?.into());
             }
-            ("--with-peers", Command::BenchPeers { bench: Bench::Door, sides, .. }) => sides.with_peers = true,
+            ("--with-peers", Command::BenchPeers { bench: Bench::Door | Bench::Stream, sides, .. }) => {
+                sides.with_peers = true
+            }
             ("--engines", Command::BenchPeers { bench: Bench::Door, sides, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
                 let number = found.parse().ok().filter(|&number| number > 0);
@@ -236,6 +241,7 @@ mod tests {
         assert_eq!(parse_words("bench-peers handoff --json").unwrap(), asked(Bench::Handoff, 21, true));
         assert_eq!(parse_words("bench-peers index").unwrap(), asked(Bench::Index, 15, false));
         assert_eq!(parse_words("bench-peers door").unwrap(), asked(Bench::Door, 7, false));
+        assert_eq!(parse_words("bench-peers stream").unwrap(), asked(Bench::Stream, 5, false));
         assert_eq!(parse_words("bench-peers processor").unwrap(), asked(Bench::Processor, 9, false));
         assert_eq!(parse_words("bench-peers processor --short").unwrap(), asked(Bench::Processor, 1, false));
         assert!(parse_words("bench-peers door --short").is_err());

@@ -1,6 +1,7 @@
 //! Everything that can be set about a simulated engine.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,6 +63,9 @@ pub struct SimConfig {
     pub verify_slots: bool,
     /// Longest wait for the frontend's INIT. Default 5 minutes, as vLLM.
     pub init_timeout: Duration,
+    /// The file to write the moments to at which outputs are ready to be sent, for measurements: nanoseconds since 1970, each as
+    /// eight bytes, little endian. Default `None`.
+    pub step_log: Option<PathBuf>,
     /// Failures to produce. Default none.
     pub faults: Faults,
 }
@@ -157,6 +161,7 @@ impl SimConfig {
             plugin: true,
             verify_slots: true,
             init_timeout: Duration::from_secs(300),
+            step_log: None,
             faults: Faults::default(),
         }
     }

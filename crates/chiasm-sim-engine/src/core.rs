@@ -17,6 +17,7 @@ use crate::outbox::Outbox;
 use crate::pace::StepWork;
 use crate::plugin::Plugin;
 use crate::scheduler::{Fatal, Scheduler};
+use crate::step_log::StepLog;
 use crate::step_outputs::ClientOutputs;
 use crate::utility::Callee;
 
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     pub(crate) time: MonotonicTime,
     pub(crate) outbox: Outbox,
     pub(crate) kv_events: Option<mpsc::UnboundedSender<KvEventBatch>>,
+    pub(crate) step_log: Option<StepLog>,
 }
 
 impl Core {
@@ -97,8 +99,12 @@ impl Core {
                 return End::Fault;
             }
             self.publish_kv_events();
+            let has_outputs = messages.iter().any(|(_, outputs)| !outputs.outputs.is_empty());
             for (client, outputs) in messages {
                 self.outbox.send(client, outputs);
+            }
+            if let Some(log) = self.step_log.as_mut().filter(|_| has_outputs) {
+                log.write();
             }
         }
     }

@@ -22,6 +22,7 @@ use crate::plugin::Plugin;
 use crate::receiver_cache::ReceiverCache;
 use crate::scheduler::Scheduler;
 use crate::sockets;
+use crate::step_log::StepLog;
 
 /// How long the last messages may take to leave; vLLM's output sockets linger as long.
 const LINGER: Duration = Duration::from_secs(4);
@@ -185,7 +186,8 @@ async fn start(
     }
     handshake.finish().await?;
 
+    let step_log = config.step_log.as_deref().map(StepLog::create).transpose()?;
     let scheduler = Scheduler::new(config.clone());
     let loras = config.lora.clone().map(Loras::new);
-    Ok(Core { config: config.clone(), scheduler, loras, receiver_cache, plugin, time, outbox, kv_events })
+    Ok(Core { config: config.clone(), scheduler, loras, receiver_cache, plugin, time, outbox, kv_events, step_log })
 }

@@ -1,5 +1,8 @@
 //! Why a simulated engine ended.
 
+use std::io;
+use std::path::PathBuf;
+
 use chiasm_engine::wire::WireError;
 
 /// A simulated engine could not start, or failed.
@@ -16,6 +19,14 @@ pub enum SimError {
         endpoint: String,
         /// The socket's error.
         source: zeromq::ZmqError,
+    },
+    /// The file for the moments of steps could not be made.
+    #[error("could not create {path} for the moments of steps: {source}")]
+    StepLog {
+        /// The configured file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
     },
     /// The frontend did not answer HELLO in time.
     #[error("no INIT from the frontend at {handshake} within {seconds} s")]

@@ -125,6 +125,9 @@ pub(crate) struct SimArgs {
     /// Text that it answers with, such as a tool call, instead of what it saw
     #[arg(long, value_name = "TEXT")]
     pub(crate) sim_answer: Option<String>,
+    /// File to write the moments of its steps to: nanoseconds since 1970, eight bytes each, little endian
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sim_step_log: Option<PathBuf>,
     /// Prompt tokens that it computes per second
     #[arg(long, default_value_t = 20_000.0, value_parser = weight)]
     pub(crate) sim_prefill_rate: f64,

@@ -4,9 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::bench_peers::row::{Row, missing};
-use crate::bench_peers::{Bench, RESULTS, door_note, handoff_note, index_note, pixels_note, processor_note};
+use crate::bench_peers::{
+    Bench, RESULTS, door_note, handoff_note, index_note, pixels_note, processor_note, stream_note,
+};
 
-const BENCHES: [Bench; 5] = [Bench::Pixels, Bench::Handoff, Bench::Index, Bench::Door, Bench::Processor];
+const BENCHES: [Bench; 6] = [Bench::Pixels, Bench::Handoff, Bench::Index, Bench::Door, Bench::Stream, Bench::Processor];
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -28,6 +30,7 @@ fn each_note_is_made_of_the_rows_beside_it() {
             Bench::Handoff => handoff_note::write(&rows),
             Bench::Index => index_note::write(&rows),
             Bench::Door => door_note::write(&rows),
+            Bench::Stream => stream_note::write(&rows),
             Bench::Processor => processor_note::write(&rows),
         };
         let committed = fs::read_to_string(file(bench, "md")).unwrap();

@@ -52,12 +52,12 @@ const STREAMING: &str = "streaming";
 /// One side's result for one case.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Measurement {
-    case: String,
+    pub(crate) case: String,
     /// Number of clients that asked at once; none for a value that does not depend on it.
-    clients: Option<u32>,
-    side: String,
-    metric: String,
-    value: f64,
+    pub(crate) clients: Option<u32>,
+    pub(crate) side: String,
+    pub(crate) metric: String,
+    pub(crate) value: f64,
 }
 
 /// How a metric becomes rows.
@@ -65,17 +65,20 @@ pub(crate) struct Metric {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
     /// None where neither is better.
-    more_is_better: Option<bool>,
+    pub(crate) more_is_better: Option<bool>,
 }
 
 /// All metrics, in the order in which reports show them.
-pub(crate) const METRICS: [Metric; 11] = [
+pub(crate) const METRICS: [Metric; 14] = [
     Metric { name: PER_CPU, unit: "requests/s", more_is_better: Some(true) },
     Metric { name: CPU, unit: "ms", more_is_better: Some(false) },
     Metric { name: "requests per second", unit: "requests/s", more_is_better: Some(true) },
     Metric { name: TOKENS_PER_CPU, unit: "tokens/s", more_is_better: Some(true) },
     Metric { name: TOKEN_CPU, unit: "µs", more_is_better: Some(false) },
     Metric { name: "output tokens per second", unit: "tokens/s", more_is_better: None },
+    Metric { name: "events per output token", unit: "events", more_is_better: None },
+    Metric { name: "engine to client p50", unit: "µs", more_is_better: Some(false) },
+    Metric { name: "engine to client p99", unit: "µs", more_is_better: Some(false) },
     Metric { name: "latency p50", unit: "ms", more_is_better: Some(false) },
     Metric { name: "latency p99", unit: "ms", more_is_better: Some(false) },
     Metric { name: ORIGIN, unit: "requests", more_is_better: None },

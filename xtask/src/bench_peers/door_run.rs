@@ -1,11 +1,13 @@
-//! One run of the door benchmark: what it needs is made ready, the program `door` measures, its results are told.
+//! One run of the benchmarks `door` and `stream`: what they need is made ready, the program `door` measures, its results are told.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use crate::bench_peers::door::{self, BASELINE};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::{Bench, built, door_inputs, door_note, door_peers, peers, row, turbojpeg, write};
+use crate::bench_peers::{
+    Bench, built, door_inputs, door_note, door_peers, peers, row, stream, stream_note, turbojpeg, write,
+};
 use crate::error::Error;
 use crate::vllm_env::Setup;
 
@@ -40,7 +42,7 @@ impl Sides {
 }
 
 /// Runs it. The note is written if peers were measured; a comparison with a baseline is told and not kept.
-pub(crate) fn run(setup: &Setup, rounds: u32, json: bool, sides: &Sides) -> Result<(), Error> {
+pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &Sides) -> Result<(), Error> {
     if let Some(path) = sides.baseline.as_ref().filter(|path| !path.is_file()) {
         return Err(Error::MissingFile { path: path.clone() });
     }
@@ -67,12 +69,20 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool, sides: &Sides) -> Resu
         ("--rounds", rounds.to_string().into()),
     ]);
     let mut measure = Command::new(program);
-    measure.arg("run").stdin(Stdio::null());
+    measure.arg(if bench == Bench::Stream { "streams" } else { "run" }).stdin(Stdio::null());
     for (flag, value) in flags {
         measure.arg(flag).arg(value);
     }
     let load = Load::now();
-    let measurements = door::parse(&peers::lines(&mut measure, "door run")?)?;
+    let measurements = door::parse(&peers::lines(&mut measure, "the program door")?)?;
+    if bench == Bench::Stream {
+        let rows = stream::rows(&measurements, rounds, load);
+        let note = stream_note::write(&rows);
+        if sides.has_peers() {
+            return setup.output.say(&write(setup, bench, &rows, &note, json)?);
+        }
+        return setup.output.say(&note);
+    }
     let rows = door::rows(&measurements, rounds, sides.engines, load);
     door::complete(&rows, &sides.others())?;
     if sides.baseline.is_some() {

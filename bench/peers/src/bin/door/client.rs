@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
+use std::time::SystemTime;
 
 use http_body_util::BodyExt;
 use hyper::client::conn::http1::{SendRequest, handshake};
@@ -33,6 +34,15 @@ struct Completion {
     usage: Usage,
 }
 
+/// An answer that was read to its end.
+pub(crate) struct Answer {
+    pub(crate) usage: Usage,
+    /// Events of a stream but for its `[DONE]`; 0 if it was none.
+    pub(crate) events: u64,
+    /// When its pieces came, of which one mostly is an event: [`nanoseconds`].
+    pub(crate) arrivals: Vec<u64>,
+}
+
 impl Connection {
     pub(crate) async fn open(address: SocketAddr) -> Result<Self, Box<dyn Error>> {
         let stream = TcpStream::connect(address).await?;
@@ -44,20 +54,23 @@ impl Connection {
     }
 
     /// Sends a chat and reads the answer to its end.
-    pub(crate) async fn chat(&mut self, body: Pieces) -> Result<Usage, Box<dyn Error>> {
+    pub(crate) async fn chat(&mut self, body: Pieces) -> Result<Answer, Box<dyn Error>> {
         let request = Request::post("/v1/chat/completions")
             .header("host", &self.host)
             .header("content-type", "application/json")
             .body(body)?;
-        let (status, text) = self.send(request).await?;
+        let (status, text, arrivals) = self.send(request).await?;
         if status != StatusCode::OK {
             return Err(format!("{status}: {}", text.chars().take(SHOWN).collect::<String>()).into());
         }
-        let completion = match text.starts_with("data:") {
-            true => last_event(&text).ok_or("the stream does not end with its usage")?,
-            false => &text,
+        let (completion, events) = match text.starts_with("data:") {
+            true => {
+                let events = text.lines().filter(|line| line.starts_with("data: {")).count();
+                (last_event(&text).ok_or("the stream does not end with its usage")?, events as u64)
+            }
+            false => (&*text, 0),
         };
-        Ok(serde_json::from_str::<Completion>(completion)?.usage)
+        Ok(Answer { usage: serde_json::from_str::<Completion>(completion)?.usage, events, arrivals })
     }
 
     /// How many engines the side says are ready, at the address where ours tells it.
@@ -73,17 +86,29 @@ impl Connection {
     /// Whether the side knows the model.
     pub(crate) async fn serves_the_model(&mut self) -> Result<bool, Box<dyn Error>> {
         let request = Request::get("/v1/models").header("host", &self.host).body(Pieces::default())?;
-        let (status, text) = self.send(request).await?;
+        let (status, text, _) = self.send(request).await?;
         Ok(status == StatusCode::OK && text.contains(&format!("{MODEL:?}")))
     }
 
-    async fn send(&mut self, request: Request<Pieces>) -> Result<(StatusCode, String), Box<dyn Error>> {
+    /// The status, the body, and when its pieces came.
+    async fn send(&mut self, request: Request<Pieces>) -> Result<(StatusCode, String, Vec<u64>), Box<dyn Error>> {
         self.sender.ready().await?;
         let answer = self.sender.send_request(request).await?;
         let status = answer.status();
-        let body = answer.into_body().collect().await?.to_bytes();
-        Ok((status, String::from_utf8(body.into())?))
+        let (mut pieces, mut text, mut arrivals) = (answer.into_body(), Vec::new(), Vec::new());
+        while let Some(piece) = pieces.frame().await {
+            if let Some(data) = piece?.data_ref() {
+                arrivals.push(nanoseconds());
+                text.extend_from_slice(data);
+            }
+        }
+        Ok((status, String::from_utf8(text)?, arrivals))
     }
+}
+
+/// Nanoseconds since 1970, which all processes count alike.
+pub(crate) fn nanoseconds() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
 /// The event of a stream before its `[DONE]`: the one with its usage, if that was asked for.

@@ -7,28 +7,35 @@ use std::process::Command;
 
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Inputs, Peers, Side, command, free_address};
-use crate::workload::MODEL;
+use crate::side::{Counts, Inputs, Peers, Side, command, free_address};
+use crate::workload::{MODEL, MOST_STREAMS, Pace};
 
-pub(crate) fn start(inputs: &Inputs, peers: &Peers, origin: &Origin) -> Result<Side, Box<dyn Error>> {
+pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin) -> Result<Side, Box<dyn Error>> {
     let ((program, version), address) = (&peers.dynamo, free_address()?);
-    let store = inputs.scratch.join("dynamo-store");
+    let store = inputs.scratch.join(format!("dynamo-store-{}", address.port()));
     fs::create_dir(&store)?;
     let mut frontend = python(program, &store, "dynamo.frontend");
     frontend.args(["--http-host", "127.0.0.1", "--http-port", &address.port().to_string(), "--router-mode", "kv"]);
     let mut engine = python(program, &store, "dynamo.mocker");
     engine.arg("--model-path").arg(&inputs.model).args(["--model-name", MODEL, "--block-size", "16"]);
-    // 0, said to be infinite, costs 20 ms.
-    engine.args(["--speedup-ratio", "1000000"]);
+    match pace {
+        // 0, said to be infinite, costs 20 ms.
+        Pace::Unbounded | Pace::Steps => engine.args(["--speedup-ratio", "1000000"]),
+        // Its steps take as long as it thinks they do on some GPU; no flag says how many there are per second.
+        Pace::Calls(_) => engine.args(["--max-num-seqs", &MOST_STREAMS.to_string()]),
+    };
     Ok(Side {
         name: format!("Dynamo {version}"),
         address,
         url: origin.url(),
-        counts_images: false,
+        counts: Counts::Text,
         frontend: Program::start("dynamo-frontend", &mut frontend, &inputs.scratch)?,
         children: 0,
         engines: vec![Program::start("dynamo-mocker", &mut engine, &inputs.scratch)?],
         tells_engines: false,
+        // Its mocker knows no log probabilities, and registers no parser of calls.
+        tells_text_alone: true,
+        steps: None,
     })
 }
 

@@ -11,12 +11,15 @@ use rustix::time::{ClockId, clock_gettime};
 
 use tokio::time::timeout;
 
-use crate::client::Connection;
+use crate::client::{Answer, Connection};
 use crate::side::Side;
 use crate::workload::{Case, Workload};
 
 /// How long a frontend gets, after its last answer, for what it does behind them.
 const SETTLE: Duration = Duration::from_millis(50);
+
+/// Tokens at both ends of a stream whose times are not looked at: while others begin and end.
+const EDGE: usize = 8;
 
 /// How long the last answers may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,14 +33,21 @@ pub(crate) struct Outcome {
     pub(crate) engines: Duration,
     /// Requests that the origin got.
     pub(crate) origin: u64,
+    /// Nanoseconds from what an engine had to say until it was here, for tokens of streams where the engine writes down when that was.
+    pub(crate) delays: Vec<u64>,
 }
 
 /// What the clients measured, whatever answered them.
+#[derive(Default)]
 pub(crate) struct Answered {
     /// One entry per request: the time between sending it and the end of its answer.
     pub(crate) latencies: Vec<Duration>,
     /// Tokens of all answers together.
     pub(crate) tokens: u64,
+    /// Events of all streams together.
+    pub(crate) events: u64,
+    /// When tokens of streams came, but the first and the last of each, which come with something else.
+    pub(crate) arrivals: Vec<u64>,
     /// Time between the first request and the end of the last answer.
     pub(crate) wall: Duration,
     /// CPU time of the clients, all of which share one thread.
@@ -57,8 +67,10 @@ pub(crate) async fn run(
     expected: &RangeInclusive<u64>,
 ) -> Result<Outcome, Box<dyn Error>> {
     // What other cases have pushed out of caches comes back untold.
-    let first = workload.borrow_mut().next(case, &side.url);
-    Connection::open(side.address).await?.chat(first).await?;
+    if case.has_image() || !case.is_streamed() {
+        let first = workload.borrow_mut().next(case, &side.url);
+        Connection::open(side.address).await?.chat(first).await?;
+    }
     let origin = workload.borrow().origin().requests();
     let (cpu, engines) = (side.frontend.cpu()?, side.engines_cpu()?);
     let answered = ask(side.address, workload, (case, &side.url), clients, time, expected).await;
@@ -66,7 +78,8 @@ pub(crate) async fn run(
         answered.map_err(|error| side.frontend.failed(&format!("was asked for '{}': {error}", case.name())))?;
     tokio::time::sleep(SETTLE).await;
     let (cpu, engines) = (side.frontend.cpu()?.since(&cpu), side.engines_cpu()?.since(&engines));
-    Ok(Outcome { answered, cpu, engines, origin: workload.borrow().origin().requests() - origin })
+    let delays = delays(&side.steps()?, &answered.arrivals);
+    Ok(Outcome { answered, cpu, engines, origin: workload.borrow().origin().requests() - origin, delays })
 }
 
 /// Does what [`run`] does, without counting what the frontend spends, so for any frontend at an address that finds the
@@ -86,25 +99,40 @@ pub(crate) async fn ask(
     let (cpu, start) = (thread_cpu(), Instant::now());
     let end = start + time;
     let clients = connections.into_iter().map(async |mut connection| {
-        let (mut latencies, mut tokens) = (Vec::new(), 0);
+        let (mut latencies, mut tokens, mut events, mut arrivals) = (Vec::new(), 0, 0, Vec::new());
         while latencies.is_empty() || Instant::now() < end {
             let body = workload.borrow_mut().next(case, url);
             let start = Instant::now();
-            let usage = connection.chat(body).await?;
+            let Answer { usage, events: of_answer, arrivals: pieces } = connection.chat(body).await?;
             latencies.push(start.elapsed());
             let answer = case.answer_tokens();
             if !expected.contains(&usage.prompt_tokens) || !answer.contains(&usage.completion_tokens) {
                 return Err(format!("{usage:?}, expected {expected:?} prompt tokens and {answer:?} more").into());
             }
             tokens += usage.completion_tokens;
+            events += of_answer;
+            arrivals.extend(pieces.get(EDGE..pieces.len().saturating_sub(EDGE)).unwrap_or_default());
         }
-        Ok::<_, Box<dyn Error>>((latencies, tokens))
+        Ok::<_, Box<dyn Error>>(Answered { latencies, tokens, events, arrivals, ..Answered::default() })
     });
     let answered =
         timeout(time + PATIENCE, try_join_all(clients)).await.map_err(|_| "some requests get no answer")??;
     let (wall, cpu) = (start.elapsed(), thread_cpu().saturating_sub(cpu));
-    let (latencies, tokens): (Vec<_>, Vec<u64>) = answered.into_iter().unzip();
-    Ok(Answered { latencies: latencies.concat(), tokens: tokens.iter().sum(), wall, cpu })
+    let mut all = Answered { wall, cpu, ..Answered::default() };
+    for Answered { latencies, tokens, events, arrivals, .. } in answered {
+        all.latencies.extend(latencies);
+        all.tokens += tokens;
+        all.events += events;
+        all.arrivals.extend(arrivals);
+    }
+    Ok(all)
+}
+
+/// How long before each arrival the latest step was.
+fn delays(steps: &[u64], arrivals: &[u64]) -> Vec<u64> {
+    let before =
+        |arrival: &u64| steps[..steps.partition_point(|step| step <= arrival)].last().map(|step| arrival - step);
+    arrivals.iter().filter_map(before).collect()
 }
 
 fn thread_cpu() -> Duration {

@@ -1,5 +1,5 @@
-//! Frontends under the same load, in turns: the measuring half of `cargo xtask bench-peers door`, which builds this program
-//! and turns what it prints into rows.
+//! Frontends under the same load, in turns: the measuring half of `cargo xtask bench-peers door` and of `bench-peers stream`, which
+//! build this program and turn what it prints into rows.
 //!
 //! ```text
 //! door run --chiasm PROGRAM --engines N --model DIR --pictures DIR --rounds N
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! prints one JSON object per result: see [`Measurement`]. Sides are `chiasm`, the peers if they are given, and another build of
-//! `chiasm` if it is.
+//! `chiasm` if it is. `door streams` has the same flags and measures long streams.
 //!
 //! ```text
 //! door load --address HOST:PORT --case NUMBER --clients N --seconds N --model DIR --pictures DIR
@@ -24,6 +24,7 @@
 //! | `program` | another program: its start, its CPU time, its end |
 //! | `side` | what all sides have in common |
 //! | `ours`, `vllm_rs`, `dynamo` | the sides |
+//! | `relay` | a frontend that does nothing, and what stands for its engine |
 //! | `measure` | in which order what is asked, and what comes of it |
 
 #![forbid(unsafe_code)]
@@ -37,6 +38,7 @@ mod origin;
 mod ours;
 mod picture;
 mod program;
+mod relay;
 mod side;
 mod vllm_rs;
 mod words;
@@ -53,7 +55,7 @@ use serde::Serialize;
 
 use crate::ours::{BASELINE, OURS};
 use crate::side::{Inputs, Peers, Side};
-use crate::workload::{Case, Pace, Workload};
+use crate::workload::{Case, Pace, Rate, Workload};
 
 const USAGE: &str = "usage: see the head of bench/peers/src/bin/door/main.rs";
 
@@ -88,10 +90,19 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let (command, flags) = arguments.split_first().ok_or(USAGE)?;
     let flags: BTreeMap<&str, &str> = flags.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
     let flag = |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing"));
+    match command.as_str() {
+        "relay" => return relay::relay(flag("--listen")?.parse()?, flag("--engine")?).await,
+        "beat" => return relay::beat(flag("--relay")?, flag("--rate")?.parse()?, flag("--step-log")?).await,
+        _ => {}
+    }
     let model = Path::new(flag("--model")?);
     let workload = RefCell::new(Workload::new(Path::new(flag("--pictures")?), model)?);
     match command.as_str() {
-        "run" => {
+        "run" | "streams" => {
+            let paces = match command.as_str() {
+                "run" => [Pace::Unbounded, Pace::Steps],
+                _ => [Pace::Calls(Rate::Hundred), Pace::Calls(Rate::TwentyFive)],
+            };
             let scratch = tempfile::tempdir()?;
             let peers = match flags.contains_key("--vllm-rs") || flags.contains_key("--dynamo") {
                 true => Some(Peers {
@@ -108,9 +119,10 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
                 peers,
                 model: model.into(),
                 scratch: scratch.path().into(),
+                call: workload.borrow_mut().call(),
             };
             let rounds = flag("--rounds")?.parse()?;
-            for pace in [Pace::Unbounded, Pace::Steps] {
+            for pace in paces {
                 all(&inputs, pace, rounds, &workload).await?;
             }
             Ok(())
@@ -160,11 +172,13 @@ fn start(inputs: &Inputs, pace: Pace, workload: &RefCell<Workload>) -> Result<Ve
     if let Some(baseline) = &inputs.baseline {
         sides.push(ours::start(inputs, (BASELINE, baseline), pace, origin)?);
     }
+    if let Pace::Calls(rate) = pace {
+        sides.push(relay::start(inputs, rate)?);
+    }
     if let Some(peers) = &inputs.peers {
         sides.push(vllm_rs::start(inputs, peers, pace, origin)?);
-        // Its mocker has steps of its own, not as many per second as are asked for.
-        if pace == Pace::Unbounded {
-            sides.push(dynamo::start(inputs, peers, origin)?);
+        if pace != Pace::Steps {
+            sides.push(dynamo::start(inputs, peers, pace, origin)?);
         }
     }
     Ok(sides)

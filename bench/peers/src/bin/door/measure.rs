@@ -12,8 +12,8 @@ use crate::ours::{BASELINE, OURS};
 use crate::side::Side;
 use crate::workload::{Case, PROMPT_TOKENS, Workload};
 
-/// Requests whose prompt tokens are compared, for each case.
-const COMPARED: usize = 20;
+/// Requests by which text prompts are made as long as they should be.
+const COUNTED: usize = 20;
 /// Time for which [`WARM_UP_CLIENTS`] ask a side before it is measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 const WARM_UP_CLIENTS: usize = 16;
@@ -37,12 +37,12 @@ pub(crate) struct Value {
 pub(crate) async fn calibrate(side: &Side, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
     let mut connection = Connection::open(side.address).await?;
     let mut tokens = 0;
-    for _ in 0..COMPARED {
+    for _ in 0..COUNTED {
         let body = workload.borrow_mut().next(Case::Text, &side.url);
-        tokens += connection.chat(body).await?.prompt_tokens;
+        tokens += connection.chat(body).await?.usage.prompt_tokens;
     }
     let mut workload = workload.borrow_mut();
-    let words = workload.length() as u64 * COMPARED as u64 * PROMPT_TOKENS / tokens.max(1);
+    let words = workload.length() as u64 * COUNTED as u64 * PROMPT_TOKENS / tokens.max(1);
     workload.set_length(usize::try_from(words)?);
     Ok(())
 }
@@ -56,32 +56,34 @@ pub(crate) async fn compare(
     let mut values = Vec::new();
     for &case in cases {
         let mut different = vec![0; sides.len()];
-        for _ in 0..COMPARED {
+        let compared = case.compared();
+        for _ in 0..compared {
             let text = workload.borrow_mut().next(case, "");
-            let mut counts = Vec::new();
-            for side in sides {
+            let mut first = None;
+            let asked =
+                sides.iter().zip(&mut different).filter(|(side, _)| side.takes(case) && side.counts_alike(case));
+            for (side, different) in asked {
                 // Images differ without a difference to how many tokens they are, texts do not.
                 let body = if case.has_image() { workload.borrow_mut().next(case, &side.url) } else { text.clone() };
-                let usage = Connection::open(side.address).await?.chat(body).await;
-                counts.push(usage.map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?.prompt_tokens);
-            }
-            for (count, different) in counts.iter().zip(&mut different) {
-                *different += usize::from(*count != counts[0]);
+                let answer = Connection::open(side.address).await?.chat(body).await;
+                let answer = answer.map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
+                let count = answer.usage.prompt_tokens;
+                *different += usize::from(*first.get_or_insert(count) != count);
             }
         }
-        for (index, side) in
-            sides.iter().enumerate().skip(1).filter(|(_, side)| side.counts_images || !case.has_image())
-        {
+        let counts_alike = |side: &Side| side.takes(case) && side.counts_alike(case);
+        let others = sides.iter().enumerate().skip(1).filter(|(_, side)| compared > 0 && counts_alike(side));
+        for (index, side) in others {
             if different[index] > 0 {
                 eprintln!(
-                    "{}: {} of {COMPARED} prompts of '{}' have another length",
+                    "{}: {} of {compared} prompts of '{}' have another length",
                     side.name,
                     different[index],
                     case.name()
                 );
             }
             let value = |metric, value| Value { case, clients: None, side: index, metric, value };
-            values.push(value("compared", COMPARED as f64));
+            values.push(value("compared", compared as f64));
             values.push(value("different", different[index] as f64));
         }
     }
@@ -109,6 +111,7 @@ pub(crate) async fn measure(
                 if there_and_back {
                     turns.extend(turns.clone().iter().rev());
                 }
+                turns.retain(|&index| sides[index].takes(*case));
                 for index in turns {
                     let range = &expected[&(index, number)];
                     let outcome = load::run(&mut sides[index], workload, *case, clients, case.time(), range).await?;
@@ -142,9 +145,18 @@ async fn warm_up(
     let mut expected = BTreeMap::new();
     for (index, side) in sides.iter_mut().enumerate() {
         for (number, &case) in cases.iter().enumerate() {
+            if !side.takes(case) {
+                continue;
+            }
             eprintln!("warming up {}, {}", side.name, case.name());
-            let body = workload.borrow_mut().next(case, &side.url);
-            let range = case.prompt_tokens(Connection::open(side.address).await?.chat(body).await?.prompt_tokens);
+            let range = match case {
+                // Seconds for a number that is not looked at.
+                Case::Long(..) => case.prompt_tokens(0),
+                _ => {
+                    let body = workload.borrow_mut().next(case, &side.url);
+                    case.prompt_tokens(Connection::open(side.address).await?.chat(body).await?.usage.prompt_tokens)
+                }
+            };
             let mut answered = 0;
             for _ in 0..WARM_UP_AT_MOST {
                 let outcome = load::run(side, workload, case, WARM_UP_CLIENTS, WARM_UP, &range).await?;
@@ -161,7 +173,7 @@ async fn warm_up(
 
 /// What is asked for: requests, or the tokens of a stream.
 fn work(case: Case, outcome: &Outcome) -> f64 {
-    if case == Case::Streaming { outcome.answered.tokens as f64 } else { outcome.answered.latencies.len() as f64 }
+    if case.is_streamed() { outcome.answered.tokens as f64 } else { outcome.answered.latencies.len() as f64 }
 }
 
 fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
@@ -173,14 +185,19 @@ fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
     let quantile = |part: f64| {
         latencies.get((latencies.len() as f64 * part) as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
     };
+    let mut delays: Vec<u64> = outcomes.iter().flat_map(|outcome| outcome.delays.iter().copied()).collect();
+    delays.sort_unstable();
+    let delay =
+        |part: f64| delays.get((delays.len() as f64 * part) as usize).map_or(f64::NAN, |&time| time as f64 / 1e3);
     let per_cpu = of(&|it| work(case, it) / it.cpu.as_secs_f64());
     let cpu = of(&|it| it.cpu.as_secs_f64() / work(case, it));
     let rate = of(&|it| work(case, it) / it.answered.wall.as_secs_f64());
-    let mut values = if case == Case::Streaming {
+    let mut values = if case.is_streamed() {
         vec![
             ("output tokens per CPU second", per_cpu),
             ("CPU per output token", cpu * 1e6),
             ("output tokens per second", rate),
+            ("events per output token", of(&|it| it.answered.events as f64 / work(case, it))),
         ]
     } else {
         vec![("requests per CPU second", per_cpu), ("CPU per request", cpu * 1e3), ("requests per second", rate)]
@@ -190,8 +207,11 @@ fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
         ("latency p99", quantile(0.99)),
         ("origin requests per request", of(&|it| it.origin as f64 / requests(it))),
         ("engines", of(&|it| it.engines.as_secs_f64() / it.answered.wall.as_secs_f64())),
+        ("engine to client p50", delay(0.5)),
+        ("engine to client p99", delay(0.99)),
         ("load generator", of(&|it| it.answered.cpu.as_secs_f64() / it.answered.wall.as_secs_f64())),
     ]);
+    values.retain(|(_, value)| !value.is_nan());
     values
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Inputs, RECEIVER_CACHE_GB, Side, command, engine_arguments, free_address};
+use crate::side::{Counts, Inputs, RECEIVER_CACHE_GB, Side, command, engine_arguments, free_address};
 use crate::workload::{MODEL, Pace};
 
 /// Side of the binary that is measured.
@@ -22,12 +22,13 @@ pub(crate) fn start(
 ) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
     // A step is to hold as many streams as there are clients, so one engine gets them all.
-    let count = if pace == Pace::Steps { 1 } else { inputs.engines };
+    let count = if pace == Pace::Unbounded { inputs.engines } else { 1 };
     let (mut engines, mut handshakes) = (Vec::new(), Vec::new());
+    let steps = inputs.scratch.join(format!("{name}.steps"));
     for number in 0..count {
         let handshake = format!("tcp://{}", free_address()?);
         let mut engine = command(&inputs.chiasm);
-        engine.args(engine_arguments(inputs, pace)).args(["--handshake", &handshake]);
+        engine.args(engine_arguments(inputs, pace, &steps)).args(["--handshake", &handshake]);
         engines.push(Program::start(&format!("{name} engine {number}"), &mut engine, &inputs.scratch)?);
         handshakes.push(handshake);
     }
@@ -41,14 +42,21 @@ pub(crate) fn start(
     frontend.env("CHIASM_STATE_DIR", inputs.scratch.join("state"));
     // The origin is on this machine.
     frontend.arg("--allow-private-media");
+    let is_old = name == BASELINE;
+    if matches!(pace, Pace::Calls(_)) && !is_old {
+        frontend.args(["--tool-call-parser", "hermes"]);
+    }
     Ok(Side {
         name: name.to_owned(),
         address,
         url: origin.url(),
-        counts_images: true,
+        counts: Counts::All,
         frontend: Program::start(name, &mut frontend, &inputs.scratch)?,
         children: 0,
         engines,
         tells_engines: true,
+        // It may be of a time before there were tools.
+        tells_text_alone: is_old,
+        steps: matches!(pace, Pace::Calls(_)).then_some(steps),
     })
 }

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::error::Error;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::client::Connection;
 use crate::program::{CpuTime, Program};
-use crate::workload::{Case, Pace, Workload};
+use crate::workload::{Case, MOST_STREAMS, Pace, Rate, Told, Workload};
 
 /// How long a side may take to serve its first request. Python imports much.
 const START: Duration = Duration::from_secs(120);
@@ -27,6 +28,8 @@ pub(crate) struct Inputs {
     pub(crate) model: PathBuf,
     /// A folder for this run alone: logs, scripts and the store of Dynamo.
     pub(crate) scratch: PathBuf,
+    /// What engines answer where answers are long.
+    pub(crate) call: String,
 }
 
 /// Other projects' frontends.
@@ -39,13 +42,22 @@ pub(crate) struct Peers {
     pub(crate) dynamo: (PathBuf, String),
 }
 
+/// Which tokens of a prompt a side counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counts {
+    All,
+    /// Not those of images.
+    Text,
+    Nothing,
+}
+
 pub(crate) struct Side {
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
     /// The URL at which this side finds the repeated picture.
     pub(crate) url: String,
-    /// Whether its count of prompt tokens has those of images.
-    pub(crate) counts_images: bool,
+    /// Which prompt tokens it counts.
+    pub(crate) counts: Counts,
     pub(crate) frontend: Program,
     /// Processes that the frontend itself starts: its engine.
     pub(crate) children: usize,
@@ -53,9 +65,34 @@ pub(crate) struct Side {
     pub(crate) engines: Vec<Program>,
     /// Whether it tells how many of them are ready.
     pub(crate) tells_engines: bool,
+    /// Of long answers it tells the text alone.
+    pub(crate) tells_text_alone: bool,
+    /// Where its engine writes down when it has said something: [`nanoseconds`](crate::client::nanoseconds), eight bytes each.
+    pub(crate) steps: Option<PathBuf>,
 }
 
 impl Side {
+    /// Whether the prompt tokens of a case mean what they mean elsewhere.
+    pub(crate) fn counts_alike(&self, case: Case) -> bool {
+        match self.counts {
+            Counts::All => true,
+            Counts::Text => !case.has_image(),
+            Counts::Nothing => false,
+        }
+    }
+
+    /// When its engine said something, from the earliest.
+    pub(crate) fn steps(&self) -> Result<Vec<u64>, Box<dyn Error>> {
+        let Some(path) = &self.steps else { return Ok(Vec::new()) };
+        let bytes = std::fs::read(path)?;
+        Ok(bytes.chunks_exact(8).filter_map(|step| Some(u64::from_le_bytes(step.try_into().ok()?))).collect())
+    }
+
+    /// Whether it takes part in a case.
+    pub(crate) fn takes(&self, case: Case) -> bool {
+        !(self.tells_text_alone && matches!(case, Case::Long(Told::Call | Told::Logprobs, _)))
+    }
+
     /// Waits until a text is answered.
     pub(crate) async fn wait(&mut self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
         let start = Instant::now();
@@ -98,22 +135,42 @@ impl Side {
 
 /// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is measured, or one that takes
 /// the time of its steps and none for prompts.
-pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace) -> Vec<String> {
-    let model = inputs.model.display().to_string();
+pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace, step_log: &Path) -> Vec<String> {
+    let [model, step_log] = [&inputs.model, step_log].map(|path| path.display().to_string());
+    let streams = MOST_STREAMS.to_string();
+    let steps = |rate: &'static str| ["--sim-decode-rate", rate, "--sim-prefill-rate", "1000000000"];
+    // All streams at once have some 20,000 blocks at most.
+    let of_calls = [
+        "--sim-max-num-seqs",
+        &streams,
+        "--sim-blocks",
+        "32768",
+        "--sim-answer",
+        &inputs.call,
+        "--sim-step-log",
+        &step_log,
+    ];
     let pace = match pace {
-        Pace::Unbounded => ["--sim-speedup", "1000000"].as_slice(),
-        Pace::Steps => &["--sim-decode-rate", "100", "--sim-prefill-rate", "1000000000"],
+        Pace::Unbounded => ["--sim-speedup", "1000000"].to_vec(),
+        Pace::Steps => steps("100").to_vec(),
+        Pace::Calls(Rate::Hundred) => [&steps("100")[..], &of_calls].concat(),
+        Pace::Calls(Rate::TwentyFive) => [&steps("25")[..], &of_calls].concat(),
     };
-    let arguments = [&["sim-engine", "--model", &model, "--receiver-cache-gb", RECEIVER_CACHE_GB], pace].concat();
+    let arguments = [&["sim-engine", "--model", &model, "--receiver-cache-gb", RECEIVER_CACHE_GB][..], &pace].concat();
     arguments.into_iter().map(str::to_owned).collect()
 }
 
 /// Enough for the repeated image, and soon full of distinct ones, as it is in an engine that has run for a while: of 40 here.
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
 
+/// Below the ports that systems give to whoever wants any: a program that is being started would get one that another was promised.
+const PORTS: Range<u16> = 20_000..30_000;
+
 /// One that nobody listens on now.
 pub(crate) fn free_address() -> Result<SocketAddr, Box<dyn Error>> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
+    let mut ports = std::iter::repeat_with(|| fastrand::u16(PORTS)).take(PORTS.len());
+    let free = ports.find_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()).ok_or("no port is free")?;
+    Ok(free.local_addr()?)
 }
 
 /// A program without what the environment would have it do otherwise.

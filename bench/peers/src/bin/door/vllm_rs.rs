@@ -3,11 +3,11 @@
 use std::error::Error;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Inputs, Peers, Side, command, engine_arguments, free_address};
+use crate::side::{Counts, Inputs, Peers, Side, command, engine_arguments, free_address};
 use crate::workload::{MODEL, Pace};
 
 /// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that is for examples (RFC 5737),
@@ -17,28 +17,34 @@ const PUBLIC_URL: &str = "http://203.0.113.10/picture.jpg";
 pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin) -> Result<Side, Box<dyn Error>> {
     let ((program, version), address) = (&peers.vllm_rs, free_address()?);
     let mut frontend = command(program);
-    frontend.env("VLLM_RS_PYTHON", engine_script(inputs, pace)?).arg("serve").arg(&inputs.model);
+    let steps = inputs.scratch.join("vllm-rs.steps");
+    frontend.env("VLLM_RS_PYTHON", engine_script(inputs, pace, &steps)?).arg("serve").arg(&inputs.model);
     frontend.env("http_proxy", format!("http://{}", origin.address()));
     if let Some(libraries) = &peers.libraries {
         frontend.env("LD_LIBRARY_PATH", libraries);
     }
     frontend.args(["--served-model-name", MODEL, "--port", &address.port().to_string()]);
+    if matches!(pace, Pace::Calls(_)) {
+        frontend.args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]);
+    }
     Ok(Side {
         name: format!("vllm-rs {version}"),
         address,
         url: PUBLIC_URL.to_owned(),
-        counts_images: true,
+        counts: Counts::All,
         frontend: Program::start("vllm-rs", &mut frontend, &inputs.scratch)?,
         children: 1,
         engines: Vec::new(),
         tells_engines: false,
+        tells_text_alone: false,
+        steps: matches!(pace, Pace::Calls(_)).then_some(steps),
     })
 }
 
 /// Stands for the Python that is called as `python -m … --data-parallel-address HOST --data-parallel-rpc-port PORT …`.
-fn engine_script(inputs: &Inputs, pace: Pace) -> Result<PathBuf, Box<dyn Error>> {
+fn engine_script(inputs: &Inputs, pace: Pace, steps: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
-    let engine: Vec<String> = engine_arguments(inputs, pace).iter().map(|argument| quoted(argument)).collect();
+    let engine: Vec<String> = engine_arguments(inputs, pace, steps).iter().map(|argument| quoted(argument)).collect();
     let script = format!(
         r#"#!/bin/sh
 while [ $# -gt 1 ]; do

@@ -1,4 +1,4 @@
-//! Who asks what: six cases, and the next request of each.
+//! Who asks what: six cases of requests and three of long streams, and the next request of each.
 
 use std::error::Error;
 use std::ops::RangeInclusive;
@@ -23,6 +23,12 @@ const ANSWER_TOKENS: u64 = 4;
 const STREAM_TOKENS: u64 = 128;
 /// Words of the prompt before such a stream.
 const STREAM_WORDS: usize = 16;
+/// Tokens of an answer in [`Case::Long`].
+pub(crate) const LONG_TOKENS: u64 = 256;
+/// Streams that an engine runs at once where answers are long.
+pub(crate) const MOST_STREAMS: usize = 512;
+/// A function that a request may have the model call, by an engine that calls it in any case.
+const TOOLS: &str = r#","tools":[{"type":"function","function":{"name":"note","description":"Keeps a text.","parameters":{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}}}]"#;
 /// Tokens of a text prompt, with what the chat template adds.
 pub(crate) const PROMPT_TOKENS: u64 = 1_000;
 /// A text prompt may be so much shorter or longer than it should.
@@ -47,6 +53,28 @@ pub(crate) enum Case {
     TextAfterSystem,
     /// A short text, and an answer that is streamed token by token.
     Streaming,
+    /// The same with longer answers, of which something is told besides their text.
+    Long(Told, Rate),
+}
+
+/// What is asked for beside the text of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Nothing: the function call that the engine writes is text.
+    Plain,
+    /// The function call, read from the text.
+    Call,
+    /// The log probability of each token and of the most likely one.
+    Logprobs,
+}
+
+/// Steps of an engine per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rate {
+    /// For few streams.
+    Hundred,
+    /// For so many that a machine of two cores could not keep up with more: frontend, engine and clients.
+    TwentyFive,
 }
 
 /// How fast an engine is.
@@ -56,6 +84,18 @@ pub(crate) enum Pace {
     Unbounded,
     /// 100 steps per second, in each of which every stream gets a token.
     Steps,
+    /// So many steps per second, and an answer that is a function call of more tokens than are asked for.
+    Calls(Rate),
+}
+
+impl Rate {
+    /// The number.
+    pub(crate) fn steps(self) -> u32 {
+        match self {
+            Self::Hundred => 100,
+            Self::TwentyFive => 25,
+        }
+    }
 }
 
 impl Case {
@@ -64,7 +104,10 @@ impl Case {
 
     /// Cases that are measured before engines of this pace.
     pub(crate) fn at(pace: Pace) -> Vec<Self> {
-        Self::ALL.into_iter().filter(|case| case.pace() == pace).collect()
+        match pace {
+            Pace::Calls(rate) => [Told::Plain, Told::Call, Told::Logprobs].map(|told| Self::Long(told, rate)).into(),
+            _ => Self::ALL.into_iter().filter(|case| case.pace() == pace).collect(),
+        }
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -75,21 +118,43 @@ impl Case {
             Self::Text => "1k-token text",
             Self::TextAfterSystem => "1k-token text, shared system prompt",
             Self::Streaming => "streaming",
+            Self::Long(Told::Plain, _) => "plain",
+            Self::Long(Told::Call, _) => "tools",
+            Self::Long(Told::Logprobs, _) => "logprobs",
         }
     }
 
     pub(crate) fn pace(self) -> Pace {
-        if self == Self::Streaming { Pace::Steps } else { Pace::Unbounded }
+        match self {
+            Self::Streaming => Pace::Steps,
+            Self::Long(_, rate) => Pace::Calls(rate),
+            _ => Pace::Unbounded,
+        }
+    }
+
+    /// Whether answers are streamed, so that tokens are what is asked for.
+    pub(crate) fn is_streamed(self) -> bool {
+        matches!(self, Self::Streaming | Self::Long(..))
     }
 
     /// Clients at once, one measurement for each number.
     pub(crate) fn clients(self) -> &'static [usize] {
-        if self == Self::Streaming { &[64] } else { &[1, 16, 64] }
+        match self {
+            Self::Streaming => &[64],
+            Self::Long(_, Rate::Hundred) => &[1, 64],
+            Self::Long(_, Rate::TwentyFive) => &[MOST_STREAMS],
+            _ => &[1, 16, 64],
+        }
     }
 
-    /// Time for which a side is asked each time it is measured. A stream takes 1.3 s: each client opens two.
+    /// Time for which a side is asked each time it is measured: enough for two streams of 1.3 s or 2.6 s for each client, and for
+    /// one of 10.3 s.
     pub(crate) fn time(self) -> Duration {
-        Duration::from_millis(if self == Self::Streaming { 1_500 } else { 800 })
+        Duration::from_millis(match self {
+            Self::Streaming => 1_500,
+            Self::Long(..) => 3_000,
+            _ => 800,
+        })
     }
 
     /// Prompt tokens that a request of this case may have, if one had `counted`.
@@ -97,14 +162,28 @@ impl Case {
         match self {
             Self::Text | Self::TextAfterSystem => PROMPT_TOKENS - TOLERANCE..=PROMPT_TOKENS + TOLERANCE,
             // The words of a short text are of one token or of two.
-            Self::Streaming => 1..=PROMPT_TOKENS,
+            Self::Streaming | Self::Long(..) => 1..=PROMPT_TOKENS,
             Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
         }
     }
 
     /// Tokens that an answer may have. Dynamo's mocker ends some of them early.
     pub(crate) fn answer_tokens(self) -> RangeInclusive<u64> {
-        if self == Self::Streaming { STREAM_TOKENS..=STREAM_TOKENS } else { 1..=ANSWER_TOKENS }
+        match self {
+            Self::Streaming => STREAM_TOKENS..=STREAM_TOKENS,
+            Self::Long(..) => LONG_TOKENS..=LONG_TOKENS,
+            _ => 1..=ANSWER_TOKENS,
+        }
+    }
+
+    /// Requests whose prompt tokens are compared.
+    pub(crate) fn compared(self) -> usize {
+        match self {
+            // One takes seconds.
+            Self::Long(_, Rate::Hundred) => 1,
+            Self::Long(_, Rate::TwentyFive) => 0,
+            _ => 20,
+        }
     }
 
     pub(crate) fn has_image(self) -> bool {
@@ -182,14 +261,26 @@ impl Workload {
                 let (system, text) = (&self.system, self.words.text(own, &mut self.rng));
                 chat(&format!(r#"{{"role":"system","content":"{system}"}},{{"role":"user","content":"{text}"}}"#))
             }
-            Case::Streaming => {
-                let text = self.words.text(STREAM_WORDS, &mut self.rng);
-                let body = format!(
-                    r#"{{"model":"{MODEL}","max_tokens":{STREAM_TOKENS},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":"{text}"}}]}}"#
-                );
-                [Bytes::from(body)].into()
-            }
+            Case::Streaming => self.stream(STREAM_TOKENS, ""),
+            Case::Long(Told::Plain, _) => self.stream(LONG_TOKENS, ""),
+            Case::Long(Told::Call, _) => self.stream(LONG_TOKENS, TOOLS),
+            Case::Long(Told::Logprobs, _) => self.stream(LONG_TOKENS, r#","logprobs":true,"top_logprobs":1"#),
         }
+    }
+
+    /// The text of a function call that has more tokens than any answer: the engine's.
+    pub(crate) fn call(&mut self) -> String {
+        let text = self.words.text(LONG_TOKENS as usize, &mut self.rng);
+        format!("<tool_call>\n{{\"name\": \"note\", \"arguments\": {{\"text\": \"{text}\"}}}}\n</tool_call>")
+    }
+
+    /// A request for a streamed answer to a short text, with `more` fields.
+    fn stream(&mut self, tokens: u64, more: &str) -> Pieces {
+        let text = self.words.text(STREAM_WORDS, &mut self.rng);
+        let body = format!(
+            r#"{{"model":"{MODEL}","max_tokens":{tokens},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":"{text}"}}]{more}}}"#
+        );
+        [Bytes::from(body)].into()
     }
 
     /// A request with one image and a question that no other has.
