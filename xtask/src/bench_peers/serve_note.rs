@@ -29,8 +29,8 @@ cores, so what the engines take bounds what any frontend can reach: it is measur
   (270 kB as JPEG) is some 1,200 tokens, and computing them takes far less than with a real model. So frontends weigh more here than
   before a real model, and keeping a picture's tokens weighs less. All have `--enforce-eager --block-size 32 --max-model-len 4096
   --dtype float32 --num-gpu-blocks-override 2048`: room for all pictures in each engine's KV cache, several times over.
-- The pictures are four, each as three files that differ in a comment: every side knows pictures by their bytes or by their pixels, and
-  for those that go by pixels four are even fewer. The model is too small to tell.
+- The pictures are four, each as three files that differ in a comment. vLLM and chiasm know a picture by the bytes of its file, so to
+  their engines these are twelve.
 - *TTFT* is the time from sending a request until its first text is there, of all rounds together; for the engines alone, from sending
   it to the engine until its first tokens are back.
 - Before, each side is asked for every picture once, and for one more round that does not count.

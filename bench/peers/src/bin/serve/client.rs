@@ -117,7 +117,8 @@ impl Connection {
         let start = Instant::now();
         let answer = self.sender.send_request(request).await?;
         let status = answer.status();
-        let worker = answer.headers().get(WORKER).and_then(|worker| worker.to_str().ok()?.strip_prefix("worker_")?.parse().ok());
+        let worker =
+            answer.headers().get(WORKER).and_then(|worker| worker.to_str().ok()?.strip_prefix("worker_")?.parse().ok());
         let (mut pieces, mut text, mut read, mut ttft) = (answer.into_body(), Vec::new(), 0, None);
         while let Some(piece) = pieces.frame().await {
             let Ok(data) = piece?.into_data() else { continue };
