@@ -28,7 +28,9 @@ cores, so what the engines take bounds what any frontend can reach: it is measur
 - The engines are vLLM's for CPUs, one thread each, with the tiny random model `qwen25vl` of the tests: a picture of 1024 × 1024 pixels
   (270 kB as JPEG) is some 1,200 tokens, and computing them takes far less than with a real model. So frontends weigh more here than
   before a real model, and keeping a picture's tokens weighs less. All have `--enforce-eager --block-size 32 --max-model-len 4096
-  --dtype float32 --num-gpu-blocks-override 2048`: room for all pictures in each engine's KV cache, several times over.
+  --dtype float32 --num-gpu-blocks-override 2048`: room for all pictures in each engine's KV cache several times
+  over. And `--max-num-batched-tokens 8192`, vLLM's default on large GPUs, which is also the size of its encoder cache:
+  six pictures. With its default on CPUs, 2,048, one fits, and all engines encode a picture for most requests, wherever these go.
 - The pictures are four, each as three files that differ in a comment. vLLM and chiasm know a picture by the bytes of its file, so to
   their engines these are twelve.
 - *TTFT* is the time from sending a request until its first text is there, of all rounds together; for the engines alone, from sending

@@ -22,7 +22,7 @@ pub(crate) const ENGINES: &str = "2";
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.5";
 pub(crate) const ARENA_GB: &str = "1";
 /// What a CPU engine with a tiny model needs. The blocks of its KV cache have room for all pictures several times over.
-pub(crate) const ENGINE_FLAGS: [&str; 9] = [
+pub(crate) const ENGINE_FLAGS: [&str; 11] = [
     "--enforce-eager",
     "--block-size",
     "32",
@@ -32,6 +32,9 @@ pub(crate) const ENGINE_FLAGS: [&str; 9] = [
     "float32",
     "--num-gpu-blocks-override",
     "2048",
+    // vLLM's default on large GPUs, which is also the size of its encoder cache: by its default on CPUs, that holds a picture.
+    "--max-num-batched-tokens",
+    "8192",
 ];
 /// How long a side may take to be ready. Its processes import much.
 const START: Duration = Duration::from_secs(300);
