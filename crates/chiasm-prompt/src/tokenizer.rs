@@ -38,7 +38,7 @@ struct Inner {
     /// The encoder for the kinds of tokenizer that it knows; the others are left to `tokenizers`.
     encoder: Option<Encoder>,
     byte_form: ByteForm,
-    /// For each token its text, if that is the same wherever the token stands: found out when it is first asked for.
+    /// The text of each token, if it is the same wherever the token stands. It is found out when it is first asked for.
     texts: Box<[OnceLock<Option<Box<str>>>]>,
     eos: Option<TokenId>,
     max_id: Option<TokenId>,

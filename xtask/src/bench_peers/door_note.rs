@@ -138,7 +138,7 @@ fn lengths(rows: &[Row], text: &mut String) {
 }
 
 /// A case, a line per metric, a column per side, the peers' with the ratio.
-fn table(case: &[Row], peers: &[&str], text: &mut String) {
+pub(crate) fn table(case: &[Row], peers: &[&str], text: &mut String) {
     push(text, format_args!("\n## {}\n\n| | unit | chiasm | {} |\n|---|---|---|", case[0].case, peers.join(" | ")));
     text.push_str(&"---|".repeat(peers.len()));
     text.push('\n');

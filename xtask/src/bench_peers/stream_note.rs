@@ -1,6 +1,7 @@
 //! `docs/benchmarks/stream.md`, made of the rows and nothing else.
 
-use crate::bench_peers::door::{METRICS, Metric, ORIGIN, ROUNDS};
+use crate::bench_peers::door::ROUNDS;
+use crate::bench_peers::door_note::table;
 use crate::bench_peers::load;
 use crate::bench_peers::page::{number, push};
 use crate::bench_peers::row::Row;
@@ -70,35 +71,16 @@ pub(crate) fn write(rows: &[Row]) -> String {
         }
     }
     for case in cases {
-        table(case, rows, &mut text);
+        let rows: Vec<Row> = rows.iter().filter(|row| row.case == case).cloned().collect();
+        let mut peers: Vec<&str> = Vec::new();
+        for row in &rows {
+            if !peers.contains(&row.peer_name.as_str()) {
+                peers.push(&row.peer_name);
+            }
+        }
+        table(&rows, &peers, &mut text);
     }
     text
-}
-
-/// A case, a line per metric, a column per side, the others' with the ratio.
-fn table(case: &str, rows: &[Row], text: &mut String) {
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.case == case).collect();
-    let mut peers: Vec<&str> = Vec::new();
-    for row in &rows {
-        if !peers.contains(&row.peer_name.as_str()) {
-            peers.push(&row.peer_name);
-        }
-    }
-    push(text, format_args!("\n## {case}\n\n| | unit | chiasm | {} |\n|---|---|---|", peers.join(" | ")));
-    text.push_str(&"---|".repeat(peers.len()));
-    text.push('\n');
-    for Metric { name, unit, .. } in METRICS.iter().filter(|metric| metric.name != ORIGIN) {
-        let of = |peer: &str| rows.iter().find(|row| row.metric == *name && row.peer_name == peer);
-        let Some(any) = rows.iter().find(|row| row.metric == *name) else { continue };
-        push(text, format_args!("| {name} | {unit} | {} |", number(any.ours)));
-        for peer in &peers {
-            let row = of(peer);
-            let ratio =
-                row.and_then(|row| row.ratio).map_or(String::new(), |ratio| format!(" (× {})", number(Some(ratio))));
-            push(text, format_args!(" {}{ratio} |", number(row.and_then(|row| row.peer))));
-        }
-        text.push('\n');
-    }
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub(crate) struct Peers {
     pub(crate) dynamo: (PathBuf, String),
 }
 
-/// Which tokens of a prompt a side counts.
+/// The tokens of a prompt that a side counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counts {
     All,
@@ -56,7 +56,7 @@ pub(crate) struct Side {
     pub(crate) address: SocketAddr,
     /// The URL at which this side finds the repeated picture.
     pub(crate) url: String,
-    /// Which prompt tokens it counts.
+    /// The prompt tokens that it counts.
     pub(crate) counts: Counts,
     pub(crate) frontend: Program,
     /// Processes that the frontend itself starts: its engine.
@@ -65,7 +65,7 @@ pub(crate) struct Side {
     pub(crate) engines: Vec<Program>,
     /// Whether it tells how many of them are ready.
     pub(crate) tells_engines: bool,
-    /// Of long answers it tells the text alone.
+    /// It can tell nothing of a long answer but its text.
     pub(crate) tells_text_alone: bool,
     /// Where its engine writes down when it has said something: [`nanoseconds`](crate::client::nanoseconds), eight bytes each.
     pub(crate) steps: Option<PathBuf>,

@@ -71,9 +71,9 @@ pub(crate) enum Told {
 /// Steps of an engine per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rate {
-    /// For few streams.
+    /// This is for few streams.
     Hundred,
-    /// For so many that a machine of two cores could not keep up with more: frontend, engine and clients.
+    /// This is for so many streams that a machine of two cores, with frontend, engine and clients, could not keep up with more.
     TwentyFive,
 }
 
