@@ -1,6 +1,6 @@
 //! Turns what the program `serve` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{Measurement, Metric, OURS, ROUNDS};
+use crate::bench_peers::door::{DIFFERENT, Measurement, Metric, OURS, ROUNDS};
 use crate::bench_peers::load::Load;
 use crate::bench_peers::row::{Mandatory, Row, rounded};
 
@@ -10,15 +10,14 @@ pub(crate) const BENCH: &str = "serve";
 pub(crate) const CEILING: &str = "engines alone";
 const VLLM_SERVE: &str = "vllm serve";
 const VLLM_RS: &str = "vllm-rs";
-/// The only case.
-const CASE: &str = "12 pictures, 8 clients";
+/// The cases: each with what all its engines are started with.
+pub(crate) const CASES: [(&str, &[&str]); 2] =
+    [("vLLM's defaults", &[]), ("8192 tokens per step", &["--max-num-batched-tokens", "8192"])];
 pub(crate) const RATE: &str = "requests per second";
 const TTFT_P50: &str = "TTFT p50";
 const TTFT_P90: &str = "TTFT p90";
 /// Measured in pairs: our rate as a part of the other's.
 const PART: &str = "our part of its requests per second";
-/// Prompts whose lengths were compared (ours), and those with another one (the peer's).
-pub(crate) const DIFFERENT: &str = "prompts of another length";
 
 /// All metrics, in the order in which reports show them.
 pub(crate) const METRICS: [Metric; 7] = [
@@ -36,7 +35,7 @@ const TARGETS: [(&str, &str, f64); 3] =
     [(RATE, CEILING, 0.9), (TTFT_P50, VLLM_SERVE, 3.0), (TTFT_P90, VLLM_SERVE, 3.0)];
 
 pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
-    cases: &[CASE],
+    cases: &[CASES[0].0, CASES[1].0],
     lines: &[
         (RATE, CEILING),
         (RATE, VLLM_SERVE),
@@ -57,16 +56,17 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
     let rounds = Some(f64::from(rounds));
     let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let value = |side: &str, metric: &str| {
-        measurements.iter().find(|it| it.side == side && it.metric == metric).map(|it| it.value)
-    };
-    let mut sides: Vec<&str> = Vec::new();
+    let mut lines: Vec<(&str, &str)> = Vec::new();
     for it in measurements {
-        if it.side != OURS && !sides.contains(&it.side.as_str()) {
-            sides.push(&it.side);
+        if it.side != OURS && !lines.contains(&(&it.case, &it.side)) {
+            lines.push((&it.case, &it.side));
         }
     }
-    for side in sides {
+    for (case, side) in lines {
+        let value = |side: &str, metric: &str| {
+            let is = |it: &&Measurement| (&*it.case, &*it.side, &*it.metric) == (case, side, metric);
+            measurements.iter().find(is).map(|it| it.value)
+        };
         let different = value(side, "different");
         let equal = different.map(|different| different == 0.0);
         for Metric { name, unit, more_is_better } in METRICS {
@@ -88,11 +88,11 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
                 target,
                 ok,
                 equal,
-                ..row(CASE, name, unit, side)
+                ..row(case, name, unit, side)
             });
         }
         if different.is_some() {
-            let row = row(CASE, DIFFERENT, "prompts", side);
+            let row = row(case, DIFFERENT, "prompts", side);
             rows.push(Row { ours: value(side, "compared"), peer: different, equal, ..row });
         }
     }
@@ -111,7 +111,8 @@ pub(crate) mod tests {
     /// All that a run measures: the engines alone are as fast as with us, vllm-rs takes twice the time, `vllm serve` four times.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
-        for (side, time) in [(OURS, 1.0), ("vllm serve 0.1", 4.0), ("vllm-rs 0.1", 2.0), (CEILING, 1.0)] {
+        let sides = [(OURS, 1.0), ("vllm serve 0.1", 4.0), ("vllm-rs 0.1", 2.0), (CEILING, 1.0)];
+        for ((case, _), (side, time)) in CASES.iter().flat_map(|case| sides.map(|side| (case, side))) {
             let mut values: Vec<(&str, f64)> = METRICS.iter().map(|metric| (metric.name, 10.0 * time)).collect();
             values[0].1 = 40.0 / time;
             if side == CEILING {
@@ -124,7 +125,7 @@ pub(crate) mod tests {
                 values.extend([("compared", 480.0), ("different", different)]);
             }
             measurements.extend(values.into_iter().map(|(metric, value)| {
-                let [case, side, metric] = [CASE, side, metric].map(str::to_owned);
+                let [case, side, metric] = [case, side, metric].map(str::to_owned);
                 Measurement { case, clients: None, side, metric, value }
             }));
         }

@@ -1,10 +1,10 @@
 //! `docs/benchmarks/serve.md`, made of the rows and nothing else.
 
-use crate::bench_peers::door::{Metric, ROUNDS};
+use crate::bench_peers::door::ROUNDS;
 use crate::bench_peers::load;
-use crate::bench_peers::page::{number, push};
+use crate::bench_peers::page::{lengths, number, push, reached, table};
 use crate::bench_peers::row::Row;
-use crate::bench_peers::serve::{DIFFERENT, METRICS};
+use crate::bench_peers::serve::{METRICS, RATE};
 
 const HEAD: &str = "\
 # Serve: the whole, with real engines
@@ -28,9 +28,9 @@ cores, so what the engines take bounds what any frontend can reach: it is measur
 - The engines are vLLM's for CPUs, one thread each, with the tiny random model `qwen25vl` of the tests: a picture of 1024 × 1024 pixels
   (270 kB as JPEG) is some 1,200 tokens, and computing them takes far less than with a real model. So frontends weigh more here than
   before a real model, and keeping a picture's tokens weighs less. All have `--enforce-eager --block-size 32 --max-model-len 4096
-  --dtype float32 --num-gpu-blocks-override 2048`: room for all pictures in each engine's KV cache several times
-  over. And `--max-num-batched-tokens 8192`, vLLM's default on large GPUs, which is also the size of its encoder cache:
-  six pictures. With its default on CPUs, 2,048, one fits, and all engines encode a picture for most requests, wherever these go.
+  --dtype float32 --num-gpu-blocks-override 2048`: room for all pictures in each engine's KV cache several times over.
+- The second case has `--max-num-batched-tokens 8192` beside that, vLLM's default on GPUs of the size of an H100; on a CPU it is 2048.
+  The engine's encoder cache grows with it.
 - The pictures are four, each as three files that differ in a comment. vLLM and chiasm know a picture by the bytes of its file, so to
   their engines these are twelve.
 - *TTFT* is the time from sending a request until its first text is there, of all rounds together; for the engines alone, from sending
@@ -46,53 +46,23 @@ pub(crate) fn write(rows: &[Row]) -> String {
     let mut text = String::from(HEAD);
     let rounds = rows.iter().find(|row| row.metric == ROUNDS).and_then(|row| row.ours).unwrap_or_default();
     push(&mut text, format_args!("\n{rounds} rounds.{}\n\n{HOW}\n## Targets\n\n", load::sentence(rows)));
-    text.push_str("| metric | against | ours | theirs | ratio | target | reached |\n|---|---|---|---|---|---|---|\n");
+    text.push_str(
+        "| case | metric | against | ours | theirs | ratio | target | reached |\n|---|---|---|---|---|---|---|---|\n",
+    );
     for row in rows {
-        let Row { metric, peer_name, target: Some(target), ok, equal, .. } = row else { continue };
+        let Row { case, metric, peer_name, target: Some(target), .. } = row else { continue };
         let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);
-        let reached = match ok {
-            Some(true) => "yes",
-            _ if *equal == Some(false) => "**no: other prompts**",
-            _ => "**no**",
-        };
+        let reached = reached(row);
         push(
             &mut text,
-            format_args!("| {metric} | {peer_name} | {ours} | {peer} | {ratio} | ≥ {target} | {reached} |\n"),
+            format_args!("| {case} | {metric} | {peer_name} | {ours} | {peer} | {ratio} | ≥ {target} | {reached} |\n"),
         );
     }
-    table(rows, &mut text);
-    text.push_str("\n## Prompts\n\n| against | compared | of another length |\n|---|---|---|\n");
-    for row in rows.iter().filter(|row| row.metric == DIFFERENT) {
-        let [compared, different] =
-            [row.ours, row.peer].map(|count| count.map_or("–".to_owned(), |count| count.to_string()));
-        push(&mut text, format_args!("| {} | {compared} | {different} |\n", row.peer_name));
+    for case in rows.chunk_by(|a, b| a.case == b.case).filter(|case| case.iter().any(|row| row.metric == RATE)) {
+        table(case, METRICS.iter(), &mut text);
     }
+    lengths(rows, &mut text);
     text
-}
-
-/// A line per metric, a column per side, the others' with how many times better we are.
-fn table(rows: &[Row], text: &mut String) {
-    let mut peers: Vec<&str> = Vec::new();
-    for row in rows.iter().filter(|row| METRICS.iter().any(|metric| metric.name == row.metric)) {
-        if !peers.contains(&row.peer_name.as_str()) {
-            peers.push(&row.peer_name);
-        }
-    }
-    push(text, format_args!("\n## All sides\n\n| | unit | chiasm | {} |\n|---|---|---|", peers.join(" | ")));
-    text.push_str(&"---|".repeat(peers.len()));
-    text.push('\n');
-    for Metric { name, unit, .. } in METRICS {
-        let of = |peer: &str| rows.iter().find(|row| row.metric == name && row.peer_name == peer);
-        let Some(any) = rows.iter().find(|row| row.metric == name) else { continue };
-        push(text, format_args!("| {name} | {unit} | {} |", number(any.ours)));
-        for peer in &peers {
-            let row = of(peer);
-            let ratio =
-                row.and_then(|row| row.ratio).map_or(String::new(), |ratio| format!(" (× {})", number(Some(ratio))));
-            push(text, format_args!(" {}{ratio} |", number(row.and_then(|row| row.peer))));
-        }
-        text.push('\n');
-    }
 }
 
 #[cfg(test)]
@@ -105,11 +75,11 @@ mod tests {
         let text = write(&rows(&measurements(0.0), 5, None));
         for line in [
             "5 rounds.",
-            "| requests per second | engines alone | 40.0 | 40.0 | 0.95 | ≥ 0.9 | yes |",
-            "| TTFT p90 | vllm serve 0.1 | 10.0 | 40.0 | 4.00 | ≥ 3 | yes |",
+            "| vLLM's defaults | requests per second | engines alone | 40.0 | 40.0 | 0.95 | ≥ 0.9 | yes |",
+            "| 8192 tokens per step | TTFT p90 | vllm serve 0.1 | 10.0 | 40.0 | 4.00 | ≥ 3 | yes |",
             "| | unit | chiasm | vllm serve 0.1 | vllm-rs 0.1 | engines alone |",
             "| frontend's CPU per request | ms | 10.0 | 40.0 (× 4.00) | 20.0 (× 2.00) | – |",
-            "| vllm-rs 0.1 | 480 | 0 |",
+            "| vLLM's defaults | vllm-rs 0.1 | 480 | 0 |",
         ] {
             assert!(text.contains(&format!("{line}\n")), "{line}\n{text}");
         }

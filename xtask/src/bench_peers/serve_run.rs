@@ -1,5 +1,6 @@
 //! A run of the bench of the whole: what it needs is made ready, the program `serve` measures, its results are told.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::bench_peers::load::Load;
@@ -29,7 +30,28 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         ("--pictures", pictures),
         ("--rounds", rounds.to_string().into()),
     ];
-    let mut measure = Command::new(peers::build(setup, serve::BENCH)?);
+    let program = peers::build(setup, serve::BENCH)?;
+    let (load, mut measurements) = (Load::now(), Vec::new());
+    for (case, engine_flags) in serve::CASES {
+        setup.output.say(&format!("starting all sides, which import vLLM, then measuring: {case}"))?;
+        let mut measure = measuring(&program);
+        for (flag, value) in &flags {
+            measure.arg(flag).arg(value);
+        }
+        measure.args(["--case", case, "--"]).args(engine_flags);
+        measurements.extend(door::parse(&peers::lines(&mut measure, "the program serve")?)?);
+    }
+    let rows = serve::rows(&measurements, rounds, load);
+    let note = serve_note::write(&rows);
+    if rounds == SHORT {
+        return setup.output.say(&note);
+    }
+    setup.output.say(&write(setup, Bench::Serve, &rows, &note, json)?)
+}
+
+/// The program, with nothing in its environment that engines or frontends would go by.
+fn measuring(program: &Path) -> Command {
+    let mut measure = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let others = ["CHIASM_", "VLLM_", "PYTHON", "OMP_", "TOKIO_", "RUST_"];
         if name.to_str().is_some_and(|name| others.iter().any(|prefix| name.starts_with(prefix))) {
@@ -40,15 +62,5 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         measure.env_remove(name).env_remove(name.to_uppercase());
     }
     measure.arg("run").envs(vllm_env::ENGINE_VARIABLES).stdin(Stdio::null());
-    for (flag, value) in flags {
-        measure.arg(flag).arg(value);
-    }
-    setup.output.say("starting all sides, which import vLLM, then measuring")?;
-    let load = Load::now();
-    let rows = serve::rows(&door::parse(&peers::lines(&mut measure, "the program serve")?)?, rounds, load);
-    let note = serve_note::write(&rows);
-    if rounds == SHORT {
-        return setup.output.say(&note);
-    }
-    setup.output.say(&write(setup, Bench::Serve, &rows, &note, json)?)
+    measure
 }

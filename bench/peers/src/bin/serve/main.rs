@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! serve run --chiasm PROGRAM --replay PROGRAM --vllm PROGRAM --python PROGRAM --vllm-rs PROGRAM --version VERSION --plugin DIR
-//!           --model DIR --pictures DIR --rounds N [--logs DIR]
+//!           --model DIR --pictures DIR --case NAME --rounds N [--logs DIR] [-- ENGINE FLAGS]
 //! ```
 //!
 //! starts `chiasm serve`, `vllm serve` and `vllm-rs`, each with engines of its own, and engines whose requests were recorded before;
-//! prints one JSON object per result: see [`Measurement`](measure::Measurement). What it started ends with it.
+//! prints one JSON object per result of the case: see [`Measurement`](measure::Measurement). What it started ends with it.
 //!
 //! | file | is |
 //! |---|---|
@@ -67,7 +67,8 @@ fn main() -> ExitCode {
 }
 
 async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
-    let (command, flags) = arguments.split_first().ok_or(USAGE)?;
+    let mut halves = arguments.splitn(2, |argument| argument == "--");
+    let (command, flags) = halves.next().and_then(<[String]>::split_first).ok_or(USAGE)?;
     if command != "run" {
         return Err(USAGE.into());
     }
@@ -85,6 +86,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         version: flag("--version")?.to_owned(),
         plugin: path("--plugin")?,
         model: path("--model")?,
+        engine_flags: halves.next().unwrap_or_default().to_vec(),
         logs: flags.get("--logs").map_or_else(|| scratch.path().into(), PathBuf::from),
         state: scratch.path().join("state"),
     };
@@ -97,7 +99,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         side.wait().await?;
         sides.push(side);
     }
-    for measurement in measure::measure(&mut sides, replay, &mut workload, rounds).await? {
+    for measurement in measure::measure(flag("--case")?, &mut sides, replay, &mut workload, rounds).await? {
         println!("{}", serde_json::to_string(&measurement)?);
     }
     Ok(())

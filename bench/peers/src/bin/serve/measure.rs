@@ -12,8 +12,6 @@ use crate::replay::{self, Replay};
 use crate::side::Side;
 use crate::workload::{ANSWER_TOKENS, Workload};
 
-/// The only case.
-const CASE: &str = "12 pictures, 8 clients";
 /// Requests in flight.
 const CLIENTS: usize = 8;
 /// How long a side gets, after its last answer, for what it does behind them.
@@ -22,7 +20,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// One side's result.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measurement {
-    case: &'static str,
+    case: String,
     /// `chiasm`, `engines alone`, or a peer's name and version.
     side: String,
     metric: &'static str,
@@ -60,6 +58,7 @@ struct Round<'a> {
 
 /// Asks for each picture, then once for what nobody counts, then round by round.
 pub(crate) async fn measure(
+    case: &str,
     sides: &mut [Side],
     replay: Replay,
     workload: &mut Workload,
@@ -76,7 +75,7 @@ pub(crate) async fn measure(
     }
     let ours = &all.turns[0];
     let names = all.sides.iter().map(|side| side.name.as_str()).chain([replay::NAME]);
-    Ok(names.zip(&all.turns).flat_map(|(name, turns)| summary(name, turns, ours)).collect())
+    Ok(names.zip(&all.turns).flat_map(|(name, turns)| summary(case, name, turns, ours)).collect())
 }
 
 impl Round<'_> {
@@ -156,7 +155,7 @@ fn of_answers(Answers { answers, wall }: &Answers) -> Result<Turn, Box<dyn Error
     })
 }
 
-fn summary(name: &str, turns: &[Turn], ours: &[Turn]) -> Vec<Measurement> {
+fn summary(case: &str, name: &str, turns: &[Turn], ours: &[Turn]) -> Vec<Measurement> {
     let of = |number: &dyn Fn(&Turn) -> f64| turns.iter().map(number).collect::<Vec<f64>>();
     let sum = |number: &dyn Fn(&Turn) -> f64| of(number).iter().sum::<f64>();
     let mut ttft: Vec<f64> = turns.iter().flat_map(|turn| turn.ttft.iter().copied()).collect();
@@ -185,7 +184,8 @@ fn summary(name: &str, turns: &[Turn], ours: &[Turn]) -> Vec<Measurement> {
             values.extend([("compared", compared as f64), ("different", different as f64)]);
         }
     }
-    values.into_iter().map(|(metric, value)| Measurement { case: CASE, side: name.to_owned(), metric, value }).collect()
+    let measurement = |(metric, value)| Measurement { case: case.to_owned(), side: name.to_owned(), metric, value };
+    values.into_iter().map(measurement).collect()
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -211,13 +211,13 @@ mod tests {
     fn rates_are_compared_round_by_round() {
         let ours = [turn(1.0, 1.0), turn(3.0, 2.0), turn(2.0, 4.0)];
         let theirs = [turn(1.0, 2.0), turn(3.0, 2.0), turn(2.0, 3.0)];
-        let all = summary("vllm-rs 0.1", &theirs, &ours);
+        let all = summary("all", "vllm-rs 0.1", &theirs, &ours);
         let value = |metric: &str| all.iter().find(|it| it.metric == metric).unwrap().value;
         assert_eq!((value("requests per second"), value("our part of its requests per second")), (5.0, 1.0));
         assert_eq!((value("TTFT p50"), value("TTFT p90"), value("cached prompt tokens")), (2.0, 3.0, 50.0));
         assert_eq!((value("frontend's CPU per request"), value("engines' CPU per request")), (50.0, 100.0));
         assert_eq!((value("compared"), value("different")), (30.0, 0.0));
-        let own = summary("chiasm", &ours, &ours);
+        let own = summary("all", "chiasm", &ours, &ours);
         assert!(!own.iter().any(|it| it.metric == "compared"));
     }
 }

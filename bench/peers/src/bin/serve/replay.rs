@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::body::Pieces;
 use crate::client::ask;
 use crate::group::Group;
-use crate::side::{ARENA_GB, ENGINE_FLAGS, ENGINES, Inputs, RECEIVER_CACHE_GB, with_plugin};
+use crate::side::{ARENA_GB, ENGINES, Inputs, RECEIVER_CACHE_GB, with_plugin};
 use crate::workload::MODEL;
 
 /// Side of it, which is a limit and no peer.
@@ -59,7 +59,7 @@ impl Replay {
         let mut command = with_plugin(&inputs.replay, inputs);
         command.arg("--vllm").arg(&inputs.vllm).arg("--model").arg(&inputs.model);
         command.args(["--served-model-name", MODEL, "--engines", ENGINES, "--receiver-cache-gb", RECEIVER_CACHE_GB]);
-        command.args(["--arena-gb", ARENA_GB, "--"]).args(ENGINE_FLAGS);
+        command.args(["--arena-gb", ARENA_GB, "--"]).args(inputs.engine_flags());
         let mut group = Group::start(NAME, &mut command, &inputs.logs, true)?;
         let leader = group.leader();
         let (orders, results) = (leader.stdin.take().ok_or("no pipe")?, leader.stdout.take().ok_or("no pipe")?);
@@ -91,5 +91,5 @@ async fn line<T: DeserializeOwned>(
 ) -> Result<T, Box<dyn Error>> {
     let line = timeout(PATIENCE, results.next_line()).await.map_err(|_| group.failed("says nothing"))??;
     let line = line.ok_or_else(|| group.failed("has ended"))?;
-    Ok(serde_json::from_str(&line).map_err(|error| group.failed(&format!("says {line}: {error}")))?)
+    serde_json::from_str(&line).map_err(|error| group.failed(&format!("says {line}: {error}")))
 }

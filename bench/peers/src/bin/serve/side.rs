@@ -22,7 +22,7 @@ pub(crate) const ENGINES: &str = "2";
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.5";
 pub(crate) const ARENA_GB: &str = "1";
 /// What a CPU engine with a tiny model needs. The blocks of its KV cache have room for all pictures several times over.
-pub(crate) const ENGINE_FLAGS: [&str; 11] = [
+const ENGINE_FLAGS: [&str; 9] = [
     "--enforce-eager",
     "--block-size",
     "32",
@@ -32,9 +32,6 @@ pub(crate) const ENGINE_FLAGS: [&str; 11] = [
     "float32",
     "--num-gpu-blocks-override",
     "2048",
-    // vLLM's default on large GPUs, which is also the size of its encoder cache: by its default on CPUs, that holds a picture.
-    "--max-num-batched-tokens",
-    "8192",
 ];
 /// How long a side may take to be ready. Its processes import much.
 const START: Duration = Duration::from_secs(300);
@@ -57,10 +54,18 @@ pub(crate) struct Inputs {
     /// A folder with our plugin for vLLM.
     pub(crate) plugin: PathBuf,
     pub(crate) model: PathBuf,
+    /// Of all engines, beside those that they need here.
+    pub(crate) engine_flags: Vec<String>,
     /// Where what the programs say goes.
     pub(crate) logs: PathBuf,
     /// Where our frontend keeps what outlives it: none of the user's.
     pub(crate) state: PathBuf,
+}
+
+impl Inputs {
+    pub(crate) fn engine_flags(&self) -> impl Iterator<Item = &str> {
+        ENGINE_FLAGS.into_iter().chain(self.engine_flags.iter().map(String::as_str))
+    }
 }
 
 /// A frontend with its engines.
@@ -78,7 +83,8 @@ pub(crate) fn chiasm(inputs: &Inputs) -> Result<Side, Box<dyn Error>> {
     let mut command = with_plugin(&inputs.chiasm, inputs);
     command.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]).arg("--vllm").arg(&inputs.vllm);
     command.args(["--engines", ENGINES, "--port", &address.port().to_string()]);
-    command.args(["--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", ARENA_GB, "--"]).args(ENGINE_FLAGS);
+    command.args(["--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", ARENA_GB, "--"]);
+    command.args(inputs.engine_flags());
     let group = Group::start(OURS, &mut command, &inputs.logs, false)?;
     Ok(Side { name: OURS.to_owned(), address, group, tells_engines: true })
 }
@@ -99,7 +105,8 @@ fn vllm(name: &str, mut command: Command, inputs: &Inputs) -> Result<Side, Box<d
     let (name, address) = (format!("{name} {}", inputs.version), free_address()?);
     command.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]);
     command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
-    command.args(["--data-parallel-size", ENGINES, "--enable-prompt-tokens-details"]).args(ENGINE_FLAGS);
+    command.args(["--data-parallel-size", ENGINES, "--enable-prompt-tokens-details"]);
+    command.args(inputs.engine_flags());
     let group = Group::start(&name, &mut command, &inputs.logs, false)?;
     Ok(Side { name, address, group, tells_engines: false })
 }
