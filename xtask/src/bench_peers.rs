@@ -15,8 +15,10 @@
 //! | `door_peers`, `door_inputs` | the frontends that it is measured against; its model and pictures |
 //! | `processor`, `processor_note` | the bench of vLLM's processor: its targets, its note |
 //! | `processor_run` | a run of it |
+//! | `serve`, `serve_note` | the bench of the whole with real engines: its targets, its note |
+//! | `serve_run` | a run of it |
 //! | `page` | what several notes are written with |
-//! | `peers` | the programs that measure pixels, index and door, which have a workspace of their own |
+//! | `peers` | the programs that measure pixels, index, door and serve, which have a workspace of their own |
 //! | `load` | what else the machine does |
 //! | `built` | what cargo builds of this workspace, and where |
 //! | `turbojpeg` | a library that two of the peers decode with |
@@ -42,6 +44,9 @@ mod processor;
 mod processor_note;
 mod processor_run;
 mod row;
+mod serve;
+mod serve_note;
+mod serve_run;
 mod stream;
 mod stream_note;
 mod turbojpeg;
@@ -60,6 +65,7 @@ use crate::vllm_env::{self, Setup, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
 pub(crate) use processor_run::SHORT as SHORT_PROCESSOR;
+pub(crate) use serve_run::SHORT as SHORT_SERVE;
 
 const RESULTS: &str = "docs/benchmarks";
 const MANIFEST: &str = "Cargo.toml";
@@ -85,6 +91,8 @@ pub(crate) enum Bench {
     Stream,
     /// vLLM's own processor: in processes beside `chiasm serve`, in `vllm launch render`, and in one process as Dynamo has it.
     Processor,
+    /// `chiasm serve`, `vllm serve` and vLLM's Rust frontend before real engines, and what these alone can do.
+    Serve,
 }
 
 impl Bench {
@@ -96,6 +104,7 @@ impl Bench {
             door::BENCH => Some(Self::Door),
             stream::BENCH => Some(Self::Stream),
             processor::BENCH => Some(Self::Processor),
+            serve::BENCH => Some(Self::Serve),
             _ => None,
         }
     }
@@ -108,6 +117,7 @@ impl Bench {
             Self::Door => door::BENCH,
             Self::Stream => stream::BENCH,
             Self::Processor => processor::BENCH,
+            Self::Serve => serve::BENCH,
         }
     }
 
@@ -120,6 +130,7 @@ impl Bench {
             Self::Door => &door::MANDATORY,
             Self::Stream => &stream::MANDATORY,
             Self::Processor => &processor::MANDATORY,
+            Self::Serve => &serve::MANDATORY,
         }
     }
 
@@ -133,6 +144,8 @@ impl Bench {
             // Two and a half, of which most is waiting for the engines' steps.
             Self::Stream => 5,
             Self::Processor => 9,
+            // Half a minute, and before the first minutes for vLLM to start.
+            Self::Serve => 5,
         }
     }
 }
@@ -145,6 +158,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         Bench::Index => index(setup, rounds, json),
         Bench::Door | Bench::Stream => door_run::run(setup, bench, rounds, json, sides),
         Bench::Processor => processor_run::run(setup, rounds, json),
+        Bench::Serve => serve_run::run(setup, rounds, json),
     }
 }
 

@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::{Bench, DoorSides, SHORT_PROCESSOR};
+use crate::bench_peers::{Bench, DoorSides, SHORT_PROCESSOR, SHORT_SERVE};
 use crate::error::Error;
 use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
@@ -49,6 +49,10 @@ usage: cargo xtask COMMAND
                     measure what vLLM's processor makes, against vllm launch render and one process as Dynamo runs it, write
                     docs/benchmarks/processor.*
                     --rounds takes 9 or more; --short goes once through all of it, prints the note and writes nothing
+  bench-peers serve [--rounds N | --short] [--json]
+                    measure the whole with real engines against vllm serve, vllm-rs and engines without a frontend, write
+                    docs/benchmarks/serve.*
+                    --rounds takes 5 or more; --short as for the processor
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
@@ -143,6 +147,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
             }
             ("--short", Command::BenchPeers { bench: Bench::Processor, rounds, .. }) => *rounds = SHORT_PROCESSOR,
+            ("--short", Command::BenchPeers { bench: Bench::Serve, rounds, .. }) => *rounds = SHORT_SERVE,
             ("--minutes", Command::Soak { minutes, .. }) => {
                 let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
                 *minutes = number.ok_or(Error::Number { flag: "--minutes" })?;
@@ -244,6 +249,8 @@ mod tests {
         assert_eq!(parse_words("bench-peers stream").unwrap(), asked(Bench::Stream, 5, false));
         assert_eq!(parse_words("bench-peers processor").unwrap(), asked(Bench::Processor, 9, false));
         assert_eq!(parse_words("bench-peers processor --short").unwrap(), asked(Bench::Processor, 1, false));
+        assert_eq!(parse_words("bench-peers serve --short").unwrap(), asked(Bench::Serve, 1, false));
+        assert!(parse_words("bench-peers serve --rounds 4").is_err());
         assert!(parse_words("bench-peers door --short").is_err());
         assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));
         assert_eq!(parse_words("bench-peers pixels --json --rounds 40").unwrap(), pixels(40, true));

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use crate::bench_peers::row::{Row, missing};
 use crate::bench_peers::{
-    Bench, RESULTS, door_note, handoff_note, index_note, pixels_note, processor_note, stream_note,
+    Bench, RESULTS, door_note, handoff_note, index_note, pixels_note, processor_note, serve_note, stream_note,
 };
 
-/// `stream` joins them with the first results that its command has written.
-const BENCHES: [Bench; 5] = [Bench::Pixels, Bench::Handoff, Bench::Index, Bench::Door, Bench::Processor];
+const BENCHES: [Bench; 7] =
+    [Bench::Pixels, Bench::Handoff, Bench::Index, Bench::Door, Bench::Stream, Bench::Processor, Bench::Serve];
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -33,6 +33,7 @@ fn each_note_is_made_of_the_rows_beside_it() {
             Bench::Door => door_note::write(&rows),
             Bench::Stream => stream_note::write(&rows),
             Bench::Processor => processor_note::write(&rows),
+            Bench::Serve => serve_note::write(&rows),
         };
         let committed = fs::read_to_string(file(bench, "md")).unwrap();
         for (number, (made, found)) in note.lines().zip(committed.lines()).enumerate() {

@@ -1,10 +1,8 @@
 //! `docs/benchmarks/door.md`, made of the rows and nothing else.
 
-use crate::bench_peers::door::{
-    BASELINE, DIFFERENT, METRICS, Metric, ORIGIN, OUR_ENGINES, PER_CPU, ROUNDS, TOKENS_PER_CPU,
-};
+use crate::bench_peers::door::{BASELINE, METRICS, ORIGIN, OUR_ENGINES, PER_CPU, ROUNDS, TOKENS_PER_CPU};
 use crate::bench_peers::load;
-use crate::bench_peers::page::{number, push};
+use crate::bench_peers::page::{lengths, number, peers, push, reached, table};
 use crate::bench_peers::row::Row;
 
 const HEAD: &str = "\
@@ -53,7 +51,7 @@ beyond themselves. Only ratios of one run mean something.
 pub(crate) fn write(rows: &[Row]) -> String {
     let mut text = String::from(HEAD);
     let rounds = rows.iter().find(|row| row.metric == ROUNDS).and_then(|row| row.ours).unwrap_or_default();
-    let peers = peers(rows);
+    let peers = peers(rows.iter().filter(|row| is_rate(row)));
     push(
         &mut text,
         format_args!(
@@ -73,7 +71,9 @@ pub(crate) fn write(rows: &[Row]) -> String {
     lengths(rows, &mut text);
     let cases = rows.chunk_by(|a, b| a.case == b.case);
     for case in cases.filter(|case| case.iter().any(is_rate)) {
-        table(case, &peers, &mut text);
+        // How often an origin was asked is told where an image comes from one.
+        let metrics = METRICS.iter().filter(|metric| metric.name != ORIGIN || case[0].case.contains("URL"));
+        table(case, metrics, &mut text);
     }
     text
 }
@@ -99,24 +99,6 @@ fn is_rate(row: &Row) -> bool {
     [PER_CPU, TOKENS_PER_CPU].contains(&row.metric.as_str())
 }
 
-fn reached(row: &Row) -> &'static str {
-    match row.ok {
-        Some(true) => "yes",
-        _ if row.equal == Some(false) => "**no: other prompts**",
-        _ => "**no**",
-    }
-}
-
-fn peers(rows: &[Row]) -> Vec<&str> {
-    let mut peers = Vec::new();
-    for row in rows.iter().filter(|row| is_rate(row)) {
-        if !peers.contains(&row.peer_name.as_str()) {
-            peers.push(&row.peer_name);
-        }
-    }
-    peers
-}
-
 fn targets(rows: &[Row], text: &mut String) {
     text.push_str("\n## Targets: requests per second of the frontend's CPU time\n\n");
     text.push_str("| case | against | ours | theirs | ratio | target | reached |\n|---|---|---|---|---|---|---|\n");
@@ -125,39 +107,6 @@ fn targets(rows: &[Row], text: &mut String) {
         let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);
         let (Row { case, peer_name, .. }, reached) = (row, reached(row));
         push(text, format_args!("| {case} | {peer_name} | {ours} | {peer} | {ratio} | ≥ {target} | {reached} |\n"));
-    }
-}
-
-fn lengths(rows: &[Row], text: &mut String) {
-    text.push_str("\n## Prompts\n\n| case | against | compared | of another length |\n|---|---|---|---|\n");
-    for row in rows.iter().filter(|row| row.metric == DIFFERENT) {
-        let [compared, different] =
-            [row.ours, row.peer].map(|count| count.map_or("–".to_owned(), |count| count.to_string()));
-        push(text, format_args!("| {} | {} | {compared} | {different} |\n", row.case, row.peer_name));
-    }
-}
-
-/// A case, a line per metric, a column per side, the peers' with the ratio.
-pub(crate) fn table(case: &[Row], peers: &[&str], text: &mut String) {
-    push(text, format_args!("\n## {}\n\n| | unit | chiasm | {} |\n|---|---|---|", case[0].case, peers.join(" | ")));
-    text.push_str(&"---|".repeat(peers.len()));
-    text.push('\n');
-    for Metric { name, unit, .. } in METRICS {
-        let of = |peer: &str| case.iter().find(|row| row.metric == name && row.peer_name == peer);
-        // Told where an image comes from somewhere.
-        if name == ORIGIN && !case[0].case.contains("URL") {
-            continue;
-        }
-        let Some(any) = case.iter().find(|row| row.metric == name) else { continue };
-        let ours = number(any.ours);
-        push(text, format_args!("| {name} | {unit} | {ours} |"));
-        for peer in peers {
-            let row = of(peer);
-            let ratio =
-                row.and_then(|row| row.ratio).map_or(String::new(), |ratio| format!(" (× {})", number(Some(ratio))));
-            push(text, format_args!(" {}{ratio} |", number(row.and_then(|row| row.peer))));
-        }
-        text.push('\n');
     }
 }
 

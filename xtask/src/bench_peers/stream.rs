@@ -1,6 +1,6 @@
 //! Turns what the program `door streams` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{BASELINE, METRICS, Measurement, Metric, OURS, ROUNDS, TOKENS_PER_CPU};
+use crate::bench_peers::door::{BASELINE, DIFFERENT, METRICS, Measurement, Metric, OURS, ROUNDS, TOKENS_PER_CPU};
 use crate::bench_peers::load::Load;
 use crate::bench_peers::row::{Mandatory, Row, rounded};
 
@@ -12,8 +12,6 @@ pub(crate) const RELAY: &str = "null relay";
 pub(crate) const DELAY: &str = "engine to client p99";
 /// CPU time of the frontend.
 const CPU: &str = "CPU per output token";
-/// Prompts whose lengths were compared, and those with another one.
-const DIFFERENT: &str = "prompts of another length";
 /// The case in which a token costs most.
 const SINGLE: &str = "plain, 1 stream";
 

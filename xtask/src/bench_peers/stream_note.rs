@@ -1,9 +1,8 @@
 //! `docs/benchmarks/stream.md`, made of the rows and nothing else.
 
-use crate::bench_peers::door::ROUNDS;
-use crate::bench_peers::door_note::table;
+use crate::bench_peers::door::{METRICS, ROUNDS};
 use crate::bench_peers::load;
-use crate::bench_peers::page::{number, push};
+use crate::bench_peers::page::{lengths, number, push, reached, table};
 use crate::bench_peers::row::Row;
 
 const HEAD: &str = "\
@@ -52,11 +51,11 @@ pub(crate) fn write(rows: &[Row]) -> String {
         "| case | metric | against | ours | theirs | ratio | target | reached |\n|---|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
-        let Row { case, metric, peer_name, target: Some(target), ok, .. } = row else { continue };
+        let Row { case, metric, peer_name, target: Some(target), .. } = row else { continue };
         let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);
         // What has a limit is told as its part of it.
         let sign = if metric.starts_with("output tokens") { "≥" } else { "≤" };
-        let reached = if *ok == Some(true) { "yes" } else { "**no**" };
+        let reached = reached(row);
         push(
             &mut text,
             format_args!(
@@ -64,23 +63,23 @@ pub(crate) fn write(rows: &[Row]) -> String {
             ),
         );
     }
+    for case in cases(rows) {
+        let rows: Vec<Row> = rows.iter().filter(|row| row.case == case).cloned().collect();
+        table(&rows, METRICS.iter(), &mut text);
+    }
+    lengths(rows, &mut text);
+    text
+}
+
+/// The cases that were measured, in their order.
+fn cases(rows: &[Row]) -> Vec<&str> {
     let mut cases: Vec<&str> = Vec::new();
     for row in rows.iter().filter(|row| row.case.contains(" stream")) {
         if !cases.contains(&row.case.as_str()) {
             cases.push(&row.case);
         }
     }
-    for case in cases {
-        let rows: Vec<Row> = rows.iter().filter(|row| row.case == case).cloned().collect();
-        let mut peers: Vec<&str> = Vec::new();
-        for row in &rows {
-            if !peers.contains(&row.peer_name.as_str()) {
-                peers.push(&row.peer_name);
-            }
-        }
-        table(&rows, &peers, &mut text);
-    }
-    text
+    cases
 }
 
 #[cfg(test)]

@@ -1,0 +1,161 @@
+//! Turns what the program `serve` measured into rows, with the targets that the project has set itself.
+
+use crate::bench_peers::door::{DIFFERENT, Measurement, Metric, OURS, ROUNDS};
+use crate::bench_peers::load::Load;
+use crate::bench_peers::row::{Mandatory, Row, rounded};
+
+/// The bench's name in rows and files, and its program's.
+pub(crate) const BENCH: &str = "serve";
+/// Engines without a frontend, which are a limit and no peer.
+pub(crate) const CEILING: &str = "engines alone";
+const VLLM_SERVE: &str = "vllm serve";
+const VLLM_RS: &str = "vllm-rs";
+/// The cases: each with what all its engines are started with.
+pub(crate) const CASES: [(&str, &[&str]); 2] =
+    [("vLLM's defaults", &[]), ("8192 tokens per step", &["--max-num-batched-tokens", "8192"])];
+pub(crate) const RATE: &str = "requests per second";
+const TTFT_P50: &str = "TTFT p50";
+const TTFT_P90: &str = "TTFT p90";
+/// Measured in pairs: our rate as a part of the other's.
+const PART: &str = "our part of its requests per second";
+
+/// All metrics, in the order in which reports show them.
+pub(crate) const METRICS: [Metric; 7] = [
+    Metric { name: RATE, unit: "requests/s", more_is_better: Some(true) },
+    Metric { name: TTFT_P50, unit: "ms", more_is_better: Some(false) },
+    Metric { name: TTFT_P90, unit: "ms", more_is_better: Some(false) },
+    Metric { name: "cached prompt tokens", unit: "%", more_is_better: None },
+    Metric { name: "frontend's CPU per request", unit: "ms", more_is_better: Some(false) },
+    Metric { name: "engines' CPU per request", unit: "ms", more_is_better: Some(false) },
+    Metric { name: "CPU of the other sides", unit: "cores", more_is_better: None },
+];
+
+/// Ratios to reach: metric, the start of the peer's name, the ratio.
+const TARGETS: [(&str, &str, f64); 3] =
+    [(RATE, CEILING, 0.9), (TTFT_P50, VLLM_SERVE, 3.0), (TTFT_P90, VLLM_SERVE, 3.0)];
+
+pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
+    cases: &[CASES[0].0, CASES[1].0],
+    lines: &[
+        (RATE, CEILING),
+        (RATE, VLLM_SERVE),
+        (RATE, VLLM_RS),
+        (TTFT_P50, CEILING),
+        (TTFT_P50, VLLM_SERVE),
+        (TTFT_P50, VLLM_RS),
+        (TTFT_P90, CEILING),
+        (TTFT_P90, VLLM_SERVE),
+        (TTFT_P90, VLLM_RS),
+        (DIFFERENT, VLLM_SERVE),
+        (DIFFERENT, VLLM_RS),
+    ],
+}];
+
+/// All rows of a run that began under some load.
+pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
+    let rounds = Some(f64::from(rounds));
+    let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", OURS) }];
+    rows.extend(load.map(|load| load.row(BENCH)));
+    let mut lines: Vec<(&str, &str)> = Vec::new();
+    for it in measurements {
+        if it.side != OURS && !lines.contains(&(&it.case, &it.side)) {
+            lines.push((&it.case, &it.side));
+        }
+    }
+    for (case, side) in lines {
+        let value = |side: &str, metric: &str| {
+            let is = |it: &&Measurement| (&*it.case, &*it.side, &*it.metric) == (case, side, metric);
+            measurements.iter().find(is).map(|it| it.value)
+        };
+        let different = value(side, "different");
+        let equal = different.map(|different| different == 0.0);
+        for Metric { name, unit, more_is_better } in METRICS {
+            let (Some(ours), Some(peer)) = (value(OURS, name), value(side, name)) else { continue };
+            let ratio = match more_is_better {
+                // In pairs, as what else the machine does changes from round to round.
+                Some(_) if name == RATE => value(side, PART),
+                Some(true) => Some(ours / peer),
+                Some(false) => Some(peer / ours),
+                None => None,
+            };
+            let is_target = |(metric, of, _): &&(&str, &str, f64)| *metric == name && side.starts_with(of);
+            let target = TARGETS.iter().find(is_target).map(|&(_, _, target)| target);
+            let ok = target.map(|target| ratio.is_some_and(|ratio| ratio >= target) && equal != Some(false));
+            rows.push(Row {
+                ours: Some(rounded(ours)),
+                peer: Some(rounded(peer)),
+                ratio: ratio.map(rounded),
+                target,
+                ok,
+                equal,
+                ..row(case, name, unit, side)
+            });
+        }
+        if different.is_some() {
+            let row = row(case, DIFFERENT, "prompts", side);
+            rows.push(Row { ours: value(side, "compared"), peer: different, equal, ..row });
+        }
+    }
+    rows
+}
+
+fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
+    Row { metric: metric.to_owned(), unit, ..Row::milliseconds(BENCH, case, peer) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::bench_peers::row::missing;
+
+    /// All that a run measures: the engines alone are as fast as with us, vllm-rs takes twice the time, `vllm serve` four times.
+    pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
+        let mut measurements = Vec::new();
+        let sides = [(OURS, 1.0), ("vllm serve 0.1", 4.0), ("vllm-rs 0.1", 2.0), (CEILING, 1.0)];
+        for ((case, _), (side, time)) in CASES.iter().flat_map(|case| sides.map(|side| (case, side))) {
+            let mut values: Vec<(&str, f64)> = METRICS.iter().map(|metric| (metric.name, 10.0 * time)).collect();
+            values[0].1 = 40.0 / time;
+            if side == CEILING {
+                values.retain(|(metric, _)| !metric.starts_with("frontend"));
+            }
+            if side != OURS {
+                values.push((PART, 0.95 * time));
+            }
+            if side.starts_with("vllm") {
+                values.extend([("compared", 480.0), ("different", different)]);
+            }
+            measurements.extend(values.into_iter().map(|(metric, value)| {
+                let [case, side, metric] = [case, side, metric].map(str::to_owned);
+                Measurement { case, clients: None, side, metric, value }
+            }));
+        }
+        measurements
+    }
+
+    fn find<'a>(rows: &'a [Row], metric: &str, peer: &str) -> &'a Row {
+        rows.iter().find(|row| row.metric == metric && row.peer_name.starts_with(peer)).unwrap()
+    }
+
+    #[test]
+    fn the_ceiling_is_for_the_rate_and_vllm_serve_for_what_a_client_waits() {
+        let rows = rows(&measurements(0.0), 5, None);
+        let ceiling = find(&rows, RATE, CEILING);
+        assert_eq!((ceiling.ours, ceiling.peer, ceiling.ratio), (Some(40.0), Some(40.0), Some(0.95)));
+        assert_eq!((ceiling.target, ceiling.ok, ceiling.equal), (Some(0.9), Some(true), None));
+        for metric in [TTFT_P50, TTFT_P90] {
+            let vllm = find(&rows, metric, VLLM_SERVE);
+            assert_eq!((vllm.ratio, vllm.target, vllm.ok, vllm.equal), (Some(4.0), Some(3.0), Some(true), Some(true)));
+            assert_eq!(find(&rows, metric, VLLM_RS).target, None);
+        }
+        assert!(!rows.iter().any(|row| row.peer_name == CEILING && row.metric.starts_with("frontend")));
+        assert_eq!(missing(&rows, &MANDATORY), [""; 0]);
+    }
+
+    #[test]
+    fn prompts_of_another_length_reach_no_target() {
+        let rows = rows(&measurements(1.0), 5, None);
+        assert_eq!(find(&rows, TTFT_P50, VLLM_SERVE).ok, Some(false));
+        assert_eq!(find(&rows, DIFFERENT, VLLM_SERVE).equal, Some(false));
+        assert_eq!(find(&rows, RATE, CEILING).ok, Some(true));
+    }
+}

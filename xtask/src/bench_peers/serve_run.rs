@@ -1,0 +1,66 @@
+//! A run of the bench of the whole: what it needs is made ready, the program `serve` measures, its results are told.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::bench_peers::load::Load;
+use crate::bench_peers::{Bench, built, door, door_inputs, door_peers, peers, serve, serve_note, write};
+use crate::error::Error;
+use crate::vllm_env::{self, Setup};
+use crate::{models, plugin, vllm_overlay};
+
+const MODEL: &str = "qwen25vl";
+/// Rounds of a run that is only to see whether all of it works.
+pub(crate) const SHORT: u32 = 1;
+
+/// Runs it. The note of a short run is printed and not kept.
+pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
+    let base = vllm_env::ensure(setup)?;
+    let env = vllm_overlay::ensure_version(setup, &base, door_peers::VLLM)?;
+    let pictures = door_inputs::ensure(setup)?.join("pictures");
+    let flags = [
+        ("--chiasm", built::chiasm(setup)?),
+        ("--replay", built::example(setup, "chiasm", "replay")?),
+        ("--vllm", env.vllm()),
+        ("--python", env.python()),
+        ("--vllm-rs", door_peers::ensure(setup)?.vllm_rs()),
+        ("--version", door_peers::VLLM.into()),
+        ("--plugin", plugin::ensure(setup, &base)?),
+        ("--model", models::ensure(setup, &base)?.join(MODEL)),
+        ("--pictures", pictures),
+        ("--rounds", rounds.to_string().into()),
+    ];
+    let program = peers::build(setup, serve::BENCH)?;
+    let (load, mut measurements) = (Load::now(), Vec::new());
+    for (case, engine_flags) in serve::CASES {
+        setup.output.say(&format!("starting all sides, which import vLLM, then measuring: {case}"))?;
+        let mut measure = measuring(&program);
+        for (flag, value) in &flags {
+            measure.arg(flag).arg(value);
+        }
+        measure.args(["--case", case, "--"]).args(engine_flags);
+        measurements.extend(door::parse(&peers::lines(&mut measure, "the program serve")?)?);
+    }
+    let rows = serve::rows(&measurements, rounds, load);
+    let note = serve_note::write(&rows);
+    if rounds == SHORT {
+        return setup.output.say(&note);
+    }
+    setup.output.say(&write(setup, Bench::Serve, &rows, &note, json)?)
+}
+
+/// The program, with nothing in its environment that engines or frontends would go by.
+fn measuring(program: &Path) -> Command {
+    let mut measure = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let others = ["CHIASM_", "VLLM_", "PYTHON", "OMP_", "TOKIO_", "RUST_"];
+        if name.to_str().is_some_and(|name| others.iter().any(|prefix| name.starts_with(prefix))) {
+            measure.env_remove(name);
+        }
+    }
+    for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
+        measure.env_remove(name).env_remove(name.to_uppercase());
+    }
+    measure.arg("run").envs(vllm_env::ENGINE_VARIABLES).stdin(Stdio::null());
+    measure
+}
