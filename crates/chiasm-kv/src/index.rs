@@ -55,9 +55,7 @@ use workers::Workers;
 ///   [`Overlaps::with_lower_tiers`] only; other media and blocks with `REMOTE` locality are ignored.
 /// - Every KV-cache group that events named has to suit: `docs/index.md` says how.
 /// - Only blocks of the worker's own block size count: vLLM also reports fragments of blocks.
-/// - One hash with two keys is a collision of the engine's 64-bit hashes. It matches nothing where it is seen; a worker
-///   whose blocks are found without a table of all of them (`docs/index.md`) may be believed to hold either until the hash was
-///   removed twice.
+/// - One hash with two keys is a collision of the engine's 64-bit hashes. It matches nothing.
 /// - Blocks that were shed to stay below [`PrefixIndex::with_max_bytes`] are as if never stored.
 ///
 /// Known limits: vLLM reports fragments of blocks and groups with larger blocks alike, by another block size; a model with
@@ -290,7 +288,7 @@ impl PrefixIndex {
                 }
                 KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.core.prompts, scratch),
                 KvEvent::AllBlocksCleared => {
-                    cleared.extend(worker.clear(&self.core.prompts, &self.core.workers));
+                    cleared.extend(worker.clear(&self.core.workers));
                 }
                 KvEvent::Unknown(_) => {}
             }
@@ -317,7 +315,7 @@ impl PrefixIndex {
 
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
     pub fn clear(&self, worker: WorkerId) {
-        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.prompts, &self.core.workers));
+        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.workers));
         self.leave(None, cleared.unwrap_or_default());
     }
 
@@ -372,7 +370,7 @@ impl PrefixIndex {
             }
             let last = search.path.last();
             let last =
-                last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..], |key| *key) as usize);
+                last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..]) as usize);
             let path = Path { tree: &tree, runs: &search.path, len: last.unwrap_or(0) };
             for mixed in workers.mixed() {
                 depths[mixed.place() as usize] = mixed.overlap(depths, &path) as u32;

@@ -6,7 +6,7 @@ use chiasm_types::TokenId;
 
 use super::*;
 use crate::event::{BlockStored, ExternalHash};
-use crate::index::leaving::{Leaving, RUNS};
+use crate::index::leaving::{BLOCKS, Leaving};
 use crate::{PromptBlocks, block_keys};
 
 const BLOCK: BlockSize = BlockSize::new(1).unwrap();
@@ -101,7 +101,7 @@ fn what_leaves_is_in_no_answer_and_goes_in_steps_between_which_nobody_waits() {
     assert!(left > 250, "{left}");
     while leaving.step(&index.core.prompts) {
         let now = held_runs(&index, leaving.place());
-        assert!(now + RUNS >= left, "{left} runs, then {now}");
+        assert!(now + BLOCKS >= left, "{left} runs, then {now}");
         (steps, left) = (steps + 1, now);
         // Lookups and events take the same lock: on this thread they would never end if it was held.
         check();

@@ -7,18 +7,14 @@
 //! Whoever names a block by run and position keeps its name good when runs are split: positions beyond a run's end go on in
 //! its tail.
 
-mod blocks;
 mod run;
 
 use std::sync::atomic::AtomicU32;
 
 use super::holders::{Holders, Place};
-use super::part::Name;
 use super::table::Table;
 use super::use_counter::UseCounter;
 use crate::BlockKey;
-pub(super) use blocks::Block;
-use blocks::Blocks;
 use run::First;
 pub(super) use run::Run;
 
@@ -65,8 +61,6 @@ pub(super) struct Segment {
     pub(super) len: u32,
     /// The piece of them that the worker held before, counted from the first: `from..to`.
     pub(super) before: (u32, u32),
-    /// Whether all of them have the names here that they were told by.
-    pub(super) same_names: bool,
 }
 
 impl Tree {
@@ -116,19 +110,19 @@ impl Tree {
     /// Looks at what is needed of a run to change it.
     pub(super) fn touch(&self, spot: Spot) -> u64 {
         let run = self.runs.get((spot.run - self.tag) as usize);
-        run.and_then(|run| run.blocks.names().last()).copied().unwrap_or_default()
+        run.and_then(|run| run.keys().last()).map_or(0, |key| key.get() as u64)
     }
 
     /// The key of a block; `None` if it is no more.
     pub(super) fn key(&self, spot: Spot) -> Option<BlockKey> {
-        self.find(spot).map(|spot| self.run(spot.run).blocks.key(spot.at))
+        self.find(spot).map(|spot| self.run(spot.run).keys()[spot.at as usize])
     }
 
     /// The run that goes on with a block after the last of another, or at the start.
     pub(super) fn next(&self, after: Option<RunId>, key: BlockKey) -> Option<RunId> {
         let tail = after.and_then(|run| self.run(run).tail_with(key));
-        tail.filter(|tail| self.run(*tail).blocks.key(0) == key).or_else(|| {
-            let is = |first: &First| self.run(first.run).blocks.key(0) == key;
+        tail.filter(|tail| self.run(*tail).keys()[0] == key).or_else(|| {
+            let is = |first: &First| self.run(first.run).keys()[0] == key;
             self.first.get(First::hash_of(key), is).map(|first| first.run)
         })
     }
@@ -137,25 +131,12 @@ impl Tree {
     /// seldom needed.
     pub(super) fn follow(&self, after: Option<RunId>, keys: &[BlockKey]) -> Option<(RunId, u32)> {
         let agrees = |run: RunId| {
-            let agree = self.run(run).agrees(0, keys, |key| *key);
+            let agree = self.run(run).agrees(0, keys);
             (agree > 0).then_some((run, agree))
         };
         let key = *keys.first()?;
         let tail = after.and_then(|run| self.run(run).tail_with(key));
         tail.and_then(agrees).or_else(|| self.first.find_map(First::hash_of(key), |first| agrees(first.run)))
-    }
-
-    /// What a block is called in its run, which has to be the one that it is in now.
-    pub(super) fn name(&self, spot: Spot) -> Name {
-        self.run(spot.run).blocks.name(spot.at)
-    }
-
-    /// The block before one that is where it is said to be now.
-    pub(super) fn before(&self, spot: Spot) -> Option<Spot> {
-        match spot.at.checked_sub(1) {
-            Some(at) => Some(Spot { at, ..spot }),
-            None => self.run(spot.run).parent().and_then(|parent| self.find(parent)),
-        }
     }
 
     /// Whether a worker holds a block.
@@ -167,79 +148,57 @@ impl Tree {
     }
 
     /// A worker holds these blocks now, which follow a block or start a prompt. Tells where they are; fewer than asked for
-    /// when there is no room for more runs. Blocks that are there keep their names.
+    /// when there is no room for more runs.
     pub(super) fn hold(
         &mut self,
         parent: Option<Spot>,
-        blocks: &[Block],
+        keys: &[BlockKey],
         place: Place,
         uses: &UseCounter,
         segments: &mut Vec<Segment>,
     ) {
-        let mut blocks = blocks;
+        let mut keys = keys;
         // The next block is that at this position of this run, or comes after it.
         let mut here = match parent.map(|parent| self.find(parent)) {
             None => None,
             Some(Some(spot)) => Some(Spot { at: spot.at + 1, ..spot }),
             Some(None) => return,
         };
-        while let Some(block) = blocks.first() {
+        while let Some(key) = keys.first() {
             let len = here.map_or(0, |here| self.run(here.run).len());
             if let Some(spot) = here.filter(|here| here.at < len) {
-                let agree = self.run(spot.run).agrees(spot.at, blocks, |block| block.key);
+                let agree = self.run(spot.run).agrees(spot.at, keys);
                 if agree > 0 {
                     let Some(segment) = self.hold_piece(spot, agree, place, uses) else { return };
-                    let (held, rest) = blocks.split_at(segment.len as usize);
+                    keys = &keys[segment.len as usize..];
                     here = Some(Spot { run: segment.spot.run, at: segment.spot.at + segment.len });
-                    self.compare_names(segment, held, segments);
-                    blocks = rest;
+                    segments.push(segment);
                     continue;
                 }
                 // Parts within the run.
                 if self.split(spot).is_none() {
                     return;
                 }
-            } else if let Some(next) = self.next(here.map(|here| here.run), block.key) {
+            } else if let Some(next) = self.next(here.map(|here| here.run), *key) {
                 here = Some(Spot { run: next, at: 0 });
                 continue;
             }
-            let Some(segment) = self.add(here, blocks, place, uses) else { return };
-            blocks = &blocks[segment.len as usize..];
+            let Some(segment) = self.add(here, keys, place, uses) else { return };
+            keys = &keys[segment.len as usize..];
             here = Some(Spot { run: segment.spot.run, at: segment.spot.at + segment.len });
             segments.push(segment);
-        }
-    }
-
-    /// Cuts a segment into stretches of blocks whose names are all the same here, or all others.
-    fn compare_names(&self, segment: Segment, blocks: &[Block], segments: &mut Vec<Segment>) {
-        let at = segment.spot.at as usize;
-        let ours = &self.run(segment.spot.run).blocks.names()[at..at + blocks.len()];
-        let mut from = 0;
-        let same = |pair: &(&Name, &Block)| *pair.0 == pair.1.name;
-        let mut pairs = ours.iter().zip(blocks).peekable();
-        while let Some(first) = pairs.next() {
-            let same_names = same(&first);
-            let mut len = 1;
-            while pairs.next_if(|pair| same(pair) == same_names).is_some() {
-                len += 1;
-            }
-            let within = |end: u32| end.clamp(from, from + len) - from;
-            let before = (within(segment.before.0), within(segment.before.1));
-            let spot = Spot { at: segment.spot.at + from, ..segment.spot };
-            segments.push(Segment { spot, len, before, same_names });
-            from += len;
         }
     }
 
     /// A worker holds this block now. Where it is, its key, and whether it did not before.
     pub(super) fn hold_at(&mut self, spot: Spot, place: Place, uses: &UseCounter) -> Option<(Spot, BlockKey, bool)> {
         let spot = self.find(spot)?;
-        let key = self.run(spot.run).blocks.key(spot.at);
+        let key = self.run(spot.run).keys()[spot.at as usize];
         let segment = self.hold_piece(spot, 1, place, uses)?;
         Some((segment.spot, key, segment.before.0 >= segment.before.1))
     }
 
-    /// Blocks of a run, one at least. Names are not compared.
+    /// Blocks of a run, one at least.
     fn hold_piece(&mut self, spot: Spot, len: u32, place: Place, uses: &UseCounter) -> Option<Segment> {
         let run = self.run(spot.run);
         uses.note(&run.used);
@@ -250,56 +209,56 @@ impl Tree {
                 self.split(spot)?;
                 let spot = Spot { run: self.run(spot.run).tail()?, at: 0 };
                 self.set(spot.run, place, 0, len);
-                Some(Segment { spot, len, before: (0, 0), same_names: true })
+                Some(Segment { spot, len, before: (0, 0) })
             }
             Some((old_from, _)) if old_from > to => {
                 self.split(Spot { at: old_from, ..spot })?;
                 self.set(spot.run, place, from, to);
-                Some(Segment { spot, len, before: (0, 0), same_names: true })
+                Some(Segment { spot, len, before: (0, 0) })
             }
             Some((old_from, old_to)) => {
                 self.set(spot.run, place, from.min(old_from), to.max(old_to));
                 let before = (old_from.clamp(from, to) - from, old_to.clamp(from, to) - from);
-                Some(Segment { spot, len, before, same_names: true })
+                Some(Segment { spot, len, before })
             }
             None => {
                 self.set(spot.run, place, from, to);
-                Some(Segment { spot, len, before: (0, 0), same_names: true })
+                Some(Segment { spot, len, before: (0, 0) })
             }
         }
     }
 
     /// New blocks after a run's last, or at the start: as many as fit into one run.
-    fn add(&mut self, after: Option<Spot>, blocks: &[Block], place: Place, uses: &UseCounter) -> Option<Segment> {
+    fn add(&mut self, after: Option<Spot>, keys: &[BlockKey], place: Place, uses: &UseCounter) -> Option<Segment> {
         if let Some(spot) = after {
             let run = self.run_mut(spot.run);
             let len = run.len();
-            let blocks = &blocks[..blocks.len().min(MOST_BLOCKS - len as usize)];
-            if !blocks.is_empty() && run.tail().is_none() && run.children == 0 && run.holders.ends_with_only(place, len)
+            let keys = &keys[..keys.len().min(MOST_BLOCKS - len as usize)];
+            if !keys.is_empty() && run.tail().is_none() && run.children == 0 && run.holders.ends_with_only(place, len)
             {
                 let before = run.bytes();
-                run.blocks.extend(blocks);
+                run.extend(keys);
                 let (from, to) = (run.holders.get(place, len).map_or(0, |(from, _)| from), run.len());
                 run.holders = Holders::default();
                 run.holders.set(place, from, to, to);
                 uses.note(&run.used);
                 self.heap += self.run(spot.run).bytes() - before;
-                self.blocks += blocks.len();
-                return Some(Segment { spot, len: blocks.len() as u32, before: (0, 0), same_names: true });
+                self.blocks += keys.len();
+                return Some(Segment { spot, len: keys.len() as u32, before: (0, 0) });
             }
         }
-        let blocks = &blocks[..blocks.len().min(MOST_BLOCKS)];
+        let keys = &keys[..keys.len().min(MOST_BLOCKS)];
         let parent = after.map(|spot| Spot { at: spot.at - 1, ..spot });
-        let run = Run::new(Blocks::new(blocks), Holders::one(place, blocks.len() as u32), parent);
+        let run = Run::new(keys.to_vec(), Holders::one(place, keys.len() as u32), parent);
         uses.note(&run.used);
         let id = self.new_run(run)?;
-        let first = blocks[0].key;
+        let first = keys[0];
         self.first.entry(First::hash_of(first), |first| first.run == id, || First::new(first, id));
         if let Some(spot) = after {
             self.run_mut(spot.run).children += 1;
         }
-        self.blocks += blocks.len();
-        Some(Segment { spot: Spot { run: id, at: 0 }, len: blocks.len() as u32, before: (0, 0), same_names: true })
+        self.blocks += keys.len();
+        Some(Segment { spot: Spot { run: id, at: 0 }, len: keys.len() as u32, before: (0, 0) })
     }
 
     /// A worker holds so many blocks from this one on no more. They are named by the same run, whatever it has become.
@@ -336,15 +295,13 @@ impl Tree {
         self.settle(spot.run);
     }
 
-    /// A worker holds nothing any more of the run that a block is in. Returns the last block of the run before, if the worker held
-    /// this one from its first block on.
-    pub(super) fn leave(&mut self, spot: Spot, place: Place) -> Option<Spot> {
-        let Spot { run, .. } = self.find(spot)?;
-        let (from, _) = self.run(run).holders.get(place, self.run(run).len())?;
-        let before = if from == 0 { self.before(Spot { run, at: 0 }) } else { None };
-        self.set(run, place, 0, 0);
-        self.settle(run);
-        before
+    /// A worker holds nothing any more of the run that a block is in.
+    pub(super) fn leave(&mut self, spot: Spot, place: Place) {
+        let Some(Spot { run, .. }) = self.find(spot) else { return };
+        if self.run(run).holders.get(place, self.run(run).len()).is_some() {
+            self.set(run, place, 0, 0);
+            self.settle(run);
+        }
     }
 
     /// Whether there is no room for more runs.
@@ -391,14 +348,14 @@ impl Tree {
         }
         let run = self.run_mut(spot.run);
         let (bytes, len) = (run.bytes(), run.len());
-        let (blocks, holders) = (run.blocks.split_off(spot.at), run.holders.split(spot.at, len));
-        let mut rest = Run::new(blocks, holders, Some(Spot { run: spot.run, at: spot.at - 1 }));
+        let (keys, holders) = (run.split_off(spot.at), run.holders.split(spot.at, len));
+        let mut rest = Run::new(keys, holders, Some(Spot { run: spot.run, at: spot.at - 1 }));
         rest.set_tail(run.take_tail());
         rest.children = std::mem::take(&mut run.children);
         rest.used = AtomicU32::new(*run.used.get_mut());
         let after = run.bytes();
         self.heap = self.heap + after - bytes;
-        let first = rest.blocks.key(0);
+        let first = rest.keys()[0];
         let tail = self.new_run(rest)?;
         self.run_mut(spot.run).set_tail(Some(First::new(first, tail)));
         Some(())
@@ -418,12 +375,12 @@ impl Tree {
                 return;
             }
             if end > 0 {
-                run.blocks.truncate(end);
+                run.truncate(end);
                 let after = run.bytes();
                 self.heap = self.heap + after - bytes;
                 return;
             }
-            let (first, parent) = (run.blocks.key(0), run.parent());
+            let (first, parent) = (run.keys()[0], run.parent());
             *run = Run::default();
             self.heap -= bytes;
             self.free.push(id - self.tag);

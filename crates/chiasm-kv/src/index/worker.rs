@@ -7,7 +7,7 @@ use super::forest::{Forest, Writer};
 use super::marks::Marks;
 use super::part::{Name, Part, Prompts, name};
 use super::source::{Source, Tier};
-use super::tree::{Block, Segment, Spot};
+use super::tree::{Segment, Spot};
 use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
@@ -45,7 +45,6 @@ pub(super) struct Scratch {
     names: Vec<Name>,
     ends: Vec<Name>,
     keys: Vec<BlockKey>,
-    blocks: Vec<Block>,
     segments: Vec<Segment>,
     /// Blocks newly held in groups that need all leading blocks, if there is such a group; else in any.
     added: Vec<(Name, BlockKey)>,
@@ -127,7 +126,7 @@ impl Worker {
             // images. So only the hashes of theirs are used.
             source.tier != Tier::Device || event.block_size as usize == self.block_size.get()
         });
-        let Some(at) = source.and_then(|source| self.part_of(source, prompts, workers)) else {
+        let Some(at) = source.and_then(|source| self.part_of(source, workers)) else {
             self.stats.ignored_events += 1;
             return;
         };
@@ -136,7 +135,7 @@ impl Worker {
             && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
         scratch.names.clear();
         scratch.names.extend(event.block_hashes.iter().map(name));
-        scratch.blocks.clear();
+        scratch.keys.clear();
         let parent = event.parent_block_hash.as_ref().map(name);
         // Of the blocks without keys, how many have none because of what they are, not for want of a parent.
         let mut unreadable = if fits { 0 } else { blocks };
@@ -171,31 +170,31 @@ impl Worker {
         let (mut tree, mut after, mut before) = (None, None, None);
         if let Some(parent) = parent {
             let Some((spot, key, locked)) = self.parent(parent, few, prompts) else { return false };
-            (tree, after, before) = (locked, Some((parent, spot)), Some(key));
+            (tree, after, before) = (locked, Some(spot), Some(key));
         }
-        let parent = after.map(|(_, spot)| spot);
         self.make_keys(event, before, scratch);
-        let Scratch { blocks, segments, added, untold, .. } = scratch;
-        let Some(first) = blocks.first() else { return true };
-        let number = parent.map_or(Forest::tree_of(first.key), |parent| Forest::tree_with(parent.run));
+        let Scratch { names, keys, segments, added, untold, .. } = scratch;
+        let Some(first) = keys.first() else { return true };
+        let number = after.map_or(Forest::tree_of(*first), |parent| Forest::tree_with(parent.run));
         let mut tree = tree.take().unwrap_or_else(|| prompts.forest.write(number));
         let chains = self.parts.iter().any(|(source, _)| source.is_chain());
         let several = self.parts.len() > 1;
         let (source, part) = &mut self.parts[at];
         let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
-        part.hold(parent, blocks, &mut tree, &prompts.uses, segments);
+        segments.clear();
+        tree.hold(after, keys, part.place(), &prompts.uses, segments);
         if !several {
             drop(tree);
-            part.name(after, blocks, segments, news);
+            part.name(names, keys, segments, news);
             if part.doubts() {
                 part.settle_doubts(&mut prompts.forest.write(number), news);
             }
             return true;
         }
-        part.name(after, blocks, segments, news);
+        part.name(names, keys, segments, news);
         part.settle_doubts(&mut tree, news);
         // What one part says of a hash holds for all: the groups of a model and the tiers share the hashes.
-        for Block { name, .. } in blocks.iter().copied() {
+        for name in names[..keys.len()].iter().copied() {
             let Some(spot) = self.parts[at].1.spot_of(name) else { continue };
             for (_, (source, part)) in self.parts.iter_mut().enumerate().filter(|(other, _)| *other != at) {
                 let news = if source.is_chain() { &mut *added } else { &mut *untold };
@@ -207,7 +206,7 @@ impl Worker {
 
     /// Makes the keys of as many blocks as can be keyed, after a block with the key `before` or from the start.
     fn make_keys(&self, event: &BlockStored, before: Option<BlockKey>, scratch: &mut Scratch) {
-        let Scratch { hasher, marks, names, keys, blocks, .. } = scratch;
+        let Scratch { hasher, marks, keys, .. } = scratch;
         let lora = event.lora_name.as_deref();
         let marked = event.extra_keys.as_ref().is_some_and(|keys| keys.iter().any(Option::is_some));
         let size = self.block_size.get();
@@ -228,50 +227,31 @@ impl Worker {
             keys.push(key);
             last = Some(key);
         }
-        blocks.extend(keys.iter().zip(names).map(|(key, name)| Block { key: *key, name: *name }));
     }
 
     /// Finds the block that an event goes on after: where it is, its key, and if `locked` its tree.
     fn parent<'a>(
-        &mut self,
+        &self,
         name: Name,
         locked: bool,
         prompts: &'a Prompts,
     ) -> Option<(Spot, BlockKey, Option<Writer<'a>>)> {
-        if let [(_, part)] = &self.parts[..]
-            && let Some(guess) = part.guess(name)
-        {
-            let number = Forest::tree_with(guess.run);
-            if locked {
-                let tree = prompts.forest.write(number);
-                if let Some((spot, key)) = part.confirm(&tree, name, guess) {
-                    return Some((spot, key, Some(tree)));
-                }
-            } else if let Some((spot, key)) = part.confirm(&prompts.forest.read(number), name, guess) {
-                return Some((spot, key, None));
-            }
+        let spot = self.spot_of(name)?;
+        let number = Forest::tree_with(spot.run);
+        if locked {
+            let tree = prompts.forest.write(number);
+            return Some((spot, tree.key(spot)?, Some(tree)));
         }
-        let spot = match &mut self.parts[..] {
-            [(_, part)] => part.search(name, prompts)?,
-            _ => self.spot_of(name)?,
-        };
-        let key = prompts.forest.read(Forest::tree_with(spot.run)).key(spot)?;
-        Some((spot, key, None))
+        Some((spot, prompts.forest.read(number).key(spot)?, None))
     }
 
     /// Stores the blocks of an event that have no keys: another part may know them. So it is with an attention group that skips
     /// blocks, and with lower tiers.
     fn store_by_name(&mut self, at: usize, unreadable: usize, prompts: &Prompts, scratch: &mut Scratch) {
-        let Scratch { names, blocks, added, untold, .. } = scratch;
-        let from = blocks.len();
+        let Scratch { names, keys, added, untold, .. } = scratch;
+        let from = keys.len();
         for (block, name) in names.iter().copied().enumerate().skip(from) {
             let spot = self.spot_of(name);
-            if let ([(_, part)], None) = (&mut self.parts[..], spot)
-                && let Some(spot) = part.search(name, prompts)
-            {
-                part.store_again(name, spot);
-                continue;
-            }
             let chains = self.parts.iter().any(|(source, _)| source.is_chain());
             let (source, part) = &mut self.parts[at];
             let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
@@ -313,22 +293,12 @@ impl Worker {
 
     /// Makes the worker hold nothing any more, in no tier. The groups are those of the engine still. Returns the parts that it had, if
     /// they held anything.
-    pub(super) fn clear(&mut self, prompts: &Prompts, workers: &Workers) -> Vec<Part> {
-        let old = if self.entries() > 0 {
-            workers.renew_parts(self.id, &mut self.parts)
-        } else {
-            self.parts.iter_mut().for_each(|(_, part)| drop(part.renew(part.place())));
-            Vec::new()
-        };
-        if self.parts.len() > 1 {
-            self.enter_all(prompts);
+    pub(super) fn clear(&mut self, workers: &Workers) -> Vec<Part> {
+        if self.entries() > 0 {
+            return workers.renew_parts(self.id, &mut self.parts);
         }
-        old
-    }
-
-    /// Makes entries of all blocks: several parts are looked at by all names, whichever was told first.
-    fn enter_all(&mut self, prompts: &Prompts) {
-        self.parts.iter_mut().for_each(|(_, part)| part.enter_all(prompts));
+        self.parts.iter_mut().for_each(|(_, part)| drop(part.renew(part.place())));
+        Vec::new()
     }
 
     /// Makes the worker ignore what still comes. Returns the parts that it had.
@@ -371,7 +341,7 @@ impl Worker {
     }
 
     /// The part that a stored event is about, made if need be.
-    fn part_of(&mut self, source: Source, prompts: &Prompts, workers: &Workers) -> Option<usize> {
+    fn part_of(&mut self, source: Source, workers: &Workers) -> Option<usize> {
         let known = |(known, _): &(Source, Part)| known.tier == source.tier && known.group == source.group;
         if source.tier == Tier::Device && !self.named {
             self.named = true;
@@ -388,7 +358,6 @@ impl Worker {
             return None;
         }
         self.parts.push((source, Part::new(workers.new_place())));
-        self.enter_all(prompts);
         workers.list_parts(self.id, &self.parts);
         Some(self.parts.len() - 1)
     }

@@ -3,13 +3,12 @@
 //! Entries as those of events, under a name made from the key. If that is the name of another block, then the presumed
 //! block is not believed, and neither are those after it.
 
-use super::{Block, Entry, Forest, Part, Prompts};
+use super::{Entry, Forest, Part, Prompts};
 use crate::BlockKey;
 
 impl Part {
     pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], prompts: &Prompts) {
         let Some(first) = chain.first() else { return };
-        self.enter_all(prompts);
         let number = Forest::tree_of(*first);
         let (mut parent, mut rest) = (None, chain);
         let (mut segments, mut added) = (Vec::new(), Vec::new());
@@ -27,9 +26,10 @@ impl Part {
             rest = &rest[there.len()..];
             let missing = rest.iter().take_while(|key| self.entry(key.name()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
-            let blocks: Vec<_> = keys.iter().map(|key| Block { key: *key, name: key.name() }).collect();
-            self.hold(parent, &blocks, &mut tree, &prompts.uses, &mut segments);
-            self.name(None, &blocks, &segments, &mut added);
+            let names: Vec<_> = keys.iter().map(|key| key.name()).collect();
+            segments.clear();
+            tree.hold(parent, keys, self.place, &prompts.uses, &mut segments);
+            self.name(&names, keys, &segments, &mut added);
             self.settle_doubts(&mut tree, &mut added);
             parent = keys.last().and_then(|key| self.spot_of(key.name())).or(parent);
             rest = after;

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::AtomicU32;
 
-use super::blocks::Blocks;
 use super::{NONE, RunId, Spot};
 use crate::BlockKey;
 use crate::index::holders::Holders;
@@ -11,8 +10,8 @@ use crate::index::table::Slot;
 /// One cache line.
 #[repr(align(64))]
 pub(in crate::index) struct Run {
-    /// The blocks. Those that nobody holds are kept while something comes after them.
-    pub(in crate::index) blocks: Blocks,
+    /// The blocks' keys. Those of blocks that nobody holds are kept while something comes after them.
+    keys: Vec<BlockKey>,
     pub(in crate::index) holders: Holders,
     /// The block before the first; its run is [`NONE`] at the start of a prompt.
     parent: Spot,
@@ -26,14 +25,14 @@ pub(in crate::index) struct Run {
 impl Default for Run {
     /// A run of no blocks.
     fn default() -> Self {
-        let (blocks, holders, used) = (Blocks::default(), Holders::default(), AtomicU32::new(0));
-        Self { blocks, holders, parent: Spot { run: NONE, at: 0 }, tail: First::FREE, children: 0, used }
+        let (keys, holders, used) = (Vec::new(), Holders::default(), AtomicU32::new(0));
+        Self { keys, holders, parent: Spot { run: NONE, at: 0 }, tail: First::FREE, children: 0, used }
     }
 }
 
 impl Run {
-    pub(super) fn new(blocks: Blocks, holders: Holders, parent: Option<Spot>) -> Self {
-        Self { blocks, holders, parent: parent.unwrap_or(Spot { run: NONE, at: 0 }), ..Self::default() }
+    pub(super) fn new(keys: Vec<BlockKey>, holders: Holders, parent: Option<Spot>) -> Self {
+        Self { keys, holders, parent: parent.unwrap_or(Spot { run: NONE, at: 0 }), ..Self::default() }
     }
 
     pub(super) fn parent(&self) -> Option<Spot> {
@@ -60,30 +59,66 @@ impl Run {
     }
 
     pub(in crate::index) fn len(&self) -> u32 {
-        self.blocks.len()
+        self.keys.len() as u32
+    }
+
+    pub(in crate::index) fn keys(&self) -> &[BlockKey] {
+        &self.keys
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.blocks.bytes() + self.holders.bytes()
+        self.keys.capacity() * size_of::<BlockKey>() + self.holders.bytes()
+    }
+
+    /// Adds blocks at the end. When memory is too small, takes one of few different sizes, which allocators have at hand;
+    /// most of glibc's `realloc` is not even tried that way.
+    pub(super) fn extend(&mut self, keys: &[BlockKey]) {
+        let len = self.keys.len() + keys.len();
+        if len > self.keys.capacity() {
+            self.move_to(len.max(self.keys.len() * 9 / 8).next_multiple_of(4));
+        }
+        self.keys.extend_from_slice(keys);
+    }
+
+    /// Moves to memory for so many blocks, which are no less than there are.
+    fn move_to(&mut self, room: usize) {
+        let mut keys = Vec::with_capacity(room);
+        keys.extend_from_slice(&self.keys);
+        self.keys = keys;
+    }
+
+    /// Memory is given back when much of it is free.
+    pub(super) fn truncate(&mut self, len: u32) {
+        self.keys.truncate(len as usize);
+        if self.keys.capacity() > 8 + self.keys.len() * 5 / 4 {
+            self.move_to(self.keys.len());
+        }
+    }
+
+    /// Keeps the first ones and returns the others, each with no more memory than it needs.
+    pub(super) fn split_off(&mut self, at: u32) -> Vec<BlockKey> {
+        let rest = self.keys[at as usize..].to_vec();
+        self.keys.truncate(at as usize);
+        self.move_to(self.keys.len());
+        rest
     }
 
     /// How many of the keys are those of this run from `at` on. Keys are chained: if two agree, those before do.
-    pub(in crate::index) fn agrees<T>(&self, at: u32, others: &[T], key: impl Fn(&T) -> BlockKey) -> u32 {
-        let most = ((self.len() - at) as usize).min(others.len());
-        let same = |other: usize| self.blocks.key(at + other as u32) == key(&others[other]);
-        if most == 0 || same(most - 1) {
+    pub(in crate::index) fn agrees(&self, at: u32, others: &[BlockKey]) -> u32 {
+        let keys = &self.keys[at as usize..];
+        let most = keys.len().min(others.len());
+        if most == 0 || keys[most - 1] == others[most - 1] {
             return most as u32;
         }
-        if !same(0) {
+        if keys[0] != others[0] {
             return 0;
         }
         let (mut low, mut high) = (1, most - 1);
         while low < high {
             let middle = low.midpoint(high);
-            if same(middle) {
-                low = middle + 1;
-            } else {
-                high = middle;
+            match keys[middle] == others[middle] {
+                true => low = middle + 1,
+                false => high = middle,
             }
         }
         low as u32
