@@ -369,8 +369,7 @@ impl PrefixIndex {
                 return list(depths, found);
             }
             let last = search.path.last();
-            let last =
-                last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..]) as usize);
+            let last = last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..]) as usize);
             let path = Path { tree: &tree, runs: &search.path, len: last.unwrap_or(0) };
             for mixed in workers.mixed() {
                 depths[mixed.place() as usize] = mixed.overlap(depths, &path) as u32;

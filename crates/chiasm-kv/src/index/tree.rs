@@ -234,8 +234,7 @@ impl Tree {
             let run = self.run_mut(spot.run);
             let len = run.len();
             let keys = &keys[..keys.len().min(MOST_BLOCKS - len as usize)];
-            if !keys.is_empty() && run.tail().is_none() && run.children == 0 && run.holders.ends_with_only(place, len)
-            {
+            if !keys.is_empty() && run.tail().is_none() && run.children == 0 && run.holders.ends_with_only(place, len) {
                 let before = run.bytes();
                 run.extend(keys);
                 let (from, to) = (run.holders.get(place, len).map_or(0, |(from, _)| from), run.len());
