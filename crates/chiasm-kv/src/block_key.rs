@@ -44,7 +44,7 @@ impl BlockKey {
     }
 
     /// 64 of its bits as the engine's name of a block, for engines that name none. Not those that tables go by.
-    pub(crate) const fn name(self) -> u64 {
+    pub(crate) const fn as_engine_hash(self) -> u64 {
         self.0 as u64
     }
 }

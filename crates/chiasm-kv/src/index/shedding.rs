@@ -6,7 +6,7 @@ use super::Core;
 
 impl Core {
     pub(super) fn bytes(&self) -> usize {
-        self.prompts.forest.bytes() + self.workers.bytes()
+        self.prompts.trees.bytes() + self.workers.bytes()
     }
 
     pub(super) fn is_above_cap(&self) -> bool {
@@ -39,18 +39,18 @@ impl Core {
 
     /// Sheds about so many entries; returns how many.
     fn shed(&self, next: &mut usize, excess: usize) -> usize {
-        let mut runs = Vec::new();
-        self.prompts.forest.each_run(|run| {
-            let entries = run.holders.entries(run.len());
-            runs.extend((entries > 0).then(|| (self.prompts.uses.age(&run.used), entries)));
+        let mut nodes = Vec::new();
+        self.prompts.trees.each_node(|node| {
+            let entries = node.holders.entries(node.len());
+            nodes.extend((entries > 0).then(|| (self.prompts.uses.age(&node.used), entries)));
         });
-        runs.sort_unstable_by(|one, other| other.cmp(one));
+        nodes.sort_unstable_by(|one, other| other.cmp(one));
         let mut sum = 0;
-        let oldest = runs.iter().find(|(_, entries)| {
+        let oldest = nodes.iter().find(|(_, entries)| {
             sum += entries;
             sum >= excess
         });
-        // Entries without a key are in no run.
+        // Entries without a key are in no node.
         let oldest = oldest.map_or(0, |(age, _)| *age);
         let mut shed = 0;
         self.workers.each(*next, |worker| {

@@ -323,7 +323,7 @@ fn presumed_blocks_count_once_and_until_they_are_forgotten() {
 #[test]
 fn presumed_blocks_that_share_a_name_with_an_event_s_claim_nothing_that_neither_says() {
     let plain = keys(None, None, &[]);
-    let named = |block: usize| ExternalHash::U64(part::unmixed(plain[block].name()));
+    let named = |block: usize| ExternalHash::U64(cache::unmixed(plain[block].as_engine_hash()));
     // The name of the third block is the engine's for another one, keyed or not.
     for parent in [None, Some(ExternalHash::U64(77))] {
         let index = index();

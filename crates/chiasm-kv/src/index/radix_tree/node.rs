@@ -1,50 +1,50 @@
-//! Blocks that follow each other, and how their first one is found.
+//! A node of the tree: blocks that follow each other, and how their first one is found.
 
 use std::sync::atomic::AtomicU32;
 
-use super::{NONE, RunId, Spot};
+use super::{NONE, NodeId, Position};
 use crate::BlockKey;
 use crate::index::holders::Holders;
 use crate::index::table::Slot;
 
-/// One cache line.
+/// Consecutive blocks of prompts, and who holds them. One cache line.
 #[repr(align(64))]
-pub(in crate::index) struct Run {
+pub(in crate::index) struct Node {
     /// The blocks' keys. Those of blocks that nobody holds are kept while something comes after them.
     keys: Vec<BlockKey>,
     pub(in crate::index) holders: Holders,
-    /// The block before the first; its run is [`NONE`] at the start of a prompt.
-    parent: Spot,
-    /// The run that its blocks went on in before it was split.
+    /// The block before the first; its node is [`NONE`] at the start of a prompt.
+    parent: Position,
+    /// The node that its blocks went on in before it was split.
     tail: First,
-    /// Runs that start after its last block, beside the tail.
+    /// Nodes that start after its last block, beside the tail.
     pub(super) children: u32,
     pub(in crate::index) used: AtomicU32,
 }
 
-impl Default for Run {
-    /// A run of no blocks.
+impl Default for Node {
+    /// A node of no blocks.
     fn default() -> Self {
         let (keys, holders, used) = (Vec::new(), Holders::default(), AtomicU32::new(0));
-        Self { keys, holders, parent: Spot { run: NONE, at: 0 }, tail: First::FREE, children: 0, used }
+        Self { keys, holders, parent: Position { node: NONE, at: 0 }, tail: First::FREE, children: 0, used }
     }
 }
 
-impl Run {
-    pub(super) fn new(keys: Vec<BlockKey>, holders: Holders, parent: Option<Spot>) -> Self {
-        Self { keys, holders, parent: parent.unwrap_or(Spot { run: NONE, at: 0 }), ..Self::default() }
+impl Node {
+    pub(super) fn new(keys: Vec<BlockKey>, holders: Holders, parent: Option<Position>) -> Self {
+        Self { keys, holders, parent: parent.unwrap_or(Position { node: NONE, at: 0 }), ..Self::default() }
     }
 
-    pub(super) fn parent(&self) -> Option<Spot> {
-        (self.parent.run != NONE).then_some(self.parent)
+    pub(super) fn parent(&self) -> Option<Position> {
+        (self.parent.node != NONE).then_some(self.parent)
     }
 
-    pub(super) fn tail(&self) -> Option<RunId> {
-        (!self.tail.is_free()).then_some(self.tail.run)
+    pub(super) fn tail(&self) -> Option<NodeId> {
+        (!self.tail.is_free()).then_some(self.tail.node)
     }
 
-    /// The tail if it may go on with a block. Most prompts part where a run was split.
-    pub(super) fn tail_with(&self, key: BlockKey) -> Option<RunId> {
+    /// The tail if it may go on with a block. Most prompts part where a node was split.
+    pub(super) fn tail_with(&self, key: BlockKey) -> Option<NodeId> {
         self.tail().filter(|_| self.tail.tag == First::tag(key))
     }
 
@@ -52,7 +52,7 @@ impl Run {
         self.tail = tail.unwrap_or(First::FREE);
     }
 
-    /// Takes the tail off, to be handed on to another run.
+    /// Takes the tail off, to be handed on to another node.
     pub(super) fn take_tail(&mut self) -> Option<First> {
         let tail = std::mem::replace(&mut self.tail, First::FREE);
         (!tail.is_free()).then_some(tail)
@@ -103,7 +103,7 @@ impl Run {
         rest
     }
 
-    /// How many of the keys are those of this run from `at` on. Keys are chained: if two agree, those before do.
+    /// How many of the keys are those of this node from `at` on. Keys are chained: if two agree, those before do.
     pub(in crate::index) fn agrees(&self, at: u32, others: &[BlockKey]) -> u32 {
         let keys = &self.keys[at as usize..];
         let most = keys.len().min(others.len());
@@ -125,16 +125,16 @@ impl Run {
     }
 }
 
-/// A run by a part of its first key; the rest of it is in the run.
+/// A node by a part of its first key; the rest of it is in the node.
 #[derive(Clone, Copy)]
 pub(super) struct First {
     tag: u32,
-    pub(super) run: RunId,
+    pub(super) node: NodeId,
 }
 
 impl First {
-    pub(super) fn new(key: BlockKey, run: RunId) -> Self {
-        Self { tag: Self::tag(key), run }
+    pub(super) fn new(key: BlockKey, node: NodeId) -> Self {
+        Self { tag: Self::tag(key), node }
     }
 
     /// Keys are uniform below 2^127.
@@ -148,10 +148,10 @@ impl First {
 }
 
 impl Slot for First {
-    const FREE: Self = Self { tag: 0, run: NONE };
+    const FREE: Self = Self { tag: 0, node: NONE };
 
     fn is_free(&self) -> bool {
-        self.run == NONE
+        self.node == NONE
     }
 
     fn hash(&self) -> u64 {
