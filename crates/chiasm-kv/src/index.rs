@@ -403,14 +403,15 @@ impl PrefixIndex {
         let mut totals = IndexStats {
             blocks: self.core.prompts.trees.blocks(),
             bytes: self.core.bytes(),
-            nodes: self.core.prompts.trees.each().map(|tree| tree.nodes().count()).sum(),
+            nodes: self.core.prompts.trees.each().map(|tree| tree.nodes()).sum(),
             ..Default::default()
         };
-        self.core.workers.each(0, |worker| {
-            totals.entries += worker.entries();
-            totals.shed += worker.stats().shed_blocks;
-            true
-        });
+        for worker in self.core.workers.all(0) {
+            let counted = self.core.workers.with(&worker, |worker| (worker.entries(), worker.stats().shed_blocks));
+            let (entries, shed) = counted.unwrap_or_default();
+            totals.entries += entries;
+            totals.shed += shed;
+        }
         totals
     }
 }

@@ -15,6 +15,7 @@ use super::use_counter::UseCounter;
 use crate::block_key::{BlockKey, BuildBlockKeyHasher};
 use crate::event::ExternalHash;
 use entry::Entry;
+pub(super) use shedding::Old;
 
 /// The prompts that any worker holds blocks of, and the count of their uses. All workers share them.
 pub(super) struct Prompts {

@@ -75,8 +75,9 @@ impl RadixTree {
         self.blocks
     }
 
-    pub(super) fn nodes(&self) -> impl Iterator<Item = &Node> {
-        self.nodes.iter().filter(|node| node.len() > 0)
+    /// Number of nodes.
+    pub(super) fn nodes(&self) -> usize {
+        self.nodes.len() - self.free.len()
     }
 
     /// The nodes in `most` slots from the slot `from` on; `None` beyond the last one.

@@ -330,9 +330,9 @@ impl Worker {
         self.caches.iter().map(|(_, cache)| cache.bytes()).sum()
     }
 
-    /// Sheds from one cache after the other; see [`Cache::shed`].
-    pub(super) fn shed(&mut self, oldest: u32, most: usize, prompts: &Prompts) -> usize {
-        self.caches.iter_mut().fold(0, |shed, (_, cache)| shed + cache.shed(oldest, most - shed, prompts))
+    /// The cache of this number; `None` beyond the last one.
+    pub(super) fn cache(&mut self, number: usize) -> Option<&mut Cache> {
+        self.caches.get_mut(number).map(|(_, cache)| cache)
     }
 
     /// Where the block of a hash is, if some cache has a keyed entry for it.

@@ -187,18 +187,14 @@ impl Workers {
         self.with(&found, change)
     }
 
-    /// Changes every worker, one after the other, from the `first`th on and around, until `change` says false.
-    pub(super) fn each(&self, first: usize, mut change: impl FnMut(&mut Worker) -> bool) {
-        let mut all: Vec<_> = self.list().by_id.values().map(|(_, blocks)| blocks.clone()).collect();
+    /// All workers in the order of their ids, from the `first`th on and around.
+    pub(super) fn all(&self, first: usize) -> Vec<Arc<Mutex<Worker>>> {
+        let mut all: Vec<_> = self.list().by_id.values().map(|(_, worker)| worker.clone()).collect();
         if !all.is_empty() {
             let first = first % all.len();
             all.rotate_left(first);
         }
-        for blocks in all {
-            if self.with(&blocks, &mut change) == Some(false) {
-                return;
-            }
-        }
+        all
     }
 
     /// Shows the list. No worker's holder changes its meaning meanwhile.

@@ -5,7 +5,7 @@ use crate::index::radix_tree::NodeId;
 use crate::index::trees::Writer;
 
 /// Blocks on their way out of the tree that they are in: those of a node that follow each other go in one step.
-struct Removal<'a> {
+pub(super) struct Removal<'a> {
     prompts: &'a Prompts,
     holder: HolderId,
     tree: Option<(u32, Writer<'a>)>,
@@ -47,7 +47,8 @@ impl Cache {
         removal.finish();
     }
 
-    fn release_one(&mut self, position: Position, removal: &mut Removal<'_>) {
+    /// A keyed entry is so no longer.
+    pub(super) fn release_one(&mut self, position: Position, removal: &mut Removal<'_>) {
         let tree = removal.tree(position.node);
         let Some(position) = tree.find(position) else { return };
         if self.aliases.is_empty() || !self.one_alias_less(tree, position) {
@@ -69,7 +70,7 @@ impl Cache {
 }
 
 impl<'a> Removal<'a> {
-    fn new(prompts: &'a Prompts, holder: HolderId) -> Self {
+    pub(super) fn new(prompts: &'a Prompts, holder: HolderId) -> Self {
         Self { prompts, holder, tree: None, position: Position { node: 0, at: 0 }, len: 0 }
     }
 
@@ -103,7 +104,8 @@ impl<'a> Removal<'a> {
         self.len = 0;
     }
 
-    fn finish(&mut self) {
+    /// Has to be called at the end.
+    pub(super) fn finish(&mut self) {
         self.flush();
         self.tree = None;
     }
