@@ -68,7 +68,7 @@ const SMALLER: Option<f64> = Some(2.0);
 /// All comparisons, in the order of rows.
 pub(crate) const METRICS: [Metric; 13] = [
     // What decoding puts into memory has to be fetched from there by every side, which leaves less than the target to gain:
-    // docs/index.md has what that takes.
+    // docs/notes/index.md has what that takes.
     metric("events, filling", "M blocks/s", 1e6, true, None),
     metric("events", "M blocks/s", 1e6, true, None),
     metric("events, 2 threads", "M blocks/s", 1e6, true, None),
