@@ -43,16 +43,8 @@ impl BlockKey {
         self.0
     }
 
-    pub(crate) const fn of_words(low: u64, high: u64) -> Self {
-        Self(low as u128 | (high as u128) << 64)
-    }
-
-    pub(crate) const fn words(self) -> [u64; 2] {
-        [self.0 as u64, (self.0 >> 64) as u64]
-    }
-
     /// 64 of its bits as the engine's name of a block, for engines that name none. Not those that tables go by.
-    pub(crate) const fn name(self) -> u64 {
+    pub(crate) const fn as_engine_hash(self) -> u64 {
         self.0 as u64
     }
 }

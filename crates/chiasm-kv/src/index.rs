@@ -1,17 +1,17 @@
 //! Which blocks each worker holds.
 
 mod background;
-mod forest;
+mod cache;
 mod holders;
+mod hybrid;
 mod leaving;
 mod lookup;
 mod marks;
-mod mixed;
-mod part;
+mod radix_tree;
 mod shedding;
 mod source;
 mod table;
-mod tree;
+mod trees;
 mod use_counter;
 mod worker;
 mod workers;
@@ -27,11 +27,11 @@ use crate::block_key::BlockKey;
 use crate::event::{KvEvent, KvEventBatch, with_decoded};
 pub use background::Chore;
 use background::{Background, do_at_once};
-use forest::Forest;
-use holders::Place;
+use cache::{Cache, Prompts};
+use holders::HolderId;
+use hybrid::{Hybrid, Path};
 use lookup::{Ended, Found, Lookup};
-use mixed::{Mixed, Path};
-use part::{Part, Prompts};
+use trees::Trees;
 use use_counter::UseCounter;
 use worker::{Scratch, Worker};
 use workers::Workers;
@@ -42,7 +42,7 @@ use workers::Workers;
 /// wait for each other; batches of different workers and lookups run side by side. What a lookup tells is true of all workers
 /// at one moment during the call; each event of a batch is seen whole or not at all.
 ///
-/// Each worker has a map from the engine's own block hashes to our [`BlockKey`]s, because events name blocks by hash and
+/// Each worker has a map from the engine's own block hashes to our [`BlockKey`]s, because events hash blocks by hash and
 /// give tokens only once. The key of a stored block follows from its parent's key, its tokens and its extra keys. A hash
 /// counts its copies: engines store the same block several times and remove each copy.
 ///
@@ -55,9 +55,7 @@ use workers::Workers;
 ///   [`Overlaps::with_lower_tiers`] only; other media and blocks with `REMOTE` locality are ignored.
 /// - Every KV-cache group that events named has to suit: `docs/index.md` says how.
 /// - Only blocks of the worker's own block size count: vLLM also reports fragments of blocks.
-/// - One hash with two keys is a collision of the engine's 64-bit hashes. It matches nothing where it is seen; a worker
-///   whose blocks are found without a table of all of them (`docs/index.md`) may be believed to hold either until the hash was
-///   removed twice.
+/// - One hash with two keys is a collision of the engine's 64-bit hashes. It matches nothing.
 /// - Blocks that were shed to stay below [`PrefixIndex::with_max_bytes`] are as if never stored.
 ///
 /// Known limits: vLLM reports fragments of blocks and groups with larger blocks alike, by another block size; a model with
@@ -139,8 +137,8 @@ pub struct IndexStats {
     /// Bytes on the heap, without what the allocator keeps for itself. What chores have still to give back of the trees is
     /// included.
     pub bytes: usize,
-    /// Runs of blocks that prompts have in common, or one has for itself. Lookups go from run to run.
-    pub runs: usize,
+    /// Nodes of the radix trees: blocks that prompts have in common, or one has for itself. Lookups go from node to node.
+    pub nodes: usize,
     /// Pairs forgotten to stay below the cap, of workers that are still there.
     pub shed: u64,
 }
@@ -150,7 +148,7 @@ pub struct IndexStats {
 pub struct Overlaps {
     found: Vec<(WorkerId, usize)>,
     search: Found,
-    /// The overlap of the worker in each place.
+    /// The overlap of each holder.
     depths: Vec<[u32; 64]>,
     lower: Vec<(WorkerId, usize)>,
     has_lower: bool,
@@ -192,7 +190,7 @@ impl PrefixIndex {
     }
 
     /// An index that forgets the least recently used blocks to stay below a number of bytes on the heap. A block is used
-    /// when it or one after it in its run is stored, and when a lookup passes it. Above the cap for as long as it takes to
+    /// when it or one after it in its node is stored, and when a lookup passes it. Above the cap for as long as it takes to
     /// apply a batch.
     pub fn with_max_bytes(bytes: usize) -> Self {
         Self::make(Some(bytes))
@@ -202,7 +200,7 @@ impl PrefixIndex {
         let uses = UseCounter::new(max_bytes.is_some());
         let core = Core {
             workers: Workers::default(),
-            prompts: Prompts { forest: Forest::new(), uses },
+            prompts: Prompts { trees: Trees::new(), uses },
             max_bytes,
             shedding: Mutex::default(),
             leaving: AtomicUsize::new(0),
@@ -259,7 +257,7 @@ impl PrefixIndex {
     }
 
     /// Returns what the worker held before it was cleared, if it was; [`PrefixIndex::finish`] has to follow.
-    fn apply_batch(&self, worker: WorkerId, batch: &KvEventBatch, added: &mut Vec<BlockKey>) -> Vec<Part> {
+    fn apply_batch(&self, worker: WorkerId, batch: &KvEventBatch, added: &mut Vec<BlockKey>) -> Vec<Cache> {
         self.core.prompts.uses.tick();
         SCRATCH.with_borrow_mut(|scratch| {
             let cleared = self.core.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, added));
@@ -268,7 +266,7 @@ impl PrefixIndex {
         })
     }
 
-    fn finish(&self, cleared: Vec<Part>) {
+    fn finish(&self, cleared: Vec<Cache>) {
         self.leave(None, cleared);
         self.shed_if_needed();
     }
@@ -279,7 +277,7 @@ impl PrefixIndex {
         batch: &KvEventBatch,
         scratch: &mut Scratch,
         added: &mut Vec<BlockKey>,
-    ) -> Vec<Part> {
+    ) -> Vec<Cache> {
         let mut cleared = Vec::new();
         worker.warm(&batch.events, &self.core.prompts, scratch);
         for event in &batch.events {
@@ -290,7 +288,7 @@ impl PrefixIndex {
                 }
                 KvEvent::BlockRemoved(removed) => worker.remove(removed, &self.core.prompts, scratch),
                 KvEvent::AllBlocksCleared => {
-                    cleared.extend(worker.clear(&self.core.prompts, &self.core.workers));
+                    cleared.extend(worker.clear(&self.core.workers));
                 }
                 KvEvent::Unknown(_) => {}
             }
@@ -310,14 +308,14 @@ impl PrefixIndex {
     }
 
     /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
-    /// runs of blocks are cut up, and nothing else. Those that are not presumed (any more) count as unknown removals.
+    /// nodes of blocks are cut up, and nothing else. Those that are not presumed (any more) count as unknown removals.
     pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
         self.core.workers.change(worker, |worker| worker.forget_presumed(keys, &self.core.prompts));
     }
 
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
     pub fn clear(&self, worker: WorkerId) {
-        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.prompts, &self.core.workers));
+        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.workers));
         self.leave(None, cleared.unwrap_or_default());
     }
 
@@ -341,29 +339,29 @@ impl PrefixIndex {
         found.clear();
         *has_lower = false;
         self.core.workers.read(|workers| {
-            let tree = self.core.prompts.forest.read(keys.first().map_or(0, |first| Forest::tree_of(*first)));
-            let plain = workers.mixed().len() == 0;
-            Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }.run(search, !plain);
+            let tree = self.core.prompts.trees.read(keys.first().map_or(0, |first| Trees::tree_of(*first)));
+            let plain = workers.hybrid().len() == 0;
+            Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }.find(search, !plain);
             // Fewer than this are sorted more quickly than looked up one after the other.
-            if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.places() / 16
+            if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.holders() / 16
             {
                 let (ids, ended) = (workers.ids(), search.ended.iter().flat_map(Ended::each));
-                found.extend(ended.filter_map(|(place, depth)| Some((ids[place as usize]?, depth as usize))));
+                found.extend(ended.filter_map(|(holder, depth)| Some((ids[holder as usize]?, depth as usize))));
                 return found.sort_unstable();
             }
             depths.clear();
-            depths.resize(workers.places().div_ceil(64), [0; 64]);
+            depths.resize(workers.holders().div_ceil(64), [0; 64]);
             search.ended.iter().for_each(|ended| ended.write(depths));
             let depths = depths.as_flattened_mut();
             let list = |depths: &[u32], into: &mut Vec<_>| {
                 into.clear();
-                let found = |(_, place): &(WorkerId, Place)| depths[*place as usize] as usize >= at_least;
+                let found = |(_, holder): &(WorkerId, HolderId)| depths[*holder as usize] as usize >= at_least;
                 let mut rest = workers.in_order();
                 // Most of them or few: so as many at a time as follow each other.
                 while let Some(from) = rest.iter().position(found) {
                     let (_, those) = rest.split_at(from);
                     let (those, others) = those.split_at(those.iter().position(|it| !found(it)).unwrap_or(those.len()));
-                    into.extend(those.iter().map(|(id, place)| (*id, depths[*place as usize] as usize)));
+                    into.extend(those.iter().map(|(id, holder)| (*id, depths[*holder as usize] as usize)));
                     rest = others;
                 }
             };
@@ -371,18 +369,17 @@ impl PrefixIndex {
                 return list(depths, found);
             }
             let last = search.path.last();
-            let last =
-                last.map(|(run, before)| before + tree.run(*run).agrees(0, &keys[*before..], |key| *key) as usize);
-            let path = Path { tree: &tree, runs: &search.path, len: last.unwrap_or(0) };
-            for mixed in workers.mixed() {
-                depths[mixed.place() as usize] = mixed.overlap(depths, &path) as u32;
+            let last = last.map(|(node, before)| before + tree.node(*node).agrees(0, &keys[*before..]) as usize);
+            let path = Path { tree: &tree, nodes: &search.path, len: last.unwrap_or(0) };
+            for hybrid in workers.hybrid() {
+                depths[hybrid.holder() as usize] = hybrid.overlap(depths, &path) as u32;
             }
             list(depths, found);
-            *has_lower = workers.mixed().any(Mixed::has_lower);
+            *has_lower = workers.hybrid().any(Hybrid::has_lower);
             if *has_lower {
-                for mixed in workers.mixed() {
-                    let overlap = &mut depths[mixed.place() as usize];
-                    *overlap = mixed.with_lower_tiers(*overlap as usize, &path) as u32;
+                for hybrid in workers.hybrid() {
+                    let overlap = &mut depths[hybrid.holder() as usize];
+                    *overlap = hybrid.with_lower_tiers(*overlap as usize, &path) as u32;
                 }
                 list(depths, lower);
             }
@@ -404,16 +401,17 @@ impl PrefixIndex {
     /// Counts for all of them. Takes the lock of each worker for a moment.
     pub fn totals(&self) -> IndexStats {
         let mut totals = IndexStats {
-            blocks: self.core.prompts.forest.blocks(),
+            blocks: self.core.prompts.trees.blocks(),
             bytes: self.core.bytes(),
-            runs: self.core.prompts.forest.each().map(|tree| tree.runs().count()).sum(),
+            nodes: self.core.prompts.trees.each().map(|tree| tree.nodes()).sum(),
             ..Default::default()
         };
-        self.core.workers.each(0, |worker| {
-            totals.entries += worker.entries();
-            totals.shed += worker.stats().shed_blocks;
-            true
-        });
+        for worker in self.core.workers.all(0) {
+            let counted = self.core.workers.with(&worker, |worker| (worker.entries(), worker.stats().shed_blocks));
+            let (entries, shed) = counted.unwrap_or_default();
+            totals.entries += entries;
+            totals.shed += shed;
+        }
         totals
     }
 }

@@ -386,6 +386,6 @@ fn prompts_of_many_runs_are_held_split_and_let_go() {
     index.apply(WorkerId(0), &removed(&mut (0..300).rev()));
     index.apply(WorkerId(2), &removed(&mut (0..255)));
     let totals = index.totals();
-    assert_eq!((totals.blocks, totals.entries, totals.runs), (0, 0, 0));
+    assert_eq!((totals.blocks, totals.entries, totals.nodes), (0, 0, 0));
     assert!((0..3).all(|worker| index.stats(WorkerId(worker)).unwrap().unknown_removals == 0));
 }

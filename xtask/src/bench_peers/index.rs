@@ -20,6 +20,12 @@ pub(crate) const HELD: &str = "held";
 pub(crate) const PROMPT_BLOCKS: &str = "prompt blocks";
 /// The metric of how many workers hold some of a prompt, on average.
 pub(crate) const PROMPT_WORKERS: &str = "prompt workers";
+/// Our own index before engines of the same hashes, as a peer of itself before others.
+const PLAIN: &str = "plain";
+/// How engines tell of blocks that have other hashes on each engine, or are told of twice.
+const TELLINGS: [&str; 2] = ["frames, own hashes", "frames, twice"];
+/// The least part of the plain rate that we want to keep before those.
+const TELLING_TARGET: f64 = 0.5;
 /// The metric of events as engines publish them.
 const FRAMES: &str = "events, from frames";
 /// The same on two threads.
@@ -62,7 +68,7 @@ const SMALLER: Option<f64> = Some(2.0);
 /// All comparisons, in the order of rows.
 pub(crate) const METRICS: [Metric; 13] = [
     // What decoding puts into memory has to be fetched from there by every side, which leaves less than the target to gain:
-    // docs/index.md has what that takes.
+    // docs/notes/index.md has what that takes.
     metric("events, filling", "M blocks/s", 1e6, true, None),
     metric("events", "M blocks/s", 1e6, true, None),
     metric("events, 2 threads", "M blocks/s", 1e6, true, None),
@@ -97,6 +103,8 @@ pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
         ("lookup p99 beside events", COMPRESSED_TREE),
         (MEMORY, RADIX_TREE),
         (MEMORY, COMPRESSED_TREE),
+        (TELLINGS[0], PLAIN),
+        (TELLINGS[1], PLAIN),
     ],
 }];
 
@@ -175,6 +183,21 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
             });
         }
     }
+    let plain = value(OURS, "frames, plain");
+    for telling in TELLINGS {
+        let (Some(rate), Some(plain)) = (value(OURS, telling), plain) else { continue };
+        let equal = value(OURS, &format!("{telling}, different")).map(|different| different == 0.0);
+        let ratio = rate / plain;
+        rows.push(Row {
+            ours: Some(rounded(rate / 1e6)),
+            peer: Some(rounded(plain / 1e6)),
+            ratio: Some(rounded(ratio)),
+            target: Some(TELLING_TARGET),
+            ok: Some(ratio >= TELLING_TARGET && equal == Some(true)),
+            equal,
+            ..row(name, telling, "M blocks/s", PLAIN)
+        });
+    }
     rows
 }
 
@@ -211,6 +234,12 @@ pub(crate) mod tests {
             }
             add(OURS, HELD, 1e6);
             add(OURS, "memory, own count", 3e7);
+            for (metric, value) in
+                [("plain", 4e6), ("own hashes", 3e6), ("own hashes, different", different), ("twice", 1e6)]
+            {
+                add(OURS, &format!("frames, {metric}"), value);
+            }
+            add(OURS, "frames, twice, different", 0.0);
             add(OURS, PROMPT_BLOCKS, 240.0);
             add(OURS, PROMPT_WORKERS, 7.5);
         }
@@ -244,6 +273,15 @@ pub(crate) mod tests {
         assert_eq!((memory.target, memory.ok), (Some(2.0), Some(true)));
         assert_eq!(find(&rows, "8 workers", MEMORY, "Map").target, None);
         assert_eq!(find(&rows, "8 workers", "lookup p50 beside events", "Map").ratio, Some(6.0));
+    }
+
+    #[test]
+    fn engines_that_tell_otherwise_are_measured_against_plain_ones() {
+        let rows = rows(&measurements(), 15, None);
+        let own = find(&rows, "8 workers", TELLINGS[0], PLAIN);
+        assert_eq!((own.ours, own.peer, own.ratio, own.ok), (Some(3.0), Some(4.0), Some(0.75), Some(true)));
+        assert_eq!(find(&rows, "64 workers", TELLINGS[0], PLAIN).ok, Some(false), "other answers");
+        assert_eq!(find(&rows, "8 workers", TELLINGS[1], PLAIN).ok, Some(false), "too slow");
     }
 
     #[test]

@@ -38,6 +38,8 @@ Both need a quiet machine. Memory is measured with one side alone in a process. 
 | lookups, 2 threads | the same on two threads, by hashes that were made long before and are in no near cache |
 | lookups, from tokens | the same on one thread with hashing the prompt |
 | lookup p50, p99 beside events | of one lookup, while another thread applies 200,000 blocks a second |
+| frames, own hashes | as `events, from frames`, before engines that each have a seed of their own for their hashes, as vLLM's have where `PYTHONHASHSEED` is not set; against ours before plain ones |
+| frames, twice | the same before engines that store and evict each block twice; blocks count as often as they are told of |
 | memory | growth of what is resident from nothing to full caches; what the allocator wastes counts |
 | memory, cleared | what is left of it when every worker has dropped all; most of it is the allocator's |
 | ratio | how many times better we are than the best of the peers |

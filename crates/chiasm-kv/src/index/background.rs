@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, TryLockError};
 
+use super::cache::Cache;
 use super::leaving::Leaving;
-use super::part::Part;
 use super::worker::Worker;
 use super::{Core, PrefixIndex};
 
@@ -23,8 +23,8 @@ pub(super) fn do_at_once(chore: Chore) {
 
 impl PrefixIndex {
     /// Has what no lookup finds any more given back. Without any lock of the index.
-    pub(super) fn leave(&self, worker: Option<Arc<Mutex<Worker>>>, parts: Vec<Part>) {
-        if worker.is_none() && parts.is_empty() {
+    pub(super) fn leave(&self, worker: Option<Arc<Mutex<Worker>>>, caches: Vec<Cache>) {
+        if worker.is_none() && caches.is_empty() {
             return;
         }
         let core = self.core.clone();
@@ -32,10 +32,10 @@ impl PrefixIndex {
         (self.background)(Box::new(move || {
             // Batches that it is taking in come first.
             let ended = worker.map(|worker| core.workers.end(&worker));
-            for part in parts.into_iter().chain(ended.into_iter().flatten()) {
-                let mut leaving = Leaving::new(part);
+            for cache in caches.into_iter().chain(ended.into_iter().flatten()) {
+                let mut leaving = Leaving::new(cache);
                 while leaving.step(&core.prompts) {}
-                core.workers.free(leaving.place());
+                core.workers.free(leaving.holder());
             }
             core.leaving.fetch_sub(1, Ordering::AcqRel);
             core.shed_if_needed();

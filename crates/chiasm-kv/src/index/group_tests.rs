@@ -264,7 +264,7 @@ proptest! {
         let chores = Chores::default();
         let index = if late { chores.of(PrefixIndex::new()) } else { PrefixIndex::new() };
         index.add_worker(WORKER, BLOCK);
-        // Beside one whose places must not be mistaken for these.
+        // Beside one whose holder_ids must not be mistaken for these.
         index.add_worker(WorkerId(9), BLOCK);
         let chains: Vec<_> = prompts
             .iter()
@@ -342,7 +342,7 @@ proptest! {
         index.clear(WORKER);
         chores.do_all();
         let totals = index.totals();
-        prop_assert_eq!((totals.blocks, totals.entries, totals.runs), (0, 0, 0));
+        prop_assert_eq!((totals.blocks, totals.entries, totals.nodes), (0, 0, 0));
         index.remove_worker(WORKER);
         prop_assert_eq!(index.overlaps(&chains[0]), [(WorkerId(9), 0)]);
     }

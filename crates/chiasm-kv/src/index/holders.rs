@@ -1,18 +1,18 @@
-//! The workers that hold blocks of a run, each a piece of it.
+//! The workers that hold blocks of a node, each a piece of it.
 
-/// A worker's bit, for each of its KV-cache groups and tiers: small numbers that are used again, unlike
-/// [`WorkerId`](chiasm_types::WorkerId)s.
-pub(super) type Place = u32;
+/// Stands for one cache of a worker in all trees, as the number of a bit: small numbers that are used again, unlike
+/// [`WorkerId`](chiasm_types::WorkerId)s. Who hands them out is [`Workers`](super::workers::Workers).
+pub(super) type HolderId = u32;
 
-/// The blocks `from..to` of a run, which one worker holds.
+/// The blocks `from..to` of a node, which one worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) place: Place,
+    pub(super) holder: HolderId,
     pub(super) from: u32,
     pub(super) to: u32,
 }
 
-/// The workers that hold blocks of a run of a known length, and which blocks. Most runs have one holder, which takes no
+/// The workers that hold blocks of a node of a known length, and which blocks. Most nodes have one holder, which takes no
 /// memory of its own; some, such as a system prompt, have nearly all workers.
 pub(super) enum Holders {
     /// The only holder. There is none if its piece is empty.
@@ -22,15 +22,15 @@ pub(super) enum Holders {
 
 /// Two holders or more.
 pub(super) struct Several {
-    /// Holders of the whole run, as bits; empty while they are few, and all are in `list`.
+    /// Holders of the whole node, as bits; empty while they are few, and all are in `list`.
     pub(super) whole: Vec<u64>,
-    /// The other holders, ascending by place.
+    /// The other holders, ascending by their ids.
     pub(super) list: Vec<Piece>,
 }
 
-const NOBODY: Holders = Holders::One(Piece { place: 0, from: 0, to: 0 });
+const NOBODY: Holders = Holders::One(Piece { holder: 0, from: 0, to: 0 });
 
-/// Holders of whole runs from which on they become bits: a list of so many is no larger than the bits of 1,500 workers.
+/// Holders of whole nodes from which on they become bits: a list of so many is no larger than the bits of 1,500 workers.
 const FEW: usize = 16;
 
 impl Default for Holders {
@@ -40,27 +40,27 @@ impl Default for Holders {
 }
 
 impl Holders {
-    /// One worker that holds the whole run.
-    pub(super) fn one(place: Place, len: u32) -> Self {
-        Self::One(Piece { place, from: 0, to: len })
+    /// One worker that holds the whole node.
+    pub(super) fn one(holder: HolderId, len: u32) -> Self {
+        Self::One(Piece { holder, from: 0, to: len })
     }
 
-    pub(super) fn get(&self, place: Place, len: u32) -> Option<(u32, u32)> {
+    pub(super) fn get(&self, holder: HolderId, len: u32) -> Option<(u32, u32)> {
         match self {
-            Self::One(held) => (held.place == place && held.to > held.from).then_some((held.from, held.to)),
-            Self::Several(several) if has(&several.whole, place) => Some((0, len)),
-            Self::Several(several) => several.find(place).ok().map(|at| (several.list[at].from, several.list[at].to)),
+            Self::One(held) => (held.holder == holder && held.to > held.from).then_some((held.from, held.to)),
+            Self::Several(several) if has(&several.whole, holder) => Some((0, len)),
+            Self::Several(several) => several.find(holder).ok().map(|at| (several.list[at].from, several.list[at].to)),
         }
     }
 
-    /// Makes `from..to` what a worker holds of the run; nothing if `to` is not beyond `from`.
-    pub(super) fn set(&mut self, place: Place, from: u32, to: u32, len: u32) {
-        let held = Piece { place, from, to };
+    /// Makes `from..to` what a worker holds of the node; nothing if `to` is not beyond `from`.
+    pub(super) fn set(&mut self, holder: HolderId, from: u32, to: u32, len: u32) {
+        let held = Piece { holder, from, to };
         match self {
-            Self::One(one) if one.place == place || one.to <= one.from => *one = held,
+            Self::One(one) if one.holder == holder || one.to <= one.from => *one = held,
             Self::One(_) if to <= from => {}
             Self::One(one) => {
-                let list = if one.place < place { vec![*one, held] } else { vec![held, *one] };
+                let list = if one.holder < holder { vec![*one, held] } else { vec![held, *one] };
                 *self = Self::Several(Box::new(Several { whole: Vec::new(), list }));
             }
             Self::Several(several) => {
@@ -80,13 +80,13 @@ impl Holders {
     /// Looks at what is further away.
     pub(super) fn touch(&self) -> u64 {
         let Self::Several(several) = self else { return 0 };
-        let place = several.list.first().map_or(0, |held| held.place);
-        several.whole.first().copied().unwrap_or_default() ^ u64::from(place)
+        let holder = several.list.first().map_or(0, |held| held.holder);
+        several.whole.first().copied().unwrap_or_default() ^ u64::from(holder)
     }
 
     /// Whether this worker is the only one, and holds the last block.
-    pub(super) fn ends_with_only(&self, place: Place, len: u32) -> bool {
-        matches!(self, Self::One(held) if held.place == place && held.to == len && held.from < len)
+    pub(super) fn ends_with_only(&self, holder: HolderId, len: u32) -> bool {
+        matches!(self, Self::One(held) if held.holder == holder && held.to == len && held.from < len)
     }
 
     /// One more than the last block that somebody holds.
@@ -142,7 +142,7 @@ impl Holders {
         match self {
             Self::One(one) => {
                 let (first, second) = cut(*one);
-                rest.set(second.place, second.from, second.to, len - at);
+                rest.set(second.holder, second.from, second.to, len - at);
                 *one = first;
             }
             Self::Several(several) => {
@@ -179,21 +179,21 @@ impl Holders {
 }
 
 impl Several {
-    fn find(&self, place: Place) -> Result<usize, usize> {
-        self.list.binary_search_by_key(&place, |held| held.place)
+    fn find(&self, holder: HolderId) -> Result<usize, usize> {
+        self.list.binary_search_by_key(&holder, |held| held.holder)
     }
 
     fn set(&mut self, held: Piece, len: u32) {
-        let Piece { place, from, to } = held;
+        let Piece { holder, from, to } = held;
         let whole = from == 0 && to == len;
-        if has(&self.whole, place) {
+        if has(&self.whole, holder) {
             if whole {
                 return;
             }
-            self.whole[word(place)] &= !bit(place);
+            self.whole[word(holder)] &= !bit(holder);
         }
         let to_bits = whole && !self.whole.is_empty();
-        match self.find(place) {
+        match self.find(holder) {
             Ok(at) if to <= from || to_bits => drop(self.list.remove(at)),
             Ok(at) => self.list[at] = held,
             Err(at) if to > from && !to_bits => {
@@ -207,12 +207,12 @@ impl Several {
             Err(_) => {}
         }
         if to_bits {
-            set(&mut self.whole, place);
+            set(&mut self.whole, holder);
         } else if whole && self.list.len() > FEW {
             let is_whole = |held: &Piece| held.from == 0 && held.to == len;
             if self.list.iter().filter(|held| is_whole(held)).count() > FEW {
                 let bits = &mut self.whole;
-                self.list.iter().filter(|held| is_whole(held)).for_each(|held| set(bits, held.place));
+                self.list.iter().filter(|held| is_whole(held)).for_each(|held| set(bits, held.holder));
                 self.list.retain(|held| !is_whole(held));
                 self.list.shrink_to_fit();
             }
@@ -220,8 +220,8 @@ impl Several {
             // Half of what made it bits, lest it go back and forth.
             let count: u32 = self.whole.iter().map(|word| word.count_ones()).sum();
             if count as usize <= FEW / 2 {
-                self.list.extend(places(&self.whole).map(|place| Piece { place, from: 0, to: len }));
-                self.list.sort_unstable_by_key(|held| held.place);
+                self.list.extend(holder_ids(&self.whole).map(|holder| Piece { holder, from: 0, to: len }));
+                self.list.sort_unstable_by_key(|held| held.holder);
                 self.whole = Vec::new();
             }
         }
@@ -231,34 +231,34 @@ impl Several {
     fn only(&self) -> Option<Piece> {
         match &self.list[..] {
             _ if !self.whole.is_empty() => None,
-            [] => Some(Piece { place: 0, from: 0, to: 0 }),
+            [] => Some(Piece { holder: 0, from: 0, to: 0 }),
             [one] => Some(*one),
             _ => None,
         }
     }
 }
 
-fn has(words: &[u64], place: Place) -> bool {
-    words.get(word(place)).is_some_and(|word| word & bit(place) != 0)
+fn has(words: &[u64], holder: HolderId) -> bool {
+    words.get(word(holder)).is_some_and(|word| word & bit(holder) != 0)
 }
 
-fn set(words: &mut Vec<u64>, place: Place) {
-    if words.len() <= word(place) {
-        words.resize(word(place) + 1, 0);
+fn set(words: &mut Vec<u64>, holder: HolderId) {
+    if words.len() <= word(holder) {
+        words.resize(word(holder) + 1, 0);
     }
-    words[word(place)] |= bit(place);
+    words[word(holder)] |= bit(holder);
 }
 
-pub(super) fn word(place: Place) -> usize {
-    place as usize / 64
+pub(super) fn word(holder: HolderId) -> usize {
+    holder as usize / 64
 }
 
-pub(super) fn bit(place: Place) -> u64 {
-    1 << (place % 64)
+pub(super) fn bit(holder: HolderId) -> u64 {
+    1 << (holder % 64)
 }
 
-/// The places whose bits are set, ascending.
-pub(super) fn places(words: &[u64]) -> impl Iterator<Item = Place> {
+/// The holders whose bits are set, ascending.
+pub(super) fn holder_ids(words: &[u64]) -> impl Iterator<Item = HolderId> {
     words.iter().zip(0..).flat_map(|(word, index): (&u64, u32)| {
         let mut rest = *word;
         std::iter::from_fn(move || {
@@ -277,9 +277,9 @@ mod tests {
 
     use super::*;
 
-    fn check(holders: &Holders, model: &BTreeMap<Place, (u32, u32)>, len: u32) -> Result<(), TestCaseError> {
-        for place in 0..70 {
-            prop_assert_eq!(holders.get(place, len), model.get(&place).copied());
+    fn check(holders: &Holders, model: &BTreeMap<HolderId, (u32, u32)>, len: u32) -> Result<(), TestCaseError> {
+        for holder in 0..70 {
+            prop_assert_eq!(holders.get(holder, len), model.get(&holder).copied());
         }
         prop_assert_eq!(holders.is_empty(), model.is_empty());
         prop_assert_eq!(holders.end(len), model.values().map(|(_, to)| *to).max().unwrap_or(0));
@@ -296,17 +296,17 @@ mod tests {
             at in 1..9_u32,
         ) {
             let (mut holders, mut model, len) = (Holders::default(), BTreeMap::new(), 9);
-            for (place, from, to, whole) in steps {
+            for (holder, from, to, whole) in steps {
                 let (from, to) = if whole { (0, len) } else { (from, to.min(len)) };
-                holders.set(place, from, to, len);
-                if to > from { model.insert(place, (from, to)); } else { model.remove(&place); }
+                holders.set(holder, from, to, len);
+                if to > from { model.insert(holder, (from, to)); } else { model.remove(&holder); }
                 check(&holders, &model, len)?;
             }
             let rest = holders.split(at, len);
             let cut = |from: u32, to: u32| {
-                let piece = |(place, (f, t)): (&Place, &(u32, u32))| {
+                let piece = |(holder, (f, t)): (&HolderId, &(u32, u32))| {
                     let (f, t) = ((*f).clamp(from, to) - from, (*t).clamp(from, to) - from);
-                    (t > f).then_some((*place, (f, t)))
+                    (t > f).then_some((*holder, (f, t)))
                 };
                 model.iter().filter_map(piece).collect()
             };

@@ -1,38 +1,39 @@
-//! Blocks of a part that no lookup sees any more, on their way out of the trees.
+//! Blocks of a cache that no lookup sees any more, on their way out of the trees.
 
-use super::forest::Forest;
-use super::holders::Place;
-use super::part::{Part, Prompts};
-use super::tree::Spot;
+use super::cache::{Cache, Prompts};
+use super::holders::HolderId;
+use super::radix_tree::Position;
+use super::trees::Trees;
 
-/// Runs that are given up with a tree locked: some microseconds, for which lookups in that tree wait.
-pub(super) const RUNS: usize = 32;
+/// Blocks that are given up with a tree locked: some microseconds, for which lookups in that tree wait.
+pub(super) const BLOCKS: usize = 64;
 
-/// Goes from the blocks that lead to all others along the runs to the first blocks, a few runs at a time. Others change the
-/// trees meanwhile, but a run that is held here stays, and the block before it too. Where it was left already, the way ends.
+/// A few blocks at a time. Others change the trees meanwhile.
 pub(super) struct Leaving {
-    place: Place,
+    holder: HolderId,
     /// The last one is next.
-    starts: Vec<Spot>,
+    positions: Vec<Position>,
 }
 
 impl Leaving {
-    pub(super) fn new(part: Part) -> Self {
-        Self { place: part.place(), starts: part.starts() }
+    pub(super) fn new(cache: Cache) -> Self {
+        Self { holder: cache.holder(), positions: cache.positions() }
     }
 
-    pub(super) fn place(&self) -> Place {
-        self.place
+    pub(super) fn holder(&self) -> HolderId {
+        self.holder
     }
 
     /// Says whether anything may be left.
     pub(super) fn step(&mut self, prompts: &Prompts) -> bool {
-        let Some(next) = self.starts.last() else { return false };
-        let number = Forest::tree_with(next.run);
-        let mut tree = prompts.forest.write(number);
-        for _ in 0..RUNS {
-            let Some(spot) = self.starts.pop_if(|spot| Forest::tree_with(spot.run) == number) else { break };
-            self.starts.extend(tree.leave(spot, self.place));
+        let Some(next) = self.positions.last() else { return false };
+        let number = Trees::tree_with(next.node);
+        let mut tree = prompts.trees.write(number);
+        for _ in 0..BLOCKS {
+            let Some(position) = self.positions.pop_if(|position| Trees::tree_with(position.node) == number) else {
+                break;
+            };
+            tree.leave(position, self.holder);
         }
         true
     }

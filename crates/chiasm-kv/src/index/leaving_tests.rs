@@ -6,7 +6,7 @@ use chiasm_types::TokenId;
 
 use super::*;
 use crate::event::{BlockStored, ExternalHash};
-use crate::index::leaving::{Leaving, RUNS};
+use crate::index::leaving::{BLOCKS, Leaving};
 use crate::{PromptBlocks, block_keys};
 
 const BLOCK: BlockSize = BlockSize::new(1).unwrap();
@@ -77,9 +77,9 @@ fn filled(index: &PrefixIndex) {
     }
 }
 
-fn held_runs(index: &PrefixIndex, place: Place) -> usize {
+fn held_nodes(index: &PrefixIndex, holder: HolderId) -> usize {
     let mut held = 0;
-    index.core.prompts.forest.each_run(|run| held += usize::from(run.holders.get(place, run.len()).is_some()));
+    index.core.prompts.trees.each_node(|node| held += usize::from(node.holders.get(holder, node.len()).is_some()));
     held
 }
 
@@ -95,13 +95,13 @@ fn what_leaves_is_in_no_answer_and_goes_in_steps_between_which_nobody_waits() {
     };
     let removed = index.core.workers.remove(LEAVES).unwrap();
     check();
-    let [part] = <[_; 1]>::try_from(index.core.workers.end(&removed)).unwrap_or_else(|_| panic!("one group"));
-    let mut leaving = Leaving::new(part);
-    let (mut steps, mut left) = (0, held_runs(&index, leaving.place()));
+    let [cache] = <[_; 1]>::try_from(index.core.workers.end(&removed)).unwrap_or_else(|_| panic!("one group"));
+    let mut leaving = Leaving::new(cache);
+    let (mut steps, mut left) = (0, held_nodes(&index, leaving.holder()));
     assert!(left > 250, "{left}");
     while leaving.step(&index.core.prompts) {
-        let now = held_runs(&index, leaving.place());
-        assert!(now + RUNS >= left, "{left} runs, then {now}");
+        let now = held_nodes(&index, leaving.holder());
+        assert!(now + BLOCKS >= left, "{left} nodes, then {now}");
         (steps, left) = (steps + 1, now);
         // Lookups and events take the same lock: on this thread they would never end if it was held.
         check();
@@ -132,7 +132,7 @@ fn a_worker_that_left_was_cleared_or_replaced_waits_for_nothing_but_its_memory_d
         assert_eq!(chores.waiting(), 0);
         change(&index);
         assert_eq!(chores.waiting(), 1);
-        assert_eq!(index.totals().runs, before.runs);
+        assert_eq!(index.totals().nodes, before.nodes);
         let overlaps =
             |number| index.overlaps(&keys(number)).into_iter().map(|(_, overlap)| overlap).collect::<Vec<_>>();
         let expected = |stays| left.into_iter().chain([stays]).collect::<Vec<_>>();
@@ -148,10 +148,10 @@ fn a_worker_that_left_was_cleared_or_replaced_waits_for_nothing_but_its_memory_d
         }
         chores.do_all();
         assert_eq!((overlaps(0), overlaps(1), overlaps(2)), (vec![7], vec![7], vec![3]));
-        assert!(index.totals().runs < before.runs);
+        assert!(index.totals().nodes < before.nodes);
         index.remove_worker(STAYS);
         chores.do_all();
-        assert_eq!((index.totals().blocks, index.totals().runs), (0, 0));
+        assert_eq!((index.totals().blocks, index.totals().nodes), (0, 0));
     }
 }
 
@@ -179,7 +179,7 @@ fn a_batch_that_the_worker_before_still_takes_in_changes_nothing_for_the_one_aft
     index.leave(Some(before), Vec::new());
     assert_eq!(index.overlaps(&keys(2)), [(LEAVES, 7), (STAYS, 3)]);
     [LEAVES, STAYS].into_iter().for_each(|worker| index.remove_worker(worker));
-    assert_eq!((index.totals().blocks, index.totals().runs), (0, 0));
+    assert_eq!((index.totals().blocks, index.totals().nodes), (0, 0));
 }
 
 #[test]
@@ -204,5 +204,5 @@ fn the_cap_is_kept_once_the_chore_is_done() {
     // What is left leads to all that is left.
     index.remove_worker(LEAVES);
     chores.do_all();
-    assert_eq!((index.totals().blocks, index.totals().runs), (0, 0));
+    assert_eq!((index.totals().blocks, index.totals().nodes), (0, 0));
 }

@@ -1,16 +1,16 @@
 //! The overlap of every worker with a prompt.
 //!
-//! Along the runs of the prompt: the workers that hold a run whole go on, the others end in it. So the work grows with the
-//! number of runs and of workers that hold the first, not with the depth. All runs are found before the first one's holders are
-//! gone through, so that the memory works on those of all runs meanwhile.
+//! Along the nodes of the prompt: the workers that hold a node whole go on, the others end in it. So the work grows with the
+//! number of nodes and of workers that hold the first, not with the depth. All nodes are found before the first one's holders are
+//! gone through, so that the memory works on those of all nodes meanwhile.
 
-use super::holders::{Holders, Place, bit, places, word};
-use super::tree::{RunId, Tree};
+use super::holders::{HolderId, Holders, bit, holder_ids, word};
+use super::radix_tree::{NodeId, RadixTree};
 use super::use_counter::UseCounter;
 use crate::BlockKey;
 
 pub(super) struct Lookup<'a> {
-    pub(super) tree: &'a Tree,
+    pub(super) tree: &'a RadixTree,
     pub(super) uses: &'a UseCounter,
     pub(super) keys: &'a [BlockKey],
     /// Places that are not asked about, as bits: none of those beyond.
@@ -22,8 +22,8 @@ pub(super) struct Lookup<'a> {
 pub(super) struct Found {
     /// Workers that hold the first block, and how many, in no order; each once.
     pub(super) ended: Vec<Ended>,
-    /// The runs of the prompt, with the number of blocks before each.
-    pub(super) path: Vec<(RunId, usize)>,
+    /// The nodes of the prompt, with the number of blocks before each.
+    pub(super) path: Vec<(NodeId, usize)>,
     active: Vec<u64>,
     next: Vec<u64>,
 }
@@ -33,13 +33,13 @@ pub(super) struct Ended {
     word: u32,
     /// How many.
     depth: u32,
-    /// The workers' places, as bits of that word.
+    /// The workers, as bits of that word.
     bits: u64,
 }
 
 impl Ended {
-    fn one(place: Place, depth: u32) -> Self {
-        Self { word: word(place) as u32, depth, bits: bit(place) }
+    fn one(holder: HolderId, depth: u32) -> Self {
+        Self { word: word(holder) as u32, depth, bits: bit(holder) }
     }
 
     fn all(words: &[u64], depth: u32) -> impl Iterator<Item = Self> {
@@ -51,21 +51,21 @@ impl Ended {
         self.bits.count_ones() as usize
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = (Place, u32)> {
+    pub(super) fn each(&self) -> impl Iterator<Item = (HolderId, u32)> {
         let first = self.word * 64;
-        places(std::slice::from_ref(&self.bits)).map(move |place| (first + place, self.depth))
+        holder_ids(std::slice::from_ref(&self.bits)).map(move |holder| (first + holder, self.depth))
     }
 
-    /// Writes it down by place, 64 to a word.
+    /// Writes it down for each holder, 64 to a word.
     pub(super) fn write(&self, depths: &mut [[u32; 64]]) {
         let Some(depths) = depths.get_mut(self.word as usize) else { return };
         // Most of them at once, and those few again that have other depths.
         if self.bits.count_ones() > 40 {
             let before = *depths;
             *depths = [self.depth; 64];
-            places(&[!self.bits]).for_each(|place| depths[place as usize] = before[place as usize]);
+            holder_ids(&[!self.bits]).for_each(|holder| depths[holder as usize] = before[holder as usize]);
         } else {
-            places(&[self.bits]).for_each(|place| depths[place as usize] = self.depth);
+            holder_ids(&[self.bits]).for_each(|holder| depths[holder as usize] = self.depth);
         }
     }
 }
@@ -73,20 +73,20 @@ impl Ended {
 impl Lookup<'_> {
     /// Finds the overlap of every worker. Goes to the end of what anybody has of the prompt if `all`, else as far as those
     /// go that are asked about.
-    pub(super) fn run(&self, found: &mut Found, all: bool) {
+    pub(super) fn find(&self, found: &mut Found, all: bool) {
         let Found { ended, path, active, next } = found;
         ended.clear();
         path.clear();
         active.clear();
         let (mut end, mut last, mut near) = (0, None, 0);
         while let Some((id, agree)) = self.tree.follow(last, &self.keys[end..]) {
-            let run = self.tree.run(id);
-            // Comes near while the next runs are looked for.
-            near ^= run.holders.touch();
+            let node = self.tree.node(id);
+            // Comes near while the next nodes are looked for.
+            near ^= node.holders.touch();
             path.push((id, end));
             end += agree as usize;
             last = Some(id);
-            if agree < run.len() {
+            if agree < node.len() {
                 break;
             }
         }
@@ -94,9 +94,9 @@ impl Lookup<'_> {
         let ends = path.iter().skip(1).map(|(_, before)| *before).chain([end]);
         let mut depth = 0;
         for ((id, before), end) in path.iter().zip(ends) {
-            let run = self.tree.run(*id);
-            self.uses.note(&run.used);
-            self.go_on(&run.holders, (end - before) as u32, *before, active, next, ended);
+            let node = self.tree.node(*id);
+            self.uses.note(&node.used);
+            self.go_on(&node.holders, (end - before) as u32, *before, active, next, ended);
             std::mem::swap(active, next);
             depth = end;
             if !(all || active.iter().any(|word| *word != 0)) {
@@ -106,7 +106,7 @@ impl Lookup<'_> {
         ended.extend(Ended::all(active, depth as u32));
     }
 
-    /// Puts those of the active into `next` that hold the first `agree` blocks of a run, and tells where the others end.
+    /// Puts those of the active into `next` that hold the first `agree` blocks of a node, and tells where the others end.
     fn go_on(
         &self,
         holders: &Holders,
@@ -118,11 +118,11 @@ impl Lookup<'_> {
     ) {
         next.clear();
         let first = depth == 0;
-        let is_active = |place: Place, active: &[u64]| {
+        let is_active = |holder: HolderId, active: &[u64]| {
             if first {
-                self.aside.get(word(place)).is_none_or(|word| word & bit(place) == 0)
+                self.aside.get(word(holder)).is_none_or(|word| word & bit(holder) == 0)
             } else {
-                active.get(word(place)).is_some_and(|word| word & bit(place) != 0)
+                active.get(word(holder)).is_some_and(|word| word & bit(holder) != 0)
             }
         };
         let list = match holders {
@@ -139,19 +139,19 @@ impl Lookup<'_> {
             }
         };
         for held in list {
-            if held.from > 0 || held.to == 0 || !is_active(held.place, active) {
+            if held.from > 0 || held.to == 0 || !is_active(held.holder, active) {
                 continue;
             }
             if held.to >= agree {
-                if next.len() <= word(held.place) {
-                    next.resize(word(held.place) + 1, 0);
+                if next.len() <= word(held.holder) {
+                    next.resize(word(held.holder) + 1, 0);
                 }
-                next[word(held.place)] |= bit(held.place);
+                next[word(held.holder)] |= bit(held.holder);
             } else {
-                ended.push(Ended::one(held.place, depth as u32 + held.to));
+                ended.push(Ended::one(held.holder, depth as u32 + held.to));
             }
             if !first {
-                active[word(held.place)] &= !bit(held.place);
+                active[word(held.holder)] &= !bit(held.holder);
             }
         }
         if !first {

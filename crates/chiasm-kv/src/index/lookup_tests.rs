@@ -17,7 +17,7 @@ const BLOCK: BlockSize = BlockSize::new(1).unwrap();
 const WORKERS: u32 = 70;
 const LENGTH: usize = 40;
 
-/// Prompts that part at some block: the first `shared` tokens are the same.
+/// Prompts that cache at some block: the first `shared` tokens are the same.
 fn prompt(branch: u32, shared: usize) -> Vec<TokenId> {
     (0..LENGTH).map(|at| TokenId(if at < shared { 0 } else { branch })).collect()
 }
@@ -240,7 +240,7 @@ proptest! {
         }
         chores.do_all();
         let totals = index.totals();
-        prop_assert_eq!((totals.blocks, totals.entries, totals.runs), (0, 0, 0));
+        prop_assert_eq!((totals.blocks, totals.entries, totals.nodes), (0, 0, 0));
     }
 }
 
@@ -251,7 +251,7 @@ fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
     let index = PrefixIndex::new();
     (0..4).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
     index.apply(WorkerId(0), &batch(vec![stored(0, &tokens, &chain, 0, 17)]));
-    // What worker 1 always holds: a lookup may see any part of a batch that is being applied.
+    // What worker 1 always holds: a lookup may see any cache of a batch that is being applied.
     index.apply(WorkerId(1), &batch(vec![stored(1, &tokens, &chain, 0, 5)]));
     // One block of worker 3 is missing in the middle from the start.
     index.apply(WorkerId(3), &batch(vec![stored(3, &tokens, &chain, 0, 30), removed(3, [chain[9]])]));

@@ -1,12 +1,17 @@
 //! Staying below the cap.
 
-use std::sync::TryLockError;
+use std::sync::{Mutex, TryLockError};
 
 use super::Core;
+use super::cache::{Cache, Old};
+use super::worker::Worker;
+
+/// Blocks that are let go with a worker and a tree locked: some microseconds.
+const BLOCKS: usize = 256;
 
 impl Core {
     pub(super) fn bytes(&self) -> usize {
-        self.prompts.forest.bytes() + self.workers.bytes()
+        self.prompts.trees.bytes() + self.workers.bytes()
     }
 
     pub(super) fn is_above_cap(&self) -> bool {
@@ -23,10 +28,9 @@ impl Core {
         };
         while self.bytes() > max {
             let mut entries = 0;
-            self.workers.each(0, |worker| {
-                entries += worker.entries();
-                true
-            });
+            for worker in self.workers.all(0) {
+                entries += self.workers.with(&worker, |worker| worker.entries()).unwrap_or_default();
+            }
             // Tables that are three quarters full after this grow by an eighth when they are four fifths full. Taking
             // off less would bring the next round with the next batches.
             let keep = entries as f64 * (max as f64 / self.bytes() as f64) * 11.0 / 12.0;
@@ -39,25 +43,50 @@ impl Core {
 
     /// Sheds about so many entries; returns how many.
     fn shed(&self, next: &mut usize, excess: usize) -> usize {
-        let mut runs = Vec::new();
-        self.prompts.forest.each_run(|run| {
-            let entries = run.holders.entries(run.len());
-            runs.extend((entries > 0).then(|| (self.prompts.uses.age(&run.used), entries)));
+        let mut nodes = Vec::new();
+        self.prompts.trees.each_node(|node| {
+            let entries = node.holders.entries(node.len());
+            nodes.extend((entries > 0).then(|| (self.prompts.uses.age(&node.used), entries)));
         });
-        runs.sort_unstable_by(|one, other| other.cmp(one));
+        nodes.sort_unstable_by(|one, other| other.cmp(one));
         let mut sum = 0;
-        let oldest = runs.iter().find(|(_, entries)| {
+        let oldest = nodes.iter().find(|(_, entries)| {
             sum += entries;
             sum >= excess
         });
-        // Entries without a key are in no run.
+        // Entries without a key are in no node.
         let oldest = oldest.map_or(0, |(age, _)| *age);
         let mut shed = 0;
-        self.workers.each(*next, |worker| {
-            shed += worker.shed(oldest, excess - shed, &self.prompts);
+        for worker in self.workers.all(*next) {
+            shed += self.shed_of(&worker, oldest, excess - shed);
             *next = next.wrapping_add(1);
-            shed < excess
-        });
+            if shed >= excess {
+                break;
+            }
+        }
+        shed
+    }
+
+    /// Sheds so many entries of a worker at most; returns how many.
+    fn shed_of(&self, worker: &Mutex<Worker>, oldest: u32, most: usize) -> usize {
+        let mut shed = 0;
+        for number in 0.. {
+            let (mut old, mut from) = (Vec::<Old>::new(), Some(0));
+            while let Some(hash) = from {
+                let find = |cache: &mut Cache| cache.find_old(hash, oldest, &self.prompts, &mut old);
+                let found = self.workers.with(worker, |worker| worker.cache(number).map(find));
+                let Some(Some(next)) = found else { return shed };
+                from = next;
+            }
+            // Those without a key first; then the last blocks of each node, lest it be split.
+            old.sort_unstable_by(|one, other| one.0.is_some().cmp(&other.0.is_some()).then(other.cmp(one)));
+            old.truncate(most - shed);
+            for some in old.chunks(BLOCKS) {
+                let forget = |cache: &mut Cache| cache.shed(some, &self.prompts);
+                shed += self.workers.with(worker, |worker| worker.cache(number).map_or(0, forget)).unwrap_or_default();
+            }
+            self.workers.with(worker, |worker| worker.cache(number).map(Cache::fit));
+        }
         shed
     }
 }

@@ -36,7 +36,7 @@ impl Source {
         self.tier == Tier::Device && self.role == Need::Leading
     }
 
-    /// `None` for places that don't count.
+    /// `None` for media and localities that don't count.
     pub(super) fn of(event: &BlockStored, block_size: BlockSize) -> Option<Self> {
         let role = match (event.kv_cache_spec_kind.as_deref(), event.kv_cache_spec_sliding_window) {
             // A token attends to itself and to the window − 1 tokens before it (vLLM's `SlidingWindowManager`).
@@ -51,7 +51,7 @@ impl Source {
         Some(Self { role, ..source })
     }
 
-    /// The cache that an event names, as one whose role is not known: removals don't tell it. `None` for places that don't
+    /// The cache that an event names, as one whose role is not known: removals don't tell it. `None` for media and localities that don't
     /// count.
     pub(super) fn named(medium: Option<&str>, group: Option<u32>, locality: Option<&str>) -> Option<Self> {
         let tier = match medium {

@@ -44,6 +44,12 @@ impl<S: Slot> Table<S> {
         self.slots.iter().filter(|slot| !slot.is_free())
     }
 
+    /// What has this hash or a higher one, in their order.
+    pub(super) fn iter_from(&self, hash: u64) -> impl Iterator<Item = &S> {
+        let slots = self.slots.get(self.home(hash)..).unwrap_or_default().iter();
+        slots.filter(|slot| !slot.is_free()).skip_while(move |slot| slot.hash() < hash)
+    }
+
     /// What has a hash and `is` what is looked for.
     pub(super) fn get(&self, hash: u64, is: impl Fn(&S) -> bool) -> Option<&S> {
         self.find(hash, is).ok().map(|at| &self.slots[at])

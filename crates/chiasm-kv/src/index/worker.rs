@@ -3,18 +3,18 @@
 use chiasm_types::{BlockSize, WorkerId};
 
 use super::WorkerIndexStats;
-use super::forest::{Forest, Writer};
+use super::cache::{Cache, EngineHash, Prompts, engine_hash};
 use super::marks::Marks;
-use super::part::{Name, Part, Prompts, name};
+use super::radix_tree::{Position, Segment};
 use super::source::{Source, Tier};
-use super::tree::{Block, Segment, Spot};
+use super::trees::{Trees, Writer};
 use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
-/// Number of parts that a worker may have, more than any model has of groups, times the tiers: what engines send must not take all
-/// places.
-const MOST_PARTS: usize = 64;
+/// Number of caches that a worker may have, more than any model has of groups, times the tiers: what engines send must not take all
+/// ids of holders.
+const MOST_CACHES: usize = 64;
 
 /// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of an answer.
 const FEW: usize = 2;
@@ -28,12 +28,12 @@ pub(super) struct Worker {
     block_size: BlockSize,
     /// Its KV-cache groups in their tiers. The first is the group on the device that events named first, or that of presumptions;
     /// it is there until the worker is gone.
-    parts: Vec<(Source, Part)>,
-    /// Whether events have said which group the first part is.
+    caches: Vec<(Source, Cache)>,
+    /// Whether events have said which group the first cache is.
     named: bool,
     /// Removed from the index: what still comes is ignored.
     gone: bool,
-    /// Counts of the worker as a whole; parts have their own.
+    /// Counts of the worker as a whole; caches have their own.
     stats: WorkerIndexStats,
 }
 
@@ -42,32 +42,31 @@ pub(super) struct Worker {
 pub(super) struct Scratch {
     hasher: BlockHasher,
     marks: Marks,
-    names: Vec<Name>,
-    ends: Vec<Name>,
+    hashes: Vec<EngineHash>,
+    ends: Vec<EngineHash>,
     keys: Vec<BlockKey>,
-    blocks: Vec<Block>,
     segments: Vec<Segment>,
     /// Blocks newly held in groups that need all leading blocks, if there is such a group; else in any.
-    added: Vec<(Name, BlockKey)>,
+    added: Vec<(EngineHash, BlockKey)>,
     /// Blocks newly held in other groups, which are not told to callers.
-    untold: Vec<(Name, BlockKey)>,
+    untold: Vec<(EngineHash, BlockKey)>,
 }
 
 impl Scratch {
     /// Gives the memory back after an event of uncommon size.
     pub(super) fn trim(&mut self) {
-        if self.names.capacity() > 1 << 14 {
+        if self.hashes.capacity() > 1 << 14 {
             *self = Self::default();
         }
     }
 }
 
 impl Worker {
-    pub(super) fn new(id: WorkerId, part: Part, block_size: BlockSize) -> Self {
+    pub(super) fn new(id: WorkerId, cache: Cache, block_size: BlockSize) -> Self {
         Self {
             id,
             block_size,
-            parts: vec![(Source::default(), part)],
+            caches: vec![(Source::default(), cache)],
             named: false,
             gone: false,
             stats: WorkerIndexStats::default(),
@@ -79,38 +78,38 @@ impl Worker {
     }
 
     /// The first one is always there.
-    fn first(&mut self) -> &mut Part {
-        &mut self.parts[0].1
+    fn first(&mut self) -> &mut Cache {
+        &mut self.caches[0].1
     }
 
-    /// Brings near what a batch needs; see [`Part::warm`].
+    /// Brings near what a batch needs; see [`Cache::warm`].
     pub(super) fn warm(&self, events: &[KvEvent], prompts: &Prompts, scratch: &mut Scratch) {
-        let [(_, part)] = &self.parts[..] else { return };
-        let Scratch { names, ends, .. } = scratch;
-        names.clear();
+        let [(_, cache)] = &self.caches[..] else { return };
+        let Scratch { hashes, ends, .. } = scratch;
+        hashes.clear();
         ends.clear();
-        // To hash long names twice would take longer.
-        let short = |hash: &ExternalHash| matches!(hash, ExternalHash::U64(_)).then(|| name(hash));
+        // To shorten long hashes twice would take longer.
+        let short = |hash: &ExternalHash| matches!(hash, ExternalHash::U64(_)).then(|| engine_hash(hash));
         let mut all = 0;
         for event in events {
             match event {
                 KvEvent::BlockStored(stored) => {
                     ends.extend(stored.parent_block_hash.as_ref().and_then(short));
-                    names.extend(stored.block_hashes.iter().filter_map(short));
+                    hashes.extend(stored.block_hashes.iter().filter_map(short));
                     // Each line of theirs.
                     all = stored.token_ids.iter().step_by(16).fold(all, |all, token| all ^ token.0);
                 }
                 KvEvent::BlockRemoved(removed) => {
                     ends.extend(removed.block_hashes.first().and_then(short));
-                    names.extend(removed.block_hashes.iter().skip(1).filter_map(short));
+                    hashes.extend(removed.block_hashes.iter().skip(1).filter_map(short));
                 }
                 KvEvent::AllBlocksCleared | KvEvent::Unknown(_) => {}
             }
         }
         std::hint::black_box(all);
-        names.extend(&ends[..]);
-        if names.len() > 1 {
-            part.warm(names, ends, prompts);
+        hashes.extend(&ends[..]);
+        if hashes.len() > 1 {
+            cache.warm(hashes, ends, prompts);
         }
     }
 
@@ -127,31 +126,31 @@ impl Worker {
             // images. So only the hashes of theirs are used.
             source.tier != Tier::Device || event.block_size as usize == self.block_size.get()
         });
-        let Some(at) = source.and_then(|source| self.part_of(source, prompts, workers)) else {
+        let Some(at) = source.and_then(|source| self.cache_of(source, workers)) else {
             self.stats.ignored_events += 1;
             return;
         };
         let blocks = event.block_hashes.len();
         let fits = event.token_ids.len() == blocks * self.block_size.get()
             && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
-        scratch.names.clear();
-        scratch.names.extend(event.block_hashes.iter().map(name));
-        scratch.blocks.clear();
-        let parent = event.parent_block_hash.as_ref().map(name);
+        scratch.hashes.clear();
+        scratch.hashes.extend(event.block_hashes.iter().map(engine_hash));
+        scratch.keys.clear();
+        let parent = event.parent_block_hash.as_ref().map(engine_hash);
         // Of the blocks without keys, how many have none because of what they are, not for want of a parent.
         let mut unreadable = if fits { 0 } else { blocks };
-        if self.parts[at].0.tier == Tier::Device && fits && self.store_tokens(at, event, parent, prompts, scratch) {
+        if self.caches[at].0.tier == Tier::Device && fits && self.store_tokens(at, event, parent, prompts, scratch) {
             unreadable = 1;
         }
         self.store_by_name(at, unreadable, prompts, scratch);
-        self.parts.iter_mut().for_each(|(_, part)| part.release_collided(prompts));
-        let several = self.parts.len() > 1;
-        let held = |name| {
-            let mut leading = self.parts.iter().filter(|(source, _)| source.is_chain());
-            leading.all(|(_, part)| part.spot_of(name).is_some())
+        self.caches.iter_mut().for_each(|(_, cache)| cache.release_collided(prompts));
+        let several = self.caches.len() > 1;
+        let held = |hash| {
+            let mut leading = self.caches.iter().filter(|(source, _)| source.is_chain());
+            leading.all(|(_, cache)| cache.position_of(hash).is_some())
         };
         if several {
-            scratch.added.retain(|(name, _)| held(*name));
+            scratch.added.retain(|(hash, _)| held(*hash));
         }
         added.extend(scratch.added.drain(..).map(|(_, key)| key));
         scratch.untold.clear();
@@ -162,7 +161,7 @@ impl Worker {
         &mut self,
         at: usize,
         event: &BlockStored,
-        parent: Option<Name>,
+        parent: Option<EngineHash>,
         prompts: &Prompts,
         scratch: &mut Scratch,
     ) -> bool {
@@ -170,36 +169,36 @@ impl Worker {
         let few = event.block_hashes.len() <= FEW;
         let (mut tree, mut after, mut before) = (None, None, None);
         if let Some(parent) = parent {
-            let Some((spot, key, locked)) = self.parent(parent, few, prompts) else { return false };
-            (tree, after, before) = (locked, Some((parent, spot)), Some(key));
+            let Some((position, key, locked)) = self.parent(parent, few, prompts) else { return false };
+            (tree, after, before) = (locked, Some(position), Some(key));
         }
-        let parent = after.map(|(_, spot)| spot);
         self.make_keys(event, before, scratch);
-        let Scratch { blocks, segments, added, untold, .. } = scratch;
-        let Some(first) = blocks.first() else { return true };
-        let number = parent.map_or(Forest::tree_of(first.key), |parent| Forest::tree_with(parent.run));
-        let mut tree = tree.take().unwrap_or_else(|| prompts.forest.write(number));
-        let chains = self.parts.iter().any(|(source, _)| source.is_chain());
-        let several = self.parts.len() > 1;
-        let (source, part) = &mut self.parts[at];
+        let Scratch { hashes, keys, segments, added, untold, .. } = scratch;
+        let Some(first) = keys.first() else { return true };
+        let number = after.map_or(Trees::tree_of(*first), |parent| Trees::tree_with(parent.node));
+        let mut tree = tree.take().unwrap_or_else(|| prompts.trees.write(number));
+        let chains = self.caches.iter().any(|(source, _)| source.is_chain());
+        let several = self.caches.len() > 1;
+        let (source, cache) = &mut self.caches[at];
         let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
-        part.hold(parent, blocks, &mut tree, &prompts.uses, segments);
+        segments.clear();
+        tree.hold(after, keys, cache.holder(), &prompts.uses, segments);
         if !several {
             drop(tree);
-            part.name(after, blocks, segments, news);
-            if part.doubts() {
-                part.settle_doubts(&mut prompts.forest.write(number), news);
+            cache.count_copies(hashes, keys, segments, news);
+            if cache.has_to_recheck() {
+                cache.recheck(&mut prompts.trees.write(number), news);
             }
             return true;
         }
-        part.name(after, blocks, segments, news);
-        part.settle_doubts(&mut tree, news);
-        // What one part says of a hash holds for all: the groups of a model and the tiers share the hashes.
-        for Block { name, .. } in blocks.iter().copied() {
-            let Some(spot) = self.parts[at].1.spot_of(name) else { continue };
-            for (_, (source, part)) in self.parts.iter_mut().enumerate().filter(|(other, _)| *other != at) {
+        cache.count_copies(hashes, keys, segments, news);
+        cache.recheck(&mut tree, news);
+        // What one cache says of a hash holds for all: the groups of a model and the tiers share the hashes.
+        for hash in hashes[..keys.len()].iter().copied() {
+            let Some(position) = self.caches[at].1.position_of(hash) else { continue };
+            for (_, (source, cache)) in self.caches.iter_mut().enumerate().filter(|(other, _)| *other != at) {
                 let news = if source.is_chain() { &mut *added } else { &mut *untold };
-                part.tell(name, spot, &mut tree, &prompts.uses, news);
+                cache.tell(hash, position, &mut tree, &prompts.uses, news);
             }
         }
         true
@@ -207,7 +206,7 @@ impl Worker {
 
     /// Makes the keys of as many blocks as can be keyed, after a block with the key `before` or from the start.
     fn make_keys(&self, event: &BlockStored, before: Option<BlockKey>, scratch: &mut Scratch) {
-        let Scratch { hasher, marks, names, keys, blocks, .. } = scratch;
+        let Scratch { hasher, marks, keys, .. } = scratch;
         let lora = event.lora_name.as_deref();
         let marked = event.extra_keys.as_ref().is_some_and(|keys| keys.iter().any(Option::is_some));
         let size = self.block_size.get();
@@ -228,76 +227,57 @@ impl Worker {
             keys.push(key);
             last = Some(key);
         }
-        blocks.extend(keys.iter().zip(names).map(|(key, name)| Block { key: *key, name: *name }));
     }
 
     /// Finds the block that an event goes on after: where it is, its key, and if `locked` its tree.
     fn parent<'a>(
-        &mut self,
-        name: Name,
+        &self,
+        hash: EngineHash,
         locked: bool,
         prompts: &'a Prompts,
-    ) -> Option<(Spot, BlockKey, Option<Writer<'a>>)> {
-        if let [(_, part)] = &self.parts[..]
-            && let Some(guess) = part.guess(name)
-        {
-            let number = Forest::tree_with(guess.run);
-            if locked {
-                let tree = prompts.forest.write(number);
-                if let Some((spot, key)) = part.confirm(&tree, name, guess) {
-                    return Some((spot, key, Some(tree)));
-                }
-            } else if let Some((spot, key)) = part.confirm(&prompts.forest.read(number), name, guess) {
-                return Some((spot, key, None));
-            }
+    ) -> Option<(Position, BlockKey, Option<Writer<'a>>)> {
+        let position = self.position_of(hash)?;
+        let number = Trees::tree_with(position.node);
+        if locked {
+            let tree = prompts.trees.write(number);
+            return Some((position, tree.key(position)?, Some(tree)));
         }
-        let spot = match &mut self.parts[..] {
-            [(_, part)] => part.search(name, prompts)?,
-            _ => self.spot_of(name)?,
-        };
-        let key = prompts.forest.read(Forest::tree_with(spot.run)).key(spot)?;
-        Some((spot, key, None))
+        Some((position, prompts.trees.read(number).key(position)?, None))
     }
 
-    /// Stores the blocks of an event that have no keys: another part may know them. So it is with an attention group that skips
+    /// Stores the blocks of an event that have no keys: another cache may know them. So it is with an attention group that skips
     /// blocks, and with lower tiers.
     fn store_by_name(&mut self, at: usize, unreadable: usize, prompts: &Prompts, scratch: &mut Scratch) {
-        let Scratch { names, blocks, added, untold, .. } = scratch;
-        let from = blocks.len();
-        for (block, name) in names.iter().copied().enumerate().skip(from) {
-            let spot = self.spot_of(name);
-            if let ([(_, part)], None) = (&mut self.parts[..], spot)
-                && let Some(spot) = part.search(name, prompts)
-            {
-                part.store_again(name, spot);
-                continue;
-            }
-            let chains = self.parts.iter().any(|(source, _)| source.is_chain());
-            let (source, part) = &mut self.parts[at];
+        let Scratch { hashes, keys, added, untold, .. } = scratch;
+        let from = keys.len();
+        for (block, hash) in hashes.iter().copied().enumerate().skip(from) {
+            let position = self.position_of(hash);
+            let chains = self.caches.iter().any(|(source, _)| source.is_chain());
+            let (source, cache) = &mut self.caches[at];
             let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
-            match spot {
-                Some(spot) => part.store_at(name, spot, prompts, news),
+            match position {
+                Some(position) => cache.store_at(hash, position, prompts, news),
                 None => {
                     let unreadable = block - from < unreadable;
                     self.stats.unreadable_extra_keys += u64::from(unreadable);
                     self.stats.unknown_parents += u64::from(!unreadable);
-                    part.store_unknown(name);
+                    cache.store_unknown(hash);
                 }
             }
         }
     }
 
     pub(super) fn remove(&mut self, event: &BlockRemoved, prompts: &Prompts, scratch: &mut Scratch) {
-        let part = Source::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref()).map(|removed| {
-            self.parts.iter_mut().find(|(source, _)| source.tier == removed.tier && source.group == removed.group)
+        let cache = Source::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref()).map(|removed| {
+            self.caches.iter_mut().find(|(source, _)| source.tier == removed.tier && source.group == removed.group)
         });
-        match part {
+        match cache {
             None => self.stats.ignored_events += 1,
             Some(None) => self.stats.unknown_removals += event.block_hashes.len() as u64,
-            Some(Some((_, part))) => {
-                scratch.names.clear();
-                scratch.names.extend(event.block_hashes.iter().map(name));
-                self.stats.unknown_removals += part.remove(&scratch.names, prompts);
+            Some(Some((_, cache))) => {
+                scratch.hashes.clear();
+                scratch.hashes.extend(event.block_hashes.iter().map(engine_hash));
+                self.stats.unknown_removals += cache.remove(&scratch.hashes, prompts);
             }
         }
     }
@@ -311,35 +291,25 @@ impl Worker {
         self.stats.unknown_removals += self.first().forget_presumed(keys, prompts);
     }
 
-    /// Makes the worker hold nothing any more, in no tier. The groups are those of the engine still. Returns the parts that it had, if
+    /// Makes the worker hold nothing any more, in no tier. The groups are those of the engine still. Returns the caches that it had, if
     /// they held anything.
-    pub(super) fn clear(&mut self, prompts: &Prompts, workers: &Workers) -> Vec<Part> {
-        let old = if self.entries() > 0 {
-            workers.renew_parts(self.id, &mut self.parts)
-        } else {
-            self.parts.iter_mut().for_each(|(_, part)| drop(part.renew(part.place())));
-            Vec::new()
-        };
-        if self.parts.len() > 1 {
-            self.enter_all(prompts);
+    pub(super) fn clear(&mut self, workers: &Workers) -> Vec<Cache> {
+        if self.entries() > 0 {
+            return workers.renew_caches(self.id, &mut self.caches);
         }
-        old
+        self.caches.iter_mut().for_each(|(_, cache)| drop(cache.renew(cache.holder())));
+        Vec::new()
     }
 
-    /// Makes entries of all blocks: several parts are looked at by all names, whichever was told first.
-    fn enter_all(&mut self, prompts: &Prompts) {
-        self.parts.iter_mut().for_each(|(_, part)| part.enter_all(prompts));
-    }
-
-    /// Makes the worker ignore what still comes. Returns the parts that it had.
-    pub(super) fn end(&mut self) -> Vec<Part> {
+    /// Makes the worker ignore what still comes. Returns the caches that it had.
+    pub(super) fn end(&mut self) -> Vec<Cache> {
         self.gone = true;
-        self.parts.drain(..).map(|(_, part)| part).collect()
+        self.caches.drain(..).map(|(_, cache)| cache).collect()
     }
 
     pub(super) fn stats(&self) -> WorkerIndexStats {
-        self.parts.iter().fold(self.stats, |mut stats, (_, part)| {
-            let counts = part.counts();
+        self.caches.iter().fold(self.stats, |mut stats, (_, cache)| {
+            let counts = cache.counts();
             stats.blocks += counts.blocks;
             stats.unkeyed_blocks += counts.unkeyed;
             stats.shed_blocks += counts.shed;
@@ -353,43 +323,42 @@ impl Worker {
     }
 
     pub(super) fn entries(&self) -> usize {
-        self.parts.iter().map(|(_, part)| part.len()).sum()
+        self.caches.iter().map(|(_, cache)| cache.len()).sum()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.parts.iter().map(|(_, part)| part.bytes()).sum()
+        self.caches.iter().map(|(_, cache)| cache.bytes()).sum()
     }
 
-    /// Sheds from one part after the other; see [`Part::shed`].
-    pub(super) fn shed(&mut self, oldest: u32, most: usize, prompts: &Prompts) -> usize {
-        self.parts.iter_mut().fold(0, |shed, (_, part)| shed + part.shed(oldest, most - shed, prompts))
+    /// The cache of this number; `None` beyond the last one.
+    pub(super) fn cache(&mut self, number: usize) -> Option<&mut Cache> {
+        self.caches.get_mut(number).map(|(_, cache)| cache)
     }
 
-    /// Where the block is that a hash names, if some part has a keyed entry for it.
-    fn spot_of(&self, name: Name) -> Option<Spot> {
-        self.parts.iter().find_map(|(_, part)| part.spot_of(name))
+    /// Where the block of a hash is, if some cache has a keyed entry for it.
+    fn position_of(&self, hash: EngineHash) -> Option<Position> {
+        self.caches.iter().find_map(|(_, cache)| cache.position_of(hash))
     }
 
-    /// The part that a stored event is about, made if need be.
-    fn part_of(&mut self, source: Source, prompts: &Prompts, workers: &Workers) -> Option<usize> {
-        let known = |(known, _): &(Source, Part)| known.tier == source.tier && known.group == source.group;
+    /// The cache that a stored event is about, made if need be.
+    fn cache_of(&mut self, source: Source, workers: &Workers) -> Option<usize> {
+        let known = |(known, _): &(Source, Cache)| known.tier == source.tier && known.group == source.group;
         if source.tier == Tier::Device && !self.named {
             self.named = true;
             // What was presumed before is what the worker is believed to hold all of.
-            if source != self.parts[0].0 && self.parts[0].1.len() == 0 {
-                self.parts[0].0 = source;
-                workers.list_parts(self.id, &self.parts);
+            if source != self.caches[0].0 && self.caches[0].1.len() == 0 {
+                self.caches[0].0 = source;
+                workers.list_caches(self.id, &self.caches);
             }
         }
-        if let Some(at) = self.parts.iter().position(known) {
+        if let Some(at) = self.caches.iter().position(known) {
             return Some(at);
         }
-        if self.parts.len() == MOST_PARTS {
+        if self.caches.len() == MOST_CACHES {
             return None;
         }
-        self.parts.push((source, Part::new(workers.new_place())));
-        self.enter_all(prompts);
-        workers.list_parts(self.id, &self.parts);
-        Some(self.parts.len() - 1)
+        self.caches.push((source, Cache::new(workers.new_holder())));
+        workers.list_caches(self.id, &self.caches);
+        Some(self.caches.len() - 1)
     }
 }

@@ -1,4 +1,4 @@
-//! The workers, their places in sets, and the lock around each.
+//! The workers, what stands for their caches in the trees, and the lock around each.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use chiasm_types::{BlockSize, WorkerId};
 
-use super::holders::{Place, bit, word};
-use super::mixed::Mixed;
-use super::part::Part;
+use super::cache::Cache;
+use super::holders::{HolderId, bit, word};
+use super::hybrid::Hybrid;
 use super::source::Source;
 use super::worker::Worker;
 
@@ -38,83 +38,83 @@ static NEXT_LINE: AtomicUsize = AtomicUsize::new(0);
 #[derive(Clone, Default)]
 pub(super) struct List {
     /// Each worker is shared with who works on it while the list changes.
-    by_id: BTreeMap<WorkerId, (Place, Arc<Mutex<Worker>>)>,
-    /// The ids and places of `by_id`, for a quick pass.
-    in_order: Vec<(WorkerId, Place)>,
-    /// The worker that each place stands for; none for further places of a worker.
+    by_id: BTreeMap<WorkerId, (HolderId, Arc<Mutex<Worker>>)>,
+    /// The ids and first holders of `by_id`, for a quick pass.
+    in_order: Vec<(WorkerId, HolderId)>,
+    /// The worker that each holder stands for; none for further caches of a worker.
     ids: Vec<Option<WorkerId>>,
-    /// Workers of which more is to be asked than how many leading blocks one place has.
-    mixed: BTreeMap<WorkerId, Mixed>,
-    /// Bits of places that don't stand for groups that need all leading blocks.
+    /// Workers of which more is to be asked than how many leading blocks one cache has.
+    hybrid: BTreeMap<WorkerId, Hybrid>,
+    /// Bits of holders that don't stand for groups that need all leading blocks.
     aside: Vec<u64>,
-    /// Places of removed workers that no block's holders name any more.
-    free: Vec<Place>,
-    places: usize,
+    /// Ids of removed holders that no tree has any more.
+    free: Vec<HolderId>,
+    holders: usize,
 }
 
 impl List {
-    /// One more than the highest place.
-    pub(super) fn places(&self) -> usize {
-        self.places
+    /// One more than the highest id of a holder.
+    pub(super) fn holders(&self) -> usize {
+        self.holders
     }
 
-    pub(super) fn in_order(&self) -> &[(WorkerId, Place)] {
+    pub(super) fn in_order(&self) -> &[(WorkerId, HolderId)] {
         &self.in_order
     }
 
-    /// The worker that each place stands for; none for further places of a worker.
+    /// The worker that each holder stands for; none for further caches of a worker.
     pub(super) fn ids(&self) -> &[Option<WorkerId>] {
         &self.ids
     }
 
-    pub(super) fn mixed(&self) -> impl ExactSizeIterator<Item = &Mixed> {
-        self.mixed.values()
+    pub(super) fn hybrid(&self) -> impl ExactSizeIterator<Item = &Hybrid> {
+        self.hybrid.values()
     }
 
     pub(super) fn aside(&self) -> &[u64] {
         &self.aside
     }
 
-    fn new_place(&mut self) -> Place {
-        let place = self.free.pop().unwrap_or(self.places as Place);
-        self.places = self.places.max(place as usize + 1);
-        place
+    fn new_holder(&mut self) -> HolderId {
+        let holder = self.free.pop().unwrap_or(self.holders as HolderId);
+        self.holders = self.holders.max(holder as usize + 1);
+        holder
     }
 
-    fn set_aside(&mut self, place: Place, aside: bool) {
-        if aside && self.aside.len() <= word(place) {
-            self.aside.resize(word(place) + 1, 0);
+    fn set_aside(&mut self, holder: HolderId, aside: bool) {
+        if aside && self.aside.len() <= word(holder) {
+            self.aside.resize(word(holder) + 1, 0);
         }
-        if let Some(word) = self.aside.get_mut(word(place)) {
-            *word = *word & !bit(place) | if aside { bit(place) } else { 0 };
+        if let Some(word) = self.aside.get_mut(word(holder)) {
+            *word = *word & !bit(holder) | if aside { bit(holder) } else { 0 };
         }
     }
 
     fn take(&mut self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
-        self.mixed.remove(&worker);
+        self.hybrid.remove(&worker);
         self.by_id.remove(&worker).map(|(_, worker)| worker)
     }
 
-    /// Whether these are the parts of the worker that has this id now, not of one before it that still takes in a batch.
-    fn is_listed(&self, worker: WorkerId, parts: &[(Source, Part)]) -> bool {
-        let known = self.by_id.get(&worker).map(|(place, _)| *place);
-        known.is_some() && known == parts.first().map(|(_, part)| part.place())
+    /// Whether these are the caches of the worker that has this id now, not of one before it that still takes in a batch.
+    fn is_listed(&self, worker: WorkerId, caches: &[(Source, Cache)]) -> bool {
+        let known = self.by_id.get(&worker).map(|(holder, _)| *holder);
+        known.is_some() && known == caches.first().map(|(_, cache)| cache.holder())
     }
 
-    fn list_parts(&mut self, worker: WorkerId, parts: &[(Source, Part)]) {
-        for (source, part) in parts {
-            self.set_aside(part.place(), !source.is_chain());
+    fn list_caches(&mut self, worker: WorkerId, caches: &[(Source, Cache)]) {
+        for (source, cache) in caches {
+            self.set_aside(cache.holder(), !source.is_chain());
         }
-        match Mixed::of(parts) {
-            Some(mixed) => drop(self.mixed.insert(worker, mixed)),
-            None => drop(self.mixed.remove(&worker)),
+        match Hybrid::of(caches) {
+            Some(hybrid) => drop(self.hybrid.insert(worker, hybrid)),
+            None => drop(self.hybrid.remove(&worker)),
         }
     }
 
     fn update_order(&mut self) {
-        self.in_order = self.by_id.iter().map(|(id, (place, _))| (*id, *place)).collect();
-        self.ids = vec![None; self.places];
-        self.in_order.iter().for_each(|(id, place)| self.ids[*place as usize] = Some(*id));
+        self.in_order = self.by_id.iter().map(|(id, (holder, _))| (*id, *holder)).collect();
+        self.ids = vec![None; self.holders];
+        self.in_order.iter().for_each(|(id, holder)| self.ids[*holder as usize] = Some(*id));
     }
 }
 
@@ -123,9 +123,9 @@ impl Workers {
     pub(super) fn add(&self, worker: WorkerId, block_size: BlockSize) -> Option<Arc<Mutex<Worker>>> {
         self.rewrite(|list| {
             let replaced = list.take(worker);
-            let place = list.new_place();
-            let new = Worker::new(worker, Part::new(place), block_size);
-            list.by_id.insert(worker, (place, Arc::new(Mutex::new(new))));
+            let holder = list.new_holder();
+            let new = Worker::new(worker, Cache::new(holder), block_size);
+            list.by_id.insert(worker, (holder, Arc::new(Mutex::new(new))));
             list.update_order();
             replaced
         })
@@ -140,43 +140,43 @@ impl Workers {
         })
     }
 
-    /// The parts of a worker that is in no list any more; see [`Worker::end`].
-    pub(super) fn end(&self, worker: &Mutex<Worker>) -> Vec<Part> {
+    /// The caches of a worker that is in no list any more; see [`Worker::end`].
+    pub(super) fn end(&self, worker: &Mutex<Worker>) -> Vec<Cache> {
         self.with(worker, Worker::end).unwrap_or_default()
     }
 
-    /// Gives a worker empty parts in new places, which lookups take for it from now on. Returns those that it had.
-    pub(super) fn renew_parts(&self, worker: WorkerId, parts: &mut [(Source, Part)]) -> Vec<Part> {
+    /// Gives a worker empty caches with new holders, which lookups take for it from now on. Returns those that it had.
+    pub(super) fn renew_caches(&self, worker: WorkerId, caches: &mut [(Source, Cache)]) -> Vec<Cache> {
         self.rewrite(|list| {
-            let is_listed = list.is_listed(worker, parts);
-            let old = parts.iter_mut().map(|(_, part)| part.renew(list.new_place())).collect();
+            let is_listed = list.is_listed(worker, caches);
+            let old = caches.iter_mut().map(|(_, cache)| cache.renew(list.new_holder())).collect();
             if is_listed {
-                list.by_id.entry(worker).and_modify(|(place, _)| *place = parts[0].1.place());
+                list.by_id.entry(worker).and_modify(|(holder, _)| *holder = caches[0].1.holder());
                 list.update_order();
-                list.list_parts(worker, parts);
+                list.list_caches(worker, caches);
             }
             old
         })
     }
 
-    /// A place for one more part of a worker.
-    pub(super) fn new_place(&self) -> Place {
-        self.rewrite(List::new_place)
+    /// The id of one more cache of a worker.
+    pub(super) fn new_holder(&self) -> HolderId {
+        self.rewrite(List::new_holder)
     }
 
-    /// Gives back a place that no block's holders name any more.
-    pub(super) fn free(&self, place: Place) {
+    /// Gives back the id of a holder that no tree has any more.
+    pub(super) fn free(&self, holder: HolderId) {
         self.rewrite(|list| {
-            list.set_aside(place, false);
-            list.free.push(place);
+            list.set_aside(holder, false);
+            list.free.push(holder);
         });
     }
 
-    /// Makes lookups take these for the parts of a worker from now on.
-    pub(super) fn list_parts(&self, worker: WorkerId, parts: &[(Source, Part)]) {
+    /// Makes lookups take these for the caches of a worker from now on.
+    pub(super) fn list_caches(&self, worker: WorkerId, caches: &[(Source, Cache)]) {
         self.rewrite(|list| {
-            if list.is_listed(worker, parts) {
-                list.list_parts(worker, parts);
+            if list.is_listed(worker, caches) {
+                list.list_caches(worker, caches);
             }
         });
     }
@@ -187,26 +187,22 @@ impl Workers {
         self.with(&found, change)
     }
 
-    /// Changes every worker, one after the other, from the `first`th on and around, until `change` says false.
-    pub(super) fn each(&self, first: usize, mut change: impl FnMut(&mut Worker) -> bool) {
-        let mut all: Vec<_> = self.list().by_id.values().map(|(_, blocks)| blocks.clone()).collect();
+    /// All workers in the order of their ids, from the `first`th on and around.
+    pub(super) fn all(&self, first: usize) -> Vec<Arc<Mutex<Worker>>> {
+        let mut all: Vec<_> = self.list().by_id.values().map(|(_, worker)| worker.clone()).collect();
         if !all.is_empty() {
             let first = first % all.len();
             all.rotate_left(first);
         }
-        for blocks in all {
-            if self.with(&blocks, &mut change) == Some(false) {
-                return;
-            }
-        }
+        all
     }
 
-    /// Shows the list. No worker's place changes its meaning meanwhile.
+    /// Shows the list. No worker's holder changes its meaning meanwhile.
     pub(super) fn read<T>(&self, read: impl FnOnce(&List) -> T) -> T {
         read(&self.list())
     }
 
-    /// Bytes on the heap of the parts of listed workers.
+    /// Bytes on the heap of the caches of listed workers.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }

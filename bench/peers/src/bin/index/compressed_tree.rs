@@ -65,7 +65,7 @@ impl Index for Compressed {
     type Key = LocalBlockHash;
     type Buffers = ();
 
-    fn work(trace: &Trace, batch: usize, from: From) -> Work {
+    fn work(&self, trace: &Trace, batch: usize, from: From) -> Work {
         Work::new(trace, batch, from)
     }
 

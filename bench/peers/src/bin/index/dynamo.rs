@@ -12,7 +12,7 @@ use dynamo_kv_router::protocols::{
 };
 use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};
 
-use crate::frame::frame;
+use crate::frame::{Telling, frame};
 use crate::subject::From;
 use crate::trace::{BLOCK_SIZE, Event, Trace};
 
@@ -45,7 +45,7 @@ impl Work {
         match from {
             From::Tokens => Self::Tokens(told.collect()),
             From::Hashes => Self::Hashed(told.map(publish).collect()),
-            From::Frames => Self::Frame(trace.batch(batch)[0].worker, frame(trace, batch)),
+            From::Frames => Self::Frame(trace.batch(batch)[0].worker, frame(trace, batch, Telling::Plain)),
         }
     }
 

@@ -10,6 +10,7 @@
 //! ```text
 //! index trace --workers N --blocks N --rounds N --trace FILE     makes the trace
 //! index speed --rounds N --trace FILE [--side NAME]              all sides in turns, or one for a profile
+//! index tellings --rounds N --trace FILE                         ours, whose engines tell of blocks in several ways
 //! index memory --side NAME --trace FILE                          one side alone
 //! ```
 //!
@@ -48,6 +49,7 @@ use std::process::{Command, ExitCode};
 use serde::Serialize;
 
 use crate::compressed_tree::Compressed;
+use crate::frame::Telling;
 use crate::ours::Ours;
 use crate::positional::Positional;
 use crate::radix_tree::Single;
@@ -81,7 +83,7 @@ const SIDES: [&str; 4] = ["chiasm", "RadixTree", "ConcurrentRadixTreeCompressed"
 
 fn side(name: &str, workers: u32) -> Option<Box<dyn Subject>> {
     Some(match name {
-        "chiasm" => Box::new(Ready::new(Ours::new(workers))),
+        "chiasm" => Box::new(Ready::new(Ours::new(workers, Telling::Plain))),
         "RadixTree" => Box::new(Single::default()),
         "ConcurrentRadixTreeCompressed" => Box::new(Ready::new(Compressed::new())),
         "PositionalIndexer" => Box::new(Ready::new(Positional::new())),
@@ -122,6 +124,10 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             }
             print(&trace, speed::measure(&trace, &mut sides, flag("--rounds")?.parse()?)?)
         }
+        "tellings" => {
+            let trace = read()?;
+            print(&trace, speed::measure_tellings(&trace, flag("--rounds")?.parse()?)?)
+        }
         "memory" => {
             let (trace, name) = (read()?, flag("--side")?);
             let side = side(name, trace.workers).ok_or("no such side")?;
@@ -148,6 +154,7 @@ fn all(rounds: &str) -> Result<(), Box<dyn Error>> {
         let [workers, blocks] = [fleet.workers.to_string(), fleet.blocks.to_string()];
         again(&["trace", "--workers", &workers, "--blocks", &blocks, "--rounds", rounds])?;
         again(&["speed", "--rounds", rounds])?;
+        again(&["tellings", "--rounds", rounds])?;
         for side in SIDES {
             again(&["memory", "--side", side])?;
         }

@@ -7,12 +7,16 @@ use chiasm_kv::{BlockKey, Overlaps, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, TokenId, WorkerId};
 
 use crate::clock::Thread;
-use crate::frame::frame;
+use crate::frame::{Telling, frame};
 use crate::subject::{From, Index};
 use crate::trace::{BLOCK_SIZE, Event, Trace};
 
 /// `chiasm_kv::PrefixIndex`, without a cap.
-pub(crate) struct Ours(PrefixIndex);
+pub(crate) struct Ours {
+    index: PrefixIndex,
+    /// How its engines' frames tell of blocks; decoded events are plain.
+    telling: Telling,
+}
 
 const BLOCK: BlockSize = match BlockSize::new(BLOCK_SIZE as u32) {
     Some(size) => size,
@@ -21,10 +25,10 @@ const BLOCK: BlockSize = match BlockSize::new(BLOCK_SIZE as u32) {
 
 impl Ours {
     /// An index that knows the workers 0 to `workers` − 1, which hold nothing yet.
-    pub(crate) fn new(workers: u32) -> Self {
+    pub(crate) fn new(workers: u32, telling: Telling) -> Self {
         let index = PrefixIndex::new();
         (0..workers).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
-        Self(index)
+        Self { index, telling }
     }
 }
 
@@ -59,11 +63,11 @@ impl Index for Ours {
     type Key = BlockKey;
     type Buffers = Overlaps;
 
-    fn work(trace: &Trace, batch: usize, from: From) -> Work {
+    fn work(&self, trace: &Trace, batch: usize, from: From) -> Work {
         let events = trace.batch(batch);
         let worker = WorkerId(events[0].worker);
         if from == From::Frames {
-            return Work::Frame(worker, frame(trace, batch));
+            return Work::Frame(worker, frame(trace, batch, self.telling));
         }
         let events = events.iter().map(|it| event(trace, it)).collect();
         Work::Batch(worker, KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None })
@@ -73,11 +77,11 @@ impl Index for Ours {
         let mut added = Vec::new();
         for work in work {
             match work {
-                Work::Batch(worker, batch) => drop(black_box(self.0.apply(worker, &batch))),
+                Work::Batch(worker, batch) => drop(black_box(self.index.apply(worker, &batch))),
                 Work::Frame(worker, payload) => {
                     added.clear();
                     // One that can't be read shows as overlaps that are missing.
-                    let _ = self.0.apply_payload(worker, &payload, &mut added, |_| ());
+                    let _ = self.index.apply_payload(worker, &payload, &mut added, |_| ());
                     black_box(&added);
                 }
             }
@@ -99,7 +103,7 @@ impl Index for Ours {
     }
 
     fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps) {
-        self.0.lookup(keys, overlaps);
+        self.index.lookup(keys, overlaps);
         black_box(overlaps.found());
     }
 
@@ -109,16 +113,16 @@ impl Index for Ours {
 
     fn overlaps(&self, keys: &[BlockKey]) -> Vec<(u32, u32)> {
         let mut overlaps = Overlaps::default();
-        self.0.lookup(keys, &mut overlaps);
+        self.index.lookup(keys, &mut overlaps);
         overlaps.found().iter().map(|(worker, blocks)| (worker.0, *blocks as u32)).collect()
     }
 
     fn clear(&self, worker: u32) {
         let (events, worker) = (vec![KvEvent::AllBlocksCleared], WorkerId(worker));
-        black_box(self.0.apply(worker, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }));
+        black_box(self.index.apply(worker, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }));
     }
 
     fn bytes(&self) -> Option<usize> {
-        Some(self.0.totals().bytes)
+        Some(self.index.totals().bytes)
     }
 }

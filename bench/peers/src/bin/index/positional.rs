@@ -51,7 +51,7 @@ impl Index for Positional {
     type Key = LocalBlockHash;
     type Buffers = ();
 
-    fn work(trace: &Trace, batch: usize, from: From) -> Work {
+    fn work(&self, trace: &Trace, batch: usize, from: From) -> Work {
         Work::new(trace, batch, from)
     }
 

@@ -15,16 +15,20 @@
 //! | `lookups, 2 threads` | prompts per second on the wall, by hashes that were made long before, on two threads |
 //! | `lookup p50 beside events`, `lookup p99 beside events` | µs on the wall of one lookup by hashes, while another thread applies [`PACE`] blocks a second |
 //! | `compared`, `different` | prompts whose overlaps were compared with ours, and that differed |
+//! | `frames, plain`, `frames, own hashes`, `frames, twice` | blocks that were told of per second of CPU time, as `events, from frames`, by engines that tell in a [`Telling`] each; only ours |
+//! | the same, `different` | prompts whose overlaps are not those of `frames, plain` |
 //! | `prompt blocks`, `prompt workers` | per prompt, means: blocks, and workers that hold some of them |
 
 use std::error::Error;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::Value;
 use crate::clock::cpu;
-use crate::subject::{From, Subject};
+use crate::frame::Telling;
+use crate::ours::Ours;
+use crate::subject::{From, Ready, Subject};
 use crate::trace::Trace;
+use crate::{SIDES, Value};
 
 /// Blocks that a side stores and removes before it is the next one's turn.
 const SLICE: usize = 30_000;
@@ -80,6 +84,48 @@ pub(crate) fn measure(trace: &Trace, sides: &mut [Side], rounds: usize) -> Resul
     answers.report(sides, &mut values);
     let blocks: usize = prompts.iter().flatten().map(|tokens| tokens.len() / crate::trace::BLOCK_SIZE).sum();
     values.push((sides[0].0, "prompt blocks", blocks as f64 / prompts.iter().flatten().count() as f64));
+    Ok(values)
+}
+
+/// Our index in turns with itself, before engines that tell of blocks in several ways. Says for each way how many blocks that were
+/// told of are applied per second of CPU time, and how many prompts have another answer than before plain engines.
+pub(crate) fn measure_tellings(trace: &Trace, rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
+    const TELLINGS: [(&str, &str, Telling); 3] = [
+        ("frames, plain", "frames, plain, different", Telling::Plain),
+        ("frames, own hashes", "frames, own hashes, different", Telling::OwnHashes),
+        ("frames, twice", "frames, twice, different", Telling::Twice),
+    ];
+    let side = |telling| -> Box<dyn Subject> { Box::new(Ready::new(Ours::new(trace.workers, telling))) };
+    let mut sides = TELLINGS.map(|(name, _, telling)| (name, side(telling)));
+    let mut slices = trace.slices(0..trace.fill, SLICE);
+    let rest = slices.last().map_or(0, |slice| slice.end)..trace.fill;
+    slices.push(rest);
+    for slice in slices {
+        for (_, side) in &mut sides {
+            side.load(trace, slice.clone(), From::Frames);
+            side.apply();
+        }
+    }
+    let slices = trace.slices(trace.fill..trace.batches.len(), SLICE);
+    let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
+    let mut rates = TELLINGS.map(|_| Vec::new());
+    for (round, slice) in slices.iter().enumerate() {
+        turns(&mut sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), From::Frames);
+            let blocks = trace.blocks(slice.clone()) * TELLINGS[side].2.times();
+            rates[side].push(blocks as f64 / cpu(|| subject.apply()).as_secs_f64());
+        });
+    }
+    let mut values = Vec::new();
+    for ((metric, _, _), mut rates) in TELLINGS.into_iter().zip(rates) {
+        values.extend(median(&mut rates).map(|rate| (SIDES[0], metric, rate)));
+    }
+    let prompts: Vec<_> = trace.prompts[1].iter().map(|&run| trace.prompt(run)).collect();
+    let mut answers = Answers::default();
+    sides.iter_mut().for_each(|(_, side)| side.load_prompts(&prompts));
+    answers.compare(&mut sides, prompts.len());
+    let different = TELLINGS.iter().zip(answers.different);
+    values.extend(different.map(|((_, metric, _), different)| (SIDES[0], *metric, different as f64)));
     Ok(values)
 }
 
@@ -184,11 +230,14 @@ fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>], va
 /// The median over the rounds, for those sides that have any.
 fn report(sides: &[Side], metric: &'static str, rates: Vec<Vec<f64>>, values: &mut Vec<Value>) {
     for ((name, _), mut rates) in sides.iter().zip(rates) {
-        rates.sort_by(f64::total_cmp);
-        if let Some(middle) = rates.len().checked_sub(1) {
-            values.push((*name, metric, (rates[middle / 2] + rates[rates.len() / 2]) / 2.0));
-        }
+        values.extend(median(&mut rates).map(|rate| (*name, metric, rate)));
     }
+}
+
+fn median(rates: &mut [f64]) -> Option<f64> {
+    rates.sort_by(f64::total_cmp);
+    let last = rates.len().checked_sub(1)?;
+    Some((rates[last / 2] + rates[rates.len() / 2]) / 2.0)
 }
 
 /// How many answers were compared with those of the first side.
@@ -228,8 +277,8 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::side;
     use crate::workload::{Fleet, make};
-    use crate::{SIDES, side};
 
     #[test]
     fn all_sides_hold_the_same_and_what_can_be_measured_is() -> Result<(), Box<dyn Error>> {
@@ -255,6 +304,12 @@ mod tests {
         ];
         assert_eq!(missing, threaded.into_iter().chain(["prompt blocks", "prompt workers"]).collect());
         assert!(of(SIDES[0], "prompt workers").is_some_and(|workers| workers > 1.0));
+        let tellings = measure_tellings(&trace, 1)?;
+        let told = |metric: &str| tellings.iter().find(|it| it.1 == metric).map(|it| it.2);
+        for telling in ["frames, own hashes", "frames, twice"] {
+            assert!(told(telling).is_some_and(|rate| rate > 0.0));
+            assert_eq!(told(&format!("{telling}, different")), Some(0.0), "{telling}");
+        }
         // A side that forgot everything answers otherwise.
         sides[1].1.clear(trace.workers);
         let mut answers = Answers::default();

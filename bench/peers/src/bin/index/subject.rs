@@ -86,7 +86,7 @@ pub(crate) trait Index: Sync {
     /// What a thread keeps from lookup to lookup.
     type Buffers: Default;
 
-    fn work(trace: &Trace, batch: usize, from: From) -> Self::Work;
+    fn work(&self, trace: &Trace, batch: usize, from: From) -> Self::Work;
     /// Applies, or hands over to the thread that applies, the batches of one lane.
     fn apply(&self, lane: usize, work: Vec<Self::Work>);
     /// Waits until all that was handed over is applied.
@@ -132,7 +132,7 @@ impl<I: Index> Subject for Ready<I> {
         self.order.clear();
         for batch in batches {
             let lane = lane(trace.batch(batch)[0].worker);
-            self.work[lane].push(I::work(trace, batch, from));
+            self.work[lane].push(self.index.work(trace, batch, from));
             self.order.push((lane, trace.blocks(batch..batch + 1)));
         }
     }

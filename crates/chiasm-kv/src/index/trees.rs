@@ -4,23 +4,24 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::tree::{NONE, RUN_BITS, Run, RunId, Tree};
+use super::radix_tree::{NODE_BITS, NONE, Node, NodeId, RadixTree};
 use crate::BlockKey;
 
 /// Number of trees, among which prompts are divided by their first block. A tree's lock is held for one event or one lookup.
-const TREES: u32 = (NONE >> RUN_BITS) + 1;
+const TREES: u32 = (NONE >> NODE_BITS) + 1;
 
-/// Runs that are looked at with a tree locked: some 20 microseconds.
-const RUNS: usize = 1 << 10;
+/// Nodes that are looked at with a tree locked: some 20 microseconds.
+const NODES: usize = 1 << 10;
 
-pub(super) struct Forest {
+/// All prompts, divided among trees so that who changes one does not keep others waiting.
+pub(super) struct Trees {
     trees: Box<[Line]>,
 }
 
 /// A tree on cache lines of its own, lest locks of neighbours disturb each other.
 #[repr(align(128))]
 struct Line {
-    tree: RwLock<Tree>,
+    tree: RwLock<RadixTree>,
     /// The tree's count, for those who don't want to wait for its lock.
     bytes: AtomicUsize,
     blocks: AtomicUsize,
@@ -28,14 +29,14 @@ struct Line {
 
 /// A tree that is being changed. Writes its counts down beside the lock when it is dropped.
 pub(super) struct Writer<'a> {
-    tree: RwLockWriteGuard<'a, Tree>,
+    tree: RwLockWriteGuard<'a, RadixTree>,
     line: &'a Line,
 }
 
-impl Forest {
+impl Trees {
     pub(super) fn new() -> Self {
         let line = |number| Line {
-            tree: RwLock::new(Tree::new(number)),
+            tree: RwLock::new(RadixTree::new(number)),
             bytes: AtomicUsize::new(size_of::<Line>()),
             blocks: AtomicUsize::new(0),
         };
@@ -47,17 +48,17 @@ impl Forest {
         first.get() as u32 % TREES
     }
 
-    pub(super) fn tree_with(run: RunId) -> u32 {
-        run >> RUN_BITS
+    pub(super) fn tree_with(node: NodeId) -> u32 {
+        node >> NODE_BITS
     }
 
-    pub(super) fn same_tree(one: RunId, other: RunId) -> bool {
+    pub(super) fn same_tree(one: NodeId, other: NodeId) -> bool {
         Self::tree_with(one) == Self::tree_with(other)
     }
 
     // A panic inside a tree's methods would be a fault of ours; what others can read is still in order.
 
-    pub(super) fn read(&self, tree: u32) -> RwLockReadGuard<'_, Tree> {
+    pub(super) fn read(&self, tree: u32) -> RwLockReadGuard<'_, RadixTree> {
         self.trees[tree as usize].tree.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -66,17 +67,17 @@ impl Forest {
         Writer { tree: line.tree.write().unwrap_or_else(PoisonError::into_inner), line }
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = RwLockReadGuard<'_, Tree>> {
+    pub(super) fn each(&self) -> impl Iterator<Item = RwLockReadGuard<'_, RadixTree>> {
         (0..TREES).map(|tree| self.read(tree))
     }
 
-    /// Every run, with each tree locked for some at a time; others may change it in between.
-    pub(super) fn each_run(&self, mut visit: impl FnMut(&Run)) {
+    /// Every node, with each tree locked for some at a time; others may change it in between.
+    pub(super) fn each_node(&self, mut visit: impl FnMut(&Node)) {
         for tree in 0..TREES {
             let mut from = 0;
-            while let Some(runs) = self.read(tree).some_runs(from, RUNS) {
-                runs.for_each(&mut visit);
-                from += RUNS;
+            while let Some(nodes) = self.read(tree).some_nodes(from, NODES) {
+                nodes.for_each(&mut visit);
+                from += NODES;
             }
         }
     }
@@ -92,15 +93,15 @@ impl Forest {
 }
 
 impl Deref for Writer<'_> {
-    type Target = Tree;
+    type Target = RadixTree;
 
-    fn deref(&self) -> &Tree {
+    fn deref(&self) -> &RadixTree {
         &self.tree
     }
 }
 
 impl DerefMut for Writer<'_> {
-    fn deref_mut(&mut self) -> &mut Tree {
+    fn deref_mut(&mut self) -> &mut RadixTree {
         &mut self.tree
     }
 }
