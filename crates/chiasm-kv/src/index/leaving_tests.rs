@@ -52,7 +52,7 @@ fn keys(number: u32) -> Vec<BlockKey> {
 
 fn store(index: &PrefixIndex, worker: WorkerId, number: u32) {
     let tokens = prompt(number);
-    // Engines name blocks differently, so that the second to hold one has entries.
+    // Engines hash blocks differently.
     let name = |token: &TokenId| ExternalHash::U64(u64::from(token.0) << 8 | u64::from(worker.0));
     let stored = BlockStored {
         block_hashes: tokens.iter().map(name).collect(),

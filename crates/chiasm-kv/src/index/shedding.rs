@@ -18,7 +18,7 @@ impl Core {
         self.max_bytes.is_some_and(|max| self.bytes() > max)
     }
 
-    /// Runs of least recent use first. One thread at a time: the others go on.
+    /// Nodes of least recent use first. One thread at a time: the others go on.
     pub(super) fn shed_if_needed(&self) {
         let Some(max) = self.max_bytes.filter(|max| self.bytes() > *max) else { return };
         let mut next = match self.shedding.try_lock() {

@@ -142,7 +142,7 @@ impl Worker {
         if self.caches[at].0.tier == Tier::Device && fits && self.store_tokens(at, event, parent, prompts, scratch) {
             unreadable = 1;
         }
-        self.store_by_name(at, unreadable, prompts, scratch);
+        self.store_by_hash(at, unreadable, prompts, scratch);
         self.caches.iter_mut().for_each(|(_, cache)| cache.release_collided(prompts));
         let several = self.caches.len() > 1;
         let held = |hash| {
@@ -247,7 +247,7 @@ impl Worker {
 
     /// Stores the blocks of an event that have no keys: another cache may know them. So it is with an attention group that skips
     /// blocks, and with lower tiers.
-    fn store_by_name(&mut self, at: usize, unreadable: usize, prompts: &Prompts, scratch: &mut Scratch) {
+    fn store_by_hash(&mut self, at: usize, unreadable: usize, prompts: &Prompts, scratch: &mut Scratch) {
         let Scratch { hashes, keys, added, untold, .. } = scratch;
         let from = keys.len();
         for (block, hash) in hashes.iter().copied().enumerate().skip(from) {
