@@ -26,6 +26,15 @@ const PLAIN: &str = "plain";
 const TELLINGS: [&str; 2] = ["frames, own hashes", "frames, twice"];
 /// The least part of the plain rate that we want to keep before those.
 const TELLING_TARGET: f64 = 0.5;
+/// Our own lookups on one thread, as a peer of those on more.
+const ONE_THREAD: &str = "one thread";
+/// Our own lookups beside no events, as a peer of those beside some.
+const NO_EVENTS: &str = "no events";
+/// What lookups come to on so many threads; how many of them count is told by the threads, where the machine has that many cores.
+const SCALING: [(&str, f64); 2] = [("lookups alone, 2 threads", 2.0), ("lookups alone, 4 threads", 4.0)];
+const BESIDE: &str = "lookups beside few events";
+/// The least part of what so many threads could do, and of what goes on beside no events, that we want.
+const SCALING_TARGET: f64 = 0.85;
 /// The metric of events as engines publish them.
 const FRAMES: &str = "events, from frames";
 /// The same on two threads.
@@ -105,6 +114,7 @@ pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
         (MEMORY, COMPRESSED_TREE),
         (TELLINGS[0], PLAIN),
         (TELLINGS[1], PLAIN),
+        (BESIDE, NO_EVENTS),
     ],
 }];
 
@@ -183,21 +193,31 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
             });
         }
     }
-    let plain = value(OURS, "frames, plain");
-    for telling in TELLINGS {
-        let (Some(rate), Some(plain)) = (value(OURS, telling), plain) else { continue };
-        let equal = value(OURS, &format!("{telling}, different")).map(|different| different == 0.0);
-        let ratio = rate / plain;
-        rows.push(Row {
-            ours: Some(rounded(rate / 1e6)),
-            peer: Some(rounded(plain / 1e6)),
+    let own = |metric, than: Option<f64>, scale: f64, target: f64, row: Row| {
+        let (rate, than) = (value(OURS, metric)?, than?);
+        let ratio = rate / than;
+        Some(Row {
+            ours: Some(rounded(rate / scale)),
+            peer: Some(rounded(than / scale)),
             ratio: Some(rounded(ratio)),
-            target: Some(TELLING_TARGET),
-            ok: Some(ratio >= TELLING_TARGET && equal == Some(true)),
-            equal,
-            ..row(name, telling, "M blocks/s", PLAIN)
-        });
-    }
+            target: Some(target),
+            ok: Some(ratio >= target && row.equal != Some(false)),
+            ..row
+        })
+    };
+    let plain = value(OURS, "frames, plain");
+    rows.extend(TELLINGS.into_iter().filter_map(|telling| {
+        let different = value(OURS, &format!("{telling}, different"))?;
+        let row = Row { equal: Some(different == 0.0), ..row(name, telling, "M blocks/s", PLAIN) };
+        own(telling, plain, 1e6, TELLING_TARGET, row)
+    }));
+    let lookups = |metric, peer| row(name, metric, "k prompts/s", peer);
+    let one = value(OURS, "lookups alone, 1 thread");
+    rows.extend(SCALING.into_iter().filter_map(|(metric, threads)| {
+        own(metric, one.map(|one| threads * one), 1e3, SCALING_TARGET, lookups(metric, ONE_THREAD))
+    }));
+    let no_events = value(OURS, "lookups beside no events");
+    rows.extend(own(BESIDE, no_events, 1e3, SCALING_TARGET, lookups(BESIDE, NO_EVENTS)));
     rows
 }
 
@@ -240,6 +260,14 @@ pub(crate) mod tests {
                 add(OURS, &format!("frames, {metric}"), value);
             }
             add(OURS, "frames, twice, different", 0.0);
+            for (metric, value) in [
+                ("alone, 1 thread", 2e6),
+                ("alone, 2 threads", 3.6e6),
+                ("beside no events", 2e6),
+                ("beside few events", 1e6),
+            ] {
+                add(OURS, &format!("lookups {metric}"), value);
+            }
             add(OURS, PROMPT_BLOCKS, 240.0);
             add(OURS, PROMPT_WORKERS, 7.5);
         }
@@ -282,6 +310,15 @@ pub(crate) mod tests {
         assert_eq!((own.ours, own.peer, own.ratio, own.ok), (Some(3.0), Some(4.0), Some(0.75), Some(true)));
         assert_eq!(find(&rows, "64 workers", TELLINGS[0], PLAIN).ok, Some(false), "other answers");
         assert_eq!(find(&rows, "8 workers", TELLINGS[1], PLAIN).ok, Some(false), "too slow");
+    }
+
+    #[test]
+    fn threads_are_measured_against_as_many_times_one_where_there_are_cores() {
+        let rows = rows(&measurements(), 15, None);
+        let two = find(&rows, "8 workers", "lookups alone, 2 threads", ONE_THREAD);
+        assert_eq!((two.ours, two.peer, two.ratio, two.ok), (Some(3600.0), Some(4000.0), Some(0.9), Some(true)));
+        assert!(!rows.iter().any(|row| row.metric == "lookups alone, 4 threads"), "not measured");
+        assert_eq!(find(&rows, "8 workers", BESIDE, NO_EVENTS).ok, Some(false), "half as many");
     }
 
     #[test]

@@ -40,6 +40,8 @@ Both need a quiet machine. Memory is measured with one side alone in a process. 
 | lookup p50, p99 beside events | of one lookup, while another thread applies 200,000 blocks a second |
 | frames, own hashes | as `events, from frames`, before engines that each have a seed of their own for their hashes, as vLLM's have where `PYTHONHASHSEED` is not set; against ours before plain ones |
 | frames, twice | the same before engines that store and evict each block twice; blocks count as often as they are told of |
+| lookups alone, N threads | prompts per second on that many threads together, by hashes that were made long before; against N times what one thread does. As far as the machine has cores |
+| lookups beside few events | prompts per second on one thread, while another applies 50,000 blocks a second; against the same while that waits |
 | memory | growth of what is resident from nothing to full caches; what the allocator wastes counts |
 | memory, cleared | what is left of it when every worker has dropped all; most of it is the allocator's |
 | ratio | how many times better we are than the best of the peers |
@@ -87,7 +89,7 @@ fn targets(rows: &[Row], text: &mut String) {
     for (row, target) in &aimed {
         let reached = match row.ok {
             Some(true) => "yes",
-            _ if row.equal != Some(true) => "**no: other answers**",
+            _ if row.equal == Some(false) => "**no: other answers**",
             _ => "**no**",
         };
         let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);

@@ -11,6 +11,7 @@
 //! index trace --workers N --blocks N --rounds N --trace FILE     makes the trace
 //! index speed --rounds N --trace FILE [--side NAME]              all sides in turns, or one for a profile
 //! index tellings --rounds N --trace FILE                         ours, whose engines tell of blocks in several ways
+//! index scaling --rounds N --trace FILE                          ours, on more and more threads
 //! index memory --side NAME --trace FILE                          one side alone
 //! ```
 //!
@@ -128,6 +129,10 @@ fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             let trace = read()?;
             print(&trace, speed::measure_tellings(&trace, flag("--rounds")?.parse()?)?)
         }
+        "scaling" => {
+            let trace = read()?;
+            print(&trace, speed::measure_scaling(&trace, flag("--rounds")?.parse()?)?)
+        }
         "memory" => {
             let (trace, name) = (read()?, flag("--side")?);
             let side = side(name, trace.workers).ok_or("no such side")?;
@@ -155,6 +160,7 @@ fn all(rounds: &str) -> Result<(), Box<dyn Error>> {
         again(&["trace", "--workers", &workers, "--blocks", &blocks, "--rounds", rounds])?;
         again(&["speed", "--rounds", rounds])?;
         again(&["tellings", "--rounds", rounds])?;
+        again(&["scaling", "--rounds", rounds])?;
         for side in SIDES {
             again(&["memory", "--side", side])?;
         }

@@ -17,6 +17,8 @@
 //! | `compared`, `different` | prompts whose overlaps were compared with ours, and that differed |
 //! | `frames, plain`, `frames, own hashes`, `frames, twice` | blocks that were told of per second of CPU time, as `events, from frames`, by engines that tell in a [`Telling`] each; only ours |
 //! | the same, `different` | prompts whose overlaps are not those of `frames, plain` |
+//! | `lookups alone, N threads` | prompts per second on the wall, by hashes that were made long before; only ours, and only as far as there are cores |
+//! | `lookups beside few events`, `lookups beside no events` | prompts per second on the wall on one thread, while another applies [`FEW_EVENTS`] blocks a second, or waits as long |
 //! | `prompt blocks`, `prompt workers` | per prompt, means: blocks, and workers that hold some of them |
 
 use std::error::Error;
@@ -26,7 +28,7 @@ use std::time::Duration;
 use crate::clock::cpu;
 use crate::frame::Telling;
 use crate::ours::Ours;
-use crate::subject::{From, Ready, Subject};
+use crate::subject::{From, Ready, Subject, Threaded};
 use crate::trace::Trace;
 use crate::{SIDES, Value};
 
@@ -38,6 +40,11 @@ const SLICE_BESIDE: usize = 50_000;
 const JUST_HASHED: usize = 64;
 /// What 1,000 workers do that process 3,200 tokens a second each.
 const PACE: f64 = 200_000.0;
+/// Blocks a second that should cost lookups little.
+const FEW_EVENTS: f64 = 50_000.0;
+/// Threads that look up at once, as far as there are cores.
+const THREADS: [(usize, &str); 3] =
+    [(1, "lookups alone, 1 thread"), (2, "lookups alone, 2 threads"), (4, "lookups alone, 4 threads")];
 
 type Side = (&'static str, Box<dyn Subject>);
 
@@ -129,6 +136,42 @@ pub(crate) fn measure_tellings(trace: &Trace, rounds: usize) -> Result<Vec<Value
     Ok(values)
 }
 
+/// Our index alone, with full caches: how lookups go on more and more threads, and beside few events.
+pub(crate) fn measure_scaling(trace: &Trace, rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut side = Ready::new(Ours::new(trace.workers, Telling::Plain));
+    side.load(trace, 0..trace.fill, From::Frames);
+    side.apply();
+    let prompts: Vec<_> = trace.prompts[0].iter().map(|&run| trace.prompt(run)).collect();
+    side.load_prompts(&prompts);
+    let count = prompts.len() as f64;
+    let mut rates = THREADS.map(|_| Vec::new());
+    for _ in 0..rounds {
+        for ((threads, _), rates) in THREADS.iter().zip(&mut rates).filter(|((threads, _), _)| *threads <= cores) {
+            rates.push(*threads as f64 * count / side.look_up_on(*threads).as_secs_f64());
+        }
+    }
+    let mut values = Vec::new();
+    for ((_, metric), mut rates) in THREADS.into_iter().zip(rates) {
+        values.extend(median(&mut rates).map(|rate| (SIDES[0], metric, rate)));
+    }
+    let slices = trace.slices(trace.fill..trace.batches.len(), SLICE_BESIDE / 4);
+    let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
+    let mut rates = [false, true].map(|_| Vec::new());
+    for slice in slices {
+        // The same events twice: first they are only waited for.
+        for (applies, rates) in [false, true].into_iter().zip(&mut rates) {
+            side.load(trace, slice.clone(), From::Frames);
+            let times = side.look_up_beside(FEW_EVENTS, applies);
+            rates.push(times.len() as f64 / times.iter().sum::<Duration>().as_secs_f64());
+        }
+    }
+    for (metric, mut rates) in ["lookups beside no events", "lookups beside few events"].into_iter().zip(rates) {
+        values.extend(median(&mut rates).map(|rate| (SIDES[0], metric, rate)));
+    }
+    Ok(values)
+}
+
 /// Every side has its turn, in an order that turns round each time.
 fn turns(sides: &mut [Side], round: usize, mut turn: impl FnMut(usize, &mut dyn Subject)) {
     for at in 0..sides.len() {
@@ -198,7 +241,7 @@ fn look_up(sides: &mut [Side], rounds: usize, all: &[Vec<u32>], values: &mut Vec
         turns(sides, round, |side, subject| {
             tokens[side].push(prompts / cpu(|| subject.look_up_tokens()).as_secs_f64());
             if let Some(subject) = subject.threaded() {
-                threads[side].push(2.0 * prompts / subject.look_up_on_two().as_secs_f64());
+                threads[side].push(2.0 * prompts / subject.look_up_on(2).as_secs_f64());
             }
         });
     }
@@ -213,7 +256,7 @@ fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>], va
         turns(sides, round, |side, subject| {
             subject.load(trace, slice.clone(), From::Tokens);
             match subject.threaded() {
-                Some(subject) => times[side].extend(subject.look_up_beside(PACE)),
+                Some(subject) => times[side].extend(subject.look_up_beside(PACE, true)),
                 None => subject.apply(),
             }
         });

@@ -67,12 +67,12 @@ pub(crate) trait Threaded {
     /// Applies what was made ready on [`LANES`] threads. Returns how long the slower one took.
     fn apply_on_all(&mut self) -> Duration;
 
-    /// Looks up every prompt once, by the hashes of its blocks, on each of two threads. Returns how long the slower one took.
-    fn look_up_on_two(&mut self) -> Duration;
+    /// Looks up every prompt once, by the hashes of its blocks, on each of some threads. Returns how long the slowest one took.
+    fn look_up_on(&mut self, threads: usize) -> Duration;
 
-    /// Applies what was made ready at a pace of so many blocks a second, and meanwhile looks up prompts on another thread.
-    /// Returns how long each lookup took.
-    fn look_up_beside(&mut self, pace: f64) -> Vec<Duration>;
+    /// Applies what was made ready at a pace of so many blocks a second, or only waits for as long, and meanwhile looks up prompts on
+    /// another thread. Returns how long each lookup took.
+    fn look_up_beside(&mut self, pace: f64, applies: bool) -> Vec<Duration>;
 }
 
 /// An index that several threads may use.
@@ -199,7 +199,7 @@ impl<I: Index> Threaded for Ready<I> {
         slowest(self.work.iter_mut().enumerate().map(apply))
     }
 
-    fn look_up_on_two(&mut self) -> Duration {
+    fn look_up_on(&mut self, threads: usize) -> Duration {
         let (index, keys) = (&self.index, &self.keys);
         let look_up = |start: usize| {
             move || {
@@ -209,10 +209,10 @@ impl<I: Index> Threaded for Ready<I> {
             }
         };
         // Not the same prompts at the same time.
-        slowest([0, keys.len() / 2].into_iter().map(look_up))
+        slowest((0..threads).map(|thread| keys.len() * thread / threads).map(look_up))
     }
 
-    fn look_up_beside(&mut self, pace: f64) -> Vec<Duration> {
+    fn look_up_beside(&mut self, pace: f64, applies: bool) -> Vec<Duration> {
         let mut lanes = [(); LANES].map(|()| Vec::new());
         std::mem::swap(&mut lanes, &mut self.work);
         let mut lanes = lanes.map(Vec::into_iter);
@@ -222,7 +222,10 @@ impl<I: Index> Threaded for Ready<I> {
             scope.spawn(|| {
                 let (start, mut blocks) = (Instant::now(), 0);
                 for &(lane, batch) in order {
-                    index.apply(lane, lanes[lane].next().into_iter().collect());
+                    let work = lanes[lane].next().into_iter().collect();
+                    if applies {
+                        index.apply(lane, work);
+                    }
                     blocks += batch;
                     let ahead = Duration::from_secs_f64(blocks as f64 / pace).saturating_sub(start.elapsed());
                     // Shorter sleeps take longer than they should.
