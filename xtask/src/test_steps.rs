@@ -138,7 +138,7 @@ const STEPS: &[Step] = &[
     real_engine_test("vLLM's processor: server", REAL_PROCESSOR, seconds(180)),
     real_engine_test("clients of others", CLIENTS, seconds(90)),
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
-    real_engine_test("real engines: server", REAL_VLLM, seconds(540)),
+    real_engine_test("real engines: server", REAL_VLLM, seconds(600)),
 ];
 
 const CLIENTS: &[&str] = &real_engine_arguments("clients");

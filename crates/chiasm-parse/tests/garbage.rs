@@ -89,7 +89,9 @@ fn read<'a>(format: &Format, pieces: impl IntoIterator<Item = &'a str>) -> Colle
 #[test]
 fn how_an_answer_is_cut_makes_no_difference() {
     for (name, format) in formats() {
-        let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
+        // `PROPTEST_CASES` asks for more.
+        let config = ProptestConfig::default();
+        let config = ProptestConfig { cases: config.cases.max(300), failure_persistence: None, ..config };
         let mut runner = proptest::test_runner::TestRunner::new(config);
         let strategy = (pieces(&format), vec(any::<prop::sample::Index>(), 0..6));
         let outcome = runner.run(&strategy, |(pieces, cuts)| {
@@ -109,6 +111,16 @@ fn how_an_answer_is_cut_makes_no_difference() {
         if let Err(error) = outcome {
             panic!("{name}: {error}");
         }
+    }
+}
+
+#[test]
+fn white_space_behind_a_call_is_left_out_whether_it_comes_alone_or_not() {
+    let format = Format::new(Some("mistral"), None).unwrap();
+    let pieces = ["[TOOL_CALLS]", "\n", "[ARGS]", "(", "\n", "text"];
+    for answer in [read(&format, pieces), read(&format, [pieces.concat().as_str()])] {
+        // A call without a name is none.
+        assert_eq!((answer.text.as_str(), answer.calls.len()), ("text", 0));
     }
 }
 

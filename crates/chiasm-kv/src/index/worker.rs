@@ -88,7 +88,7 @@ impl Worker {
         let Scratch { hashes, ends, .. } = scratch;
         hashes.clear();
         ends.clear();
-        // To shorten long hashes twice would take longer.
+        // Long hashes are left out, as shortening them twice would take longer.
         let short = |hash: &ExternalHash| matches!(hash, ExternalHash::U64(_)).then(|| engine_hash(hash));
         let mut all = 0;
         for event in events {

@@ -102,23 +102,23 @@ impl Reader {
 
     /// What stands between calls means nothing.
     fn between(&mut self, pending: &mut Pending, is_last: bool) -> Option<Step> {
-        match self.markers.find(pending.rest(), is_last) {
-            Found::Nothing { clear } => {
-                // Without an end of their own, calls are over with the first other text.
-                if self.form.close.is_empty() && !pending.rest()[..clear].trim().is_empty() {
-                    return Some(Step::Over);
-                }
-                pending.skip(clear);
-                Some(if is_last { Step::Over } else { Step::More })
-            }
-            Found::Marker { at, number } => {
-                if self.form.close.is_empty() && !pending.rest()[..at].trim().is_empty() {
-                    return Some(Step::Over);
-                }
-                let text = self.markers.text(number);
-                pending.skip(at + text.len());
-                if text == self.form.call { self.go(Place::Head) } else { Some(Step::Over) }
-            }
+        // Without an end of their own, calls are over with the first text that is more than white space.
+        let text_ends = self.form.close.is_empty();
+        if text_ends {
+            pending.skip(spaces(pending.rest()));
+        }
+        let (clear, marker) = match self.markers.find(pending.rest(), is_last) {
+            Found::Nothing { clear } => (clear, None),
+            Found::Marker { at, number } => (at, Some(self.markers.text(number))),
+        };
+        if text_ends && clear > 0 {
+            return Some(Step::Over);
+        }
+        pending.skip(clear + marker.map_or(0, str::len));
+        match marker {
+            None => Some(if is_last { Step::Over } else { Step::More }),
+            Some(marker) if marker == self.form.call => self.go(Place::Head),
+            Some(_) => Some(Step::Over),
         }
     }
 

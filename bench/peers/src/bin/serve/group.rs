@@ -117,7 +117,7 @@ impl Cpu {
 struct Process {
     id: u32,
     parent: u32,
-    /// In seconds.
+    /// CPU time that it has spent, in seconds.
     cpu: f64,
     /// When it was started, in ticks since the system was: another process may get its id, but not at that time.
     start: u64,

@@ -52,7 +52,7 @@ impl Turn {
 struct Round<'a> {
     sides: &'a mut [Side],
     replay: Replay,
-    /// Of each side, and at last of the engines alone.
+    /// Rounds of each side, and at last those of the engines alone.
     turns: Vec<Vec<Turn>>,
 }
 

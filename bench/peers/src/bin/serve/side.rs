@@ -18,7 +18,8 @@ use crate::workload::MODEL;
 pub(crate) const OURS: &str = "chiasm";
 /// Engines of each side.
 pub(crate) const ENGINES: &str = "2";
-/// Of the engines that our frontend, or none, stands before; room for the tensors of all pictures. The others have vLLM's default.
+/// Sizes for the engines that our frontend, or none, stands before: they have room for the tensors of all pictures. The others have
+/// vLLM's default.
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.5";
 pub(crate) const ARENA_GB: &str = "1";
 /// What a CPU engine with a tiny model needs. The blocks of its KV cache have room for all pictures several times over.
@@ -54,7 +55,7 @@ pub(crate) struct Inputs {
     /// A folder with our plugin for vLLM.
     pub(crate) plugin: PathBuf,
     pub(crate) model: PathBuf,
-    /// Of all engines, beside those that they need here.
+    /// Flags of the case, which all engines get beside those that they need here.
     pub(crate) engine_flags: Vec<String>,
     /// Where what the programs say goes.
     pub(crate) logs: PathBuf,

@@ -22,7 +22,7 @@ const SEED: u64 = 20_261_124;
 
 /// Makes requests, no two alike.
 pub(crate) struct Workload {
-    /// In base64, in two pieces.
+    /// Each picture's file in base64, in two pieces.
     pictures: Vec<[Bytes; 2]>,
     /// Share of the requests that are about the pictures up to here, times a constant, by Zipf's law.
     up_to: Vec<f64>,
