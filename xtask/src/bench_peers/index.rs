@@ -27,9 +27,9 @@ const TELLINGS: [&str; 2] = ["frames, own hashes", "frames, twice"];
 /// The least part of the plain rate that we want to keep before those.
 const TELLING_TARGET: f64 = 0.5;
 /// Our own lookups on one thread, as a peer of those on more.
-const ONE_THREAD: &str = "one thread";
+const ONE_THREAD: &str = "one-thread";
 /// Our own lookups beside no events, as a peer of those beside some.
-const NO_EVENTS: &str = "no events";
+const NO_EVENTS: &str = "no-events";
 /// What lookups come to on so many threads; how many of them count is told by the threads, where the machine has that many cores.
 const SCALING: [(&str, f64); 2] = [("lookups alone, 2 threads", 2.0), ("lookups alone, 4 threads", 4.0)];
 const BESIDE: &str = "lookups beside few events";

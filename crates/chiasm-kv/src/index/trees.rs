@@ -1,8 +1,10 @@
 //! The trees, each behind a lock.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
 use super::radix_tree::{NODE_BITS, NONE, Node, NodeId, RadixTree};
 use crate::BlockKey;
@@ -21,7 +23,7 @@ pub(super) struct Trees {
 /// A tree on cache lines of its own, lest locks of neighbours disturb each other.
 #[repr(align(128))]
 struct Line {
-    tree: RwLock<RadixTree>,
+    tree: ShardedLock<RadixTree>,
     /// The tree's count, for those who don't want to wait for its lock.
     bytes: AtomicUsize,
     blocks: AtomicUsize,
@@ -29,14 +31,14 @@ struct Line {
 
 /// A tree that is being changed. Writes its counts down beside the lock when it is dropped.
 pub(super) struct Writer<'a> {
-    tree: RwLockWriteGuard<'a, RadixTree>,
+    tree: ShardedLockWriteGuard<'a, RadixTree>,
     line: &'a Line,
 }
 
 impl Trees {
     pub(super) fn new() -> Self {
         let line = |number| Line {
-            tree: RwLock::new(RadixTree::new(number)),
+            tree: ShardedLock::new(RadixTree::new(number)),
             bytes: AtomicUsize::new(size_of::<Line>()),
             blocks: AtomicUsize::new(0),
         };
@@ -58,7 +60,7 @@ impl Trees {
 
     // A panic inside a tree's methods would be a fault of ours; what others can read is still in order.
 
-    pub(super) fn read(&self, tree: u32) -> RwLockReadGuard<'_, RadixTree> {
+    pub(super) fn read(&self, tree: u32) -> ShardedLockReadGuard<'_, RadixTree> {
         self.trees[tree as usize].tree.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -67,7 +69,7 @@ impl Trees {
         Writer { tree: line.tree.write().unwrap_or_else(PoisonError::into_inner), line }
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = RwLockReadGuard<'_, RadixTree>> {
+    pub(super) fn each(&self) -> impl Iterator<Item = ShardedLockReadGuard<'_, RadixTree>> {
         (0..TREES).map(|tree| self.read(tree))
     }
 

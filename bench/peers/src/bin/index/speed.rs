@@ -42,6 +42,8 @@ const JUST_HASHED: usize = 64;
 const PACE: f64 = 200_000.0;
 /// Blocks a second that should cost lookups little.
 const FEW_EVENTS: f64 = 50_000.0;
+/// How often each of them looks up every prompt: some milliseconds, lest their start counts.
+const TIMES: usize = 16;
 /// Threads that look up at once, as far as there are cores.
 const THREADS: [(usize, &str); 3] =
     [(1, "lookups alone, 1 thread"), (2, "lookups alone, 2 threads"), (4, "lookups alone, 4 threads")];
@@ -148,7 +150,7 @@ pub(crate) fn measure_scaling(trace: &Trace, rounds: usize) -> Result<Vec<Value>
     let mut rates = THREADS.map(|_| Vec::new());
     for _ in 0..rounds {
         for ((threads, _), rates) in THREADS.iter().zip(&mut rates).filter(|((threads, _), _)| *threads <= cores) {
-            rates.push(*threads as f64 * count / side.look_up_on(*threads).as_secs_f64());
+            rates.push((threads * TIMES) as f64 * count / side.look_up_on(*threads, TIMES).as_secs_f64());
         }
     }
     let mut values = Vec::new();
@@ -241,7 +243,7 @@ fn look_up(sides: &mut [Side], rounds: usize, all: &[Vec<u32>], values: &mut Vec
         turns(sides, round, |side, subject| {
             tokens[side].push(prompts / cpu(|| subject.look_up_tokens()).as_secs_f64());
             if let Some(subject) = subject.threaded() {
-                threads[side].push(2.0 * prompts / subject.look_up_on(2).as_secs_f64());
+                threads[side].push(2.0 * prompts / subject.look_up_on(2, 1).as_secs_f64());
             }
         });
     }

@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::ops::Range;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,8 +68,9 @@ pub(crate) trait Threaded {
     /// Applies what was made ready on [`LANES`] threads. Returns how long the slower one took.
     fn apply_on_all(&mut self) -> Duration;
 
-    /// Looks up every prompt once, by the hashes of its blocks, on each of some threads. Returns how long the slowest one took.
-    fn look_up_on(&mut self, threads: usize) -> Duration;
+    /// Looks up every prompt so many times, by the hashes of its blocks, on each of some threads. Returns how long the slowest one
+    /// took.
+    fn look_up_on(&mut self, threads: usize, times: usize) -> Duration;
 
     /// Applies what was made ready at a pace of so many blocks a second, or only waits for as long, and meanwhile looks up prompts on
     /// another thread. Returns how long each lookup took.
@@ -199,13 +201,18 @@ impl<I: Index> Threaded for Ready<I> {
         slowest(self.work.iter_mut().enumerate().map(apply))
     }
 
-    fn look_up_on(&mut self, threads: usize) -> Duration {
-        let (index, keys) = (&self.index, &self.keys);
+    fn look_up_on(&mut self, threads: usize, times: usize) -> Duration {
+        let (index, keys, all) = (&self.index, &self.keys, &Barrier::new(threads));
         let look_up = |start: usize| {
             move || {
                 let mut buffers = I::Buffers::default();
                 let (last, first) = keys.split_at(start);
-                wall(&[], || first.iter().chain(last).for_each(|keys| index.look_up(keys, &mut buffers)))
+                all.wait();
+                wall(&[], || {
+                    for _ in 0..times {
+                        first.iter().chain(last).for_each(|keys| index.look_up(keys, &mut buffers));
+                    }
+                })
             }
         };
         // Not the same prompts at the same time.
