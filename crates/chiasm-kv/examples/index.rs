@@ -13,6 +13,8 @@ use chiasm_kv::{BlockKey, MediaSpan, Overlaps, PrefixIndex, PromptBlocks, block_
 use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
 
 const WORKERS: u32 = 1000;
+/// Workers whose snapshots are taken.
+const FEW: u32 = 64;
 const BLOCK: BlockSize = BlockSize::new(16).unwrap();
 /// Blocks of the system prompt that every worker holds.
 const SYSTEM: usize = 32;
@@ -26,6 +28,7 @@ fn main() {
         return hashing();
     }
     fleet(millions * 1_000_000 / WORKERS as usize / TURNS);
+    handed_over(millions * 1_000_000 / FEW as usize / TURNS);
     capped();
     hashing();
     ladder();
@@ -182,6 +185,72 @@ fn fleet(conversations: usize) {
     println!("resident memory above the start: {:.0} MB", resident().saturating_sub(before) as f64 / 1e6);
 }
 
+/// Fewer workers with as many blocks: snapshots, lookups and events meanwhile, and another index that goes on from them.
+fn handed_over(conversations: usize) {
+    let index = PrefixIndex::new();
+    (0..FEW).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
+    let system = prompt(3, SYSTEM * BLOCK.get());
+    let told = |index: &PrefixIndex, worker, batch: KvEventBatch| drop(index.apply(WorkerId(worker), &batch));
+    (0..FEW).for_each(|worker| told(&index, worker, stored(None, 0, &system)));
+    for conversation in 0..conversations {
+        for worker in 0..FEW {
+            let number = number_of(worker, conversation);
+            told(&index, worker, stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())));
+        }
+    }
+    let entries = index.totals().entries;
+    let keys = chains_of(FEW, conversations, Some(&system), TURNS, SYSTEM + TURNS);
+    let look_up = |stop: &AtomicBool| {
+        let (mut overlaps, mut longest, mut number) = (Overlaps::default(), Duration::ZERO, 0_u64);
+        while !stop.load(Ordering::Relaxed) {
+            let keys = &keys[number as usize % keys.len()];
+            longest = longest.max(time(|| index.lookup(keys, &mut overlaps)));
+            number += 1;
+        }
+        (longest, number)
+    };
+    let beside = |work: &mut dyn FnMut()| {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let lookups = scope.spawn(|| look_up(&stop));
+            let took = time(work);
+            stop.store(true, Ordering::Relaxed);
+            (took, lookups.join().unwrap())
+        })
+    };
+    println!("\n{FEW} workers, {entries} entries: snapshots, and another index that reads them");
+    let mut snapshots = Vec::new();
+    let mut longest_one = Duration::ZERO;
+    let (took, (longest, lookups)) = beside(&mut || {
+        for worker in 0..FEW {
+            longest_one = longest_one.max(time(|| snapshots.extend(index.snapshot(WorkerId(worker)))));
+        }
+    });
+    let bytes: usize = snapshots.iter().map(Vec::len).sum();
+    println!(
+        "written in {:.2} s, one worker in {:.1} ms at most, {:.1} bytes per entry",
+        took.as_secs_f64(),
+        longest_one.as_secs_f64() * 1e3,
+        bytes as f64 / entries as f64
+    );
+    println!("the longest of {lookups} lookups meanwhile: {:.2} ms", longest.as_secs_f64() * 1e3);
+    let (_, (longest, lookups)) = beside(&mut || std::thread::sleep(took));
+    println!("the longest of {lookups} lookups beside nothing: {:.2} ms", longest.as_secs_f64() * 1e3);
+    let next = PrefixIndex::new();
+    let took = time(|| {
+        for (worker, snapshot) in (0..).zip(&snapshots) {
+            next.restore(WorkerId(worker), snapshot).unwrap();
+        }
+    });
+    println!("read in {:.2} s", took.as_secs_f64());
+    let (was, is) = (index.totals(), next.totals());
+    assert_eq!((was.entries, was.blocks), (is.entries, is.blocks));
+    for keys in &keys {
+        assert_eq!(index.overlaps(keys), next.overlaps(keys));
+    }
+    println!("{} prompts have the same overlaps in both", keys.len());
+}
+
 /// Three times as many blocks as fit.
 fn capped() {
     const CAP: usize = 64_000_000;
@@ -211,11 +280,21 @@ fn number_of(worker: u32, conversation: usize) -> u64 {
     u64::from(owner) << 32 | (conversation as u64 + 1) << 8
 }
 
-/// Prompts of `length` blocks: the system prompt, so many blocks of a conversation that is held, then others.
 fn chains(conversations: usize, system: Option<&[TokenId]>, held: usize, length: usize) -> Vec<Vec<BlockKey>> {
+    chains_of(WORKERS, conversations, system, held, length)
+}
+
+/// Prompts of `length` blocks: the system prompt, so many blocks of a conversation that one of so many workers holds, then others.
+fn chains_of(
+    workers: u32,
+    conversations: usize,
+    system: Option<&[TokenId]>,
+    held: usize,
+    length: usize,
+) -> Vec<Vec<BlockKey>> {
     let chain = |n: usize| {
         let mut tokens = system.unwrap_or_default().to_vec();
-        let number = number_of(n as u32 * 37 % WORKERS, n * 101 % conversations);
+        let number = number_of(n as u32 * 37 % workers, n * 101 % conversations);
         tokens.extend(&prompt(number, TURNS * BLOCK.get())[..held * BLOCK.get()]);
         tokens.extend(prompt(1 << 50 | n as u64, length * BLOCK.get() - tokens.len()));
         block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BLOCK)

@@ -4,6 +4,8 @@ mod field;
 mod hasher;
 #[allow(unsafe_code, reason = "vector code")]
 mod kernels;
+mod scheme;
+mod secret;
 mod universal;
 
 use std::fmt;
@@ -13,6 +15,9 @@ use kernels::{Kernel, Series};
 use universal::{Secret, Summed};
 
 pub use hasher::BuildBlockKeyHasher;
+pub(crate) use scheme::mixed;
+pub use scheme::{EngineHashKeys, KeyScheme};
+pub use secret::{KeySecret, KeySecretInUse};
 
 /// Identity of a block: its tokens, the media items that touch it and where they start, LoRA, cache salt, and the block
 /// before it.
@@ -30,9 +35,11 @@ pub use hasher::BuildBlockKeyHasher;
 /// The salt is part of the first block of a prompt only and reaches the others through the chain. The number of tokens
 /// is the block size: blocks of engines with other block sizes never match.
 ///
-/// Two different prompts of up to n blocks collide with a chance of at most (n + 1) / 2^127 over the secret that each
-/// process draws: below 2^-60 for any collision at all among 100 million blocks of prompts of 4,096 blocks. Keys are for
-/// use inside one process; whoever sends prompts must not see them.
+/// Two different prompts of up to n blocks collide with a chance of at most (n + 1) / 2^127 over the [`KeySecret`] that each
+/// process draws: below 2^-60 for any collision at all among 100 million blocks of prompts of 4,096 blocks. Keys of processes with
+/// other secrets don't compare; whoever sends prompts must not see them.
+///
+/// Blocks of workers with another [`KeyScheme`] have keys of the same form, made of something else.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct BlockKey(u128);
@@ -41,6 +48,11 @@ impl BlockKey {
     /// The key as a number below 2^127.
     pub const fn get(self) -> u128 {
         self.0
+    }
+
+    /// The key that is this number; `None` unless it is below 2^127.
+    pub(crate) fn from_number(number: u128) -> Option<Self> {
+        (number >> 127 == 0).then_some(Self(number))
     }
 
     /// 64 of its bits as the engine's name of a block, for engines that name none. Not those that tables go by.

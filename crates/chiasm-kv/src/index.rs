@@ -9,6 +9,7 @@ mod lookup;
 mod marks;
 mod radix_tree;
 mod shedding;
+mod snapshot;
 mod source;
 mod table;
 mod trees;
@@ -23,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use chiasm_types::{BlockSize, WorkerId};
 
 use crate::KvError;
-use crate::block_key::BlockKey;
+use crate::block_key::{BlockKey, KeyScheme};
 use crate::event::{KvEvent, KvEventBatch, with_decoded};
 pub use background::Chore;
 use background::{Background, do_at_once};
@@ -31,6 +32,7 @@ use cache::{Cache, Prompts};
 use holders::HolderId;
 use hybrid::{Hybrid, Path};
 use lookup::{Ended, Found, Lookup};
+pub use snapshot::SnapshotError;
 use trees::Trees;
 use use_counter::UseCounter;
 use worker::{Scratch, Worker};
@@ -125,6 +127,9 @@ pub struct WorkerIndexStats {
     pub unknown_removals: u64,
     /// Hashes forgotten to stay below the cap.
     pub shed_blocks: u64,
+    /// Calls that told of what the worker holds: [`PrefixIndex::apply`], [`PrefixIndex::apply_payload`] of what could be read,
+    /// [`PrefixIndex::presume`], [`PrefixIndex::forget`] and [`PrefixIndex::clear`]. A [`PrefixIndex::snapshot`] goes on with it.
+    pub revision: u64,
 }
 
 /// What the index is as a whole.
@@ -216,8 +221,13 @@ impl PrefixIndex {
 
     /// Adds a worker that holds nothing. One that is known already starts over.
     pub fn add_worker(&self, worker: WorkerId, block_size: BlockSize) {
-        let replaced = self.core.workers.add(worker, block_size);
-        self.leave(replaced, Vec::new());
+        self.add_worker_with(worker, block_size, KeyScheme::Content);
+    }
+
+    /// Adds a worker as [`PrefixIndex::add_worker`] does, whose blocks have keys of this scheme.
+    pub fn add_worker_with(&self, worker: WorkerId, block_size: BlockSize, scheme: KeyScheme) {
+        let workers = &self.core.workers;
+        self.leave(workers.list_worker(&workers.make(worker, block_size, scheme)), Vec::new());
     }
 
     /// Forgets a worker.
@@ -260,7 +270,7 @@ impl PrefixIndex {
     fn apply_batch(&self, worker: WorkerId, batch: &KvEventBatch, added: &mut Vec<BlockKey>) -> Vec<Cache> {
         self.core.prompts.uses.tick();
         SCRATCH.with_borrow_mut(|scratch| {
-            let cleared = self.core.workers.change(worker, |worker| self.apply_to(worker, batch, scratch, added));
+            let cleared = self.revise(worker, |worker| self.apply_to(worker, batch, scratch, added));
             scratch.trim();
             cleared.unwrap_or_default()
         })
@@ -303,20 +313,28 @@ impl PrefixIndex {
     /// For a worker that gets events too, a block counts as long as either says so.
     pub fn presume(&self, worker: WorkerId, keys: &[BlockKey]) {
         self.core.prompts.uses.tick();
-        self.core.workers.change(worker, |worker| worker.presume(keys, &self.core.prompts));
+        self.revise(worker, |worker| worker.presume(keys, &self.core.prompts));
         self.shed_if_needed();
     }
 
     /// Takes back [`PrefixIndex::presume`] for these blocks, in this order: children come before their parents, or else
     /// nodes of blocks are cut up, and nothing else. Those that are not presumed (any more) count as unknown removals.
     pub fn forget(&self, worker: WorkerId, keys: &[BlockKey]) {
-        self.core.workers.change(worker, |worker| worker.forget_presumed(keys, &self.core.prompts));
+        self.revise(worker, |worker| worker.forget_presumed(keys, &self.core.prompts));
     }
 
     /// Forgets a worker's blocks, not the worker: after a restart or lost events.
     pub fn clear(&self, worker: WorkerId) {
-        let cleared = self.core.workers.change(worker, |worker| worker.clear(&self.core.workers));
+        let cleared = self.revise(worker, |worker| worker.clear(&self.core.workers));
         self.leave(None, cleared.unwrap_or_default());
+    }
+
+    /// Changes what is known of a worker. `None` when it is unknown.
+    fn revise<T>(&self, worker: WorkerId, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+        self.core.workers.change(worker, |worker| {
+            worker.count_revision();
+            change(worker)
+        })
     }
 
     /// How many of the leading `keys` each worker holds, in the order of their ids, and 0 for those that hold none.
@@ -422,5 +440,7 @@ mod group_tests;
 mod leaving_tests;
 #[cfg(test)]
 mod lookup_tests;
+#[cfg(test)]
+mod snapshot_tests;
 #[cfg(test)]
 mod tests;

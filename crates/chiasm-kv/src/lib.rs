@@ -43,7 +43,10 @@ mod identifier;
 mod index;
 mod subscriber;
 
-pub use block_key::{BlockKey, BuildBlockKeyHasher, MediaSpan, PromptBlocks, block_keys};
+pub use block_key::{
+    BlockKey, BuildBlockKeyHasher, EngineHashKeys, KeyScheme, KeySecret, KeySecretInUse, MediaSpan, PromptBlocks,
+    block_keys,
+};
 pub use error::KvError;
-pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, WorkerIndexStats};
+pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, SnapshotError, WorkerIndexStats};
 pub use subscriber::{KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};

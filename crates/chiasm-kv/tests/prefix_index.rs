@@ -130,6 +130,8 @@ enum Step {
     Replace {
         worker: u32,
     },
+    /// Another index goes on, from snapshots of this one.
+    HandOver,
 }
 
 fn place() -> impl Strategy<Value = Place> {
@@ -146,6 +148,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => worker().prop_map(|worker| Step::Cleared { worker }),
         1 => worker().prop_map(|worker| Step::Forget { worker }),
         1 => worker().prop_map(|worker| Step::Replace { worker }),
+        2 => Just(Step::HandOver),
     ]
 }
 
@@ -256,7 +259,7 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
     let pasts: Vec<Past> = prompts.iter().map(Prompt::past).collect();
     let mut names = Names::default();
     let mut models = vec![Model::default(); WORKERS as usize];
-    let index = PrefixIndex::new();
+    let mut index = PrefixIndex::new();
     (0..WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
 
     for step in steps {
@@ -295,6 +298,14 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Replace { worker } => {
                 index.add_worker(WorkerId(worker), BLOCK);
                 models[worker as usize].copies.clear();
+            }
+            Step::HandOver => {
+                let next = PrefixIndex::new();
+                for worker in (0..WORKERS).map(WorkerId) {
+                    let restored = next.restore(worker, &index.snapshot(worker).unwrap());
+                    prop_assert_eq!(restored, Ok(index.stats(worker).unwrap().revision));
+                }
+                index = next;
             }
         }
         for (prompt, past) in prompts.iter().zip(&pasts) {

@@ -6,13 +6,12 @@
 //! most (n + 1) / p over the choice of the secret, whatever the sequences are, as long as whoever chooses them can't see
 //! states.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::sync::LazyLock;
 
 use chiasm_types::TokenId;
 
 use super::BlockKey;
+use super::KeySecret;
 use super::field::{P, add, multiply_add, multiply_add_wide, product, reduce, split};
 use super::kernels::{Kernel, Series, Tables, WORDS};
 
@@ -52,8 +51,7 @@ pub(super) struct Secret {
     tables: Tables,
 }
 
-/// One secret per process: keys of two processes don't compare.
-static SECRET: LazyLock<Secret> = LazyLock::new(Secret::random);
+static SECRET: LazyLock<Secret> = LazyLock::new(|| Secret::of(KeySecret::of_process()));
 
 impl Secret {
     pub(super) fn of_process() -> &'static Self {
@@ -65,13 +63,8 @@ impl Secret {
         &self.tables
     }
 
-    fn random() -> Self {
-        // The standard library's hash maps are keyed with 128 random bits of the operating system.
-        let random = RandomState::new();
-        let mut reader = blake3::Hasher::new_derive_key("chiasm 2026 secret of block keys")
-            .update(&random.hash_one(0_u8).to_le_bytes())
-            .update(&random.hash_one(1_u8).to_le_bytes())
-            .finalize_xof();
+    fn of(secret: &KeySecret) -> Self {
+        let mut reader = secret.derive("chiasm 2026 coefficients of block keys", b"");
         let mut number = || {
             let mut bytes = [0; 16];
             reader.fill(&mut bytes);

@@ -12,7 +12,7 @@ use super::radix_tree::{Position, RadixTree, Segment};
 use super::table::Table;
 use super::trees::Trees;
 use super::use_counter::UseCounter;
-use crate::block_key::{BlockKey, BuildBlockKeyHasher};
+use crate::block_key::{BlockKey, BuildBlockKeyHasher, mixed};
 use crate::event::ExternalHash;
 use entry::Entry;
 pub(super) use shedding::Old;
@@ -94,6 +94,37 @@ impl Cache {
         let mut positions: Vec<Position> = self.entries.iter().filter_map(Entry::position).collect();
         positions.sort_unstable();
         positions
+    }
+
+    /// Every hash, with where its block is if that is known.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (EngineHash, Option<Position>)> {
+        self.entries.iter().map(|entry| (entry.hash, entry.position()))
+    }
+
+    /// Copies beyond one, of those hashes that have several.
+    pub(super) fn several(&self) -> &HashMap<EngineHash, u32> {
+        &self.copies
+    }
+
+    pub(super) fn has(&self, hash: EngineHash) -> bool {
+        self.entry(hash).is_some()
+    }
+
+    /// One copy of a hash that the cache does not have, of a block that the tree says is held here; `is_first` unless another hash has
+    /// it too.
+    pub(super) fn put(&mut self, hash: EngineHash, key: BlockKey, position: Position, is_first: bool) {
+        self.entries.entry(hash, |_| true, || Entry::new(hash, Some(position)));
+        self.count(key, is_first);
+    }
+
+    /// Says how many copies beyond one a hash has. False if the cache does not have it, or knows already.
+    pub(super) fn put_copies(&mut self, hash: EngineHash, copies: u32) -> bool {
+        let Some(entry) = self.entries.get_mut(hash, |_| true).filter(|entry| !entry.has_several()) else {
+            return false;
+        };
+        entry.set_several(true);
+        self.copies.insert(hash, copies);
+        true
     }
 
     fn entry(&self, hash: EngineHash) -> Option<&Entry> {
@@ -221,7 +252,8 @@ impl Cache {
     ) {
         let (entry, is_first) = self.entries.entry(hash, |_| true, || Entry::new(hash, Some(position)));
         if is_first {
-            return self.count(hash, key, new, added);
+            added.extend(new.then_some((hash, key)));
+            return self.count(key, new);
         }
         entry.set_several(true);
         let is_known = entry.position() == Some(position);
@@ -273,14 +305,15 @@ impl Cache {
         if let Some(entry) = self.entries.get_mut(hash, |_| true) {
             entry.set_position(Some(position));
             self.counts.unkeyed -= 1;
-            self.count(hash, key, new, added);
+            added.extend(new.then_some((hash, key)));
+            self.count(key, new);
         }
     }
 
-    fn count(&mut self, hash: EngineHash, key: BlockKey, new: bool, added: &mut Vec<(EngineHash, BlockKey)>) {
+    /// One more hash of a block, its first one if it is `new` here.
+    fn count(&mut self, key: BlockKey, new: bool) {
         if new {
             self.counts.blocks += 1;
-            added.push((hash, key));
         } else {
             *self.aliases.entry(key).or_default() += 1;
         }
@@ -308,13 +341,6 @@ pub(super) fn engine_hash(hash: &ExternalHash) -> EngineHash {
             digest.iter().take(size_of::<EngineHash>()).fold(0, |hash, byte| hash << 8 | EngineHash::from(*byte))
         }
     })
-}
-
-/// One to one (splitmix64's last steps: Steele, Lea and Flood 2014).
-fn mixed(hash: u64) -> EngineHash {
-    let hash = (hash ^ hash >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let hash = (hash ^ hash >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ hash >> 31
 }
 
 /// The hash that was mixed.

@@ -81,6 +81,8 @@ enum Step {
     Cleared,
     Reset,
     Replace,
+    /// Another index goes on, from a snapshot of this one.
+    HandOver,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -102,6 +104,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (medium(), group(), 0..4usize, 0..8usize)
             .prop_map(|(medium, group, prompt, to)| Step::Truncate { medium, group, prompt, to }),
         1 => prop_oneof![Just(Step::Cleared), Just(Step::Reset), Just(Step::Replace)],
+        2 => Just(Step::HandOver),
     ]
 }
 
@@ -262,10 +265,14 @@ proptest! {
         late in any::<bool>(),
     ) {
         let chores = Chores::default();
-        let index = if late { chores.of(PrefixIndex::new()) } else { PrefixIndex::new() };
+        // Beside one whose holders must not be mistaken for these.
+        let beside = || {
+            let index = if late { chores.of(PrefixIndex::new()) } else { PrefixIndex::new() };
+            index.add_worker(WorkerId(9), BLOCK);
+            index
+        };
+        let mut index = beside();
         index.add_worker(WORKER, BLOCK);
-        // Beside one whose holder_ids must not be mistaken for these.
-        index.add_worker(WorkerId(9), BLOCK);
         let chains: Vec<_> = prompts
             .iter()
             .map(|tokens| block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK))
@@ -306,6 +313,12 @@ proptest! {
                 }
                 Step::Cleared | Step::Reset => Happened::Emptied,
                 Step::Replace => Happened::Replaced,
+                Step::HandOver => {
+                    let next = beside();
+                    next.restore(WORKER, &index.snapshot(WORKER).unwrap()).unwrap();
+                    index = next;
+                    continue;
+                }
             };
             let before = Model::of(&history, &kinds);
             history.push(happened.clone());

@@ -1,4 +1,5 @@
-//! Lookups against a model that knows what each worker holds: many workers, long chains, holes, caps, threads.
+//! Lookups against a model that knows what each worker holds: many workers, long chains, holes, both schemes of keys, snapshots, caps,
+//! threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 use super::leaving_tests::Chores;
 use super::*;
 use crate::event::{BlockRemoved, BlockStored, ExternalHash};
-use crate::{PromptBlocks, block_keys};
+use crate::{EngineHashKeys, PromptBlocks, block_keys};
 
 const BLOCK: BlockSize = BlockSize::new(1).unwrap();
 /// Places in more than one word, and more than one list takes.
@@ -35,6 +36,15 @@ fn name(worker: u32, key: BlockKey) -> ExternalHash {
         _ => false,
     };
     ExternalHash::U64((key.get() >> 63) as u64 ^ if alike { 0 } else { u64::from(worker) << 40 })
+}
+
+/// What engines are called that all name blocks alike, and tell nothing else of them.
+const HASHING: &str = "alike";
+
+/// The keys that lookups go by, for blocks with these keys of their content.
+fn keys_of(contents: &[BlockKey], hashing: Option<&EngineHashKeys>) -> Vec<BlockKey> {
+    let key = |content: &BlockKey| hashing.map_or(*content, |hashing| hashing.key(&name(0, *content)));
+    contents.iter().map(key).collect()
 }
 
 fn batch(events: Vec<KvEvent>) -> KvEventBatch {
@@ -96,6 +106,10 @@ enum Step {
     Leave {
         worker: u32,
     },
+    /// Becomes what a snapshot of it says.
+    Restore {
+        worker: u32,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -117,6 +131,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => worker().prop_map(|worker| Step::Clear { worker }),
         1 => worker().prop_map(|worker| Step::Replace { worker }),
         1 => worker().prop_map(|worker| Step::Leave { worker }),
+        3 => worker().prop_map(|worker| Step::Restore { worker }),
     ]
 }
 
@@ -151,15 +166,31 @@ proptest! {
         everyone in 0..=LENGTH,
         steps in vec(step(), 0..120),
         late in any::<bool>(),
+        hashing in any::<bool>(),
     ) {
         let prompts: Vec<_> = shared.iter().zip(1..).map(|(shared, branch)| prompt(branch, *shared)).collect();
-        let chains: Vec<_> = prompts.iter().map(|tokens| keys(tokens)).collect();
+        let contents: Vec<_> = prompts.iter().map(|tokens| keys(tokens)).collect();
+        let hashing = EngineHashKeys::new(HASHING).filter(|_| hashing);
+        let chains: Vec<_> = contents.iter().map(|contents| keys_of(contents, hashing.as_ref())).collect();
+        let scheme = || hashing.clone().map_or(KeyScheme::Content, KeyScheme::EngineHashes);
+        let add = |index: &PrefixIndex, worker| index.add_worker_with(WorkerId(worker), BLOCK, scheme());
+        let named = |worker: u32| if hashing.is_some() { 0 } else { worker };
+        let stored = |worker: u32, prompt: usize, from: usize, to: usize| {
+            let mut event = stored(named(worker), &prompts[prompt], &contents[prompt], from, to);
+            if let (KvEvent::BlockStored(stored), Some(_)) = (&mut event, &hashing) {
+                stored.token_ids.clear();
+            }
+            event
+        };
+        let removed = |worker: u32, prompt: usize, blocks: &[usize]| {
+            removed(named(worker), blocks.iter().map(|block| contents[prompt][*block]))
+        };
         let chores = Chores::default();
         let index = if late { chores.of(PrefixIndex::new()) } else { PrefixIndex::new() };
         let (mut model, mut presumed) = (Model::new(), Presumed::new());
         for worker in 0..WORKERS {
-            index.add_worker(WorkerId(worker), BLOCK);
-            index.apply(WorkerId(worker), &batch(vec![stored(worker, &prompts[0], &chains[0], 0, everyone)]));
+            add(&index, worker);
+            index.apply(WorkerId(worker), &batch(vec![stored(worker, 0, 0, everyone)]));
             model.insert(worker, BTreeMap::new());
             store(&mut model, worker, &chains[0], 0, everyone);
         }
@@ -173,18 +204,17 @@ proptest! {
                     if !model.get(&worker).is_some_and(told) {
                         continue;
                     }
-                    index.apply(WorkerId(worker), &batch(vec![stored(worker, &prompts[prompt], keys, from, to)]));
+                    index.apply(WorkerId(worker), &batch(vec![stored(worker, prompt, from, to)]));
                     store(&mut model, worker, keys, from, to);
                 }
                 Step::Remove { worker, prompt, blocks } => {
-                    let gone: Vec<_> = blocks.iter().map(|block| chains[prompt][*block]).collect();
-                    index.apply(WorkerId(worker), &batch(vec![removed(worker, gone.clone())]));
-                    gone.into_iter().for_each(|key| remove(&mut model, worker, key));
+                    index.apply(WorkerId(worker), &batch(vec![removed(worker, prompt, &blocks)]));
+                    blocks.iter().for_each(|block| remove(&mut model, worker, chains[prompt][*block]));
                 }
                 Step::Truncate { worker, prompt, to } => {
-                    let gone: Vec<_> = chains[prompt][to..].iter().rev().copied().collect();
-                    index.apply(WorkerId(worker), &batch(vec![removed(worker, gone.clone())]));
-                    gone.into_iter().for_each(|key| remove(&mut model, worker, key));
+                    let blocks: Vec<_> = (to..LENGTH).rev().collect();
+                    index.apply(WorkerId(worker), &batch(vec![removed(worker, prompt, &blocks)]));
+                    blocks.iter().for_each(|block| remove(&mut model, worker, chains[prompt][*block]));
                 }
                 Step::Presume { worker, prompt, to } => {
                     index.presume(WorkerId(worker), &chains[prompt][..to]);
@@ -205,13 +235,24 @@ proptest! {
                 }
                 Step::Replace { worker } => {
                     presumed.remove(&worker);
-                    index.add_worker(WorkerId(worker), BLOCK);
+                    add(&index, worker);
                     model.insert(worker, BTreeMap::new());
                 }
                 Step::Leave { worker } => {
                     presumed.remove(&worker);
                     index.remove_worker(WorkerId(worker));
                     model.remove(&worker);
+                }
+                Step::Restore { worker } => {
+                    let snapshot = index.snapshot(WorkerId(worker));
+                    prop_assert_eq!(snapshot.is_some(), model.contains_key(&worker));
+                    let stats = index.stats(WorkerId(worker));
+                    if let (Some(snapshot), Some(stats)) = (snapshot, stats) {
+                        prop_assert_eq!(index.restore(WorkerId(worker), &snapshot), Ok(stats.revision));
+                        let restored = index.stats(WorkerId(worker)).unwrap();
+                        let counts = |stats: &WorkerIndexStats| (stats.blocks, stats.unkeyed_blocks, stats.revision);
+                        prop_assert_eq!(counts(&restored), counts(&stats));
+                    }
                 }
             }
             if chores.waiting() > 3 {

@@ -121,6 +121,11 @@ impl RadixTree {
         self.find(position).map(|position| self.node(position.node).keys()[position.at as usize])
     }
 
+    /// The block that a node comes after; `None` at the start of a prompt.
+    pub(super) fn parent(&self, node: NodeId) -> Option<Position> {
+        self.node(node).parent().and_then(|parent| self.find(parent))
+    }
+
     /// The node that goes on with a block after the last of another, or at the start.
     pub(super) fn next(&self, after: Option<NodeId>, key: BlockKey) -> Option<NodeId> {
         let tail = after.and_then(|node| self.node(node).tail_with(key));

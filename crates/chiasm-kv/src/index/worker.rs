@@ -9,7 +9,7 @@ use super::radix_tree::{Position, Segment};
 use super::source::{Source, Tier};
 use super::trees::{Trees, Writer};
 use super::workers::Workers;
-use crate::block_key::{BlockContent, BlockHasher, BlockKey};
+use crate::block_key::{BlockContent, BlockHasher, BlockKey, KeyScheme};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
 /// Number of caches that a worker may have, more than any model has of groups, times the tiers: what engines send must not take all
@@ -26,6 +26,7 @@ const ROW: usize = 6;
 pub(super) struct Worker {
     id: WorkerId,
     block_size: BlockSize,
+    scheme: KeyScheme,
     /// Its KV-cache groups in their tiers. The first is the group on the device that events named first, or that of presumptions;
     /// it is there until the worker is gone.
     caches: Vec<(Source, Cache)>,
@@ -62,10 +63,11 @@ impl Scratch {
 }
 
 impl Worker {
-    pub(super) fn new(id: WorkerId, cache: Cache, block_size: BlockSize) -> Self {
+    pub(super) fn new(id: WorkerId, cache: Cache, block_size: BlockSize, scheme: KeyScheme) -> Self {
         Self {
             id,
             block_size,
+            scheme,
             caches: vec![(Source::default(), cache)],
             named: false,
             gone: false,
@@ -73,8 +75,43 @@ impl Worker {
         }
     }
 
+    pub(super) fn id(&self) -> WorkerId {
+        self.id
+    }
+
     pub(super) fn gone(&self) -> bool {
         self.gone
+    }
+
+    pub(super) fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
+    pub(super) fn scheme(&self) -> &KeyScheme {
+        &self.scheme
+    }
+
+    pub(super) fn named(&self) -> bool {
+        self.named
+    }
+
+    pub(super) fn caches(&self) -> &[(Source, Cache)] {
+        &self.caches
+    }
+
+    /// Becomes what another index knew at this revision, but for its caches.
+    pub(super) fn go_on_from(&mut self, revision: u64, named: bool) {
+        (self.stats.revision, self.named) = (revision, named);
+    }
+
+    /// The empty cache of this number, which is the next, for what it is to be about. `None` when the worker has as many as it may have.
+    pub(super) fn new_cache(&mut self, number: usize, source: Source, workers: &Workers) -> Option<&mut Cache> {
+        if number == self.caches.len() && number < MOST_CACHES {
+            self.caches.push((source, Cache::new(workers.new_holder())));
+        }
+        let (known, cache) = self.caches.get_mut(number)?;
+        *known = source;
+        Some(cache)
     }
 
     /// The first one is always there.
@@ -131,8 +168,9 @@ impl Worker {
             return;
         };
         let blocks = event.block_hashes.len();
-        let fits = event.token_ids.len() == blocks * self.block_size.get()
-            && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
+        let fits = self.scheme != KeyScheme::Content
+            || event.token_ids.len() == blocks * self.block_size.get()
+                && event.extra_keys.as_ref().is_none_or(|keys| keys.len() == blocks);
         scratch.hashes.clear();
         scratch.hashes.extend(event.block_hashes.iter().map(engine_hash));
         scratch.keys.clear();
@@ -207,10 +245,13 @@ impl Worker {
     /// Makes the keys of as many blocks as can be keyed, after a block with the key `before` or from the start.
     fn make_keys(&self, event: &BlockStored, before: Option<BlockKey>, scratch: &mut Scratch) {
         let Scratch { hasher, marks, keys, .. } = scratch;
+        keys.clear();
+        if let KeyScheme::EngineHashes(scheme) = &self.scheme {
+            return keys.extend(event.block_hashes.iter().map(|hash| scheme.key(hash)));
+        }
         let lora = event.lora_name.as_deref();
         let marked = event.extra_keys.as_ref().is_some_and(|keys| keys.iter().any(Option::is_some));
         let size = self.block_size.get();
-        keys.clear();
         let mut last = before;
         for (block, tokens) in event.token_ids.chunks_exact(size).enumerate() {
             if let Some(parent) = last
@@ -315,6 +356,10 @@ impl Worker {
             stats.shed_blocks += counts.shed;
             stats
         })
+    }
+
+    pub(super) fn count_revision(&mut self) {
+        self.stats.revision += 1;
     }
 
     pub(super) fn count_event(&mut self, ignored: bool) {

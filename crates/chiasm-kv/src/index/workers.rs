@@ -2,40 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chiasm_types::{BlockSize, WorkerId};
+use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard};
 
 use super::cache::Cache;
 use super::holders::{HolderId, bit, word};
 use super::hybrid::Hybrid;
 use super::source::Source;
 use super::worker::Worker;
+use crate::KeyScheme;
 
 /// All workers by their ids. A worker's lock is taken before any tree's and before that of the list, never after it.
 #[derive(Default)]
 pub(super) struct Workers {
-    /// One list behind several locks: a thread that reads takes its own, who changes it takes all. So threads that look up
-    /// don't write to the same memory all the time.
-    list: [Line; LINES],
+    /// Many read it, and seldom it changes.
+    list: ShardedLock<List>,
     bytes: AtomicUsize,
 }
 
-const LINES: usize = 8;
-
-/// A lock on cache lines of its own.
+/// What lookups and events have to know of all workers at a time.
 #[derive(Default)]
-#[repr(align(128))]
-struct Line(RwLock<Arc<List>>);
-
-thread_local! {
-    static LINE: usize = NEXT_LINE.fetch_add(1, Ordering::Relaxed) % LINES;
-}
-
-static NEXT_LINE: AtomicUsize = AtomicUsize::new(0);
-
-/// What lookups and events have to know of all workers at a time. It is never changed, but replaced.
-#[derive(Clone, Default)]
 pub(super) struct List {
     /// Each worker is shared with who works on it while the list changes.
     by_id: BTreeMap<WorkerId, (HolderId, Arc<Mutex<Worker>>)>,
@@ -78,6 +66,8 @@ impl List {
     fn new_holder(&mut self) -> HolderId {
         let holder = self.free.pop().unwrap_or(self.holders as HolderId);
         self.holders = self.holders.max(holder as usize + 1);
+        // Blocks may be held before the worker is listed.
+        self.ids.resize(self.holders, None);
         holder
     }
 
@@ -119,21 +109,30 @@ impl List {
 }
 
 impl Workers {
-    /// Returns the worker that had this id, which is in no list any more.
-    pub(super) fn add(&self, worker: WorkerId, block_size: BlockSize) -> Option<Arc<Mutex<Worker>>> {
-        self.rewrite(|list| {
-            let replaced = list.take(worker);
-            let holder = list.new_holder();
-            let new = Worker::new(worker, Cache::new(holder), block_size);
-            list.by_id.insert(worker, (holder, Arc::new(Mutex::new(new))));
-            list.update_order();
-            replaced
-        })
+    /// A worker that holds nothing and is in no list.
+    pub(super) fn make(&self, worker: WorkerId, block_size: BlockSize, scheme: KeyScheme) -> Arc<Mutex<Worker>> {
+        Arc::new(Mutex::new(Worker::new(worker, Cache::new(self.new_holder()), block_size, scheme)))
+    }
+
+    /// Lists a worker that was made. Returns the one that had its id, which is in no list any more.
+    pub(super) fn list_worker(&self, new: &Arc<Mutex<Worker>>) -> Option<Arc<Mutex<Worker>>> {
+        let list = |worker: &mut Worker| {
+            let (id, caches) = (worker.id(), worker.caches());
+            let holder = caches.first()?.1.holder();
+            self.change_list(|list| {
+                let replaced = list.take(id);
+                list.by_id.insert(id, (holder, new.clone()));
+                list.update_order();
+                list.list_caches(id, caches);
+                replaced
+            })
+        };
+        self.with(new, list).flatten()
     }
 
     /// Returns the worker, which is in no list any more.
     pub(super) fn remove(&self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
-        self.rewrite(|list| {
+        self.change_list(|list| {
             let removed = list.take(worker);
             list.update_order();
             removed
@@ -147,7 +146,7 @@ impl Workers {
 
     /// Gives a worker empty caches with new holders, which lookups take for it from now on. Returns those that it had.
     pub(super) fn renew_caches(&self, worker: WorkerId, caches: &mut [(Source, Cache)]) -> Vec<Cache> {
-        self.rewrite(|list| {
+        self.change_list(|list| {
             let is_listed = list.is_listed(worker, caches);
             let old = caches.iter_mut().map(|(_, cache)| cache.renew(list.new_holder())).collect();
             if is_listed {
@@ -161,12 +160,12 @@ impl Workers {
 
     /// The id of one more cache of a worker.
     pub(super) fn new_holder(&self) -> HolderId {
-        self.rewrite(List::new_holder)
+        self.change_list(List::new_holder)
     }
 
     /// Gives back the id of a holder that no tree has any more.
     pub(super) fn free(&self, holder: HolderId) {
-        self.rewrite(|list| {
+        self.change_list(|list| {
             list.set_aside(holder, false);
             list.free.push(holder);
         });
@@ -174,7 +173,7 @@ impl Workers {
 
     /// Makes lookups take these for the caches of a worker from now on.
     pub(super) fn list_caches(&self, worker: WorkerId, caches: &[(Source, Cache)]) {
-        self.rewrite(|list| {
+        self.change_list(|list| {
             if list.is_listed(worker, caches) {
                 list.list_caches(worker, caches);
             }
@@ -224,19 +223,13 @@ impl Workers {
         Some(result)
     }
 
-    fn list(&self) -> RwLockReadGuard<'_, Arc<List>> {
-        // A thread that ends may have lost its number.
-        let line = LINE.try_with(|line| *line).unwrap_or(0);
-        self.list[line].0.read().unwrap_or_else(PoisonError::into_inner)
+    // Nothing that is done with the list locked panics, but by a fault of ours.
+
+    fn list(&self) -> ShardedLockReadGuard<'_, List> {
+        self.list.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn rewrite<T>(&self, change: impl FnOnce(&mut List) -> T) -> T {
-        // Always in this order, and all before anything changes: nobody reads the old list beside the new one.
-        let mut lines = self.list.each_ref().map(|line| line.0.write().unwrap_or_else(PoisonError::into_inner));
-        let mut list = List::clone(&lines[0]);
-        let result = change(&mut list);
-        let list = Arc::new(list);
-        lines.iter_mut().for_each(|line| **line = list.clone());
-        result
+    fn change_list<T>(&self, change: impl FnOnce(&mut List) -> T) -> T {
+        change(&mut self.list.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
