@@ -44,6 +44,10 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// second call replaces the first sink. The sink must be quick and must not call the backend.
     fn follow_load(&self, sink: LoadSink);
 
+    /// Tells `sink` from now on what the KV cache holds, if [`KvSource::Backend`](crate::KvSource::Backend) is its source. Called
+    /// once at most.
+    fn follow_kv(&self, _sink: Box<dyn KvSink>) {}
+
     /// Returns once the backend is gone, and how it went.
     fn ended(&self) -> BoxFuture<'_, Death>;
 
@@ -78,6 +82,28 @@ impl dyn RunningJob {
     pub async fn next(&mut self) -> Option<Result<Output, JobError>> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
+}
+
+/// Takes what a backend says of its KV cache, in the order in which it came about. Some calls take as long as reading all of a cache,
+/// so none is made on an async thread.
+pub trait KvSink: Send {
+    /// All that the cache holds, as `chiasm-kv` writes snapshots; `history_known` says whether events told of all of that.
+    ///
+    /// # Errors
+    /// The snapshot can't be read, in words. Nothing is known of the cache then.
+    fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), String>;
+
+    /// The engine's next batch of events, as it published it.
+    ///
+    /// # Errors
+    /// The batch can't be read, in words. What it said is lost.
+    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), String>;
+
+    /// What was told is void: the cache is taken to be empty.
+    fn reset(&mut self);
+
+    /// Whether everything that there is to be told has been told.
+    fn set_caught_up(&mut self, caught_up: bool);
 }
 
 /// Takes what a backend says about its load.

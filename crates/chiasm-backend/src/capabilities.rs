@@ -113,6 +113,8 @@ pub enum KvSource {
     },
     /// The engine publishes batches of events over ZMQ, numbered from its start with an empty cache on.
     Events(KvEventStream),
+    /// The backend itself tells, to whom [`Backend::follow_kv`](crate::Backend::follow_kv) names.
+    Backend,
 }
 
 /// Where an engine publishes its KV events.

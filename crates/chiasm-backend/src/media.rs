@@ -16,8 +16,8 @@ pub trait MediaSource: Send + Sync {
     /// uses theirs. `None` if they were not wanted any more when the turn came.
     fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>>;
 
-    /// The item as the client sent it.
-    fn encoded(&self) -> EncodedItem;
+    /// The item as the client sent it. `None` if that and its settings don't say what it becomes.
+    fn encoded(&self) -> Option<EncodedItem>;
 }
 
 /// An item as the client sent it.
@@ -25,8 +25,12 @@ pub trait MediaSource: Send + Sync {
 pub struct EncodedItem {
     /// The file.
     pub bytes: Bytes,
+    /// blake3 of it.
+    pub content: [u8; 32],
     /// The media type found from the bytes, such as `image/jpeg`.
     pub media_type: &'static str,
+    /// The request's settings for its processor, as a JSON object.
+    pub processor_kwargs: Arc<str>,
 }
 
 /// What a backend wants of a source.

@@ -196,8 +196,8 @@ impl MediaSource for Bytefield {
         .boxed()
     }
 
-    fn encoded(&self) -> EncodedItem {
-        EncodedItem { bytes: Bytes::from_static(b"file"), media_type: "image/png" }
+    fn encoded(&self) -> Option<EncodedItem> {
+        None
     }
 }
 

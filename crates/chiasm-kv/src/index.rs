@@ -32,7 +32,7 @@ use cache::{Cache, Prompts};
 use holders::HolderId;
 use hybrid::{Hybrid, Path};
 use lookup::{Ended, Found, Lookup};
-pub use snapshot::SnapshotError;
+pub use snapshot::{Snapshot, SnapshotError};
 use trees::Trees;
 use use_counter::UseCounter;
 use worker::{Scratch, Worker};

@@ -48,5 +48,5 @@ pub use block_key::{
     block_keys,
 };
 pub use error::KvError;
-pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, SnapshotError, WorkerIndexStats};
+pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats};
 pub use subscriber::{KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};

@@ -302,7 +302,7 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::HandOver => {
                 let next = PrefixIndex::new();
                 for worker in (0..WORKERS).map(WorkerId) {
-                    let restored = next.restore(worker, &index.snapshot(worker).unwrap());
+                    let restored = next.restore(worker, &index.snapshot(worker).unwrap().bytes);
                     prop_assert_eq!(restored, Ok(index.stats(worker).unwrap().revision));
                 }
                 index = next;

@@ -17,7 +17,7 @@ use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
 use crate::names::{Known, MediaName, Names, UrlKey, Urls};
 use crate::workers::{BlockingThreads, Workers};
-use crate::{ByteBudget, Clock, EncodedMedia, Fault, MediaConfig, MediaError, data_uri};
+use crate::{ByteBudget, Clock, ContentHash, EncodedMedia, Fault, MediaConfig, MediaError, MediaLimits, data_uri};
 
 /// Files of up to this many bytes, or characters of base64, are decoded, hashed and looked at in place: that takes a hundred
 /// microseconds, and handing them to another thread some tens.
@@ -111,6 +111,25 @@ struct Inner {
 }
 
 impl MediaDoor {
+    /// The limits of one media item.
+    pub fn limits(&self) -> &MediaLimits {
+        &self.inner.config.limits
+    }
+
+    /// The item of this content, if it was seen and is still kept.
+    pub fn kept(&self, content: &ContentHash) -> Option<EncodedMedia> {
+        self.inner.contents.get(content)
+    }
+
+    /// Looks at a file that somebody else has opened, within the limits for its modality, and keeps it as one that was opened here.
+    /// Hashes all of it: not for async threads if it is large.
+    ///
+    /// # Errors
+    /// Those of [`EncodedMedia::of`].
+    pub fn keep(&self, bytes: Bytes, modality: &Modality) -> Result<EncodedMedia, MediaError> {
+        Ok(self.inner.contents.keep(EncodedMedia::of(bytes, modality, &self.inner.config.limits)?))
+    }
+
     /// Checks the configuration once. `budget` counts encoded media in memory, cached ones too: it should have room for
     /// more than [`MediaConfig::cache_bytes`].
     ///

@@ -9,6 +9,16 @@ use chiasm_types::{MmHash, Modality};
 pub struct ContentHash([u8; 32]);
 
 impl ContentHash {
+    /// The hash whose bytes these are.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Its bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// Hashes the whole of an item's encoded bytes.
     pub fn of(bytes: &[u8]) -> Self {
         Self(blake3::hash(bytes).into())

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, Chore, IndexStats, KvError, PrefixIndex, WorkerIndexStats};
+use chiasm_kv::{BlockKey, Chore, IndexStats, KvError, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats};
 use chiasm_types::{MmHash, PlanClassId, WorkerId};
 
 use crate::believed::Believed;
@@ -157,6 +157,25 @@ impl Router {
             self.confirm(id, added);
             Ok(())
         })
+    }
+
+    /// What a worker is known to hold, as bytes for [`Router::restore`] of another router with the same
+    /// [`KeySecret`](chiasm_kv::KeySecret). `None` when the worker is unknown.
+    pub fn snapshot(&self, id: WorkerId) -> Option<Snapshot> {
+        self.shared.index.snapshot(id)
+    }
+
+    /// The revision of what a worker is known to hold, which a snapshot has too. `None` when the worker is unknown.
+    pub fn revision(&self, id: WorkerId) -> Option<u64> {
+        self.shared.index.stats(id).map(|stats| stats.revision)
+    }
+
+    /// Makes a known worker hold what a snapshot says, and nothing else.
+    ///
+    /// # Errors
+    /// The snapshot can't be read; nothing has changed then.
+    pub fn restore(&self, id: WorkerId, snapshot: &[u8]) -> Result<(), SnapshotError> {
+        self.shared.index.restore(id, snapshot).map(drop)
     }
 
     /// Ends the promises of blocks that a batch says are held now.

@@ -11,7 +11,7 @@ use crate::fleet::{Fleet, KvEventCounts, Worker};
 
 /// The workers that can take requests, in the order of their ids. `docs/serving.md` names the fields.
 pub(crate) fn report(fleet: &Fleet) -> Value {
-    let counts: BTreeMap<_, _> = fleet.kv_events().collect();
+    let counts: BTreeMap<_, _> = fleet.kv_events().into_iter().collect();
     let workers: Vec<Value> = fleet
         .router()
         .workers()

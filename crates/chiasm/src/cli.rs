@@ -1,6 +1,7 @@
 //! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
 
 mod access;
+mod agents;
 mod answers;
 mod engines;
 mod http;
@@ -11,16 +12,20 @@ mod processor;
 mod routing;
 mod simulate;
 
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use chiasm_hub::Revision;
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
+pub(crate) use agents::AgentArgs;
 pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use http::HttpArgs;
@@ -39,10 +44,52 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
+const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Prompts", "LoRA", "vLLM's processor"];
+const NOR_THESE: [&str; 2] = ["agents", "served_model_name"];
+
+/// An agent's port, if nobody says which.
+const AGENT_PORT: &str = "8100";
+
+impl Cli {
+    /// Reads the command line of this process, or ends it with what is wrong with it.
+    pub(crate) fn of_this_process() -> Self {
+        Self::read(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    /// Reads a command line.
+    fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+        let mut command = Self::command().mut_subcommand("agent", |agent| {
+            agent.mut_arg("port", |port| port.default_value(AGENT_PORT)).mut_args(|arg| {
+                let hidden = is_not_of_agents(&arg);
+                arg.hide(hidden)
+            })
+        });
+        let matches = command.try_get_matches_from_mut(words)?;
+        if let Some(("agent", given)) = matches.subcommand() {
+            let agent = command.find_subcommand("agent").into_iter().flat_map(|agent| agent.get_arguments());
+            let is_given = |arg: &&Arg| given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+            let wrong = agent.filter(|arg| is_not_of_agents(arg)).find(is_given).map(ToString::to_string);
+            if let Some(arg) = wrong {
+                let message = format!("{arg} is a frontend's: give it to chiasm serve");
+                return Err(command.error(ErrorKind::ArgumentConflict, message));
+            }
+        }
+        Self::from_arg_matches(&matches)
+    }
+}
+
+fn is_not_of_agents(arg: &Arg) -> bool {
+    NOR_THESE.contains(&arg.get_id().as_str())
+        || arg.get_help_heading().is_some_and(|heading| NOT_OF_AGENTS.contains(&heading))
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Serve a model: an OpenAI-compatible frontend before several engines
     Serve(Box<ServeArgs>),
+    /// Own the engines of this machine, for frontends on any (chiasm serve --agents)
+    Agent(Box<ServeArgs>),
     /// Show the main job in a minute: a frontend, two simulated engines and a small conversation set
     Demo(DemoArgs),
     /// Tell what an image means for a model's prompt: identity, layout, tensors
@@ -89,6 +136,8 @@ pub(crate) struct ServeArgs {
     pub(crate) http: HttpArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
+    #[command(flatten, next_help_heading = "Other machines")]
+    pub(crate) agents: AgentArgs,
     #[command(flatten, next_help_heading = "LoRA")]
     pub(crate) lora: LoraArgs,
     #[command(flatten, next_help_heading = "Routing")]
@@ -267,7 +316,6 @@ fn positive(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use chiasm_router::Policy;
-    use clap::CommandFactory;
 
     use super::*;
 
@@ -280,8 +328,24 @@ mod tests {
     fn vllm_flags_come_after_two_dashes() {
         let cli = Cli::parse_from(["chiasm", "serve", "m", "--engines", "2", "--", "--dtype", "float32"]);
         let Command::Serve(args) = cli.command else { panic!("serve") };
-        assert_eq!(args.engines.engines, 2);
+        assert_eq!(args.engines.engines, Some(2));
         assert_eq!(args.vllm_args, ["--dtype", "float32"]);
+    }
+
+    #[test]
+    fn an_agent_takes_what_engines_need_and_nothing_of_clients() {
+        let read = |more: &[&str]| Cli::read(["chiasm", "agent", "m"].iter().chain(more));
+        let Ok(Cli { command: Command::Agent(args) }) = read(&["--sim", "2", "--mm-transfer", "inline"]) else {
+            panic!("agent")
+        };
+        assert_eq!((args.engines.sim, args.port), (Some(2), 8100));
+        let Ok(Cli { command: Command::Serve(args) }) = Cli::read(["chiasm", "serve", "m"]) else { panic!("serve") };
+        assert_eq!(args.port, 8000);
+        for (flag, value) in [("--api-key", "k"), ("--agents", "a:1"), ("--processor", "native"), ("--root-path", "/m")]
+        {
+            let error = read(&[flag, value]).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
+        }
     }
 
     #[test]

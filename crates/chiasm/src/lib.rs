@@ -3,6 +3,8 @@
 //! | module | is |
 //! |---|---|
 //! | `cli` | the command line |
+//! | `agent` | the engines of this machine for frontends on others, and theirs for this frontend |
+//! | `key_secret` | what block keys of several processes are made with |
 //! | `serve` | engines, a frontend before them, an orderly end |
 //! | `hub_model` | a model given by its id on the Hugging Face hub |
 //! | `download_bar` | how far its download is, on a terminal or in the log |
@@ -17,6 +19,7 @@
 //! | [`scenarios`] | the conversations of demo and tests, and what they must show |
 #![forbid(unsafe_code)]
 
+mod agent;
 mod cli;
 mod demo;
 mod download_bar;
@@ -24,6 +27,7 @@ mod engines;
 mod error;
 mod hub_model;
 mod inspect;
+mod key_secret;
 mod log;
 mod lora;
 mod npy;
@@ -41,8 +45,6 @@ mod vllm_processor;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use cli::{Cli, Command};
 use log::Log;
 
@@ -54,11 +56,11 @@ pub fn use_ring() {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::of_this_process();
     use_ring();
     // The demo's own lines are its output; what its parts log would only blur them.
     // Engines say a lot while they start; their last lines are told when they fail.
-    let filter = if matches!(cli.command, Command::Serve(_)) { "info,vllm=warn" } else { "warn" };
+    let filter = if matches!(cli.command, Command::Serve(_) | Command::Agent(_)) { "info,vllm=warn" } else { "warn" };
     let log = match Log::to_stderr(filter) {
         Ok(log) => log,
         Err(error) => {
@@ -68,7 +70,7 @@ pub fn main() -> ExitCode {
         }
     };
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    if let Command::Serve(args) = &cli.command {
+    if let Command::Serve(args) | Command::Agent(args) = &cli.command {
         builder.worker_threads(args.limits.async_threads());
     }
     let runtime = match builder.enable_all().build() {
@@ -81,6 +83,7 @@ pub fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => serve::run(*args, log.counts()).await,
+            Command::Agent(args) => agent::run(*args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::Engines(args) => engines::run(args).await,

@@ -12,19 +12,21 @@ use chiasm_engine::state::StateDir;
 use chiasm_engine::{AttachHost, ClientOptions, EngineConnector, EngineHost, EngineOptions, LaunchHost, SocketDir};
 use chiasm_media::MediaDoor;
 use chiasm_processor::ProcessorError;
-use chiasm_server::fleet::Fleet;
+use chiasm_router::RouterConfig;
+use chiasm_server::adapters::Adapters;
+use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Certificate, Frontend, LogCounts, connections};
+use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, connections};
 use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::cli::ServeArgs;
+use crate::cli::{ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{hub_model, signals, state_folder, vllm_processor};
+use crate::{agent, hub_model, key_secret, signals, state_folder, vllm_processor};
 use settings::{
     arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, receiver_cache_gb,
     router_config, routing_options,
@@ -42,48 +44,30 @@ pub(crate) async fn run(
     mut args: ServeArgs,
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
-    let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let keys = args.access.keys()?;
     let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
-    let chats = args.prompts.chats()?;
-    let flags = VllmFlags::read(&args.vllm_args)?;
-    // From here on the model is a directory, for engines and processor too.
-    hub_model::locate(&mut args, &flags).await?;
-    let native = vllm_processor::native_images(&args, &flags)?;
-    let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
-    let model = with_engine_kwargs(model, &args, &flags)?;
-    let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
-    let model = Arc::new(ServedModel { chats, ..model });
-    let helper = vllm_processor::options(&args, &model, &flags, &vllm_args(&args, model.answers.engine_parser()))?;
-    let takes_media = vllm_processor::takes_media(&args, &model, helper.as_ref());
-    let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
-    let patience = patience(&args);
-    let options = EngineOptions {
-        startup_timeout: args.engines.startup_timeout,
-        client: ClientOptions {
-            strict_version: args.engines.strict_vllm_version,
-            receiver_cache_bytes: receiver_cache_bytes(&args),
-            ask_after: Some(patience.look_every()),
-            ..client_options(&model)
-        },
-        format: format_policy(&args, &flags, &model),
-        arena: arena_policy(&args, takes_media),
-        processor: model.processor(),
-    };
-    let loras = lora::prepare(&args, &model.name).await?;
-    let connectors = connectors(&args, &model, &options, &loras)?;
-    let workers = connectors.len();
-    let swept = SocketDir::sweep();
-    if swept > 0 {
-        tracing::info!(swept, "removed folders of sockets that killed processes had left");
+    if !args.agents.agents.is_empty() {
+        without_helper(&mut args, "a frontend of agents")?;
+        key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     }
-    options.arena.check(workers)?;
+    let Machine { model, door, patience, connectors, router, limits, adapters, helper } = machine(&mut args).await?;
+    let workers = connectors.len();
     let routing = routing_options(&args.routing)?;
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    let fleet = Fleet::start_with_adapters(connectors, router_config(&args.routing), patience, loras.adapters)?;
-    let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits(&args))
+    let fleet = match args.agents.agents.is_empty() {
+        true => Fleet::start_with_adapters(connectors, router, patience, adapters)?,
+        false => {
+            let fleet = Fleet::empty(router, patience, adapters);
+            for connector in connectors {
+                fleet.add(connector);
+            }
+            agent::join(&args, &fleet, &model.processor())?;
+            fleet
+        }
+    };
+    let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits)
         .with_routing(routing)
         .with_keys(keys)
         .with_reasoning_fields(args.answers.reasoning_fields.into())
@@ -138,6 +122,74 @@ pub(crate) async fn run(
     };
     fleet.shutdown().await;
     ended
+}
+
+/// What an engine's machine needs, for a frontend or an agent.
+pub(crate) struct Machine {
+    pub(crate) model: Arc<ServedModel>,
+    pub(crate) door: MediaDoor,
+    pub(crate) patience: Patience,
+    pub(crate) connectors: Vec<Box<dyn Connector>>,
+    pub(crate) router: RouterConfig,
+    pub(crate) limits: Limits,
+    pub(crate) adapters: Arc<Adapters>,
+    pub(crate) helper: Option<HelperOptions>,
+}
+
+/// Media go to agents as files, and become tensors there: by Chiasm's own code, so far.
+pub(crate) fn without_helper(args: &mut ServeArgs, who: &str) -> Result<(), CliError> {
+    if args.processor.processor == ProcessorChoice::Vllm {
+        return Err(CliError::Usage(format!("--processor vllm: {who} can't have vLLM's processor yet")));
+    }
+    args.processor.processor = ProcessorChoice::Native;
+    Ok(())
+}
+
+/// Reads the model and makes ready what engines are started with.
+pub(crate) async fn machine(args: &mut ServeArgs) -> Result<Machine, CliError> {
+    let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
+    let chats = args.prompts.chats()?;
+    let flags = VllmFlags::read(&args.vllm_args)?;
+    // From here on the model is a directory, for engines and processor too.
+    hub_model::locate(args, &flags).await?;
+    let native = vllm_processor::native_images(args, &flags)?;
+    let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
+    let model = with_engine_kwargs(model, args, &flags)?;
+    let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
+    let model = Arc::new(ServedModel { chats, ..model });
+    let helper = vllm_processor::options(args, &model, &flags, &vllm_args(args, model.answers.engine_parser()))?;
+    let takes_media = vllm_processor::takes_media(args, &model, helper.as_ref());
+    let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
+    let patience = patience(args);
+    let options = EngineOptions {
+        startup_timeout: args.engines.startup_timeout,
+        client: ClientOptions {
+            strict_version: args.engines.strict_vllm_version,
+            receiver_cache_bytes: receiver_cache_bytes(args),
+            ask_after: Some(patience.look_every()),
+            ..client_options(&model)
+        },
+        format: format_policy(args, &flags, &model),
+        arena: arena_policy(args, takes_media),
+        processor: model.processor(),
+    };
+    let loras = lora::prepare(args, &model.name).await?;
+    let connectors = connectors(args, &model, &options, &loras)?;
+    let swept = SocketDir::sweep();
+    if swept > 0 {
+        tracing::info!(swept, "removed folders of sockets that killed processes had left");
+    }
+    options.arena.check(connectors.len())?;
+    Ok(Machine {
+        model,
+        door,
+        patience,
+        connectors,
+        router: router_config(&args.routing),
+        limits: limits(args),
+        adapters: loras.adapters,
+        helper,
+    })
 }
 
 /// Binds the frontend's address.
@@ -238,7 +290,8 @@ fn connectors(
         let ended = state.sweep();
         tracing::debug!(ended, "forgot engines that had ended without a frontend");
     }
-    (0..engines.engines)
+    let launched = engines.engines.unwrap_or(if args.agents.agents.is_empty() { 1 } else { 0 });
+    (0..launched)
         .map(|index| {
             let gpus = engines.gpus_per_engine.map(|count| {
                 let first = if engines.share_gpu { 0 } else { index * count };

@@ -26,9 +26,16 @@ pub(crate) fn open(asked: Option<&Path>) -> Result<Option<StateDir>, CliError> {
 /// # Errors
 /// It can't be used, or the user has none.
 pub(crate) fn required(asked: Option<&Path>) -> Result<StateDir, CliError> {
+    StateDir::open(path(asked)?).map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// Where the state folder is, or is to be: the one that was asked for, else the user's.
+///
+/// # Errors
+/// The user has none.
+pub(crate) fn path(asked: Option<&Path>) -> Result<PathBuf, CliError> {
     let path = asked.map(Path::to_owned).or_else(of_user);
-    let path = path.ok_or_else(|| CliError::Usage("there is no state folder; give one with --state-dir".to_owned()))?;
-    StateDir::open(path).map_err(|error| CliError::Usage(error.to_string()))
+    path.ok_or_else(|| CliError::Usage("there is no state folder; give one with --state-dir".to_owned()))
 }
 
 /// The place that the XDG base directory specification has for it.

@@ -133,7 +133,7 @@ mod tests {
     fn endpoints(config: &KvEventsConfig, locality: &Locality) -> Option<(String, Option<String>)> {
         match kv_source(Some(config), locality) {
             KvSource::Events(stream) => Some((stream.endpoint, stream.replay_endpoint)),
-            KvSource::Unknown { .. } => None,
+            KvSource::Unknown { .. } | KvSource::Backend => None,
         }
     }
 

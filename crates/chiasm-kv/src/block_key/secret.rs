@@ -45,7 +45,7 @@ impl KeySecret {
     }
 
     /// Tells secrets apart without giving them away.
-    pub(crate) fn fingerprint(&self) -> [u8; 16] {
+    pub fn fingerprint(&self) -> [u8; 16] {
         let mut fingerprint = [0; 16];
         self.derive("chiasm 2026 fingerprint of the secret of block keys", b"").fill(&mut fingerprint);
         fingerprint
@@ -56,7 +56,8 @@ impl KeySecret {
         blake3::Hasher::new_derive_key(purpose).update(&self.0).update(name).finalize_xof()
     }
 
-    fn random() -> Self {
+    /// A secret of the operating system's random numbers.
+    pub fn random() -> Self {
         // The standard library's hash maps are keyed with 128 random bits of the operating system.
         let random = RandomState::new();
         let words = [random.hash_one(0_u8), random.hash_one(1_u8)];

@@ -315,7 +315,7 @@ proptest! {
                 Step::Replace => Happened::Replaced,
                 Step::HandOver => {
                     let next = beside();
-                    next.restore(WORKER, &index.snapshot(WORKER).unwrap()).unwrap();
+                    next.restore(WORKER, &index.snapshot(WORKER).unwrap().bytes).unwrap();
                     index = next;
                     continue;
                 }

@@ -52,6 +52,15 @@ pub enum SnapshotError {
     },
 }
 
+/// What an index knew of one worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The worker's [revision](super::WorkerIndexStats::revision) that it is of.
+    pub revision: u64,
+    /// What [`PrefixIndex::restore`] reads.
+    pub bytes: Vec<u8>,
+}
+
 impl SnapshotError {
     const fn malformed(what: &'static str) -> Self {
         Self::Malformed { what }
@@ -65,11 +74,11 @@ impl PrefixIndex {
     /// It says what the worker held after the call that made its [revision](super::WorkerIndexStats::revision), whatever happens
     /// meanwhile: its own events wait, some 80 ns for each block. Others' events and lookups go on; a tree is locked for some
     /// microseconds at a time.
-    pub fn snapshot(&self, worker: WorkerId) -> Option<Vec<u8>> {
+    pub fn snapshot(&self, worker: WorkerId) -> Option<Snapshot> {
         self.core.workers.change(worker, |worker| {
             let mut bytes = Vec::new();
             worker.write(&self.core.prompts, &mut bytes);
-            bytes
+            Snapshot { revision: worker.stats().revision, bytes }
         })
     }
 

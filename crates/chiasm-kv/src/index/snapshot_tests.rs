@@ -82,7 +82,7 @@ proptest! {
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         end in proptest::option::of(any::<prop::sample::Index>()),
     ) {
-        let mut bytes = filled().snapshot(WORKER).unwrap();
+        let mut bytes = filled().snapshot(WORKER).unwrap().bytes;
         // All but the secret's fingerprint.
         for (at, byte) in changes {
             let at = 32 + at.index(bytes.len() - 32);
@@ -109,7 +109,7 @@ proptest! {
 #[test]
 fn other_forms_and_other_secrets_are_told() {
     let index = filled();
-    let bytes = index.snapshot(WORKER).unwrap();
+    let bytes = index.snapshot(WORKER).unwrap().bytes;
     assert_eq!(index.restore(OTHER, b""), Err(SnapshotError::OtherForm));
     let changed = |at: usize| {
         let mut bytes = bytes.clone();
@@ -148,7 +148,7 @@ fn others_go_on_meanwhile() {
         });
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let snapshot = index.snapshot(WORKER).unwrap();
+                let snapshot = index.snapshot(WORKER).unwrap().bytes;
                 assert_eq!(index.restore(WORKER, &snapshot), Ok(1));
             }
         });
@@ -198,7 +198,7 @@ fn workers_of_several_schemes_are_found_by_the_keys_of_theirs() {
         assert_eq!(overlaps.found(), [expected]);
     }
     let next = PrefixIndex::new();
-    next.restore(third, &index.snapshot(third).unwrap()).unwrap();
+    next.restore(third, &index.snapshot(third).unwrap().bytes).unwrap();
     apply(&next, third, vec![removed(&tokens[..20], 12)]);
     assert_eq!(next.overlap(third, &keys_of(&two)), 12);
 }

@@ -48,7 +48,7 @@ impl CpuBudget {
     }
 
     /// Work that several requests may wait for, without a limit.
-    pub(super) fn shared() -> Self {
+    pub(crate) fn shared() -> Self {
         Self::made(None, Duration::MAX)
     }
 

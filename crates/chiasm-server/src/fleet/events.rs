@@ -1,20 +1,24 @@
-//! Following an engine's KV events into the router.
+//! Following an engine's KV events into the router, and telling whoever follows them further.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::KvEventStream;
-use chiasm_kv::event::KvEvent;
+use chiasm_backend::{KvSink, KvSource};
+use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_kv::{KvError, KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
 use chiasm_router::Router;
 use chiasm_types::WorkerId;
+
+use super::tap::{KvHeard, Tap};
+use super::{Fleet, Worker};
 
 /// The counts of one worker, over all its backends. Clones are the same counts.
 #[derive(Clone, Default)]
 pub(super) struct Followed {
     subscriber: SubscriberCounters,
     index: Arc<Applied>,
+    tap: Arc<Tap>,
 }
 
 #[derive(Default)]
@@ -44,6 +48,10 @@ impl Followed {
         }
     }
 
+    pub(super) fn tap(&self) -> Arc<Tap> {
+        self.tap.clone()
+    }
+
     fn applied(&self, events: usize, timestamp: f64) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // An engine may say anything; clocks may differ.
@@ -54,12 +62,95 @@ impl Followed {
     }
 }
 
-/// Feeds an engine's KV events to the router until dropped.
-pub(super) fn follow(router: Arc<Router>, id: WorkerId, stream: &KvEventStream, followed: Followed) -> Subscriber {
-    let KvEventStream { endpoint, replay_endpoint, topic } = stream.clone();
-    let source = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
-    let counters = followed.subscriber.clone();
-    Subscriber::counting(source, Feed { router, id, followed, fresh: true, looks_ahead: false }, counters)
+/// Feeds the router what is told of a worker's KV cache, until dropped.
+pub(super) enum Following {
+    Events { _subscriber: Subscriber },
+    Told(Open),
+    Nothing,
+}
+
+/// Whether what is told may still be fed to the router: locked as long as it is.
+type Open = Arc<Mutex<bool>>;
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        if let Self::Told(open) = self {
+            // From here on the worker's id may be another one's.
+            *open.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        }
+    }
+}
+
+/// Begins to feed the router what is told of a worker's KV cache.
+pub(super) fn follow(fleet: &Fleet, worker: &Worker) -> Following {
+    let (router, id) = (fleet.router.clone(), worker.id);
+    let followed = fleet.followed().get(&id).cloned().unwrap_or_default();
+    followed.tap.start();
+    match &worker.backend.capabilities().kv {
+        KvSource::Events(stream) => {
+            let (endpoint, replay_endpoint) = (stream.endpoint.clone(), stream.replay_endpoint.clone());
+            let topic = stream.topic.clone();
+            let source = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
+            let counters = followed.subscriber.clone();
+            let feed = Feed { router, id, followed, fresh: true, looks_ahead: false };
+            Following::Events { _subscriber: Subscriber::counting(source, feed, counters) }
+        }
+        KvSource::Backend => {
+            let open = Open::new(Mutex::new(true));
+            worker.backend.follow_kv(Box::new(ToldFeed { router, id, followed, open: open.clone() }));
+            Following::Told(open)
+        }
+        KvSource::Unknown { .. } => Following::Nothing,
+    }
+}
+
+/// Takes what a backend itself tells.
+struct ToldFeed {
+    router: Arc<Router>,
+    id: WorkerId,
+    followed: Followed,
+    open: Open,
+}
+
+impl ToldFeed {
+    fn while_open(&self, tell: impl FnOnce(&Self) -> Result<(), String>) -> Result<(), String> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if *open { tell(self) } else { Ok(()) }
+    }
+}
+
+impl KvSink for ToldFeed {
+    fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), String> {
+        self.while_open(|feed| {
+            feed.router.set_history_known(feed.id, history_known);
+            feed.router.restore(feed.id, snapshot).map_err(|error| error.to_string())
+        })
+    }
+
+    fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), String> {
+        self.while_open(|feed| {
+            let (mut events, mut timestamp) = (0, 0.0);
+            let look = |batch: &KvEventBatch| (events, timestamp) = (batch.events.len(), batch.timestamp);
+            feed.router.apply_payload(feed.id, payload, look).map_err(|error| error.to_string())?;
+            feed.router.set_history_known(feed.id, history_known);
+            feed.followed.applied(events, timestamp);
+            Ok(())
+        })
+    }
+
+    fn reset(&mut self) {
+        let _ = self.while_open(|feed| {
+            feed.router.reset_worker_blocks(feed.id);
+            Ok(())
+        });
+    }
+
+    fn set_caught_up(&mut self, caught_up: bool) {
+        let _ = self.while_open(|feed| {
+            feed.router.set_caught_up(feed.id, caught_up);
+            Ok(())
+        });
+    }
 }
 
 struct Feed {
@@ -76,14 +167,18 @@ impl KvEventReceiver for Feed {
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
         let Self { router, id, followed, fresh, looks_ahead } = self;
         let (mut events, mut timestamp) = (0, 0.0);
+        let set_history_known = |known| {
+            followed.tap.set_history_known(known);
+            router.set_history_known(*id, known);
+        };
         router.apply_payload(*id, payload, |batch| {
             // Engines count from 0 on, with an empty cache.
             let cleared = batch.events.contains(&KvEvent::AllBlocksCleared);
             if *fresh && seq > 0 && !cleared {
                 tracing::warn!(worker = %id, "first KV events are lost: also taken to hold what it computes (approximate)");
-                router.set_history_known(*id, false);
+                set_history_known(false);
             } else if *fresh || cleared {
-                router.set_history_known(*id, true);
+                set_history_known(true);
             }
             *fresh = false;
             if !*looks_ahead && batch.events.iter().any(covers_lookahead) {
@@ -91,11 +186,12 @@ impl KvEventReceiver for Feed {
                 *looks_ahead = true;
             }
             if *looks_ahead {
-                router.set_history_known(*id, false);
+                set_history_known(false);
             }
             (events, timestamp) = (batch.events.len(), batch.timestamp);
         })?;
         followed.applied(events, timestamp);
+        followed.tap.tell(router, *id, || KvHeard::batch(payload));
         Ok(())
     }
 
@@ -103,10 +199,12 @@ impl KvEventReceiver for Feed {
         tracing::warn!(worker = %self.id, "KV events lost for good, or another engine: forgetting its blocks");
         self.router.reset_worker_blocks(self.id);
         self.fresh = true;
+        self.followed.tap.tell(&self.router, self.id, || KvHeard::Reset);
     }
 
     fn set_caught_up(&mut self, caught_up: bool) {
         self.router.set_caught_up(self.id, caught_up);
+        self.followed.tap.set_caught_up(caught_up);
     }
 }
 
@@ -116,7 +214,7 @@ fn covers_lookahead(event: &KvEvent) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use chiasm_kv::event::{BlockStored, ExternalHash, KvEventBatch};
+    use chiasm_kv::event::{BlockStored, ExternalHash};
     use chiasm_router::{Knowledge, RouterConfig, WorkerInfo};
     use chiasm_types::{BlockSize, PlanClassId, TokenId};
 

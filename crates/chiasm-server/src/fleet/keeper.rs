@@ -107,20 +107,16 @@ async fn live(
     let backend: Arc<dyn Backend> = connected.backend;
     let life = life.insert(connected.life);
     let can = backend.capabilities();
-    let source = match &can.kv {
-        KvSource::Events(stream) => Some(stream),
-        KvSource::Unknown { why } => {
-            tracing::warn!(worker = %id, why, "served in approximate mode: the worker is taken to hold what it was sent");
-            None
-        }
-    };
+    if let KvSource::Unknown { why } = &can.kv {
+        tracing::warn!(worker = %id, why, "served in approximate mode: the worker is taken to hold what it was sent");
+    }
     let loaded = Arc::new(Loaded::default());
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
-    fleet.join(id, backend.clone(), loaded.clone(), source.is_some());
-    let followed = fleet.followed.get(&id).cloned().unwrap_or_default();
-    let _events = source.map(|stream| events::follow(fleet.router.clone(), id, stream, followed));
-    let router = fleet.router.clone();
+    let worker = fleet.join(id, backend.clone(), loaded.clone());
+    let _followed = events::follow(fleet, &worker);
+    let (router, told) = (fleet.router.clone(), worker.load.clone());
     backend.follow_load(Box::new(move |load| {
+        told.send_replace(load);
         let Load { running, waiting, kv_usage, pending_tokens_of_others, draining } = load;
         router.set_stats(id, EngineStats { running, waiting, kv_usage, pending_tokens_of_others, draining });
     }));

@@ -9,13 +9,14 @@ mod condition;
 mod events;
 mod keeper;
 mod loading;
+mod tap;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, Death, MediaForm, TensorFormat};
+use chiasm_backend::{Backend, Connector, Death, KvSource, Load, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::{PlanClassId, VllmVersion, WorkerId};
 use events::Followed;
@@ -26,6 +27,7 @@ use tokio::task::JoinSet;
 
 pub use classes::{PresentClass, PresentClasses};
 pub use condition::{Condition, Patience};
+pub use tap::{KvHeard, KvKnown};
 
 use crate::adapters::Adapters;
 use crate::metrics::Metrics;
@@ -44,7 +46,11 @@ pub struct Worker {
     pub backend: Arc<dyn Backend>,
     /// How prompts are planned for it.
     pub class: PlanClassId,
+    /// Tells this start of its engine from others.
+    pub life: u64,
     condition: watch::Sender<Condition>,
+    /// What its backend last said of itself.
+    load: watch::Sender<Load>,
     /// Its LoRA adapters.
     loaded: Arc<loading::Loaded>,
 }
@@ -53,6 +59,11 @@ impl Worker {
     /// Whether it answers.
     pub fn condition(&self) -> Condition {
         *self.condition.borrow()
+    }
+
+    /// What its backend says of itself, from now on.
+    pub fn follow_load(&self) -> watch::Receiver<Load> {
+        self.load.subscribe()
     }
 
     /// Returns when the worker is found to be hung, at once if it is.
@@ -75,11 +86,12 @@ pub struct Fleet {
     ready: watch::Sender<usize>,
     seats: AtomicUsize,
     shutdown: watch::Sender<bool>,
+    /// `None` when the fleet is shut down, or not started yet.
     keepers: Mutex<Option<JoinSet<()>>>,
     created: u64,
     patience: Patience,
     /// What was counted for each worker, over all its backends.
-    followed: BTreeMap<WorkerId, Followed>,
+    followed: Mutex<BTreeMap<WorkerId, Followed>>,
     /// The version of vLLM whose processor makes items for the workers, once there is one.
     processor: OnceLock<String>,
     adapters: Arc<Adapters>,
@@ -129,7 +141,15 @@ impl Fleet {
         if connectors.is_empty() {
             return Err(NoEngines);
         }
-        let ids = || (0..).map(WorkerId);
+        let fleet = Self::empty(router, patience, adapters);
+        for connector in connectors {
+            fleet.add(connector);
+        }
+        Ok(fleet)
+    }
+
+    /// A fleet without workers, which are added as they are found.
+    pub fn empty(router: RouterConfig, patience: Patience, adapters: Arc<Adapters>) -> Arc<Self> {
         // Workers come and go on threads that serve requests, too.
         let runtime = Handle::current();
         let fleet = Arc::new(Self {
@@ -139,22 +159,39 @@ impl Fleet {
             ready: watch::Sender::new(0),
             seats: AtomicUsize::new(0),
             shutdown: watch::Sender::new(false),
-            keepers: Mutex::new(None),
+            keepers: Mutex::new(Some(JoinSet::new())),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             patience,
-            followed: ids().zip(&connectors).map(|(id, _)| (id, Followed::default())).collect(),
+            followed: Mutex::default(),
             processor: OnceLock::new(),
             adapters,
         });
-        let mut keepers = JoinSet::new();
-        for (id, connector) in ids().zip(connectors) {
-            keepers.spawn(keeper::keep(fleet.clone(), id, connector, fleet.shutdown.subscribe()));
-        }
-        if let Some(leavings) = fleet.adapters.leavings() {
+        if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers()) {
             keepers.spawn(loading::forget_unused(fleet.clone(), leavings, fleet.shutdown.subscribe()));
         }
-        *fleet.keepers.lock().unwrap_or_else(PoisonError::into_inner) = Some(keepers);
-        Ok(fleet)
+        fleet
+    }
+
+    /// Starts one more worker. `None` when the fleet is shut down.
+    pub fn add(self: &Arc<Self>, connector: Box<dyn Connector>) -> Option<WorkerId> {
+        let mut keepers = self.keepers();
+        let keepers = keepers.as_mut()?;
+        let id = {
+            let mut followed = self.followed();
+            let id = WorkerId(followed.len() as u32);
+            followed.insert(id, Followed::default());
+            id
+        };
+        keepers.spawn(keeper::keep(self.clone(), id, connector, self.shutdown.subscribe()));
+        Some(id)
+    }
+
+    fn keepers(&self) -> MutexGuard<'_, Option<JoinSet<()>>> {
+        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn followed(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Followed>> {
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until so many workers can take requests. False if the fleet is shut down before that.
@@ -180,7 +217,7 @@ impl Fleet {
     /// Ends all backends and waits until they are gone. Requests in flight end with an error: drain first.
     pub async fn shutdown(&self) {
         self.shutdown.send_replace(true);
-        let keepers = self.keepers.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let keepers = self.keepers().take();
         if let Some(mut keepers) = keepers {
             while keepers.join_next().await.is_some() {}
         }
@@ -217,8 +254,29 @@ impl Fleet {
     }
 
     /// How the KV events of each worker have been followed, over all its backends so far.
-    pub fn kv_events(&self) -> impl Iterator<Item = (WorkerId, KvEventCounts)> {
-        self.followed.iter().map(|(id, followed)| (*id, followed.counts()))
+    pub fn kv_events(&self) -> Vec<(WorkerId, KvEventCounts)> {
+        self.followed().iter().map(|(id, followed)| (*id, followed.counts())).collect()
+    }
+
+    /// A worker, once it can take requests.
+    pub async fn when_ready(&self, id: WorkerId) -> Arc<Worker> {
+        let mut ready = self.ready.subscribe();
+        loop {
+            if let Some(worker) = self.worker(id) {
+                return worker;
+            }
+            // The fleet, and so the sender, is here.
+            let _ = ready.changed().await;
+        }
+    }
+
+    /// What is known of a worker's KV cache, and what will be heard of it from then on. `None` when it is not there, or when nothing
+    /// is known.
+    ///
+    /// Takes some 80 ns for each block that it holds: not for async threads.
+    pub fn follow_kv(&self, id: WorkerId) -> Option<KvKnown> {
+        let tap = self.followed().get(&id)?.tap();
+        tap.follow(&self.router, id)
     }
 
     /// The plan classes of the workers that can take requests; empty while there is none.
@@ -257,12 +315,21 @@ impl Fleet {
     }
 
     /// Lets a worker take requests.
-    fn join(&self, id: WorkerId, backend: Arc<dyn Backend>, loaded: Arc<loading::Loaded>, publishes_events: bool) {
+    fn join(&self, id: WorkerId, backend: Arc<dyn Backend>, loaded: Arc<loading::Loaded>) -> Arc<Worker> {
         let can = backend.capabilities().clone();
         let worker = {
             let mut state = self.state();
             let class = state.classes.join(id, &can);
-            let worker = Arc::new(Worker { id, backend, class, condition: watch::Sender::default(), loaded });
+            let worker = Worker {
+                id,
+                backend,
+                class,
+                life: rand::random(),
+                condition: watch::Sender::default(),
+                load: watch::Sender::default(),
+                loaded,
+            };
+            let worker = Arc::new(worker);
             state.workers.insert(id, worker.clone());
             self.seats.store(state.seats(), Ordering::Relaxed);
             worker
@@ -272,7 +339,7 @@ impl Fleet {
         let info = WorkerInfo {
             total_blocks: can.total_blocks,
             block_size: can.class.block_size,
-            publishes_events,
+            publishes_events: !matches!(can.kv, KvSource::Unknown { .. }),
             encoder_cache_tokens: can.encoder_cache_tokens,
             receiver_cache_elements: element_bytes(can.media).map_or(0, |bytes| can.receiver_cache_bytes / bytes),
             class: worker.class,
@@ -282,6 +349,7 @@ impl Fleet {
         };
         self.router.add_worker(id, info);
         self.state().tell(&self.ready);
+        worker
     }
 
     /// Takes note of whether a worker answers.

@@ -10,7 +10,7 @@ use chiasm_backend::{
     EncodedItem, FieldValue, ItemField, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat,
     TensorMemory, TensorOrder,
 };
-use chiasm_media::{ByteBudget, EncodedMedia, ImageHeader, MediaHeader};
+use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, ImageHeader, MediaHeader};
 use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{
     Contents, ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, TensorSpec, VisionModel,
@@ -42,8 +42,17 @@ pub struct Images {
 /// A request's settings for its images, once parsed, for workers of one class.
 pub(super) struct ImageSettings {
     kwargs: ImageKwargs,
+    /// As the request has them.
+    asked: Arc<str>,
     /// Everything but an image's bytes that changes its tensors.
     fingerprint: Vec<u8>,
+}
+
+impl ImageSettings {
+    /// The identity of the image of this file.
+    pub(super) fn identify(&self, content: &ContentHash) -> MmHash {
+        chiasm_media::mm_hash(content, &Modality::Image, &self.fingerprint)
+    }
 }
 
 impl Images {
@@ -76,9 +85,20 @@ impl Images {
     ) -> Result<ImageSettings, RequestError> {
         let vision = self.vision()?;
         let at_kwargs = |error| RequestError::from(error).at("mm_processor_kwargs");
+        let asked = if kwargs.is_empty() { "{}".into() } else { Value::Object(kwargs.clone()).to_string().into() };
         let kwargs = vision.parse_kwargs(kwargs).map_err(at_kwargs)?;
         let fingerprint = PlanClass::identify(&class.class.processor, &vision.fingerprint(&kwargs));
-        Ok(ImageSettings { kwargs, fingerprint })
+        Ok(ImageSettings { kwargs, asked, fingerprint })
+    }
+
+    /// What an image becomes that was seen before, by its identity.
+    pub(super) fn known_plan(&self, hash: &MmHash) -> Option<Arc<ImagePlan>> {
+        self.plans.get(hash)
+    }
+
+    /// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the class can.
+    pub(super) fn encoder_tokens(&self, plan: &ImagePlan, class: &PresentClass) -> Result<usize, RequestError> {
+        encoder_tokens(self.vision()?, plan.original, plan, class)
     }
 
     /// What an image becomes for workers of a class: arithmetic on its size.
@@ -95,7 +115,7 @@ impl Images {
             return Err(RequestError::invalid(field, format!("the model takes no {}", image.modality)));
         };
         let size = ImageSize { width: header.width, height: header.height };
-        let hash = chiasm_media::mm_hash(&image.content, &Modality::Image, &settings.fingerprint);
+        let hash = settings.identify(&image.content);
         let plan =
             self.plans.get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?)).map_err(|e| e.at(field))?;
         let encoder_tokens = encoder_tokens(vision, size, &plan, class).map_err(|error| error.at(field))?;
@@ -113,6 +133,7 @@ impl Images {
                 plan,
                 header,
                 encoded: image.clone(),
+                asked: settings.asked.clone(),
                 field: field.to_owned(),
                 budget: cpu.clone(),
                 ticket: OnceLock::new(),
@@ -158,6 +179,8 @@ struct ImageSource {
     plan: Arc<ImagePlan>,
     header: ImageHeader,
     encoded: EncodedMedia,
+    /// The request's settings.
+    asked: Arc<str>,
     field: String,
     /// The request's.
     budget: CpuBudget,
@@ -172,8 +195,13 @@ impl MediaSource for ImageSource {
         made.instrument(span).boxed()
     }
 
-    fn encoded(&self) -> EncodedItem {
-        EncodedItem { bytes: self.encoded.bytes.clone(), media_type: self.header.format.media_type() }
+    fn encoded(&self) -> Option<EncodedItem> {
+        Some(EncodedItem {
+            bytes: self.encoded.bytes.clone(),
+            content: *self.encoded.content.as_bytes(),
+            media_type: self.header.format.media_type(),
+            processor_kwargs: self.asked.clone(),
+        })
     }
 }
 

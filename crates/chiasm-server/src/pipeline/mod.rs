@@ -13,6 +13,7 @@
 //! | `prompt_price` | what making its prompt takes |
 //! | `item` | media items, whatever they are |
 //! | `image` | images: their plans and their tensors |
+//! | `machine` | media items of jobs that a frontend on another machine has planned |
 //! | `helped` | media items that vLLM's own processor makes |
 //! | `plans`, `processed`, `turns` | what is remembered of items, and whose turn it is to make one |
 //! | `sampling` | the model's defaults and the room in the context, filled in |
@@ -32,6 +33,7 @@ mod generation;
 mod helped;
 mod image;
 mod item;
+mod machine;
 mod opening;
 mod pick;
 mod plans;
@@ -52,6 +54,7 @@ pub(crate) use generation::{Attempted, Generation, collect};
 pub(crate) use helped::Helped;
 pub use helped::HelperOptions;
 pub(crate) use image::Images;
+pub use machine::{AskForFile, MachineMedia, PlannedItem, PutError};
 pub(crate) use prepare::{Planned, Prepared, prepare};
 pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,

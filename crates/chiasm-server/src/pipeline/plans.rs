@@ -16,6 +16,11 @@ pub(super) struct Plans<P> {
 }
 
 impl<P> Plans<P> {
+    /// The plan that is known.
+    pub(super) fn get(&self, hash: &MmHash) -> Option<Arc<P>> {
+        self.plans.get(hash)
+    }
+
     /// The plan that is known, or the one that is made.
     pub(super) fn get_or_make(
         &self,

@@ -10,9 +10,9 @@ use super::{json_object, positive, seconds, some_seconds, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Number of vLLM engines to launch
-    #[arg(long, env = "CHIASM_ENGINES", default_value_t = 1, conflicts_with_all = ["sim", "attach"])]
-    pub(crate) engines: u32,
+    /// Number of vLLM engines to launch [default: 1, or none with --agents]
+    #[arg(long, env = "CHIASM_ENGINES", conflicts_with_all = ["sim", "attach"])]
+    pub(crate) engines: Option<u32>,
     /// The vllm command
     #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
     pub(crate) vllm: PathBuf,

@@ -99,6 +99,13 @@ impl Server {
         }
     }
 
+    /// The last line of its log that has this text in it.
+    pub fn logged_line(&self, text: &str) -> String {
+        self.logged(text);
+        let log = self.log.lock().expect("not poisoned");
+        log.iter().rev().find(|line| line.contains(text)).cloned().unwrap_or_default()
+    }
+
     /// Number of lines of its log that have this text in them.
     pub fn lines_logged(&self, text: &str) -> usize {
         self.log.lock().expect("not poisoned").iter().filter(|line| line.contains(text)).count()

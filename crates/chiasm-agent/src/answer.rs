@@ -1,0 +1,156 @@
+//! Outputs and failures of jobs as messages, and back.
+
+use std::fmt;
+use std::time::Duration;
+
+use chiasm_backend::{
+    Content, Death, Delivered, Finish, JobError, Output, Prefill, PromptLogprobs, SourceError, TokenLogprob,
+};
+use chiasm_types::TokenId;
+
+use crate::proto::{self, finish::Reason, job_failure::Kind};
+
+pub(crate) fn delivered_to_message(delivered: Delivered) -> proto::Delivered {
+    let Delivered { cached, shared_memory, inline } = delivered;
+    proto::Delivered { cached: cached as u32, shared_memory: shared_memory as u32, inline: inline as u32 }
+}
+
+pub(crate) fn delivered_from_message(message: proto::Delivered) -> Delivered {
+    let proto::Delivered { cached, shared_memory, inline } = message;
+    Delivered { cached: cached as usize, shared_memory: shared_memory as usize, inline: inline as usize }
+}
+
+/// The message of an output. Text is of backends that take messages, of which no agent has one.
+pub(crate) fn output_to_message(output: Output) -> proto::Output {
+    let Output { choice, content, finish, prefill, prompt_logprobs } = output;
+    let (tokens, logprobs) = match content {
+        Content::Tokens { tokens, logprobs } => (tokens, logprobs),
+        Content::Text { .. } => (Vec::new(), None),
+    };
+    proto::Output {
+        choice: choice as u32,
+        tokens: tokens.into_iter().map(|token| token.0).collect(),
+        has_logprobs: logprobs.is_some(),
+        logprobs: logprobs.into_iter().flatten().map(logprob_to_message).collect(),
+        finish: finish.map(finish_to_message),
+        prefill: prefill.map(|Prefill { cached_tokens, queued }| proto::Prefill {
+            cached_tokens: cached_tokens as u64,
+            queued_us: queued.map(|queued| u64::try_from(queued.as_micros()).unwrap_or(u64::MAX)),
+        }),
+        prompt_logprobs: prompt_logprobs.map(|PromptLogprobs { width, tokens, logprobs, ranks }| {
+            proto::PromptLogprobs {
+                width: width as u32,
+                tokens: tokens.into_iter().map(|token| token.0).collect(),
+                logprobs,
+                ranks,
+            }
+        }),
+    }
+}
+
+/// `None` if an agent says what it must not.
+pub(crate) fn output_from_message(message: proto::Output) -> Option<Output> {
+    let logprobs = message.logprobs.into_iter().map(logprob_from_message).collect::<Option<Vec<_>>>()?;
+    let tokens = message.tokens.into_iter().map(TokenId).collect();
+    let finish = match message.finish {
+        Some(finish) => Some(finish_from_message(finish)?),
+        None => None,
+    };
+    let prompt_logprobs = message.prompt_logprobs.map(|message| PromptLogprobs {
+        width: message.width as usize,
+        tokens: message.tokens.into_iter().map(TokenId).collect(),
+        logprobs: message.logprobs,
+        ranks: message.ranks,
+    });
+    Some(Output {
+        choice: message.choice as usize,
+        content: Content::Tokens { tokens, logprobs: message.has_logprobs.then_some(logprobs) },
+        finish,
+        prefill: message.prefill.map(|proto::Prefill { cached_tokens, queued_us }| Prefill {
+            cached_tokens: cached_tokens as usize,
+            queued: queued_us.map(Duration::from_micros),
+        }),
+        prompt_logprobs,
+    })
+}
+
+fn logprob_to_message(logprob: TokenLogprob) -> proto::TokenLogprob {
+    let TokenLogprob { token, logprob, top } = logprob;
+    let (top_tokens, top_logprobs) = top.into_iter().map(|(token, logprob)| (token.0, logprob)).unzip();
+    proto::TokenLogprob { token: token.0, logprob, top_tokens, top_logprobs }
+}
+
+fn logprob_from_message(message: proto::TokenLogprob) -> Option<TokenLogprob> {
+    let proto::TokenLogprob { token, logprob, top_tokens, top_logprobs } = message;
+    let top = top_tokens.len() == top_logprobs.len();
+    let top = top.then(|| top_tokens.into_iter().map(TokenId).zip(top_logprobs).collect())?;
+    Some(TokenLogprob { token: TokenId(token), logprob, top })
+}
+
+fn finish_to_message(finish: Finish) -> proto::Finish {
+    let reason = match finish {
+        // Calls are read from tokens by the frontend.
+        Finish::Eos | Finish::ToolCalls => Reason::Eos(true),
+        Finish::StopToken(token) => Reason::StopToken(token.0),
+        Finish::StopString(text) => Reason::StopString(text),
+        Finish::Length => Reason::Length(true),
+        Finish::Repetition => Reason::Repetition(true),
+    };
+    proto::Finish { reason: Some(reason) }
+}
+
+fn finish_from_message(finish: proto::Finish) -> Option<Finish> {
+    Some(match finish.reason? {
+        Reason::Eos(_) => Finish::Eos,
+        Reason::StopToken(token) => Finish::StopToken(TokenId(token)),
+        Reason::StopString(text) => Finish::StopString(text),
+        Reason::Length(_) => Finish::Length,
+        Reason::Repetition(_) => Finish::Repetition,
+    })
+}
+
+pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
+    let failure = |kind: Kind, message: String| proto::JobFailure { kind: kind.into(), field: String::new(), message };
+    match error {
+        JobError::NotTaken(death) => failure(Kind::NotTaken, death.to_string()),
+        JobError::Dead(death) => failure(Kind::Dead, death.to_string()),
+        JobError::Refused { field, message } => {
+            proto::JobFailure { field: field.clone(), ..failure(Kind::Refused, message.clone()) }
+        }
+        JobError::Source(error) => failure(Kind::Media, error.to_string()),
+        JobError::KeepsLosingMedia => failure(Kind::KeepsLosingMedia, String::new()),
+        JobError::Unread => failure(Kind::Unread, String::new()),
+        JobError::Unfinished => failure(Kind::Unfinished, String::new()),
+        error => failure(Kind::Failed, error.to_string()),
+    }
+}
+
+/// What went wrong with a media item where its tensors are made, in the agent's words.
+#[derive(Debug)]
+pub(crate) struct MediaFailed(String);
+
+impl fmt::Display for MediaFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for MediaFailed {}
+
+/// The error of a job whose constraint came from this field.
+pub(crate) fn failure_from_message(failure: proto::JobFailure, constraint: Option<&'static str>) -> JobError {
+    let proto::JobFailure { kind, field, message } = failure;
+    match Kind::try_from(kind) {
+        Ok(Kind::NotTaken) => JobError::NotTaken(Death::new(message)),
+        Ok(Kind::Dead) => JobError::Dead(Death::new(message)),
+        Ok(Kind::Refused) => {
+            let field = constraint.filter(|_| field == "structured_outputs").map_or(field, str::to_owned);
+            JobError::Refused { field, message }
+        }
+        Ok(Kind::Media) => JobError::Source(SourceError::new(MediaFailed(message))),
+        Ok(Kind::KeepsLosingMedia) => JobError::KeepsLosingMedia,
+        Ok(Kind::Unread) => JobError::Unread,
+        Ok(Kind::Unfinished) => JobError::Unfinished,
+        Ok(Kind::Failed) | Err(_) => JobError::Failed,
+    }
+}

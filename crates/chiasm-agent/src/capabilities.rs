@@ -1,0 +1,59 @@
+//! What an engine can do as a message, and back.
+
+use std::net::IpAddr;
+
+use chiasm_backend::{
+    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, PlaceholderForm, PlanClass,
+};
+use chiasm_types::BlockSize;
+
+use crate::proto;
+
+pub(crate) fn to_message(can: &Capabilities, life: u64) -> proto::Ready {
+    proto::Ready {
+        life,
+        engine: can.engine.clone(),
+        processor: can.class.processor.to_vec().into(),
+        block_size: can.class.block_size.get() as u32,
+        max_model_len: can.max_model_len as u64,
+        max_batched_tokens: can.max_batched_tokens as u64,
+        max_running: can.max_running as u64,
+        total_blocks: can.total_blocks,
+        encoder_cache_tokens: can.encoder_cache_tokens,
+        receiver_cache_bytes: can.receiver_cache_bytes,
+        takes_media: can.media != MediaForm::None,
+        kv_unknown: match &can.kv {
+            KvSource::Unknown { why } => why.clone(),
+            KvSource::Events(_) | KvSource::Backend => String::new(),
+        },
+    }
+}
+
+/// The capabilities of an engine on the machine of this address. `None` if they are malformed.
+pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Option<Capabilities> {
+    Some(Capabilities {
+        engine: ready.engine,
+        class: PlanClass {
+            processor: ready.processor.as_ref().into(),
+            placeholders: PlaceholderForm::Expanded,
+            keys: KeyScheme::Chiasm,
+            block_size: BlockSize::new(ready.block_size)?,
+        },
+        max_model_len: ready.max_model_len.try_into().ok()?,
+        max_batched_tokens: ready.max_batched_tokens.try_into().ok()?,
+        max_running: ready.max_running.try_into().ok()?,
+        total_blocks: ready.total_blocks,
+        encoder_cache_tokens: ready.encoder_cache_tokens,
+        receiver_cache_bytes: ready.receiver_cache_bytes,
+        // Frontends number adapters each by itself: an engine would take those of two for one.
+        max_loras: 0,
+        input: InputForm::Tokens,
+        media: if ready.takes_media { MediaForm::Encoded } else { MediaForm::None },
+        hand_off: HandOff::None,
+        locality: address.map_or(Locality::Unknown, Locality::Host),
+        kv: match ready.kv_unknown {
+            why if why.is_empty() => KvSource::Backend,
+            why => KvSource::Unknown { why },
+        },
+    })
+}

@@ -1,0 +1,184 @@
+//! A frontend's side: the connection to an agent, and its engines as backends.
+
+mod backend;
+mod connector;
+mod running;
+mod watching;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chiasm_backend::Death;
+use chiasm_kv::KeySecret;
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Status};
+
+pub use connector::AgentConnector;
+
+use crate::proto::agent_client::AgentClient;
+use crate::proto::{HelloReply, HelloRequest, MediaChunk};
+use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
+
+/// How long an agent's machine may take to accept a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(3);
+/// How long an agent may take to say hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// How long a file may be on its way.
+const FILE_WITHIN: Duration = Duration::from_secs(30);
+/// Bytes of a file in one message.
+const CHUNK: usize = 256 << 10;
+
+/// Connections to one agent, made when they are needed and again after they were lost: no token waits behind a file, or behind what
+/// there is to be told of a KV cache.
+#[derive(Clone, Debug)]
+pub struct AgentLink {
+    address: Arc<str>,
+    ip: Option<IpAddr>,
+    jobs: AgentClient<Channel>,
+    watches: AgentClient<Channel>,
+    files: AgentClient<Channel>,
+}
+
+/// Why there is no link to an agent.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The address is none.
+    #[error("'{0}' is no address of an agent: expected host:port")]
+    Address(String),
+    /// The TLS settings can't be used.
+    #[error("the TLS settings for agents can't be used: {0}")]
+    Tls(#[source] tonic::transport::Error),
+    /// The agent can't be reached.
+    #[error("the agent at {address} can't be reached: {reason}")]
+    Unreachable {
+        /// Where it should be.
+        address: Arc<str>,
+        /// Why not.
+        reason: String,
+    },
+    /// The agent does not want this frontend.
+    #[error("the agent at {address} refuses: {reason}")]
+    Refused {
+        /// Where it is.
+        address: Arc<str>,
+        /// Its words.
+        reason: String,
+    },
+}
+
+impl AgentLink {
+    /// A link to the agent at `host:port`, with TLS or in plain text. Nothing is connected yet. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`LinkError::Address`] and [`LinkError::Tls`].
+    pub fn new(address: &str, tls: Option<ClientTlsConfig>) -> Result<Self, LinkError> {
+        let wrong = || LinkError::Address(address.to_owned());
+        let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+        if host.is_empty() || port.parse::<u16>().is_err() {
+            return Err(wrong());
+        }
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|_| wrong())?;
+        let endpoint = endpoint
+            .connect_timeout(CONNECT_WITHIN)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(ASK_EVERY)
+            .keep_alive_timeout(ANSWER_WITHIN)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW);
+        let endpoint = match tls {
+            Some(tls) => endpoint.tls_config(tls).map_err(LinkError::Tls)?,
+            None => endpoint,
+        };
+        let client = || {
+            AgentClient::new(endpoint.connect_lazy())
+                .max_decoding_message_size(MOST_MESSAGE_BYTES)
+                .max_encoding_message_size(MOST_MESSAGE_BYTES)
+        };
+        let ip = host.trim_matches(['[', ']']).parse().ok();
+        Ok(Self { address: address.into(), ip, jobs: client(), watches: client(), files: client() })
+    }
+
+    /// Where the agent is.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The number of the agent's engines, once it and this frontend have found that they understand each other.
+    ///
+    /// # Errors
+    /// [`LinkError::Unreachable`] and [`LinkError::Refused`].
+    pub async fn engines(&self) -> Result<u32, LinkError> {
+        self.hello().await.map(|hello| hello.engines)
+    }
+
+    /// What calls go over, and files.
+    #[cfg(test)]
+    pub(crate) fn clients(&self) -> (AgentClient<Channel>, AgentClient<Channel>) {
+        (self.jobs.clone(), self.files.clone())
+    }
+
+    async fn hello(&self) -> Result<HelloReply, LinkError> {
+        let request = HelloRequest {
+            oldest_protocol: *PROTOCOLS.start(),
+            newest_protocol: *PROTOCOLS.end(),
+            key_secret_fingerprint: Bytes::copy_from_slice(&KeySecret::of_process().fingerprint()),
+        };
+        let mut jobs = self.jobs.clone();
+        let unreachable = |reason: String| LinkError::Unreachable { address: self.address.clone(), reason };
+        match tokio::time::timeout(HELLO_WITHIN, jobs.hello(request)).await {
+            Ok(Ok(reply)) => Ok(reply.into_inner()),
+            Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
+                Err(LinkError::Refused { address: self.address.clone(), reason: status.message().to_owned() })
+            }
+            Ok(Err(status)) => Err(unreachable(words(&status))),
+            Err(_) => Err(unreachable(format!("it says nothing for {} s", HELLO_WITHIN.as_secs()))),
+        }
+    }
+
+    /// Sends a file that the agent lacks.
+    async fn put(&self, content: [u8; 32], modality: &str, file: Bytes) -> Result<(), Status> {
+        let (length, modality) = (file.len() as u64, modality.to_owned());
+        let mut rest = file;
+        let mut is_first = true;
+        let chunks = std::iter::from_fn(move || {
+            if rest.is_empty() && !is_first {
+                return None;
+            }
+            let bytes = rest.split_to(rest.len().min(CHUNK));
+            let chunk = match is_first {
+                true => {
+                    let content = Bytes::copy_from_slice(&content);
+                    MediaChunk { content, length, modality: modality.clone(), bytes }
+                }
+                false => MediaChunk { bytes, ..MediaChunk::default() },
+            };
+            is_first = false;
+            Some(chunk)
+        });
+        let mut files = self.files.clone();
+        let put = files.put_media(tokio_stream::iter(chunks));
+        match tokio::time::timeout(FILE_WITHIN, put).await {
+            Ok(put) => put.map(drop),
+            Err(_) => Err(Status::deadline_exceeded(format!("a file took {} s", FILE_WITHIN.as_secs()))),
+        }
+    }
+}
+
+/// What a failed call says, for people.
+fn words(status: &Status) -> String {
+    let cause = std::error::Error::source(status).and_then(std::error::Error::source);
+    match (status.message(), cause) {
+        (message, Some(cause)) => format!("{message}: {cause}"),
+        ("", None) => format!("{:?}", status.code()),
+        (message, None) => message.to_owned(),
+    }
+}
+
+/// How an engine went whose agent's connection failed so.
+fn lost(address: &str, status: &Status) -> Death {
+    Death::new(format!("the connection to the agent at {address} was lost: {}", words(status)))
+}

@@ -1,0 +1,175 @@
+//! One start of an engine of an agent, as a backend.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use chiasm_backend::{
+    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, KvSink, KvSource, LoadSink,
+    MediaObserver, MemoryUsage, RunningJob,
+};
+use chiasm_types::MmHash;
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tonic::Streaming;
+
+use super::AgentLink;
+use super::running::RunningAgentJob;
+use super::watching::watch;
+use crate::job;
+use crate::proto::WatchEvent;
+
+/// The connection to one start of an engine of an agent.
+pub(super) struct AgentBackend {
+    shared: Arc<Shared>,
+    capabilities: Capabilities,
+    /// For whoever is told of the KV cache; given once.
+    kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
+    watching: JoinHandle<()>,
+}
+
+/// What a backend, its jobs and what watches the engine share.
+pub(super) struct Shared {
+    pub(super) link: AgentLink,
+    pub(super) engine: u32,
+    pub(super) life: u64,
+    pub(super) observer: Arc<dyn MediaObserver>,
+    pub(super) load: Mutex<Option<LoadSink>>,
+    /// For how long the engine has said nothing, in milliseconds.
+    pub(super) silent_ms: AtomicU64,
+    pub(super) ended: watch::Sender<Option<Death>>,
+}
+
+impl Shared {
+    /// Takes note of the engine's end, unless one is known.
+    pub(super) fn end(&self, death: Death) {
+        self.ended.send_if_modified(|ended| {
+            let is_new = ended.is_none();
+            ended.get_or_insert(death);
+            is_new
+        });
+    }
+}
+
+impl Shared {
+    /// Returns once the engine has ended.
+    pub(super) fn when_ended(&self) -> BoxFuture<'static, Death> {
+        let mut ended = self.ended.subscribe();
+        async move {
+            let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
+            death.unwrap_or_else(|| Death::new("it was let go"))
+        }
+        .boxed()
+    }
+}
+
+impl AgentBackend {
+    /// The backend of the engine that `events` tell of.
+    pub(super) fn new(
+        link: AgentLink,
+        engine: u32,
+        life: u64,
+        capabilities: Capabilities,
+        observer: Arc<dyn MediaObserver>,
+        events: Streaming<WatchEvent>,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            link,
+            engine,
+            life,
+            observer,
+            load: Mutex::new(None),
+            silent_ms: AtomicU64::new(0),
+            ended: watch::Sender::new(None),
+        });
+        let (kv, sink) = oneshot::channel();
+        let watching = tokio::spawn(watch(shared.clone(), events, sink));
+        // Otherwise nobody will ask to be told.
+        let kv = Mutex::new((capabilities.kv == KvSource::Backend).then_some(kv));
+        Self { shared, capabilities, kv, watching }
+    }
+}
+
+impl Drop for AgentBackend {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+impl fmt::Debug for AgentBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AgentBackend")
+            .field("agent", &self.shared.link.address)
+            .field("engine", &self.shared.engine)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Backend for AgentBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
+        async move {
+            let refused =
+                |field: &str, message: &str| JobError::Refused { field: field.into(), message: message.into() };
+            let Input::Tokens(prompt) = &job.input else {
+                return Err(refused("input", "must be token ids: the engine takes nothing else"));
+            };
+            if job.adapter.is_some() {
+                return Err(refused("model", "is an adapter, and agents take none"));
+            }
+            if let Some(death) = self.shared.ended.borrow().clone() {
+                return Err(JobError::NotTaken(death));
+            }
+            let request = job::to_message(&job, prompt, self.shared.engine, self.shared.life);
+            let request = request.ok_or_else(|| refused("messages", "has a media item that no agent takes"))?;
+            let running = RunningAgentJob::start(self.shared.clone(), job, request).await?;
+            Ok(Box::new(running) as Box<dyn RunningJob>)
+        }
+        .boxed()
+    }
+
+    fn load_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {
+        async { Err(AdapterError::NotEnabled) }.boxed()
+    }
+
+    fn unload_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, ()> {
+        async {}.boxed()
+    }
+
+    // What the agent's engines hold is known to the agent alone, which is told of items and asks for files.
+    fn holds(&self, _: &MmHash) -> bool {
+        false
+    }
+
+    fn follow_load(&self, sink: LoadSink) {
+        *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    fn follow_kv(&self, sink: Box<dyn KvSink>) {
+        if let Some(kv) = self.kv.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // Nobody takes it any more when the engine is gone.
+            let _ = kv.send(sink);
+        }
+    }
+
+    fn ended(&self) -> BoxFuture<'_, Death> {
+        self.shared.when_ended()
+    }
+
+    fn silent_for(&self) -> Duration {
+        Duration::from_millis(self.shared.silent_ms.load(Relaxed))
+    }
+
+    fn declare_dead(&self, death: Death) {
+        self.shared.end(death);
+    }
+
+    fn memory(&self) -> Option<MemoryUsage> {
+        None
+    }
+}

@@ -1,0 +1,93 @@
+//! Connecting to one engine of an agent, again after each of its ends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver};
+use chiasm_types::WorkerId;
+use futures_util::future::{BoxFuture, FutureExt, pending};
+
+use super::backend::AgentBackend;
+use super::{AgentLink, words};
+use crate::capabilities;
+use crate::proto::watch_event::Event;
+use crate::proto::{WatchEvent, WatchRequest};
+
+/// Agents are asked again soon: they and not we start engines.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Connects to one engine of an agent.
+pub struct AgentConnector {
+    link: AgentLink,
+    engine: u32,
+    /// What the engine's items have to be made with for plans that are made here to be right.
+    processor: Arc<[u8]>,
+}
+
+impl AgentConnector {
+    /// A connector for the agent's engine of this number, counted from 0. `processor` is that of the model that is served here: an
+    /// engine with another one is refused.
+    pub fn new(link: AgentLink, engine: u32, processor: Arc<[u8]>) -> Self {
+        Self { link, engine, processor }
+    }
+}
+
+impl Connector for AgentConnector {
+    fn connect(
+        &self,
+        _worker: WorkerId,
+        observer: Arc<dyn MediaObserver>,
+    ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
+        async move {
+            let Self { link, engine, processor } = self;
+            let engines = link.engines().await.map_err(ConnectError::new)?;
+            if *engine >= engines {
+                return Err(ConnectError::new(format!("the agent at {} has {engines} engines", link.address)));
+            }
+            let failed = |reason: String| ConnectError::new(format!("the agent at {}: {reason}", link.address));
+            let mut watches = link.watches.clone();
+            let events = watches.watch(WatchRequest { engine: *engine }).await;
+            let mut events = events.map_err(|status| failed(words(&status)))?.into_inner();
+            // Takes as long as the engine needs to start.
+            let ready = match events.message().await.map_err(|status| failed(words(&status)))? {
+                Some(WatchEvent { event: Some(Event::Ready(ready)) }) => ready,
+                _ => return Err(failed("it tells of no engine".to_owned())),
+            };
+            let life = ready.life;
+            let capabilities = capabilities::from_message(ready, link.ip);
+            let capabilities = capabilities.ok_or_else(|| failed("it tells nonsense of its engine".to_owned()))?;
+            if capabilities.class.processor != *processor {
+                let other = "it serves another model than this frontend, or with other settings of its processor";
+                return Err(failed(other.to_owned()));
+            }
+            let backend = AgentBackend::new(link.clone(), *engine, life, capabilities, observer, events);
+            Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
+        }
+        .boxed()
+    }
+
+    fn describe(&self) -> String {
+        format!("engine {} of the agent at {}", self.engine, self.link.address)
+    }
+
+    fn longest_pause(&self) -> Duration {
+        LONGEST_PAUSE
+    }
+}
+
+/// An engine on another machine: only the connection tells.
+struct Elsewhere;
+
+impl Life for Elsewhere {
+    fn ended(&mut self) -> BoxFuture<'_, Death> {
+        pending().boxed()
+    }
+
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        async { None }.boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}

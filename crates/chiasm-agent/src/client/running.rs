@@ -1,0 +1,170 @@
+//! One job that runs on an engine of an agent.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use chiasm_backend::{Death, Delivered, Job, JobError, Output, RunningJob};
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt};
+use tonic::{Code, Status, Streaming};
+
+use super::backend::Shared;
+use super::lost;
+use crate::answer::{delivered_from_message, failure_from_message, output_from_message};
+use crate::proto::generate_event::Event;
+use crate::proto::{GenerateEvent, GenerateRequest, Lacking, Started, StopRequest};
+
+/// A job, and what has come of it that nobody has asked for yet.
+pub(super) struct RunningAgentJob {
+    shared: Arc<Shared>,
+    job: Arc<Job>,
+    /// `None` once all has come.
+    events: Option<Streaming<GenerateEvent>>,
+    /// The agent's name of the job.
+    number: u64,
+    came: VecDeque<Output>,
+    /// The continuations that have not ended.
+    open: Vec<bool>,
+    delivered: Delivered,
+    /// The end of the engine, which may be known before its connection fails.
+    ended: BoxFuture<'static, Death>,
+}
+
+impl RunningAgentJob {
+    /// Hands a job over, and the files that the agent lacks before it can begin.
+    pub(super) async fn start(shared: Arc<Shared>, job: Arc<Job>, request: GenerateRequest) -> Result<Self, JobError> {
+        let mut jobs = shared.link.jobs.clone();
+        let events = jobs.generate(request).await.map_err(|status| not_taken(&shared, &status))?.into_inner();
+        let open = vec![true; job.sampling.n];
+        let (came, delivered) = (VecDeque::new(), Delivered::default());
+        let ended = shared.when_ended();
+        let mut running = Self { shared, job, events: Some(events), number: 0, came, open, delivered, ended };
+        loop {
+            let event = running.next_event().await?;
+            if let Event::Started(Started { job, delivered }) = event {
+                running.number = job;
+                running.take_delivered(delivered.unwrap_or_default());
+                return Ok(running);
+            }
+            running.take(event)?;
+        }
+    }
+
+    async fn next_event(&mut self) -> Result<Event, JobError> {
+        std::future::poll_fn(|context| self.poll_event(context)).await
+    }
+
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, JobError>> {
+        loop {
+            let Some(events) = &mut self.events else { return Poll::Ready(Err(JobError::Unfinished)) };
+            let event = match std::task::ready!(events.poll_next_unpin(context)) {
+                Some(Ok(GenerateEvent { event: Some(event) })) => Ok(event),
+                // A kind of event that a later version tells of.
+                Some(Ok(GenerateEvent { event: None })) => continue,
+                Some(Err(status)) => Err(JobError::Dead(lost(&self.shared.link.address, &status))),
+                None => Err(JobError::Unfinished),
+            };
+            return Poll::Ready(event);
+        }
+    }
+
+    /// Takes in what the agent says.
+    fn take(&mut self, event: Event) -> Result<(), JobError> {
+        match event {
+            Event::Started(_) => {}
+            Event::Lacking(Lacking { items }) => self.send_files(&items),
+            Event::Delivered(delivered) => self.take_delivered(delivered),
+            Event::Failure(failure) => {
+                let constraint = self.job.sampling.structured.as_ref().map(|structured| structured.field);
+                return Err(failure_from_message(failure, constraint));
+            }
+            Event::Outputs(outputs) => {
+                for output in outputs.outputs {
+                    let output = output_from_message(output).filter(|output| output.choice < self.open.len());
+                    let output = output.ok_or_else(|| {
+                        JobError::Dead(Death::new(format!("the agent at {} tells nonsense", self.shared.link.address)))
+                    })?;
+                    if self.open[output.choice] {
+                        self.open[output.choice] = output.finish.is_none();
+                        self.came.push_back(output);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_delivered(&mut self, delivered: crate::proto::Delivered) {
+        self.delivered = delivered_from_message(delivered);
+        if self.delivered != Delivered::default() {
+            self.shared.observer.delivered(self.delivered);
+        }
+    }
+
+    /// Sends the files of items that the agent lacks. The agent waits for them for a while, and tells if they don't come.
+    fn send_files(&self, items: &[u32]) {
+        for item in items.iter().filter_map(|&item| self.job.media.get(item as usize)) {
+            let Some(encoded) = item.source.encoded() else { continue };
+            let (link, modality, observer) =
+                (self.shared.link.clone(), item.modality.name().to_owned(), self.shared.observer.clone());
+            tokio::spawn(async move {
+                if let Err(status) = link.put(encoded.content, &modality, encoded.bytes).await {
+                    tracing::warn!(agent = link.address(), status = %super::words(&status), "a file did not get there");
+                    observer.stepped_down("file_not_sent", &status.message());
+                }
+            });
+        }
+    }
+}
+
+/// Why an agent did not take a job: what it refuses without being gone, another may take.
+fn not_taken(shared: &Shared, status: &Status) -> JobError {
+    match status.code() {
+        Code::InvalidArgument | Code::OutOfRange => {
+            JobError::Refused { field: "body".to_owned(), message: status.message().to_owned() }
+        }
+        _ => JobError::NotTaken(lost(&shared.link.address, status)),
+    }
+}
+
+impl RunningJob for RunningAgentJob {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
+        loop {
+            if let Some(output) = self.came.pop_front() {
+                return Poll::Ready(Some(Ok(output)));
+            }
+            if self.open.iter().all(|open| !open) {
+                self.events = None;
+                return Poll::Ready(None);
+            }
+            let event = match self.poll_event(context) {
+                Poll::Ready(event) => event,
+                Poll::Pending => Err(JobError::Dead(std::task::ready!(self.ended.poll_unpin(context)))),
+            };
+            if let Err(error) = event.and_then(|event| self.take(event)) {
+                self.open.fill(false);
+                self.events = None;
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+    }
+
+    fn stop(&mut self, choice: usize) {
+        let Some(open) = self.open.get_mut(choice) else { return };
+        *open = false;
+        self.came.retain(|output| output.choice != choice);
+        if self.open.iter().any(|open| *open) {
+            let (mut jobs, request) =
+                (self.shared.link.jobs.clone(), StopRequest { job: self.number, choice: choice as u32 });
+            tokio::spawn(async move { jobs.stop(request).await });
+        } else {
+            // All that the agent needs to know.
+            self.events = None;
+        }
+    }
+
+    fn delivered(&self) -> Delivered {
+        self.delivered
+    }
+}

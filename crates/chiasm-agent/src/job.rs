@@ -1,0 +1,249 @@
+//! Jobs as messages, and back.
+
+use bytes::Bytes;
+use chiasm_backend::{
+    Constraint, Job, JobItem, ReasoningHints, Repetition, RequestId, Sampling, Structured, TraceContext,
+};
+use chiasm_media::ContentHash;
+use chiasm_server::PlannedItem;
+use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
+use serde_json::Value;
+
+use crate::proto;
+
+/// The variables of templates that a message may name.
+const THINKING_VARIABLES: [&str; 2] = ["thinking", "enable_thinking"];
+
+/// What a job of a message is, without its media items.
+#[derive(Debug)]
+pub(crate) struct JobParts {
+    pub(crate) id: RequestId,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) media: Vec<PlannedItem>,
+    pub(crate) sampling: Sampling,
+    pub(crate) cache_salt: Option<String>,
+    pub(crate) priority: i64,
+    pub(crate) trace: Option<TraceContext>,
+    pub(crate) reasoning: ReasoningHints,
+}
+
+fn raw(tokens: &[TokenId]) -> Vec<u32> {
+    tokens.iter().map(|token| token.0).collect()
+}
+
+fn tokens(raw: Vec<u32>) -> Vec<TokenId> {
+    raw.into_iter().map(TokenId).collect()
+}
+
+/// The message of a job for an engine, without an adapter. `None` if an item is not to be had in the form that agents take.
+pub(crate) fn to_message(job: &Job, prompt: &[TokenId], engine: u32, life: u64) -> Option<proto::GenerateRequest> {
+    let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
+    let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
+    Some(proto::GenerateRequest {
+        engine,
+        life,
+        request_id: job.id.as_str().to_owned(),
+        tokens: raw(prompt),
+        media: job.media.iter().map(item_to_message).collect::<Option<_>>()?,
+        sampling: Some(sampling_to_message(&job.sampling)),
+        cache_salt: job.cache_salt.clone(),
+        priority: job.priority,
+        traceparent: header("traceparent"),
+        tracestate: header("tracestate"),
+        reasoning_is_over: job.reasoning.is_over,
+        reasoning_variables: job
+            .reasoning
+            .variables
+            .iter()
+            .map(|(name, value)| proto::ReasoningVariable { name: (*name).to_owned(), value: *value })
+            .collect(),
+    })
+}
+
+/// What a message asks for.
+///
+/// # Errors
+/// The field at fault, and what is wrong with it.
+pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, (String, String)> {
+    let wrong = |field: &str, what: &str| (field.to_owned(), what.to_owned());
+    let sampling = message.sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
+    let (prompt, media) = (message.tokens.len(), message.media.into_iter().enumerate());
+    let media = media.map(|(number, item)| {
+        item_from_message(item, prompt).ok_or_else(|| (format!("media[{number}]"), "is malformed".to_owned()))
+    });
+    let variable = |proto::ReasoningVariable { name, value }| {
+        let known = THINKING_VARIABLES.into_iter().find(|known| *known == name);
+        known.map(|name| (name, value)).ok_or_else(|| wrong("chat_template_kwargs", &format!("'{name}' is unknown")))
+    };
+    Ok(JobParts {
+        id: RequestId::new(&message.request_id).ok_or_else(|| wrong("request_id", "is no id"))?,
+        tokens: tokens(message.tokens),
+        media: media.collect::<Result<_, _>>()?,
+        sampling: sampling_from_message(sampling).ok_or_else(|| wrong("sampling_params", "is malformed"))?,
+        cache_salt: message.cache_salt,
+        priority: message.priority,
+        trace: message.traceparent.and_then(|parent| TraceContext::parse(&parent, message.tracestate.as_deref())),
+        reasoning: ReasoningHints {
+            is_over: message.reasoning_is_over,
+            variables: message.reasoning_variables.into_iter().map(variable).collect::<Result<_, _>>()?,
+        },
+    })
+}
+
+fn item_to_message(item: &JobItem) -> Option<proto::MediaItem> {
+    let encoded = item.source.encoded()?;
+    let Placeholder { offset, length, is_embed } = &item.placeholder;
+    Some(proto::MediaItem {
+        modality: item.modality.name().to_owned(),
+        mm_hash: Bytes::copy_from_slice(item.hash.as_bytes()),
+        content: Bytes::copy_from_slice(&encoded.content),
+        processor_kwargs: encoded.processor_kwargs.to_string(),
+        offset: u32::try_from(*offset).ok()?,
+        length: u32::try_from(*length).ok()?,
+        embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
+    })
+}
+
+/// The item of a prompt of so many tokens. `None` if it can't be in it, or is malformed.
+fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedItem> {
+    // Before memory is taken for what a message claims.
+    let length = Some(item.length as usize).filter(|length| (1..=prompt).contains(length))?;
+    let is_embed = match item.embeds.is_empty() {
+        true => None,
+        false => Some(mask(&item.embeds, length)?),
+    };
+    let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&item.processor_kwargs) else { return None };
+    Some(PlannedItem {
+        modality: Modality::from_name(&item.modality),
+        hash: MmHash::new(item.mm_hash.as_ref().try_into().ok()?),
+        content: ContentHash::new(item.content.as_ref().try_into().ok()?),
+        processor_kwargs,
+        placeholder: Placeholder { offset: item.offset as usize, length, is_embed },
+    })
+}
+
+/// How many don't embed, then how many do, and so on.
+fn turns(mask: &[bool]) -> Vec<u32> {
+    let mut turns = Vec::new();
+    let mut embeds = false;
+    let mut rest = mask;
+    while !rest.is_empty() {
+        let count = rest.iter().take_while(|embed| **embed == embeds).count();
+        turns.push(count as u32);
+        rest = &rest[count..];
+        embeds = !embeds;
+    }
+    turns
+}
+
+/// The mask of these turns. `None` unless it has this length.
+fn mask(turns: &[u32], length: usize) -> Option<Vec<bool>> {
+    let total: u64 = turns.iter().map(|count| u64::from(*count)).sum();
+    if total != length as u64 {
+        return None;
+    }
+    let embeds = [false, true].into_iter().cycle();
+    Some(turns.iter().zip(embeds).flat_map(|(count, embed)| std::iter::repeat_n(embed, *count as usize)).collect())
+}
+
+fn sampling_to_message(sampling: &Sampling) -> proto::Sampling {
+    let (bias_tokens, logit_bias) = sampling.logit_bias.iter().map(|(token, bias)| (token.0, *bias)).unzip();
+    proto::Sampling {
+        n: sampling.n as u32,
+        max_tokens: sampling.max_tokens,
+        min_tokens: sampling.min_tokens,
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        seed: sampling.seed,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        repetition_penalty: sampling.repetition_penalty,
+        stop_token_ids: raw(&sampling.stop_token_ids),
+        eos_token: sampling.eos_token.map(|token| token.0),
+        all_stop_token_ids: raw(&sampling.all_stop_token_ids),
+        ignore_eos: sampling.ignore_eos,
+        logprobs: sampling.logprobs,
+        prompt_logprobs: sampling.prompt_logprobs,
+        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
+        logit_bias_tokens: bias_tokens,
+        logit_bias,
+        allowed_token_ids: raw(&sampling.allowed_token_ids),
+        bad_words: sampling.bad_words.iter().map(|word| proto::TokenList { tokens: raw(word) }).collect(),
+        constraint: sampling.structured.as_ref().map(|structured| constraint_to_message(&structured.constraint)),
+        thinking_budget: sampling.thinking_budget,
+        repetition: sampling.repetition.map(|Repetition { max_pattern, min_pattern, count }| proto::Repetition {
+            max_pattern,
+            min_pattern,
+            count,
+        }),
+    }
+}
+
+/// `None` if a part is malformed. Ranges are the engine client's to check.
+fn sampling_from_message(message: proto::Sampling) -> Option<Sampling> {
+    if message.logit_bias_tokens.len() != message.logit_bias.len() {
+        return None;
+    }
+    let structured = match message.constraint {
+        // The frontend knows the field that it came from, and names that.
+        Some(constraint) => {
+            Some(Structured { constraint: constraint_from_message(constraint)?, field: "structured_outputs" })
+        }
+        None => None,
+    };
+    Some(Sampling {
+        n: message.n as usize,
+        max_tokens: message.max_tokens,
+        min_tokens: message.min_tokens,
+        temperature: message.temperature,
+        top_p: message.top_p,
+        top_k: message.top_k,
+        min_p: message.min_p,
+        seed: message.seed,
+        presence_penalty: message.presence_penalty,
+        frequency_penalty: message.frequency_penalty,
+        repetition_penalty: message.repetition_penalty,
+        stop_token_ids: tokens(message.stop_token_ids),
+        eos_token: message.eos_token.map(TokenId),
+        all_stop_token_ids: tokens(message.all_stop_token_ids),
+        ignore_eos: message.ignore_eos,
+        logprobs: message.logprobs,
+        prompt_logprobs: message.prompt_logprobs,
+        skip_reading_prefix_cache: message.skip_reading_prefix_cache,
+        logit_bias: message.logit_bias_tokens.into_iter().map(TokenId).zip(message.logit_bias).collect(),
+        allowed_token_ids: tokens(message.allowed_token_ids),
+        bad_words: message.bad_words.into_iter().map(|word| tokens(word.tokens)).collect(),
+        structured,
+        thinking_budget: message.thinking_budget,
+        repetition: message.repetition.map(|proto::Repetition { max_pattern, min_pattern, count }| Repetition {
+            max_pattern,
+            min_pattern,
+            count,
+        }),
+    })
+}
+
+fn constraint_to_message(constraint: &Constraint) -> proto::Constraint {
+    use proto::constraint::Kind;
+    let kind = match constraint {
+        Constraint::JsonSchema(schema) => Kind::JsonSchema(schema.to_string()),
+        Constraint::JsonObject => Kind::JsonObject(true),
+        Constraint::Regex(regex) => Kind::Regex(regex.to_string()),
+        Constraint::Grammar(grammar) => Kind::Grammar(grammar.to_string()),
+        Constraint::StructuralTag(tag) => Kind::StructuralTag(tag.to_string()),
+    };
+    proto::Constraint { kind: Some(kind) }
+}
+
+fn constraint_from_message(constraint: proto::Constraint) -> Option<Constraint> {
+    use proto::constraint::Kind;
+    Some(match constraint.kind? {
+        Kind::JsonSchema(schema) => Constraint::JsonSchema(schema.into()),
+        Kind::JsonObject(_) => Constraint::JsonObject,
+        Kind::Regex(regex) => Constraint::Regex(regex.into()),
+        Kind::Grammar(grammar) => Constraint::Grammar(grammar.into()),
+        Kind::StructuralTag(tag) => Constraint::StructuralTag(tag.into()),
+    })
+}

@@ -1,0 +1,47 @@
+//! The engines of another machine.
+//!
+//! An agent runs beside the engines of one machine and owns them: it launches them, processes media beside their memory and knows
+//! exactly what their KV caches hold. Frontends on any machine reach each of its engines as a [`Backend`](chiasm_backend::Backend),
+//! over gRPC: jobs go as tokens, media items as encoded files, once for all engines of the machine.
+//!
+//! | module | is |
+//! |---|---|
+//! | `server` | the agent: what frontends may ask of it |
+//! | `client` | a frontend's side: connections to agents, backends, jobs that run there |
+//! | `job` | jobs as messages, and back |
+//! | `answer` | outputs and failures of jobs as messages, and back |
+//! | `capabilities` | what an engine can do as a message, and back |
+//! | `proto` | the messages; written by `cargo xtask agent-proto` from `proto/agent.proto` |
+#![forbid(unsafe_code)]
+
+mod answer;
+mod capabilities;
+mod client;
+mod job;
+mod server;
+
+pub use client::{AgentConnector, AgentLink, LinkError};
+pub use server::{AgentServer, Drain, serve};
+
+#[allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::all, reason = "it is generated")]
+mod proto {
+    include!("generated/chiasm.agent.v1.rs");
+}
+
+/// The versions of the protocol that this build speaks.
+const PROTOCOLS: std::ops::RangeInclusive<u32> = 1..=1;
+
+/// Bytes of one message, either way. The largest are log probabilities of long prompts.
+const MOST_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Bytes that may be under way on a stream, and on a connection: what a network of 10 Gbit/s carries in some milliseconds.
+const STREAM_WINDOW: u32 = 2 << 20;
+const CONNECTION_WINDOW: u32 = 16 << 20;
+
+/// How often a connection that says nothing is asked for a sign of life, and how long that may take: together the time in which a
+/// silent machine is noticed.
+const ASK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+const ANSWER_WITHIN: std::time::Duration = std::time::Duration::from_millis(1500);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! The agent: what frontends may ask of it.
+
+mod files;
+mod jobs;
+mod watching;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chiasm_kv::KeySecret;
+use chiasm_server::MachineMedia;
+use chiasm_server::fleet::{Fleet, Worker};
+use chiasm_types::WorkerId;
+use futures_util::Stream;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Server, ServerTlsConfig};
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
+use crate::proto::{
+    GenerateEvent, GenerateRequest, HelloReply, HelloRequest, MediaChunk, PutMediaReply, StopReply, StopRequest,
+    WatchEvent, WatchRequest,
+};
+use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW, job};
+use jobs::Jobs;
+
+/// Streams of one connection, most of them jobs. A frontend that wants more waits.
+const MOST_STREAMS: u32 = 16_384;
+
+/// The engines of this machine, for frontends on any.
+pub struct AgentServer {
+    fleet: Arc<Fleet>,
+    media: Arc<MachineMedia>,
+    engines: u32,
+    incarnation: u64,
+    jobs: Arc<Jobs>,
+    drain: Drain,
+}
+
+/// Lets an agent go down in an orderly way. Clones are of the same agent.
+#[derive(Clone, Default)]
+pub struct Drain {
+    jobs: Arc<Jobs>,
+    begun: Arc<watch::Sender<bool>>,
+}
+
+impl Drain {
+    /// Takes no new jobs from now on, which frontends are told, and waits for those that run. Whether they have ended in time.
+    pub async fn finished_within(&self, time: Duration) -> bool {
+        self.begun.send_replace(true);
+        timeout(time, self.jobs.all_ended()).await.is_ok()
+    }
+}
+
+impl AgentServer {
+    /// An agent for the first `engines` workers of a fleet.
+    pub fn new(fleet: Arc<Fleet>, media: Arc<MachineMedia>, engines: u32) -> Self {
+        let drain = Drain::default();
+        Self { fleet, media, engines, incarnation: rand::random(), jobs: drain.jobs.clone(), drain }
+    }
+
+    /// What ends it.
+    pub fn drain(&self) -> Drain {
+        self.drain.clone()
+    }
+
+    fn engine(&self, number: u32) -> Result<WorkerId, Status> {
+        let there = number < self.engines;
+        there
+            .then_some(WorkerId(number))
+            .ok_or_else(|| Status::invalid_argument(format!("there is no engine {number}")))
+    }
+
+    /// The start of an engine that a frontend means.
+    fn worker(&self, engine: u32, life: u64) -> Result<Arc<Worker>, Status> {
+        let worker = self.fleet.worker(self.engine(engine)?);
+        worker.filter(|worker| worker.life == life).ok_or_else(|| Status::unavailable("that engine has ended"))
+    }
+}
+
+/// Answers frontends until `stop`, then no new ones; those that are connected are let go.
+///
+/// # Errors
+/// TLS can't be set up, or the listener fails.
+pub async fn serve(
+    agent: AgentServer,
+    listener: TcpListener,
+    tls: Option<ServerTlsConfig>,
+    stop: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    let mut server = Server::builder()
+        .http2_keepalive_interval(Some(ASK_EVERY))
+        .http2_keepalive_timeout(Some(ANSWER_WITHIN))
+        .max_concurrent_streams(MOST_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
+    if let Some(tls) = tls {
+        server = server.tls_config(tls)?;
+    }
+    let routes = AgentRoutes::new(agent)
+        .max_decoding_message_size(MOST_MESSAGE_BYTES)
+        .max_encoding_message_size(MOST_MESSAGE_BYTES);
+    let connections = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let serving = server.add_service(routes).serve_with_incoming(connections);
+    tokio::select! {
+        served = serving => served,
+        () = stop => Ok(()),
+    }
+}
+
+type Events<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Agent for AgentServer {
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        let HelloRequest { oldest_protocol, newest_protocol, key_secret_fingerprint } = request.into_inner();
+        let protocol = newest_protocol.min(*PROTOCOLS.end());
+        if protocol < oldest_protocol.max(*PROTOCOLS.start()) {
+            return Err(Status::failed_precondition(format!(
+                "it speaks versions {} to {} of the protocol, the frontend {oldest_protocol} to {newest_protocol}",
+                PROTOCOLS.start(),
+                PROTOCOLS.end()
+            )));
+        }
+        if *key_secret_fingerprint != KeySecret::of_process().fingerprint() {
+            let others = "it makes block keys with another secret: all need the same file (--block-key-secret)";
+            return Err(Status::failed_precondition(others));
+        }
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let (engines, incarnation) = (self.engines, self.incarnation);
+        Ok(Response::new(HelloReply { protocol, engines, incarnation, version }))
+    }
+
+    type WatchStream = Events<WatchEvent>;
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let id = self.engine(request.into_inner().engine)?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(watching::watch(
+            self.fleet.clone(),
+            id,
+            self.drain.begun.subscribe(),
+        )))))
+    }
+
+    type GenerateStream = Events<GenerateEvent>;
+
+    async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+        let request = request.into_inner();
+        if *self.drain.begun.borrow() {
+            return Err(Status::unavailable("the agent is going down"));
+        }
+        let worker = self.worker(request.engine, request.life)?;
+        let parts =
+            job::from_message(request).map_err(|(field, what)| Status::invalid_argument(format!("{field}: {what}")))?;
+        let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, parts);
+        Ok(Response::new(Box::pin(ReceiverStream::new(events))))
+    }
+
+    async fn stop(&self, request: Request<StopRequest>) -> Result<Response<StopReply>, Status> {
+        let StopRequest { job, choice } = request.into_inner();
+        self.jobs.stop(job, choice as usize);
+        Ok(Response::new(StopReply {}))
+    }
+
+    async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {
+        files::put(&self.media, request.into_inner()).await?;
+        Ok(Response::new(PutMediaReply {}))
+    }
+}
+
+/// What a hash of a message is.
+fn digest(bytes: &Bytes) -> Option<[u8; 32]> {
+    bytes.as_ref().try_into().ok()
+}

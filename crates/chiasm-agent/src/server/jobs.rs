@@ -1,0 +1,177 @@
+//! Jobs that frontends have given to this machine's engines.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use chiasm_backend::{Input, Job, JobError, RunningJob};
+use chiasm_server::MachineMedia;
+use chiasm_server::fleet::Worker;
+use futures_util::FutureExt;
+use tokio::sync::{mpsc, watch};
+use tonic::Status;
+
+use crate::answer::{delivered_to_message, failure_to_message, output_to_message};
+use crate::job::JobParts;
+use crate::proto::generate_event::Event;
+use crate::proto::{GenerateEvent, Lacking, Outputs, Started};
+
+/// Messages that wait for a frontend to take them. More wait in the engine's client, which has a limit of its own.
+const MOST_WAITING: usize = 16;
+/// Outputs in one message.
+const MOST_OUTPUTS: usize = 64;
+
+/// The jobs that run, by their numbers, and where each is told of continuations that are to end.
+#[derive(Default)]
+pub(super) struct Jobs {
+    stops: Mutex<HashMap<u64, mpsc::UnboundedSender<usize>>>,
+    /// How many there are, those included that have not begun.
+    running: watch::Sender<usize>,
+}
+
+impl Jobs {
+    /// Ends a continuation of a job, if it still runs.
+    pub(super) fn stop(&self, job: u64, choice: usize) {
+        if let Some(stops) = self.stops().get(&job) {
+            let _ = stops.send(choice);
+        }
+    }
+
+    /// Returns when none runs.
+    pub(super) async fn all_ended(&self) {
+        // The sender is here.
+        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
+    }
+
+    fn stops(&self) -> MutexGuard<'_, HashMap<u64, mpsc::UnboundedSender<usize>>> {
+        self.stops.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A job that runs, until it is dropped.
+struct Running {
+    jobs: Arc<Jobs>,
+    number: u64,
+}
+
+impl Running {
+    fn new(jobs: Arc<Jobs>) -> Self {
+        jobs.running.send_modify(|running| *running += 1);
+        Self { jobs, number: rand::random() }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.jobs.stops().remove(&self.number);
+        self.jobs.running.send_modify(|running| *running -= 1);
+    }
+}
+
+/// Runs a job. What comes of it comes out of the receiver; when that is dropped, the job is aborted.
+pub(super) fn run(
+    jobs: Arc<Jobs>,
+    media: Arc<MachineMedia>,
+    worker: Arc<Worker>,
+    parts: JobParts,
+) -> mpsc::Receiver<Result<GenerateEvent, Status>> {
+    let (events, out) = mpsc::channel(MOST_WAITING);
+    let running = Running::new(jobs);
+    tokio::spawn(async move {
+        let gone = events.clone();
+        tokio::select! {
+            // The frontend is gone, or does not want it any more.
+            () = gone.closed() => {}
+            ended = run_to_end(&running, &media, &worker, parts, &events) => {
+                if let Err(error) = ended {
+                    tell(&events, Event::Failure(failure_to_message(&error))).await;
+                }
+            }
+        }
+    });
+    out
+}
+
+type Teller = mpsc::Sender<Result<GenerateEvent, Status>>;
+
+/// Waits until there is room. Whoever is gone is told nothing.
+async fn tell(events: &Teller, event: Event) {
+    let _ = events.send(Ok(GenerateEvent { event: Some(event) })).await;
+}
+
+async fn run_to_end(
+    this: &Running,
+    media: &Arc<MachineMedia>,
+    worker: &Worker,
+    parts: JobParts,
+    events: &Teller,
+) -> Result<(), JobError> {
+    let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning } = parts;
+    let asking = events.clone();
+    let ask = Arc::new(move |item: usize| {
+        let (events, lacking) = (asking.clone(), Lacking { items: vec![item as u32] });
+        tokio::spawn(async move { tell(&events, Event::Lacking(lacking)).await });
+    });
+    let items = media.items(worker, &tokens, planned, ask).await;
+    let media = items.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
+    let job = Job {
+        id,
+        input: Input::Tokens(Arc::new(tokens)),
+        media,
+        sampling,
+        adapter: None,
+        cache_salt,
+        priority,
+        trace,
+        reasoning,
+    };
+    let mut running = worker.backend.start(Arc::new(job)).await?;
+    let (stop, mut stops) = mpsc::unbounded_channel();
+    this.jobs.stops().insert(this.number, stop);
+    let mut delivered = running.delivered();
+    let started = Started { job: this.number, delivered: Some(delivered_to_message(delivered)) };
+    tell(events, Event::Started(started)).await;
+    loop {
+        let outputs = tokio::select! {
+            Some(choice) = stops.recv() => {
+                running.stop(choice);
+                continue;
+            }
+            outputs = next_outputs(&mut *running) => outputs,
+        };
+        if running.delivered() != delivered {
+            delivered = running.delivered();
+            tell(events, Event::Delivered(delivered_to_message(delivered))).await;
+        }
+        let (outputs, ended) = outputs;
+        if !outputs.is_empty() {
+            tell(events, Event::Outputs(Outputs { outputs })).await;
+        }
+        match ended {
+            None => {}
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => return Err(error),
+        }
+    }
+}
+
+/// What is there next, and what is there besides; and how the job has ended, if it has. Cancel safe: nothing is lost before the first.
+async fn next_outputs(
+    running: &mut (dyn RunningJob + 'static),
+) -> (Vec<crate::proto::Output>, Option<Result<(), JobError>>) {
+    let mut outputs = Vec::new();
+    let mut next = running.next().await;
+    loop {
+        match next {
+            None => return (outputs, Some(Ok(()))),
+            Some(Err(error)) => return (outputs, Some(Err(error))),
+            Some(Ok(output)) => outputs.push(output_to_message(output)),
+        }
+        if outputs.len() == MOST_OUTPUTS {
+            return (outputs, None);
+        }
+        next = match running.next().now_or_never() {
+            Some(next) => next,
+            None => return (outputs, None),
+        };
+    }
+}

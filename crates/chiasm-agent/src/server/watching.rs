@@ -1,0 +1,136 @@
+//! What frontends are told of one engine.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chiasm_backend::{KvSource, Load as BackendLoad};
+use chiasm_server::fleet::{Fleet, KvHeard, KvKnown, Worker};
+use chiasm_types::WorkerId;
+use tokio::sync::mpsc;
+use tokio::sync::watch::Receiver;
+use tokio::time::{MissedTickBehavior, interval};
+use tonic::Status;
+
+use crate::capabilities;
+use crate::proto::watch_event::Event;
+use crate::proto::{KvBatch, Load, SnapshotPart, WatchEvent};
+
+/// Messages that wait for a frontend to take them. What comes meanwhile waits in the fleet, which has a limit of its own.
+const MOST_WAITING: usize = 16;
+/// Bytes of a snapshot in one message.
+const PART: usize = 1 << 20;
+/// How often the load is told of, if it has changed.
+const LOAD_EVERY: Duration = Duration::from_millis(50);
+
+/// Tells of an engine from when it is ready, or from now on if it is, to its end.
+///
+/// `draining` says whether it gets no new jobs because the agent goes down.
+pub(super) fn watch(
+    fleet: Arc<Fleet>,
+    id: WorkerId,
+    draining: Receiver<bool>,
+) -> mpsc::Receiver<Result<WatchEvent, Status>> {
+    let (events, out) = mpsc::channel(MOST_WAITING);
+    tokio::spawn(async move {
+        let worker = tokio::select! {
+            () = events.closed() => return,
+            worker = fleet.when_ready(id) => worker,
+        };
+        let ended = tokio::select! {
+            () = events.closed() => return,
+            death = worker.backend.ended() => death.to_string(),
+            // Ends when nobody listens any more.
+            _ = tell_all(&fleet, &worker, draining, &events) => return,
+        };
+        let _ = tell(&events, Event::Ended(ended)).await;
+    });
+    out
+}
+
+/// Nobody listens any more.
+struct Gone;
+
+type Teller = mpsc::Sender<Result<WatchEvent, Status>>;
+
+async fn tell(events: &Teller, event: Event) -> Result<(), Gone> {
+    events.send(Ok(WatchEvent { event: Some(event) })).await.map_err(|_| Gone)
+}
+
+async fn tell_all(
+    fleet: &Arc<Fleet>,
+    worker: &Worker,
+    draining: Receiver<bool>,
+    events: &Teller,
+) -> Result<Infallible, Gone> {
+    tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), worker.life))).await?;
+    let load = tell_load(worker, draining, events);
+    let kv = async {
+        match &worker.backend.capabilities().kv {
+            KvSource::Unknown { .. } => std::future::pending().await,
+            KvSource::Events(_) | KvSource::Backend => tell_kv(fleet, worker.id, events).await,
+        }
+    };
+    tokio::select! {
+        gone = load => gone,
+        gone = kv => gone,
+    }
+}
+
+async fn tell_load(worker: &Worker, mut drain: Receiver<bool>, events: &Teller) -> Result<Infallible, Gone> {
+    let mut loads = worker.follow_load();
+    let mut looks = interval(LOAD_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut silent = 0;
+    let mut is_first = true;
+    loop {
+        looks.tick().await;
+        let is_new = is_first || loads.has_changed().unwrap_or_default() || drain.has_changed().unwrap_or_default();
+        if is_new {
+            is_first = false;
+            let BackendLoad { running, waiting, kv_usage, draining, .. } = *loads.borrow_and_update();
+            let draining = draining || *drain.borrow_and_update();
+            tell(events, Event::Load(Load { running, waiting, kv_usage, draining })).await?;
+        }
+        // To the second: it is seconds that decide.
+        let now = worker.backend.silent_for().as_secs() * 1000;
+        if now != silent {
+            silent = now;
+            tell(events, Event::SilentMs(silent)).await?;
+        }
+    }
+}
+
+async fn tell_kv(fleet: &Arc<Fleet>, id: WorkerId, events: &Teller) -> Result<Infallible, Gone> {
+    loop {
+        let known = {
+            let fleet = fleet.clone();
+            tokio::task::spawn_blocking(move || fleet.follow_kv(id)).await.ok().flatten()
+        };
+        // The engine is gone, or says nothing of its cache: its end is what comes next.
+        let Some(known) = known else { return std::future::pending().await };
+        tell_known(known, events).await?;
+        tracing::debug!(worker = %id, "a frontend was too slow for KV events: it gets another snapshot");
+    }
+}
+
+/// Tells what is known and what is heard, until some of that is lost.
+async fn tell_known(mut known: KvKnown, events: &Teller) -> Result<(), Gone> {
+    let (mut rest, history_known) = (Bytes::from(std::mem::take(&mut known.snapshot)), known.history_known);
+    while !rest.is_empty() {
+        let bytes = rest.split_to(rest.len().min(PART));
+        let is_last = rest.is_empty();
+        tell(events, Event::Snapshot(SnapshotPart { bytes, is_last, history_known })).await?;
+    }
+    tell(events, Event::CaughtUp(known.caught_up)).await?;
+    while let Some((heard, history_known)) = known.next().await {
+        let event = match heard {
+            KvHeard::Batch(payload) => Event::Batch(KvBatch { payload, history_known }),
+            KvHeard::Reset => Event::Reset(true),
+            KvHeard::CaughtUp(caught_up) => Event::CaughtUp(caught_up),
+        };
+        tell(events, event).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,372 @@
+//! An agent before fake engines, and frontends that ask for what they must not have.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
+use chiasm_backend::{
+    Backend, Connected, Connector, Constraint, Delivered, EncodedItem, Finish, Input, ItemField, Job, JobError,
+    JobItem, MediaObserver, MediaSource, PlanClass, ReasoningHints, Repetition, RequestId, Sampling, SourceError,
+    Structured, TensorOrder, TraceContext,
+};
+use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
+use chiasm_router::RouterConfig;
+use chiasm_server::fleet::{Fleet, Patience};
+use chiasm_server::model::ServedModel;
+use chiasm_server::{Limits, MachineMedia};
+use chiasm_types::{MmHash, Modality, Placeholder, TokenId, WorkerId};
+use chiasm_vision::{ImageKwargs, ImageSize};
+use futures_util::future::BoxFuture;
+use prost::Message;
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::client::{AgentConnector, AgentLink, LinkError};
+use crate::proto::{GenerateRequest, HelloRequest, MediaChunk, WatchRequest};
+use crate::{AgentServer, job, serve};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
+const PICTURE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
+
+struct Unobserved;
+
+impl MediaObserver for Unobserved {
+    fn delivered(&self, _: Delivered) {}
+
+    fn missed(&self, _: usize) {}
+
+    fn stepped_down(&self, _: &'static str, _: &dyn std::fmt::Display) {}
+}
+
+/// An agent with one fake engine, and a link to it.
+struct Stand {
+    engine: FakeBackend,
+    model: Arc<ServedModel>,
+    link: AgentLink,
+    fleet: Arc<Fleet>,
+}
+
+impl Stand {
+    async fn new() -> Self {
+        let engine = FakeBackend::new();
+        let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(engine.clone())]));
+        let fleet = Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
+        assert!(fleet.wait_ready(1).await);
+        let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
+        let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
+        let media = MachineMedia::new(model.clone(), door, fleet.clone(), &Limits::default());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let link = AgentLink::new(&listener.local_addr().unwrap().to_string(), None).unwrap();
+        let agent = AgentServer::new(fleet.clone(), media, 1);
+        tokio::spawn(serve(agent, listener, None, std::future::pending()));
+        Self { engine, model, link, fleet }
+    }
+
+    /// The engine as a frontend has it.
+    async fn connect(&self) -> Arc<dyn Backend> {
+        let connector = AgentConnector::new(self.link.clone(), 0, fake_capabilities().class.processor);
+        let Connected { backend, .. } = connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
+        backend
+    }
+
+    fn life(&self) -> u64 {
+        self.fleet.worker(WorkerId(0)).unwrap().life
+    }
+
+    /// A prompt with one picture, as a frontend plans it.
+    fn with_picture(&self, file: &Bytes) -> Job {
+        let media = EncodedMedia::from_bytes(file.clone(), &MediaLimits::default()).unwrap();
+        let MediaHeader::Image(header) = media.header else { panic!("an image") };
+        let vision = self.model.vision.as_ref().unwrap();
+        let kwargs = ImageKwargs::default();
+        let plan = vision.plan(ImageSize { width: header.width, height: header.height }, &kwargs).unwrap();
+        let mut tokens = vec![TokenId(1); 3];
+        let length = plan.placeholder.iter().map(|run| run.count).sum();
+        tokens.extend(plan.placeholder.iter().flat_map(|run| std::iter::repeat_n(run.token, run.count)));
+        tokens.push(TokenId(2));
+        let fingerprint = PlanClass::identify(&fake_capabilities().class.processor, &vision.fingerprint(&kwargs));
+        let item = JobItem {
+            modality: Modality::Image,
+            hash: chiasm_media::mm_hash(&media.content, &Modality::Image, &fingerprint),
+            placeholder: Placeholder { offset: 3, length, is_embed: None },
+            source: Arc::new(File { bytes: file.clone(), content: media.content }),
+        };
+        Job { media: vec![item].into(), ..job(&tokens) }
+    }
+}
+
+struct File {
+    bytes: Bytes,
+    content: ContentHash,
+}
+
+impl MediaSource for File {
+    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+        panic!("tensors are made by the agent");
+    }
+
+    fn encoded(&self) -> Option<EncodedItem> {
+        Some(EncodedItem {
+            bytes: self.bytes.clone(),
+            content: *self.content.as_bytes(),
+            media_type: "image/jpeg",
+            processor_kwargs: "{}".into(),
+        })
+    }
+}
+
+fn sampling() -> Sampling {
+    Sampling {
+        n: 2,
+        max_tokens: 10,
+        min_tokens: 1,
+        temperature: 0.5,
+        top_p: 0.25,
+        top_k: 3,
+        min_p: 0.125,
+        seed: Some(-4),
+        presence_penalty: 1.5,
+        frequency_penalty: -1.5,
+        repetition_penalty: 1.25,
+        stop_token_ids: vec![TokenId(4)],
+        eos_token: Some(TokenId(5)),
+        all_stop_token_ids: vec![TokenId(4), TokenId(5)],
+        ignore_eos: true,
+        logprobs: Some(0),
+        prompt_logprobs: Some(2),
+        skip_reading_prefix_cache: true,
+        logit_bias: vec![(TokenId(6), -7.5)],
+        allowed_token_ids: vec![TokenId(6), TokenId(7)],
+        bad_words: vec![vec![TokenId(8)], vec![TokenId(9), TokenId(10)]],
+        structured: Some(Structured { constraint: Constraint::Regex("a+".into()), field: "structured_outputs" }),
+        thinking_budget: Some(11),
+        repetition: Some(Repetition { max_pattern: 3, min_pattern: 2, count: 4 }),
+    }
+}
+
+fn job(tokens: &[TokenId]) -> Job {
+    Job {
+        id: RequestId::new("id").unwrap(),
+        input: Input::Tokens(Arc::new(tokens.to_vec())),
+        media: Arc::default(),
+        sampling: sampling(),
+        adapter: None,
+        cache_salt: Some("salt".to_owned()),
+        priority: -3,
+        trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Some("a=b")),
+        reasoning: ReasoningHints { is_over: true, variables: vec![("enable_thinking", false)] },
+    }
+}
+
+/// The message of a job as it is read at the other end, after a later version has added a field to it.
+fn sent(job: &Job, life: u64) -> GenerateRequest {
+    let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
+    let mut bytes = job::to_message(job, prompt, 0, life).unwrap().encode_to_vec();
+    // Field 1000, of variable length: two bytes.
+    bytes.extend([0xc2, 0x3e, 2, 7, 7]);
+    GenerateRequest::decode(&bytes[..]).unwrap()
+}
+
+#[test]
+fn a_job_is_the_same_at_the_other_end() {
+    let tokens = [3, 1, 2].map(TokenId);
+    let constraints = [
+        Constraint::JsonSchema("{}".into()),
+        Constraint::JsonObject,
+        Constraint::Regex("a".into()),
+        Constraint::Grammar("root ::= \"a\"".into()),
+        Constraint::StructuralTag("{}".into()),
+    ];
+    for constraint in constraints {
+        let mut told = job(&tokens);
+        told.sampling.structured = Some(Structured { constraint, field: "structured_outputs" });
+        let mask = vec![true, false];
+        told.media = Arc::new([JobItem {
+            modality: Modality::Image,
+            hash: MmHash::new([7; 32]),
+            placeholder: Placeholder { offset: 1, length: 2, is_embed: Some(mask) },
+            source: Arc::new(File { bytes: Bytes::new(), content: ContentHash::new([8; 32]) }),
+        }]);
+        let heard = job::from_message(sent(&told, 5)).unwrap();
+        assert_eq!(heard.tokens, tokens);
+        assert_eq!((heard.id, heard.sampling), (told.id, told.sampling));
+        assert_eq!((heard.cache_salt, heard.priority, heard.trace), (told.cache_salt, told.priority, told.trace));
+        assert_eq!(heard.reasoning, told.reasoning);
+        let [item] = &heard.media[..] else { panic!("one item") };
+        assert_eq!((item.hash, item.content), (told.media[0].hash, ContentHash::new([8; 32])));
+        assert_eq!(item.placeholder, told.media[0].placeholder);
+    }
+}
+
+#[test]
+fn malformed_messages_are_refused_with_the_field() {
+    let wrong = |change: &dyn Fn(&mut GenerateRequest)| {
+        let mut message = sent(&job(&[TokenId(1), TokenId(2)]), 5);
+        change(&mut message);
+        job::from_message(message).unwrap_err().0
+    };
+    let item = crate::proto::MediaItem {
+        modality: "image".to_owned(),
+        mm_hash: Bytes::from_static(&[1; 32]),
+        content: Bytes::from_static(&[1; 32]),
+        processor_kwargs: "{}".to_owned(),
+        offset: 0,
+        length: 2,
+        embeds: vec![1, 1],
+    };
+    let with = |change: &dyn Fn(&mut crate::proto::MediaItem)| {
+        let mut item = item.clone();
+        change(&mut item);
+        wrong(&|message| message.media = vec![item.clone()])
+    };
+    assert_eq!(wrong(&|message| message.sampling = None), "sampling_params");
+    assert_eq!(wrong(&|message| message.request_id = "a b".to_owned()), "request_id");
+    assert_eq!(wrong(&|message| message.sampling.as_mut().unwrap().logit_bias.push(1.0)), "sampling_params");
+    assert_eq!(
+        wrong(&|message| message.sampling.as_mut().unwrap().constraint = Some(Default::default())),
+        "sampling_params"
+    );
+    assert_eq!(wrong(&|message| message.reasoning_variables[0].name = "x".to_owned()), "chat_template_kwargs");
+    assert_eq!(with(&|item| item.mm_hash = Bytes::from_static(&[1; 31])), "media[0]");
+    assert_eq!(with(&|item| item.content = Bytes::new()), "media[0]");
+    assert_eq!(with(&|item| item.processor_kwargs = "[]".to_owned()), "media[0]");
+    assert_eq!(with(&|item| item.length = 3), "media[0]");
+    assert_eq!(with(&|item| item.length = 0), "media[0]");
+    assert_eq!(with(&|item| item.embeds = vec![u32::MAX, 3]), "media[0]");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_that_do_not_meet_are_refused() {
+    let stand = Stand::new().await;
+    assert_eq!(stand.link.engines().await.unwrap(), 1);
+    let hello = |oldest_protocol, newest_protocol| HelloRequest {
+        oldest_protocol,
+        newest_protocol,
+        key_secret_fingerprint: Bytes::copy_from_slice(&chiasm_kv::KeySecret::of_process().fingerprint()),
+    };
+    let (mut jobs, _) = stand.link.clients();
+    assert_eq!(jobs.hello(hello(1, 7)).await.unwrap().into_inner().protocol, 1);
+    for (oldest, newest) in [(2, 3), (0, 0)] {
+        let status = jobs.hello(hello(oldest, newest)).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains("versions 1 to 1"), "{status}");
+    }
+    assert_eq!(jobs.watch(WatchRequest { engine: 1 }).await.unwrap_err().code(), Code::InvalidArgument);
+    for address in ["", "a", ":1", "a:b", "a:65536"] {
+        assert!(matches!(AgentLink::new(address, None), Err(LinkError::Address(_))), "{address}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_is_asked_for_once_and_tensors_are_made_beside_the_engine() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let told = stand.with_picture(&Bytes::from_static(PICTURE));
+    stand.engine.next_job(Script::tokens(&[1, 2]).then(1, &[3]).finish(Finish::Length));
+    let mut running = engine.start(Arc::new(told.clone())).await.unwrap();
+    assert_eq!(running.delivered(), Delivered { inline: 1, ..Delivered::default() });
+    let outputs = [running.next().await.unwrap().unwrap(), running.next().await.unwrap().unwrap()];
+    assert_eq!(outputs.map(|output| (output.choice, output.finish)), [(0, None), (1, Some(Finish::Length))]);
+    // The agent's end without that of the first continuation.
+    assert!(matches!(running.next().await, Some(Err(JobError::Unfinished))));
+    assert!(running.next().await.is_none());
+    assert_eq!(stand.engine.pulled(), [told.media[0].hash]);
+    stand.engine.next_job(Script::tokens(&[1]));
+    assert_eq!(
+        engine.start(Arc::new(told)).await.unwrap().delivered(),
+        Delivered { cached: 1, ..Delivered::default() }
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_that_would_be_others_here_never_reach_the_engine() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let told = stand.with_picture(&Bytes::from_static(PICTURE));
+    let refusal = |job: Job| {
+        let engine = engine.clone();
+        async move {
+            match engine.start(Arc::new(job)).await {
+                Err(JobError::Refused { message, .. }) => message,
+                Err(error) => panic!("{error}"),
+                Ok(_) => panic!("it was taken"),
+            }
+        }
+    };
+    let with = |change: &dyn Fn(&mut JobItem)| {
+        let mut item = told.media[0].clone();
+        change(&mut item);
+        Job { media: vec![item].into(), ..told.clone() }
+    };
+    let other = with(&|item| item.hash = MmHash::new([1; 32]));
+    assert!(refusal(other).await.contains("identity"));
+    for placeholder in [
+        Placeholder { offset: 2, ..told.media[0].placeholder.clone() },
+        Placeholder { length: 3, ..told.media[0].placeholder.clone() },
+    ] {
+        let message = refusal(with(&|item| item.placeholder = placeholder.clone())).await;
+        assert!(message.contains("placeholder"), "{message}");
+    }
+    let twice = Job { media: vec![told.media[0].clone(), told.media[0].clone()].into(), ..told.clone() };
+    assert!(refusal(twice).await.contains("media[1]"));
+    assert!(refusal(with(&|item| item.modality = Modality::Audio)).await.contains("takes no"));
+    let unknown = stand.model.last_token().0 + 1;
+    assert!(refusal(job(&[TokenId(unknown)])).await.contains("vocabulary"));
+    assert!(refusal(job(&[])).await.contains("empty"));
+    assert!(refusal(job(&[TokenId(1); 4096])).await.contains("4096"));
+    assert!(stand.engine.jobs().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_file_that_was_named_is_taken_and_no_more_than_was_said() {
+    let stand = Stand::new().await;
+    let (_, mut files) = stand.link.clients();
+    let content = Bytes::copy_from_slice(ContentHash::of(PICTURE).as_bytes());
+    let first = MediaChunk {
+        content: content.clone(),
+        length: PICTURE.len() as u64,
+        modality: "image".to_owned(),
+        bytes: Bytes::from_static(&PICTURE[..100]),
+    };
+    let rest = MediaChunk { bytes: Bytes::from_static(&PICTURE[100..]), ..MediaChunk::default() };
+    let mut put = async |chunks: Vec<MediaChunk>| files.put_media(tokio_stream::iter(chunks)).await.map(drop);
+    put(vec![first.clone(), rest.clone()]).await.unwrap();
+    for chunks in [
+        vec![],
+        vec![first.clone()],
+        vec![first.clone(), rest.clone(), rest.clone()],
+        vec![MediaChunk { content: Bytes::from_static(&[1; 32]), ..first.clone() }, rest.clone()],
+        vec![MediaChunk { content: Bytes::new(), ..first.clone() }, rest.clone()],
+        vec![MediaChunk { length: u64::MAX, ..first.clone() }, rest.clone()],
+        vec![MediaChunk { bytes: Bytes::from_static(b"GIF"), ..first.clone() }, rest],
+    ] {
+        let status = put(chunks.clone()).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{status} {chunks:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_jobs_are_aborted_and_those_of_an_engine_before_are_not_taken() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    stand.engine.next_job(Script::tokens(&[1]));
+    let mut running = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
+    running.next().await.unwrap().unwrap();
+    drop(running);
+    let aborted = async {
+        while stand.engine.aborted() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), aborted).await.unwrap();
+    let (mut jobs, _) = stand.link.clients();
+    let stale = sent(&job(&[TokenId(1)]), stand.life().wrapping_add(1));
+    assert_eq!(jobs.generate(stale).await.unwrap_err().code(), Code::Unavailable);
+    stand.engine.die(chiasm_backend::Death::new("it was told to"));
+    let death = tokio::time::timeout(Duration::from_secs(10), engine.ended()).await.unwrap();
+    assert_eq!(death.to_string(), "it was told to");
+    assert!(matches!(engine.start(Arc::new(job(&[TokenId(1)]))).await, Err(JobError::NotTaken(_))));
+}

@@ -1,0 +1,314 @@
+//! Media items of jobs that a frontend on another machine has planned: checked, and made here from the same files.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, SourceError, TensorOrder};
+use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor, MediaError};
+use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
+use chiasm_vision::ImagePlan;
+use futures_util::future::{BoxFuture, FutureExt};
+use serde_json::{Map, Value};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::error::{Cause, RequestError};
+use super::image::{ImageSettings, Images};
+use super::prepare::check_tokens;
+use crate::cpu::{CpuBudget, CpuPool};
+use crate::fleet::{Fleet, PresentClass, Worker};
+use crate::frontend::Limits;
+use crate::model::ServedModel;
+
+/// How long a file may take from the frontend that has it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a file that another job has asked for is waited for before it is asked for again: that one's frontend may be gone.
+const OTHERS_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Files of up to this many bytes are hashed in place.
+const IN_PLACE: usize = 512 << 10;
+
+/// Makes the media items of jobs that frontends on other machines have planned.
+pub struct MachineMedia {
+    model: Arc<ServedModel>,
+    images: Arc<Images>,
+    door: MediaDoor,
+    cpu: CpuPool,
+    fleet: Arc<Fleet>,
+    /// Who waits for files, by their content.
+    waiting: Mutex<HashMap<ContentHash, Vec<oneshot::Sender<EncodedMedia>>>>,
+}
+
+/// A media item as a frontend on another machine has planned it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlannedItem {
+    /// What kind of thing it is.
+    pub modality: Modality,
+    /// Its identity, by the frontend's reckoning.
+    pub hash: MmHash,
+    /// Its file.
+    pub content: ContentHash,
+    /// The request's settings for its processor.
+    pub processor_kwargs: Map<String, Value>,
+    /// Where it stands in the prompt, by the frontend's reckoning.
+    pub placeholder: Placeholder,
+}
+
+/// Asks a job's frontend for the file of its item of this number.
+pub type AskForFile = Arc<dyn Fn(usize) + Send + Sync>;
+
+impl MachineMedia {
+    /// Keeps files in the door's cache.
+    pub fn new(model: Arc<ServedModel>, door: MediaDoor, fleet: Arc<Fleet>, limits: &Limits) -> Arc<Self> {
+        let metrics = fleet.metrics();
+        let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
+        let images = Images::new(model.clone(), cpu.clone(), door.budget().clone(), metrics, limits.processed_bytes);
+        let door = door.with_workers(Arc::new(cpu.clone()));
+        Arc::new(Self { model, images: Arc::new(images), door, cpu, fleet, waiting: Mutex::default() })
+    }
+
+    /// Takes in a file that a frontend has, for all who wait for it now or ask for it later.
+    ///
+    /// # Errors
+    /// It can't be an item of this modality, is too large for one, or is not the file of this content.
+    pub async fn put(&self, content: ContentHash, modality: &Modality, bytes: Bytes) -> Result<(), PutError> {
+        let item = if bytes.len() <= IN_PLACE {
+            self.door.keep(bytes, modality)?
+        } else {
+            let (door, modality) = (self.door.clone(), modality.clone());
+            let ticket = CpuBudget::shared().ticket(Duration::from_nanos(bytes.len() as u64));
+            let ticket = ticket.map_err(|_| PutError::Overloaded)?;
+            let kept = self.cpu.run(&ticket, move || door.keep(bytes, &modality)).await;
+            kept.map_err(|_| PutError::Overloaded)??
+        };
+        // What came is kept under what it is, whatever it was called.
+        if item.content != content {
+            return Err(PutError::OtherContent);
+        }
+        for waiting in self.waiting().remove(&content).unwrap_or_default() {
+            let _ = waiting.send(item.clone());
+        }
+        Ok(())
+    }
+
+    /// Memory for a file that comes, out of what there is for all of them.
+    pub fn buffer(&self) -> ChargedBuffer {
+        self.door.budget().buffer()
+    }
+
+    /// The most bytes that a file of this modality may have.
+    pub fn max_bytes(&self, modality: &Modality) -> u64 {
+        self.door.limits().max_bytes(modality)
+    }
+
+    /// Checks what a frontend has planned for a worker: no engine may be given what would break it, whoever asks. `ask` is called for
+    /// files that are needed and not here, now or when the engine wants the tensors.
+    ///
+    /// # Errors
+    /// In words: the tokens or items are not what they would be here.
+    pub async fn items(
+        self: &Arc<Self>,
+        worker: &Worker,
+        tokens: &[TokenId],
+        planned: Vec<PlannedItem>,
+        ask: AskForFile,
+    ) -> Result<Arc<[JobItem]>, String> {
+        let words = |error: RequestError| error.to_string();
+        check_tokens(tokens, self.model.last_token()).map_err(words)?;
+        let max_model_len = worker.backend.capabilities().max_model_len;
+        if tokens.len() >= max_model_len {
+            return Err(words(Cause::ContextFull { tokens: tokens.len(), max_model_len }.into()));
+        }
+        if planned.is_empty() {
+            return Ok(Arc::default());
+        }
+        let classes = self.fleet.classes();
+        let class = classes.iter().find(|class| class.id == worker.class).ok_or("the engine is gone")?;
+        let mut items = Vec::with_capacity(planned.len());
+        let mut end = 0;
+        for (number, planned) in planned.into_iter().enumerate() {
+            if planned.placeholder.offset < end {
+                return Err(format!("media[{number}]: its place is not behind that of the one before"));
+            }
+            end = planned.placeholder.offset.saturating_add(planned.placeholder.length);
+            let ask = ask.clone();
+            let item = self.item(worker, tokens, planned, class, Arc::new(move || ask(number))).await;
+            items.push(item.map_err(|error| format!("media[{number}]: {error}"))?);
+        }
+        Ok(items.into())
+    }
+
+    async fn item(
+        self: &Arc<Self>,
+        worker: &Worker,
+        tokens: &[TokenId],
+        planned: PlannedItem,
+        class: &PresentClass,
+        ask: Arc<dyn Fn() + Send + Sync>,
+    ) -> Result<JobItem, String> {
+        let PlannedItem { modality, hash, content, processor_kwargs, placeholder } = planned;
+        let words = |error: RequestError| error.to_string();
+        if modality != Modality::Image || self.model.vision.is_none() {
+            return Err(format!("this agent takes no {modality}"));
+        }
+        let settings = Arc::new(self.images.settings(&processor_kwargs, class).map_err(words)?);
+        if settings.identify(&content) != hash {
+            return Err(
+                "its identity is another one here: the agent's model, settings or version are others".to_owned()
+            );
+        }
+        let source = FileSource { media: self.clone(), content, settings, class: class.clone(), ask };
+        let plan = match self.images.known_plan(&hash) {
+            Some(plan) => plan,
+            None => source.image_plan().await.map_err(words)?,
+        };
+        // An engine waits for ever with an item that it can't encode.
+        let at_once = self.images.encoder_tokens(&plan, class).map_err(words)?;
+        if at_once > worker.backend.capabilities().max_batched_tokens {
+            return Err(format!("its {at_once} tokens are more than the engine can encode at once"));
+        }
+        if !stands_at(&plan.placeholder, &placeholder, tokens) {
+            return Err("its placeholder is another one here".to_owned());
+        }
+        Ok(JobItem { modality, hash, placeholder, source: Arc::new(source) })
+    }
+
+    /// The file of this content: kept, or asked for.
+    async fn file(&self, content: &ContentHash, ask: &(dyn Fn() + Send + Sync)) -> Result<EncodedMedia, RequestError> {
+        if let Some(kept) = self.door.kept(content) {
+            return Ok(kept);
+        }
+        let (here, mut came) = oneshot::channel();
+        let is_asked_for = {
+            let mut waiting = self.waiting();
+            let others = waiting.entry(*content).or_default();
+            others.push(here);
+            others.len() > 1
+        };
+        let _waits = Waits { media: self, content };
+        if is_asked_for && let Ok(Ok(file)) = timeout(OTHERS_PATIENCE, &mut came).await {
+            return Ok(file);
+        }
+        ask();
+        match timeout(PATIENCE, came).await {
+            Ok(Ok(file)) => Ok(file),
+            Ok(Err(_)) | Err(_) => Err(RequestError::internal("the frontend did not send a media item's file")),
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<ContentHash, Vec<oneshot::Sender<EncodedMedia>>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Forgets, when dropped, those who wait no more for a file.
+struct Waits<'a> {
+    media: &'a MachineMedia,
+    content: &'a ContentHash,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.media.waiting();
+        if let Some(others) = waiting.get_mut(self.content) {
+            others.retain(|other| !other.is_closed());
+            if others.is_empty() {
+                waiting.remove(self.content);
+            }
+        }
+    }
+}
+
+/// Why a file is not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    /// It is not what it is called, or too large.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// It has another hash than it was said to have.
+    #[error("the bytes are not those of this content")]
+    OtherContent,
+    /// There is no time to look at it.
+    #[error("too much else is to be done")]
+    Overloaded,
+}
+
+/// Whether an item of these runs stands there in a prompt. Tokens of it that don't embed may have been joined with their neighbours.
+fn stands_at(runs: &[TokenRun], placeholder: &Placeholder, tokens: &[TokenId]) -> bool {
+    let Placeholder { offset, length, is_embed } = placeholder;
+    let here = offset.checked_add(*length).and_then(|end| tokens.get(*offset..end));
+    let Some(here) = here.filter(|_| is_embed.as_ref().is_none_or(|mask| mask.len() == *length)) else { return false };
+    let embeds = |at: usize| is_embed.as_ref().is_none_or(|mask| mask[at]);
+    let mut expected = runs.iter().flat_map(|run| std::iter::repeat_n((run.token, run.embeds), run.count));
+    let fits = |(at, token): (usize, &TokenId)| {
+        expected.next().is_some_and(|(run, embed)| embed == embeds(at) && (!embed || run == *token))
+    };
+    here.iter().enumerate().all(fits) && expected.next().is_none()
+}
+
+/// An item whose file a frontend has.
+struct FileSource {
+    media: Arc<MachineMedia>,
+    content: ContentHash,
+    settings: Arc<ImageSettings>,
+    class: PresentClass,
+    ask: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl FileSource {
+    async fn planned(&self) -> Result<super::item::ItemPlan, RequestError> {
+        let file = self.media.file(&self.content, &*self.ask).await?;
+        self.media.images.plan(&file, &self.settings, &self.class, "media", &CpuBudget::shared())
+    }
+
+    async fn image_plan(&self) -> Result<Arc<ImagePlan>, RequestError> {
+        let hash = self.planned().await?.hash;
+        self.media.images.known_plan(&hash).ok_or_else(|| RequestError::internal("a plan was lost at once"))
+    }
+}
+
+impl MediaSource for FileSource {
+    fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+        async move {
+            let planned = self.planned().await.map_err(SourceError::new)?;
+            planned.source.tensors(order).await
+        }
+        .boxed()
+    }
+
+    fn encoded(&self) -> Option<EncodedItem> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(token: u32, count: usize, embeds: bool) -> TokenRun {
+        TokenRun { token: TokenId(token), count, embeds }
+    }
+
+    #[test]
+    fn an_item_stands_where_all_its_tokens_do() {
+        let runs = [run(1, 1, false), run(2, 2, true), run(3, 1, false)];
+        let tokens = [9, 1, 2, 2, 3, 9].map(TokenId);
+        let at = |offset, length, mask: Option<&[bool]>| {
+            stands_at(&runs, &Placeholder { offset, length, is_embed: mask.map(<[_]>::to_vec) }, &tokens)
+        };
+        let mask: &[bool] = &[false, true, true, false];
+        assert!(at(1, 4, Some(mask)));
+        for (offset, length) in [(0, 4), (1, 3), (1, 5), (2, 4), (3, 4), (usize::MAX, 4), (1, usize::MAX)] {
+            assert!(!at(offset, length, Some(mask)), "{offset} {length}");
+        }
+        let joined = [9, 1, 2, 2, 4].map(TokenId);
+        assert!(stands_at(&runs, &Placeholder { offset: 1, length: 4, is_embed: Some(mask.to_vec()) }, &joined));
+        assert!(!at(1, 4, None));
+        assert!(!at(1, 4, Some(&[true, true, true, false])));
+        assert!(!at(1, 4, Some(&mask[..3])));
+        assert!(stands_at(&[run(2, 2, true)], &Placeholder { offset: 2, length: 2, is_embed: None }, &tokens));
+    }
+}

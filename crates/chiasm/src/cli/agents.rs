@@ -1,0 +1,103 @@
+//! Flags of what frontends and agents on several machines say to each other.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+use crate::error::CliError;
+
+#[derive(Debug, Args)]
+pub(crate) struct AgentArgs {
+    /// The agents of other machines whose engines are served too, as host:port; without --engines, --sim or --attach theirs alone
+    #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
+    pub(crate) agents: Vec<String>,
+    /// File of 64 hex digits that nobody else knows, with which block keys are made; the same for all frontends and agents that
+    /// work together (openssl rand -hex 32) [default: one in the state folder of this user, made when it is first needed]
+    #[arg(long, env = "CHIASM_BLOCK_KEY_SECRET", value_name = "FILE")]
+    pub(crate) block_key_secret: Option<PathBuf>,
+    /// PEM file of the certificate that this process shows agents or frontends
+    #[arg(long, env = "CHIASM_AGENT_CERTFILE", value_name = "FILE", requires_all = ["agent_keyfile", "agent_ca_file"])]
+    pub(crate) agent_certfile: Option<PathBuf>,
+    /// PEM file of that certificate's private key
+    #[arg(long, env = "CHIASM_AGENT_KEYFILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_ca_file"])]
+    pub(crate) agent_keyfile: Option<PathBuf>,
+    /// PEM file of the authorities that must have signed the other side's certificate
+    #[arg(long, env = "CHIASM_AGENT_CA_FILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_keyfile"])]
+    pub(crate) agent_ca_file: Option<PathBuf>,
+    /// Let agents and frontends speak without TLS on other addresses than this machine's own: whoever can reach them can use the
+    /// engines, and read all prompts
+    #[arg(long, env = "CHIASM_AGENT_PLAINTEXT")]
+    pub(crate) agent_plaintext: bool,
+}
+
+impl AgentArgs {
+    /// TLS towards agents; `None` for plain text to the address, where that is allowed.
+    pub(crate) fn towards(&self, address: &str) -> Result<Option<ClientTlsConfig>, CliError> {
+        let Some((identity, authorities)) = self.identity()? else {
+            let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+            let is_here = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+            self.check_plaintext(address, is_here)?;
+            return Ok(None);
+        };
+        Ok(Some(ClientTlsConfig::new().identity(identity).ca_certificate(authorities)))
+    }
+
+    /// TLS of an agent that listens there; `None` for plain text, where that is allowed.
+    pub(crate) fn listening(&self, address: std::net::SocketAddr) -> Result<Option<ServerTlsConfig>, CliError> {
+        let Some((identity, authorities)) = self.identity()? else {
+            self.check_plaintext(&address.to_string(), address.ip().is_loopback())?;
+            return Ok(None);
+        };
+        Ok(Some(ServerTlsConfig::new().identity(identity).client_ca_root(authorities)))
+    }
+
+    fn check_plaintext(&self, address: &str, is_here: bool) -> Result<(), CliError> {
+        if is_here || self.agent_plaintext {
+            return Ok(());
+        }
+        Err(CliError::Usage(format!(
+            "{address} is not an address of this machine alone: give --agent-certfile, --agent-keyfile and --agent-ca-file, or \
+             --agent-plaintext on a network that nobody else can reach"
+        )))
+    }
+
+    fn identity(&self) -> Result<Option<(Identity, Certificate)>, CliError> {
+        let (Some(certificate), Some(key), Some(authorities)) =
+            (&self.agent_certfile, &self.agent_keyfile, &self.agent_ca_file)
+        else {
+            return Ok(None);
+        };
+        let read = |path: &Path| std::fs::read(path).map_err(|source| CliError::file(path, source));
+        let identity = Identity::from_pem(read(certificate)?, read(key)?);
+        Ok(Some((identity, Certificate::from_pem(read(authorities)?))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::{Cli, Command};
+    use crate::error::CliError;
+
+    #[test]
+    fn plain_text_stays_on_this_machine_unless_it_is_asked_for() {
+        let parsed = |more: &[&str]| {
+            let all = ["chiasm", "serve", "m"].into_iter().chain(more.iter().copied());
+            let Command::Serve(args) = Cli::parse_from(all).command else { panic!("serve") };
+            args.agents
+        };
+        let args = parsed(&[]);
+        for here in ["127.0.0.1:1", "127.0.0.3:8100", "[::1]:1", "localhost:1"] {
+            assert!(args.towards(here).unwrap().is_none(), "{here}");
+        }
+        for elsewhere in ["10.0.0.1:1", "gpu1:1", "[2001:db8::1]:1"] {
+            let error = args.towards(elsewhere).unwrap_err();
+            assert!(matches!(&error, CliError::Usage(words) if words.contains("--agent-plaintext")), "{error}");
+        }
+        assert!(args.listening("0.0.0.0:1".parse().unwrap()).is_err());
+        assert!(parsed(&["--agent-plaintext"]).towards("10.0.0.1:1").unwrap().is_none());
+        assert!(parsed(&["--agents", "a:1,b:2"]).agents == ["a:1", "b:2"]);
+    }
+}

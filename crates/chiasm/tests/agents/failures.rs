@@ -1,0 +1,123 @@
+//! Agents, engines and frontends that go away, or say nothing.
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use serde_json::json;
+
+use crate::cluster::Cluster;
+use crate::support::{Server, wait_for};
+use crate::{SOON, ask, workers};
+
+/// How soon a machine that says nothing is to be noticed.
+const NOTICED: Duration = Duration::from_secs(3);
+/// What a busy machine may add.
+const SLACK: Duration = Duration::from_secs(3);
+
+/// Asks for short answers until one fails, from several clients. How many were answered.
+async fn answered(server: &Server, requests: usize) -> usize {
+    let asked = (0..requests).map(|number| async move { server.chat(&ask(&format!("question {number}"), 3)).await });
+    let answers: Vec<_> = futures_util::stream::iter(asked).buffer_unordered(8).collect().await;
+    answers.iter().filter(|answer| answer.status == 200).count()
+}
+
+#[tokio::test]
+async fn a_killed_agent_costs_no_request_that_had_no_token_and_comes_back_empty() {
+    let cluster = Cluster::new();
+    let slow = ["--sim", "1", "--sim-decode-rate", "20"];
+    let mut agents = [cluster.agent(1, &slow), cluster.agent(2, &slow)];
+    let server = cluster.serve(&agents, &[]);
+    server.wait_ready(2, SOON).await;
+    let long = "one two three four five six seven eight nine ten ".repeat(20);
+    let worker = server.chat(&ask(&long, 2)).await.header("x-chiasm-worker");
+    let is_first = worker == first_worker(&server, &agents[0].address).await;
+    let victim = usize::from(!is_first);
+
+    // One that has tokens when its agent is killed, and others that come after.
+    let mut body = ask(&long, 400);
+    body["stream"] = json!(true);
+    let mut streamed = server.open("/v1/chat/completions", &body).await;
+    assert_eq!(streamed.headers()["x-chiasm-worker"], worker.as_str());
+    streamed.chunk().await.expect("bytes").expect("an event");
+    agents[victim].kill();
+    let rest = streamed.text().await.expect("an end");
+    assert!(rest.contains("\"error\""), "{rest}");
+    assert_eq!(answered(&server, 40).await, 40);
+    assert_eq!(server.ready_workers().await, 1);
+
+    // It comes back where it was, with an engine that holds nothing.
+    let (host, port) =
+        (agents[victim].address.rsplit_once(':').expect("host:port").0.to_owned(), agents[victim].port());
+    agents[victim] = cluster.agent_at(&host, &port, &slow);
+    server.wait_ready(2, SOON).await;
+    let known =
+        workers(&server).await.iter().find(|known| known["id"] == *worker).expect("it is listed")["known_blocks"]
+            .clone();
+    assert_eq!(known, 0);
+    assert_eq!(answered(&server, 40).await, 40);
+}
+
+/// The first worker whose engine is the agent's at this address.
+async fn first_worker(server: &Server, address: &str) -> String {
+    let log = server.logged_line(&format!("engine 0 of the agent at {address}"));
+    log.split_once("worker=").and_then(|(_, rest)| rest.split(' ').next()).expect("a worker").to_owned()
+}
+
+#[tokio::test]
+async fn a_silent_machine_is_noticed_and_its_requests_move() {
+    let cluster = Cluster::new();
+    let agents = [cluster.agent(1, &["--sim", "1"]), cluster.agent(2, &["--sim", "1"])];
+    let server = cluster.serve(&agents, &[]);
+    server.wait_ready(2, SOON).await;
+    agents[0].signal("STOP");
+    let stopped = Instant::now();
+    assert_eq!(answered(&server, 16).await, 16);
+    wait_for("one worker less", NOTICED + SLACK, async || server.ready_workers().await == 1).await;
+    let took = stopped.elapsed();
+    assert!(took < NOTICED + SLACK, "{took:?}");
+    agents[0].signal("CONT");
+    server.wait_ready(2, SOON).await;
+    assert_eq!(answered(&server, 16).await, 16);
+}
+
+#[tokio::test]
+async fn requests_of_a_killed_frontend_end_in_the_engine() {
+    let cluster = Cluster::new();
+    let agents = [cluster.agent(1, &["--sim", "1", "--sim-decode-rate", "10"])];
+    let (mut gone, stays) = (cluster.serve(&agents, &[]), cluster.serve(&agents, &[]));
+    gone.wait_ready(1, SOON).await;
+    stays.wait_ready(1, SOON).await;
+    let mut body = ask("hello", 4000);
+    body["stream"] = json!(true);
+    let streams = [gone.open("/v1/chat/completions", &body).await, gone.open("/v1/chat/completions", &body).await];
+    let running = async |server: &Server| workers(server).await[0]["engine"]["running"].as_u64();
+    wait_for("two requests", SOON, async || running(&stays).await == Some(2)).await;
+    gone.end_by("KILL");
+    let took = wait_for("no request", SOON, async || running(&stays).await == Some(0)).await;
+    assert!(took < Duration::from_secs(1) + SLACK, "{took:?}");
+    drop(streams);
+}
+
+#[tokio::test]
+async fn an_agent_that_goes_down_finishes_what_it_has() {
+    let cluster = Cluster::new();
+    let slow = ["--sim", "1", "--sim-decode-rate", "30"];
+    let mut agents = [cluster.agent(1, &slow), cluster.agent(2, &slow)];
+    let server = cluster.serve(&agents, &[]);
+    server.wait_ready(2, SOON).await;
+    let both = async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
+    let (one, other) = (ask("hello", 60), ask("good morning", 60));
+    let (one, other) = (server.chat(&one), server.chat(&other));
+    let down = async {
+        wait_for("a request on both", SOON, both).await;
+        agents[0].signal("TERM");
+        answered(&server, 20).await
+    };
+    let (one, other, meanwhile) = futures_util::future::join3(one, other, down).await;
+    for answer in [one, other] {
+        assert_eq!(answer.ok()["usage"]["completion_tokens"], 60);
+    }
+    assert_eq!(meanwhile, 20);
+    assert!(agents[0].wait());
+    wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
+}
