@@ -27,6 +27,7 @@ usage: cargo xtask COMMAND
   goldens [--vllm VERSION]
                     make the golden files again with the newest vLLM, say what changed
                     --vllm makes them on a copy with another version, and says what that makes otherwise
+  agent-proto       write the Rust code of the protocol of agents again, crates/chiasm-agent/src/generated
   models-page       ask the newest vLLM which models it registers that take more than text, write docs/models.md and models.json
   versions-page     write docs/versions.md again, of the results that `test --vllm` has kept
   bench-peers pixels [--rounds N] [--json]
@@ -87,6 +88,7 @@ pub(crate) enum Command {
         /// Whether what passed is kept, for `docs/versions.md`.
         record: bool,
     },
+    AgentProto,
     ModelsPage,
     VersionsPage,
     Soak {
@@ -111,6 +113,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         "clients-env" => Command::ClientsEnv,
         "record-clients" => Command::RecordClients,
         "models" => Command::Models,
+        "agent-proto" => Command::AgentProto,
         "models-page" => Command::ModelsPage,
         "versions-page" => Command::VersionsPage,
         "goldens" => Command::Goldens { version: NEWEST },

@@ -11,6 +11,7 @@
 //! | `versions_page` | what is told of these versions |
 //! | `models_page` | which of vLLM's models are served, and how |
 //! | `models` | tiny random models made in that environment |
+//! | `agent_proto` | the protocol of agents as Rust code |
 //! | `goldens` | golden files made again, and what changed |
 //! | `soak` | the service in any weather, for as long as is asked |
 //! | `bench_peers` | Chiasm measured against its peers |
@@ -20,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agent_proto;
 mod bench_peers;
 mod child;
 mod clients_env;
@@ -104,6 +106,7 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
+        Command::AgentProto => agent_proto::run(&setup()?)?,
         Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,

@@ -6,7 +6,7 @@ mod running;
 mod watching;
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,12 +30,17 @@ const FILE_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of a file in one message.
 const CHUNK: usize = 256 << 10;
 
+/// This frontend, in this start of it.
+static FRONTEND: LazyLock<u64> = LazyLock::new(rand::random);
+
 /// Connections to one agent, made when they are needed and again after they were lost: no token waits behind a file, or behind what
 /// there is to be told of a KV cache.
 #[derive(Clone, Debug)]
 pub struct AgentLink {
     address: Arc<str>,
     ip: Option<IpAddr>,
+    /// Names this frontend among those of the agent.
+    frontend: u64,
     jobs: AgentClient<Channel>,
     watches: AgentClient<Channel>,
     files: AgentClient<Channel>,
@@ -99,7 +104,14 @@ impl AgentLink {
                 .max_encoding_message_size(MOST_MESSAGE_BYTES)
         };
         let ip = host.trim_matches(['[', ']']).parse().ok();
-        Ok(Self { address: address.into(), ip, jobs: client(), watches: client(), files: client() })
+        Ok(Self {
+            address: address.into(),
+            ip,
+            frontend: *FRONTEND,
+            jobs: client(),
+            watches: client(),
+            files: client(),
+        })
     }
 
     /// Where the agent is.

@@ -35,8 +35,17 @@ fn tokens(raw: Vec<u32>) -> Vec<TokenId> {
     raw.into_iter().map(TokenId).collect()
 }
 
+/// The start of an engine that is to do a job, and whose job it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct To {
+    pub(crate) engine: u32,
+    pub(crate) life: u64,
+    pub(crate) frontend: u64,
+}
+
 /// The message of a job for an engine, without an adapter. `None` if an item is not to be had in the form that agents take.
-pub(crate) fn to_message(job: &Job, prompt: &[TokenId], engine: u32, life: u64) -> Option<proto::GenerateRequest> {
+pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto::GenerateRequest> {
+    let To { engine, life, frontend } = to;
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
     let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
     Some(proto::GenerateRequest {
@@ -57,6 +66,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], engine: u32, life: u64) 
             .iter()
             .map(|(name, value)| proto::ReasoningVariable { name: (*name).to_owned(), value: *value })
             .collect(),
+        frontend,
     })
 }
 

@@ -10,6 +10,7 @@
 //! | `client` | a frontend's side: connections to agents, backends, jobs that run there |
 //! | `job` | jobs as messages, and back |
 //! | `answer` | outputs and failures of jobs as messages, and back |
+//! | `others` | what frontends know of each other's jobs as messages, and back |
 //! | `capabilities` | what an engine can do as a message, and back |
 //! | `proto` | the messages; written by `cargo xtask agent-proto` from `proto/agent.proto` |
 #![forbid(unsafe_code)]
@@ -18,6 +19,7 @@ mod answer;
 mod capabilities;
 mod client;
 mod job;
+mod others;
 mod server;
 
 pub use client::{AgentConnector, AgentLink, LinkError};

@@ -1,5 +1,6 @@
 //! The agent: what frontends may ask of it.
 
+mod announcements;
 mod files;
 mod jobs;
 mod watching;
@@ -28,7 +29,9 @@ use crate::proto::{
     WatchEvent, WatchRequest,
 };
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW, job};
-use jobs::Jobs;
+use announcements::Announcements;
+use jobs::{Jobs, Owner};
+use watching::Watch;
 
 /// Streams of one connection, most of them jobs. A frontend that wants more waits.
 const MOST_STREAMS: u32 = 16_384;
@@ -40,6 +43,8 @@ pub struct AgentServer {
     engines: u32,
     incarnation: u64,
     jobs: Arc<Jobs>,
+    /// Of each engine.
+    announcements: Vec<Arc<Announcements>>,
     drain: Drain,
 }
 
@@ -62,7 +67,8 @@ impl AgentServer {
     /// An agent for the first `engines` workers of a fleet.
     pub fn new(fleet: Arc<Fleet>, media: Arc<MachineMedia>, engines: u32) -> Self {
         let drain = Drain::default();
-        Self { fleet, media, engines, incarnation: rand::random(), jobs: drain.jobs.clone(), drain }
+        let announcements = (0..engines).map(|_| Arc::default()).collect();
+        Self { fleet, media, engines, incarnation: rand::random(), jobs: drain.jobs.clone(), announcements, drain }
     }
 
     /// What ends it.
@@ -75,6 +81,11 @@ impl AgentServer {
         there
             .then_some(WorkerId(number))
             .ok_or_else(|| Status::invalid_argument(format!("there is no engine {number}")))
+    }
+
+    fn announcements(&self, engine: u32) -> Result<&Arc<Announcements>, Status> {
+        let there = self.announcements.get(engine as usize);
+        there.ok_or_else(|| Status::invalid_argument(format!("there is no engine {engine}")))
     }
 
     /// The start of an engine that a frontend means.
@@ -140,12 +151,11 @@ impl Agent for AgentServer {
     type WatchStream = Events<WatchEvent>;
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        let id = self.engine(request.into_inner().engine)?;
-        Ok(Response::new(Box::pin(ReceiverStream::new(watching::watch(
-            self.fleet.clone(),
-            id,
-            self.drain.begun.subscribe(),
-        )))))
+        let WatchRequest { engine, frontend } = request.into_inner();
+        let (id, announcements) = (self.engine(engine)?, self.announcements(engine)?.clone());
+        let watch =
+            Watch { fleet: self.fleet.clone(), id, announcements, frontend, draining: self.drain.begun.subscribe() };
+        Ok(Response::new(Box::pin(ReceiverStream::new(watch.begin()))))
     }
 
     type GenerateStream = Events<GenerateEvent>;
@@ -156,9 +166,10 @@ impl Agent for AgentServer {
             return Err(Status::unavailable("the agent is going down"));
         }
         let worker = self.worker(request.engine, request.life)?;
+        let owner = Owner { frontend: request.frontend, announcements: self.announcements(request.engine)?.clone() };
         let parts =
             job::from_message(request).map_err(|(field, what)| Status::invalid_argument(format!("{field}: {what}")))?;
-        let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, parts);
+        let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, owner, parts);
         Ok(Response::new(Box::pin(ReceiverStream::new(events))))
     }
 

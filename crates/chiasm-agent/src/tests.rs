@@ -164,7 +164,7 @@ fn job(tokens: &[TokenId]) -> Job {
 /// The message of a job as it is read at the other end, after a later version has added a field to it.
 fn sent(job: &Job, life: u64) -> GenerateRequest {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
-    let mut bytes = job::to_message(job, prompt, 0, life).unwrap().encode_to_vec();
+    let mut bytes = job::to_message(job, prompt, job::To { engine: 0, life, frontend: 9 }).unwrap().encode_to_vec();
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);
     GenerateRequest::decode(&bytes[..]).unwrap()
@@ -254,7 +254,7 @@ async fn versions_that_do_not_meet_are_refused() {
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().contains("versions 1 to 1"), "{status}");
     }
-    assert_eq!(jobs.watch(WatchRequest { engine: 1 }).await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(jobs.watch(WatchRequest { engine: 1, frontend: 9 }).await.unwrap_err().code(), Code::InvalidArgument);
     for address in ["", "a", ":1", "a:b", "a:65536"] {
         assert!(matches!(AgentLink::new(address, None), Err(LinkError::Address(_))), "{address}");
     }

@@ -104,6 +104,46 @@ pub trait KvSink: Send {
 
     /// Whether everything that there is to be told has been told.
     fn set_caught_up(&mut self, caught_up: bool);
+
+    /// What other frontends have the engine do.
+    fn others(&mut self, event: OthersEvent);
+}
+
+/// Something that jobs of other frontends come to. Numbers name them among those of one engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OthersEvent {
+    /// The engine was given a job.
+    Begun(u64, OthersJob),
+    /// The engine has computed its prompt.
+    Computed(u64),
+    /// The job is over, or lost.
+    Ended(u64),
+    /// None is known any more; those that there are will be told of again.
+    Forget,
+}
+
+/// What a router has to know of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OthersJob {
+    /// Keys of the prompt's full blocks, as `chiasm-kv` numbers them; none if nothing that is held is of use to it.
+    pub keys: Vec<u128>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Its media items.
+    pub media: Vec<OthersItem>,
+}
+
+/// A media item of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OthersItem {
+    /// Its identity.
+    pub hash: MmHash,
+    /// Index of the prompt token after its placeholder.
+    pub end: usize,
+    /// Embeddings that the encoder makes of it, in tokens.
+    pub embeds: usize,
+    /// Elements of its tensors.
+    pub elements: u64,
 }
 
 /// Takes what a backend says about its load.

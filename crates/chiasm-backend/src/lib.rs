@@ -35,7 +35,7 @@ mod output;
 mod plan_class;
 
 pub use adapter::{Adapter, AdapterError};
-pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, RunningJob};
+pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};
 pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
 pub use connector::{Activity, ConnectError, Connected, Connector, Life};
 pub use error::{Death, JobError, SourceError};

@@ -51,7 +51,7 @@ impl BlockKey {
     }
 
     /// The key that is this number; `None` unless it is below 2^127.
-    pub(crate) fn from_number(number: u128) -> Option<Self> {
+    pub fn from_number(number: u128) -> Option<Self> {
         (number >> 127 == 0).then_some(Self(number))
     }
 

@@ -173,8 +173,17 @@ impl Overlaps {
 
     /// One worker's overlap; 0 for those not found. Takes time logarithmic in the number of those found.
     pub fn of(&self, worker: WorkerId) -> usize {
-        self.found.binary_search_by_key(&worker, |(id, _)| *id).map_or(0, |at| self.found[at].1)
+        of(&self.found, worker)
     }
+
+    /// One worker's overlap with the blocks behind it that it holds on the CPU or in storage, as [`Overlaps::of`].
+    pub fn of_lower_tiers(&self, worker: WorkerId) -> usize {
+        of(self.with_lower_tiers(), worker)
+    }
+}
+
+fn of(found: &[(WorkerId, usize)], worker: WorkerId) -> usize {
+    found.binary_search_by_key(&worker, |(id, _)| *id).map_or(0, |at| found[at].1)
 }
 
 thread_local! {

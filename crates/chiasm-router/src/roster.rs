@@ -179,6 +179,11 @@ impl Roster {
         self.places.iter_mut().flatten().filter_map(|worker| Some((worker.id, worker.believed.as_mut()?)))
     }
 
+    pub(crate) fn get(&self, id: WorkerId) -> Option<&Worker> {
+        let at = self.order.binary_search_by_key(&id, |(other, _)| *other).ok()?;
+        self.places[self.order[at].1 as usize].as_ref()
+    }
+
     pub(crate) fn get_mut(&mut self, id: WorkerId) -> Option<&mut Worker> {
         let at = self.order.binary_search_by_key(&id, |(other, _)| *other).ok()?;
         self.places[self.order[at].1 as usize].as_mut()

@@ -256,9 +256,24 @@ impl Router {
     /// Those of [`Router::select`]; [`RouteError::NoWorker`] without a plan.
     pub fn select_planned(&self, plans: &[RouteRequest<'_>]) -> Result<Reservation, RouteError> {
         let mut scratch = self.shared.scratch().pop().unwrap_or_default();
-        let selected = self.shared.select(plans, &mut scratch);
+        let selected = self.shared.assign(plans, &mut scratch, select::choose);
         self.shared.scratch().push(scratch);
         let (hold, assignment) = selected?;
+        Ok(Reservation::new(self.shared.clone(), &assignment, hold))
+    }
+
+    /// Takes note of a request that another router has given to a worker: until it is dropped, and in its grace, it counts as one
+    /// that this router has given to it.
+    ///
+    /// # Errors
+    /// [`RouteError::NoWorker`] when the worker is not there, or of another class than the plan.
+    pub fn chosen_elsewhere(&self, worker: WorkerId, plan: &RouteRequest<'_>) -> Result<Reservation, RouteError> {
+        let mut scratch = self.shared.scratch().pop().unwrap_or_default();
+        let hold = self.shared.assign(std::slice::from_ref(plan), &mut scratch, |config, roster, scratch, _| {
+            select::chosen_elsewhere(config, roster, scratch, plan, worker)
+        });
+        self.shared.scratch().push(scratch);
+        let (hold, assignment) = hold?;
         Ok(Reservation::new(self.shared.clone(), &assignment, hold))
     }
 
@@ -295,7 +310,13 @@ impl Router {
 }
 
 impl Shared {
-    fn select(&self, plans: &[RouteRequest<'_>], scratch: &mut Scratch) -> Result<(Hold, Assignment), RouteError> {
+    /// Gives a request to the worker that `choose` says.
+    fn assign(
+        &self,
+        plans: &[RouteRequest<'_>],
+        scratch: &mut Scratch,
+        choose: impl FnOnce(&RouterConfig, &mut Roster, &mut Scratch, &[RouteRequest<'_>]) -> Result<Assignment, RouteError>,
+    ) -> Result<(Hold, Assignment), RouteError> {
         let batches = self.batches.load(Ordering::Acquire);
         let now = self.clock.now();
         self.expire_beliefs(now);
@@ -305,7 +326,7 @@ impl Shared {
         let mut roster = self.roster();
         roster.promises.expire(now);
         roster.fade(now, self.config.weights.prefill, self.config.decoding);
-        let assignment = select::choose(&self.config, &mut roster, scratch, plans)?;
+        let assignment = choose(&self.config, &mut roster, scratch, plans)?;
         let keys = plans.get(assignment.plan).map_or(&[][..], |plan| plan.keys);
         let hold = roster.hold(assignment.seat, assignment.blocks, assignment.pending, keys, assignment.overlap);
         let hold = hold.ok_or(RouteError::NoWorker)?;

@@ -76,7 +76,37 @@ struct Candidate {
     cost: f64,
 }
 
+/// Blocks of a prompt at one worker.
+struct Held {
+    /// Leading blocks that it holds.
+    overlap: usize,
+    /// The same with those on the CPU and in storage.
+    loadable: usize,
+    /// All of the prompt.
+    blocks: u64,
+}
+
 impl Candidate {
+    fn new(roster: &Roster, worker: &Worker, weights: &Weights, mean_lately: f64, plan: usize, held: Held) -> Self {
+        let Held { overlap, loadable, blocks } = held;
+        Self {
+            id: worker.id,
+            seat: worker.seat,
+            plan: plan as u32,
+            blocks,
+            block_size: worker.info.block_size.get() as u32,
+            overlap: overlap as u32,
+            expected: overlap as u32,
+            loadable: loadable as u32,
+            load: worker.blocks_in_use as f64,
+            waiting_work: worker.pending.work + work_of_others(roster, worker, weights),
+            excess: (worker.lately - mean_lately).max(0.0),
+            encode_spared: 0.0,
+            process_spared: 0.0,
+            cost: 0.0,
+        }
+    }
+
     /// Leading blocks that it need not compute.
     fn covered(&self) -> u32 {
         self.expected.max(self.loadable)
@@ -146,35 +176,69 @@ pub(crate) fn choose(
         None => scratch.pick(config, roster, plans),
     };
     let candidate = &scratch.candidates[chosen];
-    let (id, seat, plan) = (candidate.id, candidate.seat, candidate.plan as usize);
+    let (id, seat) = (candidate.id, candidate.seat);
     if let Some(session) = first.session {
         roster.sessions.went_to(session, seat);
     }
     roster.last = Some(id);
-    let items = &scratch.plans[plan].items;
-    let covered = candidate.covered();
-    let encodes_from = items.encoded_from(candidate.covered_tokens());
-    let encode = items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
-    // What is spared is a sum in another order: no less than nothing is left.
-    let encode = (config.weights.encode * encode - candidate.encode_spared).max(0.0);
-    let work = candidate.prefill(&config.weights) + encode;
-    let covered = u64::from(covered) * u64::from(candidate.block_size);
-    let tokens = (plans[plan].prompt_tokens as u64).saturating_sub(covered);
-    let worker = roster.at(seat).ok_or(RouteError::NoWorker)?;
-    Ok(Assignment {
-        id,
-        seat,
-        plan,
-        block_size: worker.info.block_size,
-        knowledge: worker.knowledge(),
-        blocks: candidate.blocks,
-        overlap: candidate.overlap as usize,
-        pending: Pending { tokens: tokens.max(1), work },
-        encodes_from,
-    })
+    scratch.assignment(config, roster, plans, chosen)
+}
+
+/// What it means that a worker gets a request whose choice was somebody else's: it may be busy, suspect or too small.
+///
+/// # Errors
+/// [`RouteError::NoWorker`] when it is not there, or there is no plan for it.
+pub(crate) fn chosen_elsewhere(
+    config: &RouterConfig,
+    roster: &mut Roster,
+    scratch: &mut Scratch,
+    plan: &RouteRequest<'_>,
+    worker: WorkerId,
+) -> Result<Assignment, RouteError> {
+    let plans = std::slice::from_ref(plan);
+    scratch.gather_one(roster, plan, worker)?;
+    scratch.plans[0].items.fill(plan.media);
+    scratch.expect_promised(roster, 0, plan.keys);
+    if config.policy == Policy::KvMedia {
+        scratch.spare_media(&config.weights, roster, 0);
+    }
+    scratch.assignment(config, roster, plans, 0)
 }
 
 impl Scratch {
+    /// What a candidate will have to do for its plan.
+    fn assignment(
+        &self,
+        config: &RouterConfig,
+        roster: &Roster,
+        plans: &[RouteRequest<'_>],
+        chosen: usize,
+    ) -> Result<Assignment, RouteError> {
+        let candidate = &self.candidates[chosen];
+        let plan = candidate.plan as usize;
+        let items = &self.plans[plan].items;
+        let covered = candidate.covered();
+        let encodes_from = items.encoded_from(candidate.covered_tokens());
+        let encode = items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
+        // What is spared is a sum in another order: no less than nothing is left.
+        let encode = (config.weights.encode * encode - candidate.encode_spared).max(0.0);
+        let work = candidate.prefill(&config.weights) + encode;
+        let covered = u64::from(covered) * u64::from(candidate.block_size);
+        let tokens = (plans[plan].prompt_tokens as u64).saturating_sub(covered);
+        let worker = roster.at(candidate.seat).ok_or(RouteError::NoWorker)?;
+        Ok(Assignment {
+            id: candidate.id,
+            seat: candidate.seat,
+            plan,
+            block_size: worker.info.block_size,
+            knowledge: worker.knowledge(),
+            blocks: candidate.blocks,
+            overlap: candidate.overlap as usize,
+            pending: Pending { tokens: tokens.max(1), work },
+            encodes_from,
+        })
+    }
+
     /// Room for so many plans.
     pub(crate) fn for_plans(&mut self, plans: usize) -> &mut [OfPlan] {
         if self.plans.len() < plans {
@@ -242,24 +306,26 @@ impl Scratch {
                 size = worker.info.block_size.get();
                 blocks = plan.prompt_tokens.div_ceil(size) as u64;
             }
-            candidates.push(Candidate {
-                id,
-                seat: worker.seat,
-                plan: at as u32,
-                blocks,
-                block_size: size as u32,
-                overlap: overlap as u32,
-                expected: overlap as u32,
-                loadable: loadable as u32,
-                load: worker.blocks_in_use as f64,
-                waiting_work: worker.pending.work + work_of_others(roster, worker, &config.weights),
-                excess: (worker.lately - mean_lately).max(0.0),
-                encode_spared: 0.0,
-                process_spared: 0.0,
-                cost: 0.0,
-            });
+            let held = Held { overlap, loadable, blocks };
+            candidates.push(Candidate::new(roster, worker, &config.weights, mean_lately, at, held));
         }
         busy
+    }
+
+    /// One worker alone, whatever it is busy with.
+    fn gather_one(&mut self, roster: &Roster, plan: &RouteRequest<'_>, id: WorkerId) -> Result<(), RouteError> {
+        let Self { plans, candidates, candidate_at, .. } = self;
+        let worker = roster.get(id).filter(|worker| worker.info.class == plan.class).ok_or(RouteError::NoWorker)?;
+        let overlaps = &plans.first().ok_or(RouteError::NoWorker)?.overlaps;
+        let blocks = plan.prompt_tokens.div_ceil(worker.info.block_size.get()) as u64;
+        let held = Held { overlap: overlaps.of(id), loadable: overlaps.of_lower_tiers(id), blocks };
+        // What it did lately beyond the mean decides between workers alone.
+        candidates.clear();
+        candidates.push(Candidate::new(roster, worker, &Weights::default(), 0.0, 0, held));
+        candidate_at.clear();
+        candidate_at.resize(roster.places(), NONE);
+        candidate_at[worker.seat.place as usize] = 0;
+        Ok(())
     }
 
     /// The worker of a session, if it may get the request.

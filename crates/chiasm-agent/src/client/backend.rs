@@ -125,7 +125,9 @@ impl Backend for AgentBackend {
             if let Some(death) = self.shared.ended.borrow().clone() {
                 return Err(JobError::NotTaken(death));
             }
-            let request = job::to_message(&job, prompt, self.shared.engine, self.shared.life);
+            let Shared { link, engine, life, .. } = &*self.shared;
+            let to = job::To { engine: *engine, life: *life, frontend: link.frontend };
+            let request = job::to_message(&job, prompt, to);
             let request = request.ok_or_else(|| refused("messages", "has a media item that no agent takes"))?;
             let running = RunningAgentJob::start(self.shared.clone(), job, request).await?;
             Ok(Box::new(running) as Box<dyn RunningJob>)

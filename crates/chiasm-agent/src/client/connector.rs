@@ -46,7 +46,7 @@ impl Connector for AgentConnector {
             }
             let failed = |reason: String| ConnectError::new(format!("the agent at {}: {reason}", link.address));
             let mut watches = link.watches.clone();
-            let events = watches.watch(WatchRequest { engine: *engine }).await;
+            let events = watches.watch(WatchRequest { engine: *engine, frontend: link.frontend }).await;
             let mut events = events.map_err(|status| failed(words(&status)))?.into_inner();
             // Takes as long as the engine needs to start.
             let ready = match events.message().await.map_err(|status| failed(words(&status)))? {

@@ -9,9 +9,12 @@ use tonic::Streaming;
 
 use super::backend::Shared;
 use super::lost;
+use crate::others;
 use crate::proto::watch_event::Event;
 use crate::proto::{self, KvBatch, SnapshotPart, WatchEvent};
 
+/// Bytes of a batch that is taken in on an async thread.
+const IN_PLACE: usize = 64 << 10;
 /// Bytes of a snapshot: ten million blocks of one worker.
 const MOST_SNAPSHOT_BYTES: usize = 512 << 20;
 
@@ -75,27 +78,50 @@ fn tell_load(shared: &Shared, load: proto::Load) {
     }
 }
 
-/// Passes on what is told of the KV cache, and gives back to whom.
+/// Passes on what is told of the KV cache and of jobs of others, and gives back to whom.
 async fn tell_kv(mut sink: Box<dyn KvSink>, event: Event, snapshot: &mut Vec<u8>) -> Result<Box<dyn KvSink>, String> {
-    if let Event::Snapshot(SnapshotPart { bytes, is_last: false, .. }) = &event {
-        if snapshot.len() + bytes.len() > MOST_SNAPSHOT_BYTES {
-            return Err("its snapshot is too long".to_owned());
-        }
-        snapshot.extend_from_slice(bytes);
-        return Ok(sink);
-    }
-    let begun = std::mem::take(snapshot);
-    let told = tokio::task::spawn_blocking(move || {
-        match event {
-            Event::Snapshot(SnapshotPart { bytes, history_known, .. }) => {
-                sink.snapshot(&[&begun[..], &bytes[..]].concat(), history_known)?;
+    let (last, history_known) = match event {
+        Event::Snapshot(SnapshotPart { bytes, is_last, history_known }) => {
+            if snapshot.len() + bytes.len() > MOST_SNAPSHOT_BYTES {
+                return Err("its snapshot is too long".to_owned());
             }
-            Event::Batch(KvBatch { payload, history_known }) => sink.batch(&payload, history_known)?,
-            Event::Reset(_) => sink.reset(),
-            Event::CaughtUp(caught_up) => sink.set_caught_up(caught_up),
-            Event::Ready(_) | Event::Load(_) | Event::SilentMs(_) | Event::Ended(_) => {}
+            snapshot.extend_from_slice(&bytes);
+            if !is_last {
+                return Ok(sink);
+            }
+            (std::mem::take(snapshot), history_known)
         }
-        Ok(sink)
-    });
+        // What a step of an engine tells takes microseconds.
+        Event::Batch(KvBatch { payload, history_known }) if payload.len() <= IN_PLACE => {
+            return sink.batch(&payload, history_known).map(|()| sink);
+        }
+        Event::Batch(KvBatch { payload, history_known }) => {
+            return elsewhere(sink, move |sink| sink.batch(&payload, history_known)).await;
+        }
+        Event::Reset(_) => {
+            return elsewhere(sink, |sink| {
+                sink.reset();
+                Ok(())
+            })
+            .await;
+        }
+        Event::CaughtUp(caught_up) => {
+            sink.set_caught_up(caught_up);
+            return Ok(sink);
+        }
+        event => {
+            sink.others(others::from_message(event).ok_or("a job of others is malformed")?);
+            return Ok(sink);
+        }
+    };
+    elsewhere(sink, move |sink| sink.snapshot(&last, history_known)).await
+}
+
+/// Does what takes long on a thread that may block.
+async fn elsewhere(
+    mut sink: Box<dyn KvSink>,
+    tell: impl FnOnce(&mut dyn KvSink) -> Result<(), String> + Send + 'static,
+) -> Result<Box<dyn KvSink>, String> {
+    let told = tokio::task::spawn_blocking(move || tell(&mut *sink).map(|()| sink));
     told.await.unwrap_or_else(|_| Err("taking it in failed".to_owned()))
 }

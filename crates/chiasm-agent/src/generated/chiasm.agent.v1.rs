@@ -28,10 +28,16 @@ pub struct HelloReply {
 pub struct WatchRequest {
     #[prost(uint32, tag = "1")]
     pub engine: u32,
+    /// Who watches, a random number for each start of a frontend: it is not told of its own jobs.
+    #[prost(fixed64, tag = "2")]
+    pub frontend: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchEvent {
-    #[prost(oneof = "watch_event::Event", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(
+        oneof = "watch_event::Event",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"
+    )]
     pub event: ::core::option::Option<watch_event::Event>,
 }
 /// Nested message and enum types in `WatchEvent`.
@@ -60,7 +66,46 @@ pub mod watch_event {
         /// The last one: how the engine ended.
         #[prost(string, tag = "8")]
         Ended(::prost::alloc::string::String),
+        /// A job of another frontend: its blocks will be held, and it is load until it is over.
+        #[prost(message, tag = "9")]
+        OthersJob(super::OthersJob),
+        /// The engine has computed the prompt of that job.
+        #[prost(fixed64, tag = "10")]
+        OthersJobComputed(u64),
+        /// That job is over.
+        #[prost(fixed64, tag = "11")]
+        OthersJobEnded(u64),
+        /// Everything that was told of jobs of others is void: those that there are follow.
+        #[prost(bool, tag = "12")]
+        OthersJobsVoid(bool),
     }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OthersJob {
+    #[prost(fixed64, tag = "1")]
+    pub job: u64,
+    /// Of the prompt's full blocks, 16 bytes each, little-endian; none if the job reads nothing from the KV cache.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub block_keys: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "3")]
+    pub prompt_tokens: u32,
+    #[prost(message, repeated, tag = "4")]
+    pub media: ::prost::alloc::vec::Vec<OthersItem>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OthersItem {
+    /// 32 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub mm_hash: ::prost::bytes::Bytes,
+    /// Index of the prompt token after its placeholder.
+    #[prost(uint32, tag = "2")]
+    pub end: u32,
+    /// Embeddings that the encoder makes of it, in tokens.
+    #[prost(uint32, tag = "3")]
+    pub embeds: u32,
+    /// Elements of its tensors.
+    #[prost(uint64, tag = "4")]
+    pub elements: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ready {
@@ -147,6 +192,9 @@ pub struct GenerateRequest {
     pub reasoning_is_over: bool,
     #[prost(message, repeated, tag = "12")]
     pub reasoning_variables: ::prost::alloc::vec::Vec<ReasoningVariable>,
+    /// Whose job it is, as in WatchRequest.
+    #[prost(fixed64, tag = "13")]
+    pub frontend: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReasoningVariable {

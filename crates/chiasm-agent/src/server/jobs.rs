@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use chiasm_backend::{Input, Job, JobError, RunningJob};
-use chiasm_server::MachineMedia;
 use chiasm_server::fleet::Worker;
+use chiasm_server::{CheckedJob, MachineMedia};
 use futures_util::FutureExt;
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
+use super::announcements::Announcements;
 use crate::answer::{delivered_to_message, failure_to_message, output_to_message};
 use crate::job::JobParts;
 use crate::proto::generate_event::Event;
@@ -67,11 +68,18 @@ impl Drop for Running {
     }
 }
 
+/// Whose a job is, and who is told of it.
+pub(super) struct Owner {
+    pub(super) frontend: u64,
+    pub(super) announcements: Arc<Announcements>,
+}
+
 /// Runs a job. What comes of it comes out of the receiver; when that is dropped, the job is aborted.
 pub(super) fn run(
     jobs: Arc<Jobs>,
     media: Arc<MachineMedia>,
     worker: Arc<Worker>,
+    owner: Owner,
     parts: JobParts,
 ) -> mpsc::Receiver<Result<GenerateEvent, Status>> {
     let (events, out) = mpsc::channel(MOST_WAITING);
@@ -81,7 +89,7 @@ pub(super) fn run(
         tokio::select! {
             // The frontend is gone, or does not want it any more.
             () = gone.closed() => {}
-            ended = run_to_end(&running, &media, &worker, parts, &events) => {
+            ended = run_to_end(&running, &media, &worker, owner, parts, &events) => {
                 if let Err(error) = ended {
                     tell(&events, Event::Failure(failure_to_message(&error))).await;
                 }
@@ -102,17 +110,27 @@ async fn run_to_end(
     this: &Running,
     media: &Arc<MachineMedia>,
     worker: &Worker,
+    owner: Owner,
     parts: JobParts,
     events: &Teller,
 ) -> Result<(), JobError> {
     let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning } = parts;
-    let asking = events.clone();
+    // Whoever keeps the job's items longer than it runs keeps nobody waiting for its end.
+    let asking = events.downgrade();
     let ask = Arc::new(move |item: usize| {
-        let (events, lacking) = (asking.clone(), Lacking { items: vec![item as u32] });
-        tokio::spawn(async move { tell(&events, Event::Lacking(lacking)).await });
+        if let Some(events) = asking.upgrade() {
+            let lacking = Lacking { items: vec![item as u32] };
+            tokio::spawn(async move { tell(&events, Event::Lacking(lacking)).await });
+        }
     });
-    let items = media.items(worker, &tokens, planned, ask).await;
-    let media = items.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
+    let checked = media.check(worker, &tokens, planned, cache_salt.as_deref(), ask).await;
+    let checked = checked.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
+    let CheckedJob { items: media, mut told } = checked;
+    if sampling.skip_reading_prefix_cache {
+        // What the engine holds is of no use to it.
+        told.keys = Vec::new();
+    }
+    let mut announced = owner.announcements.begin(owner.frontend, this.number, told);
     let job = Job {
         id,
         input: Input::Tokens(Arc::new(tokens)),
@@ -144,6 +162,7 @@ async fn run_to_end(
         }
         let (outputs, ended) = outputs;
         if !outputs.is_empty() {
+            announced.computed();
             tell(events, Event::Outputs(Outputs { outputs })).await;
         }
         match ended {

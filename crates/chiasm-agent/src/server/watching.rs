@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::{KvSource, Load as BackendLoad};
+use chiasm_backend::{KvSource, Load as BackendLoad, OthersEvent};
 use chiasm_server::fleet::{Fleet, KvHeard, KvKnown, Worker};
 use chiasm_types::WorkerId;
 use tokio::sync::mpsc;
@@ -13,9 +13,10 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
-use crate::capabilities;
+use super::announcements::Announcements;
 use crate::proto::watch_event::Event;
 use crate::proto::{KvBatch, Load, SnapshotPart, WatchEvent};
+use crate::{capabilities, others};
 
 /// Messages that wait for a frontend to take them. What comes meanwhile waits in the fleet, which has a limit of its own.
 const MOST_WAITING: usize = 16;
@@ -24,29 +25,37 @@ const PART: usize = 1 << 20;
 /// How often the load is told of, if it has changed.
 const LOAD_EVERY: Duration = Duration::from_millis(50);
 
-/// Tells of an engine from when it is ready, or from now on if it is, to its end.
-///
-/// `draining` says whether it gets no new jobs because the agent goes down.
-pub(super) fn watch(
-    fleet: Arc<Fleet>,
-    id: WorkerId,
-    draining: Receiver<bool>,
-) -> mpsc::Receiver<Result<WatchEvent, Status>> {
-    let (events, out) = mpsc::channel(MOST_WAITING);
-    tokio::spawn(async move {
-        let worker = tokio::select! {
-            () = events.closed() => return,
-            worker = fleet.when_ready(id) => worker,
-        };
-        let ended = tokio::select! {
-            () = events.closed() => return,
-            death = worker.backend.ended() => death.to_string(),
-            // Ends when nobody listens any more.
-            _ = tell_all(&fleet, &worker, draining, &events) => return,
-        };
-        let _ = tell(&events, Event::Ended(ended)).await;
-    });
-    out
+/// What a frontend wants to be told of.
+pub(super) struct Watch {
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) id: WorkerId,
+    /// Jobs on the engine.
+    pub(super) announcements: Arc<Announcements>,
+    /// Who watches: it is told of the jobs of others.
+    pub(super) frontend: u64,
+    /// Whether the engine gets no new jobs because the agent goes down.
+    pub(super) draining: Receiver<bool>,
+}
+
+impl Watch {
+    /// Tells of an engine from when it is ready, or from now on if it is, to its end.
+    pub(super) fn begin(self) -> mpsc::Receiver<Result<WatchEvent, Status>> {
+        let (events, out) = mpsc::channel(MOST_WAITING);
+        tokio::spawn(async move {
+            let worker = tokio::select! {
+                () = events.closed() => return,
+                worker = self.fleet.when_ready(self.id) => worker,
+            };
+            let ended = tokio::select! {
+                () = events.closed() => return,
+                death = worker.backend.ended() => death.to_string(),
+                // Ends when nobody listens any more.
+                _ = tell_all(&self, &worker, &events) => return,
+            };
+            let _ = tell(&events, Event::Ended(ended)).await;
+        });
+        out
+    }
 }
 
 /// Nobody listens any more.
@@ -58,23 +67,33 @@ async fn tell(events: &Teller, event: Event) -> Result<(), Gone> {
     events.send(Ok(WatchEvent { event: Some(event) })).await.map_err(|_| Gone)
 }
 
-async fn tell_all(
-    fleet: &Arc<Fleet>,
-    worker: &Worker,
-    draining: Receiver<bool>,
-    events: &Teller,
-) -> Result<Infallible, Gone> {
+async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Infallible, Gone> {
     tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), worker.life))).await?;
-    let load = tell_load(worker, draining, events);
+    let load = tell_load(worker, watch.draining.clone(), events);
+    let others = tell_others(watch, events);
     let kv = async {
         match &worker.backend.capabilities().kv {
             KvSource::Unknown { .. } => std::future::pending().await,
-            KvSource::Events(_) | KvSource::Backend => tell_kv(fleet, worker.id, events).await,
+            KvSource::Events(_) | KvSource::Backend => tell_kv(&watch.fleet, worker.id, events).await,
         }
     };
     tokio::select! {
         gone = load => gone,
         gone = kv => gone,
+        gone = others => gone,
+    }
+}
+
+async fn tell_others(watch: &Watch, events: &Teller) -> Result<Infallible, Gone> {
+    let mut followed = watch.announcements.follow(watch.frontend);
+    loop {
+        let event = match followed.next().await {
+            OthersEvent::Begun(job, told) => Event::OthersJob(others::to_message(job, &told)),
+            OthersEvent::Computed(job) => Event::OthersJobComputed(job),
+            OthersEvent::Ended(job) => Event::OthersJobEnded(job),
+            OthersEvent::Forget => Event::OthersJobsVoid(true),
+        };
+        tell(events, event).await?;
     }
 }
 

@@ -75,10 +75,13 @@ impl Lookup<'_> {
     /// go that are asked about.
     pub(super) fn find(&self, found: &mut Found, all: bool) {
         let Found { ended, path, active, next } = found;
+        // Most prompts part where the one before did. Another core has often made the keys, so those come near together.
+        let mut near =
+            path.iter().filter_map(|(_, before)| self.keys.get(*before)).fold(0, |all, key| all ^ key.get() as u64);
         ended.clear();
         path.clear();
         active.clear();
-        let (mut end, mut last, mut near) = (0, None, 0);
+        let (mut end, mut last) = (0, None);
         while let Some((id, agree)) = self.tree.follow(last, &self.keys[end..]) {
             let node = self.tree.node(id);
             // Comes near while the next nodes are looked for.

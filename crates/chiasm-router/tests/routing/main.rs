@@ -7,6 +7,7 @@ mod balance;
 mod bookkeeping;
 mod classes;
 mod cost;
+mod elsewhere;
 mod scenarios;
 mod threads;
 mod workload;

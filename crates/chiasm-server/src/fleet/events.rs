@@ -1,14 +1,17 @@
 //! Following an engine's KV events into the router, and telling whoever follows them further.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{KvSink, KvSource};
+use chiasm_backend::{KvSink, KvSource, OthersEvent, OthersItem, OthersJob};
 use chiasm_kv::event::{KvEvent, KvEventBatch};
-use chiasm_kv::{KvError, KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats};
-use chiasm_router::Router;
-use chiasm_types::WorkerId;
+use chiasm_kv::{
+    BlockKey, KvError, KvEventReceiver, Subscriber, SubscriberConfig, SubscriberCounters, SubscriberStats,
+};
+use chiasm_router::{Reservation, RouteItem, RouteRequest, Router};
+use chiasm_types::{PlanClassId, WorkerId};
 
 use super::tap::{KvHeard, Tap};
 use super::{Fleet, Worker};
@@ -97,7 +100,8 @@ pub(super) fn follow(fleet: &Fleet, worker: &Worker) -> Following {
         }
         KvSource::Backend => {
             let open = Open::new(Mutex::new(true));
-            worker.backend.follow_kv(Box::new(ToldFeed { router, id, followed, open: open.clone() }));
+            let others = Others { class: worker.class, jobs: HashMap::new() };
+            worker.backend.follow_kv(Box::new(ToldFeed { router, id, followed, open: open.clone(), others }));
             Following::Told(open)
         }
         KvSource::Unknown { .. } => Following::Nothing,
@@ -110,6 +114,41 @@ struct ToldFeed {
     id: WorkerId,
     followed: Followed,
     open: Open,
+    others: Others,
+}
+
+/// What other frontends have given to a worker: it counts as if this one had.
+struct Others {
+    class: PlanClassId,
+    jobs: HashMap<u64, Reservation>,
+}
+
+impl Others {
+    fn take(&mut self, router: &Router, id: WorkerId, event: OthersEvent) {
+        match event {
+            OthersEvent::Begun(number, OthersJob { keys, prompt_tokens, media }) => {
+                let keys: Vec<BlockKey> = keys.into_iter().filter_map(BlockKey::from_number).collect();
+                let item = |OthersItem { hash, end, embeds, elements }| RouteItem { hash, end, embeds, elements };
+                let media: Vec<RouteItem> = media.into_iter().map(item).collect();
+                let plan = RouteRequest {
+                    keys: &keys,
+                    prompt_tokens,
+                    media: &media,
+                    class: self.class,
+                    ..RouteRequest::default()
+                };
+                // It has left in this moment, or the number is used twice.
+                if let Ok(reservation) = router.chosen_elsewhere(id, &plan) {
+                    self.jobs.insert(number, reservation);
+                }
+            }
+            OthersEvent::Computed(number) => {
+                self.jobs.get_mut(&number).into_iter().for_each(Reservation::first_token);
+            }
+            OthersEvent::Ended(number) => drop(self.jobs.remove(&number)),
+            OthersEvent::Forget => self.jobs.clear(),
+        }
+    }
 }
 
 impl ToldFeed {
@@ -150,6 +189,13 @@ impl KvSink for ToldFeed {
             feed.router.set_caught_up(feed.id, caught_up);
             Ok(())
         });
+    }
+
+    fn others(&mut self, event: OthersEvent) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if *open {
+            self.others.take(&self.router, self.id, event);
+        }
     }
 }
 

@@ -5,10 +5,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, SourceError, TensorOrder};
+use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, OthersItem, OthersJob, SourceError, TensorOrder};
+use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor, MediaError};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
-use chiasm_vision::ImagePlan;
+use chiasm_vision::{ImagePlan, PixelFormat};
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
@@ -55,6 +56,15 @@ pub struct PlannedItem {
     pub processor_kwargs: Map<String, Value>,
     /// Where it stands in the prompt, by the frontend's reckoning.
     pub placeholder: Placeholder,
+}
+
+/// A job whose tokens and media items an engine can be given.
+#[derive(Debug)]
+pub struct CheckedJob {
+    /// The media items, in the order of the prompt.
+    pub items: Arc<[JobItem]>,
+    /// What other frontends have to know of the job.
+    pub told: OthersJob,
 }
 
 /// Asks a job's frontend for the file of its item of this number.
@@ -109,25 +119,25 @@ impl MachineMedia {
     ///
     /// # Errors
     /// In words: the tokens or items are not what they would be here.
-    pub async fn items(
+    pub async fn check(
         self: &Arc<Self>,
         worker: &Worker,
         tokens: &[TokenId],
         planned: Vec<PlannedItem>,
+        salt: Option<&str>,
         ask: AskForFile,
-    ) -> Result<Arc<[JobItem]>, String> {
+    ) -> Result<CheckedJob, String> {
         let words = |error: RequestError| error.to_string();
         check_tokens(tokens, self.model.last_token()).map_err(words)?;
         let max_model_len = worker.backend.capabilities().max_model_len;
         if tokens.len() >= max_model_len {
             return Err(words(Cause::ContextFull { tokens: tokens.len(), max_model_len }.into()));
         }
-        if planned.is_empty() {
-            return Ok(Arc::default());
-        }
         let classes = self.fleet.classes();
         let class = classes.iter().find(|class| class.id == worker.class).ok_or("the engine is gone")?;
         let mut items = Vec::with_capacity(planned.len());
+        let mut told = Vec::with_capacity(planned.len());
+        let mut spans = Vec::with_capacity(planned.len());
         let mut end = 0;
         for (number, planned) in planned.into_iter().enumerate() {
             if planned.placeholder.offset < end {
@@ -136,9 +146,18 @@ impl MachineMedia {
             end = planned.placeholder.offset.saturating_add(planned.placeholder.length);
             let ask = ask.clone();
             let item = self.item(worker, tokens, planned, class, Arc::new(move || ask(number))).await;
-            items.push(item.map_err(|error| format!("media[{number}]: {error}"))?);
+            let (item, plan) = item.map_err(|error| format!("media[{number}]: {error}"))?;
+            let Placeholder { offset, length, .. } = item.placeholder;
+            spans.push(MediaSpan { hash: item.hash, offset, length });
+            // Raw values are a byte each.
+            let elements = plan.pixel_bytes(PixelFormat::RawU8) as u64;
+            told.push(OthersItem { hash: item.hash, end: offset + length, embeds: plan.tokens, elements });
+            items.push(item);
         }
-        Ok(items.into())
+        let blocks = PromptBlocks { tokens, media: &spans, lora: None, salt };
+        let keys = block_keys(&blocks, class.class.block_size).into_iter().map(BlockKey::get).collect();
+        let told = OthersJob { keys, prompt_tokens: tokens.len(), media: told };
+        Ok(CheckedJob { items: items.into(), told })
     }
 
     async fn item(
@@ -148,7 +167,7 @@ impl MachineMedia {
         planned: PlannedItem,
         class: &PresentClass,
         ask: Arc<dyn Fn() + Send + Sync>,
-    ) -> Result<JobItem, String> {
+    ) -> Result<(JobItem, Arc<ImagePlan>), String> {
         let PlannedItem { modality, hash, content, processor_kwargs, placeholder } = planned;
         let words = |error: RequestError| error.to_string();
         if modality != Modality::Image || self.model.vision.is_none() {
@@ -173,7 +192,7 @@ impl MachineMedia {
         if !stands_at(&plan.placeholder, &placeholder, tokens) {
             return Err("its placeholder is another one here".to_owned());
         }
-        Ok(JobItem { modality, hash, placeholder, source: Arc::new(source) })
+        Ok((JobItem { modality, hash, placeholder, source: Arc::new(source) }, plan))
     }
 
     /// The file of this content: kept, or asked for.

@@ -83,6 +83,37 @@ async fn several_frontends_know_the_same_and_a_new_one_knows_it_at_once() {
 }
 
 #[tokio::test]
+async fn frontends_know_of_each_others_requests() {
+    let cluster = Cluster::new();
+    let slow = ["--sim", "1", "--sim-decode-rate", "20"];
+    let agents = [cluster.agent(1, &slow), cluster.agent(2, &slow)];
+    let (one, other) = (cluster.serve(&agents, &[]), cluster.serve(&agents, &[]));
+    one.wait_ready(2, SOON).await;
+    other.wait_ready(2, SOON).await;
+    let requests = async |server: &Server| -> Vec<u64> {
+        let mut all: Vec<_> = workers(server).await.iter().filter_map(|worker| worker["requests"].as_u64()).collect();
+        all.sort_unstable();
+        all
+    };
+    let mut body = ask(&"one two three four five six seven eight nine ten ".repeat(20), 400);
+    body["stream"] = json!(true);
+    let stream = one.open("/v1/chat/completions", &body).await;
+    let worker = stream.headers()["x-chiasm-worker"].clone();
+    wait_for("the request of the other frontend", SOON, async || requests(&other).await == [0, 1]).await;
+    // A frontend that comes now is told of it, too.
+    let late = cluster.serve(&agents, &[]);
+    late.wait_ready(2, SOON).await;
+    wait_for("the request that ran before", SOON, async || requests(&late).await == [0, 1]).await;
+    // Load of others counts: what nobody holds goes to the worker that is idle.
+    let second = one.chat(&ask("hello", 2)).await;
+    assert_ne!(second.header("x-chiasm-worker"), worker.to_str().expect("text"));
+    drop(stream);
+    for server in [&one, &other, &late] {
+        wait_for("the end of all", SOON, async || requests(server).await == [0, 0]).await;
+    }
+}
+
+#[tokio::test]
 async fn choices_are_streamed_and_ended_one_by_one() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1", "--sim-answer", "abc stop def stop ghi stop jkl"])];

@@ -1,0 +1,197 @@
+//! What frontends are told of each other's jobs on one engine, so that each routes as if it had given them all.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use chiasm_backend::{OthersEvent, OthersJob};
+use tokio::sync::broadcast::{self, error::RecvError};
+
+/// Events that a frontend may be behind before it is told again of all jobs that run.
+const MOST_WAITING: usize = 4096;
+
+/// The jobs of one engine, by their numbers.
+pub(super) struct Announcements {
+    running: Mutex<HashMap<u64, Running>>,
+    /// Sent to with the jobs locked: whoever begins to follow is told of each of them, and of what comes after.
+    events: broadcast::Sender<Event>,
+}
+
+#[derive(Clone)]
+struct Running {
+    frontend: u64,
+    job: Arc<OthersJob>,
+    computed: bool,
+}
+
+#[derive(Clone)]
+struct Event {
+    frontend: u64,
+    job: u64,
+    what: What,
+}
+
+#[derive(Clone)]
+enum What {
+    Begun(Arc<OthersJob>),
+    Computed,
+    Ended,
+}
+
+impl Default for Announcements {
+    fn default() -> Self {
+        Self { running: Mutex::default(), events: broadcast::channel(MOST_WAITING).0 }
+    }
+}
+
+impl Announcements {
+    /// Announces a job, until what is returned is dropped.
+    pub(super) fn begin(self: &Arc<Self>, frontend: u64, job: u64, told: OthersJob) -> Announced {
+        let told = Arc::new(told);
+        let mut running = self.running();
+        running.insert(job, Running { frontend, job: told.clone(), computed: false });
+        self.send(frontend, job, What::Begun(told));
+        drop(running);
+        Announced { announcements: self.clone(), frontend, job, computed: false }
+    }
+
+    /// What a frontend is to be told.
+    pub(super) fn follow(self: &Arc<Self>, frontend: u64) -> Followed {
+        let events = self.events.subscribe();
+        let mut followed = Followed { announcements: self.clone(), frontend, ahead: Vec::new(), events };
+        followed.begin_again();
+        followed
+    }
+
+    fn send(&self, frontend: u64, job: u64, what: What) {
+        // Nobody may listen.
+        let _ = self.events.send(Event { frontend, job, what });
+    }
+
+    fn running(&self) -> MutexGuard<'_, HashMap<u64, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A job that others know of.
+pub(super) struct Announced {
+    announcements: Arc<Announcements>,
+    frontend: u64,
+    job: u64,
+    computed: bool,
+}
+
+impl Announced {
+    /// The engine has computed its prompt.
+    pub(super) fn computed(&mut self) {
+        if std::mem::replace(&mut self.computed, true) {
+            return;
+        }
+        let mut running = self.announcements.running();
+        if let Some(running) = running.get_mut(&self.job) {
+            running.computed = true;
+        }
+        self.announcements.send(self.frontend, self.job, What::Computed);
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let mut running = self.announcements.running();
+        running.remove(&self.job);
+        self.announcements.send(self.frontend, self.job, What::Ended);
+    }
+}
+
+/// What one frontend is told.
+pub(super) struct Followed {
+    announcements: Arc<Announcements>,
+    frontend: u64,
+    /// To be told first, the last one first.
+    ahead: Vec<OthersEvent>,
+    events: broadcast::Receiver<Event>,
+}
+
+impl Followed {
+    /// Begins again, with all jobs that run.
+    fn begin_again(&mut self) {
+        let running = self.announcements.running();
+        self.events = self.announcements.events.subscribe();
+        self.ahead.clear();
+        for (number, running) in running.iter().filter(|(_, running)| running.frontend != self.frontend) {
+            self.ahead.extend(running.computed.then_some(OthersEvent::Computed(*number)));
+            self.ahead.push(OthersEvent::Begun(*number, OthersJob::clone(&running.job)));
+        }
+        self.ahead.push(OthersEvent::Forget);
+    }
+
+    /// What is to be told next. Cancel safe.
+    pub(super) async fn next(&mut self) -> OthersEvent {
+        loop {
+            if let Some(event) = self.ahead.pop() {
+                return event;
+            }
+            match self.events.recv().await {
+                Ok(Event { frontend, .. }) if frontend == self.frontend => {}
+                Ok(Event { job, what, .. }) => {
+                    return match what {
+                        What::Begun(told) => OthersEvent::Begun(job, OthersJob::clone(&told)),
+                        What::Computed => OthersEvent::Computed(job),
+                        What::Ended => OthersEvent::Ended(job),
+                    };
+                }
+                Err(RecvError::Lagged(_)) => self.begin_again(),
+                // The sender is in the announcements, which are here.
+                Err(RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const ONE: u64 = 1;
+    const OTHER: u64 = 2;
+
+    fn told(prompt_tokens: usize) -> OthersJob {
+        OthersJob { prompt_tokens, ..OthersJob::default() }
+    }
+
+    fn now(followed: &mut Followed) -> Vec<OthersEvent> {
+        std::iter::from_fn(|| followed.next().now_or_never()).collect()
+    }
+
+    #[test]
+    fn a_frontend_is_told_of_the_jobs_of_others_from_their_begin_to_their_end() {
+        let announcements = Arc::new(Announcements::default());
+        let mut followed = announcements.follow(ONE);
+        assert_eq!(now(&mut followed), [OthersEvent::Forget]);
+        let _own = announcements.begin(ONE, 10, told(1));
+        let mut job = announcements.begin(OTHER, 11, told(2));
+        job.computed();
+        job.computed();
+        assert_eq!(now(&mut followed), [OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)]);
+        // Who comes later is told what there is.
+        let mut late = announcements.follow(ONE);
+        let expected = [OthersEvent::Forget, OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)];
+        assert_eq!(now(&mut late), expected);
+        drop(job);
+        assert_eq!(now(&mut followed), [OthersEvent::Ended(11)]);
+        assert_eq!(now(&mut late), [OthersEvent::Ended(11)]);
+    }
+
+    #[test]
+    fn who_falls_behind_is_told_of_all_that_run_again() {
+        let announcements = Arc::new(Announcements::default());
+        let mut followed = announcements.follow(ONE);
+        for number in 0..MOST_WAITING as u64 {
+            drop(announcements.begin(OTHER, number, told(1)));
+        }
+        let _job = announcements.begin(OTHER, 99_999, told(5));
+        let heard = now(&mut followed);
+        assert_eq!(heard, [OthersEvent::Forget, OthersEvent::Forget, OthersEvent::Begun(99_999, told(5))]);
+    }
+}
