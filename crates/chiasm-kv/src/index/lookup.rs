@@ -75,9 +75,10 @@ impl Lookup<'_> {
     /// go that are asked about.
     pub(super) fn find(&self, found: &mut Found, all: bool) {
         let Found { ended, path, active, next } = found;
-        // Most prompts part where the one before did. Another core has often made the keys, so those come near together.
-        let mut near =
-            path.iter().filter_map(|(_, before)| self.keys.get(*before)).fold(0, |all, key| all ^ key.get() as u64);
+        // Another core has often made the keys, and most prompts part where the one before did: what is needed of them comes near
+        // together.
+        let parts = path.iter().filter_map(|(_, before)| self.keys.get(*before)).chain(self.keys.last());
+        let mut near = parts.fold(0, |near, key| near ^ key.get() as u64);
         ended.clear();
         path.clear();
         active.clear();
