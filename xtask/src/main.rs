@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `command_line` | what was asked for |
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
+//! | `debian`, `etcd` | a package unpacked without root; etcd for tests |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
 //! | `clients_env` | a Python environment with clients that other people use, and what they send |
@@ -26,7 +27,9 @@ mod bench_peers;
 mod child;
 mod clients_env;
 mod command_line;
+mod debian;
 mod error;
+mod etcd;
 mod free_disk;
 mod goldens;
 mod keyed_dir;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::child::{self, Cancel, Output};
 use crate::clients_env::{self, ClientsEnv};
 use crate::error::Error;
+use crate::etcd;
 use crate::models;
 use crate::plugin;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
@@ -235,6 +236,16 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
     }
     let mut cargo = cargo(workspace);
     cargo.args(arguments).envs(step.variables.iter().copied());
+    if step.needs == Needs::Etcd {
+        let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
+        match etcd::ensure(&setup) {
+            Ok(program) => cargo.env(etcd::VARIABLE, program),
+            Err(error) => {
+                println!("    {error}");
+                return Outcome::LeftOut("there is no etcd, and its package can't be unpacked");
+            }
+        };
+    }
     if let Some(engines) = engines {
         cargo.envs(engines.variables());
     }

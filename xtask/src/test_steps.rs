@@ -45,6 +45,8 @@ pub(crate) enum Needs {
     CargoDeny,
     /// The standard library for 64-bit ARM; where rustup can't fetch it the step is left out, with a line that says so.
     ArmTarget,
+    /// etcd; where it is not there and can't be unpacked the step is left out, with a line that says so.
+    Etcd,
     /// The real vLLM and the tiny models.
     RealEngines,
 }
@@ -105,6 +107,23 @@ const STEPS: &[Step] = &[
         variables: &[],
         needs: Needs::Toolchain,
         budget: seconds(300),
+    },
+    Step {
+        title: "discovery by etcd",
+        action: Action::Cargo(&[
+            "test",
+            "--release",
+            "--workspace",
+            "--lib",
+            "--test",
+            "agents",
+            "--",
+            "etcd",
+            "--ignored",
+        ]),
+        variables: &[],
+        needs: Needs::Etcd,
+        budget: seconds(90),
     },
     Step {
         title: "any weather",

@@ -46,6 +46,17 @@ pub struct AgentLink {
     files: AgentClient<Channel>,
 }
 
+/// What an agent says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Greeting {
+    /// How many engines it has, numbered from 0.
+    pub engines: u32,
+    /// Tells this start of this agent from all others, whatever address it is reached at.
+    pub incarnation: u64,
+    /// Its version of Chiasm.
+    pub version: String,
+}
+
 /// Why there is no link to an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
@@ -119,12 +130,13 @@ impl AgentLink {
         &self.address
     }
 
-    /// The number of the agent's engines, once it and this frontend have found that they understand each other.
+    /// Asks the agent what it is, once it and this frontend have found that they understand each other.
     ///
     /// # Errors
     /// [`LinkError::Unreachable`] and [`LinkError::Refused`].
-    pub async fn engines(&self) -> Result<u32, LinkError> {
-        self.hello().await.map(|hello| hello.engines)
+    pub async fn greet(&self) -> Result<Greeting, LinkError> {
+        let HelloReply { engines, incarnation, version, .. } = self.hello().await?;
+        Ok(Greeting { engines, incarnation, version })
     }
 
     /// What calls go over, and files.

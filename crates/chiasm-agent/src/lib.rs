@@ -22,7 +22,7 @@ mod job;
 mod others;
 mod server;
 
-pub use client::{AgentConnector, AgentLink, LinkError};
+pub use client::{AgentConnector, AgentLink, Greeting, LinkError};
 pub use server::{AgentServer, Drain, serve};
 
 #[allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::all, reason = "it is generated")]

@@ -241,7 +241,7 @@ fn malformed_messages_are_refused_with_the_field() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn versions_that_do_not_meet_are_refused() {
     let stand = Stand::new().await;
-    assert_eq!(stand.link.engines().await.unwrap(), 1);
+    assert_eq!(stand.link.greet().await.unwrap().engines, 1);
     let hello = |oldest_protocol, newest_protocol| HelloRequest {
         oldest_protocol,
         newest_protocol,

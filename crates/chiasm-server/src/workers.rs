@@ -12,6 +12,7 @@ use crate::fleet::{Fleet, KvEventCounts, Worker};
 /// The workers that can take requests, in the order of their ids. `docs/serving.md` names the fields.
 pub(crate) fn report(fleet: &Fleet) -> Value {
     let counts: BTreeMap<_, _> = fleet.kv_events().into_iter().collect();
+    let unnamed = fleet.unnamed();
     let workers: Vec<Value> = fleet
         .router()
         .workers()
@@ -19,6 +20,7 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
         .map(|worker| {
             let mut report = of_router(worker);
             report["kv_events"] = of_events(counts.get(&worker.id).copied().unwrap_or_default());
+            report["named"] = (!unnamed.contains(&worker.id)).into();
             let present = fleet.worker(worker.id);
             report["runs"] =
                 present.as_ref().map_or(Value::Null, |worker| worker.backend.capabilities().engine.clone().into());

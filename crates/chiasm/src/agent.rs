@@ -1,10 +1,8 @@
 //! `chiasm agent`: the engines of this machine, for frontends on any.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
-use chiasm_agent::{AgentConnector, AgentLink, AgentServer};
+use chiasm_agent::AgentServer;
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::Fleet;
 
@@ -12,10 +10,6 @@ use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::serve::{self, Machine};
 use crate::{key_secret, signals};
-
-/// How often an agent is asked how many engines it has, before and after it first said so.
-const ASK_AT_FIRST: Duration = Duration::from_secs(1);
-const ASK_LATER: Duration = Duration::from_secs(10);
 
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
@@ -33,9 +27,14 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     }
     let agent = AgentServer::new(fleet.clone(), media, engines);
     let drain = agent.drain();
+    let registration = args.agents.register(listener.local_addr().ok(), &model.name)?;
     let stop = async {
         signals::terminated().await;
         tracing::info!("going down: requests in flight finish");
+        // First: nobody else is to come.
+        if let Some(registration) = registration {
+            registration.end().await;
+        }
         if !drain.finished_within(args.limits.drain_timeout).await {
             tracing::warn!("requests were still in flight (--drain-timeout)");
         }
@@ -43,42 +42,4 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let served = chiasm_agent::serve(agent, listener, tls, stop).await;
     fleet.shutdown().await;
     served.map_err(|error| CliError::Usage(format!("the agent failed: {error}")))
-}
-
-/// Adds the engines of the agents that are named to a fleet, as they are found.
-pub(crate) fn join(args: &ServeArgs, fleet: &Arc<Fleet>, processor: &Arc<[u8]>) -> Result<(), CliError> {
-    for address in &args.agents.agents {
-        let link = AgentLink::new(address, args.agents.towards(address)?);
-        let link = link.map_err(|error| CliError::Usage(format!("--agents: {error}")))?;
-        tokio::spawn(find(link, fleet.clone(), processor.clone()));
-    }
-    Ok(())
-}
-
-/// Asks an agent for its engines until the fleet is shut down. One that can't be reached is no reason to wait with the others.
-async fn find(link: AgentLink, fleet: Arc<Fleet>, processor: Arc<[u8]>) {
-    let mut known = 0;
-    let mut told = None;
-    loop {
-        match link.engines().await {
-            Ok(engines) => {
-                told = None;
-                while known < engines {
-                    let connector = AgentConnector::new(link.clone(), known, processor.clone());
-                    if fleet.add(Box::new(connector)).is_none() {
-                        return;
-                    }
-                    known += 1;
-                }
-            }
-            Err(error) => {
-                let error = error.to_string();
-                if told.as_ref() != Some(&error) {
-                    tracing::warn!(agent = link.address(), error, "no engines of this agent can be used");
-                    told = Some(error);
-                }
-            }
-        }
-        tokio::time::sleep(if known == 0 { ASK_AT_FIRST } else { ASK_LATER }).await;
-    }
 }

@@ -3,7 +3,8 @@
 //! | module | is |
 //! |---|---|
 //! | `cli` | the command line |
-//! | `agent` | the engines of this machine for frontends on others, and theirs for this frontend |
+//! | `agent` | the engines of this machine, for frontends on any |
+//! | `agents` | the engines of agents, for this frontend |
 //! | `key_secret` | what block keys of several processes are made with |
 //! | `serve` | engines, a frontend before them, an orderly end |
 //! | `hub_model` | a model given by its id on the Hugging Face hub |
@@ -20,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod agents;
 mod cli;
 mod demo;
 mod download_bar;

@@ -26,7 +26,7 @@ use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{agent, hub_model, key_secret, signals, state_folder, vllm_processor};
+use crate::{agents, hub_model, key_secret, signals, state_folder, vllm_processor};
 use settings::{
     arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, receiver_cache_gb,
     router_config, routing_options,
@@ -46,7 +46,10 @@ pub(crate) async fn run(
 ) -> Result<(), CliError> {
     let keys = args.access.keys()?;
     let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
-    if !args.agents.agents.is_empty() {
+    if args.agents.announce.is_some() {
+        return Err(CliError::Usage("--announce is of chiasm agent: frontends are not looked for".to_owned()));
+    }
+    if args.agents.has_agents() {
         without_helper(&mut args, "a frontend of agents")?;
         key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     }
@@ -56,17 +59,17 @@ pub(crate) async fn run(
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    let fleet = match args.agents.agents.is_empty() {
-        true => Fleet::start_with_adapters(connectors, router, patience, adapters)?,
-        false => {
+    let fleet = match args.agents.has_agents() {
+        false => Fleet::start_with_adapters(connectors, router, patience, adapters)?,
+        true => {
             let fleet = Fleet::empty(router, patience, adapters);
             for connector in connectors {
                 fleet.add(connector);
             }
-            agent::join(&args, &fleet, &model.processor())?;
             fleet
         }
     };
+    let _agents = agents::find(&args, &fleet, model.processor())?;
     let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits)
         .with_routing(routing)
         .with_keys(keys)
@@ -99,7 +102,8 @@ pub(crate) async fn run(
         tracing::info!(delay = drain.delay.as_secs_f64(), "going down: requests in flight finish");
     };
     let announce = async {
-        if fleet.wait_ready(workers).await {
+        // Those of agents come as they are found.
+        if workers > 0 && fleet.wait_ready(workers).await {
             tracing::info!(workers, "all engines are ready");
         }
     };
@@ -290,7 +294,7 @@ fn connectors(
         let ended = state.sweep();
         tracing::debug!(ended, "forgot engines that had ended without a frontend");
     }
-    let launched = engines.engines.unwrap_or(if args.agents.agents.is_empty() { 1 } else { 0 });
+    let launched = engines.engines.unwrap_or(if args.agents.has_agents() { 0 } else { 1 });
     (0..launched)
         .map(|index| {
             let gpus = engines.gpus_per_engine.map(|count| {

@@ -3,9 +3,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use crate::child;
+use crate::debian;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
 use crate::vllm_env::Setup;
@@ -22,36 +21,9 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
         &setup.output,
         &setup.cancel,
         |path| directory_of(LIBRARY, path).is_some(),
-        |path, held| {
-            let mut result = Ok(());
-            for package in PACKAGES {
-                setup.output.say(&format!("fetching {package}"))?;
-                let mut fetch = Command::new("apt-get");
-                fetch.args(["download", package]).current_dir(path).stdin(held.as_input()?);
-                result = child::run(&mut fetch, "apt-get download", &setup.output, &setup.cancel);
-                if result.is_ok() {
-                    break;
-                }
-            }
-            result?;
-            for archive in archives(path)? {
-                let mut unpack = Command::new("dpkg-deb");
-                unpack.arg("--extract").arg(&archive).arg(path).stdin(held.as_input()?);
-                child::run(&mut unpack, "dpkg-deb", &setup.output, &setup.cancel)?;
-            }
-            Ok(())
-        },
+        |path, held| debian::unpack(setup, &PACKAGES, path, held),
     )?;
     directory_of(LIBRARY, dir.path()).ok_or_else(|| Error::MissingFile { path: dir.path().join(LIBRARY) })
-}
-
-fn archives(dir: &Path) -> Result<Vec<PathBuf>, Error> {
-    let entries = fs::read_dir(dir).map_err(Error::io("read", dir))?;
-    Ok(entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|e| e == "deb"))
-        .collect())
 }
 
 /// The directory below `dir` that holds a file of this name. A package's libraries lie in one named by the machine's kind.

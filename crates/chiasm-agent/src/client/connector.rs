@@ -40,7 +40,7 @@ impl Connector for AgentConnector {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let Self { link, engine, processor } = self;
-            let engines = link.engines().await.map_err(ConnectError::new)?;
+            let engines = link.greet().await.map_err(ConnectError::new)?.engines;
             if *engine >= engines {
                 return Err(ConnectError::new(format!("the agent at {} has {engines} engines", link.address)));
             }

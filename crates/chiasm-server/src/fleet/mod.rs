@@ -9,14 +9,15 @@ mod condition;
 mod events;
 mod keeper;
 mod loading;
+mod members;
 mod tap;
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, Death, KvSource, Load, MediaForm, TensorFormat};
+use chiasm_backend::{Backend, Connector, KvSource, Load, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::{PlanClassId, VllmVersion, WorkerId};
 use events::Followed;
@@ -90,8 +91,14 @@ pub struct Fleet {
     keepers: Mutex<Option<JoinSet<()>>>,
     created: u64,
     patience: Patience,
-    /// What was counted for each worker, over all its backends.
+    /// What was counted for each worker that was not removed, over all its backends.
     followed: Mutex<BTreeMap<WorkerId, Followed>>,
+    /// Ends each worker's keeper.
+    ends: Mutex<BTreeMap<WorkerId, watch::Sender<bool>>>,
+    /// Workers that were added so far.
+    added: AtomicU32,
+    /// Workers that nothing names any more, though they answer.
+    unnamed: Mutex<BTreeSet<WorkerId>>,
     /// The version of vLLM whose processor makes items for the workers, once there is one.
     processor: OnceLock<String>,
     adapters: Arc<Adapters>,
@@ -163,6 +170,9 @@ impl Fleet {
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             patience,
             followed: Mutex::default(),
+            ends: Mutex::default(),
+            added: AtomicU32::new(0),
+            unnamed: Mutex::default(),
             processor: OnceLock::new(),
             adapters,
         });
@@ -172,26 +182,12 @@ impl Fleet {
         fleet
     }
 
-    /// Starts one more worker. `None` when the fleet is shut down.
-    pub fn add(self: &Arc<Self>, connector: Box<dyn Connector>) -> Option<WorkerId> {
-        let mut keepers = self.keepers();
-        let keepers = keepers.as_mut()?;
-        let id = {
-            let mut followed = self.followed();
-            let id = WorkerId(followed.len() as u32);
-            followed.insert(id, Followed::default());
-            id
-        };
-        keepers.spawn(keeper::keep(self.clone(), id, connector, self.shutdown.subscribe()));
-        Some(id)
-    }
-
     fn keepers(&self) -> MutexGuard<'_, Option<JoinSet<()>>> {
-        self.keepers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.keepers)
     }
 
     fn followed(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Followed>> {
-        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.followed)
     }
 
     /// Waits until so many workers can take requests. False if the fleet is shut down before that.
@@ -201,25 +197,6 @@ impl Fleet {
         tokio::select! {
             ready = ready.wait_for(|&now| now >= workers) => ready.is_ok(),
             _ = shutdown.wait_for(|&down| down) => false,
-        }
-    }
-
-    /// Ends all requests in flight with an error, and takes no more. [`Fleet::shutdown`] is to follow.
-    pub fn cut(&self, why: &str) {
-        // Taken before: keepers that learn of it let go of their workers at once.
-        let workers = self.workers();
-        self.shutdown.send_replace(true);
-        for worker in workers {
-            worker.backend.declare_dead(Death::new(why));
-        }
-    }
-
-    /// Ends all backends and waits until they are gone. Requests in flight end with an error: drain first.
-    pub async fn shutdown(&self) {
-        self.shutdown.send_replace(true);
-        let keepers = self.keepers().take();
-        if let Some(mut keepers) = keepers {
-            while keepers.join_next().await.is_some() {}
         }
     }
 
@@ -382,8 +359,13 @@ impl Fleet {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
+}
+
+/// What is locked here is never left half-changed, so a panic elsewhere does not make it unusable.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether an engine says that it is a vLLM of another release than this.

@@ -27,6 +27,7 @@ struct ConditionLabels {
 #[derive(Default)]
 pub(super) struct FleetMetrics {
     workers: Gauge,
+    unnamed: Gauge,
     worker_blocks: Family<WorkerLabel, Gauge>,
     index_blocks: Gauge,
     index_entries: Gauge,
@@ -47,6 +48,11 @@ pub(super) struct FleetMetrics {
 impl FleetMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register("workers", "Workers that can take requests", self.workers.clone());
+        r.register(
+            "workers_unnamed",
+            "Workers that go on though no list and no discovery names their agent any more",
+            self.unnamed.clone(),
+        );
         r.register("worker_known_blocks", "Blocks that a worker is known to hold", self.worker_blocks.clone());
         r.register("index_blocks", "Distinct blocks that any worker is known to hold", self.index_blocks.clone());
         r.register(
@@ -94,7 +100,12 @@ impl FleetMetrics {
     pub(super) fn set(&self, fleet: &Fleet) {
         let workers = fleet.router().workers();
         self.workers.set(workers.len() as i64);
+        self.unnamed.set(fleet.unnamed().len() as i64);
+        // What is told of workers that were let go must not stay.
         self.worker_knowledge.clear();
+        let of_workers = [&self.worker_blocks, &self.worker_pending, &self.worker_running, &self.worker_waiting];
+        let of_arenas = [&self.arena_reserved, &self.arena_used, &self.arena_slots, &self.arena_leases];
+        of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
         for worker in workers {
             let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
             self.worker_knowledge.get_or_create(&labels).set(1);
@@ -105,6 +116,7 @@ impl FleetMetrics {
             self.worker_running.get_or_create(&label).set(engine.running as i64);
             self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
         }
+        self.kv_events.clear();
         for (id, counts) in fleet.kv_events() {
             self.kv_events.set(&WorkerLabel { worker: id.to_string() }, counts);
         }
@@ -153,6 +165,12 @@ impl KvEvents {
             Unit::Seconds,
             self.lag.clone(),
         );
+    }
+
+    fn clear(&self) {
+        let Self { applied, gaps, replays, failed_replays, dropped, resets, lag } = self;
+        [applied, gaps, replays, failed_replays, dropped, resets].into_iter().for_each(Family::clear);
+        lag.clear();
     }
 
     fn set(&self, label: &WorkerLabel, counts: KvEventCounts) {

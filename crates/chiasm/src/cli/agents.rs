@@ -1,17 +1,38 @@
 //! Flags of what frontends and agents on several machines say to each other.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use chiasm_discovery::{Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls};
 use clap::Args;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use crate::error::CliError;
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct AgentArgs {
     /// The agents of other machines whose engines are served too, as host:port; without --engines, --sim or --attach theirs alone
     #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
     pub(crate) agents: Vec<String>,
+    /// Where agents are named: etcd://HOST:PORT,…/PREFIX, etcds://… (with TLS), or kubernetes://NAMESPACE/SERVICE[:PORT]; beside
+    /// those of --agents. One that vanishes there goes on for as long as it answers
+    #[arg(long, env = "CHIASM_DISCOVERY", value_name = "URL")]
+    pub(crate) discovery: Option<Source>,
+    /// Of an agent: where it names itself for frontends, etcd://HOST:PORT,…/PREFIX or etcds://…
+    #[arg(long, env = "CHIASM_ANNOUNCE", value_name = "URL")]
+    pub(crate) announce: Option<Etcd>,
+    /// Of an agent: the address, as HOST:PORT, at which frontends reach it [default: the one that it listens on]
+    #[arg(long, env = "CHIASM_ANNOUNCE_ADDRESS", value_name = "HOST:PORT", requires = "announce")]
+    pub(crate) announce_address: Option<String>,
+    /// PEM file of the authorities that sign the certificates of etcds:// servers [default: those of the web]
+    #[arg(long, env = "CHIASM_ETCD_CA_FILE", value_name = "FILE")]
+    pub(crate) etcd_ca_file: Option<PathBuf>,
+    /// PEM file of the certificate that is shown to etcds:// servers
+    #[arg(long, env = "CHIASM_ETCD_CERTFILE", value_name = "FILE", requires = "etcd_keyfile")]
+    pub(crate) etcd_certfile: Option<PathBuf>,
+    /// PEM file of that certificate's private key
+    #[arg(long, env = "CHIASM_ETCD_KEYFILE", value_name = "FILE", requires = "etcd_certfile")]
+    pub(crate) etcd_keyfile: Option<PathBuf>,
     /// File of 64 hex digits that nobody else knows, with which block keys are made; the same for all frontends and agents that
     /// work together (openssl rand -hex 32) [default: one in the state folder of this user, made when it is first needed]
     #[arg(long, env = "CHIASM_BLOCK_KEY_SECRET", value_name = "FILE")]
@@ -32,6 +53,54 @@ pub(crate) struct AgentArgs {
 }
 
 impl AgentArgs {
+    /// Whether a frontend has engines of agents.
+    pub(crate) fn has_agents(&self) -> bool {
+        !self.agents.is_empty() || self.discovery.is_some()
+    }
+
+    /// Follows all that names agents. Needs a Tokio runtime.
+    pub(crate) fn sources(&self) -> Result<Vec<Following>, CliError> {
+        let wrong = |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
+        let cluster = ClusterAccess::of_pod(&|name| std::env::var(name).ok());
+        let access = Access { etcd: self.etcd_tls(), cluster: cluster.map_err(|error| wrong("--discovery", error))? };
+        let mut sources = Vec::new();
+        if !self.agents.is_empty() {
+            let listed: Source = self.agents.join(",").parse().map_err(|error| wrong("--agents", error))?;
+            sources.push(listed.follow(&access).map_err(|error| wrong("--agents", error))?);
+        }
+        if let Some(source) = &self.discovery {
+            sources.push(source.clone().follow(&access).map_err(|error| wrong("--discovery", error))?);
+        }
+        Ok(sources)
+    }
+
+    /// Names an agent of a model that listens there, if it is to. Needs a Tokio runtime.
+    pub(crate) fn register(&self, listens: Option<SocketAddr>, model: &str) -> Result<Option<Registration>, CliError> {
+        let Some(etcd) = &self.announce else { return Ok(None) };
+        let wrong = |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
+        let address = match (&self.announce_address, listens) {
+            (Some(address), _) => address.clone(),
+            (None, Some(listens)) if !listens.ip().is_unspecified() => listens.to_string(),
+            _ => {
+                let unknown = "--announce needs --announce-address where an agent listens on all addresses";
+                return Err(CliError::Usage(unknown.to_owned()));
+            }
+        };
+        let agent =
+            Candidate::new(&address, Some(model.to_owned())).map_err(|error| wrong("--announce-address", error))?;
+        let registration = Registration::start(etcd.clone(), self.etcd_tls(), &agent, Registration::DEFAULT_TTL);
+        registration.map(Some).map_err(|error| wrong("--announce", error))
+    }
+
+    fn etcd_tls(&self) -> Tls {
+        let files = (self.etcd_certfile.clone(), self.etcd_keyfile.clone());
+        let identity = match files {
+            (Some(certificate), Some(key)) => Some(chiasm_discovery::Identity { certificate, key }),
+            _ => None,
+        };
+        Tls { authority: self.etcd_ca_file.clone(), identity }
+    }
+
     /// TLS towards agents; `None` for plain text to the address, where that is allowed.
     pub(crate) fn towards(&self, address: &str) -> Result<Option<ClientTlsConfig>, CliError> {
         let Some((identity, authorities)) = self.identity()? else {
@@ -44,7 +113,7 @@ impl AgentArgs {
     }
 
     /// TLS of an agent that listens there; `None` for plain text, where that is allowed.
-    pub(crate) fn listening(&self, address: std::net::SocketAddr) -> Result<Option<ServerTlsConfig>, CliError> {
+    pub(crate) fn listening(&self, address: SocketAddr) -> Result<Option<ServerTlsConfig>, CliError> {
         let Some((identity, authorities)) = self.identity()? else {
             self.check_plaintext(&address.to_string(), address.ip().is_loopback())?;
             return Ok(None);

@@ -69,8 +69,13 @@ impl Cluster {
 
     /// A frontend of the agents at these addresses.
     pub(crate) fn serve_at(&self, addresses: &str, flags: &[&str]) -> Server {
+        self.serve_with(&[&["--agents", addresses], flags].concat())
+    }
+
+    /// A frontend that finds its agents by these flags.
+    pub(crate) fn serve_with(&self, flags: &[&str]) -> Server {
         let (model, state) = (demo_model().display().to_string(), self.state());
-        let args = [&model, "--served-model-name", "m", "--agents", addresses, "--state-dir", &state];
+        let args = [&model, "--served-model-name", "m", "--state-dir", &state];
         Server::start(&[&args[..], flags].concat())
     }
 }

@@ -15,7 +15,7 @@ const NOTICED: Duration = Duration::from_secs(3);
 const SLACK: Duration = Duration::from_secs(3);
 
 /// Asks for short answers until one fails, from several clients. How many were answered.
-async fn answered(server: &Server, requests: usize) -> usize {
+pub(crate) async fn answered(server: &Server, requests: usize) -> usize {
     let asked = (0..requests).map(|number| async move { server.chat(&ask(&format!("question {number}"), 3)).await });
     let answers: Vec<_> = futures_util::stream::iter(asked).buffer_unordered(8).collect().await;
     answers.iter().filter(|answer| answer.status == 200).count()

@@ -5,6 +5,8 @@
 mod support;
 
 mod cluster;
+mod discovery;
+mod etcd;
 mod failures;
 mod security;
 

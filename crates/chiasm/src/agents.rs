@@ -1,0 +1,173 @@
+//! The engines of agents as workers of a frontend: found by a list or by discovery, and let go when nothing names them and none answers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use chiasm_agent::{AgentConnector, AgentLink, Greeting};
+use chiasm_discovery::{Following, Named};
+use chiasm_server::fleet::Fleet;
+use chiasm_types::WorkerId;
+use tokio::sync::watch;
+
+use crate::cli::{AgentArgs, ServeArgs};
+use crate::error::CliError;
+
+/// How often an agent is asked what it is: until it says so, and after it is named no more; and otherwise.
+const ASK_SOON: Duration = Duration::from_secs(1);
+const ASK_LATER: Duration = Duration::from_secs(10);
+
+/// Finds agents and adds their engines to a fleet for as long as this lives.
+pub(crate) struct Agents {
+    _sources: Vec<Following>,
+}
+
+/// What all agents of a frontend have in common.
+struct Shared {
+    fleet: Arc<Fleet>,
+    processor: Arc<[u8]>,
+    args: AgentArgs,
+    /// The address at which each start of an agent is served: some are named twice.
+    serving: Mutex<HashMap<u64, String>>,
+}
+
+/// Begins to look for agents.
+pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, processor: Arc<[u8]>) -> Result<Agents, CliError> {
+    let shared = Shared { fleet: fleet.clone(), processor, args: args.agents.clone(), serving: Mutex::default() };
+    let shared = Arc::new(shared);
+    let sources = args.agents.sources()?;
+    for source in &sources {
+        tokio::spawn(follow(source.named(), shared.clone()));
+    }
+    Ok(Agents { _sources: sources })
+}
+
+/// Keeps an eye on each agent that a source names or has named.
+async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
+    let mut agents: HashMap<String, watch::Sender<bool>> = HashMap::new();
+    loop {
+        let addresses = named.borrow_and_update().addresses.clone();
+        // Those whose keeper has ended, as nothing named them and they did not answer.
+        agents.retain(|_, is_named| !is_named.is_closed());
+        for (address, is_named) in &agents {
+            is_named.send_if_modified(|is| std::mem::replace(is, addresses.contains(address)) != *is);
+        }
+        for address in addresses {
+            if agents.contains_key(&address) {
+                continue;
+            }
+            match link(&shared, &address) {
+                Ok(link) => {
+                    let (is_named, keeps) = watch::channel(true);
+                    tokio::spawn(Keeper { link, shared: shared.clone(), is_named: keeps, workers: Vec::new() }.keep());
+                    agents.insert(address, is_named);
+                }
+                Err(error) => tracing::warn!(agent = address, %error, "an agent that is named can't be asked"),
+            }
+        }
+        if named.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn link(shared: &Shared, address: &str) -> Result<AgentLink, CliError> {
+    AgentLink::new(address, shared.args.towards(address)?).map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// Keeps the workers of one agent.
+struct Keeper {
+    link: AgentLink,
+    shared: Arc<Shared>,
+    is_named: watch::Receiver<bool>,
+    /// Those of its engines, by their numbers.
+    workers: Vec<WorkerId>,
+}
+
+impl Keeper {
+    /// Asks the agent for its engines until nothing names it and it does not answer, or the fleet is shut down. One that can't be
+    /// reached is no reason to wait with others; one that is named no more and answers goes on.
+    async fn keep(mut self) {
+        let mut told = None;
+        let mut incarnation = None;
+        loop {
+            let greeted = self.link.greet().await;
+            let is_named = *self.is_named.borrow_and_update();
+            match greeted {
+                Ok(greeting) => {
+                    told = None;
+                    self.serve_once(&mut incarnation, &greeting);
+                    let engines = if incarnation.is_some() { greeting.engines } else { 0 };
+                    if !self.match_workers(engines) {
+                        return;
+                    }
+                    self.workers.iter().for_each(|worker| self.shared.fleet.set_named(*worker, is_named));
+                }
+                Err(error) if !is_named => {
+                    let agent = self.link.address();
+                    tracing::info!(agent, %error, "an agent is gone: nothing names it, and it does not answer");
+                    self.match_workers(0);
+                    self.forget(incarnation);
+                    return;
+                }
+                Err(error) => {
+                    let error = error.to_string();
+                    if told.as_ref() != Some(&error) {
+                        tracing::warn!(agent = self.link.address(), error, "no engines of this agent can be used");
+                        told = Some(error);
+                    }
+                }
+            }
+            let pause = if self.workers.is_empty() || !is_named { ASK_SOON } else { ASK_LATER };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                changed = self.is_named.changed() => {
+                    if changed.is_err() {
+                        // Nobody looks for agents any more.
+                        return;
+                    }
+                    if !*self.is_named.borrow() {
+                        tracing::info!(agent = self.link.address(), "an agent is named no more; it goes on while it answers");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes sure that an agent that is named by two addresses is served at one of them. `incarnation` is the start of it that is
+    /// served here.
+    fn serve_once(&self, incarnation: &mut Option<u64>, greeting: &Greeting) {
+        if *incarnation == Some(greeting.incarnation) {
+            return;
+        }
+        self.forget(incarnation.take());
+        let mut serving = self.shared.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        match serving.get(&greeting.incarnation) {
+            Some(other) => tracing::debug!(agent = self.link.address(), other, "an agent is named twice"),
+            None => {
+                serving.insert(greeting.incarnation, self.link.address().to_owned());
+                *incarnation = Some(greeting.incarnation);
+            }
+        }
+    }
+
+    fn forget(&self, incarnation: Option<u64>) {
+        if let Some(incarnation) = incarnation {
+            self.shared.serving.lock().unwrap_or_else(PoisonError::into_inner).remove(&incarnation);
+        }
+    }
+
+    /// Has a worker for each of so many engines. False if the fleet takes none any more.
+    fn match_workers(&mut self, engines: u32) -> bool {
+        while self.workers.len() > engines as usize {
+            self.workers.pop().into_iter().for_each(|worker| self.shared.fleet.remove(worker));
+        }
+        while self.workers.len() < engines as usize {
+            let Shared { fleet, processor, .. } = &*self.shared;
+            let connector = AgentConnector::new(self.link.clone(), self.workers.len() as u32, processor.clone());
+            let Some(worker) = fleet.add(Box::new(connector)) else { return false };
+            self.workers.push(worker);
+        }
+        true
+    }
+}

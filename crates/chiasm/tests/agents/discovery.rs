@@ -1,0 +1,68 @@
+//! Agents that frontends find in etcd.
+
+use crate::cluster::Cluster;
+use crate::etcd::Etcd;
+use crate::failures::answered;
+use crate::support::{Server, wait_for};
+use crate::{SOON, workers};
+
+async fn unnamed(server: &Server) -> usize {
+    workers(server).await.iter().filter(|worker| worker["named"] == false).count()
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn agents_in_etcd_come_and_go_and_are_served_while_etcd_is_away() {
+    let mut etcd = Etcd::start().await;
+    let (cluster, url) = (Cluster::new(), etcd.url());
+    let announced = ["--sim", "1", "--announce", &url];
+    let mut first = cluster.agent(1, &announced);
+    let server = cluster.serve_with(&["--discovery", &url]);
+    server.wait_ready(1, SOON).await;
+    let second = cluster.agent(2, &announced);
+    server.wait_ready(2, SOON).await;
+
+    // Nothing of this concerns requests.
+    etcd.signal("STOP");
+    assert_eq!(answered(&server, 20).await, 20);
+    etcd.signal("CONT");
+    etcd.kill();
+    server.logged("agents can't be discovered");
+    assert_eq!((answered(&server, 20).await, server.ready_workers().await), (20, 2));
+    etcd.restart_empty().await;
+    server.logged("agents are discovered again");
+    wait_for("agents that are named again", SOON, async || unnamed(&server).await == 0).await;
+    assert_eq!((answered(&server, 20).await, server.ready_workers().await), (20, 2));
+
+    // One that goes down says so; one that is killed is named until its lease has ended.
+    second.signal("TERM");
+    server.logged("an agent is gone");
+    wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
+    first.kill();
+    wait_for("the end of its lease", SOON, async || server.lines_logged("an agent is gone") == 2).await;
+    let _third = cluster.agent(3, &announced);
+    server.wait_ready(1, SOON).await;
+    assert_eq!(answered(&server, 20).await, 20);
+}
+
+#[tokio::test]
+#[ignore = "needs etcd"]
+async fn an_agent_that_etcd_does_not_name_any_more_goes_on_while_it_answers() {
+    let etcd = Etcd::start().await;
+    let cluster = Cluster::new();
+    let agent = cluster.agent(1, &["--sim", "1"]);
+    etcd.put("one", &agent.address).await;
+    // The same agent by another name is not another one.
+    etcd.put("two", &agent.address.replace("127.0.0.1", "localhost")).await;
+    let server = cluster.serve_with(&["--discovery", &etcd.url()]);
+    server.wait_ready(1, SOON).await;
+    assert_eq!(unnamed(&server).await, 0);
+    etcd.delete("one").await;
+    etcd.delete("two").await;
+    wait_for("it is named no more", SOON, async || unnamed(&server).await == 1).await;
+    assert_eq!(server.metric("chiasm_workers_unnamed").await, 1.0);
+    assert_eq!((answered(&server, 20).await, server.ready_workers().await), (20, 1));
+    drop(agent);
+    server.logged("an agent is gone");
+    wait_for("no worker", SOON, async || workers(&server).await.is_empty()).await;
+}
