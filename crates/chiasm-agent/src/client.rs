@@ -1,6 +1,7 @@
 //! A frontend's side: the connection to an agent, and its engines as backends.
 
 mod backend;
+mod connecting;
 mod connector;
 mod running;
 mod watching;
@@ -12,14 +13,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_backend::Death;
 use chiasm_kv::KeySecret;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
 pub use connector::AgentConnector;
 
 use crate::proto::agent_client::AgentClient;
 use crate::proto::{HelloReply, HelloRequest, MediaChunk};
+use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
+use connecting::Connecting;
 
 /// How long an agent's machine may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
@@ -63,9 +66,6 @@ pub enum LinkError {
     /// The address is none.
     #[error("'{0}' is no address of an agent: expected host:port")]
     Address(String),
-    /// The TLS settings can't be used.
-    #[error("the TLS settings for agents can't be used: {0}")]
-    Tls(#[source] tonic::transport::Error),
     /// The agent can't be reached.
     #[error("the agent at {address} can't be reached: {reason}")]
     Unreachable {
@@ -88,29 +88,25 @@ impl AgentLink {
     /// A link to the agent at `host:port`, with TLS or in plain text. Nothing is connected yet. Needs a Tokio runtime.
     ///
     /// # Errors
-    /// [`LinkError::Address`] and [`LinkError::Tls`].
-    pub fn new(address: &str, tls: Option<ClientTlsConfig>) -> Result<Self, LinkError> {
+    /// [`LinkError::Address`].
+    pub fn new(address: &str, tls: Option<Arc<AgentTls>>) -> Result<Self, LinkError> {
         let wrong = || LinkError::Address(address.to_owned());
         let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
         if host.is_empty() || port.parse::<u16>().is_err() {
             return Err(wrong());
         }
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(|_| wrong())?;
+        // TLS is the connector's.
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|_| wrong())?;
         let endpoint = endpoint
             .connect_timeout(CONNECT_WITHIN)
-            .tcp_nodelay(true)
             .http2_keep_alive_interval(ASK_EVERY)
             .keep_alive_timeout(ANSWER_WITHIN)
             .keep_alive_while_idle(true)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW);
-        let endpoint = match tls {
-            Some(tls) => endpoint.tls_config(tls).map_err(LinkError::Tls)?,
-            None => endpoint,
-        };
+        let connecting = Connecting { tls };
         let client = || {
-            AgentClient::new(endpoint.connect_lazy())
+            AgentClient::new(endpoint.connect_with_connector_lazy(connecting.clone()))
                 .max_decoding_message_size(MOST_MESSAGE_BYTES)
                 .max_encoding_message_size(MOST_MESSAGE_BYTES)
         };

@@ -12,6 +12,7 @@
 //! | `answer` | outputs and failures of jobs as messages, and back |
 //! | `others` | what frontends know of each other's jobs as messages, and back |
 //! | `capabilities` | what an engine can do as a message, and back |
+//! | `tls`, `wire` | certificates of both sides; a connection with them or in plain text |
 //! | `proto` | the messages; written by `cargo xtask agent-proto` from `proto/agent.proto` |
 #![forbid(unsafe_code)]
 
@@ -21,9 +22,12 @@ mod client;
 mod job;
 mod others;
 mod server;
+mod tls;
+mod wire;
 
 pub use client::{AgentConnector, AgentLink, Greeting, LinkError};
 pub use server::{AgentServer, Drain, serve};
+pub use tls::{AgentTls, TlsError};
 
 #[allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::all, reason = "it is generated")]
 mod proto {

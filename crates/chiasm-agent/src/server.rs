@@ -1,5 +1,6 @@
 //! The agent: what frontends may ask of it.
 
+mod accepting;
 mod announcements;
 mod files;
 mod jobs;
@@ -19,8 +20,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Server, ServerTlsConfig};
+use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
@@ -28,6 +28,7 @@ use crate::proto::{
     GenerateEvent, GenerateRequest, HelloReply, HelloRequest, MediaChunk, PutMediaReply, StopReply, StopRequest,
     WatchEvent, WatchRequest,
 };
+use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW, job};
 use announcements::Announcements;
 use jobs::{Jobs, Owner};
@@ -98,11 +99,11 @@ impl AgentServer {
 /// Answers frontends until `stop`, then no new ones; those that are connected are let go.
 ///
 /// # Errors
-/// TLS can't be set up, or the listener fails.
+/// The server fails.
 pub async fn serve(
     agent: AgentServer,
     listener: TcpListener,
-    tls: Option<ServerTlsConfig>,
+    tls: Option<Arc<AgentTls>>,
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let mut server = Server::builder()
@@ -111,14 +112,10 @@ pub async fn serve(
         .max_concurrent_streams(MOST_STREAMS)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
-    if let Some(tls) = tls {
-        server = server.tls_config(tls)?;
-    }
     let routes = AgentRoutes::new(agent)
         .max_decoding_message_size(MOST_MESSAGE_BYTES)
         .max_encoding_message_size(MOST_MESSAGE_BYTES);
-    let connections = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let serving = server.add_service(routes).serve_with_incoming(connections);
+    let serving = server.add_service(routes).serve_with_incoming(accepting::accept(listener, tls));
     tokio::select! {
         served = serving => served,
         () = stop => Ok(()),

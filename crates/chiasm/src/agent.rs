@@ -14,7 +14,10 @@ use crate::{key_secret, signals};
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let address = SocketAddr::new(args.host, args.port);
-    let tls = args.agents.listening(address)?;
+    let tls = args.agents.tls()?;
+    if tls.is_none() {
+        args.agents.check_plaintext_at(address)?;
+    }
     serve::without_helper(&mut args, "an agent")?;
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     let Machine { model, door, patience, connectors, router, limits, .. } = serve::machine(&mut args).await?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use chiasm_agent::{AgentConnector, AgentLink, Greeting};
+use chiasm_agent::{AgentConnector, AgentLink, AgentTls, Greeting};
 use chiasm_discovery::{Following, Named};
 use chiasm_server::fleet::Fleet;
 use chiasm_types::WorkerId;
@@ -27,14 +27,19 @@ struct Shared {
     fleet: Arc<Fleet>,
     processor: Arc<[u8]>,
     args: AgentArgs,
+    tls: Option<Arc<AgentTls>>,
     /// The address at which each start of an agent is served: some are named twice.
     serving: Mutex<HashMap<u64, String>>,
 }
 
 /// Begins to look for agents.
 pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, processor: Arc<[u8]>) -> Result<Agents, CliError> {
-    let shared = Shared { fleet: fleet.clone(), processor, args: args.agents.clone(), serving: Mutex::default() };
-    let shared = Arc::new(shared);
+    let (fleet, tls) = (fleet.clone(), args.agents.tls()?);
+    let shared = Arc::new(Shared { fleet, processor, args: args.agents.clone(), tls, serving: Mutex::default() });
+    // Those that are listed are told at once if they can't be.
+    for address in &args.agents.agents {
+        link(&shared, address)?;
+    }
     let sources = args.agents.sources()?;
     for source in &sources {
         tokio::spawn(follow(source.named(), shared.clone()));
@@ -72,7 +77,10 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
 }
 
 fn link(shared: &Shared, address: &str) -> Result<AgentLink, CliError> {
-    AgentLink::new(address, shared.args.towards(address)?).map_err(|error| CliError::Usage(error.to_string()))
+    if shared.tls.is_none() {
+        shared.args.check_plaintext_towards(address)?;
+    }
+    AgentLink::new(address, shared.tls.clone()).map_err(|error| CliError::Usage(error.to_string()))
 }
 
 /// Keeps the workers of one agent.

@@ -1,11 +1,12 @@
 //! Flags of what frontends and agents on several machines say to each other.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
+use chiasm_agent::AgentTls;
 use chiasm_discovery::{Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls};
 use clap::Args;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use crate::error::CliError;
 
@@ -101,24 +102,27 @@ impl AgentArgs {
         Tls { authority: self.etcd_ca_file.clone(), identity }
     }
 
-    /// TLS towards agents; `None` for plain text to the address, where that is allowed.
-    pub(crate) fn towards(&self, address: &str) -> Result<Option<ClientTlsConfig>, CliError> {
-        let Some((identity, authorities)) = self.identity()? else {
-            let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-            let is_here = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
-            self.check_plaintext(address, is_here)?;
+    /// The certificates of this process, if it has any.
+    pub(crate) fn tls(&self) -> Result<Option<Arc<AgentTls>>, CliError> {
+        let (Some(certificate), Some(key), Some(authorities)) =
+            (&self.agent_certfile, &self.agent_keyfile, &self.agent_ca_file)
+        else {
             return Ok(None);
         };
-        Ok(Some(ClientTlsConfig::new().identity(identity).ca_certificate(authorities)))
+        let tls = AgentTls::load(certificate.clone(), key.clone(), authorities.clone());
+        tls.map(Some).map_err(|error| CliError::Usage(format!("--agent-certfile: {error}")))
     }
 
-    /// TLS of an agent that listens there; `None` for plain text, where that is allowed.
-    pub(crate) fn listening(&self, address: SocketAddr) -> Result<Option<ServerTlsConfig>, CliError> {
-        let Some((identity, authorities)) = self.identity()? else {
-            self.check_plaintext(&address.to_string(), address.ip().is_loopback())?;
-            return Ok(None);
-        };
-        Ok(Some(ServerTlsConfig::new().identity(identity).client_ca_root(authorities)))
+    /// Checks that plain text may be spoken to an agent at an address.
+    pub(crate) fn check_plaintext_towards(&self, address: &str) -> Result<(), CliError> {
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+        let is_here = host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        self.check_plaintext(address, is_here)
+    }
+
+    /// Checks that plain text may be spoken by an agent that listens there.
+    pub(crate) fn check_plaintext_at(&self, address: SocketAddr) -> Result<(), CliError> {
+        self.check_plaintext(&address.to_string(), address.ip().is_loopback())
     }
 
     fn check_plaintext(&self, address: &str, is_here: bool) -> Result<(), CliError> {
@@ -129,17 +133,6 @@ impl AgentArgs {
             "{address} is not an address of this machine alone: give --agent-certfile, --agent-keyfile and --agent-ca-file, or \
              --agent-plaintext on a network that nobody else can reach"
         )))
-    }
-
-    fn identity(&self) -> Result<Option<(Identity, Certificate)>, CliError> {
-        let (Some(certificate), Some(key), Some(authorities)) =
-            (&self.agent_certfile, &self.agent_keyfile, &self.agent_ca_file)
-        else {
-            return Ok(None);
-        };
-        let read = |path: &Path| std::fs::read(path).map_err(|source| CliError::file(path, source));
-        let identity = Identity::from_pem(read(certificate)?, read(key)?);
-        Ok(Some((identity, Certificate::from_pem(read(authorities)?))))
     }
 }
 
@@ -159,14 +152,14 @@ mod tests {
         };
         let args = parsed(&[]);
         for here in ["127.0.0.1:1", "127.0.0.3:8100", "[::1]:1", "localhost:1"] {
-            assert!(args.towards(here).unwrap().is_none(), "{here}");
+            args.check_plaintext_towards(here).unwrap();
         }
         for elsewhere in ["10.0.0.1:1", "gpu1:1", "[2001:db8::1]:1"] {
-            let error = args.towards(elsewhere).unwrap_err();
+            let error = args.check_plaintext_towards(elsewhere).unwrap_err();
             assert!(matches!(&error, CliError::Usage(words) if words.contains("--agent-plaintext")), "{error}");
         }
-        assert!(args.listening("0.0.0.0:1".parse().unwrap()).is_err());
-        assert!(parsed(&["--agent-plaintext"]).towards("10.0.0.1:1").unwrap().is_none());
+        assert!(args.check_plaintext_at("0.0.0.0:1".parse().unwrap()).is_err());
+        parsed(&["--agent-plaintext"]).check_plaintext_towards("10.0.0.1:1").unwrap();
         assert!(parsed(&["--agents", "a:1,b:2"]).agents == ["a:1", "b:2"]);
     }
 }

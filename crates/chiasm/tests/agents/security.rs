@@ -30,21 +30,31 @@ impl Authority {
 
     /// The flags of a process with a certificate for this name, which trusts `trusted`.
     fn flags(&self, name: &str, trusted: &Self) -> Vec<String> {
+        let (chain, private) = self.sign(name);
+        let own =
+            [("--agent-certfile", chain), ("--agent-keyfile", private), ("--agent-ca-file", trusted.file("ca.pem"))];
+        own.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+    }
+
+    /// Writes a certificate for this name, and its key, in place of any before.
+    fn sign(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new([name.to_owned()]).expect("parameters");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         let (chain, private) = (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));
         std::fs::write(&chain, certificate.pem()).expect("written");
         std::fs::write(&private, key.serialize_pem()).expect("written");
-        let own =
-            [("--agent-certfile", chain), ("--agent-keyfile", private), ("--agent-ca-file", trusted.file("ca.pem"))];
-        own.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        (chain, private)
     }
 }
 
 fn agent(cluster: &Cluster, flags: &[String]) -> Agent {
+    agent_at(cluster, "0", flags)
+}
+
+fn agent_at(cluster: &Cluster, port: &str, flags: &[String]) -> Agent {
     let flags: Vec<&str> = ["--sim", "1"].into_iter().chain(flags.iter().map(String::as_str)).collect();
-    cluster.agent(1, &flags)
+    cluster.agent_at("127.0.0.1", port, &flags)
 }
 
 fn serve(cluster: &Cluster, agent: &Agent, flags: &[String]) -> Server {
@@ -83,4 +93,34 @@ async fn block_keys_of_another_secret_and_plans_of_another_processor_are_refused
     let why = server.logged("engine lost");
     assert!(why.contains("other settings of its processor"), "{why}");
     assert_eq!(server.ready_workers().await, 0);
+}
+
+#[tokio::test]
+async fn certificates_are_renewed_while_requests_run() {
+    let (cluster, old, new) = (Cluster::new(), Authority::new(), Authority::new());
+    let mut running = agent(&cluster, &old.flags("127.0.0.1", &old));
+    let server = serve(&cluster, &running, &old.flags("frontend", &old));
+    server.wait_ready(1, SOON).await;
+    let mut body = ask("hello", 100);
+    body["stream"] = true.into();
+    let stream = server.open("/v1/chat/completions", &body).await;
+    // Both get certificates of another authority, in the same files, and trust that one alone.
+    for name in ["127.0.0.1", "frontend"] {
+        let (chain, key) = new.sign(name);
+        std::fs::copy(chain, old.file(&format!("{name}.pem"))).expect("copied");
+        std::fs::copy(key, old.file(&format!("{name}.key"))).expect("copied");
+    }
+    std::fs::copy(new.file("ca.pem"), old.file("ca.pem")).expect("copied");
+    let text = stream.text().await.expect("all of it");
+    assert!(text.contains("[DONE]") && !text.contains("\"error\""), "{text}");
+    // A frontend that comes now has only seen the new ones.
+    let other = serve(&cluster, &running, &new.flags("frontend", &new));
+    other.wait_ready(1, SOON).await;
+    other.chat(&ask("hello", 3)).await.ok();
+    // And when the first one has to connect again, it has read them too.
+    running.kill();
+    running = agent_at(&cluster, &running.port(), &new.flags("127.0.0.1", &new));
+    server.wait_ready(1, SOON).await;
+    server.chat(&ask("hello", 3)).await.ok();
+    drop(running);
 }
