@@ -4,10 +4,14 @@ use super::LaunchSpec;
 use crate::error::EngineError;
 
 /// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all that start so.
-const OWNED: [(&str, &str); 12] = [
+const OWNED: [(&str, &str); 16] = [
     ("--headless", "engines are always headless"),
     ("--data-parallel-*", "each engine is on its own, start more engines instead"),
     ("-dp*", "each engine is on its own, start more engines instead"),
+    ("--nnodes", "all processes of an engine have to be on one machine"),
+    ("--node-rank", "all processes of an engine have to be on one machine"),
+    ("--master-addr", "all processes of an engine have to be on one machine"),
+    ("--master-port", "all processes of an engine have to be on one machine"),
     ("--mm-processor-cache-gb", "set the receiver cache's size in Chiasm"),
     ("--mm-processor-cache-type", "Chiasm fills the engine's cache and knows its type"),
     ("--enable-prefix-caching", "it is always on"),
@@ -120,6 +124,8 @@ mod tests {
             "--headless",
             "--headl",
             "--data-parallel-size=2",
+            "--nnodes=2",
+            "--master_addr",
             "--data_parallel_size",
             "-dp",
             "-dpn",

@@ -9,6 +9,7 @@ mod discovery;
 mod etcd;
 mod failures;
 mod security;
+mod weather;
 
 use std::time::Duration;
 

@@ -1,0 +1,282 @@
+//! Requests to two frontends of several agents while agents and frontends are killed, stopped and restarted.
+//!
+//! `CHIASM_TEST_SEED`, which is printed, chooses the faults, `CHIASM_TEST_FAULTS` how many there are.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+
+use crate::cluster::{Agent, Cluster};
+use crate::failures::answered;
+use crate::support::{self, Server, demo_model, wait_for};
+use crate::{SOON, workers};
+
+/// Faults of a run that nobody has asked for more of.
+const FAULTS: usize = 25;
+/// Clients of each frontend.
+const CLIENTS: usize = 4;
+/// Longer than any deadline of a request here.
+const HANGS: Duration = Duration::from_secs(60);
+const PICTURES: [&str; 3] = ["dawn", "noon", "storm"];
+/// Prompts without a picture.
+const TEXTS: usize = 12;
+const TOKENS: [u32; 2] = [3, 24];
+const QUICK: [&str; 6] = ["--sim", "1", "--sim-decode-rate", "200", "--sim-image-ms", "2"];
+
+/// What is asked: prompts by their numbers, and what the right answers are.
+struct Questions {
+    /// The answers by prompt and by number of tokens.
+    right: Vec<[String; 2]>,
+    pictures: Vec<String>,
+}
+
+impl Questions {
+    /// The answers of a server that nothing happens to.
+    async fn ask_all() -> Arc<Self> {
+        let model = demo_model().display().to_string();
+        let calm = Server::start(&[&[&model, "--served-model-name", "m"], &QUICK[..]].concat());
+        calm.wait_ready(1, SOON).await;
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/images");
+        let picture = |name: &str| {
+            let bytes = std::fs::read(folder.join(format!("{name}.jpg"))).expect("a picture");
+            format!("data:image/jpeg;base64,{}", STANDARD.encode(bytes))
+        };
+        let mut questions = Self { right: Vec::new(), pictures: PICTURES.map(picture).into() };
+        for prompt in 0..TEXTS + PICTURES.len() {
+            let mut answers = [String::new(), String::new()];
+            for (answer, tokens) in answers.iter_mut().zip(TOKENS) {
+                let body = calm.chat(&questions.body(prompt, tokens, false)).await.ok();
+                *answer = without_cached(body["choices"][0]["message"]["content"].as_str().expect("text"));
+            }
+            questions.right.push(answers);
+        }
+        Arc::new(questions)
+    }
+
+    fn body(&self, prompt: usize, tokens: u32, stream: bool) -> Value {
+        let text = format!("question {prompt} of many ").repeat(1 + prompt % 4 * 8);
+        let mut content = vec![json!({"type": "text", "text": text})];
+        if let Some(url) = prompt.checked_sub(TEXTS).and_then(|picture| self.pictures.get(picture)) {
+            content.insert(0, json!({"type": "image_url", "image_url": {"url": url}}));
+        }
+        let messages = json!([{"role": "user", "content": content}]);
+        json!({"model": "m", "messages": messages, "max_tokens": tokens, "ignore_eos": true, "stream": stream})
+    }
+}
+
+/// What became of requests.
+#[derive(Debug, Default)]
+struct Tally {
+    right: AtomicUsize,
+    /// Streams that had a token and ended with an error that says so.
+    cut: AtomicUsize,
+    /// Answered with an error, before any token.
+    refused: Mutex<Vec<String>>,
+    /// Lost with their frontend.
+    lost: AtomicUsize,
+}
+
+/// Asks a frontend, wherever it is at the moment, until it is told to stop.
+async fn ask_on(
+    questions: Arc<Questions>,
+    url: Arc<Mutex<String>>,
+    tally: Arc<Tally>,
+    stop: Arc<AtomicBool>,
+    seed: u64,
+) {
+    let client = support::client();
+    let mut rng = SmallRng::seed_from_u64(seed);
+    while !stop.load(Relaxed) {
+        let prompt = rng.random_range(0..questions.right.len());
+        let (length, stream) = (rng.random_range(0..2), rng.random_bool(0.5));
+        let body = questions.body(prompt, TOKENS[length], stream);
+        let to = format!("{}/v1/chat/completions", url.lock().expect("not poisoned"));
+        let asked = client.post(to).header("content-type", "application/json").body(body.to_string()).send();
+        let answered = async {
+            let answer = asked.await?;
+            Ok::<_, reqwest::Error>((answer.status().as_u16(), answer.text().await?))
+        };
+        let answered = tokio::time::timeout(HANGS, answered).await.expect("no request hangs");
+        match answered {
+            Err(_) => {
+                tally.lost.fetch_add(1, Relaxed);
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Ok((200, text)) => {
+                let (said, failed) = if stream { of_stream(&text) } else { of_whole(&text) };
+                let (said, right) = (without_cached(&said), &questions.right[prompt][length]);
+                let agrees = right.starts_with(&said) || (!failed && said.starts_with(right.as_str()));
+                assert!(agrees && (failed || !said.is_empty()), "'{said}' is not '{right}'");
+                let count = if failed { &tally.cut } else { &tally.right };
+                count.fetch_add(1, Relaxed);
+            }
+            Ok((status, text)) => {
+                assert!([502, 503, 504].contains(&status), "{status}: {text}");
+                tally.refused.lock().expect("not poisoned").push(text);
+            }
+        }
+    }
+}
+
+/// What an engine says without how many of the prompt's tokens were cached, which depends on what it was asked before. As answers are cut
+/// off by tokens, they may end a little sooner or later.
+fn without_cached(said: &str) -> String {
+    let mut pieces = said.split(" of ").map(|piece| piece.trim_end_matches(|c: char| c.is_ascii_digit()));
+    let first = pieces.next().unwrap_or_default().to_owned();
+    pieces.fold(first, |all, piece| all + "# of " + piece)
+}
+
+fn of_whole(text: &str) -> (String, bool) {
+    let body: Value = serde_json::from_str(text).expect("JSON");
+    (body["choices"][0]["message"]["content"].as_str().expect("text").to_owned(), false)
+}
+
+/// The text of a stream, and whether it ended with an error. One that ended with neither that nor its end was lost with its frontend.
+fn of_stream(text: &str) -> (String, bool) {
+    let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+    let (mut said, mut is_whole) = (String::new(), false);
+    for event in events {
+        is_whole |= event == "[DONE]";
+        let event: Value = serde_json::from_str(event).unwrap_or_default();
+        said.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+    }
+    (said, !is_whole)
+}
+
+/// Agents, frontends and clients.
+struct Stand {
+    cluster: Cluster,
+    agents: Vec<Agent>,
+    frontends: Vec<Server>,
+    urls: Vec<Arc<Mutex<String>>>,
+    addresses: String,
+    tally: Arc<Tally>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Stand {
+    async fn new(agents: u8, seed: u64) -> Self {
+        let cluster = Cluster::new();
+        let agents: Vec<_> = (1..=agents).map(|machine| cluster.agent(machine, &QUICK)).collect();
+        let addresses: Vec<_> = agents.iter().map(|agent| agent.address.clone()).collect();
+        let addresses = addresses.join(",");
+        let frontends: Vec<_> = (0..2).map(|_| cluster.serve_at(&addresses, &[])).collect();
+        for frontend in &frontends {
+            frontend.wait_ready(agents.len() as u64, SOON).await;
+        }
+        let urls: Vec<_> = frontends.iter().map(|frontend| Arc::new(Mutex::new(frontend.url.clone()))).collect();
+        let questions = Questions::ask_all().await;
+        let (tally, stop) = (Arc::<Tally>::default(), Arc::<AtomicBool>::default());
+        let client = |number: usize| {
+            let url = urls[number % urls.len()].clone();
+            let asks = ask_on(questions.clone(), url, tally.clone(), stop.clone(), seed ^ number as u64);
+            tokio::spawn(asks)
+        };
+        let clients = (0..CLIENTS * urls.len()).map(client).collect();
+        Self { cluster, agents, frontends, urls, addresses, tally, stop, clients }
+    }
+
+    fn restart_agent(&mut self, number: usize) {
+        let (host, port) =
+            self.agents[number].address.rsplit_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
+        self.agents[number] = self.cluster.agent_at(&host, &port, &QUICK);
+    }
+
+    fn restart_frontend(&mut self, number: usize) {
+        self.frontends[number] = self.cluster.serve_at(&self.addresses, &[]);
+        *self.urls[number].lock().expect("not poisoned") = self.frontends[number].url.clone();
+    }
+
+    async fn all_ready(&self) {
+        for frontend in &self.frontends {
+            frontend.wait_ready(self.agents.len() as u64, SOON).await;
+        }
+    }
+
+    /// Ends the clients, and checks that nothing is left of their requests, in frontends and in engines.
+    async fn calm(&mut self) {
+        self.stop.store(true, Relaxed);
+        for client in self.clients.drain(..) {
+            client.await.expect("a client that saw what it must not");
+        }
+        self.all_ready().await;
+        for frontend in &self.frontends {
+            let is_idle = |worker: &Value| worker["requests"] == 0 && worker["engine"]["running"] == 0;
+            wait_for("the end of all requests", SOON, async || workers(frontend).await.iter().all(is_idle)).await;
+            assert_eq!(answered(frontend, 16).await, 16);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_dies_no_request_hangs_and_no_token_is_wrong() {
+    let setting = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let seed = setting("CHIASM_TEST_SEED").unwrap_or_else(rand::random);
+    let faults = setting("CHIASM_TEST_FAULTS").map_or(FAULTS, |faults| faults as usize);
+    eprintln!("CHIASM_TEST_SEED={seed} CHIASM_TEST_FAULTS={faults}");
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut stand = Stand::new(3, seed).await;
+    let mut restarts = 0;
+    for _ in 0..faults {
+        tokio::time::sleep(Duration::from_millis(rng.random_range(50..500))).await;
+        let (agent, frontend) = (rng.random_range(0..stand.agents.len()), rng.random_range(0..stand.frontends.len()));
+        let pause = Duration::from_millis(rng.random_range(50..3500));
+        match rng.random_range(0..5) {
+            0 => {
+                stand.agents[agent].kill();
+                stand.restart_agent(agent);
+            }
+            1 => {
+                stand.agents[agent].signal("TERM");
+                assert!(stand.agents[agent].wait());
+                stand.restart_agent(agent);
+            }
+            2 => {
+                stand.agents[agent].signal("STOP");
+                tokio::time::sleep(pause).await;
+                stand.agents[agent].signal("CONT");
+            }
+            3 => {
+                stand.frontends[frontend].end_by("KILL");
+                restarts += 1;
+                stand.restart_frontend(frontend);
+            }
+            _ => {
+                support::send_signal(stand.frontends[frontend].pid(), "STOP");
+                tokio::time::sleep(pause / 3).await;
+                support::send_signal(stand.frontends[frontend].pid(), "CONT");
+            }
+        }
+    }
+    stand.calm().await;
+    eprintln!("{:?}", stand.tally);
+    let Tally { right, lost, .. } = &*stand.tally;
+    assert!(right.load(Relaxed) > faults * 4);
+    assert!(restarts > 0 || lost.load(Relaxed) == 0, "requests were lost with a frontend that lived");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_fails_no_request() {
+    let mut stand = Stand::new(4, 7).await;
+    for agent in 0..stand.agents.len() {
+        let before = stand.tally.right.load(Relaxed);
+        stand.agents[agent].signal("TERM");
+        assert!(stand.agents[agent].wait());
+        stand.restart_agent(agent);
+        stand.all_ready().await;
+        let asked = async || stand.tally.right.load(Relaxed) > before + 20;
+        wait_for("answers", SOON, asked).await;
+    }
+    stand.calm().await;
+    let Tally { cut, refused, lost, .. } = &*stand.tally;
+    let refused = refused.lock().expect("not poisoned");
+    assert!(refused.is_empty() && cut.load(Relaxed) == 0 && lost.load(Relaxed) == 0, "{:?}", stand.tally);
+}
