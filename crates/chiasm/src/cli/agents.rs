@@ -62,7 +62,10 @@ impl AgentArgs {
     /// Follows all that names agents. Needs a Tokio runtime.
     pub(crate) fn sources(&self) -> Result<Vec<Following>, CliError> {
         let wrong = |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
-        let cluster = ClusterAccess::of_pod(&|name| std::env::var(name).ok());
+        let cluster = match &self.discovery {
+            Some(Source::Kubernetes(_)) => ClusterAccess::of_pod(&|name| std::env::var(name).ok()),
+            _ => Ok(None),
+        };
         let access = Access { etcd: self.etcd_tls(), cluster: cluster.map_err(|error| wrong("--discovery", error))? };
         let mut sources = Vec::new();
         if !self.agents.is_empty() {
