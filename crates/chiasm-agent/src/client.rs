@@ -14,19 +14,19 @@ use bytes::Bytes;
 use chiasm_backend::Death;
 use chiasm_kv::KeySecret;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 pub use connector::AgentConnector;
 
 use crate::proto::agent_client::AgentClient;
-use crate::proto::{HelloReply, HelloRequest, MediaChunk};
+use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk};
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
 use connecting::Connecting;
 
 /// How long an agent's machine may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
-/// How long an agent may take to say hello.
+/// How long an agent may take to answer what takes it no time.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// How long a file may be on its way.
 const FILE_WITHIN: Duration = Duration::from_secs(30);
@@ -135,6 +135,16 @@ impl AgentLink {
         Ok(Greeting { engines, incarnation, version })
     }
 
+    /// Has the agent refuse new jobs, or take them again. How many run.
+    ///
+    /// # Errors
+    /// Those of [`AgentLink::greet`].
+    pub async fn drain(&self, draining: bool) -> Result<u64, LinkError> {
+        let mut jobs = self.jobs.clone();
+        let call = async move { jobs.drain(DrainRequest { draining }).await };
+        self.answered(call).await.map(|reply| reply.running)
+    }
+
     /// What calls go over, and files.
     #[cfg(test)]
     pub(crate) fn clients(&self) -> (AgentClient<Channel>, AgentClient<Channel>) {
@@ -148,8 +158,13 @@ impl AgentLink {
             key_secret_fingerprint: Bytes::copy_from_slice(&KeySecret::of_process().fingerprint()),
         };
         let mut jobs = self.jobs.clone();
+        self.answered(async move { jobs.hello(request).await }).await
+    }
+
+    /// The answer to a call that takes no time.
+    async fn answered<T>(&self, call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, LinkError> {
         let unreachable = |reason: String| LinkError::Unreachable { address: self.address.clone(), reason };
-        match tokio::time::timeout(HELLO_WITHIN, jobs.hello(request)).await {
+        match tokio::time::timeout(HELLO_WITHIN, call).await {
             Ok(Ok(reply)) => Ok(reply.into_inner()),
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                 Err(LinkError::Refused { address: self.address.clone(), reason: status.message().to_owned() })

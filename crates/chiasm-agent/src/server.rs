@@ -8,6 +8,7 @@ mod watching;
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,8 +26,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::{
-    GenerateEvent, GenerateRequest, HelloReply, HelloRequest, MediaChunk, PutMediaReply, StopReply, StopRequest,
-    WatchEvent, WatchRequest,
+    DrainReply, DrainRequest, GenerateEvent, GenerateRequest, HelloReply, HelloRequest, MediaChunk, PutMediaReply,
+    StopReply, StopRequest, WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW, job};
@@ -49,18 +50,31 @@ pub struct AgentServer {
     drain: Drain,
 }
 
-/// Lets an agent go down in an orderly way. Clones are of the same agent.
+/// Keeps new jobs from an agent. Clones are of the same agent.
 #[derive(Clone, Default)]
 pub struct Drain {
     jobs: Arc<Jobs>,
+    /// Whether new jobs are refused, which frontends are told.
     begun: Arc<watch::Sender<bool>>,
+    /// The agent goes down: nobody can take that back.
+    is_last: Arc<AtomicBool>,
 }
 
 impl Drain {
-    /// Takes no new jobs from now on, which frontends are told, and waits for those that run. Whether they have ended in time.
+    /// Takes no new jobs from now on, and waits for those that run. Whether they have ended in time.
     pub async fn finished_within(&self, time: Duration) -> bool {
+        self.is_last.store(true, Relaxed);
         self.begun.send_replace(true);
         timeout(time, self.jobs.all_ended()).await.is_ok()
+    }
+
+    /// Refuses new jobs or takes them again, unless the agent goes down. How many run.
+    fn set(&self, draining: bool) -> usize {
+        let draining = draining || self.is_last.load(Relaxed);
+        if self.begun.send_replace(draining) != draining {
+            tracing::info!(draining, "an operator says whether new jobs are taken");
+        }
+        self.jobs.running()
     }
 }
 
@@ -160,7 +174,7 @@ impl Agent for AgentServer {
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let request = request.into_inner();
         if *self.drain.begun.borrow() {
-            return Err(Status::unavailable("the agent is going down"));
+            return Err(Status::unavailable("the agent takes no new jobs"));
         }
         let worker = self.worker(request.engine, request.life)?;
         let owner = Owner { frontend: request.frontend, announcements: self.announcements(request.engine)?.clone() };
@@ -168,6 +182,11 @@ impl Agent for AgentServer {
             job::from_message(request).map_err(|(field, what)| Status::invalid_argument(format!("{field}: {what}")))?;
         let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, owner, parts);
         Ok(Response::new(Box::pin(ReceiverStream::new(events))))
+    }
+
+    async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        let running = self.drain.set(request.into_inner().draining) as u64;
+        Ok(Response::new(DrainReply { running }))
     }
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<StopReply>, Status> {

@@ -14,9 +14,9 @@ use crate::{key_secret, signals};
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let address = SocketAddr::new(args.host, args.port);
-    let tls = args.agents.tls()?;
+    let tls = args.agents.tls.load()?;
     if tls.is_none() {
-        args.agents.check_plaintext_at(address)?;
+        args.agents.tls.check_plaintext_at(address)?;
     }
     serve::without_helper(&mut args, "an agent")?;
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;

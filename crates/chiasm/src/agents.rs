@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chiasm_agent::{AgentConnector, AgentLink, AgentTls, Greeting};
 use chiasm_discovery::{Following, Named};
@@ -10,12 +10,15 @@ use chiasm_server::fleet::Fleet;
 use chiasm_types::WorkerId;
 use tokio::sync::watch;
 
-use crate::cli::{AgentArgs, ServeArgs};
+use crate::cli::{AgentTlsArgs, DrainArgs, ServeArgs};
 use crate::error::CliError;
 
 /// How often an agent is asked what it is: until it says so, and after it is named no more; and otherwise.
 const ASK_SOON: Duration = Duration::from_secs(1);
 const ASK_LATER: Duration = Duration::from_secs(10);
+
+/// How often an agent is asked whether its last request has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Finds agents and adds their engines to a fleet for as long as this lives.
 pub(crate) struct Agents {
@@ -26,7 +29,7 @@ pub(crate) struct Agents {
 struct Shared {
     fleet: Arc<Fleet>,
     processor: Arc<[u8]>,
-    args: AgentArgs,
+    args: AgentTlsArgs,
     tls: Option<Arc<AgentTls>>,
     /// The address at which each start of an agent is served: some are named twice.
     serving: Mutex<HashMap<u64, String>>,
@@ -34,11 +37,12 @@ struct Shared {
 
 /// Begins to look for agents.
 pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, processor: Arc<[u8]>) -> Result<Agents, CliError> {
-    let (fleet, tls) = (fleet.clone(), args.agents.tls()?);
-    let shared = Arc::new(Shared { fleet, processor, args: args.agents.clone(), tls, serving: Mutex::default() });
+    let (fleet, tls) = (fleet.clone(), args.agents.tls.load()?);
+    let shared = Shared { fleet, processor, args: args.agents.tls.clone(), tls, serving: Mutex::default() };
+    let shared = Arc::new(shared);
     // Those that are listed are told at once if they can't be.
     for address in &args.agents.agents {
-        link(&shared, address)?;
+        link(&shared.args, &shared.tls, address)?;
     }
     let sources = args.agents.sources()?;
     for source in &sources {
@@ -61,7 +65,7 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
             if agents.contains_key(&address) {
                 continue;
             }
-            match link(&shared, &address) {
+            match link(&shared.args, &shared.tls, &address) {
                 Ok(link) => {
                     let (is_named, keeps) = watch::channel(true);
                     tokio::spawn(Keeper { link, shared: shared.clone(), is_named: keeps, workers: Vec::new() }.keep());
@@ -76,11 +80,27 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
     }
 }
 
-fn link(shared: &Shared, address: &str) -> Result<AgentLink, CliError> {
-    if shared.tls.is_none() {
-        shared.args.check_plaintext_towards(address)?;
+fn link(args: &AgentTlsArgs, tls: &Option<Arc<AgentTls>>, address: &str) -> Result<AgentLink, CliError> {
+    if tls.is_none() {
+        args.check_plaintext_towards(address)?;
     }
-    AgentLink::new(address, shared.tls.clone()).map_err(|error| CliError::Usage(error.to_string()))
+    AgentLink::new(address, tls.clone()).map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// `chiasm drain`: has an agent refuse new jobs, and waits until none runs; or has it take them again.
+pub(crate) async fn drain(args: DrainArgs) -> Result<(), CliError> {
+    let link = link(&args.tls, &args.tls.load()?, &args.agent)?;
+    let until = Instant::now() + args.wait;
+    loop {
+        let running = link.drain(!args.resume).await.map_err(|error| CliError::Usage(error.to_string()))?;
+        if running == 0 || args.resume || args.wait.is_zero() {
+            return Ok(());
+        }
+        if Instant::now() >= until {
+            return Err(CliError::Usage(format!("{running} requests still run at the agent {} (--wait)", args.agent)));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 /// Keeps the workers of one agent.

@@ -25,7 +25,7 @@ use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
-pub(crate) use agents::AgentArgs;
+pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use http::HttpArgs;
@@ -90,6 +90,8 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     /// Own the engines of this machine, for frontends on any (chiasm serve --agents)
     Agent(Box<ServeArgs>),
+    /// Have an agent take no new requests, or take them again
+    Drain(DrainArgs),
     /// Show the main job in a minute: a frontend, two simulated engines and a small conversation set
     Demo(DemoArgs),
     /// Tell what an image means for a model's prompt: identity, layout, tensors

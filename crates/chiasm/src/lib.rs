@@ -86,6 +86,7 @@ pub fn main() -> ExitCode {
         match cli.command {
             Command::Serve(args) => serve::run(*args, log.counts()).await,
             Command::Agent(args) => agent::run(*args).await,
+            Command::Drain(args) => agents::drain(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::Engines(args) => engines::run(args).await,

@@ -37,6 +37,11 @@ impl Jobs {
         }
     }
 
+    /// How many run, those included that have not begun.
+    pub(super) fn running(&self) -> usize {
+        *self.running.borrow()
+    }
+
     /// Returns when none runs.
     pub(super) async fn all_ended(&self) {
         // The sender is here.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chiasm_agent::AgentTls;
 use chiasm_discovery::{Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls};
@@ -38,19 +39,8 @@ pub(crate) struct AgentArgs {
     /// work together (openssl rand -hex 32) [default: one in the state folder of this user, made when it is first needed]
     #[arg(long, env = "CHIASM_BLOCK_KEY_SECRET", value_name = "FILE")]
     pub(crate) block_key_secret: Option<PathBuf>,
-    /// PEM file of the certificate that this process shows agents or frontends
-    #[arg(long, env = "CHIASM_AGENT_CERTFILE", value_name = "FILE", requires_all = ["agent_keyfile", "agent_ca_file"])]
-    pub(crate) agent_certfile: Option<PathBuf>,
-    /// PEM file of that certificate's private key
-    #[arg(long, env = "CHIASM_AGENT_KEYFILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_ca_file"])]
-    pub(crate) agent_keyfile: Option<PathBuf>,
-    /// PEM file of the authorities that must have signed the other side's certificate
-    #[arg(long, env = "CHIASM_AGENT_CA_FILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_keyfile"])]
-    pub(crate) agent_ca_file: Option<PathBuf>,
-    /// Let agents and frontends speak without TLS on other addresses than this machine's own: whoever can reach them can use the
-    /// engines, and read all prompts
-    #[arg(long, env = "CHIASM_AGENT_PLAINTEXT")]
-    pub(crate) agent_plaintext: bool,
+    #[command(flatten)]
+    pub(crate) tls: AgentTlsArgs,
 }
 
 impl AgentArgs {
@@ -104,9 +94,45 @@ impl AgentArgs {
         };
         Tls { authority: self.etcd_ca_file.clone(), identity }
     }
+}
 
+/// An agent that is to take no new requests, or to take them again.
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    /// The agent, as HOST:PORT
+    #[arg(value_name = "HOST:PORT")]
+    pub(crate) agent: String,
+    /// Take new requests again
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// Wait for so many seconds at most until no request runs there
+    #[arg(long, value_name = "SECONDS", value_parser = super::seconds, default_value = "0", conflicts_with = "resume")]
+    pub(crate) wait: Duration,
+    #[command(flatten)]
+    pub(crate) tls: AgentTlsArgs,
+}
+
+/// How agents and those that speak to them know each other.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AgentTlsArgs {
+    /// PEM file of the certificate that this process shows agents or frontends
+    #[arg(long, env = "CHIASM_AGENT_CERTFILE", value_name = "FILE", requires_all = ["agent_keyfile", "agent_ca_file"])]
+    pub(crate) agent_certfile: Option<PathBuf>,
+    /// PEM file of that certificate's private key
+    #[arg(long, env = "CHIASM_AGENT_KEYFILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_ca_file"])]
+    pub(crate) agent_keyfile: Option<PathBuf>,
+    /// PEM file of the authorities that must have signed the other side's certificate
+    #[arg(long, env = "CHIASM_AGENT_CA_FILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_keyfile"])]
+    pub(crate) agent_ca_file: Option<PathBuf>,
+    /// Let agents and frontends speak without TLS on other addresses than this machine's own: whoever can reach them can use the
+    /// engines, and read all prompts
+    #[arg(long, env = "CHIASM_AGENT_PLAINTEXT")]
+    pub(crate) agent_plaintext: bool,
+}
+
+impl AgentTlsArgs {
     /// The certificates of this process, if it has any.
-    pub(crate) fn tls(&self) -> Result<Option<Arc<AgentTls>>, CliError> {
+    pub(crate) fn load(&self) -> Result<Option<Arc<AgentTls>>, CliError> {
         let (Some(certificate), Some(key), Some(authorities)) =
             (&self.agent_certfile, &self.agent_keyfile, &self.agent_ca_file)
         else {
@@ -151,7 +177,7 @@ mod tests {
         let parsed = |more: &[&str]| {
             let all = ["chiasm", "serve", "m"].into_iter().chain(more.iter().copied());
             let Command::Serve(args) = Cli::parse_from(all).command else { panic!("serve") };
-            args.agents
+            args.agents.tls
         };
         let args = parsed(&[]);
         for here in ["127.0.0.1:1", "127.0.0.3:8100", "[::1]:1", "localhost:1"] {
@@ -163,6 +189,5 @@ mod tests {
         }
         assert!(args.check_plaintext_at("0.0.0.0:1".parse().unwrap()).is_err());
         parsed(&["--agent-plaintext"]).check_plaintext_towards("10.0.0.1:1").unwrap();
-        assert!(parsed(&["--agents", "a:1,b:2"]).agents == ["a:1", "b:2"]);
     }
 }

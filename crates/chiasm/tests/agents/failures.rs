@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use serde_json::json;
 
 use crate::cluster::Cluster;
-use crate::support::{Server, wait_for};
+use crate::support::{Server, chiasm, wait_for};
 use crate::{SOON, ask, workers};
 
 /// How soon a machine that says nothing is to be noticed.
@@ -120,4 +120,37 @@ async fn an_agent_that_goes_down_finishes_what_it_has() {
     assert_eq!(meanwhile, 20);
     assert!(agents[0].wait());
     wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
+    let cluster = Cluster::new();
+    let agents = [cluster.agent(1, &["--sim", "1"]), cluster.agent(2, &["--sim", "1", "--sim-decode-rate", "20"])];
+    let server = cluster.serve(&agents, &[]);
+    server.wait_ready(2, SOON).await;
+    let drain = |more: &[&str]| {
+        let status = chiasm(&["drain", &agents[1].address]).args(more).stderr(std::process::Stdio::null()).status();
+        status.expect("chiasm runs").success()
+    };
+    // One request on each of them.
+    let requests = [ask("hello", 60), ask("good morning", 60)];
+    let [one, other] = requests.each_ref().map(|body| server.chat(body));
+    let both = async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
+    let drained = async {
+        wait_for("a request on both", SOON, both).await;
+        // That one ends, and is not waited for long enough.
+        assert!(!drain(&["--wait", "0.3"]));
+        answered(&server, 20).await
+    };
+    let (one, other, meanwhile) = futures_util::future::join3(one, other, drained).await;
+    [one, other].iter().for_each(|answer| drop(answer.ok()));
+    assert_eq!(meanwhile, 20);
+    assert!(drain(&["--wait", "10"]));
+    let first = server.chat(&ask("hello", 2)).await.header("x-chiasm-worker");
+    for number in 0..8 {
+        assert_eq!(server.chat(&ask(&format!("question {number}"), 2)).await.header("x-chiasm-worker"), first);
+    }
+    assert!(drain(&["--resume"]));
+    let is_other = async || server.chat(&ask("good evening", 2)).await.header("x-chiasm-worker") != first;
+    wait_for("a request on the other", SOON, is_other).await;
 }

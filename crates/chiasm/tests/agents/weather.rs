@@ -32,9 +32,30 @@ const QUICK: [&str; 6] = ["--sim", "1", "--sim-decode-rate", "200", "--sim-image
 
 /// What is asked: prompts by their numbers, and what the right answers are.
 struct Questions {
-    /// The answers by prompt and by number of tokens.
-    right: Vec<[String; 2]>,
+    /// By prompt.
+    right: Vec<Right>,
     pictures: Vec<String>,
+}
+
+/// What simulated engines say of a prompt, again and again: what they see, and how many of its tokens were cached.
+#[derive(Default)]
+struct Right {
+    sees: String,
+    /// What comes after the number of cached tokens, which depends on what an engine was asked before.
+    cached: String,
+}
+
+impl Right {
+    /// Whether an answer, as long as it is, is right.
+    fn agrees(&self, said: &str) -> bool {
+        let mut rest = said;
+        loop {
+            for (text, is_number) in [(&*self.sees, true), (&*self.cached, false)] {
+                let Some(more) = rest.strip_prefix(text) else { return text.starts_with(rest) };
+                rest = if is_number { more.trim_start_matches(|c: char| c.is_ascii_digit()) } else { more };
+            }
+        }
+    }
 }
 
 impl Questions {
@@ -50,12 +71,13 @@ impl Questions {
         };
         let mut questions = Self { right: Vec::new(), pictures: PICTURES.map(picture).into() };
         for prompt in 0..TEXTS + PICTURES.len() {
-            let mut answers = [String::new(), String::new()];
-            for (answer, tokens) in answers.iter_mut().zip(TOKENS) {
-                let body = calm.chat(&questions.body(prompt, tokens, false)).await.ok();
-                *answer = without_cached(body["choices"][0]["message"]["content"].as_str().expect("text"));
-            }
-            questions.right.push(answers);
+            let body = calm.chat(&questions.body(prompt, 100, false)).await.ok();
+            let said = body["choices"][0]["message"]["content"].as_str().expect("text");
+            let sees = format!("{}; ", said.split_once("; ").expect("two parts").0);
+            let cached = format!(" of {} prompt tokens were cached", body["usage"]["prompt_tokens"]);
+            let right = Right { sees, cached };
+            assert!(right.agrees(said), "'{said}'");
+            questions.right.push(right);
         }
         Arc::new(questions)
     }
@@ -95,8 +117,8 @@ async fn ask_on(
     let mut rng = SmallRng::seed_from_u64(seed);
     while !stop.load(Relaxed) {
         let prompt = rng.random_range(0..questions.right.len());
-        let (length, stream) = (rng.random_range(0..2), rng.random_bool(0.5));
-        let body = questions.body(prompt, TOKENS[length], stream);
+        let (tokens, stream) = (TOKENS[rng.random_range(0..2)], rng.random_bool(0.5));
+        let body = questions.body(prompt, tokens, stream);
         let to = format!("{}/v1/chat/completions", url.lock().expect("not poisoned"));
         let asked = client.post(to).header("content-type", "application/json").body(body.to_string()).send();
         let answered = async {
@@ -110,44 +132,40 @@ async fn ask_on(
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok((200, text)) => {
-                let (said, failed) = if stream { of_stream(&text) } else { of_whole(&text) };
-                let (said, right) = (without_cached(&said), &questions.right[prompt][length]);
-                let agrees = right.starts_with(&said) || (!failed && said.starts_with(right.as_str()));
-                assert!(agrees && (failed || !said.is_empty()), "'{said}' is not '{right}'");
+                let (said, failed) = if stream { of_stream(&text) } else { of_whole(&text, tokens) };
+                assert!(
+                    questions.right[prompt].agrees(&said) && (failed || !said.is_empty()),
+                    "prompt {prompt}: '{said}'"
+                );
                 let count = if failed { &tally.cut } else { &tally.right };
                 count.fetch_add(1, Relaxed);
             }
             Ok((status, text)) => {
                 assert!([502, 503, 504].contains(&status), "{status}: {text}");
                 tally.refused.lock().expect("not poisoned").push(text);
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
 }
 
-/// What an engine says without how many of the prompt's tokens were cached, which depends on what it was asked before. As answers are cut
-/// off by tokens, they may end a little sooner or later.
-fn without_cached(said: &str) -> String {
-    let mut pieces = said.split(" of ").map(|piece| piece.trim_end_matches(|c: char| c.is_ascii_digit()));
-    let first = pieces.next().unwrap_or_default().to_owned();
-    pieces.fold(first, |all, piece| all + "# of " + piece)
-}
-
-fn of_whole(text: &str) -> (String, bool) {
+fn of_whole(text: &str, tokens: u32) -> (String, bool) {
     let body: Value = serde_json::from_str(text).expect("JSON");
+    assert_eq!(body["usage"]["completion_tokens"], tokens);
     (body["choices"][0]["message"]["content"].as_str().expect("text").to_owned(), false)
 }
 
-/// The text of a stream, and whether it ended with an error. One that ended with neither that nor its end was lost with its frontend.
+/// The text of a stream, and whether it failed: by an error that it tells, or without an end, as it was lost with its frontend.
 fn of_stream(text: &str) -> (String, bool) {
     let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
-    let (mut said, mut is_whole) = (String::new(), false);
+    let (mut said, mut is_done, mut has_error) = (String::new(), false, false);
     for event in events {
-        is_whole |= event == "[DONE]";
+        is_done |= event == "[DONE]";
         let event: Value = serde_json::from_str(event).unwrap_or_default();
+        has_error |= event.get("error").is_some();
         said.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
     }
-    (said, !is_whole)
+    (said, has_error || !is_done)
 }
 
 /// Agents, frontends and clients.
