@@ -1,4 +1,4 @@
-//! The discrete-event simulation: a router, a frontend and engines in virtual time.
+//! The discrete-event simulation: frontends, each with its router, and engines in virtual time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
@@ -6,15 +6,14 @@ use std::time::Instant;
 
 use chiasm_engine_model::WeightedLru;
 use chiasm_kv::event::{KvEvent, KvEventBatch};
-use chiasm_router::{
-    Clock, EngineStats, Policy, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,
-};
-use chiasm_types::{PlanClassId, WorkerId};
+use chiasm_router::{EngineStats, Policy, RouteItem, RouteRequest, VirtualClock};
+use chiasm_types::WorkerId;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use crate::engine::{Engine, Live};
 use crate::error::SimulateError;
+use crate::frontends::{Announced, Frontends};
 use crate::report::{Latency, PolicyReport};
 use crate::scenario::{Arrivals, Scenario};
 use crate::sequence::{Sequence, mix};
@@ -22,21 +21,21 @@ use crate::tally::Tally;
 use crate::virtual_time::{Nanos, nanos, seconds};
 use crate::workload::{Request, exponential};
 
-/// One run. What happens at the same time happens in this order: events reach the router, engines and tensors move on in the
-/// order in which they were planned, a request arrives.
+/// One run. What happens at the same time happens in this order: events reach the routers, announcements do, engines and tensors
+/// move on in the order in which they were planned, a request arrives.
 pub(crate) struct Fleet<'a> {
     scenario: &'a Scenario,
     policy: Policy,
-    router: Router,
+    frontends: Frontends,
     clock: VirtualClock,
     engines: Vec<Engine>,
     /// Per engine the tensors that it has or that are on their way, and when they are there.
     receivers: Vec<WeightedLru<u64, Nanos>>,
-    /// The times at which the frontend's threads are free.
+    /// The times at which the frontends' threads are free. All frontends share them.
     threads: BinaryHeap<Reverse<Nanos>>,
     planned: BinaryHeap<Planned>,
     plans: u64,
-    /// Events and statistics on the way from engines to the router, in the order of their times.
+    /// Events and statistics on the way from engines to the routers, in the order of their times.
     published: VecDeque<Published>,
     arrivals: ArrivalTimes,
     tally: Tally,
@@ -107,27 +106,11 @@ impl<'a> Fleet<'a> {
     pub(crate) fn new(scenario: &'a Scenario, policy: Policy, arrivals: Arrivals) -> Self {
         let model = scenario.engine;
         let clock = VirtualClock::default();
-        let config = RouterConfig { policy, seed: Some(scenario.seed), ..scenario.router.clone() };
-        let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
-        for worker in 0..scenario.workers {
-            let info = WorkerInfo {
-                total_blocks: u64::from(model.num_blocks),
-                block_size: model.block_size,
-                publishes_events: true,
-                encoder_cache_tokens: model.encoder_cache_tokens,
-                // Raw values, a byte each.
-                receiver_cache_elements: model.receiver_cache_bytes,
-                class: PlanClassId(0),
-                max_prompt_tokens: usize::MAX,
-                max_encoder_tokens: usize::MAX,
-            };
-            router.add_worker(WorkerId(worker as u32), info);
-        }
         let threads = scenario.frontend.threads_per_worker * scenario.workers;
         Self {
             scenario,
             policy,
-            router,
+            frontends: Frontends::new(scenario, policy, &clock),
             clock,
             engines: (0..scenario.workers).map(|_| Engine::new(model)).collect(),
             receivers: (0..scenario.workers).map(|_| WeightedLru::new(model.receiver_cache_bytes)).collect(),
@@ -173,11 +156,14 @@ impl<'a> Fleet<'a> {
             let arrival = next.as_ref().and_then(|next| self.arrivals.next(next, gap, in_flight, workers, now));
             let published = self.published.front().map(|published| published.at);
             let planned = self.planned.peek().map(|planned| planned.at);
-            let Some(at) = [arrival, published, planned].into_iter().flatten().min() else { return Ok(now) };
+            let announced = self.frontends.next_announcement();
+            let Some(at) = [arrival, published, announced, planned].into_iter().flatten().min() else { return Ok(now) };
             now = at;
             self.clock.set(now);
             if published == Some(now) {
                 self.receive();
+            } else if announced == Some(now) {
+                self.frontends.take_note()?;
             } else if planned == Some(now) {
                 self.carry_out(now);
             } else if let Some(request) = next.take() {
@@ -218,15 +204,17 @@ impl<'a> Fleet<'a> {
             embeds: item.image.embeds as usize,
             elements: item.image.tensor_bytes(),
         }));
-        let reservation = self.router.select(&RouteRequest {
+        let routed = RouteRequest {
             keys: &keys[..sequence.prompt() / model.block_size.get()],
             prompt_tokens: sequence.prompt(),
             media: &self.items,
             ..RouteRequest::default()
-        })?;
+        };
+        let number = self.arrived;
+        let reservation = self.frontends.select(number, &routed, now)?;
         let worker = reservation.worker.0 as usize;
         let ready = self.make_tensors(worker, &sequence, now, counted);
-        let mut live = Live::new(sequence, keys, now, counted);
+        let mut live = Live::new(number, sequence, keys, now, counted);
         live.reservation = Some(reservation);
         if ready > now {
             self.plan(ready, worker, Plan::Deliver(Box::new(live)));
@@ -278,7 +266,8 @@ impl<'a> Fleet<'a> {
         match what {
             Plan::Deliver(live) => self.deliver(worker, *live, now),
             Plan::Wake if self.engines[worker].next_wake() == Some(now) => {
-                let events = self.engines[worker].wake(now, &mut self.tally);
+                let mut observer = Announced { tally: &mut self.tally, frontends: &mut self.frontends };
+                let events = self.engines[worker].wake(now, &mut observer);
                 let at = now + nanos(self.scenario.engine.event_delay);
                 let stats = self.engines[worker].stats();
                 self.published.push_back(Published { at, worker, events, stats });
@@ -288,15 +277,12 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// The router takes in what an engine published.
+    /// The routers take in what an engine published.
     fn receive(&mut self) {
         let Some(Published { at, worker, events, stats }) = self.published.pop_front() else { return };
-        let id = WorkerId(worker as u32);
-        if !events.is_empty() {
-            let batch = KvEventBatch { timestamp: seconds(at), events, data_parallel_rank: None };
-            self.router.apply(id, &batch);
-        }
-        self.router.set_stats(id, stats);
+        let batch = KvEventBatch { timestamp: seconds(at), events, data_parallel_rank: None };
+        let batch = Some(&batch).filter(|batch| !batch.events.is_empty());
+        self.frontends.receive(WorkerId(worker as u32), batch, stats);
     }
 
     fn report(&self, end: Nanos, wall_seconds: f64) -> PolicyReport {
@@ -309,6 +295,7 @@ impl<'a> Fleet<'a> {
         let ratio = |number: f64, by: f64| if by > 0.0 { number / by } else { 0.0 };
         PolicyReport {
             policy: self.policy.name(),
+            frontends: self.frontends.routers().len(),
             ttft_ms: Latency::of(&self.tally.ttft),
             itl_ms: Latency::of(&self.tally.gaps),
             hit_rate: part(cached_tokens, prompt_tokens),

@@ -1,4 +1,5 @@
-//! A fleet in virtual time: the real router, with its prefix index, before modelled engines.
+//! A fleet in virtual time: the real router, with its prefix index, before modelled engines; or several of them, each in a
+//! frontend of its own.
 //!
 //! ```
 //! use chiasm_router::Policy;
@@ -29,9 +30,10 @@
 //! | `scenario` | what is simulated |
 //! | `workload` | what is asked: generated requests and traces |
 //! | `sequence` | a request's tokens in few words |
-//! | `fleet` | the event loop: router, frontend, engines |
+//! | `fleet` | the event loop: frontends, engines |
+//! | `frontends` | the routers, and what they are told of each other's choices |
 //! | `engine` | a modelled engine: scheduler, KV cache, encoder's cache |
-//! | `model` | the engines' and the frontend's speeds and sizes, and where the numbers come from |
+//! | `model` | the engines' and the frontends' speeds and sizes, and where the numbers come from |
 //! | `tally`, `histogram` | what is counted |
 //! | `report` | what a run tells |
 #![forbid(unsafe_code)]
@@ -39,6 +41,7 @@
 mod engine;
 mod error;
 mod fleet;
+mod frontends;
 mod histogram;
 mod model;
 mod report;

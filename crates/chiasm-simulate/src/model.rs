@@ -1,4 +1,4 @@
-//! What the modelled engines and the frontend before them are.
+//! What the modelled engines and the frontends before them are.
 
 use chiasm_types::BlockSize;
 
@@ -54,6 +54,9 @@ pub struct EngineModel {
     pub event_delay: f64,
 }
 
+/// Most frontends: each has a prefix index of the whole fleet.
+const MOST_FRONTENDS: usize = 64;
+
 const BLOCK_SIZE: BlockSize = match BlockSize::new(16) {
     Some(size) => size,
     None => unreachable!(),
@@ -79,11 +82,16 @@ impl Default for EngineModel {
     }
 }
 
-/// The modelled frontend: threads that turn images into tensors, first come, first served. Everything else it does takes no
-/// time.
+/// The modelled frontends: a router each, and threads that turn images into tensors, first come, first served. Everything else they
+/// do takes no time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FrontendModel {
-    /// Threads per worker; all of them serve the whole fleet. Default 2.
+    /// Frontends before the engines, 1 to 64; each request comes to one of them at random. Default 1.
+    pub frontends: usize,
+    /// Seconds from a frontend's choice of a worker until the other frontends know of it; they know as much later of the
+    /// request's first token and of its end. `None` when they are told of nothing. Default 1 ms.
+    pub announce_delay: Option<f64>,
+    /// Threads per worker; all of them serve the whole fleet, whatever the number of frontends. Default 2.
     pub threads_per_worker: usize,
     /// Seconds per pixel of an image that the chosen engine's receiver cache lacks. Default 5 ns: a JPEG of 1024² takes
     /// 4.6 ms (`docs/benchmarks/pixels.md`), and its tensor has to be written into shared memory.
@@ -92,7 +100,7 @@ pub struct FrontendModel {
 
 impl Default for FrontendModel {
     fn default() -> Self {
-        Self { threads_per_worker: 2, pixel: 5e-9 }
+        Self { frontends: 1, announce_delay: Some(1e-3), threads_per_worker: 2, pixel: 5e-9 }
     }
 }
 
@@ -119,6 +127,12 @@ impl EngineModel {
 impl FrontendModel {
     /// Refuses what no frontend could be.
     pub(crate) fn check(&self) -> Result<(), SimulateError> {
+        if !(1..=MOST_FRONTENDS).contains(&self.frontends) {
+            return Err(SimulateError::Config("a fleet has 1 to 64 frontends"));
+        }
+        if self.announce_delay.is_some_and(|delay| !delay.is_finite() || delay < 0.0) {
+            return Err(SimulateError::Config("the delay of announcements must be 0 or more"));
+        }
         if self.threads_per_worker == 0 || !self.pixel.is_finite() || self.pixel < 0.0 {
             return Err(SimulateError::Config(
                 "a frontend needs a thread per worker and a time per pixel of 0 or more",

@@ -32,7 +32,9 @@ impl Latency {
 pub struct PolicyReport {
     /// The policy's name.
     pub policy: &'static str,
-    /// Time from the arrival at the frontend to the first token.
+    /// Frontends, each with a router of that policy.
+    pub frontends: usize,
+    /// Time from the arrival at a frontend to the first token.
     pub ttft_ms: Latency,
     /// Time from token to token of one request, over all tokens.
     pub itl_ms: Latency,

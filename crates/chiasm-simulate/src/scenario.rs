@@ -41,7 +41,7 @@ pub enum Arrivals {
     Closed(usize),
 }
 
-/// A fleet, what is asked of it, and the router before it.
+/// A fleet, what is asked of it, and the routers before it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
     /// Engines, 1 to 100,000.
@@ -52,13 +52,13 @@ pub struct Scenario {
     pub warm_up: u64,
     /// The source of the requests.
     pub source: Source,
-    /// Seed of the requests, their arrivals, and the router's choices.
+    /// Seed of the requests, their arrivals, the frontends they come to, and the routers' choices.
     pub seed: u64,
     /// The engines, which are all alike.
     pub engine: EngineModel,
-    /// The frontend before them.
+    /// The frontends before them.
     pub frontend: FrontendModel,
-    /// The router's weights and limits; policy and seed are replaced.
+    /// The routers' weights and limits; policy and seed are replaced.
     pub router: RouterConfig,
 }
 
@@ -114,7 +114,8 @@ impl Scenario {
     }
 
     /// Requests per second that the fleet can serve under a policy: what ends while 128 requests per worker are in flight, after
-    /// the warm-up. Measured with as many requests as the scenario has, but 512 to 2,000 per worker.
+    /// the warm-up. Measured with as many requests as the scenario has, but 512 to 2,000 per worker, and with one frontend, so
+    /// that several are asked as much as one.
     ///
     /// # Errors
     /// As [`Scenario::run`].
@@ -126,7 +127,8 @@ impl Scenario {
             Source::Trace(_) => self.requests.min(most),
         };
         let warm_up = self.warm_up.max(SATURATING as u64 * workers).min(requests / 2);
-        let sample = Self { requests, warm_up, ..self.clone() };
+        let frontend = FrontendModel { frontends: 1, ..self.frontend };
+        let sample = Self { requests, warm_up, frontend, ..self.clone() };
         Ok(sample.run(policy, Arrivals::Closed(SATURATING))?.requests_per_second)
     }
 

@@ -63,9 +63,26 @@ fn simulate(args: &SimulateArgs, name: &str, source: Source) -> Result<(), Simul
     let part = load.zip(saturation).map_or_else(String::new, |(load, saturation)| {
         format!(" = {load} of the saturation of {}, {saturation:.1}", args.saturation_of)
     });
-    line!("{name}: {} workers, {requests} requests, {} of them warm-up, {rate}{part}", args.workers, scenario.warm_up);
+    let fleet = format!("{} workers{}", args.workers, frontends(args));
+    line!("{name}: {fleet}, {requests} requests, {} of them warm-up, {rate}{part}", scenario.warm_up);
     line!("\n{}", table(&reports));
     Ok(())
+}
+
+/// The frontends in words, if there are several.
+fn frontends(args: &SimulateArgs) -> String {
+    match (args.frontends, announce_ms(args)) {
+        (0 | 1, _) => String::new(),
+        (frontends, None) => format!(" and {frontends} frontends, which are told nothing of each other's requests"),
+        (frontends, Some(ms)) => {
+            format!(" and {frontends} frontends, which know of each other's requests after {ms} ms")
+        }
+    }
+}
+
+/// Until frontends know of each other's requests; `None` when they never do, or there is only one.
+fn announce_ms(args: &SimulateArgs) -> Option<f64> {
+    (args.frontends > 1 && !args.no_announcements).then_some(args.announce_ms)
 }
 
 fn scenario(args: &SimulateArgs, source: Source, requests: u64) -> Scenario {
@@ -100,7 +117,12 @@ fn scenario(args: &SimulateArgs, source: Source, requests: u64) -> Scenario {
         source,
         seed: args.seed,
         engine,
-        frontend: FrontendModel { threads_per_worker: model.threads_per_worker, pixel: model.pixel_ns / 1e9 },
+        frontend: FrontendModel {
+            frontends: usize::from(args.frontends),
+            announce_delay: announce_ms(args).map(|ms| ms / 1e3),
+            threads_per_worker: model.threads_per_worker,
+            pixel: model.pixel_ns / 1e9,
+        },
         router: RouterConfig { weights, temperature: args.weights.routing_temperature, ..RouterConfig::default() },
     }
 }
@@ -118,6 +140,7 @@ fn row(
         "workload": name,
         "workers": args.workers,
         "requests": requests,
+        "announce_ms": announce_ms(args),
         "seed": args.seed,
         "rate": rate,
         "saturation": saturation,

@@ -8,6 +8,8 @@ use crate::virtual_time::Nanos;
 
 /// A request that arrived and has not ended.
 pub(crate) struct Live {
+    /// Counts requests in the order of their arrival.
+    pub(crate) number: u64,
     pub(crate) arrival: Nanos,
     /// Whether it counts in the results.
     pub(crate) counted: bool,
@@ -24,7 +26,7 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    pub(crate) fn new(sequence: Sequence, keys: Vec<BlockKey>, arrival: Nanos, counted: bool) -> Self {
-        Self { arrival, counted, sequence, keys, reservation: None, cached: 0, encoded: 0, next_item: 0 }
+    pub(crate) fn new(number: u64, sequence: Sequence, keys: Vec<BlockKey>, arrival: Nanos, counted: bool) -> Self {
+        Self { number, arrival, counted, sequence, keys, reservation: None, cached: 0, encoded: 0, next_item: 0 }
     }
 }

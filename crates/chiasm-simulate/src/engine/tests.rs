@@ -43,7 +43,7 @@ fn image(id: u64, embeds: u32) -> Piece {
 fn live(model: &EngineModel, prompt: &[Piece], answer: u32, at: Nanos) -> Live {
     let sequence = Sequence::new(prompt, text(9_000_000 + at, answer));
     let keys = sequence.keys(model.block_size);
-    Live::new(sequence, keys, at, true)
+    Live::new(0, sequence, keys, at, true)
 }
 
 /// Delivers requests at their times and plays to the end. Calls `published` with what the engine publishes.

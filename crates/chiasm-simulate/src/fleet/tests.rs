@@ -48,17 +48,23 @@ fn a_seed_is_a_report() {
 }
 
 #[test]
-fn the_router_s_view_is_the_engines() {
+fn every_router_s_view_is_the_engines() {
     // Small caches, so that much is evicted.
     let engine = EngineModel { num_blocks: 1500, ..EngineModel::default() };
-    let scenario = Scenario { engine, ..scenario(Workload::Mixed, 4, 800) };
-    let mut fleet = Fleet::new(&scenario, Policy::KvMedia, Arrivals::Poisson(30.0));
-    fleet.play(requests(&scenario)).unwrap();
-    for (worker, engine) in fleet.router.workers().iter().zip(&fleet.engines) {
-        assert_eq!(worker.index.blocks, engine.distinct_blocks());
-        assert!(worker.index.blocks > 1000, "{} blocks", worker.index.blocks);
-        assert_eq!((worker.index.unkeyed_blocks, worker.index.unknown_removals), (0, 0));
-        assert_eq!((worker.requests, worker.blocks_in_use), (0, 0));
+    for frontends in [1, 3] {
+        let frontend = FrontendModel { frontends, ..FrontendModel::default() };
+        let scenario = Scenario { engine, frontend, ..scenario(Workload::Mixed, 4, 800) };
+        let mut fleet = Fleet::new(&scenario, Policy::KvMedia, Arrivals::Poisson(30.0));
+        fleet.play(requests(&scenario)).unwrap();
+        assert_eq!(fleet.frontends.routers().len(), frontends);
+        for router in fleet.frontends.routers() {
+            for (worker, engine) in router.workers().iter().zip(&fleet.engines) {
+                assert_eq!(worker.index.blocks, engine.distinct_blocks());
+                assert!(worker.index.blocks > 1000, "{} blocks", worker.index.blocks);
+                assert_eq!((worker.index.unkeyed_blocks, worker.index.unknown_removals), (0, 0));
+                assert_eq!((worker.requests, worker.blocks_in_use, worker.pending_tokens), (0, 0, 0));
+            }
+        }
     }
 }
 
@@ -72,20 +78,20 @@ fn what_the_router_predicts_is_what_the_engine_finds() {
         let sequence = request.unwrap().sequence;
         let keys = sequence.keys(scenario.engine.block_size);
         let prompt = sequence.prompt();
-        let reservation = fleet
-            .router
+        let router = &fleet.frontends.routers()[0];
+        let reservation = router
             .select(&RouteRequest { keys: &keys[..prompt / 16], prompt_tokens: prompt, ..RouteRequest::default() })
             .unwrap();
         let (worker, overlap) = (reservation.worker.0 as usize, reservation.overlap_blocks);
         let now = number * 100_000_000_000;
-        let mut live = Live::new(sequence, keys, now, true);
+        let mut live = Live::new(number, sequence, keys, now, true);
         live.reservation = Some(reservation);
         fleet.engines[worker].deliver(live, now);
         let before = fleet.tally.cached_tokens;
         while let Some(wake) = fleet.engines[worker].next_wake() {
             let events = fleet.engines[worker].wake(wake, &mut fleet.tally);
             let batch = KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None };
-            fleet.router.apply(WorkerId(worker as u32), &batch);
+            fleet.frontends.routers()[0].apply(WorkerId(worker as u32), &batch);
         }
         // The engine computes the last token again.
         let expected = overlap.min((prompt - 1) / 16) * 16;

@@ -38,7 +38,16 @@ pub(crate) struct SimulateArgs {
     /// Requests per second, instead of --load
     #[arg(long, value_parser = positive)]
     pub(crate) rate: Option<f64>,
-    /// Of the requests, their times and the router's choices
+    /// Frontends before the engines; each request comes to one of them at random
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(crate) frontends: u8,
+    /// Milliseconds from a frontend's choice, a first token or an end until the other frontends know of it
+    #[arg(long, value_name = "MS", value_parser = weight, default_value_t = 1.0)]
+    pub(crate) announce_ms: f64,
+    /// Frontends are told nothing of each other's requests, as of engines without agents
+    #[arg(long, conflicts_with = "announce_ms")]
+    pub(crate) no_announcements: bool,
+    /// Of the requests, their times, the frontends they come to and the routers' choices
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Policies that run side by side, each on one thread
@@ -131,10 +140,10 @@ pub(crate) struct ModelArgs {
     /// Milliseconds until its events are known
     #[arg(long, value_parser = weight, default_value_t = 1.0)]
     pub(crate) event_delay_ms: f64,
-    /// Nanoseconds that the frontend takes per pixel whose tensor the engine lacks
+    /// Nanoseconds that a frontend takes per pixel whose tensor the engine lacks
     #[arg(long, value_parser = weight, default_value_t = 5.0)]
     pub(crate) pixel_ns: f64,
-    /// Threads of the frontend, per worker
+    /// Threads of all frontends together, per worker
     #[arg(long, default_value_t = 2)]
     pub(crate) threads_per_worker: usize,
 }
