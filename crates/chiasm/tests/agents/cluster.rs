@@ -41,6 +41,8 @@ impl Cluster {
         let mut child = chiasm(&["agent", &model, "--host", host, "--port", port])
             .args(flags)
             .env("CHIASM_STATE_DIR", self.state.path())
+            // For the program that stands in for vLLM.
+            .env("CHIASM_TEST_BINARY", env!("CARGO_BIN_EXE_chiasm"))
             .stderr(Stdio::piped())
             .spawn()
             .expect("chiasm starts");

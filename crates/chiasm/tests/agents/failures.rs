@@ -154,3 +154,55 @@ async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
     let is_other = async || server.chat(&ask("good evening", 2)).await.header("x-chiasm-worker") != first;
     wait_for("a request on the other", SOON, is_other).await;
 }
+
+/// Engines that an agent has launched. Those that are left are ended when it is dropped.
+struct Launched<'a>(&'a Cluster);
+
+impl Launched<'_> {
+    fn command(&self, args: &[&str]) -> String {
+        let output = chiasm(&["engines", "--state-dir", &self.0.state()]).args(args).output().expect("chiasm runs");
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    fn pids(&self) -> Vec<u64> {
+        let engines = self.command(&["--json"]);
+        let pid = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["pid"].as_u64();
+        engines.lines().filter_map(pid).collect()
+    }
+}
+
+impl Drop for Launched<'_> {
+    fn drop(&mut self) {
+        self.command(&["--stop-all"]);
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_is_started_again_takes_over_its_engines_and_what_they_hold() {
+    let cluster = Cluster::new();
+    let vllm = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in_vllm.sh");
+    let flags = ["--engines", "1", "--vllm", vllm, "--keep-engines", "600", "--drain-timeout", "1"];
+    let launched = Launched(&cluster);
+    let mut agent = cluster.agent(1, &flags);
+    let server = cluster.serve(std::slice::from_ref(&agent), &[]);
+    server.wait_ready(1, SOON).await;
+    let long = ask(&"one two three four five six seven eight nine ten ".repeat(20), 2);
+    server.chat(&long).await.ok();
+    let known = async || workers(&server).await.first().map(|worker| worker["known_blocks"].clone());
+    let (pids, held) = (launched.pids(), known().await);
+    assert_eq!(pids.len(), 1);
+    for signal in ["KILL", "TERM"] {
+        let (host, port) = ("127.0.0.1", agent.port());
+        agent.signal(signal);
+        agent.wait();
+        wait_for("no worker", SOON, async || server.ready_workers().await == 0).await;
+        agent = cluster.agent_at(host, &port, &flags);
+        server.wait_ready(1, SOON).await;
+        wait_for("what the engine holds", SOON, async || known().await == held).await;
+        assert_eq!(launched.pids(), pids, "after {signal}");
+        let again = server.chat(&long).await;
+        let overlap = again.header("x-chiasm-overlap");
+        assert_eq!(overlap.split_once('/').map(|(held, of)| held == of), Some(true), "{overlap} after {signal}");
+        assert!(again.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0));
+    }
+}
