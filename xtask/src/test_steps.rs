@@ -106,7 +106,7 @@ const STEPS: &[Step] = &[
         action: Action::Cargo(&["test", "--release", "--workspace"]),
         variables: &[],
         needs: Needs::Toolchain,
-        budget: seconds(300),
+        budget: seconds(360),
     },
     Step {
         title: "discovery by etcd",

@@ -74,8 +74,14 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
                 Err(error) => tracing::warn!(agent = address, %error, "an agent that is named can't be asked"),
             }
         }
-        if named.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = named.changed() => {
+                if changed.is_err() {
+                    return;
+                }
+            }
+            // A keeper may have ended in the moment in which its agent was named again.
+            () = tokio::time::sleep(ASK_LATER) => {}
         }
     }
 }
