@@ -1,5 +1,7 @@
 //! The choice of a worker. `docs/routing.md` has the formula of the cost.
 
+mod candidate;
+
 use chiasm_kv::{BlockKey, Overlaps};
 use chiasm_types::{BlockSize, WorkerId};
 use rand::Rng;
@@ -11,6 +13,7 @@ use crate::media_holders::ItemUse;
 use crate::roster::{Pending, Roster, Seat, Worker};
 use crate::router::{RouteItem, RouteRequest};
 use crate::worker::Knowledge;
+use candidate::{Candidate, Held, Items};
 
 /// A worker, what it holds of the request, and what it will have to do for it.
 pub(crate) struct Assignment {
@@ -48,114 +51,6 @@ pub(crate) struct OfPlan {
 }
 
 const NONE: u32 = u32::MAX;
-
-struct Candidate {
-    id: WorkerId,
-    seat: Seat,
-    /// The index of its class's plan among the request's.
-    plan: u32,
-    /// Prompt blocks in its own block size.
-    blocks: u64,
-    block_size: u32,
-    /// Leading blocks that it holds.
-    overlap: u32,
-    /// Leading blocks that it will hold when requests in flight are computed.
-    expected: u32,
-    /// Leading blocks that it holds with those on the CPU and in storage.
-    loadable: u32,
-    /// Blocks in use.
-    load: f64,
-    /// Work of the requests that wait there, in the unit of costs.
-    waiting_work: f64,
-    /// What it did lately beyond the mean, in the unit of costs.
-    excess: f64,
-    /// What it need not encode as it has the embeddings, in the unit of costs.
-    encode_spared: f64,
-    /// What need not be processed as it has the tensors, in the unit of costs.
-    process_spared: f64,
-    cost: f64,
-}
-
-/// Blocks of a prompt at one worker.
-struct Held {
-    /// Leading blocks that it holds.
-    overlap: usize,
-    /// The same with those on the CPU and in storage.
-    loadable: usize,
-    /// All of the prompt.
-    blocks: u64,
-}
-
-impl Candidate {
-    fn new(roster: &Roster, worker: &Worker, weights: &Weights, mean_lately: f64, plan: usize, held: Held) -> Self {
-        let Held { overlap, loadable, blocks } = held;
-        Self {
-            id: worker.id,
-            seat: worker.seat,
-            plan: plan as u32,
-            blocks,
-            block_size: worker.info.block_size.get() as u32,
-            overlap: overlap as u32,
-            expected: overlap as u32,
-            loadable: loadable as u32,
-            load: worker.blocks_in_use as f64,
-            waiting_work: worker.pending.work + work_of_others(roster, worker, weights),
-            excess: (worker.lately - mean_lately).max(0.0),
-            encode_spared: 0.0,
-            process_spared: 0.0,
-            cost: 0.0,
-        }
-    }
-
-    /// Leading blocks that it need not compute.
-    fn covered(&self) -> u32 {
-        self.expected.max(self.loadable)
-    }
-
-    fn covered_tokens(&self) -> usize {
-        self.covered() as usize * self.block_size as usize
-    }
-
-    /// The cost of computing and loading the prompt.
-    fn prefill(&self, weights: &Weights) -> f64 {
-        let missing = self.blocks.saturating_sub(self.covered().into());
-        weights.prefill * missing as f64 + weights.fetch * f64::from(self.covered() - self.expected)
-    }
-}
-
-/// A request's media items in the order in which they end, each once.
-#[derive(Default)]
-struct Items {
-    sorted: Vec<RouteItem>,
-    /// Embeddings of the item and those after it, in tokens.
-    embeds_from: Vec<usize>,
-}
-
-impl Items {
-    fn fill(&mut self, media: &[RouteItem]) {
-        let Self { sorted, embeds_from } = self;
-        sorted.clear();
-        sorted.extend_from_slice(media);
-        // An item that comes twice is encoded for its last place if the KV cache does not cover that.
-        sorted.sort_unstable_by(|one, other| (one.hash, other.end).cmp(&(other.hash, one.end)));
-        sorted.dedup_by_key(|item| item.hash);
-        sorted.sort_unstable_by_key(|item| item.end);
-        embeds_from.clear();
-        embeds_from.extend(sorted.iter().map(|item| item.embeds));
-        for at in (1..embeds_from.len()).rev() {
-            embeds_from[at - 1] += embeds_from[at];
-        }
-    }
-
-    /// The first item that is not wholly within so many tokens: vLLM runs the encoder for it and those after it.
-    fn encoded_from(&self, tokens: usize) -> usize {
-        self.sorted.partition_point(|item| item.end <= tokens)
-    }
-
-    fn embeds_from(&self, first: usize) -> usize {
-        self.embeds_from.get(first).copied().unwrap_or(0)
-    }
-}
 
 /// Picks a worker. Takes time proportional to the workers and to what is held and promised of the request.
 pub(crate) fn choose(
@@ -477,20 +372,4 @@ fn is_busy(busy: &BusyThresholds, worker: &Worker) -> bool {
         || busy.kv_usage.is_some_and(|most| engine.kv_usage >= most)
         || busy.pending_tokens.is_some_and(|most| pending >= most)
         || busy.waiting.is_some_and(|most| engine.waiting >= most)
-}
-
-/// What requests that this router did not send make the engine do, in the unit of costs: as their frontends tell, or what so
-/// many usually do.
-fn work_of_others(roster: &Roster, worker: &Worker, weights: &Weights) -> f64 {
-    let told = worker.engine.map_or(0, |engine| engine.pending_tokens_of_others);
-    match told {
-        0 => roster.typical.work * waiting_of_others(worker) as f64,
-        tokens => weights.prefill * tokens as f64 / worker.info.block_size.get() as f64,
-    }
-}
-
-/// Requests in the engine's queue that this router did not send, such as another frontend's.
-fn waiting_of_others(worker: &Worker) -> u64 {
-    let Some(engine) = worker.engine else { return 0 };
-    engine.waiting.min((engine.running + engine.waiting).saturating_sub(worker.requests as u64))
 }
