@@ -56,8 +56,6 @@ pub struct Greeting {
     pub engines: u32,
     /// Tells this start of this agent from all others, whatever address it is reached at.
     pub incarnation: u64,
-    /// Its version of Chiasm.
-    pub version: String,
 }
 
 /// Why there is no link to an agent.
@@ -131,8 +129,8 @@ impl AgentLink {
     /// # Errors
     /// [`LinkError::Unreachable`] and [`LinkError::Refused`].
     pub async fn greet(&self) -> Result<Greeting, LinkError> {
-        let HelloReply { engines, incarnation, version, .. } = self.hello().await?;
-        Ok(Greeting { engines, incarnation, version })
+        let HelloReply { engines, incarnation, .. } = self.hello().await?;
+        Ok(Greeting { engines, incarnation })
     }
 
     /// Has the agent refuse new jobs, or take them again. How many run.

@@ -25,7 +25,7 @@ use crate::proto::WatchEvent;
 pub(super) struct AgentBackend {
     shared: Arc<Shared>,
     capabilities: Capabilities,
-    /// For whoever is told of the KV cache; given once.
+    /// Takes whoever is to be told of the KV cache, once.
     kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
     watching: JoinHandle<()>,
 }
@@ -37,7 +37,7 @@ pub(super) struct Shared {
     pub(super) life: u64,
     pub(super) observer: Arc<dyn MediaObserver>,
     pub(super) load: Mutex<Option<LoadSink>>,
-    /// For how long the engine has said nothing, in milliseconds.
+    /// The time in which the engine has said nothing, in milliseconds.
     pub(super) silent_ms: AtomicU64,
     pub(super) ended: watch::Sender<Option<Death>>,
 }
