@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, PlaceholderForm, PlanClass,
 };
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, VllmVersion};
 
 use crate::proto;
 
@@ -32,13 +32,14 @@ pub(crate) fn to_message(can: &Capabilities, life: u64) -> proto::Ready {
 /// The capabilities of an engine on the machine of this address. `None` if they are malformed.
 pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Option<Capabilities> {
     Some(Capabilities {
-        engine: ready.engine,
         class: PlanClass {
             processor: ready.processor.as_ref().into(),
+            vllm: VllmVersion::of_engine(&ready.engine),
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size: BlockSize::new(ready.block_size)?,
         },
+        engine: ready.engine,
         max_model_len: ready.max_model_len.try_into().ok()?,
         max_batched_tokens: ready.max_batched_tokens.try_into().ok()?,
         max_running: ready.max_running.try_into().ok()?,

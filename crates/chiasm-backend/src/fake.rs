@@ -206,6 +206,7 @@ pub fn fake_capabilities() -> Capabilities {
         engine: "fake".to_owned(),
         class: PlanClass {
             processor: b"fake"[..].into(),
+            vllm: None,
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size: SIXTEEN,

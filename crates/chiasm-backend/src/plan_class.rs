@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, VllmVersion};
 
 /// Everything that decides how a prompt is expanded and keyed for a worker. Workers of equal classes can be given one plan
 /// of a request; a request is planned and keyed once per class that is present in the fleet.
@@ -9,6 +9,9 @@ pub struct PlanClass {
     /// The processor that decides tokens and tensors of media items, in bytes that stand for its name, version and settings.
     /// Part of every item's identity.
     pub processor: Arc<[u8]>,
+    /// The release of vLLM that computes: media items that vLLM's own processor makes come from the processor of that release, as others
+    /// may write or shape them otherwise. `None` if any will do.
+    pub vllm: Option<VllmVersion>,
     /// What stands for a media item in the prompt that the worker is given.
     pub placeholders: PlaceholderForm,
     /// How the blocks of a prompt are named.

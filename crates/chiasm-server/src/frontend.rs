@@ -22,7 +22,7 @@ use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
-use crate::pipeline::{Caller, Cause, Helped, HelperOptions, Images, RequestError, Retries};
+use crate::pipeline::{Caller, Cause, HelperOptions, Helpers, Images, RequestError, Retries};
 use crate::root_path::RootPath;
 use crate::slots::Slots;
 
@@ -173,8 +173,8 @@ pub struct Frontend {
     pub door: MediaDoor,
     /// Plans images and makes their tensors.
     pub images: Arc<Images>,
-    /// Items that vLLM's own processor makes; `None` for none.
-    pub helped: Option<Arc<Helped>>,
+    /// What vLLM's own processors make; `None` for nothing.
+    pub helpers: Option<Helpers>,
     /// The workers.
     pub fleet: Arc<Fleet>,
     /// Bounds.
@@ -221,7 +221,7 @@ impl Frontend {
             model,
             door: door.with_workers(Arc::new(cpu.clone())),
             images: Arc::new(images),
-            helped: None,
+            helpers: None,
             metrics,
             fleet,
             routing: RoutingOptions::default(),
@@ -280,33 +280,33 @@ impl Frontend {
     /// The same frontend, which asks vLLM's own processor for what it can't make itself.
     #[must_use]
     pub fn with_helper(self, options: HelperOptions) -> Self {
-        let helped = Helped::new(options, self.cpu.clone(), self.door.budget().clone(), self.fleet.clone());
-        Self { helped: Some(Arc::new(helped)), ..self }
+        let helpers = Helpers::new(options, &self.cpu, self.door.budget(), &self.metrics);
+        Self { helpers: Some(helpers), ..self }
     }
 
     /// Whether items of this modality are taken at all.
     pub(crate) fn takes(&self, modality: &Modality) -> bool {
-        self.helped.is_some() || (*modality == Modality::Image && self.model.vision.is_some())
+        self.helpers.is_some() || (*modality == Modality::Image && self.model.vision.is_some())
     }
 
     /// Whether vLLM's own processor has to make an item.
     pub(crate) fn needs_help(&self, item: &EncodedMedia) -> bool {
         let is_native = self.model.vision.is_some() && matches!(item.header, MediaHeader::Image(_));
-        self.helped.is_some() && !is_native
+        self.helpers.is_some() && !is_native
     }
 
     /// What makes those of a conversation's items that can't be made here, or writes it as a whole; `None` if that is not needed.
-    pub(crate) async fn helped_with(&self, items: &[EncodedMedia]) -> Result<Option<&Arc<Helped>>, RequestError> {
-        let Some(helped) = &self.helped else { return Ok(None) };
-        let is_needed = items.iter().any(|item| self.needs_help(item)) || helped.writes_conversations().await?;
-        Ok(is_needed.then_some(helped))
+    pub(crate) async fn helped_with(&self, items: &[EncodedMedia]) -> Result<Option<&Helpers>, RequestError> {
+        let Some(helpers) = &self.helpers else { return Ok(None) };
+        let is_needed = items.iter().any(|item| self.needs_help(item)) || helpers.writes_conversations().await?;
+        Ok(is_needed.then_some(helpers))
     }
 
     /// Whether what writes the model's conversations takes a system message at their head alone. Where that is vLLM's code, vLLM
     /// takes it that it does.
     pub(crate) async fn takes_system_first_alone(&self) -> Result<bool, RequestError> {
-        if let Some(helped) = &self.helped
-            && helped.writes_conversations().await?
+        if let Some(helpers) = &self.helpers
+            && helpers.writes_conversations().await?
         {
             return Ok(true);
         }

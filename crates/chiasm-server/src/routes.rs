@@ -124,7 +124,7 @@ async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
     if workers == 0 {
         return ApiError::unavailable("no_engine", "no engine is ready").into_response();
     }
-    if frontend.helped.as_ref().is_some_and(|helped| helped.is_missed()) {
+    if frontend.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {
         return ApiError::unavailable("processor_unavailable", "vLLM's processor is not ready").into_response();
     }
     Json(json!({"workers": workers})).into_response()

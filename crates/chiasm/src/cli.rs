@@ -191,6 +191,9 @@ pub(crate) struct SimArgs {
     /// Runs all of that so many times faster
     #[arg(long, default_value_t = 1.0, value_parser = weight)]
     pub(crate) sim_speedup: f64,
+    /// The version of vLLM that it says it has [default: 0.32.0]
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) sim_vllm_version: Option<String>,
     /// Leaves out the plugin that opens shared memory
     #[arg(long)]
     pub(crate) sim_no_plugin: bool,

@@ -27,6 +27,7 @@ mod demo;
 mod download_bar;
 mod engines;
 mod error;
+mod free_memory;
 mod hub_model;
 mod inspect;
 mod key_secret;

@@ -86,7 +86,7 @@ pub(crate) async fn run(
     let helped = frontend.clone();
     // Ends if there has to be a processor and none can be had.
     let unhelped = async {
-        if let (Some(required), Some(helped)) = (starting, &helped.helped)
+        if let (Some(required), Some(helped)) = (starting, &helped.helpers)
             && let Err(error) = helped.started().await
             && required
             && matches!(error, ProcessorError::NotServed(_) | ProcessorError::NoPython { .. })

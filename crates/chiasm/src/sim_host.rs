@@ -28,6 +28,9 @@ impl SimHost {
 /// Told which values it will be sent, it takes no others: what would be normalised twice, silently, must not pass.
 pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Option<FormatPolicy>) -> SimConfig {
     let mut config = SimConfig::new("");
+    if let Some(version) = &args.sim_vllm_version {
+        config.vllm_version.clone_from(version);
+    }
     if let Some(format) = format {
         let raw = format.is_raw(&config.vllm_version);
         config.images.dtypes = if raw { vec![Dtype::U8] } else { vec![Dtype::F16, Dtype::BF16, Dtype::F32] };

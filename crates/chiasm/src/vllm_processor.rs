@@ -7,8 +7,9 @@ use chiasm_server::HelperOptions;
 use chiasm_server::model::{NativeImages, ServedModel};
 use serde_json::{Map, Value};
 
-use crate::cli::{ProcessorArgs, ProcessorChoice, ServeArgs};
+use crate::cli::{ProcessorChoice, ServeArgs};
 use crate::error::CliError;
+use crate::free_memory::free_memory;
 use crate::vllm_flags::VllmFlags;
 
 /// Settings of config.json that every model with them takes more than text with.
@@ -93,7 +94,8 @@ pub(crate) fn options(
     flags: &VllmFlags,
     vllm_flags: &[String],
 ) -> Result<Option<HelperOptions>, CliError> {
-    let ProcessorArgs { processor, .. } = args.processor;
+    let of = &args.processor;
+    let processor = of.processor;
     let by_code = writes_by_code(flags, args);
     if processor == ProcessorChoice::Native {
         if by_code {
@@ -118,7 +120,9 @@ pub(crate) fn options(
             return Ok(None);
         }
     };
-    let of = &args.processor;
+    let others = of.processor_vllm.iter().map(|vllm| python_of(vllm));
+    let other_pythons =
+        others.collect::<Result<_, _>>().map_err(|error| CliError::Usage(format!("{error} (--processor-vllm)")))?;
     let children = of.processors.map_or_else(default_children, |count| count as usize);
     Ok(Some(HelperOptions {
         processor: ProcessorOptions {
@@ -138,11 +142,14 @@ pub(crate) fn options(
             },
             sandbox: of.processor_sandbox.into(),
         },
+        other_pythons,
         required,
         at_start: required || seemingly || may_write_conversations,
         may_write_conversations,
         trust_request_kwargs: of.trust_request_mm_kwargs,
-        concurrent_videos: of.max_concurrent_videos.map_or(children, |count| count as usize),
+        concurrent_videos: of
+            .max_concurrent_videos
+            .map_or_else(|| default_videos(children, free_memory(), of.processor_item_bytes), |count| count as usize),
     }))
 }
 
@@ -151,12 +158,27 @@ fn default_children() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() - 1).max(1)
 }
 
+/// A video is its file and its tensors, which are bounded, and its frames, which take no more than they.
+fn default_videos(children: usize, free: Option<u64>, item_bytes: u64) -> usize {
+    let have_room = free.map_or(u64::MAX, |free| free / 2 / item_bytes.saturating_mul(2).max(1));
+    children.min(usize::try_from(have_room).unwrap_or(usize::MAX)).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
     use super::*;
     use crate::cli::{Cli, Command};
+
+    #[test]
+    fn as_many_videos_are_decoded_as_cores_and_memory_allow() {
+        assert_eq!(default_videos(15, Some(128 << 30), 2 << 30), 15);
+        assert_eq!(default_videos(15, Some(24 << 30), 2 << 30), 3);
+        assert_eq!(default_videos(15, Some(1 << 30), 2 << 30), 1);
+        assert_eq!(default_videos(15, None, 2 << 30), 15);
+        assert_eq!(default_videos(15, Some(1 << 30), 0), 15);
+    }
 
     #[test]
     fn weights_that_only_the_hub_has_tell_who_reads_the_model_too() {

@@ -5,6 +5,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use futures_util::future::join_all;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
-use support::{Answer, Server, scenario_run, wait_for};
+use support::{Answer, Process, Server, chiasm, free_port, scenario_run, wait_for};
 
 const STARTUP: Duration = Duration::from_secs(120);
 
@@ -35,9 +37,10 @@ fn models() -> PathBuf {
 async fn serve_from(model: &Path, flags: &[&str], of_engines: &[&str]) -> Server {
     let (model, vllm) = (model.display().to_string(), variable("CHIASM_TEST_VLLM"));
     let own = [&model, "--served-model-name", "m", "--sim", "2", "--sim-speedup", "1000000", "--port", "0"];
-    let more = ["--sim-max-model-len", "32768", "--vllm", &vllm, "--processors", "2"];
+    let version = variable("CHIASM_TEST_VLLM_VERSION");
+    let more = ["--sim-max-model-len", "32768", "--sim-vllm-version", &version, "--vllm", &vllm, "--processors", "2"];
     // The processor of 0.31 normalises what later ones leave to the engine, as simulated engines do.
-    let normalised = variable("CHIASM_TEST_VLLM_VERSION").starts_with("0.31.");
+    let normalised = version.starts_with("0.31.");
     let normalise = if normalised { &["--no-mm-device-do-normalize"][..] } else { &[] };
     let server =
         Server::start(&[&own[..], &more, flags, &["--", "--dtype", "bfloat16"], normalise, of_engines].concat());
@@ -86,6 +89,77 @@ async fn native_images_are_those_of_vllms_processor() {
             assert_eq!(seen(&ours), seen(&theirs), "{model}");
         }
     }
+}
+
+/// A `vllm` command in `folder` whose processor is that of the tested vLLM, says that it is of another release, and finds no Landlock.
+fn vllm_of(release: &str, folder: &Path) -> String {
+    let python = chiasm_processor::python_of(Path::new(&variable("CHIASM_TEST_VLLM"))).expect("a Python");
+    let code = format!(
+        "import runpy, vllm, chiasm_processor.sandbox as sandbox; vllm.__version__ = '{release}'; \
+         sandbox._landlock_version = lambda: 0; \
+         runpy.run_module('chiasm_processor', run_name='__main__', alter_sys=True)"
+    );
+    // In place of -B -m chiasm_processor.
+    let script = format!("#!/bin/sh\nshift 3\nexec {} -B -c \"{code}\" \"$@\"\n", python.display());
+    let (stand_in, vllm) = (folder.join("python3"), folder.join("vllm"));
+    std::fs::write(&stand_in, script).expect("a stand-in for Python");
+    std::fs::set_permissions(&stand_in, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+    std::fs::write(&vllm, "").expect("a stand-in for vLLM");
+    vllm.display().to_string()
+}
+
+/// Engines of two releases of vLLM get what the processor of their own release has made, or nothing of that kind.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn each_release_has_a_processor_of_its_own() {
+    const OTHER: &str = "0.99.1";
+    let (model, vllm) = (models().join("omni").display().to_string(), variable("CHIASM_TEST_VLLM"));
+    let version = variable("CHIASM_TEST_VLLM_VERSION");
+    let recordings = ["mono_16k.wav", "sound.flac", "opus.ogg", "vorbis.ogg"].map(|name| part("audio", &file(name)));
+    let folder = tempfile::tempdir().expect("a folder");
+    let other_vllm = vllm_of(OTHER, folder.path());
+    for has_other in [false, true] {
+        let places = [(); 2].map(|()| format!("tcp://127.0.0.1:{}", free_port()));
+        let own = [&model[..], "--served-model-name", "m", "--port", "0", "--vllm", &vllm];
+        let attach = ["--policy", "round-robin", "--attach", &places[0], "--attach", &places[1]];
+        let other = if has_other { &["--processor-vllm", &other_vllm][..] } else { &[] };
+        let server = Server::start(&[&own[..], &attach, other, &["--", "--dtype", "bfloat16"]].concat());
+        let engine = |place: &str, version: &str| {
+            let args = ["sim-engine", "--handshake", place, "--model", &model, "--sim-vllm-version", version];
+            let speed = ["--sim-speedup", "1000000", "--sim-max-model-len", "32768"];
+            Process(chiasm(&[&args[..], &speed].concat()).spawn().expect("an engine"))
+        };
+        let mut engines = vec![engine(&places[0], &version), engine(&places[1], OTHER)];
+        server.wait_ready(2, STARTUP).await;
+
+        let text = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4});
+        let workers_of = async |requests: &[Value]| {
+            let answers = join_all(requests.iter().map(|request| server.chat(request))).await;
+            answers.iter().map(|answer| (answer.ok(), answer.header("x-chiasm-worker")).1).collect::<BTreeSet<_>>()
+        };
+        let both = BTreeSet::from(["worker_0", "worker_1"].map(str::to_owned));
+        let first = BTreeSet::from(["worker_0".to_owned()]);
+        let heard = recordings.clone().map(|recording| request(&[recording]));
+        assert_eq!(workers_of(&[text.clone(), text]).await, both);
+        assert_eq!(workers_of(&heard).await, if has_other { both } else { first });
+        assert_eq!(server.lines_logged("engines of this vLLM get nothing"), usize::from(!has_other));
+
+        assert_eq!(server.lines_logged("without a lock around it"), usize::from(has_other));
+
+        // The other release alone.
+        engines.remove(0).end();
+        wait_for("the engine's end", STARTUP, async || server.ready_workers().await == 1).await;
+        let answer = server.chat(&heard[0]).await;
+        match has_other {
+            true => drop(answer.ok()),
+            false => assert_eq!(answer.refused(503), "messages[0].content[0].audio_url"),
+        }
+    }
+
+    let lock = ["--sim", "1", "--port", "0", "--vllm", &other_vllm, "--processor-sandbox", "require"];
+    let refused = chiasm(&[&["serve", &model][..], &lock].concat()).output().expect("its end");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("this kernel has no Landlock"), "{refused:?}");
+    assert!(!refused.status.success());
 }
 
 /// One processor makes a new video once for all who want it at the same time; later requests need neither it nor the bytes.

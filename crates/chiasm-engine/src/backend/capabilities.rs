@@ -7,7 +7,7 @@ use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Locality, MediaForm, PlaceholderForm,
     PlanClass, TensorFormat,
 };
-use chiasm_types::{BlockSize, Dtype};
+use chiasm_types::{BlockSize, Dtype, VllmVersion};
 
 use super::connector::FormatPolicy;
 use crate::wire::EngineReady;
@@ -30,6 +30,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         engine: format!("vLLM {}", ready.vllm_version),
         class: PlanClass {
             processor: beyond.processor,
+            vllm: VllmVersion::parse(&ready.vllm_version),
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size,

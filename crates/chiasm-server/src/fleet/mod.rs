@@ -14,12 +14,12 @@ mod tap;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::{Backend, Connector, KvSource, Load, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
-use chiasm_types::{PlanClassId, VllmVersion, WorkerId};
+use chiasm_types::{PlanClassId, WorkerId};
 use events::Followed;
 pub use events::KvEventCounts;
 use tokio::runtime::Handle;
@@ -99,8 +99,6 @@ pub struct Fleet {
     added: AtomicU32,
     /// Workers that nothing names any more, though they answer.
     unnamed: Mutex<BTreeSet<WorkerId>>,
-    /// The version of vLLM whose processor makes items for the workers, once there is one.
-    processor: OnceLock<String>,
     adapters: Arc<Adapters>,
 }
 
@@ -173,7 +171,6 @@ impl Fleet {
             ends: Mutex::default(),
             added: AtomicU32::new(0),
             unnamed: Mutex::default(),
-            processor: OnceLock::new(),
             adapters,
         });
         if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers()) {
@@ -266,26 +263,6 @@ impl Fleet {
         self.classes().iter().map(|class| class.max_model_len).max()
     }
 
-    /// Takes note of the version of vLLM whose processor makes items for all workers. Tensors and placeholders change from one to
-    /// another at times, and there is one processor for all: whoever has workers of several is told.
-    pub(crate) fn has_processor(&self, vllm: &str) {
-        let _ = self.processor.set(vllm.to_owned());
-        self.workers().iter().for_each(|worker| self.compare(worker));
-    }
-
-    fn compare(&self, worker: &Worker) {
-        let engine = &worker.backend.capabilities().engine;
-        if let Some(processor) = self.processor.get().filter(|processor| is_of_another_vllm(engine, processor)) {
-            let (worker, processor) = (worker.id, format!("vLLM {processor}"));
-            tracing::warn!(
-                %worker,
-                engine,
-                processor,
-                "items may be made otherwise than this engine's version makes them (--vllm)"
-            );
-        }
-    }
-
     /// When the fleet was started, in seconds since the epoch.
     pub fn created(&self) -> u64 {
         self.created
@@ -311,7 +288,6 @@ impl Fleet {
             self.seats.store(state.seats(), Ordering::Relaxed);
             worker
         };
-        self.compare(&worker);
         // Last: whatever the router picks has to be found above.
         let info = WorkerInfo {
             total_blocks: can.total_blocks,
@@ -366,11 +342,6 @@ impl Fleet {
 /// What is locked here is never left half-changed, so a panic elsewhere does not make it unusable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Whether an engine says that it is a vLLM of another release than this.
-fn is_of_another_vllm(engine: &str, vllm: &str) -> bool {
-    engine.strip_prefix("vLLM ").is_some_and(|of_engine| VllmVersion::parse(of_engine) != VllmVersion::parse(vllm))
 }
 
 /// Bytes that a worker is sent per element of a large tensor; `None` where it is sent no tensors.

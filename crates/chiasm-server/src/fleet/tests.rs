@@ -31,14 +31,6 @@ fn a_fleet_of_nobody_is_refused() {
     assert!(Fleet::start(Vec::new(), RouterConfig::default(), Patience::default()).is_err());
 }
 
-#[test]
-fn releases_are_compared_and_not_builds() {
-    assert!(!is_of_another_vllm("vLLM 0.33.0", "0.33.0+cpu"));
-    assert!(is_of_another_vllm("vLLM 0.32.0", "0.33.0"));
-    assert!(is_of_another_vllm("vLLM 0.33.1", "0.33.0"));
-    assert!(!is_of_another_vllm("fake", "0.33.0"));
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_worker_that_can_not_be_had_is_tried_again_after_longer_and_longer_pauses() {
     let started = Instant::now();

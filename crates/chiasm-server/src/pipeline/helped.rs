@@ -2,11 +2,13 @@
 
 mod conversation;
 mod expansion;
+mod helpers;
 mod identity;
 mod plan;
 mod source;
 mod start;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -25,10 +27,11 @@ use super::item::ItemPlan;
 use super::request::MediaKwargs;
 use super::turns::Turns;
 use crate::cpu::{CpuBudget, CpuPool};
-use crate::fleet::{Fleet, PresentClass};
+use crate::fleet::PresentClass;
 use crate::metrics::{Metrics, Stage};
 
 use expansion::Written;
+pub(crate) use helpers::Helpers;
 use identity::{digest, sorted};
 use source::HelpedSource;
 use start::Start;
@@ -45,6 +48,8 @@ const KNOWN_FAILURES: usize = 1024;
 pub struct HelperOptions {
     /// How it is started.
     pub processor: ProcessorOptions,
+    /// Pythons with other releases of vLLM, whose processors make items for workers of those.
+    pub other_pythons: Vec<PathBuf>,
     /// Without it the server is of no use.
     pub required: bool,
     /// It is started with the server, and not by the first item.
@@ -53,12 +58,12 @@ pub struct HelperOptions {
     pub may_write_conversations: bool,
     /// Requests may change its settings.
     pub trust_request_kwargs: bool,
-    /// Videos that are decoded at once.
+    /// Videos that are decoded at once, by all processors together.
     pub concurrent_videos: usize,
 }
 
-/// The media items of one served model that vLLM's own processor makes.
-pub struct Helped {
+/// The media items of one served model that one release of vLLM's own processor makes.
+pub(crate) struct Helped {
     options: HelperOptions,
     start: Start,
     /// Digest of the model's files that are no weights.
@@ -66,7 +71,7 @@ pub struct Helped {
     known: Cache<MmHash, Arc<Meaning>, MeaningBytes>,
     failures: Cache<MmHash, (RequestError, Instant)>,
     turns: Turns<MmHash>,
-    videos: Semaphore,
+    videos: Arc<Semaphore>,
     cpu: CpuPool,
     budget: ByteBudget,
     metrics: Arc<Metrics>,
@@ -121,33 +126,30 @@ struct HelpedItem {
 }
 
 impl Helped {
-    /// Nothing is started before [`Self::started`] is called or an item is there.
-    pub(crate) fn new(options: HelperOptions, cpu: CpuPool, budget: ByteBudget, fleet: Arc<Fleet>) -> Self {
+    fn new(
+        options: HelperOptions,
+        videos: Arc<Semaphore>,
+        cpu: CpuPool,
+        budget: ByteBudget,
+        metrics: Arc<Metrics>,
+    ) -> Self {
         let known = Cache::with_weighter(KNOWN, KNOWN_BYTES, MeaningBytes);
         Self {
-            metrics: fleet.metrics(),
-            start: Start::new(options.processor.clone(), fleet),
+            metrics,
+            start: Start::new(options.processor.clone()),
             model: digest(&options.processor.model),
             known,
             failures: Cache::new(KNOWN_FAILURES),
             turns: Turns::default(),
-            videos: Semaphore::new(options.concurrent_videos),
+            videos,
             options,
             cpu,
             budget,
         }
     }
 
-    /// Waits until the processor is there; starts it if nobody has.
-    ///
-    /// # Errors
-    /// Why it can't be had.
-    pub async fn started(&self) -> Result<(), chiasm_processor::ProcessorError> {
-        self.start.processor().await.map(drop)
-    }
-
     /// Whether the model takes no media without it, and it is not there yet.
-    pub(crate) fn is_missed(&self) -> bool {
+    fn is_missed(&self) -> bool {
         self.options.required && !self.start.is_there()
     }
 
@@ -155,7 +157,7 @@ impl Helped {
     ///
     /// # Errors
     /// The processor has to be there, and is not.
-    pub(crate) async fn writes_conversations(&self) -> Result<bool, RequestError> {
+    async fn writes_conversations(&self) -> Result<bool, RequestError> {
         if !self.options.required && !self.options.may_write_conversations {
             return Ok(false);
         }

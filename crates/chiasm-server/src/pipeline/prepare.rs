@@ -157,7 +157,7 @@ async fn prepared(
     let plans = match prompt {
         Prompt::Chat(chat) => match frontend.helped_with(&media).await? {
             None => preparation.plan(Prompt::Chat(chat), media).instrument(span).await,
-            Some(helped) => preparation.plan_with_help(helped, chat, media).instrument(span).await,
+            Some(helpers) => preparation.plan_with_help(helpers, chat, media).instrument(span).await,
         },
         prompt => preparation.plan(prompt, media).instrument(span).await,
     };
@@ -194,6 +194,7 @@ fn with_calls(own: Option<Structured>, calls: Option<Constraint>) -> Result<Opti
 }
 
 /// What all ways of planning a request share.
+#[derive(Clone)]
 pub(super) struct Preparation<'a> {
     pub(super) frontend: &'a Frontend,
     pub(super) cpu: &'a CpuBudget,

@@ -1,5 +1,6 @@
 //! Flags of vLLM's own processor.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use chiasm_processor::Sandbox;
@@ -13,6 +14,10 @@ pub(crate) struct ProcessorArgs {
     /// vLLM's own processor, from the Python of --vllm), native (Chiasm alone) or vllm (vLLM's own processor alone)
     #[arg(long, env = "CHIASM_PROCESSOR", value_enum, default_value_t = ProcessorChoice::Auto)]
     pub(crate) processor: ProcessorChoice,
+    /// vllm command of another release than that of --vllm, whose processor makes items for engines of that release, with as many
+    /// processes; may be given several times. Engines of a release that is not there get no such items
+    #[arg(long, env = "CHIASM_PROCESSOR_VLLM", value_name = "PATH", value_delimiter = ',')]
+    pub(crate) processor_vllm: Vec<PathBuf>,
     /// Whether processes that read media with vLLM's processor lock themselves before, with Landlock and seccomp: auto (where
     /// the kernel has both), require or off
     #[arg(long, env = "CHIASM_PROCESSOR_SANDBOX", value_enum, default_value_t = SandboxChoice::Auto)]
@@ -41,7 +46,8 @@ pub(crate) struct ProcessorArgs {
     /// Most seconds of a recording, 0 for any number
     #[arg(long, env = "CHIASM_MAX_AUDIO_SECONDS", value_parser = seconds, default_value = "3600")]
     pub(crate) max_audio_seconds: Duration,
-    /// Most videos that are decoded at once [default: as many as --processors]
+    /// Most videos that are decoded at once [default: as many as --processors, but no more than half of the memory that is free at
+    /// the start has room for, each with twice --processor-item-bytes]
     #[arg(long, env = "CHIASM_MAX_CONCURRENT_VIDEOS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_concurrent_videos: Option<u32>,
     /// Take mm_processor_kwargs and media_io_kwargs of requests for items that vLLM's processor makes (vLLM's flag)

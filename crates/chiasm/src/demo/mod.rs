@@ -37,6 +37,7 @@ const DEMO_BYTES: u64 = 2 << 30;
 /// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen in the time to
 /// first token.
 const ENGINE: SimArgs = SimArgs {
+    sim_vllm_version: None,
     sim_block_size: 16,
     sim_blocks: 4096,
     sim_max_model_len: 8192,

@@ -1,6 +1,6 @@
 //! What `cargo xtask test` provides, and the engines and references that are started with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) static ENGINES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_ne
 
 /// What `cargo xtask test` provides.
 pub(crate) struct Environment {
-    vllm: String,
+    pub(crate) vllm: String,
     pub(crate) python: String,
     models: PathBuf,
     /// Where the plugin is installed.
@@ -59,6 +59,11 @@ impl Environment {
             other_python: variable("CHIASM_TEST_OTHER_PYTHON"),
             clients_python: variable("CHIASM_TEST_CLIENTS_PYTHON"),
         }
+    }
+
+    /// The command of the other version.
+    pub(crate) fn other_vllm(&self) -> String {
+        Path::new(&self.other_python).with_file_name("vllm").display().to_string()
     }
 
     pub(crate) fn model(&self, name: &str) -> String {

@@ -17,7 +17,7 @@ use crate::support::scenario_run;
 use crate::tools::{TOOL_FLAGS, an_agent_calls_its_functions, other_apis_call_alike, tool_requests};
 
 /// A part with a file of `tests/clips`, by the end of whose name the modality is known.
-fn clip(name: &str) -> Value {
+pub(crate) fn clip(name: &str) -> Value {
     let path = format!("{}/tests/clips/{name}", env!("CARGO_MANIFEST_DIR"));
     let data = STANDARD.encode(std::fs::read(path).expect("a clip"));
     let modality = match name.rsplit('.').next() {

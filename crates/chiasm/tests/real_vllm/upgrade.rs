@@ -2,9 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::environment::{ENGINES, Environment, Place, ROOMY_ARENA_GB, STARTUP, serve_flags, vllm_serves};
+use crate::environment::{
+    ENGINE_FLAGS, ENGINES, Environment, Place, ROOMY_ARENA_GB, STARTUP, serve_flags, vllm_serves,
+};
+use crate::modalities::{ask, clip};
 use crate::predictions::{settled, workers};
-use crate::requests::{family_requests, ids};
+use crate::requests::{family_requests, ids, text};
 use crate::support::vllm_serves::VllmServes;
 use crate::support::{Server, wait_for};
 
@@ -16,7 +19,9 @@ const MODEL: &str = "qwen3vl";
 async fn engines_are_upgraded_one_after_the_other() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
-    let requests = family_requests(&json!({"max_pixels": 50176}));
+    let mut requests = family_requests(&json!({"max_pixels": 50176}));
+    // Made by the processor of the engine's own version.
+    requests.push(ask(json!([clip("silent.mp4"), text("what is this?")])));
     let reference = environment.reference(MODEL, &[]).answers(&requests).await;
 
     let (tested, other) = (&environment.version, &environment.other_version);
@@ -45,6 +50,7 @@ async fn engines_are_upgraded_one_after_the_other() {
         assert_eq!(server.metric(&name).await, 0.0, "too {too}");
     }
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
+    assert_eq!(server.lines_logged("vLLM's processor is ready"), 2);
 }
 
 /// A frontend for the engines of two places, which get requests in turn.
@@ -52,6 +58,8 @@ fn serve(environment: &Environment, places: &[Place; 2]) -> Server {
     let mut args = vec![environment.model(MODEL), "--policy".to_owned(), "round-robin".to_owned()];
     args.extend(places.iter().flat_map(|place| ["--attach".to_owned(), place.handshake.clone()]));
     args.extend(serve_flags("shm", ROOMY_ARENA_GB));
+    let processors = ["--vllm", &environment.vllm, "--processor-vllm", &environment.other_vllm(), "--port", "0", "--"];
+    args.extend([&processors, ENGINE_FLAGS].concat().into_iter().map(str::to_owned));
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     Server::start(&args)
 }

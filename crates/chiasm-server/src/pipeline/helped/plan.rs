@@ -1,11 +1,12 @@
 //! Plans of conversations with items that vLLM's own processor makes.
 
+use std::iter::repeat_n;
 use std::sync::Arc;
 
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Expanded, MarkerText};
 use chiasm_types::{Modality, TokenId};
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use serde_json::{Map, Value};
 
 use super::super::error::{Cause, RequestError};
@@ -15,7 +16,7 @@ use super::super::prepare::{Planned, Preparation, check_tokens, in_prompt_order,
 use super::super::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
 use super::super::request::{Chat, MediaRef};
 use super::conversation::conversation;
-use super::{Helped, HelpedItem, HelpedSettings, Written};
+use super::{Helped, HelpedItem, HelpedSettings, Helpers, Written};
 use crate::cpu::price;
 use crate::fleet::PresentClass;
 
@@ -30,8 +31,31 @@ struct Items {
 }
 
 impl Preparation<'_> {
-    /// Plans a conversation with items that vLLM's own processor makes.
+    /// Plans a conversation with items that vLLM's own processors make: for workers of each release by that release's.
     pub(in super::super) async fn plan_with_help(
+        &self,
+        helpers: &Helpers,
+        chat: Chat,
+        media: Vec<EncodedMedia>,
+    ) -> Result<Vec<Planned>, RequestError> {
+        let needy = media.iter().zip(&chat.media).find(|(encoded, _)| self.frontend.needs_help(encoded));
+        let field = needy.map_or("messages", |(_, source)| &source.field);
+        let of_classes = helpers.of_classes(&self.classes).await.map_err(|error| error.at(field))?;
+        let requests = repeat_n((chat, media), of_classes.len());
+        let plans = of_classes.into_iter().zip(requests).map(|((helped, classes), (chat, media))| async move {
+            Self { classes, ..self.clone() }.plan_by(helped, chat, media).await
+        });
+        let plans = join_all(plans).await.into_iter().reduce(|one, other| match (one, other) {
+            (Ok(one), Ok(other)) => Ok([one, other].concat()),
+            // What fails for one release may do for another.
+            (Ok(plans), Err(_)) | (Err(_), Ok(plans)) => Ok(plans),
+            (Err(error), Err(_)) => Err(error),
+        });
+        plans.unwrap_or_else(|| Err(RequestError::not_ready()))
+    }
+
+    /// Plans it for workers of one release.
+    async fn plan_by(
         &self,
         helped: &Arc<Helped>,
         mut chat: Chat,

@@ -1,13 +1,11 @@
 //! The processor's start, once for all who wait for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_processor::{Greeting, Processor, ProcessorError, ProcessorOptions};
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-use crate::fleet::Fleet;
 
 /// How long a start that has failed is not tried again.
 const FAILURES_LAST: Duration = Duration::from_secs(10);
@@ -16,19 +14,22 @@ type Outcome = Option<Result<Processor, ProcessorError>>;
 
 pub(super) struct Start {
     options: ProcessorOptions,
-    /// Whose workers get the items.
-    fleet: Arc<Fleet>,
     last: Mutex<Option<(watch::Receiver<Outcome>, Instant)>>,
 }
 
 impl Start {
-    pub(super) fn new(options: ProcessorOptions, fleet: Arc<Fleet>) -> Self {
-        Self { options, fleet, last: Mutex::default() }
+    pub(super) fn new(options: ProcessorOptions) -> Self {
+        Self { options, last: Mutex::default() }
     }
 
     pub(super) fn is_there(&self) -> bool {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.as_ref().is_some_and(|(outcome, _)| matches!(*outcome.borrow(), Some(Ok(_))))
+    }
+
+    /// Starts the processor if it was not, and waits for nothing.
+    pub(super) fn begin(&self) {
+        drop(self.outcome());
     }
 
     /// The processor, started if it was not. Whoever gives up waiting does not end the start.
@@ -48,15 +49,12 @@ impl Start {
             }
         }
         let (sender, outcome) = watch::channel(None);
-        let (options, fleet) = (self.options.clone(), self.fleet.clone());
+        let options = self.options.clone();
         tokio::spawn(async move {
             let begun = Instant::now();
             let started = Processor::start(options).await;
             match &started {
-                Ok(processor) => {
-                    tell(processor.greeting(), begun.elapsed());
-                    fleet.has_processor(&processor.greeting().vllm);
-                }
+                Ok(processor) => tell(processor.greeting(), begun.elapsed()),
                 Err(error) => tracing::warn!(%error, "vLLM's processor could not be started"),
             }
             sender.send_replace(Some(started));

@@ -1,0 +1,147 @@
+//! One processor for each release of vLLM in the fleet.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use chiasm_media::ByteBudget;
+use chiasm_processor::{ProcessorError, ProcessorOptions};
+use chiasm_types::VllmVersion;
+use tokio::sync::Semaphore;
+
+use super::super::error::RequestError;
+use super::{Helped, HelperOptions};
+use crate::cpu::CpuPool;
+use crate::fleet::{PresentClass, PresentClasses};
+use crate::metrics::Metrics;
+
+/// vLLM's own processors of one served model. Items and prompts may differ from one release of vLLM to another, so each worker is
+/// given those of its own release's processor.
+pub struct Helpers {
+    first: Arc<Helped>,
+    others: Vec<Arc<Helped>>,
+    /// Releases that workers were of for which there was no processor.
+    missed: Mutex<BTreeSet<VllmVersion>>,
+}
+
+impl Helpers {
+    /// Nothing is started before [`Self::started`] is called or an item is there.
+    pub(crate) fn new(options: HelperOptions, cpu: &CpuPool, budget: &ByteBudget, metrics: &Arc<Metrics>) -> Self {
+        let videos = Arc::new(Semaphore::new(options.concurrent_videos));
+        let helped = |python: PathBuf| {
+            let processor = ProcessorOptions { python, ..options.processor.clone() };
+            let options = HelperOptions { processor, ..options.clone() };
+            Arc::new(Helped::new(options, videos.clone(), cpu.clone(), budget.clone(), metrics.clone()))
+        };
+        Self {
+            first: helped(options.processor.python.clone()),
+            others: options.other_pythons.iter().cloned().map(helped).collect(),
+            missed: Mutex::default(),
+        }
+    }
+
+    /// Starts all processors that are not there yet, and waits for the first.
+    ///
+    /// # Errors
+    /// Why the first can't be had.
+    pub async fn started(&self) -> Result<(), ProcessorError> {
+        self.others.iter().for_each(|other| other.start.begin());
+        self.first.start.processor().await.map(drop)
+    }
+
+    /// Whether the model takes no media without a processor, and the first is not there yet.
+    pub(crate) fn is_missed(&self) -> bool {
+        self.first.is_missed()
+    }
+
+    /// Whether the model's conversations are written by vLLM's code. Waits for the processor if only that can tell.
+    ///
+    /// # Errors
+    /// The processor has to be there, and is not.
+    pub(crate) async fn writes_conversations(&self) -> Result<bool, RequestError> {
+        self.first.writes_conversations().await
+    }
+
+    /// For each processor, the classes of workers that it makes items for; at least one.
+    ///
+    /// # Errors
+    /// No worker is there, or none of a release whose processor is.
+    pub(super) async fn of_classes(
+        &self,
+        classes: &PresentClasses,
+    ) -> Result<Vec<(&Arc<Helped>, PresentClasses)>, RequestError> {
+        let mut left = classes.to_vec();
+        let (mut helped, mut releases, mut failure) = (Vec::new(), Vec::new(), None);
+        for helper in [&self.first].into_iter().chain(&self.others) {
+            match helper.start.processor().await {
+                Ok(processor) => {
+                    let vllm = &processor.greeting().vllm;
+                    let of_this: PresentClasses = left.extract_if(.., |class| is_of(class, vllm)).collect();
+                    if !of_this.is_empty() {
+                        helped.push((helper, of_this));
+                    }
+                    releases.push(vllm.clone());
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if classes.is_empty() {
+            return Err(RequestError::not_ready());
+        }
+        left.iter().filter_map(|class| class.class.vllm).for_each(|release| self.miss(release, &releases));
+        match failure {
+            _ if !helped.is_empty() => Ok(helped),
+            Some(error) => Err(error.into()),
+            None => {
+                let releases = releases.join(" or ");
+                let message = format!("no engine is of vLLM {releases}, whose processor is there (--processor-vllm)");
+                Err(ProcessorError::Gone(message).into())
+            }
+        }
+    }
+
+    /// Says once of each release that its workers get no items.
+    fn miss(&self, release: VllmVersion, processors: &[String]) {
+        if self.missed.lock().unwrap_or_else(PoisonError::into_inner).insert(release) {
+            let processors = processors.join(",");
+            tracing::warn!(
+                engines = %release,
+                processors,
+                "engines of this vLLM get nothing that vLLM's processor makes: theirs is not there (--processor-vllm)"
+            );
+        }
+    }
+}
+
+/// Whether workers of a class take the items of this vLLM's processor. Releases are compared and not builds; what tells no release is
+/// taken for the right one.
+fn is_of(class: &PresentClass, vllm: &str) -> bool {
+    match (class.class.vllm, VllmVersion::parse(vllm)) {
+        (Some(engine), Some(processor)) => engine == processor,
+        (None, _) | (_, None) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chiasm_backend::PlanClass;
+    use chiasm_backend::fake::fake_capabilities;
+    use chiasm_types::PlanClassId;
+
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_and_not_builds() {
+        let class = |vllm: Option<&str>| {
+            let vllm = vllm.and_then(VllmVersion::parse);
+            let class = PlanClass { vllm, ..fake_capabilities().class };
+            let (max_model_len, max_batched_tokens, min_batched_tokens) = (1, 1, 1);
+            PresentClass { id: PlanClassId(0), class, max_model_len, max_batched_tokens, min_batched_tokens }
+        };
+        assert!(is_of(&class(Some("0.33.0")), "0.33.0+cpu"));
+        assert!(!is_of(&class(Some("0.32.0")), "0.33.0"));
+        assert!(!is_of(&class(Some("0.33.1")), "0.33.0"));
+        assert!(is_of(&class(None), "0.33.0"));
+        assert!(is_of(&class(Some("0.33.0")), "dev"));
+    }
+}
