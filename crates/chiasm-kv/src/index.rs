@@ -5,6 +5,7 @@ mod cache;
 mod holders;
 mod hybrid;
 mod leaving;
+mod list;
 mod lookup;
 mod marks;
 mod radix_tree;
@@ -31,6 +32,7 @@ use background::{Background, do_at_once};
 use cache::{Cache, Prompts};
 use holders::HolderId;
 use hybrid::{Hybrid, Path};
+use list::List;
 use lookup::{Ended, Found, Lookup};
 pub use snapshot::{Snapshot, SnapshotError};
 use trees::Trees;
@@ -151,6 +153,8 @@ pub struct IndexStats {
 /// The buffers of lookups, to be used again.
 #[derive(Default)]
 pub struct Overlaps {
+    /// The workers as the last lookup saw them.
+    list: Arc<List>,
     found: Vec<(WorkerId, usize)>,
     search: Found,
     /// The overlap of each holder.
@@ -362,55 +366,53 @@ impl PrefixIndex {
 
     fn look_up(&self, keys: &[BlockKey], overlaps: &mut Overlaps, at_least: usize) {
         self.core.prompts.uses.tick();
-        let Overlaps { found, search, depths, lower, has_lower } = overlaps;
+        let Overlaps { list, found, search, depths, lower, has_lower } = overlaps;
         found.clear();
         *has_lower = false;
-        self.core.workers.read(|workers| {
-            let tree = self.core.prompts.trees.read(keys.first().map_or(0, |first| Trees::tree_of(*first)));
-            let plain = workers.hybrid().len() == 0;
-            Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }.find(search, !plain);
-            // Fewer than this are sorted more quickly than looked up one after the other.
-            if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.holders() / 16
-            {
-                let (ids, ended) = (workers.ids(), search.ended.iter().flat_map(Ended::each));
-                found.extend(ended.filter_map(|(holder, depth)| Some((ids[holder as usize]?, depth as usize))));
-                return found.sort_unstable();
+        let tree = self.core.prompts.trees.read(keys.first().map_or(0, |first| Trees::tree_of(*first)));
+        let workers = self.core.workers.list(list);
+        let plain = workers.hybrid().len() == 0;
+        Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, aside: workers.aside() }.find(search, !plain);
+        // Fewer than this are sorted more quickly than looked up one after the other.
+        if plain && at_least > 0 && search.ended.iter().map(Ended::workers).sum::<usize>() <= workers.holders() / 16 {
+            let (ids, ended) = (workers.ids(), search.ended.iter().flat_map(Ended::each));
+            found.extend(ended.filter_map(|(holder, depth)| Some((ids[holder as usize]?, depth as usize))));
+            return found.sort_unstable();
+        }
+        depths.clear();
+        depths.resize(workers.holders().div_ceil(64), [0; 64]);
+        search.ended.iter().for_each(|ended| ended.write(depths));
+        let depths = depths.as_flattened_mut();
+        let list = |depths: &[u32], into: &mut Vec<_>| {
+            into.clear();
+            let found = |(_, holder): &(WorkerId, HolderId)| depths[*holder as usize] as usize >= at_least;
+            let mut rest = workers.in_order();
+            // Most of them or few: so as many at a time as follow each other.
+            while let Some(from) = rest.iter().position(found) {
+                let (_, those) = rest.split_at(from);
+                let (those, others) = those.split_at(those.iter().position(|it| !found(it)).unwrap_or(those.len()));
+                into.extend(those.iter().map(|(id, holder)| (*id, depths[*holder as usize] as usize)));
+                rest = others;
             }
-            depths.clear();
-            depths.resize(workers.holders().div_ceil(64), [0; 64]);
-            search.ended.iter().for_each(|ended| ended.write(depths));
-            let depths = depths.as_flattened_mut();
-            let list = |depths: &[u32], into: &mut Vec<_>| {
-                into.clear();
-                let found = |(_, holder): &(WorkerId, HolderId)| depths[*holder as usize] as usize >= at_least;
-                let mut rest = workers.in_order();
-                // Most of them or few: so as many at a time as follow each other.
-                while let Some(from) = rest.iter().position(found) {
-                    let (_, those) = rest.split_at(from);
-                    let (those, others) = those.split_at(those.iter().position(|it| !found(it)).unwrap_or(those.len()));
-                    into.extend(those.iter().map(|(id, holder)| (*id, depths[*holder as usize] as usize)));
-                    rest = others;
-                }
-            };
-            if plain {
-                return list(depths, found);
-            }
-            let last = search.path.last();
-            let last = last.map(|(node, before)| before + tree.node(*node).agrees(0, &keys[*before..]) as usize);
-            let path = Path { tree: &tree, nodes: &search.path, len: last.unwrap_or(0) };
+        };
+        if plain {
+            return list(depths, found);
+        }
+        let last = search.path.last();
+        let last = last.map(|(node, before)| before + tree.node(*node).agrees(0, &keys[*before..]) as usize);
+        let path = Path { tree: &tree, nodes: &search.path, len: last.unwrap_or(0) };
+        for hybrid in workers.hybrid() {
+            depths[hybrid.holder() as usize] = hybrid.overlap(depths, &path) as u32;
+        }
+        list(depths, found);
+        *has_lower = workers.hybrid().any(Hybrid::has_lower);
+        if *has_lower {
             for hybrid in workers.hybrid() {
-                depths[hybrid.holder() as usize] = hybrid.overlap(depths, &path) as u32;
+                let overlap = &mut depths[hybrid.holder() as usize];
+                *overlap = hybrid.with_lower_tiers(*overlap as usize, &path) as u32;
             }
-            list(depths, found);
-            *has_lower = workers.hybrid().any(Hybrid::has_lower);
-            if *has_lower {
-                for hybrid in workers.hybrid() {
-                    let overlap = &mut depths[hybrid.holder() as usize];
-                    *overlap = hybrid.with_lower_tiers(*overlap as usize, &path) as u32;
-                }
-                list(depths, lower);
-            }
-        });
+            list(depths, lower);
+        }
     }
 
     /// How many of the leading `keys` one worker holds.

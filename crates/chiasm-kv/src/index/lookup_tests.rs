@@ -323,6 +323,34 @@ fn a_worker_that_stands_still_is_seen_as_it_is_while_others_change() {
     });
 }
 
+/// Blocks leave a tree some at a time, after the list of workers has changed: buffers that know an older list see none of that.
+#[test]
+fn a_worker_that_is_cleared_is_seen_as_before_or_after() {
+    const BLOCKS: usize = 5 * super::leaving::BLOCKS;
+    let tokens: Vec<TokenId> = (0..2 * BLOCKS as u32).map(TokenId).collect();
+    let chain = keys(&tokens);
+    let index = PrefixIndex::new();
+    index.add_worker(WorkerId(0), BLOCK);
+    let done = AtomicBool::new(false);
+    let (mut overlaps, mut seen) = (Overlaps::default(), [0; 2]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..1000 {
+                index.apply(WorkerId(0), &batch(vec![stored(0, &tokens, &chain, 0, BLOCKS)]));
+                index.clear(WorkerId(0));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            index.lookup(&chain, &mut overlaps);
+            let overlap = overlaps.of(WorkerId(0));
+            assert!(overlap == 0 || overlap == BLOCKS, "{overlap}");
+            seen[overlap / BLOCKS] += 1;
+        }
+    });
+    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
+}
+
 #[test]
 fn a_cap_holds_counts_and_keeps_what_is_used() {
     const CAP: usize = 600_000;
