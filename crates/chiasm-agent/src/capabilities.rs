@@ -3,13 +3,14 @@
 use std::net::IpAddr;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, PlaceholderForm, PlanClass,
+    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, PlaceholderForm, PlanClass, VllmItems,
 };
-use chiasm_types::{BlockSize, VllmVersion};
+use chiasm_types::BlockSize;
 
 use crate::proto;
 
-pub(crate) fn to_message(can: &Capabilities, life: u64) -> proto::Ready {
+/// `takes_tensors`: whether the agent does.
+pub(crate) fn to_message(can: &Capabilities, life: u64, takes_tensors: bool) -> proto::Ready {
     proto::Ready {
         life,
         engine: can.engine.clone(),
@@ -26,6 +27,7 @@ pub(crate) fn to_message(can: &Capabilities, life: u64) -> proto::Ready {
             KvSource::Unknown { why } => why.clone(),
             KvSource::Events(_) | KvSource::Backend => String::new(),
         },
+        takes_tensors,
     }
 }
 
@@ -34,7 +36,10 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
     Some(Capabilities {
         class: PlanClass {
             processor: ready.processor.as_ref().into(),
-            vllm: VllmVersion::of_engine(&ready.engine),
+            vllm_items: match ready.takes_tensors {
+                true => VllmItems::of_engine(&ready.engine),
+                false => VllmItems::None,
+            },
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size: BlockSize::new(ready.block_size)?,

@@ -11,27 +11,29 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::Death;
+use chiasm_backend::{Death, ItemField};
 use chiasm_kv::KeySecret;
+use chiasm_types::MmHash;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
 pub use connector::AgentConnector;
+#[cfg(test)]
+pub(crate) use running::OwnMemory;
 
 use crate::proto::agent_client::AgentClient;
 use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk};
+use crate::tensors;
 use crate::tls::AgentTls;
-use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
+use crate::{
+    ANSWER_WITHIN, ASK_EVERY, CHUNK, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN, STREAM_WINDOW,
+};
 use connecting::Connecting;
 
 /// How long an agent's machine may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
 /// How long an agent may take to answer what takes it no time.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// How long a file may be on its way.
-const FILE_WITHIN: Duration = Duration::from_secs(30);
-/// Bytes of a file in one message.
-const CHUNK: usize = 256 << 10;
 
 /// This frontend, in this start of it.
 static FRONTEND: LazyLock<u64> = LazyLock::new(rand::random);
@@ -193,11 +195,21 @@ impl AgentLink {
             Some(chunk)
         });
         let mut files = self.files.clone();
-        let put = files.put_media(tokio_stream::iter(chunks));
-        match tokio::time::timeout(FILE_WITHIN, put).await {
-            Ok(put) => put.map(drop),
-            Err(_) => Err(Status::deadline_exceeded(format!("a file took {} s", FILE_WITHIN.as_secs()))),
-        }
+        sent(files.put_media(tokio_stream::iter(chunks))).await
+    }
+
+    /// Sends an item's tensors, which the agent can't make.
+    async fn put_tensors(&self, hash: &MmHash, fields: &[ItemField]) -> Result<(), Status> {
+        let mut files = self.files.clone();
+        sent(files.put_tensors(tokio_stream::iter(tensors::to_messages(hash, fields)))).await
+    }
+}
+
+/// Waits for the end of a transfer, for as long as one may take.
+async fn sent<T>(put: impl Future<Output = Result<T, Status>>) -> Result<(), Status> {
+    match tokio::time::timeout(SENT_WITHIN, put).await {
+        Ok(put) => put.map(drop),
+        Err(_) => Err(Status::deadline_exceeded(format!("it took {} s", SENT_WITHIN.as_secs()))),
     }
 }
 

@@ -5,7 +5,7 @@ use chiasm_backend::{
     Constraint, Job, JobItem, ReasoningHints, Repetition, RequestId, Sampling, Structured, TraceContext,
 };
 use chiasm_media::ContentHash;
-use chiasm_server::PlannedItem;
+use chiasm_server::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use serde_json::Value;
 
@@ -43,7 +43,8 @@ pub(crate) struct To {
     pub(crate) frontend: u64,
 }
 
-/// The message of a job for an engine, without an adapter. `None` if an item is not to be had in the form that agents take.
+/// The message of a job for an engine, without an adapter. `None` if an item is too long. Those that can't be had as files are to be had as
+/// tensors.
 pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto::GenerateRequest> {
     let To { engine, life, frontend } = to;
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
@@ -101,16 +102,17 @@ pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, 
 }
 
 fn item_to_message(item: &JobItem) -> Option<proto::MediaItem> {
-    let encoded = item.source.encoded()?;
+    let encoded = item.source.encoded();
     let Placeholder { offset, length, is_embed } = &item.placeholder;
     Some(proto::MediaItem {
         modality: item.modality.name().to_owned(),
         mm_hash: Bytes::copy_from_slice(item.hash.as_bytes()),
-        content: Bytes::copy_from_slice(&encoded.content),
-        processor_kwargs: encoded.processor_kwargs.to_string(),
+        content: encoded.as_ref().map(|encoded| Bytes::copy_from_slice(&encoded.content)).unwrap_or_default(),
+        processor_kwargs: encoded.as_ref().map(|encoded| encoded.processor_kwargs.to_string()).unwrap_or_default(),
         offset: u32::try_from(*offset).ok()?,
         length: u32::try_from(*length).ok()?,
         embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
+        elements: if encoded.is_none() { item.elements } else { 0 },
     })
 }
 
@@ -122,12 +124,18 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
         true => None,
         false => Some(mask(&item.embeds, length)?),
     };
-    let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&item.processor_kwargs) else { return None };
+    let origin = match item.content.is_empty() {
+        true => ItemOrigin::Tensors { elements: item.elements },
+        false => {
+            let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&item.processor_kwargs) else { return None };
+            let content = ContentHash::new(item.content.as_ref().try_into().ok()?);
+            ItemOrigin::File { content, processor_kwargs }
+        }
+    };
     Some(PlannedItem {
         modality: Modality::from_name(&item.modality),
         hash: MmHash::new(item.mm_hash.as_ref().try_into().ok()?),
-        content: ContentHash::new(item.content.as_ref().try_into().ok()?),
-        processor_kwargs,
+        origin,
         placeholder: Placeholder { offset: item.offset as usize, length, is_embed },
     })
 }

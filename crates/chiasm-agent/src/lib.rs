@@ -2,7 +2,8 @@
 //!
 //! An agent runs beside the engines of one machine and owns them: it launches them, processes media beside their memory and knows
 //! exactly what their KV caches hold. Frontends on any machine reach each of its engines as a [`Backend`](chiasm_backend::Backend),
-//! over gRPC: jobs go as tokens, media items as encoded files, once for all engines of the machine.
+//! over gRPC: jobs go as tokens, media items as encoded files, once for all engines of the machine; those that only the frontend can
+//! make go as tensors.
 //!
 //! | module | is |
 //! |---|---|
@@ -11,6 +12,7 @@
 //! | `job` | jobs as messages, and back |
 //! | `answer` | outputs and failures of jobs as messages, and back |
 //! | `others` | what frontends know of each other's jobs as messages, and back |
+//! | `tensors` | an item's tensors as messages, and back |
 //! | `capabilities` | what an engine can do as a message, and back |
 //! | `tls`, `wire` | certificates of both sides; a connection with them or in plain text |
 //! | `proto` | the messages; written by `cargo xtask agent-proto` from `proto/agent.proto` |
@@ -22,6 +24,7 @@ mod client;
 mod job;
 mod others;
 mod server;
+mod tensors;
 mod tls;
 mod wire;
 
@@ -36,6 +39,12 @@ mod proto {
 
 /// The versions of the protocol that this build speaks.
 const PROTOCOLS: std::ops::RangeInclusive<u32> = 1..=1;
+
+/// Bytes of a file or of tensors in one message.
+const CHUNK: usize = 256 << 10;
+
+/// How long a file or tensors may be on their way.
+const SENT_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Bytes of one message, either way. The largest are log probabilities of long prompts.
 const MOST_MESSAGE_BYTES: usize = 64 << 20;

@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::{
     DrainReply, DrainRequest, GenerateEvent, GenerateRequest, HelloReply, HelloRequest, MediaChunk, PutMediaReply,
-    StopReply, StopRequest, WatchEvent, WatchRequest,
+    PutTensorsReply, StopReply, StopRequest, TensorChunk, WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW, job};
@@ -164,8 +164,14 @@ impl Agent for AgentServer {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let WatchRequest { engine, frontend } = request.into_inner();
         let (id, announcements) = (self.engine(engine)?, self.announcements(engine)?.clone());
-        let watch =
-            Watch { fleet: self.fleet.clone(), id, announcements, frontend, draining: self.drain.begun.subscribe() };
+        let watch = Watch {
+            fleet: self.fleet.clone(),
+            id,
+            takes_tensors: self.media.max_tensor_bytes().is_some(),
+            announcements,
+            frontend,
+            draining: self.drain.begun.subscribe(),
+        };
         Ok(Response::new(Box::pin(ReceiverStream::new(watch.begin()))))
     }
 
@@ -198,6 +204,11 @@ impl Agent for AgentServer {
     async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {
         files::put(&self.media, request.into_inner()).await?;
         Ok(Response::new(PutMediaReply {}))
+    }
+
+    async fn put_tensors(&self, request: Request<Streaming<TensorChunk>>) -> Result<Response<PutTensorsReply>, Status> {
+        files::put_tensors(&self.media, request.into_inner()).await?;
+        Ok(Response::new(PutTensorsReply {}))
     }
 }
 

@@ -3,29 +3,31 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
 use chiasm_backend::{
-    Backend, Connected, Connector, Constraint, Delivered, EncodedItem, Finish, Input, ItemField, Job, JobError,
-    JobItem, MediaObserver, MediaSource, PlanClass, ReasoningHints, Repetition, RequestId, Sampling, SourceError,
-    Structured, TensorOrder, TraceContext,
+    Backend, Connected, Connector, Constraint, Delivered, EncodedItem, FieldValue, Finish, Input, ItemField, Job,
+    JobError, JobItem, MediaObserver, MediaSource, PlanClass, ReasoningHints, Repetition, RequestId, Sampling,
+    SourceError, Structured, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
 use chiasm_router::RouterConfig;
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Limits, MachineMedia};
-use chiasm_types::{MmHash, Modality, Placeholder, TokenId, WorkerId};
+use chiasm_server::{ItemOrigin, Limits, MachineMedia};
+use chiasm_types::{Dtype, MmHash, Modality, Placeholder, TensorField, TokenId, WorkerId};
 use chiasm_vision::{ImageKwargs, ImageSize};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt};
 use prost::Message;
+use serde_json::Map;
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::client::{AgentConnector, AgentLink, LinkError};
-use crate::proto::{GenerateRequest, HelloRequest, MediaChunk, WatchRequest};
+use crate::client::{AgentConnector, AgentLink, LinkError, OwnMemory};
+use crate::proto::{GenerateRequest, HelloRequest, MediaChunk, TensorChunk, WatchRequest};
 use crate::{AgentServer, job, serve};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
@@ -57,7 +59,7 @@ impl Stand {
         assert!(fleet.wait_ready(1).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
         let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
-        let media = MachineMedia::new(model.clone(), door, fleet.clone(), &Limits::default());
+        let media = MachineMedia::new(model.clone(), door, fleet.clone(), &Limits::default(), Some(1 << 20));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let link = AgentLink::new(&listener.local_addr().unwrap().to_string(), None).unwrap();
         let agent = AgentServer::new(fleet.clone(), media, 1);
@@ -92,6 +94,7 @@ impl Stand {
             modality: Modality::Image,
             hash: chiasm_media::mm_hash(&media.content, &Modality::Image, &fingerprint),
             placeholder: Placeholder { offset: 3, length, is_embed: None },
+            elements: 1,
             source: Arc::new(File { bytes: file.clone(), content: media.content }),
         };
         Job { media: vec![item].into(), ..job(&tokens) }
@@ -188,6 +191,7 @@ fn a_job_is_the_same_at_the_other_end() {
             modality: Modality::Image,
             hash: MmHash::new([7; 32]),
             placeholder: Placeholder { offset: 1, length: 2, is_embed: Some(mask) },
+            elements: 1,
             source: Arc::new(File { bytes: Bytes::new(), content: ContentHash::new([8; 32]) }),
         }]);
         let heard = job::from_message(sent(&told, 5)).unwrap();
@@ -196,7 +200,8 @@ fn a_job_is_the_same_at_the_other_end() {
         assert_eq!((heard.cache_salt, heard.priority, heard.trace), (told.cache_salt, told.priority, told.trace));
         assert_eq!(heard.reasoning, told.reasoning);
         let [item] = &heard.media[..] else { panic!("one item") };
-        assert_eq!((item.hash, item.content), (told.media[0].hash, ContentHash::new([8; 32])));
+        let origin = ItemOrigin::File { content: ContentHash::new([8; 32]), processor_kwargs: Map::new() };
+        assert_eq!((item.hash, &item.origin), (told.media[0].hash, &origin));
         assert_eq!(item.placeholder, told.media[0].placeholder);
     }
 }
@@ -216,6 +221,7 @@ fn malformed_messages_are_refused_with_the_field() {
         offset: 0,
         length: 2,
         embeds: vec![1, 1],
+        elements: 0,
     };
     let with = |change: &dyn Fn(&mut crate::proto::MediaItem)| {
         let mut item = item.clone();
@@ -231,7 +237,7 @@ fn malformed_messages_are_refused_with_the_field() {
     );
     assert_eq!(wrong(&|message| message.reasoning_variables[0].name = "x".to_owned()), "chat_template_kwargs");
     assert_eq!(with(&|item| item.mm_hash = Bytes::from_static(&[1; 31])), "media[0]");
-    assert_eq!(with(&|item| item.content = Bytes::new()), "media[0]");
+    assert_eq!(with(&|item| item.content = Bytes::from_static(&[1; 31])), "media[0]");
     assert_eq!(with(&|item| item.processor_kwargs = "[]".to_owned()), "media[0]");
     assert_eq!(with(&|item| item.length = 3), "media[0]");
     assert_eq!(with(&|item| item.length = 0), "media[0]");
@@ -279,6 +285,104 @@ async fn a_file_is_asked_for_once_and_tensors_are_made_beside_the_engine() {
         engine.start(Arc::new(told)).await.unwrap().delivered(),
         Delivered { cached: 1, ..Delivered::default() }
     );
+}
+
+/// Tensors as a frontend has made them, and how often.
+#[derive(Default)]
+struct Made {
+    fields: Vec<ItemField>,
+    times: AtomicUsize,
+}
+
+impl MediaSource for Made {
+    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+        self.times.fetch_add(1, Ordering::Relaxed);
+        let fields = self.fields.clone();
+        async move {
+            match fields.is_empty() {
+                true => Err(SourceError::new(std::io::Error::other("it is broken"))),
+                false => Ok(Some(fields)),
+            }
+        }
+        .boxed()
+    }
+
+    fn encoded(&self) -> Option<EncodedItem> {
+        None
+    }
+}
+
+impl Made {
+    fn of(bytes: usize) -> Arc<Self> {
+        let tensor = Tensor {
+            dtype: Dtype::U8,
+            shape: vec![2, bytes / 2],
+            bytes: TensorBytes::Here((0..bytes).map(|byte| byte as u8).collect::<Vec<_>>().into()),
+        };
+        let field = TensorField::Flat { rows: 2, dim: 0, keep_on_cpu: false };
+        let fields = vec![ItemField { name: "pixel_values".into(), field, value: FieldValue::Tensor(tensor) }];
+        Arc::new(Self { fields, times: AtomicUsize::new(0) })
+    }
+}
+
+/// A prompt with a recording, of which the frontend has tensors.
+fn with_recording(source: Arc<Made>, mask: Vec<bool>) -> Job {
+    let item = JobItem {
+        modality: Modality::Audio,
+        hash: MmHash::new([5; 32]),
+        placeholder: Placeholder { offset: 1, length: mask.len(), is_embed: Some(mask) },
+        elements: 1,
+        source,
+    };
+    Job { media: vec![item].into(), ..job(&[TokenId(1); 4]) }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tensors_that_a_frontend_has_made_come_as_they_are() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    // More than one message has room for.
+    let made = Made::of(3 * crate::CHUNK);
+    let told = with_recording(made.clone(), vec![false, true, true]);
+    stand.engine.next_job(Script::tokens(&[1, 2]));
+    let running = engine.start(Arc::new(told.clone())).await.unwrap();
+    assert_eq!(running.delivered(), Delivered { inline: 1, ..Delivered::default() });
+    let item = stand.engine.jobs()[0].media[0].clone();
+    assert_eq!((item.hash, &item.placeholder), (told.media[0].hash, &told.media[0].placeholder));
+    // As another engine of that machine would have them: they were kept.
+    let order = TensorOrder { format: TensorFormat::Raw, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
+    let came = item.source.tensors(order).await.unwrap().unwrap();
+    assert_eq!(format!("{came:?}"), format!("{:?}", made.fields));
+    assert_eq!(made.times.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tensors_that_are_not_to_be_had_or_taken_end_the_job_at_once() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let failure = async |made: Arc<Made>, mask: Vec<bool>| {
+        let start = engine.start(Arc::new(with_recording(made, mask)));
+        let started = tokio::time::timeout(Duration::from_secs(10), start).await.unwrap();
+        started.err().unwrap().to_string()
+    };
+    assert!(failure(Arc::default(), vec![true]).await.contains("it is broken"));
+    // The stand's agent takes a MiB.
+    assert!(failure(Made::of(2 << 20), vec![true]).await.contains("bytes at most"));
+    assert!(failure(Made::of(2), vec![false]).await.contains("placeholder"));
+    assert!(failure(Made::of(2), vec![true; 4]).await.contains("placeholder"));
+    let (_, mut files) = stand.link.clients();
+    let messages: Vec<_> = crate::tensors::to_messages(&MmHash::new([5; 32]), &Made::of(8).fields).collect();
+    let mut put = async |messages: Vec<TensorChunk>| files.put_tensors(tokio_stream::iter(messages)).await.map(drop);
+    put(messages.clone()).await.unwrap();
+    let [first, rest] = &messages[..] else { panic!("two messages") };
+    for messages in [
+        vec![],
+        vec![first.clone()],
+        vec![first.clone(), rest.clone(), rest.clone()],
+        vec![TensorChunk { mm_hash: Bytes::new(), ..first.clone() }, rest.clone()],
+    ] {
+        assert_eq!(put(messages).await.unwrap_err().code(), Code::InvalidArgument);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

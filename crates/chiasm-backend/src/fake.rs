@@ -25,7 +25,7 @@ use crate::{
     Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death,
     Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality,
     MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes,
-    TensorFormat, TensorMemory, TensorOrder,
+    TensorFormat, TensorMemory, TensorOrder, VllmItems,
 };
 
 /// What a fake backend does with one job.
@@ -206,7 +206,7 @@ pub fn fake_capabilities() -> Capabilities {
         engine: "fake".to_owned(),
         class: PlanClass {
             processor: b"fake"[..].into(),
-            vllm: None,
+            vllm_items: VllmItems::Any,
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size: SIXTEEN,

@@ -56,6 +56,8 @@ pub struct JobItem {
     pub hash: MmHash,
     /// Where it stands in the prompt.
     pub placeholder: Placeholder,
+    /// Elements of its largest tensor.
+    pub elements: u64,
     /// Where its bytes or tensors can be had.
     pub source: Arc<dyn MediaSource>,
 }

@@ -47,4 +47,4 @@ pub use media::{
     TensorOrder, Transfer,
 };
 pub use output::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
-pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass};
+pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, VllmItems};

@@ -9,9 +9,8 @@ pub struct PlanClass {
     /// The processor that decides tokens and tensors of media items, in bytes that stand for its name, version and settings.
     /// Part of every item's identity.
     pub processor: Arc<[u8]>,
-    /// The release of vLLM that computes: media items that vLLM's own processor makes come from the processor of that release, as others
-    /// may write or shape them otherwise. `None` if any will do.
-    pub vllm: Option<VllmVersion>,
+    /// Which media items that vLLM's own processor makes the worker takes.
+    pub vllm_items: VllmItems,
     /// What stands for a media item in the prompt that the worker is given.
     pub placeholders: PlaceholderForm,
     /// How the blocks of a prompt are named.
@@ -29,6 +28,24 @@ impl PlanClass {
         identity.extend_from_slice(processor);
         identity.extend_from_slice(fingerprint);
         identity
+    }
+}
+
+/// Media items that vLLM's own processor makes, by the release of vLLM: one may write or shape them otherwise than another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum VllmItems {
+    /// Those of any release.
+    Any,
+    /// Those of the release that computes.
+    Of(VllmVersion),
+    /// None.
+    None,
+}
+
+impl VllmItems {
+    /// What an engine takes that says this of itself: `vLLM 0.32.0`. Builds that tell no release, and other engines, take any.
+    pub fn of_engine(engine: &str) -> Self {
+        engine.strip_prefix("vLLM ").and_then(VllmVersion::parse).map_or(Self::Any, Self::Of)
     }
 }
 

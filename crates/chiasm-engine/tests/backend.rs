@@ -205,6 +205,7 @@ impl MediaSource for Bytefield {
 fn items(bytes: &[u8]) -> (Arc<[JobItem]>, Vec<Arc<AtomicUsize>>) {
     let counts: Vec<Arc<AtomicUsize>> = bytes.iter().map(|_| Arc::default()).collect();
     let item = |(offset, (&byte, asked)): (usize, (&u8, &Arc<AtomicUsize>))| JobItem {
+        elements: 1,
         modality: Modality::Image,
         hash: MmHash::new([byte; 32]),
         placeholder: Placeholder { offset, length: 1, is_embed: None },

@@ -76,6 +76,6 @@ pub use access::ApiKeys;
 pub use cors::{Allowed, Cors, CorsError};
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
 pub use owner::{Network, NoNetwork, TrustedProxies};
-pub use pipeline::{AskForFile, CheckedJob, HelperOptions, MachineMedia, PlannedItem, PutError};
+pub use pipeline::{AskForFile, CheckedJob, HelperOptions, ItemOrigin, MachineMedia, PlannedItem, PutError};
 pub use root_path::{NoRootPath, RootPath};
 pub use tls::{Certificate, CertificateError};

@@ -17,11 +17,6 @@ impl VllmVersion {
         Self { major, minor, patch: 0 }
     }
 
-    /// The release of an engine that says `vLLM 0.32.0` of itself. `None` for another kind of engine, and for a build that tells no number.
-    pub fn of_engine(engine: &str) -> Option<Self> {
-        engine.strip_prefix("vLLM ").and_then(Self::parse)
-    }
-
     /// Reads the release number that starts `text`: `0.32.0`, `0.32.1rc2`, `0.33.0.dev12+g1234`, `v0.32`. `None` if none does.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.strip_prefix('v').unwrap_or(text).splitn(3, '.');

@@ -6,9 +6,9 @@ use chiasm_agent::AgentServer;
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::Fleet;
 
-use crate::cli::ServeArgs;
+use crate::cli::{ProcessorChoice, ServeArgs};
 use crate::error::CliError;
-use crate::serve::{self, Machine};
+use crate::serve::{self, Machine, Side};
 use crate::{key_secret, signals};
 
 /// Runs until SIGTERM or Ctrl-C.
@@ -18,13 +18,18 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     if tls.is_none() {
         args.agents.tls.check_plaintext_at(address)?;
     }
-    serve::without_helper(&mut args, "an agent")?;
+    if args.processor.processor == ProcessorChoice::Vllm && !args.agents.take_tensors {
+        let message = "--processor vllm: frontends make the tensors then, and an agent takes them with --take-tensors";
+        return Err(CliError::Usage(message.to_owned()));
+    }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
-    let Machine { model, door, patience, connectors, router, limits, .. } = serve::machine(&mut args).await?;
+    let Machine { model, door, patience, connectors, router, limits, .. } =
+        serve::machine(&mut args, Side::Agent).await?;
     let engines = connectors.len() as u32;
     let listener = serve::listen(address).await?;
     let fleet = Fleet::start(connectors, router, patience)?;
-    let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits);
+    let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
+    let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits, tensor_bytes);
     if let Ok(address) = listener.local_addr() {
         tracing::info!(model = model.name, engines, %address, tls = tls.is_some(), "an agent waits for frontends");
     }

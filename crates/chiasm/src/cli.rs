@@ -47,6 +47,8 @@ pub(crate) struct Cli {
 /// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
 const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Prompts", "LoRA", "vLLM's processor"];
 const NOR_THESE: [&str; 3] = ["agents", "discovery", "served_model_name"];
+/// Of the first, what concerns tensors that frontends have made.
+const BUT_THESE: [&str; 2] = ["processor", "processor_item_bytes"];
 
 /// An agent's port, if nobody says which.
 const AGENT_PORT: &str = "8100";
@@ -80,8 +82,9 @@ impl Cli {
 }
 
 fn is_not_of_agents(arg: &Arg) -> bool {
-    NOR_THESE.contains(&arg.get_id().as_str())
-        || arg.get_help_heading().is_some_and(|heading| NOT_OF_AGENTS.contains(&heading))
+    let id = arg.get_id().as_str();
+    let is_of_others = arg.get_help_heading().is_some_and(|heading| NOT_OF_AGENTS.contains(&heading));
+    NOR_THESE.contains(&id) || (is_of_others && !BUT_THESE.contains(&id))
 }
 
 #[derive(Debug, Subcommand)]

@@ -21,7 +21,7 @@ use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::cli::{ProcessorChoice, ServeArgs};
+use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
@@ -49,11 +49,14 @@ pub(crate) async fn run(
     if args.agents.announce.is_some() {
         return Err(CliError::Usage("--announce is of chiasm agent: frontends are not looked for".to_owned()));
     }
+    if args.agents.take_tensors {
+        return Err(CliError::Usage("--take-tensors is of chiasm agent: frontends make them".to_owned()));
+    }
     if args.agents.has_agents() {
-        without_helper(&mut args, "a frontend of agents")?;
         key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     }
-    let Machine { model, door, patience, connectors, router, limits, adapters, helper } = machine(&mut args).await?;
+    let Machine { model, door, patience, connectors, router, limits, adapters, helper } =
+        machine(&mut args, Side::Frontend).await?;
     let workers = connectors.len();
     let routing = routing_options(&args.routing)?;
     // Bound before any engine is started: a taken port is told at once.
@@ -128,6 +131,15 @@ pub(crate) async fn run(
     ended
 }
 
+/// Whose engines they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// What takes requests of clients.
+    Frontend,
+    /// What takes jobs of frontends, whose processes make what Chiasm's own code does not.
+    Agent,
+}
+
 /// What an engine's machine needs, for a frontend or an agent.
 pub(crate) struct Machine {
     pub(crate) model: Arc<ServedModel>,
@@ -140,17 +152,8 @@ pub(crate) struct Machine {
     pub(crate) helper: Option<HelperOptions>,
 }
 
-/// Media go to agents as files, and become tensors there: by Chiasm's own code, so far.
-pub(crate) fn without_helper(args: &mut ServeArgs, who: &str) -> Result<(), CliError> {
-    if args.processor.processor == ProcessorChoice::Vllm {
-        return Err(CliError::Usage(format!("--processor vllm: {who} can't have vLLM's processor yet")));
-    }
-    args.processor.processor = ProcessorChoice::Native;
-    Ok(())
-}
-
 /// Reads the model and makes ready what engines are started with.
-pub(crate) async fn machine(args: &mut ServeArgs) -> Result<Machine, CliError> {
+pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine, CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let chats = args.prompts.chats()?;
     let flags = VllmFlags::read(&args.vllm_args)?;
@@ -161,8 +164,13 @@ pub(crate) async fn machine(args: &mut ServeArgs) -> Result<Machine, CliError> {
     let model = with_engine_kwargs(model, args, &flags)?;
     let model = model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
     let model = Arc::new(ServedModel { chats, ..model });
-    let helper = vllm_processor::options(args, &model, &flags, &vllm_args(args, model.answers.engine_parser()))?;
-    let takes_media = vllm_processor::takes_media(args, &model, helper.as_ref());
+    let helper = match side {
+        Side::Frontend => {
+            vllm_processor::options(args, &model, &flags, &vllm_args(args, model.answers.engine_parser()))?
+        }
+        Side::Agent => None,
+    };
+    let takes_media = vllm_processor::takes_media(args, &model, helper.is_some() || args.agents.take_tensors);
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(args);
     let options = EngineOptions {

@@ -78,10 +78,10 @@ fn needs_help(model: &ServedModel, dir: &Path) -> (bool, bool) {
     (model.vision.is_none() && certainly, model.vision.is_none() && (certainly || seemingly))
 }
 
-/// Whether requests may have media.
-pub(crate) fn takes_media(args: &ServeArgs, model: &ServedModel, helper: Option<&HelperOptions>) -> bool {
+/// Whether requests may have media, if some process makes what Chiasm does not.
+pub(crate) fn takes_media(args: &ServeArgs, model: &ServedModel, has_help: bool) -> bool {
     let seemingly = || needs_help(model, &args.model).1 || args.processor.processor == ProcessorChoice::Vllm;
-    model.vision.is_some() || (helper.is_some() && seemingly())
+    model.vision.is_some() || (has_help && seemingly())
 }
 
 /// How vLLM's own processor is started; `None` without it. `vllm_flags` are those of the engines.

@@ -162,6 +162,52 @@ async fn each_release_has_a_processor_of_its_own() {
     assert!(!refused.status.success());
 }
 
+/// Engines of agents get the tensors that the processor of their frontend has made, bit by bit those of an engine beside it; those of an
+/// agent that takes none get no such items.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
+    let (model, vllm) = (models().join("omni").display().to_string(), variable("CHIASM_TEST_VLLM"));
+    let (version, folder) = (variable("CHIASM_TEST_VLLM_VERSION"), tempfile::tempdir().expect("a folder"));
+    let state = folder.path().display().to_string();
+    let [taking, other] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let agent = |address: &str, flags: &[&str]| {
+        let (host, port) = address.rsplit_once(':').expect("an address");
+        let own = ["agent", &model, "--host", host, "--port", port, "--state-dir", &state, "--sim", "1"];
+        let sim = ["--sim-speedup", "1000000", "--sim-max-model-len", "32768", "--sim-vllm-version", &version];
+        Process(chiasm(&[&own[..], &sim, flags].concat()).spawn().expect("an agent"))
+    };
+    let _agents = [agent(&taking, &["--take-tensors"]), agent(&other, &[])];
+    let own = ["--state-dir", &state, "--served-model-name", "m", "--port", "0", "--vllm", &vllm];
+    let start = |agents: &str| {
+        Server::start(&[&[&model, "--agents", agents][..], &own, &["--", "--dtype", "bfloat16"]].concat())
+    };
+    let (remote, local) = (start(&format!("{taking},{other}")), serve("omni", &[]).await);
+    remote.wait_ready(2, STARTUP).await;
+
+    let clips = [("video", "with_sound.mp4"), ("audio", "sound.flac"), ("image", "gradient.tiff")];
+    let clips = clips.map(|(modality, name)| part(modality, &file(name)));
+    for parts in [&clips[..1], &clips[1..2], &clips[2..], &clips] {
+        let request = request(parts);
+        let (far, near) = (remote.chat(&request).await, local.chat(&request).await);
+        assert_eq!(seen(&far), seen(&near));
+        let again = remote.chat(&request).await;
+        assert_eq!((seen(&again), again.header("x-chiasm-transfer").as_str()), (seen(&near), "cached"));
+        assert_eq!(far.header("x-chiasm-worker"), again.header("x-chiasm-worker"));
+    }
+    assert_eq!(remote.lines_logged("(--take-tensors)"), 1);
+    let text = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4});
+    let workers = join_all((0..8).map(|_| remote.chat(&text))).await;
+    let workers: BTreeSet<_> = workers.iter().map(|answer| (answer.ok(), answer.header("x-chiasm-worker")).1).collect();
+    assert_eq!(workers.len(), 2, "both agents take text");
+
+    let none = start(&other);
+    none.wait_ready(1, STARTUP).await;
+    let refused = none.chat(&request(&clips[1..2])).await;
+    assert_eq!(refused.refused(503), "messages[0].content[0].audio_url");
+    assert!(refused.text.contains("--take-tensors"), "{}", refused.text);
+}
+
 /// One processor makes a new video once for all who want it at the same time; later requests need neither it nor the bytes.
 async fn a_video_is_made_once(server: &Server) {
     let request = request(&[part("video", &file("with_sound.mp4")), part("image", DAWN.jpeg)]);

@@ -128,7 +128,7 @@ impl Backend for AgentBackend {
             let Shared { link, engine, life, .. } = &*self.shared;
             let to = job::To { engine: *engine, life: *life, frontend: link.frontend };
             let request = job::to_message(&job, prompt, to);
-            let request = request.ok_or_else(|| refused("messages", "has a media item that no agent takes"))?;
+            let request = request.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
             let running = RunningAgentJob::start(self.shared.clone(), job, request).await?;
             Ok(Box::new(running) as Box<dyn RunningJob>)
         }

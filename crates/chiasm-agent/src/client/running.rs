@@ -4,9 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use chiasm_backend::{Death, Delivered, Job, JobError, Output, RunningJob};
+use chiasm_backend::{
+    Death, Delivered, Job, JobError, JobItem, Output, RunningJob, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+};
+use chiasm_transfer::SlotWriter;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
+use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
 use super::backend::Shared;
@@ -27,19 +31,22 @@ pub(super) struct RunningAgentJob {
     /// The continuations that have not ended.
     open: Vec<bool>,
     delivered: Delivered,
+    /// Why an item could not be sent.
+    unsent: (mpsc::UnboundedSender<JobError>, mpsc::UnboundedReceiver<JobError>),
     /// The end of the engine, which may be known before its connection fails.
     ended: BoxFuture<'static, Death>,
 }
 
 impl RunningAgentJob {
-    /// Hands a job over, and the files that the agent lacks before it can begin.
+    /// Hands a job over, and the files and tensors that the agent lacks before it can begin.
     pub(super) async fn start(shared: Arc<Shared>, job: Arc<Job>, request: GenerateRequest) -> Result<Self, JobError> {
         let mut jobs = shared.link.jobs.clone();
         let events = jobs.generate(request).await.map_err(|status| not_taken(&shared, &status))?.into_inner();
         let open = vec![true; job.sampling.n];
         let (came, delivered) = (VecDeque::new(), Delivered::default());
         let ended = shared.when_ended();
-        let mut running = Self { shared, job, events: Some(events), number: 0, came, open, delivered, ended };
+        let unsent = mpsc::unbounded_channel();
+        let mut running = Self { shared, job, events: Some(events), number: 0, came, open, delivered, unsent, ended };
         loop {
             let event = running.next_event().await?;
             if let Event::Started(Started { job, delivered }) = event {
@@ -56,6 +63,9 @@ impl RunningAgentJob {
     }
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, JobError>> {
+        if let Poll::Ready(Some(error)) = self.unsent.1.poll_recv(context) {
+            return Poll::Ready(Err(error));
+        }
         loop {
             let Some(events) = &mut self.events else { return Poll::Ready(Err(JobError::Unfinished)) };
             let event = match std::task::ready!(events.poll_next_unpin(context)) {
@@ -73,7 +83,7 @@ impl RunningAgentJob {
     fn take(&mut self, event: Event) -> Result<(), JobError> {
         match event {
             Event::Started(_) => {}
-            Event::Lacking(Lacking { items }) => self.send_files(&items),
+            Event::Lacking(Lacking { items }) => self.send_media(&items),
             Event::Delivered(delivered) => self.take_delivered(delivered),
             Event::Failure(failure) => {
                 let constraint = self.job.sampling.structured.as_ref().map(|structured| structured.field);
@@ -102,19 +112,50 @@ impl RunningAgentJob {
         }
     }
 
-    /// Sends the files of items that the agent lacks. The agent waits for them for a while, and tells if they don't come.
-    fn send_files(&self, items: &[u32]) {
+    /// Sends the files of items that the agent lacks, or their tensors. What can't be sent ends the job.
+    fn send_media(&self, items: &[u32]) {
         for item in items.iter().filter_map(|&item| self.job.media.get(item as usize)) {
-            let Some(encoded) = item.source.encoded() else { continue };
-            let (link, modality, observer) =
-                (self.shared.link.clone(), item.modality.name().to_owned(), self.shared.observer.clone());
+            let (shared, item, unsent) = (self.shared.clone(), item.clone(), self.unsent.0.clone());
             tokio::spawn(async move {
-                if let Err(status) = link.put(encoded.content, &modality, encoded.bytes).await {
-                    tracing::warn!(agent = link.address(), status = %super::words(&status), "a file did not get there");
-                    observer.stepped_down("file_not_sent", &status.message());
+                if let Err(error) = send(&shared, &item).await {
+                    let (agent, modality) = (shared.link.address(), &item.modality);
+                    tracing::warn!(agent, %modality, %error, "a media item did not get there");
+                    shared.observer.stepped_down("not_sent", &error);
+                    let _ = unsent.send(error);
                 }
             });
         }
+    }
+}
+
+/// Sends an item's file, or its tensors where that does not say what they are: made for that if they were not kept.
+async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
+    let sent = match item.source.encoded() {
+        Some(encoded) => shared.link.put(encoded.content, item.modality.name(), encoded.bytes).await,
+        None => {
+            let order = TensorOrder {
+                // What makes them knows what engines want.
+                format: TensorFormat::Raw,
+                memory: Arc::new(OwnMemory),
+                still_wanted: Arc::new(|| true),
+            };
+            let fields = item.source.tensors(order).await.map_err(JobError::Source)?;
+            shared.link.put_tensors(&item.hash, &fields.unwrap_or_default()).await
+        }
+    };
+    sent.map_err(|status| not_taken(shared, &status))
+}
+
+/// What is sent lies in this process's memory.
+pub(crate) struct OwnMemory;
+
+impl TensorMemory for OwnMemory {
+    fn reserve(&self, _: usize) -> Option<SlotWriter> {
+        None
+    }
+
+    fn takes(&self, _: &TensorBytes) -> bool {
+        true
     }
 }
 

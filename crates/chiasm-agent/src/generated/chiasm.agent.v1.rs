@@ -147,6 +147,9 @@ pub struct Ready {
     /// Why nothing is known of the KV cache; empty if something is.
     #[prost(string, tag = "12")]
     pub kv_unknown: ::prost::alloc::string::String,
+    /// Whether media items are taken that the frontend has made tensors of.
+    #[prost(bool, tag = "13")]
+    pub takes_tensors: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SnapshotPart {
@@ -221,10 +224,10 @@ pub struct MediaItem {
     /// Its identity, 32 bytes: made of the content and of everything else that changes its tensors.
     #[prost(bytes = "bytes", tag = "2")]
     pub mm_hash: ::prost::bytes::Bytes,
-    /// blake3 of the file, 32 bytes.
+    /// blake3 of the file, 32 bytes; empty if the item is to be had as tensors alone.
     #[prost(bytes = "bytes", tag = "3")]
     pub content: ::prost::bytes::Bytes,
-    /// Settings of the processor for this item, as a JSON object.
+    /// Settings of the processor for this item, as a JSON object; empty without a file.
     #[prost(string, tag = "4")]
     pub processor_kwargs: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
@@ -234,6 +237,9 @@ pub struct MediaItem {
     /// Of the tokens from offset on: how many don't embed, then how many do, and so on in turns; empty if all do.
     #[prost(uint32, repeated, tag = "7")]
     pub embeds: ::prost::alloc::vec::Vec<u32>,
+    /// Without a file: elements of the largest tensor.
+    #[prost(uint64, tag = "8")]
+    pub elements: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {
@@ -336,7 +342,7 @@ pub mod generate_event {
         /// The job is on its way.
         #[prost(message, tag = "1")]
         Started(super::Started),
-        /// The agent lacks files of these media items: it waits for PutMedia.
+        /// The agent lacks files or tensors of these media items: it waits for PutMedia or PutTensors.
         #[prost(message, tag = "2")]
         Lacking(super::Lacking),
         #[prost(message, tag = "3")]
@@ -535,6 +541,83 @@ pub struct MediaChunk {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutMediaReply {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TensorChunk {
+    /// In the first one: the item's identity, 32 bytes, and what its fields are.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub mm_hash: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "2")]
+    pub fields: ::prost::alloc::vec::Vec<TensorField>,
+    /// The next bytes of the tensors: one after the other, in the order of the fields and of their values.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub bytes: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TensorField {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(bool, tag = "5")]
+    pub keep_on_cpu: bool,
+    #[prost(message, optional, tag = "6")]
+    pub value: ::core::option::Option<FieldValue>,
+    /// How an engine joins it with those of other items.
+    #[prost(oneof = "tensor_field::Join", tags = "2, 3, 4")]
+    pub join: ::core::option::Option<tensor_field::Join>,
+}
+/// Nested message and enum types in `TensorField`.
+pub mod tensor_field {
+    /// How an engine joins it with those of other items.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Join {
+        #[prost(message, tag = "2")]
+        Flat(super::FlatJoin),
+        #[prost(bool, tag = "3")]
+        Batched(bool),
+        #[prost(bool, tag = "4")]
+        Shared(bool),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FlatJoin {
+    #[prost(uint64, tag = "1")]
+    pub rows: u64,
+    #[prost(sint64, tag = "2")]
+    pub dim: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FieldValue {
+    #[prost(oneof = "field_value::Value", tags = "1, 2, 3, 4")]
+    pub value: ::core::option::Option<field_value::Value>,
+}
+/// Nested message and enum types in `FieldValue`.
+pub mod field_value {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Value {
+        #[prost(message, tag = "1")]
+        Tensor(super::Tensor),
+        #[prost(sint64, tag = "2")]
+        Whole(i64),
+        #[prost(double, tag = "3")]
+        Number(f64),
+        #[prost(message, tag = "4")]
+        List(super::FieldValues),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FieldValues {
+    #[prost(message, repeated, tag = "1")]
+    pub values: ::prost::alloc::vec::Vec<FieldValue>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Tensor {
+    /// As torch calls it: bfloat16.
+    #[prost(string, tag = "1")]
+    pub dtype: ::prost::alloc::string::String,
+    #[prost(uint64, repeated, tag = "2")]
+    pub shape: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PutTensorsReply {}
 /// Generated client implementations.
 pub mod agent_client {
     #![allow(
@@ -753,6 +836,31 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "PutMedia"));
             self.inner.client_streaming(req, path, codec).await
         }
+        /// The tensors of one item for all engines of the machine, where the agent does not make them itself.
+        pub async fn put_tensors(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::TensorChunk>,
+        ) -> std::result::Result<
+            tonic::Response<super::PutTensorsReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/chiasm.agent.v1.Agent/PutTensors",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "PutTensors"));
+            self.inner.client_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -810,6 +918,11 @@ pub mod agent_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::MediaChunk>>,
         ) -> std::result::Result<tonic::Response<super::PutMediaReply>, tonic::Status>;
+        /// The tensors of one item for all engines of the machine, where the agent does not make them itself.
+        async fn put_tensors(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::TensorChunk>>,
+        ) -> std::result::Result<tonic::Response<super::PutTensorsReply>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct AgentServer<T> {
@@ -1138,6 +1251,51 @@ pub mod agent_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutMediaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.client_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/chiasm.agent.v1.Agent/PutTensors" => {
+                    #[allow(non_camel_case_types)]
+                    struct PutTensorsSvc<T: Agent>(pub Arc<T>);
+                    impl<
+                        T: Agent,
+                    > tonic::server::ClientStreamingService<super::TensorChunk>
+                    for PutTensorsSvc<T> {
+                        type Response = super::PutTensorsReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::TensorChunk>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::put_tensors(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PutTensorsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

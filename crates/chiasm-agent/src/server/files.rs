@@ -1,23 +1,20 @@
-//! Files of media items, as frontends send them.
-
-use std::time::Duration;
+//! Files and tensors of media items, as frontends send them.
 
 use bytes::Bytes;
 use chiasm_media::ContentHash;
 use chiasm_server::{MachineMedia, PutError};
-use chiasm_types::Modality;
+use chiasm_types::{MmHash, Modality};
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
 use super::digest;
-use crate::proto::MediaChunk;
-
-/// How long a file may take to arrive.
-const WITHIN: Duration = Duration::from_secs(30);
+use crate::SENT_WITHIN;
+use crate::proto::{MediaChunk, TensorChunk};
+use crate::tensors::Announced;
 
 /// Takes in one file.
 pub(super) async fn put(media: &MachineMedia, chunks: Streaming<MediaChunk>) -> Result<(), Status> {
-    let file = timeout(WITHIN, read(media, chunks)).await;
+    let file = timeout(SENT_WITHIN, read(media, chunks)).await;
     let (content, modality, file) = file.map_err(|_| Status::deadline_exceeded("the file took too long"))??;
     media.put(content, &modality, file).await.map_err(|error| match error {
         PutError::Media(_) | PutError::OtherContent => Status::invalid_argument(error.to_string()),
@@ -50,4 +47,42 @@ async fn read(
         return Err(other_length());
     }
     Ok((ContentHash::new(content), modality, file.freeze()))
+}
+
+/// Takes in the tensors of one item.
+pub(super) async fn put_tensors(media: &MachineMedia, chunks: Streaming<TensorChunk>) -> Result<(), Status> {
+    let tensors = timeout(SENT_WITHIN, read_tensors(media, chunks)).await;
+    let (hash, announced, bytes) = tensors.map_err(|_| Status::deadline_exceeded("the tensors took too long"))??;
+    media.put_tensors(hash, announced.with(bytes));
+    Ok(())
+}
+
+async fn read_tensors(
+    media: &MachineMedia,
+    mut chunks: Streaming<TensorChunk>,
+) -> Result<(MmHash, Announced, Bytes), Status> {
+    let limit = media.max_tensor_bytes();
+    let limit = limit.ok_or_else(|| Status::failed_precondition("no tensors are taken (--take-tensors)"))?;
+    let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("no tensors came"))?;
+    let hash = digest(&first.mm_hash).ok_or_else(|| Status::invalid_argument("mm_hash: must be 32 bytes"))?;
+    let announced = Announced::from_message(first.fields);
+    let announced = announced.ok_or_else(|| Status::invalid_argument("fields: they are malformed"))?;
+    if announced.bytes > limit {
+        return Err(Status::invalid_argument(format!("fields: {limit} bytes at most")));
+    }
+    let other_length = || Status::invalid_argument("the tensors have another length than was said");
+    // Memory for what has come, not for what is claimed.
+    let mut tensors = media.buffer();
+    let mut next = Some(first.bytes);
+    while let Some(bytes) = next {
+        if (tensors.as_slice().len() + bytes.len()) as u64 > announced.bytes {
+            return Err(other_length());
+        }
+        tensors.extend(&bytes).map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        next = chunks.message().await?.map(|chunk| chunk.bytes);
+    }
+    if tensors.as_slice().len() as u64 != announced.bytes {
+        return Err(other_length());
+    }
+    Ok((MmHash::new(hash), announced, tensors.freeze()))
 }

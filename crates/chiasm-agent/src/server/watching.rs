@@ -29,6 +29,8 @@ const LOAD_EVERY: Duration = Duration::from_millis(50);
 pub(super) struct Watch {
     pub(super) fleet: Arc<Fleet>,
     pub(super) id: WorkerId,
+    /// Whether the agent takes tensors that frontends have made.
+    pub(super) takes_tensors: bool,
     /// Jobs on the engine.
     pub(super) announcements: Arc<Announcements>,
     /// Who watches: it is told of the jobs of others.
@@ -68,7 +70,11 @@ async fn tell(events: &Teller, event: Event) -> Result<(), Gone> {
 }
 
 async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Infallible, Gone> {
-    tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), worker.life))).await?;
+    tell(
+        events,
+        Event::Ready(capabilities::to_message(worker.backend.capabilities(), worker.life, watch.takes_tensors)),
+    )
+    .await?;
     let load = tell_load(worker, watch.draining.clone(), events);
     let others = tell_others(watch, events);
     let kv = async {

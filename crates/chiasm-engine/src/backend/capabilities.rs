@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Locality, MediaForm, PlaceholderForm,
-    PlanClass, TensorFormat,
+    PlanClass, TensorFormat, VllmItems,
 };
-use chiasm_types::{BlockSize, Dtype, VllmVersion};
+use chiasm_types::{BlockSize, Dtype};
 
 use super::connector::FormatPolicy;
 use crate::wire::EngineReady;
@@ -26,15 +26,16 @@ pub(super) struct Beyond {
 pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, String> {
     let block_size = BlockSize::new(ready.cache_block_size()).ok_or("its block size is 0")?;
     let kv = kv_source(ready.kv_events_config.as_ref(), &beyond.locality);
+    let engine = format!("vLLM {}", ready.vllm_version);
     Ok(Capabilities {
-        engine: format!("vLLM {}", ready.vllm_version),
         class: PlanClass {
             processor: beyond.processor,
-            vllm: VllmVersion::parse(&ready.vllm_version),
+            vllm_items: VllmItems::of_engine(&engine),
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size,
         },
+        engine,
         max_model_len: ready.max_model_len,
         max_batched_tokens: ready.max_num_batched_tokens as usize,
         max_running: ready.max_num_seqs as usize,

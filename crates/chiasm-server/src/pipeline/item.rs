@@ -38,6 +38,7 @@ impl ItemPlan {
 
     /// What a backend has to know of the item at its place.
     pub(super) fn into_job(self, at: Placeholder) -> JobItem {
-        JobItem { modality: self.modality, hash: self.hash, placeholder: at, source: self.source }
+        let Self { modality, hash, elements, source, .. } = self;
+        JobItem { modality, hash, placeholder: at, elements, source }
     }
 }

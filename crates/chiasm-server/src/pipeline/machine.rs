@@ -1,4 +1,7 @@
-//! Media items of jobs that a frontend on another machine has planned: checked, and made here from the same files.
+//! Media items of jobs that a frontend on another machine has planned: checked, and made here from the same files; or taken as the
+//! tensors that the frontend has made.
+
+mod tensors;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,9 +25,10 @@ use crate::cpu::{CpuBudget, CpuPool};
 use crate::fleet::{Fleet, PresentClass, Worker};
 use crate::frontend::Limits;
 use crate::model::ServedModel;
+use tensors::Tensors;
 
 /// How long a file may take from the frontend that has it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const FILE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a file that another job has asked for is waited for before it is asked for again: that one's frontend may be gone.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(2);
@@ -41,6 +45,8 @@ pub struct MachineMedia {
     fleet: Arc<Fleet>,
     /// Who waits for files, by their content.
     waiting: Mutex<HashMap<ContentHash, Vec<oneshot::Sender<EncodedMedia>>>>,
+    /// Items whose tensors frontends have made; `None` if none are taken.
+    tensors: Option<Arc<Tensors>>,
 }
 
 /// A media item as a frontend on another machine has planned it.
@@ -50,12 +56,27 @@ pub struct PlannedItem {
     pub modality: Modality,
     /// Its identity, by the frontend's reckoning.
     pub hash: MmHash,
-    /// Its file.
-    pub content: ContentHash,
-    /// The request's settings for its processor.
-    pub processor_kwargs: Map<String, Value>,
+    /// What is to be had of it.
+    pub origin: ItemOrigin,
     /// Where it stands in the prompt, by the frontend's reckoning.
     pub placeholder: Placeholder,
+}
+
+/// What a frontend on another machine has of a media item.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ItemOrigin {
+    /// The file, of which tensors are made here.
+    File {
+        /// Its hash.
+        content: ContentHash,
+        /// The request's settings for its processor.
+        processor_kwargs: Map<String, Value>,
+    },
+    /// Its tensors.
+    Tensors {
+        /// Elements of the largest.
+        elements: u64,
+    },
 }
 
 /// A job whose tokens and media items an engine can be given.
@@ -71,13 +92,23 @@ pub struct CheckedJob {
 pub type AskForFile = Arc<dyn Fn(usize) + Send + Sync>;
 
 impl MachineMedia {
-    /// Keeps files in the door's cache.
-    pub fn new(model: Arc<ServedModel>, door: MediaDoor, fleet: Arc<Fleet>, limits: &Limits) -> Arc<Self> {
+    /// Keeps files in the door's cache. Takes tensors that frontends have made if an item's may have some number of bytes: whoever
+    /// may speak to this agent is believed that they are what the engines want then.
+    pub fn new(
+        model: Arc<ServedModel>,
+        door: MediaDoor,
+        fleet: Arc<Fleet>,
+        limits: &Limits,
+        tensor_bytes: Option<u64>,
+    ) -> Arc<Self> {
         let metrics = fleet.metrics();
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let images = Images::new(model.clone(), cpu.clone(), door.budget().clone(), metrics, limits.processed_bytes);
+        let budget = door.budget().clone();
+        let tensors =
+            tensor_bytes.map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone(), budget)));
         let door = door.with_workers(Arc::new(cpu.clone()));
-        Arc::new(Self { model, images: Arc::new(images), door, cpu, fleet, waiting: Mutex::default() })
+        Arc::new(Self { model, images: Arc::new(images), door, cpu, fleet, waiting: Mutex::default(), tensors })
     }
 
     /// Takes in a file that a frontend has, for all who wait for it now or ask for it later.
@@ -104,7 +135,19 @@ impl MachineMedia {
         Ok(())
     }
 
-    /// Memory for a file that comes, out of what there is for all of them.
+    /// Takes in the tensors of an item, for all who wait for them now or ask for them soon.
+    pub fn put_tensors(&self, hash: MmHash, fields: Vec<ItemField>) {
+        if let Some(tensors) = &self.tensors {
+            tensors.put(hash, fields);
+        }
+    }
+
+    /// The most bytes that an item's tensors may have; `None` if none are taken.
+    pub fn max_tensor_bytes(&self) -> Option<u64> {
+        self.tensors.as_ref().map(|tensors| tensors.max_bytes())
+    }
+
+    /// Memory for a file or for tensors that come, out of what there is for all of them.
     pub fn buffer(&self) -> ChargedBuffer {
         self.door.budget().buffer()
     }
@@ -146,12 +189,11 @@ impl MachineMedia {
             end = planned.placeholder.offset.saturating_add(planned.placeholder.length);
             let ask = ask.clone();
             let item = self.item(worker, tokens, planned, class, Arc::new(move || ask(number))).await;
-            let (item, plan) = item.map_err(|error| format!("media[{number}]: {error}"))?;
+            let item = item.map_err(|error| format!("media[{number}]: {error}"))?;
             let Placeholder { offset, length, .. } = item.placeholder;
+            let embeds = item.placeholder.embeds();
             spans.push(MediaSpan { hash: item.hash, offset, length });
-            // Raw values are a byte each.
-            let elements = plan.pixel_bytes(PixelFormat::RawU8) as u64;
-            told.push(OthersItem { hash: item.hash, end: offset + length, embeds: plan.tokens, elements });
+            told.push(OthersItem { hash: item.hash, end: offset + length, embeds, elements: item.elements });
             items.push(item);
         }
         let blocks = PromptBlocks { tokens, media: &spans, lora: None, salt };
@@ -167,8 +209,19 @@ impl MachineMedia {
         planned: PlannedItem,
         class: &PresentClass,
         ask: Arc<dyn Fn() + Send + Sync>,
-    ) -> Result<(JobItem, Arc<ImagePlan>), String> {
-        let PlannedItem { modality, hash, content, processor_kwargs, placeholder } = planned;
+    ) -> Result<JobItem, String> {
+        let PlannedItem { modality, hash, origin, placeholder } = planned;
+        let (content, processor_kwargs) = match origin {
+            ItemOrigin::File { content, processor_kwargs } => (content, processor_kwargs),
+            ItemOrigin::Tensors { elements } => {
+                let tensors = self.tensors.as_ref().ok_or("this agent takes no tensors (--take-tensors)")?;
+                if placeholder.embeds() == 0 || placeholder.offset + placeholder.length > tokens.len() {
+                    return Err("its placeholder is none".to_owned());
+                }
+                let source = tensors.source(hash, ask);
+                return Ok(JobItem { modality, hash, placeholder, elements, source });
+            }
+        };
         let words = |error: RequestError| error.to_string();
         if modality != Modality::Image || self.model.vision.is_none() {
             return Err(format!("this agent takes no {modality}"));
@@ -192,7 +245,9 @@ impl MachineMedia {
         if !stands_at(&plan.placeholder, &placeholder, tokens) {
             return Err("its placeholder is another one here".to_owned());
         }
-        Ok((JobItem { modality, hash, placeholder, source: Arc::new(source) }, plan))
+        // Raw values are a byte each.
+        let elements = plan.pixel_bytes(PixelFormat::RawU8) as u64;
+        Ok(JobItem { modality, hash, placeholder, elements, source: Arc::new(source) })
     }
 
     /// The file of this content: kept, or asked for.
@@ -212,7 +267,7 @@ impl MachineMedia {
             return Ok(file);
         }
         ask();
-        match timeout(PATIENCE, came).await {
+        match timeout(FILE_PATIENCE, came).await {
             Ok(Ok(file)) => Ok(file),
             Ok(Err(_)) | Err(_) => Err(RequestError::internal("the frontend did not send a media item's file")),
         }

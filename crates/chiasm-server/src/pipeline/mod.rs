@@ -54,7 +54,7 @@ pub(crate) use generation::{Attempted, Generation, collect};
 pub use helped::HelperOptions;
 pub(crate) use helped::Helpers;
 pub(crate) use image::Images;
-pub use machine::{AskForFile, CheckedJob, MachineMedia, PlannedItem, PutError};
+pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, PlannedItem, PutError};
 pub(crate) use prepare::{Planned, Prepared, prepare};
 pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,

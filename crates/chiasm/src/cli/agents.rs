@@ -13,6 +13,10 @@ use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentArgs {
+    /// Of chiasm agent: take media items that frontends have made tensors of, as they do with vLLM's processor. Frontends are believed
+    /// then that the tensors are what the engines want: wrong ones end an engine
+    #[arg(long, env = "CHIASM_TAKE_TENSORS")]
+    pub(crate) take_tensors: bool,
     /// The agents of other machines whose engines are served too, as host:port; without --engines, --sim or --attach theirs alone
     #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
     pub(crate) agents: Vec<String>,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use chiasm_backend::VllmItems;
 use chiasm_media::ByteBudget;
 use chiasm_processor::{ProcessorError, ProcessorOptions};
 use chiasm_types::VllmVersion;
@@ -20,8 +21,8 @@ use crate::metrics::Metrics;
 pub struct Helpers {
     first: Arc<Helped>,
     others: Vec<Arc<Helped>>,
-    /// Releases that workers were of for which there was no processor.
-    missed: Mutex<BTreeSet<VllmVersion>>,
+    /// Releases that workers were of for which there was no processor; none for workers that take nothing.
+    missed: Mutex<BTreeSet<Option<VllmVersion>>>,
 }
 
 impl Helpers {
@@ -88,37 +89,47 @@ impl Helpers {
         if classes.is_empty() {
             return Err(RequestError::not_ready());
         }
-        left.iter().filter_map(|class| class.class.vllm).for_each(|release| self.miss(release, &releases));
+        left.iter().for_each(|class| self.miss(class, &releases));
         match failure {
             _ if !helped.is_empty() => Ok(helped),
             Some(error) => Err(error.into()),
             None => {
                 let releases = releases.join(" or ");
-                let message = format!("no engine is of vLLM {releases}, whose processor is there (--processor-vllm)");
+                let message = format!(
+                    "no engine takes what the processor of vLLM {releases} makes (--processor-vllm; --take-tensors of agents)"
+                );
                 Err(ProcessorError::Gone(message).into())
             }
         }
     }
 
     /// Says once of each release that its workers get no items.
-    fn miss(&self, release: VllmVersion, processors: &[String]) {
-        if self.missed.lock().unwrap_or_else(PoisonError::into_inner).insert(release) {
-            let processors = processors.join(",");
-            tracing::warn!(
-                engines = %release,
+    fn miss(&self, class: &PresentClass, processors: &[String]) {
+        let release = match class.class.vllm_items {
+            VllmItems::Of(release) => Some(release),
+            VllmItems::Any | VllmItems::None => None,
+        };
+        if !self.missed.lock().unwrap_or_else(PoisonError::into_inner).insert(release) {
+            return;
+        }
+        let processors = processors.join(",");
+        match release {
+            Some(engines) => tracing::warn!(
+                %engines,
                 processors,
                 "engines of this vLLM get nothing that vLLM's processor makes: theirs is not there (--processor-vllm)"
-            );
+            ),
+            None => tracing::warn!("engines of some agents get nothing that vLLM's processor makes (--take-tensors)"),
         }
     }
 }
 
-/// Whether workers of a class take the items of this vLLM's processor. Releases are compared and not builds; what tells no release is
-/// taken for the right one.
+/// Whether workers of a class take the items of this vLLM's processor. Releases are compared and not builds.
 fn is_of(class: &PresentClass, vllm: &str) -> bool {
-    match (class.class.vllm, VllmVersion::parse(vllm)) {
-        (Some(engine), Some(processor)) => engine == processor,
-        (None, _) | (_, None) => true,
+    match class.class.vllm_items {
+        VllmItems::Any => true,
+        VllmItems::Of(engine) => VllmVersion::parse(vllm).is_none_or(|processor| engine == processor),
+        VllmItems::None => false,
     }
 }
 
@@ -132,16 +143,18 @@ mod tests {
 
     #[test]
     fn releases_are_compared_and_not_builds() {
-        let class = |vllm: Option<&str>| {
-            let vllm = vllm.and_then(VllmVersion::parse);
-            let class = PlanClass { vllm, ..fake_capabilities().class };
+        let class = |vllm_items| {
+            let class = PlanClass { vllm_items, ..fake_capabilities().class };
             let (max_model_len, max_batched_tokens, min_batched_tokens) = (1, 1, 1);
             PresentClass { id: PlanClassId(0), class, max_model_len, max_batched_tokens, min_batched_tokens }
         };
-        assert!(is_of(&class(Some("0.33.0")), "0.33.0+cpu"));
-        assert!(!is_of(&class(Some("0.32.0")), "0.33.0"));
-        assert!(!is_of(&class(Some("0.33.1")), "0.33.0"));
-        assert!(is_of(&class(None), "0.33.0"));
-        assert!(is_of(&class(Some("0.33.0")), "dev"));
+        let engine = |version: &str| class(VllmItems::of_engine(&format!("vLLM {version}")));
+        assert!(is_of(&engine("0.33.0"), "0.33.0+cpu"));
+        assert!(!is_of(&engine("0.32.0"), "0.33.0"));
+        assert!(!is_of(&engine("0.33.1"), "0.33.0"));
+        assert!(is_of(&engine("dev"), "0.33.0"));
+        assert!(is_of(&engine("0.33.0"), "dev"));
+        assert!(is_of(&class(VllmItems::of_engine("fake")), "0.33.0"));
+        assert!(!is_of(&class(VllmItems::None), "dev"));
     }
 }
