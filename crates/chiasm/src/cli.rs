@@ -349,8 +349,7 @@ mod tests {
         assert_eq!((args.engines.sim, args.port), (Some(2), 8100));
         let Ok(Cli { command: Command::Serve(args) }) = Cli::read(["chiasm", "serve", "m"]) else { panic!("serve") };
         assert_eq!(args.port, 8000);
-        for (flag, value) in [("--api-key", "k"), ("--agents", "a:1"), ("--processor", "native"), ("--root-path", "/m")]
-        {
+        for (flag, value) in [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")] {
             let error = read(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
         }

@@ -104,9 +104,7 @@ impl MachineMedia {
         let metrics = fleet.metrics();
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let images = Images::new(model.clone(), cpu.clone(), door.budget().clone(), metrics, limits.processed_bytes);
-        let budget = door.budget().clone();
-        let tensors =
-            tensor_bytes.map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone(), budget)));
+        let tensors = tensor_bytes.map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone())));
         let door = door.with_workers(Arc::new(cpu.clone()));
         Arc::new(Self { model, images: Arc::new(images), door, cpu, fleet, waiting: Mutex::default(), tensors })
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use chiasm_backend::{
     EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes, TensorMemory, TensorOrder,
 };
-use chiasm_media::ByteBudget;
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
 use quick_cache::sync::Cache;
@@ -35,7 +34,6 @@ pub(super) struct Tensors {
     /// Who waits for an item's: one at most, who has the item's turn.
     waiting: Mutex<HashMap<MmHash, oneshot::Sender<Fields>>>,
     cpu: CpuPool,
-    budget: ByteBudget,
 }
 
 #[derive(Clone)]
@@ -57,13 +55,13 @@ fn bytes(value: &FieldValue) -> usize {
 
 impl Tensors {
     /// Takes items of so many bytes at most, and keeps so many bytes of them.
-    pub(super) fn new(max_bytes: u64, kept_bytes: u64, cpu: CpuPool, budget: ByteBudget) -> Self {
+    pub(super) fn new(max_bytes: u64, kept_bytes: u64, cpu: CpuPool) -> Self {
         // One shard: an item may take as much as all of it.
         let options =
             OptionsBuilder::new().shards(1).weight_capacity(kept_bytes).estimated_items_capacity(1 << 10).build();
         let cache = |options| Cache::with_options(options, Weight, Default::default(), Default::default());
         let kept = options.ok().filter(|_| kept_bytes > 0).map(cache);
-        Self { max_bytes, kept, turns: Turns::default(), waiting: Mutex::default(), cpu, budget }
+        Self { max_bytes, kept, turns: Turns::default(), waiting: Mutex::default(), cpu }
     }
 
     pub(super) fn max_bytes(&self) -> u64 {
@@ -109,7 +107,7 @@ impl MediaSource for TensorSource {
 
 impl TensorSource {
     async fn take(&self, order: TensorOrder) -> Result<Option<Vec<ItemField>>, RequestError> {
-        let Tensors { turns, cpu, budget, .. } = &*self.tensors;
+        let Tensors { turns, cpu, .. } = &*self.tensors;
         let _turn = turns.take(self.hash).await;
         // The one before may have sent it to the same engine.
         if !(order.still_wanted)() {
@@ -118,15 +116,14 @@ impl TensorSource {
         let fields = self.fields().await?;
         let size = fields.iter().map(|field| bytes(&field.value)).sum();
         let ticket = CpuBudget::shared().ticket(price::copy(size))?;
-        let budget = budget.clone();
         let placed = cpu.run(&ticket, move || {
             let place = |field: &ItemField| {
-                let value = place(&field.value, &*order.memory, &budget)?;
-                Ok(ItemField { name: field.name.clone(), field: field.field, value })
+                let value = place(&field.value, &*order.memory);
+                ItemField { name: field.name.clone(), field: field.field, value }
             };
-            fields.iter().map(place).collect::<Result<Vec<_>, RequestError>>()
+            fields.iter().map(place).collect()
         });
-        placed.await?.map(Some)
+        placed.await.map(Some)
     }
 
     /// What is kept, or comes. The caller has the item's turn.
@@ -154,13 +151,11 @@ impl Drop for Waits<'_> {
 }
 
 /// The value where an engine finds it.
-fn place(value: &FieldValue, memory: &dyn TensorMemory, budget: &ByteBudget) -> Result<FieldValue, RequestError> {
-    Ok(match value {
+fn place(value: &FieldValue, memory: &dyn TensorMemory) -> FieldValue {
+    match value {
         FieldValue::Int(value) => FieldValue::Int(*value),
         FieldValue::Float(value) => FieldValue::Float(*value),
-        FieldValue::List(list) => {
-            FieldValue::List(list.iter().map(|value| place(value, memory, budget)).collect::<Result<_, _>>()?)
-        }
+        FieldValue::List(list) => FieldValue::List(list.iter().map(|value| place(value, memory)).collect()),
         FieldValue::Tensor(Tensor { dtype, shape, bytes }) => {
             let from = bytes.as_ref();
             let slot = (from.len() >= LARGE).then(|| memory.reserve(from.len())).flatten();
@@ -173,5 +168,5 @@ fn place(value: &FieldValue, memory: &dyn TensorMemory, budget: &ByteBudget) -> 
             };
             FieldValue::Tensor(Tensor { dtype: *dtype, shape: shape.clone(), bytes })
         }
-    })
+    }
 }
