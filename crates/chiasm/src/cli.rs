@@ -25,7 +25,7 @@ use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
-pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs};
+pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use http::HttpArgs;
@@ -92,6 +92,8 @@ pub(crate) enum Command {
     Agent(Box<ServeArgs>),
     /// Have an agent take no new requests, or take them again
     Drain(DrainArgs),
+    /// Ask an agent whether it answers, or whether frontends have admitted its engines; fails if not
+    Probe(ProbeArgs),
     /// Show the main job in a minute: a frontend, two simulated engines and a small conversation set
     Demo(DemoArgs),
     /// Tell what an image means for a model's prompt: identity, layout, tensors

@@ -112,6 +112,19 @@ pub(crate) struct DrainArgs {
     pub(crate) tls: AgentTlsArgs,
 }
 
+/// An agent that is asked how it is.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// The agent, as HOST:PORT
+    #[arg(value_name = "HOST:PORT")]
+    pub(crate) agent: String,
+    /// Fail unless it takes new requests and frontends have admitted each of its engines: what is asked of a pod that is to be ready
+    #[arg(long)]
+    pub(crate) admitted: bool,
+    #[command(flatten)]
+    pub(crate) tls: AgentTlsArgs,
+}
+
 /// How agents and those that speak to them know each other.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentTlsArgs {
