@@ -46,7 +46,7 @@ pub(crate) struct Cli {
 
 /// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
 const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Prompts", "LoRA", "vLLM's processor"];
-const NOR_THESE: [&str; 3] = ["agents", "discovery", "served_model_name"];
+const NOR_THESE: [&str; 4] = ["agents", "discovery", "served_model_name", "agent_tls_name"];
 
 /// An agent's port, if nobody says which.
 const AGENT_PORT: &str = "8100";
