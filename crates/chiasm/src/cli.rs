@@ -7,6 +7,8 @@ mod engines;
 mod http;
 mod limits;
 mod lora;
+#[cfg(test)]
+mod manifests;
 mod media;
 mod processor;
 mod routing;
