@@ -7,6 +7,7 @@
 //! | `debian`, `etcd` | a package unpacked without root; etcd for tests |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
+//! | `manifests` | the manifests of `deploy/kubernetes` against Kubernetes' schemas |
 //! | `clients_env` | a Python environment with clients that other people use, and what they send |
 //! | `vllm_drift` | what a version of vLLM changes of what Chiasm relies on |
 //! | `versions_page` | what is told of these versions |
@@ -33,6 +34,7 @@ mod etcd;
 mod free_disk;
 mod goldens;
 mod keyed_dir;
+mod manifests;
 mod models;
 mod models_page;
 mod plugin;

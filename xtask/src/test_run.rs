@@ -15,6 +15,7 @@ use crate::child::{self, Cancel, Output};
 use crate::clients_env::{self, ClientsEnv};
 use crate::error::Error;
 use crate::etcd;
+use crate::manifests;
 use crate::models;
 use crate::plugin;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
@@ -180,7 +181,9 @@ fn beside_budget(time: Duration, budget: Option<Duration>) -> String {
 fn announce(number: usize, of: usize, step: &Step) {
     let detail = match step.action {
         Action::Cargo(arguments) => format!(": cargo {}", arguments.join(" ")),
-        Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => String::new(),
+        Action::Manifests | Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => {
+            String::new()
+        }
     };
     println!("\n==> {number}/{of} {}{detail}", step.title);
     // Children write to the same place; what is said before them must come out before them. A closed output is their affair.
@@ -197,6 +200,16 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
     };
     let arguments = match step.action {
         Action::Cargo(arguments) => arguments,
+        Action::Manifests => {
+            let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
+            return match manifests::tests(&setup) {
+                Ok(mut tests) => outcome(&mut tests, "the manifests' tests"),
+                Err(error) => {
+                    println!("    {error}");
+                    Outcome::LeftOut("there is no Python for it, or its packages can't be fetched")
+                }
+            };
+        }
         Action::AwaitEngines => {
             for (name, value) in engines.iter().flat_map(Engines::variables) {
                 println!("    {name}={}", value.display());

@@ -26,6 +26,8 @@ pub(crate) struct Step {
 pub(crate) enum Action {
     /// cargo with these arguments.
     Cargo(&'static [&'static str]),
+    /// Holding the manifests of `deploy/kubernetes` against Kubernetes' schemas.
+    Manifests,
     /// Waiting for the environment and the models that are being made in the background.
     AwaitEngines,
     /// The tests of vLLM's plugin, in that environment.
@@ -47,6 +49,8 @@ pub(crate) enum Needs {
     ArmTarget,
     /// etcd; where it is not there and can't be unpacked the step is left out, with a line that says so.
     Etcd,
+    /// Python and a small list of its packages; where they can't be had the step is left out, with a line that says so.
+    Python,
     /// The real vLLM and the tiny models.
     RealEngines,
 }
@@ -126,6 +130,13 @@ const STEPS: &[Step] = &[
         budget: seconds(90),
     },
     Step {
+        title: "Kubernetes manifests",
+        action: Action::Manifests,
+        variables: &[],
+        needs: Needs::Python,
+        budget: None,
+    },
+    Step {
         title: "any weather",
         action: Action::Cargo(crate::soak::ARGUMENTS),
         variables: &[("CHIASM_SOAK_SECONDS", "120")],
@@ -197,7 +208,9 @@ mod tests {
     fn arguments(step: &Step) -> &'static [&'static str] {
         match step.action {
             Action::Cargo(arguments) => arguments,
-            Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => &[],
+            Action::Manifests | Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => {
+                &[]
+            }
         }
     }
 

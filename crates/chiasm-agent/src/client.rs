@@ -22,7 +22,7 @@ pub use connector::AgentConnector;
 pub(crate) use running::OwnMemory;
 
 use crate::proto::agent_client::AgentClient;
-use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk};
+use crate::proto::{DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest};
 use crate::tensors;
 use crate::tls::AgentTls;
 use crate::{
@@ -58,6 +58,17 @@ pub struct Greeting {
     pub engines: u32,
     /// Tells this start of this agent from all others, whatever address it is reached at.
     pub incarnation: u64,
+}
+
+/// Whether an agent's engines are used, for whoever watches over it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AgentStatus {
+    /// How many engines it has.
+    pub engines: u32,
+    /// How many of them are given jobs by at least one frontend.
+    pub admitted: u32,
+    /// Whether it refuses new jobs.
+    pub draining: bool,
 }
 
 /// Why there is no link to an agent.
@@ -143,6 +154,17 @@ impl AgentLink {
         let mut jobs = self.jobs.clone();
         let call = async move { jobs.drain(DrainRequest { draining }).await };
         self.answered(call).await.map(|reply| reply.running)
+    }
+
+    /// Asks the agent how it is.
+    ///
+    /// # Errors
+    /// Those of [`AgentLink::greet`].
+    pub async fn status(&self) -> Result<AgentStatus, LinkError> {
+        let mut jobs = self.jobs.clone();
+        let StatusReply { engines, admitted, draining } =
+            self.answered(async move { jobs.status(StatusRequest {}).await }).await?;
+        Ok(AgentStatus { engines, admitted, draining })
     }
 
     /// What calls go over, and files.

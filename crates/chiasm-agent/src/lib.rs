@@ -28,7 +28,7 @@ mod tensors;
 mod tls;
 mod wire;
 
-pub use client::{AgentConnector, AgentLink, Greeting, LinkError};
+pub use client::{AgentConnector, AgentLink, AgentStatus, Greeting, LinkError};
 pub use server::{AgentServer, Drain, serve};
 pub use tls::{AgentTls, TlsError};
 

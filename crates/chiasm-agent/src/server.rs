@@ -16,7 +16,7 @@ use chiasm_kv::KeySecret;
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_types::WorkerId;
-use futures_util::Stream;
+use futures_util::{Stream, stream};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -26,8 +26,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::{
-    DrainReply, DrainRequest, GenerateEvent, GenerateRequest, HelloReply, HelloRequest, MediaChunk, PutMediaReply,
-    PutTensorsReply, StopReply, StopRequest, TensorChunk, WatchEvent, WatchRequest,
+    AdmitEvent, AdmitRequest, DrainReply, DrainRequest, GenerateEvent, GenerateRequest, HelloReply, HelloRequest,
+    MediaChunk, PutMediaReply, PutTensorsReply, StatusReply, StatusRequest, StopReply, StopRequest, TensorChunk,
+    WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW, job};
@@ -47,6 +48,8 @@ pub struct AgentServer {
     jobs: Arc<Jobs>,
     /// Of each engine.
     announcements: Vec<Arc<Announcements>>,
+    /// One for each engine, of which every frontend that gives it jobs holds a clone.
+    admissions: Vec<Arc<()>>,
     drain: Drain,
 }
 
@@ -83,7 +86,9 @@ impl AgentServer {
     pub fn new(fleet: Arc<Fleet>, media: Arc<MachineMedia>, engines: u32) -> Self {
         let drain = Drain::default();
         let announcements = (0..engines).map(|_| Arc::default()).collect();
-        Self { fleet, media, engines, incarnation: rand::random(), jobs: drain.jobs.clone(), announcements, drain }
+        let admissions = (0..engines).map(|_| Arc::new(())).collect();
+        let (incarnation, jobs) = (rand::random(), drain.jobs.clone());
+        Self { fleet, media, engines, incarnation, jobs, announcements, admissions, drain }
     }
 
     /// What ends it.
@@ -193,6 +198,25 @@ impl Agent for AgentServer {
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
         let running = self.drain.set(request.into_inner().draining) as u64;
         Ok(Response::new(DrainReply { running }))
+    }
+
+    type AdmitStream = Events<AdmitEvent>;
+
+    async fn admit(&self, request: Request<AdmitRequest>) -> Result<Response<Self::AdmitStream>, Status> {
+        let AdmitRequest { engine, life } = request.into_inner();
+        let worker = self.worker(engine, life)?;
+        let admission = self.admissions.get(engine as usize).cloned();
+        // Dropped when the frontend goes away, and over when the engine is.
+        Ok(Response::new(Box::pin(stream::once(async move {
+            let _admission = admission;
+            Err(Status::unavailable(worker.backend.ended().await.to_string()))
+        }))))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let is_admitted = |admission: &&Arc<()>| Arc::strong_count(admission) > 1;
+        let admitted = self.admissions.iter().filter(is_admitted).count() as u32;
+        Ok(Response::new(StatusReply { engines: self.engines, admitted, draining: *self.drain.begun.borrow() }))
     }
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<StopReply>, Status> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
@@ -58,12 +58,17 @@ pub enum TlsError {
         /// Why not.
         reason: String,
     },
+    /// The name that agents are to have can't stand in a certificate.
+    #[error("'{0}' is no name of a host, and no address")]
+    Name(String),
 }
 
 /// What one side shows the other, and what it wants to see.
 #[derive(Debug)]
 pub struct AgentTls {
     files: Files,
+    /// What agents' certificates must name, if not the host that is connected to.
+    agents: Option<ServerName<'static>>,
     current: Mutex<Current>,
 }
 
@@ -96,16 +101,32 @@ pub(crate) struct Sides {
 
 impl AgentTls {
     /// Reads PEM files: the certificate, with those that prove it behind it; its key; and the authorities of which one must have signed the
-    /// other side's certificate. A frontend also wants an agent's certificate to name the host that it connects to.
+    /// other side's certificate. A frontend also wants an agent's certificate to name `agents` or, without it, the host that it connects
+    /// to.
     ///
     /// # Errors
     /// [`TlsError`] if one of them is not what it should be.
-    pub fn load(certificate: PathBuf, key: PathBuf, authorities: PathBuf) -> Result<Arc<Self>, TlsError> {
+    pub fn load(
+        certificate: PathBuf,
+        key: PathBuf,
+        authorities: PathBuf,
+        agents: Option<String>,
+    ) -> Result<Arc<Self>, TlsError> {
+        let parsed = agents.map(|name| ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name)));
+        let agents = parsed.transpose()?;
         let files = Files { certificate, key, authorities };
         let contents = files.read()?;
         let sides = files.sides(&contents)?;
         let current = Mutex::new(Current { contents, sides, looked: Instant::now(), wrong: None });
-        Ok(Arc::new(Self { files, current }))
+        Ok(Arc::new(Self { files, agents, current }))
+    }
+
+    /// What the certificate of an agent at this host must name.
+    pub(crate) fn name_at(&self, host: &str) -> io::Result<ServerName<'static>> {
+        match &self.agents {
+            Some(name) => Ok(name.clone()),
+            None => ServerName::try_from(host.to_owned()).map_err(io::Error::other),
+        }
     }
 
     /// What a connection that is made now has. Files that can't be used leave what was there before, with a warning.

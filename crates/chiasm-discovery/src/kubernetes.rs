@@ -1,6 +1,6 @@
 //! Agents named by Kubernetes: the endpoints of a service, as the EndpointSlices of `discovery.k8s.io/v1` say them.
 //!
-//! The account of the pod needs `get`, `list` and `watch` on `endpointslices` in the service's namespace.
+//! The account of the pod needs `list` and `watch` on `endpointslices` in the service's namespace.
 
 mod api;
 mod following;

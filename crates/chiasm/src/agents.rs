@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_agent::{AgentConnector, AgentLink, AgentTls, Greeting};
+use chiasm_agent::{AgentConnector, AgentLink, AgentStatus, AgentTls, Greeting};
 use chiasm_discovery::{Following, Named};
 use chiasm_server::fleet::Fleet;
 use chiasm_types::WorkerId;
 use tokio::sync::watch;
 
-use crate::cli::{AgentTlsArgs, DrainArgs, ServeArgs};
+use crate::cli::{AgentTlsArgs, DrainArgs, ProbeArgs, ServeArgs};
 use crate::error::CliError;
+use crate::stdout::line;
 
 /// How often an agent is asked what it is: until it says so, and after it is named no more; and otherwise.
 const ASK_SOON: Duration = Duration::from_secs(1);
@@ -106,6 +107,22 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<(), CliError> {
             return Err(CliError::Usage(format!("{running} requests still run at the agent {} (--wait)", args.agent)));
         }
         tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// `chiasm probe`: asks an agent how it is. Fails if it does not answer, or is not as it was asked to be.
+pub(crate) async fn probe(args: ProbeArgs) -> Result<(), CliError> {
+    let link = link(&args.tls, &args.tls.load()?, &args.agent)?;
+    let status = link.status().await.map_err(|error| CliError::Usage(error.to_string()))?;
+    let AgentStatus { engines, admitted, draining } = status;
+    let told = format!("frontends have admitted {admitted} of {engines} engines of the agent at {}", args.agent);
+    match args.admitted {
+        true if draining => Err(CliError::Usage(format!("the agent at {} takes no new requests", args.agent))),
+        true if admitted < engines => Err(CliError::Usage(told)),
+        _ => {
+            line!("{told}");
+            Ok(())
+        }
     }
 }
 

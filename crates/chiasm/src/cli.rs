@@ -7,6 +7,8 @@ mod engines;
 mod http;
 mod limits;
 mod lora;
+#[cfg(test)]
+mod manifests;
 mod media;
 mod processor;
 mod routing;
@@ -25,7 +27,7 @@ use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
-pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs};
+pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use http::HttpArgs;
@@ -46,7 +48,7 @@ pub(crate) struct Cli {
 
 /// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
 const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Prompts", "LoRA", "vLLM's processor"];
-const NOR_THESE: [&str; 3] = ["agents", "discovery", "served_model_name"];
+const NOR_THESE: [&str; 4] = ["agents", "discovery", "served_model_name", "agent_tls_name"];
 /// Of the first, what concerns tensors that frontends have made.
 const BUT_THESE: [&str; 2] = ["processor", "processor_item_bytes"];
 
@@ -95,6 +97,8 @@ pub(crate) enum Command {
     Agent(Box<ServeArgs>),
     /// Have an agent take no new requests, or take them again
     Drain(DrainArgs),
+    /// Ask an agent whether it answers, or whether frontends have admitted its engines; fails if not
+    Probe(ProbeArgs),
     /// Show the main job in a minute: a frontend, two simulated engines and a small conversation set
     Demo(DemoArgs),
     /// Tell what an image means for a model's prompt: identity, layout, tensors

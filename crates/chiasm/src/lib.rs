@@ -88,6 +88,7 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(*args, log.counts()).await,
             Command::Agent(args) => agent::run(*args).await,
             Command::Drain(args) => agents::drain(args).await,
+            Command::Probe(args) => agents::probe(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::Engines(args) => engines::run(args).await,

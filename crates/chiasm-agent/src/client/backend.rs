@@ -12,14 +12,14 @@ use chiasm_backend::{
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{oneshot, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tonic::Streaming;
 
 use super::AgentLink;
 use super::running::RunningAgentJob;
 use super::watching::watch;
 use crate::job;
-use crate::proto::WatchEvent;
+use crate::proto::{AdmitRequest, WatchEvent};
 
 /// The connection to one start of an engine of an agent.
 pub(super) struct AgentBackend {
@@ -27,7 +27,8 @@ pub(super) struct AgentBackend {
     capabilities: Capabilities,
     /// Takes whoever is to be told of the KV cache, once.
     kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
-    watching: JoinHandle<()>,
+    /// What follows the engine, and what keeps it admitted. They end with this.
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// What a backend, its jobs and what watches the engine share.
@@ -63,6 +64,19 @@ impl Shared {
         }
         .boxed()
     }
+
+    /// Lets the agent know that this frontend gives the engine jobs, for as long as this is not dropped and the engine lives.
+    async fn admit(self: Arc<Self>) {
+        let mut watches = self.link.watches.clone();
+        let admitted = watches.admit(AdmitRequest { engine: self.engine, life: self.life }).await;
+        let ended = match admitted {
+            Ok(admission) => admission.into_inner().message().await.err(),
+            Err(status) => Some(status),
+        };
+        if let Some(status) = ended {
+            tracing::debug!(agent = %self.link.address, engine = self.engine, %status, "an admission is over");
+        }
+    }
 }
 
 impl AgentBackend {
@@ -85,16 +99,11 @@ impl AgentBackend {
             ended: watch::Sender::new(None),
         });
         let (kv, sink) = oneshot::channel();
-        let watching = tokio::spawn(watch(shared.clone(), events, sink));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(watch(shared.clone(), events, sink));
         // Otherwise nobody will ask to be told.
         let kv = Mutex::new((capabilities.kv == KvSource::Backend).then_some(kv));
-        Self { shared, capabilities, kv, watching }
-    }
-}
-
-impl Drop for AgentBackend {
-    fn drop(&mut self) {
-        self.watching.abort();
+        Self { shared, capabilities, kv, tasks: Mutex::new(tasks) }
     }
 }
 
@@ -150,6 +159,8 @@ impl Backend for AgentBackend {
 
     fn follow_load(&self, sink: LoadSink) {
         *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+        // Asked for by whoever has taken the engine among its workers.
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(self.shared.clone().admit());
     }
 
     fn follow_kv(&self, sink: Box<dyn KvSink>) {

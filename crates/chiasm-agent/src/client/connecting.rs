@@ -7,7 +7,6 @@ use std::task::{Context, Poll};
 use futures_util::future::{BoxFuture, FutureExt};
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tower_service::Service;
@@ -38,7 +37,7 @@ impl Service<Uri> for Connecting {
             // Each token is a message of its own.
             stream.set_nodelay(true)?;
             let Some(tls) = tls else { return Ok(TokioIo::new(Wire::Plain(stream))) };
-            let name = ServerName::try_from(host).map_err(io::Error::other)?;
+            let name = tls.name_at(&host)?;
             let stream = TlsConnector::from(tls.sides().await.client).connect(name, stream).await?;
             Ok(TokioIo::new(Wire::Encrypted(Box::new(stream.into()))))
         }

@@ -36,6 +36,29 @@ pub struct DrainReply {
     pub running: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdmitRequest {
+    #[prost(uint32, tag = "1")]
+    pub engine: u32,
+    /// The start of the engine, as in Ready.
+    #[prost(fixed64, tag = "2")]
+    pub life: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdmitEvent {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatusRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatusReply {
+    #[prost(uint32, tag = "1")]
+    pub engines: u32,
+    /// Engines that frontends give jobs.
+    #[prost(uint32, tag = "2")]
+    pub admitted: u32,
+    /// Whether new jobs are refused.
+    #[prost(bool, tag = "3")]
+    pub draining: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchRequest {
     #[prost(uint32, tag = "1")]
     pub engine: u32,
@@ -814,6 +837,53 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "Drain"));
             self.inner.unary(req, path, codec).await
         }
+        /// A frontend gives an engine jobs from now on, for as long as it stays on the call. Nothing is answered.
+        pub async fn admit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AdmitRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::AdmitEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/chiasm.agent.v1.Agent/Admit",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "Admit"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// How the agent is, for whoever watches over it.
+        pub async fn status(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::StatusReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/chiasm.agent.v1.Agent/Status",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "Status"));
+            self.inner.unary(req, path, codec).await
+        }
         /// One file for all engines of the machine, on a connection of its own so that no token waits behind it.
         pub async fn put_media(
             &mut self,
@@ -913,6 +983,22 @@ pub mod agent_server {
             &self,
             request: tonic::Request<super::DrainRequest>,
         ) -> std::result::Result<tonic::Response<super::DrainReply>, tonic::Status>;
+        /// Server streaming response type for the Admit method.
+        type AdmitStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::AdmitEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// A frontend gives an engine jobs from now on, for as long as it stays on the call. Nothing is answered.
+        async fn admit(
+            &self,
+            request: tonic::Request<super::AdmitRequest>,
+        ) -> std::result::Result<tonic::Response<Self::AdmitStream>, tonic::Status>;
+        /// How the agent is, for whoever watches over it.
+        async fn status(
+            &self,
+            request: tonic::Request<super::StatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::StatusReply>, tonic::Status>;
         /// One file for all engines of the machine, on a connection of its own so that no token waits behind it.
         async fn put_media(
             &self,
@@ -1206,6 +1292,95 @@ pub mod agent_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/chiasm.agent.v1.Agent/Admit" => {
+                    #[allow(non_camel_case_types)]
+                    struct AdmitSvc<T: Agent>(pub Arc<T>);
+                    impl<
+                        T: Agent,
+                    > tonic::server::ServerStreamingService<super::AdmitRequest>
+                    for AdmitSvc<T> {
+                        type Response = super::AdmitEvent;
+                        type ResponseStream = T::AdmitStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AdmitRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::admit(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AdmitSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/chiasm.agent.v1.Agent/Status" => {
+                    #[allow(non_camel_case_types)]
+                    struct StatusSvc<T: Agent>(pub Arc<T>);
+                    impl<T: Agent> tonic::server::UnaryService<super::StatusRequest>
+                    for StatusSvc<T> {
+                        type Response = super::StatusReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StatusRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::status(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StatusSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_agent::AgentTls;
+use chiasm_agent::{AgentTls, TlsError};
 use chiasm_discovery::{Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls};
 use clap::Args;
 
@@ -116,6 +116,19 @@ pub(crate) struct DrainArgs {
     pub(crate) tls: AgentTlsArgs,
 }
 
+/// An agent that is asked how it is.
+#[derive(Debug, Args)]
+pub(crate) struct ProbeArgs {
+    /// The agent, as HOST:PORT
+    #[arg(value_name = "HOST:PORT")]
+    pub(crate) agent: String,
+    /// Fail unless it takes new requests and frontends have admitted each of its engines: what is asked of a pod that is to be ready
+    #[arg(long)]
+    pub(crate) admitted: bool,
+    #[command(flatten)]
+    pub(crate) tls: AgentTlsArgs,
+}
+
 /// How agents and those that speak to them know each other.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentTlsArgs {
@@ -128,6 +141,10 @@ pub(crate) struct AgentTlsArgs {
     /// PEM file of the authorities that must have signed the other side's certificate
     #[arg(long, env = "CHIASM_AGENT_CA_FILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_keyfile"])]
     pub(crate) agent_ca_file: Option<PathBuf>,
+    /// Name that the certificates of agents must have, where the host that they are reached at is not in them, as with addresses of
+    /// pods [default: that host]
+    #[arg(long, env = "CHIASM_AGENT_TLS_NAME", value_name = "NAME", requires = "agent_ca_file")]
+    pub(crate) agent_tls_name: Option<String>,
     /// Let agents and frontends speak without TLS on other addresses than this machine's own: whoever can reach them can use the
     /// engines, and read all prompts
     #[arg(long, env = "CHIASM_AGENT_PLAINTEXT")]
@@ -142,8 +159,11 @@ impl AgentTlsArgs {
         else {
             return Ok(None);
         };
-        let tls = AgentTls::load(certificate.clone(), key.clone(), authorities.clone());
-        tls.map(Some).map_err(|error| CliError::Usage(format!("--agent-certfile: {error}")))
+        let name = self.agent_tls_name.clone();
+        AgentTls::load(certificate.clone(), key.clone(), authorities.clone(), name).map(Some).map_err(|error| {
+            let flag = if matches!(error, TlsError::Name(_)) { "--agent-tls-name" } else { "--agent-certfile" };
+            CliError::Usage(format!("{flag}: {error}"))
+        })
     }
 
     /// Checks that plain text may be spoken to an agent at an address.

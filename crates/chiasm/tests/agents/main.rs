@@ -8,6 +8,7 @@ mod cluster;
 mod discovery;
 mod etcd;
 mod failures;
+mod probe;
 mod security;
 mod weather;
 

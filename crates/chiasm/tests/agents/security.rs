@@ -1,10 +1,12 @@
 //! Who may speak to whom.
 
+use std::process::Stdio;
+
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
 use crate::cluster::{Agent, Cluster};
-use crate::support::Server;
+use crate::support::{Server, chiasm};
 use crate::{SOON, ask};
 
 /// An authority and the certificates that it has signed, as files.
@@ -80,6 +82,23 @@ async fn both_sides_show_certificates_that_the_other_trusts_for_its_name() {
         assert!(why.contains("can't be reached"), "{what}: {why}");
         assert_eq!(server.ready_workers().await, 0, "{what}");
     }
+}
+
+#[tokio::test]
+async fn agents_may_have_a_name_in_common_in_place_of_their_addresses() {
+    let (cluster, ours) = (Cluster::new(), Authority::new());
+    let agent = agent(&cluster, &ours.flags("agents.chiasm", &ours));
+    let named =
+        |name: &str| [ours.flags("frontend", &ours), vec!["--agent-tls-name".to_owned(), name.to_owned()]].concat();
+    let server = serve(&cluster, &agent, &named("agents.chiasm"));
+    server.wait_ready(1, SOON).await;
+    let is_probed = |name: &str| {
+        let mut probe = chiasm(&["probe", &agent.address]);
+        probe.args(named(name)).stdout(Stdio::null()).stderr(Stdio::null()).status().expect("chiasm runs").success()
+    };
+    assert!(is_probed("agents.chiasm"));
+    // Neither another name nor the address that it is reached at.
+    assert!(!is_probed("others.chiasm") && !is_probed("127.0.0.1") && !is_probed("no name"));
 }
 
 #[tokio::test]

@@ -1,0 +1,77 @@
+//! The manifests of `deploy/kubernetes` against Kubernetes' own schemas, which a Python package has in it.
+//!
+//! Its environment is made once per list of pinned packages and kept in the user's cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::child;
+use crate::error::Error;
+use crate::keyed_dir::{Held, KeyedDir};
+use crate::python;
+use crate::vllm_env::{self, Setup};
+
+const TESTS: &str = "python/manifests";
+const REQUIREMENTS: &str = "python/manifests/requirements.txt";
+/// Counted up when the steps below change what comes out of the same list.
+const RECIPE: &[u8] = b"1";
+
+/// The tests, with what they need. An error says why that can't be had.
+pub(crate) fn tests(setup: &Setup) -> Result<Command, Error> {
+    let mut python = python_of(&ensure(setup)?);
+    python.args(["-B", "-m", "unittest", "discover", "-s"]).arg(setup.workspace.root.join(TESTS));
+    Ok(python)
+}
+
+fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
+    let list = setup.workspace.file(REQUIREMENTS)?;
+    let list = fs::read(&list).map_err(Error::io("read", list))?;
+    let dir = KeyedDir::new(&setup.workspace.cache, "manifests", &[RECIPE, &list]);
+    dir.ensure(
+        &setup.output,
+        &setup.cancel,
+        |path| python_of(path).args(["-c", "import kubernetes_validate"]).status().is_ok_and(|status| status.success()),
+        |path, held| build(setup, path, held),
+    )?;
+    Ok(dir.path().to_owned())
+}
+
+fn build(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
+    let program = python::find()?;
+    setup.output.say(&format!("making {} with {program}", path.display()))?;
+    let mut venv = Command::new(program);
+    venv.args(["-m", "venv"]).arg(path).stdin(held.as_input()?);
+    vllm_env::isolate(&mut venv);
+    child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)?;
+    vllm_env::install(setup, REQUIREMENTS, || {
+        let mut pip = python_of(path);
+        pip.args(["-m", "pip", "install", "--no-deps", "--no-compile", "--no-input", "--quiet"])
+            .arg("--disable-pip-version-check")
+            .stdin(held.as_input()?);
+        Ok(pip)
+    })
+}
+
+/// A Python that sees the packages of the environment in this folder and no others.
+fn python_of(path: &Path) -> Command {
+    let mut command = Command::new(path.join("bin/python"));
+    vllm_env::isolate(&mut command);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_package_is_pinned_and_comes_from_the_users_index() {
+        let list = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(REQUIREMENTS)).unwrap();
+        for line in list.lines().filter(|line| !line.starts_with('#')) {
+            let (_, version) = line.split_once("==").expect(line);
+            assert!(version.starts_with(|first: char| first.is_ascii_digit()), "{line}");
+            assert!(!line.contains("://") && !line.contains('@'), "{line}");
+        }
+        assert!(list.contains("kubernetes-validate=="));
+    }
+}
