@@ -17,6 +17,8 @@
 //! | `processor_run` | a run of it |
 //! | `serve`, `serve_note` | the bench of the whole with real engines: its targets, its note |
 //! | `serve_run` | a run of it |
+//! | `machines`, `machines_note` | the bench of an agent between frontend and engine: its targets, its note |
+//! | `machines_run` | a run of it |
 //! | `page` | what several notes are written with |
 //! | `peers` | the programs that measure pixels, index, door and serve, which have a workspace of their own |
 //! | `load` | what else the machine does |
@@ -36,6 +38,9 @@ mod handoff_note;
 mod index;
 mod index_note;
 mod load;
+mod machines;
+mod machines_note;
+mod machines_run;
 mod page;
 mod peers;
 mod pixels;
@@ -64,6 +69,7 @@ use crate::keyed_dir::KeyedDir;
 use crate::vllm_env::{self, Setup, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
+pub(crate) use machines_run::SHORT as SHORT_MACHINES;
 pub(crate) use processor_run::SHORT as SHORT_PROCESSOR;
 pub(crate) use serve_run::SHORT as SHORT_SERVE;
 
@@ -93,6 +99,8 @@ pub(crate) enum Bench {
     Processor,
     /// `chiasm serve`, `vllm serve` and vLLM's Rust frontend before real engines, and what these alone can do.
     Serve,
+    /// `chiasm serve` before an agent, before an engine of its own, and Dynamo's frontend.
+    Machines,
 }
 
 impl Bench {
@@ -105,6 +113,7 @@ impl Bench {
             stream::BENCH => Some(Self::Stream),
             processor::BENCH => Some(Self::Processor),
             serve::BENCH => Some(Self::Serve),
+            machines::BENCH => Some(Self::Machines),
             _ => None,
         }
     }
@@ -118,6 +127,7 @@ impl Bench {
             Self::Stream => stream::BENCH,
             Self::Processor => processor::BENCH,
             Self::Serve => serve::BENCH,
+            Self::Machines => machines::BENCH,
         }
     }
 
@@ -131,6 +141,7 @@ impl Bench {
             Self::Stream => &stream::MANDATORY,
             Self::Processor => &processor::MANDATORY,
             Self::Serve => &serve::MANDATORY,
+            Self::Machines => &machines::MANDATORY,
         }
     }
 
@@ -140,7 +151,7 @@ impl Bench {
             Self::Pixels | Self::Index => 15,
             Self::Handoff => 21,
             // A round takes a minute.
-            Self::Door => 7,
+            Self::Door | Self::Machines => 7,
             // Two and a half, of which most is waiting for the engines' steps.
             Self::Stream => 5,
             Self::Processor => 9,
@@ -159,6 +170,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         Bench::Door | Bench::Stream => door_run::run(setup, bench, rounds, json, sides),
         Bench::Processor => processor_run::run(setup, rounds, json),
         Bench::Serve => serve_run::run(setup, rounds, json),
+        Bench::Machines => machines_run::run(setup, rounds, json),
     }
 }
 

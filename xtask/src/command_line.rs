@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::{Bench, DoorSides, SHORT_PROCESSOR, SHORT_SERVE};
+use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_SERVE};
 use crate::error::Error;
 use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
@@ -54,6 +54,10 @@ usage: cargo xtask COMMAND
                     measure the whole with real engines against vllm serve, vllm-rs and engines without a frontend, write
                     docs/benchmarks/serve.*
                     --rounds takes 5 or more; --short as for the processor
+  bench-peers machines [--rounds N | --short] [--json]
+                    measure what an agent between frontend and engine costs, against local engines and Dynamo, on loopback and, as
+                    root, on a link of 10 Gbit/s; write docs/benchmarks/machines.*
+                    --rounds takes 7 or more; --short as for the processor
   help              this text
 
 The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
@@ -151,6 +155,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             }
             ("--short", Command::BenchPeers { bench: Bench::Processor, rounds, .. }) => *rounds = SHORT_PROCESSOR,
             ("--short", Command::BenchPeers { bench: Bench::Serve, rounds, .. }) => *rounds = SHORT_SERVE,
+            ("--short", Command::BenchPeers { bench: Bench::Machines, rounds, .. }) => *rounds = SHORT_MACHINES,
             ("--minutes", Command::Soak { minutes, .. }) => {
                 let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
                 *minutes = number.ok_or(Error::Number { flag: "--minutes" })?;
@@ -253,6 +258,8 @@ mod tests {
         assert_eq!(parse_words("bench-peers processor").unwrap(), asked(Bench::Processor, 9, false));
         assert_eq!(parse_words("bench-peers processor --short").unwrap(), asked(Bench::Processor, 1, false));
         assert_eq!(parse_words("bench-peers serve --short").unwrap(), asked(Bench::Serve, 1, false));
+        assert_eq!(parse_words("bench-peers machines").unwrap(), asked(Bench::Machines, 7, false));
+        assert_eq!(parse_words("bench-peers machines --short").unwrap(), asked(Bench::Machines, 1, false));
         assert!(parse_words("bench-peers serve --rounds 4").is_err());
         assert!(parse_words("bench-peers door --short").is_err());
         assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));

@@ -5,11 +5,20 @@ use std::path::PathBuf;
 
 use crate::bench_peers::row::{Row, missing};
 use crate::bench_peers::{
-    Bench, RESULTS, door_note, handoff_note, index_note, pixels_note, processor_note, serve_note, stream_note,
+    Bench, RESULTS, door_note, handoff_note, index_note, machines_note, pixels_note, processor_note, serve_note,
+    stream_note,
 };
 
-const BENCHES: [Bench; 7] =
-    [Bench::Pixels, Bench::Handoff, Bench::Index, Bench::Door, Bench::Stream, Bench::Processor, Bench::Serve];
+const BENCHES: [Bench; 8] = [
+    Bench::Pixels,
+    Bench::Handoff,
+    Bench::Index,
+    Bench::Door,
+    Bench::Stream,
+    Bench::Processor,
+    Bench::Serve,
+    Bench::Machines,
+];
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -34,6 +43,7 @@ fn each_note_is_made_of_the_rows_beside_it() {
             Bench::Stream => stream_note::write(&rows),
             Bench::Processor => processor_note::write(&rows),
             Bench::Serve => serve_note::write(&rows),
+            Bench::Machines => machines_note::write(&rows),
         };
         let committed = fs::read_to_string(file(bench, "md")).unwrap();
         for (number, (made, found)) in note.lines().zip(committed.lines()).enumerate() {

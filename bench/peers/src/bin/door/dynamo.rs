@@ -1,22 +1,45 @@
 //! Dynamo's frontend before its own simulated engine, the mocker.
 
 use std::error::Error;
+use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::origin::Origin;
 use crate::program::Program;
-use crate::side::{Counts, Inputs, Peers, Side, command, free_address};
+use crate::side::{Counts, Inputs, Side, command, free_address};
 use crate::workload::{MODEL, MOST_STREAMS, Pace};
 
-pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin) -> Result<Side, Box<dyn Error>> {
-    let ((program, version), address) = (&peers.dynamo, free_address()?);
+/// By what its processes find each other.
+pub(crate) enum Discovery<'a> {
+    /// Files of this run.
+    Files,
+    /// This program, started for them.
+    Etcd(&'a Path),
+}
+
+/// Starts it, by a Python that has it in the version that is named.
+pub(crate) fn start(
+    inputs: &Inputs,
+    (program, version): &(PathBuf, String),
+    pace: Pace,
+    origin: &Origin,
+    discovery: Discovery,
+) -> Result<Side, Box<dyn Error>> {
+    let address = free_address()?;
     let store = inputs.scratch.join(format!("dynamo-store-{}", address.port()));
     fs::create_dir(&store)?;
-    let mut frontend = python(program, &store, "dynamo.frontend");
+    let (etcd, found) = match discovery {
+        Discovery::Files => (None, [("DYN_DISCOVERY_BACKEND", "file".into()), ("DYN_FILE_KV", store.into_os_string())]),
+        Discovery::Etcd(program) => {
+            let (etcd, url) = etcd(inputs, program, &store)?;
+            (Some(etcd), [("DYN_DISCOVERY_BACKEND", "etcd".into()), ("ETCD_ENDPOINTS", url.into())])
+        }
+    };
+    let mut frontend = python(program, &found, "dynamo.frontend");
     frontend.args(["--http-host", "127.0.0.1", "--http-port", &address.port().to_string(), "--router-mode", "kv"]);
-    let mut engine = python(program, &store, "dynamo.mocker");
+    let mut engine = python(program, &found, "dynamo.mocker");
     engine.arg("--model-path").arg(&inputs.model).args(["--model-name", MODEL, "--block-size", "16"]);
     match pace {
         // 0, said to be infinite, costs 20 ms.
@@ -24,6 +47,8 @@ pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin)
         // Its steps take as long as it thinks they do on some GPU; no flag says how many there are per second.
         Pace::Calls(_) => engine.args(["--max-num-seqs", &MOST_STREAMS.to_string()]),
     };
+    let mut engines = vec![Program::start("dynamo-mocker", &mut engine, &inputs.scratch)?];
+    engines.extend(etcd);
     Ok(Side {
         name: format!("Dynamo {version}"),
         address,
@@ -31,7 +56,8 @@ pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin)
         counts: Counts::Text,
         frontend: Program::start("dynamo-frontend", &mut frontend, &inputs.scratch)?,
         children: 0,
-        engines: vec![Program::start("dynamo-mocker", &mut engine, &inputs.scratch)?],
+        agents: Vec::new(),
+        engines,
         tells_engines: false,
         // Its mocker knows no log probabilities, and registers no parser of calls.
         tells_text_alone: true,
@@ -39,13 +65,28 @@ pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin)
     })
 }
 
-/// A module that finds others by files, and talks to them on this machine only.
-fn python(program: &Path, store: &Path, module: &str) -> Command {
-    let mut python = command(program);
-    python.args(["-B", "-m", module]).env("DYN_FILE_KV", store);
-    for (name, value) in [("DYN_DISCOVERY_BACKEND", "file"), ("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq")] {
-        python.env(name, value);
+/// Starts etcd and waits until it listens; returns it with its address.
+fn etcd(inputs: &Inputs, program: &Path, store: &Path) -> Result<(Program, String), Box<dyn Error>> {
+    let (client, peer) = (free_address()?, format!("http://{}", free_address()?));
+    let url = format!("http://{client}");
+    let mut command = command(program);
+    command.arg("--data-dir").arg(store.join("etcd")).args(["--initial-cluster", &format!("default={peer}")]);
+    for flag in ["--listen-client-urls", "--advertise-client-urls"] {
+        command.args([flag, &url]);
     }
+    for flag in ["--listen-peer-urls", "--initial-advertise-peer-urls"] {
+        command.args([flag, &peer]);
+    }
+    let mut etcd = Program::start("etcd", &mut command, &inputs.scratch)?;
+    etcd.listens(client)?;
+    Ok((etcd, url))
+}
+
+/// A module that finds others by what `found` says, and talks to them on this machine only.
+fn python(program: &Path, found: &[(&str, OsString)], module: &str) -> Command {
+    let mut python = command(program);
+    python.args(["-B", "-m", module]).envs(found.iter().map(|(name, value)| (name, value)));
+    python.env("DYN_REQUEST_PLANE", "tcp").env("DYN_EVENT_PLANE", "zmq");
     // The origin is on this machine. It only looks at the URL: who fetches is the worker.
     python.env("DYN_MM_ALLOW_INTERNAL", "1");
     for name in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"] {

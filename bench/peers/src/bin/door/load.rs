@@ -27,8 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What one measurement of a side yields, counted on both sides of the frontend.
 pub(crate) struct Outcome {
     pub(crate) answered: Answered,
-    /// CPU time of the frontend's process until [`SETTLE`] after the last answer.
+    /// CPU time of the frontend and its agents until [`SETTLE`] after the last answer.
     pub(crate) cpu: Duration,
+    /// The part of it that the frontend spent.
+    pub(crate) of_frontend: Duration,
     /// CPU time of all engines behind the frontend, over the same span.
     pub(crate) engines: Duration,
     /// Requests that the origin got.
@@ -72,14 +74,16 @@ pub(crate) async fn run(
         Connection::open(side.address).await?.chat(first).await?;
     }
     let origin = workload.borrow().origin().requests();
-    let (cpu, engines) = (side.frontend.cpu()?, side.engines_cpu()?);
+    let (cpu, of_frontend, engines) = (side.cpu()?, side.frontend.cpu()?, side.engines_cpu()?);
     let answered = ask(side.address, workload, (case, &side.url), clients, time, expected).await;
     let answered =
         answered.map_err(|error| side.frontend.failed(&format!("was asked for '{}': {error}", case.name())))?;
     tokio::time::sleep(SETTLE).await;
-    let (cpu, engines) = (side.frontend.cpu()?.since(&cpu), side.engines_cpu()?.since(&engines));
+    let (cpu, of_frontend) = (side.cpu()?.since(&cpu), side.frontend.cpu()?.since(&of_frontend));
+    let engines = side.engines_cpu()?.since(&engines);
     let delays = delays(&side.steps()?, &answered.arrivals);
-    Ok(Outcome { answered, cpu, engines, origin: workload.borrow().origin().requests() - origin, delays })
+    let origin = workload.borrow().origin().requests() - origin;
+    Ok(Outcome { answered, cpu, of_frontend, engines, origin, delays })
 }
 
 /// Does what [`run`] does, without counting what the frontend spends, so for any frontend at an address that finds the

@@ -15,6 +15,12 @@
 //!
 //! asks a frontend that somebody else has started, for a profile.
 //!
+//! ```text
+//! door machines --chiasm PROGRAM --model DIR --pictures DIR --rounds N --python PROGRAM --dynamo VERSION --etcd PROGRAM
+//! ```
+//!
+//! measures what an agent between frontend and engines costs, for `bench-peers machines`.
+//!
 //! | file | is |
 //! |---|---|
 //! | `workload` | the cases, and the requests of each |
@@ -26,6 +32,7 @@
 //! | `ours`, `vllm_rs`, `dynamo` | the sides |
 //! | `relay` | a frontend that does nothing, and what stands for its engine |
 //! | `measure` | in which order what is asked, and what comes of it |
+//! | `machines` | the same, where an agent is between frontend and engine |
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +40,7 @@ mod body;
 mod client;
 mod dynamo;
 mod load;
+mod machines;
 mod measure;
 mod origin;
 mod ours;
@@ -52,7 +60,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
+use crate::dynamo::Discovery;
 use crate::ours::{BASELINE, OURS};
 use crate::side::{Inputs, Peers, Side};
 use crate::workload::{Case, Pace, Rate, Workload};
@@ -73,10 +83,25 @@ struct Measurement<'a> {
     value: f64,
 }
 
+impl Measurement<'_> {
+    fn print(&self) -> Result<(), Box<dyn Error>> {
+        println!("{}", serde_json::to_string(self)?);
+        Ok(())
+    }
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let done = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
+    let done = runtime.map_err(Into::into).and_then(|runtime| {
+        runtime.block_on(async {
+            // What was started ends when this is dropped, and so does the link to another machine.
+            tokio::select! {
+                done = run(&arguments) => done,
+                signal = ended_by_signal() => signal,
+            }
+        })
+    });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -86,6 +111,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// Returns when this process is to end.
+async fn ended_by_signal() -> Result<(), Box<dyn Error>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        pressed = tokio::signal::ctrl_c() => pressed?,
+    }
+    Err("ended by a signal".into())
+}
+
 async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let (command, flags) = arguments.split_first().ok_or(USAGE)?;
     let flags: BTreeMap<&str, &str> = flags.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
@@ -93,10 +128,13 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     match command.as_str() {
         "relay" => return relay::relay(flag("--listen")?.parse()?, flag("--engine")?).await,
         "beat" => return relay::beat(flag("--relay")?, flag("--rate")?.parse()?, flag("--step-log")?).await,
+        "echo" => return machines::echo(flag("--listen")?.parse()?, Path::new(flag("--certificates")?)).await,
+        "sink" => return machines::sink(flag("--listen")?.parse()?),
         _ => {}
     }
     let model = Path::new(flag("--model")?);
     let workload = RefCell::new(Workload::new(Path::new(flag("--pictures")?), model)?);
+    let rounds = || Ok::<usize, Box<dyn Error>>(flag("--rounds")?.parse()?);
     match command.as_str() {
         "run" | "streams" => {
             let paces = match command.as_str() {
@@ -121,11 +159,24 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
                 scratch: scratch.path().into(),
                 call: workload.borrow_mut().call(),
             };
-            let rounds = flag("--rounds")?.parse()?;
             for pace in paces {
-                all(&inputs, pace, rounds, &workload).await?;
+                all(&inputs, pace, rounds()?, &workload).await?;
             }
             Ok(())
+        }
+        "machines" => {
+            let scratch = tempfile::tempdir()?;
+            let inputs = Inputs {
+                chiasm: flag("--chiasm")?.into(),
+                engines: 1,
+                baseline: None,
+                peers: None,
+                model: model.into(),
+                scratch: scratch.path().into(),
+                call: workload.borrow_mut().call(),
+            };
+            let dynamo = (flag("--python")?.into(), flag("--dynamo")?.to_owned());
+            machines::run(&inputs, &dynamo, Path::new(flag("--etcd")?), rounds()?, &workload).await
         }
         "load" => {
             let address = flag("--address")?.parse()?;
@@ -153,14 +204,8 @@ async fn all(inputs: &Inputs, pace: Pace, rounds: usize, workload: &RefCell<Work
     values.extend(measure::measure(&mut sides, &cases, workload, rounds).await?);
     for value in values {
         let side = &sides[value.side].name;
-        let measurement = Measurement {
-            case: value.case.name(),
-            clients: value.clients,
-            side,
-            metric: value.metric,
-            value: value.value,
-        };
-        println!("{}", serde_json::to_string(&measurement)?);
+        let (case, metric) = (value.case.name(), value.metric);
+        Measurement { case, clients: value.clients, side, metric, value: value.value }.print()?;
     }
     Ok(())
 }
@@ -178,7 +223,7 @@ fn start(inputs: &Inputs, pace: Pace, workload: &RefCell<Workload>) -> Result<Ve
     if let Some(peers) = &inputs.peers {
         sides.push(vllm_rs::start(inputs, peers, pace, origin)?);
         if pace != Pace::Steps {
-            sides.push(dynamo::start(inputs, peers, pace, origin)?);
+            sides.push(dynamo::start(inputs, &peers.dynamo, pace, origin, Discovery::Files)?);
         }
     }
     Ok(sides)

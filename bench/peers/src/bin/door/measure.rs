@@ -22,6 +22,11 @@ const WARM_UP_CLIENTS: usize = 16;
 const WARM_UP_IMAGES: usize = 600;
 const WARM_UP_AT_MOST: u32 = 15;
 
+/// What was measured in all rounds so far: by the number of the case, the clients and the number of the side.
+pub(crate) type Outcomes = BTreeMap<(usize, usize, usize), Vec<Outcome>>;
+/// The prompt tokens to expect, by the numbers of the side and of the case.
+pub(crate) type Expected = BTreeMap<(usize, usize), RangeInclusive<u64>>;
+
 /// The sides' names, what was measured, and the number.
 #[derive(Debug)]
 pub(crate) struct Value {
@@ -91,9 +96,6 @@ pub(crate) async fn compare(
 }
 
 /// Medians over the rounds; latencies are those of all rounds together.
-///
-/// The order of the sides turns round with each round. Where there is a baseline, small differences count, so each round then
-/// goes through the sides there and back: what gets slower or faster evenly meanwhile does so for all alike.
 pub(crate) async fn measure(
     sides: &mut [Side],
     cases: &[Case],
@@ -101,24 +103,11 @@ pub(crate) async fn measure(
     rounds: usize,
 ) -> Result<Vec<Value>, Box<dyn Error>> {
     let expected = warm_up(sides, cases, workload).await?;
-    let there_and_back = sides.iter().any(|side| side.name == BASELINE);
-    let mut outcomes: BTreeMap<(usize, usize, usize), Vec<Outcome>> = BTreeMap::new();
-    for round in 0..rounds {
-        eprintln!("round {} of {rounds}", round + 1);
-        for (number, case) in cases.iter().enumerate() {
-            for &clients in case.clients() {
-                let mut turns: Vec<usize> = (0..sides.len()).map(|turn| (turn + round) % sides.len()).collect();
-                if there_and_back {
-                    turns.extend(turns.clone().iter().rev());
-                }
-                turns.retain(|&index| sides[index].takes(*case));
-                for index in turns {
-                    let range = &expected[&(index, number)];
-                    let outcome = load::run(&mut sides[index], workload, *case, clients, case.time(), range).await?;
-                    outcomes.entry((number, clients, index)).or_default().push(outcome);
-                }
-            }
-        }
+    let cases_and_clients: Vec<_> = cases.iter().map(|case| (*case, case.clients())).collect();
+    let mut outcomes = Outcomes::new();
+    for number in 0..rounds {
+        eprintln!("round {} of {rounds}", number + 1);
+        round(number, sides, &cases_and_clients, workload, &expected, &mut outcomes).await?;
     }
     let mut values = Vec::new();
     for (&(number, clients, side), of_side) in &outcomes {
@@ -136,13 +125,43 @@ pub(crate) async fn measure(
     Ok(values)
 }
 
+/// Asks all sides in turn, for each case with each number of clients.
+///
+/// The order of the sides turns round with each round. Where there is a baseline, small differences count, so each round then
+/// goes through the sides there and back: what gets slower or faster evenly meanwhile does so for all alike.
+pub(crate) async fn round(
+    round: usize,
+    sides: &mut [Side],
+    cases: &[(Case, &[usize])],
+    workload: &RefCell<Workload>,
+    expected: &Expected,
+    outcomes: &mut Outcomes,
+) -> Result<(), Box<dyn Error>> {
+    let there_and_back = sides.iter().any(|side| side.name == BASELINE);
+    for (number, (case, clients)) in cases.iter().enumerate() {
+        for &clients in *clients {
+            let mut turns: Vec<usize> = (0..sides.len()).map(|turn| (turn + round) % sides.len()).collect();
+            if there_and_back {
+                turns.extend(turns.clone().iter().rev());
+            }
+            turns.retain(|&index| sides[index].takes(*case));
+            for index in turns {
+                let range = &expected[&(index, number)];
+                let outcome = load::run(&mut sides[index], workload, *case, clients, case.time(), range).await?;
+                outcomes.entry((number, clients, index)).or_default().push(outcome);
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Fills caches; the prompt tokens to expect of each side for each case.
-async fn warm_up(
+pub(crate) async fn warm_up(
     sides: &mut [Side],
     cases: &[Case],
     workload: &RefCell<Workload>,
-) -> Result<BTreeMap<(usize, usize), RangeInclusive<u64>>, Box<dyn Error>> {
-    let mut expected = BTreeMap::new();
+) -> Result<Expected, Box<dyn Error>> {
+    let mut expected = Expected::new();
     for (index, side) in sides.iter_mut().enumerate() {
         for (number, &case) in cases.iter().enumerate() {
             if !side.takes(case) {
@@ -176,7 +195,8 @@ fn work(case: Case, outcome: &Outcome) -> f64 {
     if case.is_streamed() { outcome.answered.tokens as f64 } else { outcome.answered.latencies.len() as f64 }
 }
 
-fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
+/// Medians over these outcomes of a side, by metric; latencies are those of all together.
+pub(crate) fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
     let requests = |outcome: &Outcome| outcome.answered.latencies.len() as f64;
     let of = |number: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(number).collect());
     let mut latencies: Vec<Duration> =
@@ -216,7 +236,7 @@ fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
 }
 
 /// Our CPU time for the same work as a part of theirs: the median over the rounds, in each of which both were asked equally often.
-fn share(case: Case, ours: &[Outcome], theirs: &[Outcome], rounds: usize) -> f64 {
+pub(crate) fn share(case: Case, ours: &[Outcome], theirs: &[Outcome], rounds: usize) -> f64 {
     let cpu = |outcomes: &[Outcome]| {
         let cpu: f64 = outcomes.iter().map(|it| it.cpu.as_secs_f64()).sum();
         cpu / outcomes.iter().map(|it| work(case, it)).sum::<f64>()
@@ -226,7 +246,8 @@ fn share(case: Case, ours: &[Outcome], theirs: &[Outcome], rounds: usize) -> f64
     median(ours.zip(theirs).map(|(ours, theirs)| cpu(ours) / cpu(theirs)).collect())
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
+/// Not a number, if there are none.
+pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     match numbers.len() {
         0 => f64::NAN,

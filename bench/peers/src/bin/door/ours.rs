@@ -1,7 +1,9 @@
 //! `chiasm serve` before engines of processes of their own: ours, and the baseline that is a binary of another commit.
 
 use std::error::Error;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::process::Command;
 
 use crate::origin::Origin;
 use crate::program::Program;
@@ -12,6 +14,8 @@ use crate::workload::{MODEL, Pace};
 pub(crate) const OURS: &str = "chiasm";
 /// Side of the binary that it is compared with.
 pub(crate) const BASELINE: &str = "chiasm (baseline)";
+/// What outlives a frontend is none of the user's, so it goes elsewhere: by a variable, as a baseline may not know the flag.
+pub(crate) const STATE_DIR: &str = "CHIASM_STATE_DIR";
 
 /// Both sides have the engines of our binary, so that only frontends differ.
 pub(crate) fn start(
@@ -26,22 +30,13 @@ pub(crate) fn start(
     let (mut engines, mut handshakes) = (Vec::new(), Vec::new());
     let steps = inputs.scratch.join(format!("{name}.steps"));
     for number in 0..count {
-        let handshake = format!("tcp://{}", free_address()?);
-        let mut engine = command(&inputs.chiasm);
-        engine.args(engine_arguments(inputs, pace, &steps)).args(["--handshake", &handshake]);
-        engines.push(Program::start(&format!("{name} engine {number}"), &mut engine, &inputs.scratch)?);
+        let name = format!("{name} engine {number}");
+        let (engine, handshake) = engine(inputs, pace, &name, command(&inputs.chiasm), &steps)?;
+        engines.push(engine);
         handshakes.push(handshake);
     }
-    let mut frontend = command(program);
-    frontend.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]);
-    frontend.args(["--port", &address.port().to_string(), "--attach", &handshakes.join(",")]);
-    // Each arena is 1 GiB larger than the receiver cache by default; here that GiB is divided among the engines.
-    let arena = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / count as f64;
-    frontend.args(["--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &format!("{arena:.2}")]);
-    // What outlives a frontend is none of the user's; by a variable, which a baseline may not know.
-    frontend.env("CHIASM_STATE_DIR", inputs.scratch.join("state"));
-    // The origin is on this machine.
-    frontend.arg("--allow-private-media");
+    let mut frontend = frontend(inputs, program, address);
+    frontend.args(attach(&handshakes)?);
     let is_old = name == BASELINE;
     if matches!(pace, Pace::Calls(_)) && !is_old {
         frontend.args(["--tool-call-parser", "hermes"]);
@@ -53,10 +48,44 @@ pub(crate) fn start(
         counts: Counts::All,
         frontend: Program::start(name, &mut frontend, &inputs.scratch)?,
         children: 0,
+        agents: Vec::new(),
         engines,
         tells_engines: true,
         // It may be of a time before there were tools.
         tells_text_alone: is_old,
         steps: matches!(pace, Pace::Calls(_)).then_some(steps),
     })
+}
+
+/// Starts a simulated engine by `command`, which runs our binary; returns it with the address at which it waits to be attached.
+pub(crate) fn engine(
+    inputs: &Inputs,
+    pace: Pace,
+    name: &str,
+    mut command: Command,
+    steps: &Path,
+) -> Result<(Program, String), Box<dyn Error>> {
+    let handshake = format!("tcp://{}", free_address()?);
+    command.args(engine_arguments(inputs, pace, steps)).args(["--handshake", &handshake]);
+    Ok((Program::start(name, &mut command, &inputs.scratch)?, handshake))
+}
+
+/// The flags of a process that attaches these engines.
+pub(crate) fn attach(handshakes: &[String]) -> Result<Vec<String>, Box<dyn Error>> {
+    // Each arena is 1 GiB larger than the receiver cache by default; here that GiB is divided among the engines.
+    let arena = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / handshakes.len() as f64;
+    let [handshakes, arena] = [handshakes.join(","), format!("{arena:.2}")];
+    let flags = ["--attach", &*handshakes, "--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &*arena];
+    Ok(flags.map(str::to_owned).into())
+}
+
+/// A frontend that listens at `address`, of whatever engines flags will name.
+pub(crate) fn frontend(inputs: &Inputs, program: &Path, address: SocketAddr) -> Command {
+    let mut frontend = command(program);
+    frontend.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]);
+    frontend.args(["--port", &address.port().to_string()]);
+    frontend.env(STATE_DIR, inputs.state());
+    // The origin is on this machine.
+    frontend.arg("--allow-private-media");
+    frontend
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::{self, File};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// How long it gets to end by itself.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long it gets to listen, where that is waited for.
+const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);
 /// Lines of a log that go into an error.
 const TAIL: usize = 15;
@@ -39,6 +42,19 @@ impl Program {
             None => Ok(()),
             Some(status) => Err(self.failed(&format!("ended with {status}"))),
         }
+    }
+
+    /// Waits until it accepts connections at `address`.
+    pub(crate) fn listens(&mut self, address: SocketAddr) -> Result<(), Box<dyn Error>> {
+        let start = Instant::now();
+        while let Err(error) = TcpStream::connect(address) {
+            self.check()?;
+            if start.elapsed() > LISTENS_WITHIN {
+                return Err(self.failed(&format!("does not listen at {address}: {error}")));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
     }
 
     /// An error about it, with the end of its log.

@@ -32,6 +32,13 @@ pub(crate) struct Inputs {
     pub(crate) call: String,
 }
 
+impl Inputs {
+    /// The folder of what outlives our processes.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.scratch.join("state")
+    }
+}
+
 /// Other projects' frontends.
 pub(crate) struct Peers {
     /// The program `vllm-rs`, taken out of a wheel of vLLM, and the wheel's version.
@@ -61,6 +68,8 @@ pub(crate) struct Side {
     pub(crate) frontend: Program,
     /// Processes that the frontend itself starts: its engine.
     pub(crate) children: usize,
+    /// Agents between it and its engines: their CPU time counts as the frontend's does.
+    pub(crate) agents: Vec<Program>,
     /// Its engines, if the frontend has not started them. Ended after the frontend.
     pub(crate) engines: Vec<Program>,
     /// Whether it tells how many of them are ready.
@@ -98,8 +107,8 @@ impl Side {
         let start = Instant::now();
         loop {
             self.frontend.check()?;
-            for engine in &mut self.engines {
-                engine.check()?;
+            for program in self.agents.iter_mut().chain(&mut self.engines) {
+                program.check()?;
             }
             match self.try_once(workload).await {
                 Ok(()) => break,
@@ -113,6 +122,11 @@ impl Side {
             children if children == self.children => Ok(()),
             children => Err(format!("{} runs {children} processes, whose CPU time would not count", self.name).into()),
         }
+    }
+
+    /// CPU time so far of what is measured: the frontend and its agents.
+    pub(crate) fn cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
+        CpuTime::of([&self.frontend].into_iter().chain(&self.agents).map(Program::id))
     }
 
     /// CPU time of its engines so far: those beside the frontend, or those that it has started.

@@ -242,6 +242,15 @@ impl Workload {
         &self.origin
     }
 
+    /// Bytes of the picture in the last request, if that was [`Case::Distinct`].
+    pub(crate) fn picture_bytes(&self) -> Result<usize, Box<dyn Error>> {
+        Ok(STANDARD.decode(self.picture().numbered(self.made).concat())?.len())
+    }
+
+    fn picture(&self) -> &Picture {
+        &self.pictures[self.made as usize % self.pictures.len()]
+    }
+
     /// The next request, to a side that finds the repeated picture at `url`.
     pub(crate) fn next(&mut self, case: Case, url: &str) -> Pieces {
         self.made += 1;
@@ -249,8 +258,8 @@ impl Workload {
             Case::RepeatedInline => self.image("data:image/jpeg;base64,", [self.repeated.clone(), Bytes::new()]),
             Case::RepeatedUrl => self.image(url, [Bytes::new(), Bytes::new()]),
             Case::Distinct => {
-                let picture = &self.pictures[self.made as usize % self.pictures.len()];
-                self.image("data:image/jpeg;base64,", picture.numbered(self.made))
+                let picture = self.picture().numbered(self.made);
+                self.image("data:image/jpeg;base64,", picture)
             }
             Case::Text => {
                 let text = self.words.text(self.length, &mut self.rng);
