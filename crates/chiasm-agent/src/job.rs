@@ -9,7 +9,7 @@ use chiasm_server::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use serde_json::Value;
 
-use crate::proto;
+use crate::{MOST_MESSAGE_BYTES, proto};
 
 /// The variables of templates that a message may name.
 const THINKING_VARIABLES: [&str; 2] = ["thinking", "enable_thinking"];
@@ -31,6 +31,47 @@ fn raw(tokens: &[TokenId]) -> Vec<u32> {
     tokens.iter().map(|token| token.0).collect()
 }
 
+/// A token that follows itself at least so often stands once: it takes three bytes, and to say how often it is there eight.
+const FEWEST_REPEATS: usize = 8;
+
+/// Tokens of a prompt at most: as many as a message could have, however often each is repeated.
+const MOST_TOKENS: usize = MOST_MESSAGE_BYTES / size_of::<u32>();
+
+/// The tokens, with what follows itself often once.
+fn collapsed(tokens: &[TokenId]) -> (Vec<u32>, Vec<proto::Repeats>) {
+    let (mut once, mut repeats) = (Vec::with_capacity(tokens.len()), Vec::new());
+    for run in tokens.chunk_by(PartialEq::eq) {
+        let more = run.len() - 1;
+        if more >= FEWEST_REPEATS {
+            repeats.push(proto::Repeats { at: once.len() as u32, more: more as u32 });
+            once.push(run[0].0);
+        } else {
+            once.extend(run.iter().map(|token| token.0));
+        }
+    }
+    (once, repeats)
+}
+
+/// The tokens again. `None` if the repeats are not in order, of no token, or too many.
+fn expanded(once: Vec<u32>, repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
+    let more = repeats.iter().map(|repeats| repeats.more as usize).sum::<usize>();
+    if once.len() + more > MOST_TOKENS {
+        return None;
+    }
+    if repeats.is_empty() {
+        return Some(tokens(once));
+    }
+    let (mut all, mut from) = (Vec::with_capacity(once.len() + more), 0);
+    for proto::Repeats { at, more } in repeats {
+        let until = *at as usize + 1;
+        all.extend(once.get(from..until)?.iter().copied().map(TokenId));
+        all.extend(std::iter::repeat_n(TokenId(once[until - 1]), *more as usize));
+        from = until;
+    }
+    all.extend(once[from..].iter().copied().map(TokenId));
+    Some(all)
+}
+
 fn tokens(raw: Vec<u32>) -> Vec<TokenId> {
     raw.into_iter().map(TokenId).collect()
 }
@@ -49,11 +90,13 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
     let To { engine, life, frontend } = to;
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
     let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
+    let (tokens, repeats) = collapsed(prompt);
     Some(proto::GenerateRequest {
         engine,
         life,
         request_id: job.id.as_str().to_owned(),
-        tokens: raw(prompt),
+        tokens,
+        repeats,
         media: job.media.iter().map(item_to_message).collect::<Option<_>>()?,
         sampling: Some(sampling_to_message(&job.sampling)),
         cache_salt: job.cache_salt.clone(),
@@ -78,9 +121,11 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
 pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, (String, String)> {
     let wrong = |field: &str, what: &str| (field.to_owned(), what.to_owned());
     let sampling = message.sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
-    let (prompt, media) = (message.tokens.len(), message.media.into_iter().enumerate());
+    let prompt = expanded(message.tokens, &message.repeats);
+    let prompt = prompt.ok_or_else(|| wrong("tokens", "are malformed, or too many"))?;
+    let (length, media) = (prompt.len(), message.media.into_iter().enumerate());
     let media = media.map(|(number, item)| {
-        item_from_message(item, prompt).ok_or_else(|| (format!("media[{number}]"), "is malformed".to_owned()))
+        item_from_message(item, length).ok_or_else(|| (format!("media[{number}]"), "is malformed".to_owned()))
     });
     let variable = |proto::ReasoningVariable { name, value }| {
         let known = THINKING_VARIABLES.into_iter().find(|known| *known == name);
@@ -88,7 +133,7 @@ pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, 
     };
     Ok(JobParts {
         id: RequestId::new(&message.request_id).ok_or_else(|| wrong("request_id", "is no id"))?,
-        tokens: tokens(message.tokens),
+        tokens: prompt,
         media: media.collect::<Result<_, _>>()?,
         sampling: sampling_from_message(sampling).ok_or_else(|| wrong("sampling_params", "is malformed"))?,
         cache_salt: message.cache_salt,
@@ -264,4 +309,38 @@ fn constraint_from_message(constraint: proto::Constraint) -> Option<Constraint> 
         Kind::Grammar(grammar) => Constraint::Grammar(grammar.into()),
         Kind::StructuralTag(tag) => Constraint::StructuralTag(tag.into()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_that_follow_themselves_stand_once() {
+        let prompt = |runs: &[(u32, usize)]| -> Vec<TokenId> {
+            runs.iter().flat_map(|&(token, count)| std::iter::repeat_n(TokenId(token), count)).collect()
+        };
+        for (runs, once) in [
+            (&[][..], 0),
+            (&[(7, 1)], 1),
+            (&[(7, 8)], 8),
+            (&[(7, 9)], 1),
+            (&[(1, 3), (7, 1000), (8, 1), (7, 1000), (2, 2)], 8),
+        ] {
+            let told = prompt(runs);
+            let (tokens, repeats) = collapsed(&told);
+            assert_eq!(tokens.len(), once, "{runs:?}");
+            assert_eq!(expanded(tokens, &repeats).unwrap(), told);
+        }
+    }
+
+    #[test]
+    fn repeats_of_nothing_out_of_order_or_too_many_are_refused() {
+        let of = |at, more| proto::Repeats { at, more };
+        assert_eq!(expanded(vec![5], &[of(0, 2)]).unwrap(), [TokenId(5); 3]);
+        assert!(expanded(vec![5], &[of(1, 2)]).is_none());
+        assert!(expanded(vec![5], &[of(u32::MAX, 2)]).is_none());
+        assert!(expanded(vec![5, 6], &[of(1, 2), of(0, 2)]).is_none());
+        assert!(expanded(vec![5], &[of(0, u32::MAX)]).is_none());
+    }
 }

@@ -211,6 +211,7 @@ pub struct GenerateRequest {
     pub life: u64,
     #[prost(string, tag = "3")]
     pub request_id: ::prost::alloc::string::String,
+    /// The prompt. A token that follows itself often, as in the place of an image, may stand once.
     #[prost(uint32, repeated, tag = "4")]
     pub tokens: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, repeated, tag = "5")]
@@ -232,6 +233,18 @@ pub struct GenerateRequest {
     /// Whose job it is, as in WatchRequest.
     #[prost(fixed64, tag = "13")]
     pub frontend: u64,
+    /// Of tokens that stand once for several, in order.
+    #[prost(message, repeated, tag = "14")]
+    pub repeats: ::prost::alloc::vec::Vec<Repeats>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Repeats {
+    /// Index in the tokens of the message.
+    #[prost(uint32, tag = "1")]
+    pub at: u32,
+    /// How often the token is there beside the first time.
+    #[prost(uint32, tag = "2")]
+    pub more: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReasoningVariable {
