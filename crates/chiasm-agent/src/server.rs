@@ -192,7 +192,7 @@ impl Agent for AgentServer {
         let parts =
             job::from_message(request).map_err(|(field, what)| Status::invalid_argument(format!("{field}: {what}")))?;
         let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, owner, parts);
-        Ok(Response::new(Box::pin(ReceiverStream::new(events))))
+        Ok(Response::new(Box::pin(events)))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {

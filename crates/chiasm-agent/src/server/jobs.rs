@@ -1,12 +1,16 @@
 //! Jobs that frontends have given to this machine's engines.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use chiasm_backend::{Input, Job, JobError, RunningJob};
 use chiasm_server::fleet::Worker;
 use chiasm_server::{CheckedJob, MachineMedia};
-use futures_util::FutureExt;
+use futures_util::Stream;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::task::AtomicWaker;
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
@@ -16,8 +20,6 @@ use crate::job::JobParts;
 use crate::proto::generate_event::Event;
 use crate::proto::{GenerateEvent, Lacking, Outputs, Started};
 
-/// Messages that wait for a frontend to take them. More wait in the engine's client, which has a limit of its own.
-const MOST_WAITING: usize = 16;
 /// Outputs in one message.
 const MOST_OUTPUTS: usize = 64;
 
@@ -79,36 +81,70 @@ pub(super) struct Owner {
     pub(super) announcements: Arc<Announcements>,
 }
 
-/// Runs a job. What comes of it comes out of the receiver; when that is dropped, the job is aborted.
+/// A job, as what its frontend is told of it. It begins when it is first asked for, goes on for as long as somebody asks, and is aborted when it is
+/// dropped: the frontend is gone then, or does not want it any more.
+pub(super) struct RunningEvents {
+    /// `None` when it has ended.
+    job: Option<BoxFuture<'static, ()>>,
+    teller: Arc<Teller>,
+}
+
+/// What is to be told of a job.
+#[derive(Default)]
+struct Teller {
+    events: Mutex<VecDeque<Event>>,
+    /// Who tells it.
+    told_by: AtomicWaker,
+}
+
+impl Teller {
+    fn tell(&self, event: Event) {
+        self.events().push_back(event);
+        self.told_by.wake();
+    }
+
+    fn events(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A job to be run.
 pub(super) fn run(
     jobs: Arc<Jobs>,
     media: Arc<MachineMedia>,
     worker: Arc<Worker>,
     owner: Owner,
     parts: JobParts,
-) -> mpsc::Receiver<Result<GenerateEvent, Status>> {
-    let (events, out) = mpsc::channel(MOST_WAITING);
-    let running = Running::new(jobs);
-    tokio::spawn(async move {
-        let gone = events.clone();
-        tokio::select! {
-            // The frontend is gone, or does not want it any more.
-            () = gone.closed() => {}
-            ended = run_to_end(&running, &media, &worker, owner, parts, &events) => {
-                if let Err(error) = ended {
-                    tell(&events, Event::Failure(failure_to_message(&error))).await;
-                }
-            }
+) -> RunningEvents {
+    let (teller, running) = (Arc::<Teller>::default(), Running::new(jobs));
+    let events = teller.clone();
+    let job = async move {
+        if let Err(error) = run_to_end(&running, &media, &worker, owner, parts, &events).await {
+            events.tell(Event::Failure(failure_to_message(&error)));
         }
-    });
-    out
+    };
+    RunningEvents { job: Some(job.boxed()), teller }
 }
 
-type Teller = mpsc::Sender<Result<GenerateEvent, Status>>;
+impl Stream for RunningEvents {
+    type Item = Result<GenerateEvent, Status>;
 
-/// Waits until there is room. Whoever is gone is told nothing.
-async fn tell(events: &Teller, event: Event) {
-    let _ = events.send(Ok(GenerateEvent { event: Some(event) })).await;
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self { job, teller } = self.get_mut();
+        loop {
+            if let Some(event) = teller.events().pop_front() {
+                return Poll::Ready(Some(Ok(GenerateEvent { event: Some(event) })));
+            }
+            let Some(running) = job else { return Poll::Ready(None) };
+            // Files are asked for by others, too.
+            teller.told_by.register(context.waker());
+            if running.poll_unpin(context).is_ready() {
+                *job = None;
+            } else if teller.events().is_empty() {
+                return Poll::Pending;
+            }
+        }
+    }
 }
 
 async fn run_to_end(
@@ -117,15 +153,14 @@ async fn run_to_end(
     worker: &Worker,
     owner: Owner,
     parts: JobParts,
-    events: &Teller,
+    events: &Arc<Teller>,
 ) -> Result<(), JobError> {
     let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning } = parts;
     // Whoever keeps the job's items longer than it runs keeps nobody waiting for its end.
-    let asking = events.downgrade();
+    let asking = Arc::downgrade(events);
     let ask = Arc::new(move |item: usize| {
         if let Some(events) = asking.upgrade() {
-            let lacking = Lacking { items: vec![item as u32] };
-            tokio::spawn(async move { tell(&events, Event::Lacking(lacking)).await });
+            events.tell(Event::Lacking(Lacking { items: vec![item as u32] }));
         }
     });
     let checked = media.check(worker, &tokens, planned, cache_salt.as_deref(), ask).await;
@@ -152,7 +187,7 @@ async fn run_to_end(
     this.jobs.stops().insert(this.number, stop);
     let mut delivered = running.delivered();
     let started = Started { job: this.number, delivered: Some(delivered_to_message(delivered)) };
-    tell(events, Event::Started(started)).await;
+    events.tell(Event::Started(started));
     loop {
         let outputs = tokio::select! {
             Some(choice) = stops.recv() => {
@@ -163,12 +198,12 @@ async fn run_to_end(
         };
         if running.delivered() != delivered {
             delivered = running.delivered();
-            tell(events, Event::Delivered(delivered_to_message(delivered))).await;
+            events.tell(Event::Delivered(delivered_to_message(delivered)));
         }
         let (outputs, ended) = outputs;
         if !outputs.is_empty() {
             announced.computed();
-            tell(events, Event::Outputs(Outputs { outputs })).await;
+            events.tell(Event::Outputs(Outputs { outputs }));
         }
         match ended {
             None => {}
