@@ -74,6 +74,10 @@ impl Helpers {
         let mut left = classes.to_vec();
         let (mut helped, mut releases, mut failure) = (Vec::new(), Vec::new(), None);
         for helper in [&self.first].into_iter().chain(&self.others) {
+            // The next one is started by who needs it.
+            if left.is_empty() {
+                break;
+            }
             match helper.start.processor().await {
                 Ok(processor) => {
                     let vllm = &processor.greeting().vllm;
