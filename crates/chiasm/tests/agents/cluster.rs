@@ -1,7 +1,7 @@
 //! Agents and frontends that share a secret.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -37,8 +37,14 @@ impl Cluster {
 
     /// An agent that listens there.
     pub(crate) fn agent_at(&self, host: &str, port: &str, flags: &[&str]) -> Agent {
+        self.agent_by(chiasm(&[]), host, port, flags)
+    }
+
+    /// The same by a command that runs the binary under test.
+    pub(crate) fn agent_by(&self, mut chiasm: Command, host: &str, port: &str, flags: &[&str]) -> Agent {
         let model = demo_model().display().to_string();
-        let mut child = chiasm(&["agent", &model, "--host", host, "--port", port])
+        let mut child = chiasm
+            .args(["agent", &model, "--host", host, "--port", port])
             .args(flags)
             .env("CHIASM_STATE_DIR", self.state.path())
             // For the program that stands in for vLLM.

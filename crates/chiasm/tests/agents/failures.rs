@@ -10,7 +10,7 @@ use crate::support::{Server, chiasm, wait_for};
 use crate::{SOON, ask, workers};
 
 /// How soon a machine that says nothing is to be noticed.
-const NOTICED: Duration = Duration::from_secs(3);
+pub(crate) const NOTICED: Duration = Duration::from_secs(3);
 /// What a busy machine may add.
 const SLACK: Duration = Duration::from_secs(3);
 
@@ -58,7 +58,7 @@ async fn a_killed_agent_costs_no_request_that_had_no_token_and_comes_back_empty(
 }
 
 /// The first worker whose engine is the agent's at this address.
-async fn first_worker(server: &Server, address: &str) -> String {
+pub(crate) async fn first_worker(server: &Server, address: &str) -> String {
     let log = server.logged_line(&format!("engine 0 of the agent at {address}"));
     log.split_once("worker=").and_then(|(_, rest)| rest.split(' ').next()).expect("a worker").to_owned()
 }

@@ -8,7 +8,10 @@ mod cluster;
 mod discovery;
 mod etcd;
 mod failures;
+mod links;
+mod network;
 mod probe;
+mod relay;
 mod security;
 mod weather;
 

@@ -10,13 +10,13 @@ use crate::support::{Server, chiasm};
 use crate::{SOON, ask};
 
 /// An authority and the certificates that it has signed, as files.
-struct Authority {
+pub(crate) struct Authority {
     folder: TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
@@ -31,7 +31,7 @@ impl Authority {
     }
 
     /// The flags of a process with a certificate for this name, which trusts `trusted`.
-    fn flags(&self, name: &str, trusted: &Self) -> Vec<String> {
+    pub(crate) fn flags(&self, name: &str, trusted: &Self) -> Vec<String> {
         let (chain, private) = self.sign(name);
         let own =
             [("--agent-certfile", chain), ("--agent-keyfile", private), ("--agent-ca-file", trusted.file("ca.pem"))];
