@@ -12,7 +12,7 @@ pub(crate) const LOCAL: &str = "local engine";
 pub(crate) const DYNAMO: &str = "Dynamo";
 /// A call over gRPC that does nothing, with the same certificates.
 pub(crate) const ECHO: &str = "null gRPC echo";
-/// What sending tensors can be held against until it exists: a local engine's time, then that of a bare transfer of their bytes.
+/// What sending tensors of an image would take at least: a local engine's time, then that of a bare transfer of their bytes.
 pub(crate) const BARE: &str = "local engine, then bare TCP";
 /// A number that is not measured.
 const LIMIT: &str = "limit";

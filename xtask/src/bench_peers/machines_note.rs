@@ -42,8 +42,8 @@ of one run mean something; those of CPU time are medians of the rounds' ratios.
   the engine to the client for streams. Its limit is what the null call takes, and 100 µs.
 - The bytes of a new image are counted between another frontend and the agent, in what TCP carries, TLS included: from sending a request
   until 0.1 s after its answer, less the file. What comes back is the answer and the engine's KV events.
-- Tensors do not cross the network, as nothing sends them yet: no row measures that, and the target of being 1.8 times faster is not
-  judged. *Local engine, then bare TCP* is what can be had: the time of the request with a local engine, which makes the tensors, and that
+- Tensors of these images do not cross the network: agents take only those as tensors that they can't make. No row measures that, and
+  the target of being 1.8 times faster is not judged. *Local engine, then bare TCP* is what can be had: the time of the request with a local engine, which makes the tensors, and that
   of the bare transfer of their bytes, added up.
 - Each answer is a 200 with the expected number of prompt tokens, or the run fails. Before, the same prompts go to all: their lengths have
   to be equal. Dynamo does not count an image's tokens. Caches are full before anything is measured.
