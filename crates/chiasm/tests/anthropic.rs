@@ -84,7 +84,7 @@ async fn a_stream_says_the_same_as_a_whole_answer() {
     assert_eq!((&begun["usage"]["output_tokens"], &begun["content"]), (&json!(0), &json!([])));
 
     assert_eq!(server.metric("chiasm_requests_total{endpoint=\"messages\",status=\"200\"}").await, 2.0);
-    assert!(server.logged("endpoint=\"messages\"").contains("stream_end=\"finished\""));
+    assert!(server.logged_line("stream_end=\"finished\"").contains("endpoint=\"messages\""));
 }
 
 #[tokio::test]
