@@ -69,7 +69,7 @@ fn value_to_message(value: &FieldValue) -> proto::FieldValue {
 #[derive(Debug)]
 pub(crate) struct Announced {
     fields: Vec<ItemField>,
-    /// Of all tensors together.
+    /// Bytes of all tensors together.
     pub(crate) bytes: u64,
 }
 

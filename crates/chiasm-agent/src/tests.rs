@@ -349,7 +349,7 @@ async fn tensors_that_a_frontend_has_made_come_as_they_are() {
     assert_eq!(running.delivered(), Delivered { inline: 1, ..Delivered::default() });
     let item = stand.engine.jobs()[0].media[0].clone();
     assert_eq!((item.hash, &item.placeholder), (told.media[0].hash, &told.media[0].placeholder));
-    // As another engine of that machine would have them: they were kept.
+    // Another engine of that machine would have them so, as they were kept.
     let order = TensorOrder { format: TensorFormat::Raw, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
     let came = item.source.tensors(order).await.unwrap().unwrap();
     assert_eq!(format!("{came:?}"), format!("{:?}", made.fields));

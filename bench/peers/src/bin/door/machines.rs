@@ -212,7 +212,8 @@ async fn measure(
     Ok(())
 }
 
-/// In ms: the median latency of an outcome, for streams that from the engine to the client.
+/// The median latency of an outcome in ms. That of streams is counted from when the engine has its outputs ready until the client has read
+/// the event.
 fn p50(case: Case, outcome: &Outcome) -> f64 {
     match case.is_streamed() {
         true => median(outcome.delays.iter().map(|&delay| delay as f64 / 1e6).collect()),

@@ -21,7 +21,7 @@ const NEAR: Ipv4Addr = Ipv4Addr::new(198, 18, 89, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(198, 18, 89, 2);
 
 pub(crate) struct Machine {
-    /// Of the way to it: [`LOOPBACK`] or [`SHAPED`].
+    /// The name of the way to it: [`LOOPBACK`] or [`SHAPED`].
     pub(crate) link: &'static str,
     /// Where its programs listen.
     pub(crate) host: IpAddr,
