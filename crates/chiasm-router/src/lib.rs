@@ -36,6 +36,7 @@
 //! | `worker` | what is known of one worker |
 //! | `roster` | the workers' state and its bookkeeping |
 //! | `select` | the choice itself, by cost |
+//! | `explain` | what was compared, for people |
 //! | `lately` | how much work workers did lately |
 //! | `promises` | blocks that requests in flight will leave behind |
 //! | `believed` | what workers without events are taken to hold |
@@ -49,6 +50,7 @@ mod believed;
 mod clock;
 mod config;
 mod error;
+mod explain;
 mod lately;
 mod media_holders;
 mod promises;
@@ -63,6 +65,7 @@ pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
 pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, UnknownPolicy, Weights};
 pub use error::RouteError;
+pub use explain::{Considered, Decision, Explanation, Terms};
 pub use reservation::Reservation;
 pub use router::{RouteItem, RouteRequest, Router};
 pub use worker::{EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};

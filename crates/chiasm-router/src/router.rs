@@ -13,6 +13,7 @@ use crate::believed::Believed;
 use crate::clock::Clock;
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
+use crate::explain::Explanation;
 use crate::reservation::Reservation;
 use crate::roster::{Hold, Roster, Worker};
 use crate::select::{self, Assignment, Scratch};
@@ -260,6 +261,25 @@ impl Router {
         self.shared.scratch().push(scratch);
         let (hold, assignment) = selected?;
         Ok(Reservation::new(self.shared.clone(), &assignment, hold))
+    }
+
+    /// Does what [`Router::select_planned`] does, and tells what was compared. Takes time and memory in proportion to the workers
+    /// beyond that: not for each request of many.
+    ///
+    /// # Errors
+    /// Those of [`Router::select_planned`].
+    pub fn select_explained(&self, plans: &[RouteRequest<'_>]) -> Result<(Reservation, Explanation), RouteError> {
+        let mut scratch = self.shared.scratch().pop().unwrap_or_default();
+        let mut explanation = None;
+        let selected = self.shared.assign(plans, &mut scratch, |config, roster, scratch, plans| {
+            let assignment = select::choose(config, roster, scratch, plans)?;
+            explanation = Some(scratch.explain(config, &assignment, plans));
+            Ok(assignment)
+        });
+        self.shared.scratch().push(scratch);
+        let (hold, assignment) = selected?;
+        let explanation = explanation.ok_or(RouteError::NoWorker)?;
+        Ok((Reservation::new(self.shared.clone(), &assignment, hold), explanation))
     }
 
     /// Takes note of a request that another router has given to a worker: until it is dropped, and in its grace, it counts as one

@@ -9,6 +9,7 @@ use rand::rngs::SmallRng;
 
 use crate::config::{BusyThresholds, Policy, RouterConfig, Weights};
 use crate::error::RouteError;
+use crate::explain::{Considered, Decision, Explanation, Terms};
 use crate::media_holders::ItemUse;
 use crate::roster::{Pending, Roster, Seat, Worker};
 use crate::router::{RouteItem, RouteRequest};
@@ -21,6 +22,7 @@ pub(crate) struct Assignment {
     pub(crate) seat: Seat,
     /// The index of the worker's plan among the request's.
     pub(crate) plan: usize,
+    pub(crate) decision: Decision,
     pub(crate) block_size: BlockSize,
     pub(crate) knowledge: Knowledge,
     /// Blocks of the prompt there, the last one possibly part full.
@@ -41,6 +43,8 @@ pub(crate) struct Scratch {
     /// The candidate in each place, or [`NONE`].
     candidate_at: Vec<u32>,
     depths: Vec<u32>,
+    /// Workers that were too busy to be candidates.
+    busy: usize,
 }
 
 /// What is found for one plan of a request.
@@ -66,8 +70,8 @@ pub(crate) fn choose(
     }
     scratch.plans.iter_mut().zip(plans).for_each(|(of_plan, plan)| of_plan.items.fill(plan.media));
     let by_session = first.session.and_then(|session| scratch.of_session(roster, session));
-    let chosen = match by_session {
-        Some(chosen) => chosen,
+    let (chosen, decision) = match by_session {
+        Some(chosen) => (chosen, Decision::Session),
         None => scratch.pick(config, roster, plans),
     };
     let candidate = &scratch.candidates[chosen];
@@ -76,7 +80,8 @@ pub(crate) fn choose(
         roster.sessions.went_to(session, seat);
     }
     roster.last = Some(id);
-    scratch.assignment(config, roster, plans, chosen)
+    scratch.busy = busy;
+    scratch.assignment(config, roster, plans, chosen, decision)
 }
 
 /// What it means that a worker gets a request whose choice was somebody else's: it may be busy, suspect or too small.
@@ -95,9 +100,9 @@ pub(crate) fn chosen_elsewhere(
     scratch.plans[0].items.fill(plan.media);
     scratch.expect_promised(roster, 0, plan.keys);
     if config.policy == Policy::KvMedia {
-        scratch.spare_media(&config.weights, roster, 0);
+        scratch.spare_media(roster, 0);
     }
-    scratch.assignment(config, roster, plans, 0)
+    scratch.assignment(config, roster, plans, 0, Decision::Policy(config.policy))
 }
 
 impl Scratch {
@@ -108,30 +113,57 @@ impl Scratch {
         roster: &Roster,
         plans: &[RouteRequest<'_>],
         chosen: usize,
+        decision: Decision,
     ) -> Result<Assignment, RouteError> {
         let candidate = &self.candidates[chosen];
         let plan = candidate.plan as usize;
         let items = &self.plans[plan].items;
-        let covered = candidate.covered();
-        let encodes_from = items.encoded_from(candidate.covered_tokens());
-        let encode = items.embeds_from(encodes_from) as f64 / f64::from(candidate.block_size);
-        // What is spared is a sum in another order: no less than nothing is left.
-        let encode = (config.weights.encode * encode - candidate.encode_spared).max(0.0);
-        let work = candidate.prefill(&config.weights) + encode;
-        let covered = u64::from(covered) * u64::from(candidate.block_size);
-        let tokens = (plans[plan].prompt_tokens as u64).saturating_sub(covered);
+        let Terms { compute, fetch, encode, .. } = candidate.terms(candidate.encode(items), 0.0);
+        let work = Terms { compute, fetch, encode, ..Terms::default() }.cost(&config.weights);
+        let tokens = plans[plan].prompt_tokens.saturating_sub(candidate.covered_tokens()) as u64;
         let worker = roster.at(candidate.seat).ok_or(RouteError::NoWorker)?;
         Ok(Assignment {
             id: candidate.id,
             seat: candidate.seat,
             plan,
+            decision,
             block_size: worker.info.block_size,
             knowledge: worker.knowledge(),
             blocks: candidate.blocks,
             overlap: candidate.overlap as usize,
             pending: Pending { tokens: tokens.max(1), work },
-            encodes_from,
+            encodes_from: items.encoded_from(candidate.covered_tokens()),
         })
+    }
+
+    /// What was compared when this worker was chosen, which was the last thing done.
+    pub(crate) fn explain(
+        &self,
+        config: &RouterConfig,
+        assignment: &Assignment,
+        plans: &[RouteRequest<'_>],
+    ) -> Explanation {
+        let considered = |candidate: &Candidate| {
+            let items = &self.plans[candidate.plan as usize].items;
+            Considered {
+                worker: candidate.id,
+                class: plans[candidate.plan as usize].class,
+                block_size: candidate.block_size,
+                blocks: candidate.blocks,
+                overlap: candidate.overlap,
+                expected: candidate.expected,
+                loadable: candidate.loadable,
+                terms: candidate.terms(candidate.encode(items), candidate.process(items)),
+                cost: candidate.cost,
+            }
+        };
+        Explanation {
+            chosen: assignment.id,
+            decision: assignment.decision,
+            weights: config.weights,
+            candidates: self.candidates.iter().map(considered).collect(),
+            busy: self.busy,
+        }
     }
 
     /// Room for so many plans.
@@ -234,17 +266,18 @@ impl Scratch {
         self.candidates.get(at).filter(|candidate| candidate.seat == seat).map(|_| at)
     }
 
-    fn pick(&mut self, config: &RouterConfig, roster: &mut Roster, plans: &[RouteRequest<'_>]) -> usize {
-        match config.policy {
+    fn pick(&mut self, config: &RouterConfig, roster: &mut Roster, plans: &[RouteRequest<'_>]) -> (usize, Decision) {
+        let policy = config.policy;
+        let chosen = match policy {
             Policy::KvMedia | Policy::Kv => {
                 for (at, plan) in plans.iter().enumerate() {
                     self.expect_promised(roster, at as u32, plan.keys);
-                    if config.policy == Policy::KvMedia {
-                        self.spare_media(&config.weights, roster, at as u32);
+                    if policy == Policy::KvMedia {
+                        self.spare_media(roster, at as u32);
                     }
                 }
                 self.cost(&config.weights);
-                self.cheapest(&mut roster.rng, config.temperature)
+                return (self.cheapest(&mut roster.rng, config.temperature), Decision::Cost(policy));
             }
             Policy::LeastLoaded => {
                 self.candidates.iter_mut().for_each(|candidate| candidate.cost = candidate.load);
@@ -261,7 +294,8 @@ impl Scratch {
                 let after = roster.last.map_or(0, |last| self.candidates.partition_point(|other| other.id <= last));
                 after % self.candidates.len()
             }
-        }
+        };
+        (chosen, Decision::Policy(policy))
     }
 
     /// What requests in flight promise counts as held. A worker's promises for this prompt begin where its overlap ends,
@@ -288,7 +322,7 @@ impl Scratch {
     }
 
     /// Media work that workers are spared because they have an item's tensors or embeddings.
-    fn spare_media(&mut self, weights: &Weights, roster: &Roster, plan: u32) {
+    fn spare_media(&mut self, roster: &Roster, plan: u32) {
         for at in 0..self.plans[plan as usize].items.sorted.len() {
             let RouteItem { hash, end, embeds, elements } = self.plans[plan as usize].items.sorted[at];
             let odometers = |seat| roster.at(seat).map(|worker| worker.odometers);
@@ -300,10 +334,10 @@ impl Scratch {
                 }
                 let blocks = embeds as f64 / f64::from(candidate.block_size);
                 if held.embeddings && end > candidate.covered_tokens() {
-                    candidate.encode_spared += weights.encode * blocks;
+                    candidate.encode_spared += blocks;
                 }
                 if held.tensors {
-                    candidate.process_spared += weights.process * blocks;
+                    candidate.process_spared += blocks;
                 }
             }
         }
@@ -315,19 +349,12 @@ impl Scratch {
         let (mut known, mut encode) = (None, 0.0);
         for candidate in candidates {
             let items = &plans[candidate.plan as usize].items;
-            let per_block = 1.0 / f64::from(candidate.block_size);
             let expects = Some((candidate.plan, candidate.covered(), candidate.block_size));
             if known != expects {
                 known = expects;
-                encode = items.embeds_from(items.encoded_from(candidate.covered_tokens())) as f64 * per_block;
+                encode = candidate.encode(items);
             }
-            let process = items.embeds_from(0) as f64 * per_block;
-            candidate.cost = candidate.prefill(weights) + weights.encode * encode + weights.process * process
-                - candidate.encode_spared
-                - candidate.process_spared
-                + weights.queue * candidate.waiting_work
-                + weights.load * candidate.load
-                + weights.balance * candidate.excess;
+            candidate.cost = candidate.terms(encode, candidate.process(items)).cost(weights);
         }
     }
 

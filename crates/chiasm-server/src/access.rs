@@ -5,6 +5,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::error::ApiError;
+use crate::page;
 
 /// What tells machines how this process is, and nobody what it holds.
 const OPEN: [&str; 3] = ["/health", "/ready", "/ping"];
@@ -29,15 +30,12 @@ impl ApiKeys {
     /// The answer, a 401, to a request that is not let through.
     pub(crate) fn refusal(&self, request: &Request) -> Option<Response> {
         let path = request.uri().path();
-        let is_open = OPEN.contains(&path) || (path == METRICS && !self.protects_metrics);
+        let is_open = OPEN.contains(&path) || (path == METRICS && !self.protects_metrics) || asks_itself(path);
         if self.digests.is_empty() || is_open {
             return None;
         }
         let message = match key(request.headers()) {
-            // All are compared, as which one it is shall not be told either.
-            Some(key) if self.digests.iter().fold(false, |found, known| found | (blake3::hash(key) == *known)) => {
-                return None;
-            }
+            Some(key) if self.is_key(key) => return None,
             Some(_) => "the API key is not one of this server's",
             None => "an API key is needed: 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         };
@@ -45,6 +43,27 @@ impl ApiKeys {
         refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         Some(refused)
     }
+
+    /// Whether a request with these headers has a key, or needs none.
+    pub(crate) fn admits(&self, headers: &HeaderMap) -> bool {
+        self.digests.is_empty() || key(headers).is_some_and(|key| self.is_key(key))
+    }
+
+    /// Whether there are any keys.
+    pub(crate) fn are_asked_for(&self) -> bool {
+        !self.digests.is_empty()
+    }
+
+    /// Whether this is one of the keys.
+    pub(crate) fn is_key(&self, key: &[u8]) -> bool {
+        // All are compared, as which one it is shall not be told either.
+        self.digests.iter().fold(false, |found, known| found | (blake3::hash(key) == *known))
+    }
+}
+
+/// The live page's paths: browsers can't send a key along with them, so they look for a session themselves.
+fn asks_itself(path: &str) -> bool {
+    path.strip_prefix(page::PREFIX).is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
 /// The key of a request. It is in the header with its [`credentials`], which is there once.

@@ -58,36 +58,29 @@ impl DoorMetrics {
 
     /// Brings them up to date.
     pub(crate) fn set(&self, frontend: &Frontend) {
-        let MediaCounts {
-            data,
-            files,
-            fresh,
-            revalidated,
-            fetched,
-            fetched_bytes,
-            shared,
-            failed_again,
-            named,
-            unknown_names,
-            cached_bytes,
-        } = frontend.door.counts();
-        for (how, count) in [
-            ("data", data),
-            ("file", files),
-            ("fresh", fresh),
-            ("revalidated", revalidated),
-            ("fetched", fetched),
-            ("shared", shared),
-            ("failed_again", failed_again),
-            ("named", named),
-            ("unknown_name", unknown_names),
-        ] {
+        let counts = frontend.door.counts();
+        for (how, count) in by_source(&counts) {
             self.opened.get_or_create(&HowLabel { how }).inner().store(count, Ordering::Relaxed);
         }
-        self.fetched.inner().store(fetched_bytes, Ordering::Relaxed);
+        self.fetched.inner().store(counts.fetched_bytes, Ordering::Relaxed);
         self.panics.inner().store(chiasm_media::caught_panics(), Ordering::Relaxed);
         self.held.set(frontend.door.budget().held() as i64);
-        self.cached.set(cached_bytes as i64);
+        self.cached.set(counts.cached_bytes as i64);
         self.processed.set(frontend.images.kept_bytes() as i64);
     }
+}
+
+/// Media items asked for, by where they were found.
+pub(crate) fn by_source(counts: &MediaCounts) -> [(&'static str, u64); 9] {
+    [
+        ("data", counts.data),
+        ("file", counts.files),
+        ("fresh", counts.fresh),
+        ("revalidated", counts.revalidated),
+        ("fetched", counts.fetched),
+        ("shared", counts.shared),
+        ("failed_again", counts.failed_again),
+        ("named", counts.named),
+        ("unknown_name", counts.unknown_names),
+    ]
 }

@@ -22,6 +22,7 @@ use crate::layers::Identity;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
+use crate::page::{Page, PageOptions};
 use crate::pipeline::{Caller, Cause, HelperOptions, Helpers, Images, RequestError, Retries};
 use crate::root_path::RootPath;
 use crate::slots::Slots;
@@ -191,6 +192,8 @@ pub struct Frontend {
     pub root_path: Option<RootPath>,
     /// Whether clients may load and unload LoRA adapters.
     pub adapters_may_change: bool,
+    /// What the live page knows; `None` if there is none.
+    pub(crate) page: Option<Page>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
@@ -230,6 +233,7 @@ impl Frontend {
             cors: None,
             root_path: None,
             adapters_may_change: false,
+            page: None,
             cpu,
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
@@ -275,6 +279,17 @@ impl Frontend {
     #[must_use]
     pub fn with_adapters_that_change(self, adapters_may_change: bool) -> Self {
         Self { adapters_may_change, ..self }
+    }
+
+    /// The same frontend with a live page at `/ui/`.
+    #[must_use]
+    pub fn with_page(self, options: PageOptions) -> Self {
+        Self { page: Some(Page::new(options)), ..self }
+    }
+
+    /// Whether there is a live page.
+    pub fn has_page(&self) -> bool {
+        self.page.is_some()
     }
 
     /// The same frontend, which asks vLLM's own processor for what it can't make itself.

@@ -76,7 +76,7 @@ impl Identity {
 }
 
 /// Counts an answered completion and keeps its record.
-async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) -> Response {
+async fn recorded(mut app: Router, frontend: &Arc<Frontend>, mut request: Request) -> Response {
     let endpoint = match request.uri().path() {
         routes::CHAT if request.method() == Method::POST => "chat",
         routes::COMPLETIONS if request.method() == Method::POST => "completions",
@@ -91,7 +91,7 @@ async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) ->
         anthropic::COUNT_TOKENS if request.method() == Method::POST => "count_tokens",
         _ => return call(&mut app, frontend, request).await,
     };
-    let record = Record::new(endpoint, Span::current(), frontend.metrics.clone());
+    let record = Record::new(endpoint, Span::current(), frontend.clone());
     request.extensions_mut().insert(record.clone());
     let response = call(&mut app, frontend, request).await;
     let status = response.status().as_u16();
@@ -99,7 +99,7 @@ async fn recorded(mut app: Router, frontend: &Frontend, mut request: Request) ->
     if let Some(Refusal { code, .. }) = refusal {
         frontend.metrics.refused(status, code);
     }
-    record.answered(status, refusal.map(|refusal| refusal.message.clone()));
+    record.answered(status, refusal);
     response
 }
 

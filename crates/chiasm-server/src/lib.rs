@@ -23,6 +23,7 @@
 //! | `responses` | OpenAI's Responses API, on the same pipeline |
 //! | `anthropic` | Anthropic's Messages API, on the same pipeline |
 //! | `cpu` | threads for CPU-heavy work, and what it costs |
+//! | [`page`] | the live page |
 //! | `record` | the line in the log when a request has finished |
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
 //! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |
@@ -58,6 +59,7 @@ mod metrics;
 pub mod model;
 mod openai;
 mod owner;
+pub mod page;
 mod pipeline;
 mod process_metrics;
 mod record;

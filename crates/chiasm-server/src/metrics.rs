@@ -2,7 +2,9 @@
 
 mod fleet;
 mod kinds;
+mod latency;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,6 +22,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use self::fleet::FleetMetrics;
 pub(crate) use self::kinds::{Retry, Stage, StreamEnd};
+pub(crate) use self::latency::{LatencyCounts, LatencyHistogram};
 use crate::connections::ConnectionMetrics;
 use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
@@ -101,8 +104,8 @@ pub struct Metrics {
     mm_cache_misses: Counter,
     retries: Family<CauseLabel, Counter>,
     engine_deaths: Family<WorkerLabel, Counter>,
-    time_to_first_token: Histogram,
-    inter_token_latency: Histogram,
+    pub(crate) time_to_first_token: LatencyHistogram,
+    pub(crate) inter_token_latency: LatencyHistogram,
     request_duration: Family<EndpointLabel, Histogram, fn() -> Histogram>,
     stages: Family<StageLabel, Histogram, fn() -> Histogram>,
     stream_ends: Family<HowLabel, Counter>,
@@ -139,9 +142,9 @@ impl Default for Metrics {
             retries: Family::default(),
             engine_deaths: Family::default(),
             // 1 ms to 33 s
-            time_to_first_token: Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+            time_to_first_token: LatencyHistogram::new(Duration::from_millis(1), 15),
             // 0.5 ms to 4 s
-            inter_token_latency: Histogram::new(exponential_buckets(0.0005, 2.0, 14)),
+            inter_token_latency: LatencyHistogram::new(Duration::from_micros(500), 13),
             // 10 ms to 22 min
             request_duration: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.01, 2.0, 18))),
             // 0.1 ms to 3 min
@@ -274,7 +277,7 @@ impl Metrics {
     pub(crate) fn first_token(&self, attempted: &Attempted, prefill: Duration) {
         let Attempted { took, hand_off, first_token, prefill: found, delivered, .. } = attempted;
         if let Some(after) = first_token {
-            self.time_to_first_token.observe(after.as_secs_f64());
+            self.time_to_first_token.observe(*after);
         }
         if *delivered != Delivered::default() {
             self.stage(Stage::Fetch, took.fetch);
@@ -292,9 +295,9 @@ impl Metrics {
         self.stages.get_or_create(&StageLabel { stage: stage.name() }).observe(took.as_secs_f64());
     }
 
-    /// A token came so long after the one before it.
-    pub(crate) fn between_tokens(&self, gap: Duration) {
-        self.inter_token_latency.observe(gap.as_secs_f64());
+    /// So many tokens each came so long after the one before it.
+    pub(crate) fn between_tokens(&self, gap: Duration, tokens: usize) {
+        self.inter_token_latency.observe_each(gap, tokens as u64);
     }
 
     /// A request is over, so long after its arrival.
@@ -344,6 +347,18 @@ impl Metrics {
         self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
         self.cached_tokens.inc_by(usage.cached_tokens as u64);
         self.completion_tokens.inc_by(usage.completion_tokens as u64);
+    }
+
+    /// Media items handed to engines so far, by how they travelled.
+    pub(crate) fn transfers(&self) -> BTreeMap<&'static str, u64> {
+        let ways = [Transfer::Cached, Transfer::SharedMemory, Transfer::Inline].map(Transfer::name);
+        let count = |mode| self.transfers.get(&TransferLabel { mode }).map_or(0, |count| count.get());
+        ways.map(|mode| (mode, count(mode))).into()
+    }
+
+    /// Requests that are being answered.
+    pub(crate) fn requests_in_flight(&self) -> i64 {
+        self.in_flight.get()
     }
 
     /// Counts a request as in flight until the guard is dropped.

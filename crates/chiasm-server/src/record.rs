@@ -7,8 +7,11 @@ use chiasm_backend::Delivered;
 use tokio::time::Instant;
 use tracing::Span;
 
-use crate::metrics::{Metrics, StreamEnd};
+use crate::error::Refusal;
+use crate::frontend::Frontend;
+use crate::metrics::StreamEnd;
 use crate::openai::Usage;
+use crate::page::{Outcome, Page};
 use crate::pipeline::Attempted;
 
 /// The status of a request whose client left before it had an answer, as other servers log it.
@@ -23,7 +26,7 @@ struct Line {
     endpoint: &'static str,
     started: Instant,
     span: Span,
-    metrics: Arc<Metrics>,
+    frontend: Arc<Frontend>,
     known: Mutex<Known>,
 }
 
@@ -35,19 +38,22 @@ struct Known {
     attempted: Option<Attempted>,
     usage: Usage,
     error: Option<String>,
+    /// A word for why it failed.
+    cause: Option<&'static str>,
 }
 
 impl Record {
     /// A record of the request that this span is of.
-    pub(crate) fn new(endpoint: &'static str, span: Span, metrics: Arc<Metrics>) -> Self {
-        Self(Arc::new(Line { endpoint, started: Instant::now(), span, metrics, known: Mutex::default() }))
+    pub(crate) fn new(endpoint: &'static str, span: Span, frontend: Arc<Frontend>) -> Self {
+        Self(Arc::new(Line { endpoint, started: Instant::now(), span, frontend, known: Mutex::default() }))
     }
 
     /// The client was given this status, and this message if it is an error.
-    pub(crate) fn answered(&self, status: u16, error: Option<String>) {
-        self.0.metrics.answered(self.0.endpoint, status);
+    pub(crate) fn answered(&self, status: u16, refusal: Option<&Refusal>) {
+        self.0.frontend.metrics.answered(self.0.endpoint, status);
         let mut known = self.known();
-        (known.status, known.error) = (Some(status), error);
+        known.status = Some(status);
+        (known.error, known.cause) = refusal.map(|refusal| (refusal.message.clone(), refusal.code)).unzip();
     }
 
     /// A streamed answer broke off, after its status had been sent.
@@ -84,14 +90,18 @@ impl Record {
 impl Drop for Line {
     fn drop(&mut self) {
         let known = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
-        let Known { status, stream, attempted, usage, error } = known;
-        if status.is_none() {
-            self.metrics.answered(self.endpoint, CLIENT_LEFT);
+        let metrics = &self.frontend.metrics;
+        if known.status.is_none() {
+            metrics.answered(self.endpoint, CLIENT_LEFT);
         }
-        if let Some(how) = stream {
-            self.metrics.stream_ended(how);
+        if let Some(how) = known.stream {
+            metrics.stream_ended(how);
         }
-        self.metrics.over(self.endpoint, self.started.elapsed());
+        metrics.over(self.endpoint, self.started.elapsed());
+        if let Some(page) = &self.frontend.page {
+            self.show(page, &known);
+        }
+        let Known { status, stream, attempted, usage, error, .. } = known;
         let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
         // The line that Dynamo's users look for; what they look for it for comes with it.
         let message = match attempted {
@@ -122,5 +132,30 @@ impl Drop for Line {
             error,
             "{message}"
         );
+    }
+}
+
+impl Line {
+    /// Tells the live page how the request ended.
+    fn show(&self, page: &Page, known: &Known) {
+        let cause = match (known.status, known.stream) {
+            (None, _) | (_, Some(StreamEnd::Left)) => Some("client_left"),
+            (_, Some(StreamEnd::Failed)) => Some("stream_failed"),
+            _ => known.cause,
+        };
+        if let Some(cause) = cause {
+            page.failed(cause);
+        }
+        let Some((attempted, number)) = known.attempted.and_then(|it| Some((it, it.explained?))) else { return };
+        let outcome = Outcome {
+            endpoint: self.endpoint,
+            status: known.status.unwrap_or(CLIENT_LEFT),
+            stream: known.stream.map(StreamEnd::name),
+            cached_tokens: known.usage.cached_tokens,
+            completion_tokens: known.usage.completion_tokens,
+            ttft: attempted.first_token.map(|time| time.as_secs_f64()),
+            total: self.started.elapsed().as_secs_f64(),
+        };
+        page.requests.ended(number, outcome);
     }
 }

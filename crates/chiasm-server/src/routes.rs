@@ -16,7 +16,7 @@ use crate::answer::check_model;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, anthropic, lora, responses, tokenize, workers};
+use crate::{answer, anthropic, lora, page, responses, tokenize, workers};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
@@ -32,7 +32,12 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         true => Router::new().route(LOAD_LORA, post(lora::load)).route(UNLOAD_LORA, post(lora::unload)),
         false => Router::new(),
     };
+    let page = match &frontend.page {
+        Some(_) => page::router(),
+        None => Router::new(),
+    };
     changing
+        .merge(page)
         .route(CHAT, post(answer::chat))
         .route(COMPLETIONS, post(answer::completions))
         .route(RESPONSES, post(responses::create))

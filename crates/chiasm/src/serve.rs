@@ -16,7 +16,7 @@ use chiasm_router::RouterConfig;
 use chiasm_server::adapters::Adapters;
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, connections};
+use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, connections, page};
 use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -81,6 +81,9 @@ pub(crate) async fn run(
         .with_root_path(args.http.root_path.clone())
         .with_adapters_that_change(args.lora.allow_runtime_lora_updating)
         .with_log(log_counts);
+    if let Some(page) = args.http.page(args.host) {
+        frontend = frontend.with_page(page);
+    }
     let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
     if let Some(helper) = helper {
         frontend = frontend.with_helper(helper);
@@ -113,6 +116,9 @@ pub(crate) async fn run(
     if let Ok(address) = listener.local_addr() {
         let scheme = if certificate.is_some() { "https" } else { "http" };
         tracing::info!(model = model.name, url = %format_args!("{scheme}://{address}/v1"), "serving");
+        if frontend.has_page() {
+            tracing::info!(url = %format_args!("{scheme}://{address}{}/", page::PREFIX), "live page");
+        }
     }
     let renewed = certificate.clone();
     let follow = async {
@@ -245,6 +251,7 @@ pub(crate) async fn serve(
     tokio::pin!(serving);
     tokio::select! {
         () = &mut serving => return,
+        never = page::keep(frontend.clone()) => match never {},
         () = too_long => {}
     }
     tracing::warn!(seconds = drain.timeout.as_secs(), "requests were still in flight (--drain-timeout)");

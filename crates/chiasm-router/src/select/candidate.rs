@@ -3,6 +3,7 @@
 use chiasm_types::WorkerId;
 
 use crate::config::Weights;
+use crate::explain::Terms;
 use crate::roster::{Roster, Seat, Worker};
 use crate::router::RouteItem;
 
@@ -27,9 +28,9 @@ pub(super) struct Candidate {
     pub(super) waiting_work: f64,
     /// What it did lately beyond the mean, in the unit of costs.
     pub(super) excess: f64,
-    /// What it need not encode as it has the embeddings, in the unit of costs.
+    /// Blocks that the embeddings fill which it need not encode as it has them.
     pub(super) encode_spared: f64,
-    /// What need not be processed as it has the tensors, in the unit of costs.
+    /// Blocks that the embeddings of items fill that need not be processed as it has the tensors.
     pub(super) process_spared: f64,
     pub(super) cost: f64,
 }
@@ -81,10 +82,29 @@ impl Candidate {
         self.covered() as usize * self.block_size as usize
     }
 
-    /// The cost of computing and loading the prompt.
-    pub(super) fn prefill(&self, weights: &Weights) -> f64 {
-        let missing = self.blocks.saturating_sub(self.covered().into());
-        weights.prefill * missing as f64 + weights.fetch * f64::from(self.covered() - self.expected)
+    /// What its cost is made of. `encode` and `process` are the blocks that the embeddings of items fill which end after what it
+    /// need not compute, and of all items, whatever it is spared.
+    pub(super) fn terms(&self, encode: f64, process: f64) -> Terms {
+        Terms {
+            compute: self.blocks.saturating_sub(self.covered().into()) as f64,
+            fetch: f64::from(self.covered() - self.expected),
+            // What is spared is a sum in another order: no less than nothing is left.
+            encode: (encode - self.encode_spared).max(0.0),
+            process: (process - self.process_spared).max(0.0),
+            waiting: self.waiting_work,
+            load: self.load,
+            excess: self.excess,
+        }
+    }
+
+    /// Blocks that the embeddings fill which it has to encode, whatever it is spared.
+    pub(super) fn encode(&self, items: &Items) -> f64 {
+        items.embeds_from(items.encoded_from(self.covered_tokens())) as f64 / f64::from(self.block_size)
+    }
+
+    /// Blocks that the embeddings of all items fill.
+    pub(super) fn process(&self, items: &Items) -> f64 {
+        items.embeds_from(0) as f64 / f64::from(self.block_size)
     }
 }
 

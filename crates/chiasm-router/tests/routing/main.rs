@@ -8,6 +8,7 @@ mod bookkeeping;
 mod classes;
 mod cost;
 mod elsewhere;
+mod explained;
 mod scenarios;
 mod threads;
 mod workload;

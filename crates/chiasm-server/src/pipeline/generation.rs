@@ -55,6 +55,8 @@ pub(crate) struct Attempted {
     pub first_token: Option<Duration>,
     /// Workers that it was lost with before.
     pub moves: usize,
+    /// Its number on the live page, if that tells of it.
+    pub explained: Option<u64>,
 }
 
 impl Attempted {
@@ -129,7 +131,7 @@ impl Generation {
 
     async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, before: &Attempts) -> Result<Self, Failure> {
         let started = Instant::now();
-        let reservation = {
+        let (reservation, explained) = {
             let _span = tracing::debug_span!("route").entered();
             pick(frontend, prepared, &before.exclude)?
         };
@@ -154,6 +156,7 @@ impl Generation {
             prefill_wait: None,
             first_token: None,
             moves: before.lost,
+            explained,
         };
         tracing::debug!(
             worker = %attempted.worker,
@@ -181,6 +184,9 @@ impl Generation {
         let deadlines = prepared.deadlines;
         let starting = serving.backend.start(Arc::new(job)).instrument(handing_over);
         let running = within(deadlines.first_token, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
+        if let Some(page) = &frontend.page {
+            page.sent(&plan.job_items);
+        }
         attempted.delivered = running.delivered();
         attempted.hand_off = started.elapsed();
         let reading = prepared.reading.as_ref();
@@ -224,7 +230,7 @@ impl Generation {
         };
         let delta = choice.push(output);
         if let Some(gap) = choice.gap(&delta) {
-            self.frontend.metrics.between_tokens(gap);
+            self.frontend.metrics.between_tokens(gap, delta.tokens.len());
         }
         if delta.finish.is_some() && !has_ended {
             self.running.stop(index);
@@ -285,6 +291,9 @@ impl Generation {
             self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
         }
         self.reservation.first_token();
+        if let Some(page) = &self.frontend.page {
+            page.first_token(&self.attempted);
+        }
         self.frontend.metrics.first_token(&self.attempted, self.started.elapsed());
     }
 }

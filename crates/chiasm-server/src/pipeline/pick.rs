@@ -8,7 +8,8 @@ use super::prepare::{Planned, Prepared};
 use crate::adapters::ServedAdapter;
 use crate::frontend::Frontend;
 
-/// Picks a worker, each judged by the plan of its class, but none of `exclude`.
+/// Picks a worker, each judged by the plan of its class, but none of `exclude`. The number is that of the request on the live page, if
+/// that tells of it.
 ///
 /// # Errors
 /// [`Cause::NoWorker`] and [`Cause::NoAdapter`].
@@ -16,17 +17,23 @@ pub(super) fn pick(
     frontend: &Frontend,
     prepared: &Prepared,
     exclude: &[WorkerId],
-) -> Result<Reservation, RequestError> {
+) -> Result<(Reservation, Option<u64>), RequestError> {
     let router = frontend.fleet.router();
     let lacking = prepared.adapter.as_ref().map(|adapter| without(frontend, adapter, exclude)).transpose()?;
     let exclude = lacking.as_deref().unwrap_or(exclude);
-    Ok(match prepared.plans.as_slice() {
+    if let Some(page) = frontend.page.as_ref().filter(|page| page.requests.wants_next()) {
+        let plans: Vec<_> = prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
+        let (reservation, explanation) = router.select_explained(&plans)?;
+        return Ok((reservation, page.requests.sent(prepared, explanation)));
+    }
+    let reservation = match prepared.plans.as_slice() {
         [only] => router.select(&to_route(only, prepared, exclude)),
         plans => {
             let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
             router.select_planned(&plans)
         }
-    }?)
+    };
+    Ok((reservation?, None))
 }
 
 /// The workers that can't be given a request with an adapter.

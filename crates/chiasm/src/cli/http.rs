@@ -1,9 +1,11 @@
 //! Flags that say how HTTP is spoken: within TLS, to pages of other web sites, below a path. They have vLLM's names.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use chiasm_server::page::PageOptions;
 use chiasm_server::{Allowed, Certificate, Cors, CorsError, RootPath};
 use clap::Args;
 
@@ -32,6 +34,19 @@ pub(crate) struct HttpArgs {
     /// Path below which a proxy serves this server, such as /models/qwen; requests may have it or not
     #[arg(long, env = "CHIASM_ROOT_PATH", value_name = "PATH")]
     pub(crate) root_path: Option<RootPath>,
+    /// Show the live page at /ui/: on, off, or auto for where --host is an address of this machine alone. Who may see it needs one of
+    /// the API keys, if there are any
+    #[arg(long, env = "CHIASM_UI", value_name = "WHEN", default_value = "auto", default_missing_value = "on",
+          num_args = 0..=1, require_equals = true)]
+    pub(crate) ui: Ui,
+}
+
+/// When there is a live page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Ui {
+    Auto,
+    On,
+    Off,
 }
 
 /// Names as a JSON list.
@@ -57,6 +72,16 @@ impl HttpArgs {
         let certificate = Certificate::load(certificate.clone(), key.clone());
         let fault = |error| CliError::Usage(format!("--ssl-certfile, --ssl-keyfile: {error}"));
         certificate.map(Arc::new).map(Some).map_err(fault)
+    }
+
+    /// How the live page is shown at this address, if it is.
+    pub(crate) fn page(&self, host: IpAddr) -> Option<PageOptions> {
+        let is_on = match self.ui {
+            Ui::Auto => host.is_loopback(),
+            Ui::On => true,
+            Ui::Off => false,
+        };
+        is_on.then_some(PageOptions { secure: self.ssl_certfile.is_some() })
     }
 
     /// Which pages may ask, if any may.
@@ -146,6 +171,16 @@ mod tests {
             let error = cors(flags).unwrap_err();
             assert!(error.contains(told), "{error}");
         }
+    }
+
+    #[test]
+    fn the_live_page_is_for_this_machine_alone_unless_it_is_asked_for() {
+        let shown = |flags: &[&str], host: &str| parse(flags).unwrap().page(host.parse().unwrap());
+        let plain = Some(PageOptions { secure: false });
+        assert_eq!((shown(&[], "127.0.0.1"), shown(&[], "::1"), shown(&[], "0.0.0.0")), (plain, plain, None));
+        assert_eq!((shown(&["--ui"], "0.0.0.0"), shown(&["--ui=off"], "127.0.0.1")), (plain, None));
+        let encrypted = shown(&["--ui", "--ssl-certfile", "a", "--ssl-keyfile", "b"], "0.0.0.0");
+        assert_eq!(encrypted, Some(PageOptions { secure: true }));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
+use chiasm_server::page::PageOptions;
 use chiasm_server::{Frontend, Limits};
 
 use crate::cli::{DemoArgs, SimArgs};
@@ -132,6 +133,7 @@ impl Stand {
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
         let door = MediaDoor::new(media, ByteBudget::new(DEMO_BYTES))?;
         let frontend = Frontend::new(model.clone(), door, fleet.clone(), Limits::default());
+        let frontend = frontend.with_page(PageOptions::default());
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let stopped = async {
             let _ = stopped.await;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use chiasm_server::page;
 use serde_json::json;
 
 use super::player::{Images, Shot};
@@ -127,10 +128,13 @@ impl Report {
              {{\"type\": \"text\", \"text\": \"What is in this picture?\"}}]}}]}}\nEOF",
             picture.display()
         );
+        let page = format!("http://{address}{}/", page::PREFIX);
         if self.json {
-            line!("{}", json!({"url": format!("http://{address}/v1"), "model": model}));
+            line!("{}", json!({"url": format!("http://{address}/v1"), "page": page, "model": model}));
         } else {
-            line!("\nThe server stays up at http://{address}/v1 until Ctrl-C. Try:\n\n{command}");
+            line!(
+                "\nThe server stays up at http://{address}/v1 until Ctrl-C, and shows what it does at {page}. Try:\n\n{command}"
+            );
         }
     }
 }

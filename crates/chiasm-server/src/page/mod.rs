@@ -1,0 +1,106 @@
+//! The live page at `/ui/`: what the fleet does now, where the last requests went and why, how media items travelled, and the last
+//! quarter of an hour.
+//!
+//! Everything that it shows is noted here while requests are served, within bounds, and told to open pages once a second by one
+//! stream of events. Without an open page only what is needed to begin with is kept: a count for each request and, for some, what the
+//! router compared.
+//!
+//! | module | is |
+//! |---|---|
+//! | `routes` | its paths |
+//! | `session` | the cookie of whoever has shown a key |
+//! | `feed` | what open pages are told |
+//! | `fleet` | the workers, as they are told of |
+//! | `requests` | the last requests, with what the router compared for them |
+//! | `media` | how media items travelled, and which come again and again |
+//! | `history` | a quarter of an hour in steps of five seconds |
+//! | `web` | the page itself: plain HTML, CSS and JavaScript |
+
+mod feed;
+mod fleet;
+mod history;
+mod media;
+mod requests;
+mod routes;
+mod session;
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use chiasm_backend::JobItem;
+
+use crate::frontend::Frontend;
+use crate::pipeline::Attempted;
+use feed::Feed;
+use fleet::Hits;
+use history::History;
+use media::Repeated;
+pub(crate) use requests::Outcome;
+use requests::Requests;
+pub use routes::PREFIX;
+pub(crate) use routes::router;
+use session::Sessions;
+
+/// How the live page is shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageOptions {
+    /// Clients come by HTTPS alone, so that the cookie of a session must not be sent by anything else.
+    pub secure: bool,
+}
+
+/// What the live page knows.
+pub(crate) struct Page {
+    sessions: Sessions,
+    pub(crate) requests: Requests,
+    hits: Mutex<Hits>,
+    repeated: Mutex<Repeated>,
+    history: Mutex<History>,
+    feed: Feed,
+}
+
+impl Page {
+    pub(crate) fn new(options: PageOptions) -> Self {
+        Self {
+            sessions: Sessions::new(options.secure),
+            requests: Requests::default(),
+            hits: Mutex::default(),
+            repeated: Mutex::default(),
+            history: Mutex::default(),
+            feed: Feed::default(),
+        }
+    }
+
+    /// A request that was sent to a worker has these media items.
+    pub(crate) fn sent(&self, items: &[JobItem]) {
+        if !items.is_empty() {
+            let mut repeated = lock(&self.repeated);
+            items.iter().for_each(|item| repeated.saw(item));
+        }
+    }
+
+    /// A request has its first token.
+    pub(crate) fn first_token(&self, attempted: &Attempted) {
+        lock(&self.hits).found(attempted);
+    }
+
+    /// A request ended otherwise than its client had hoped, for a reason of this name.
+    pub(crate) fn failed(&self, cause: &'static str) {
+        lock(&self.history).failed(cause);
+    }
+}
+
+/// Notes how things are, and tells the open pages, once a second.
+pub async fn keep(frontend: Arc<Frontend>) -> Infallible {
+    let Some(page) = &frontend.page else { return std::future::pending().await };
+    let mut seconds = tokio::time::interval(feed::PERIOD);
+    seconds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        seconds.tick().await;
+        page.feed.tell(&frontend, page);
+    }
+}
+
+/// What is locked here is counts: a panic elsewhere can at worst have left one wrong.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,138 @@
+// The fleet: a tile for each worker.
+
+import { brief, bytes, count, element, percent, write } from "./elements.js";
+
+const GAUGES = ["KV cache in use", "Prompt tokens found", "Arena"];
+
+export class Fleet {
+  #workers = new Map();
+  #tiles = new Map();
+  #changed = new Set();
+  #root;
+  #filter;
+  #shown;
+
+  constructor(root, filter, shown) {
+    this.#root = root;
+    this.#filter = filter;
+    this.#shown = shown;
+    filter.addEventListener("input", () => {
+      for (const id of this.#workers.keys()) this.#changed.add(id);
+      this.redraw();
+    });
+  }
+
+  begin({ rows }) {
+    this.#workers.clear();
+    this.#tiles.clear();
+    this.#root.replaceChildren();
+    this.#take(rows);
+  }
+
+  go({ rows, gone }) {
+    for (const id of gone) {
+      this.#workers.delete(id);
+      this.#tiles.get(id)?.root.remove();
+      this.#tiles.delete(id);
+    }
+    this.#take(rows);
+  }
+
+  #take(rows) {
+    for (const row of rows) {
+      this.#workers.set(row.id, row);
+      this.#changed.add(row.id);
+    }
+  }
+
+  draw() {
+    const added = document.createDocumentFragment();
+    for (const id of this.#changed) {
+      const row = this.#workers.get(id);
+      if (!row) continue;
+      let tile = this.#tiles.get(id);
+      if (!tile) {
+        tile = new Tile(id);
+        this.#tiles.set(id, tile);
+        added.append(tile.root);
+      }
+      tile.show(row);
+      tile.root.hidden = !this.#wants(row);
+    }
+    this.#changed.clear();
+    if (added.childElementCount > 0) this.#place(added);
+    const all = this.#workers.size;
+    const hidden = this.#root.querySelectorAll(":scope > [hidden]").length;
+    write(this.#shown, hidden > 0 ? `${count(all - hidden)} of ${count(all)}` : "");
+  }
+
+  /** Tiles stand in the order of the workers' numbers. */
+  #place(added) {
+    const number = (tile) => Number(tile.dataset.worker.replace(/\D/g, ""));
+    const isInOrder = !this.#root.lastElementChild || number(this.#root.lastElementChild) < number(added.firstElementChild);
+    this.#root.append(added);
+    if (!isInOrder) this.#root.append(...[...this.#root.children].sort((one, other) => number(one) - number(other)));
+  }
+
+  #wants(row) {
+    const wanted = this.#filter.value.trim().toLowerCase();
+    if (wanted === "") return true;
+    return [row.id, row.runs, row.machine, row.knowledge, row.condition, row.draining ? "draining" : ""]
+      .some((text) => text?.toLowerCase().includes(wanted));
+  }
+}
+
+class Tile {
+  constructor(id) {
+    this.state = element("span", { class: "badge" });
+    this.knowledge = element("span", { class: "badge" });
+    this.runs = element("p", { class: "runs" });
+    this.load = element("p", { class: "load" });
+    this.gauges = GAUGES.map((name) => new Gauge(name));
+    this.more = element("p", { class: "more" });
+    this.root = element("article", { class: "tile", "data-worker": id },
+      element("h2", {}, id, " ", this.state, " ", this.knowledge),
+      this.runs, this.load, ...this.gauges.map((gauge) => gauge.root), this.more);
+  }
+
+  show(row) {
+    const state = row.draining ? "draining" : row.condition ?? "leaving";
+    badge(this.state, state, state === "answers");
+    badge(this.knowledge, row.knowledge, row.knowledge === "exact");
+    const machine = row.machine == null ? "this machine" : `machine ${row.machine}`;
+    write(this.runs, `${row.runs ?? "engine"} · ${machine}${row.unnamed ? " · not named any more" : ""}`);
+    const engine = row.running == null ? "says nothing yet" : `${count(row.running)} running, ${count(row.waiting)} waiting`;
+    write(this.load, `${engine} · ${count(row.pending_tokens)} tokens to compute`);
+    const [kv, hits, arena] = this.gauges;
+    kv.show(row.kv_usage, percent(row.kv_usage));
+    hits.show(row.hit_rate, percent(row.hit_rate));
+    if (row.arena) {
+      const { reserved, used } = row.arena;
+      arena.show(reserved > 0 ? used / reserved : 0, `${bytes(used)} of ${bytes(reserved)}`);
+    } else arena.show(null, "none");
+    const cache = row.receiver_cache_bytes > 0 ? bytes(row.receiver_cache_bytes) : "none";
+    write(this.more, `${count(row.known_blocks)} of ${count(row.total_blocks)} blocks known · ` +
+      `${count(row.promised_blocks)} promised · media cache ${cache}`);
+  }
+}
+
+function badge(target, text, isWell) {
+  write(target, text);
+  target.className = isWell ? "badge well" : "badge ill";
+}
+
+/** A named part of a whole. */
+class Gauge {
+  constructor(name) {
+    this.fill = element("span", { class: "fill" });
+    this.value = element("span", { class: "value" });
+    this.root = element("p", { class: "gauge" }, element("span", { class: "name" }, name), this.value,
+      element("span", { class: "bar", "aria-hidden": "true" }, this.fill));
+  }
+
+  show(part, text) {
+    write(this.value, text);
+    const width = `${brief(Math.min(1, part ?? 0) * 100)}%`;
+    if (this.fill.style.width !== width) this.fill.style.width = width;
+  }
+}
