@@ -22,6 +22,28 @@ pub(crate) fn unpack(setup: &Setup, names: &[&str], path: &Path, held: &Held) ->
         }
     }
     result?;
+    unpack_archives(setup, path, held)
+}
+
+/// The packages that the system lacks for this one, itself included, by its package manager's account.
+pub(crate) fn lacking(package: &str) -> Result<Vec<String>, Error> {
+    let mut ask = Command::new("apt-get");
+    ask.args(["--simulate", "--no-install-recommends", "install", package]);
+    let plan = child::read(&mut ask, "apt-get --simulate install")?;
+    let installed = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next());
+    Ok(installed.map(str::to_owned).collect())
+}
+
+/// Fetches these packages, and unpacks them below `path`.
+pub(crate) fn unpack_all(setup: &Setup, packages: &[String], path: &Path, held: &Held) -> Result<(), Error> {
+    setup.output.say(&format!("fetching {}", packages.join(" ")))?;
+    let mut fetch = Command::new("apt-get");
+    fetch.arg("download").args(packages).current_dir(path).stdin(held.as_input()?);
+    child::run(&mut fetch, "apt-get download", &setup.output, &setup.cancel)?;
+    unpack_archives(setup, path, held)
+}
+
+fn unpack_archives(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
     for archive in archives(path)? {
         let mut unpack = Command::new("dpkg-deb");
         unpack.arg("--extract").arg(&archive).arg(path).stdin(held.as_input()?);

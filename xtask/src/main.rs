@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `command_line` | what was asked for |
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
-//! | `debian`, `etcd` | a package unpacked without root; etcd for tests |
+//! | `debian`, `etcd`, `chromium` | packages unpacked without root; etcd and Chromium for tests |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
 //! | `manifests` | the manifests of `deploy/kubernetes` against Kubernetes' schemas |
@@ -26,6 +26,7 @@
 mod agent_proto;
 mod bench_peers;
 mod child;
+mod chromium;
 mod clients_env;
 mod command_line;
 mod debian;

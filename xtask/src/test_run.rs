@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::child::{self, Cancel, Output};
+use crate::chromium;
 use crate::clients_env::{self, ClientsEnv};
 use crate::error::Error;
 use crate::etcd;
@@ -249,20 +250,30 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
     }
     let mut cargo = cargo(workspace);
     cargo.args(arguments).envs(step.variables.iter().copied());
-    if step.needs == Needs::Etcd {
-        let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
-        match etcd::ensure(&setup) {
-            Ok(program) => cargo.env(etcd::VARIABLE, program),
-            Err(error) => {
-                println!("    {error}");
-                return Outcome::LeftOut("there is no etcd, and its package can't be unpacked");
-            }
-        };
-    }
+    match found(step.needs, workspace) {
+        Ok(program) => cargo.envs(program),
+        Err(left_out) => return left_out,
+    };
     if let Some(engines) = engines {
         cargo.envs(engines.variables());
     }
     outcome(&mut cargo, &format!("`cargo {}`", arguments.join(" ")))
+}
+
+/// What a step's tests are told of the program that they need, if they need one.
+fn found(needs: Needs, workspace: &Workspace) -> Result<Option<(&'static str, PathBuf)>, Outcome> {
+    let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
+    let (variable, program, why) = match needs {
+        Needs::Etcd => (etcd::VARIABLE, etcd::ensure(&setup), "there is no etcd, and its package can't be unpacked"),
+        Needs::Chromium => {
+            (chromium::VARIABLE, chromium::ensure(&setup), "there is no Chromium, and its package can't be unpacked")
+        }
+        _ => return Ok(None),
+    };
+    program.map(|program| Some((variable, program))).map_err(|error| {
+        println!("    {error}");
+        Outcome::LeftOut(why)
+    })
 }
 
 fn outcome(command: &mut Command, what: &str) -> Outcome {
