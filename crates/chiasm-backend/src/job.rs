@@ -246,6 +246,38 @@ impl TraceContext {
         })
     }
 
+    /// The context of a new span of a new trace, which is to be recorded.
+    pub fn begin(trace_id: [u8; 16], span_id: [u8; 8]) -> Self {
+        let (trace, span) = (u128::from_be_bytes(trace_id), u64::from_be_bytes(span_id));
+        Self { traceparent: format!("00-{trace:032x}-{span:016x}-01").into(), tracestate: None }
+    }
+
+    /// The context of a new span below this one: of the same trace, and to be recorded if this one is.
+    #[must_use]
+    pub fn child(&self, span_id: [u8; 8]) -> Self {
+        let (trace, flags) = (self.trace_id(), self.traceparent.get(53..).unwrap_or_default());
+        let span = u64::from_be_bytes(span_id);
+        Self { traceparent: format!("00-{trace}-{span:016x}-{flags}").into(), tracestate: self.tracestate.clone() }
+    }
+
+    /// Whether whoever began the trace wants it recorded.
+    pub fn is_sampled(&self) -> bool {
+        let flags = self.traceparent.get(53..).and_then(|flags| u8::from_str_radix(flags, 16).ok());
+        flags.is_some_and(|flags| flags & 1 == 1)
+    }
+
+    /// The trace and the span, as numbers' bytes.
+    pub fn ids(&self) -> ([u8; 16], [u8; 8]) {
+        let trace = u128::from_str_radix(self.trace_id(), 16).unwrap_or_default();
+        let span = self.traceparent.get(36..52).and_then(|span| u64::from_str_radix(span, 16).ok()).unwrap_or_default();
+        (trace.to_be_bytes(), span.to_be_bytes())
+    }
+
+    /// What came in the header `tracestate`.
+    pub fn state(&self) -> Option<&str> {
+        self.tracestate.as_deref()
+    }
+
     /// The 32 hex digits that all spans of the trace share.
     pub fn trace_id(&self) -> &str {
         self.traceparent.get(3..35).unwrap_or_default()
@@ -274,6 +306,23 @@ mod tests {
     }
 
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    #[test]
+    fn a_span_below_another_is_of_its_trace() {
+        let parent = TraceContext::parse(PARENT, Some("a=b")).unwrap();
+        let (trace, span) = parent.ids();
+        assert_eq!((trace[0], trace[15], span[0], span[7]), (0x4b, 0x36, 0, 0xb7));
+        let child = parent.child([0, 0, 0, 0, 0, 0, 1, 2]);
+        let headers: Vec<_> = child.headers().collect();
+        assert_eq!(headers[0].1, "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000102-01");
+        assert_eq!((child.ids(), child.state()), ((trace, [0, 0, 0, 0, 0, 0, 1, 2]), Some("a=b")));
+        let begun = TraceContext::begin(trace, span);
+        assert_eq!(begun.headers().next(), Some(("traceparent", PARENT)));
+        for (flags, sampled) in [("00", false), ("01", true), ("02", false), ("ff", true)] {
+            let context = TraceContext::parse(&format!("{}{flags}", &PARENT[..53]), None).unwrap();
+            assert_eq!((context.is_sampled(), context.child(span).is_sampled()), (sampled, sampled), "{flags}");
+        }
+    }
 
     #[test]
     fn a_trace_is_passed_on_as_it_came() {

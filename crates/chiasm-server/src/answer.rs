@@ -39,6 +39,7 @@ pub(crate) async fn chat(
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ChatRequest { common, generate } = request;
     let adapter = check_model(frontend, common.model.as_deref())?;
+    admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
     let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
     drop(charge);
@@ -112,6 +113,7 @@ pub(crate) async fn completions(
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let CompletionRequest { common, generate, echo } = request;
     let adapter = check_model(frontend, common.model.as_deref())?;
+    admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
     let preparing = generate.into_iter().map(|request| planned(frontend, request, adapter.clone(), &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;

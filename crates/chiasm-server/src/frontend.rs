@@ -26,6 +26,7 @@ use crate::page::{Page, PageOptions};
 use crate::pipeline::{Caller, Cause, HelperOptions, Helpers, Images, RequestError, Retries};
 use crate::root_path::RootPath;
 use crate::slots::Slots;
+use crate::traces::Traces;
 
 /// Requests that may be in flight before however few workers, if nobody says how many.
 const FEWEST_SLOTS: usize = 1024;
@@ -194,6 +195,8 @@ pub struct Frontend {
     pub adapters_may_change: bool,
     /// What the live page knows; `None` if there is none.
     pub(crate) page: Option<Page>,
+    /// Records traces, if any are.
+    pub(crate) traces: Option<Traces>,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
@@ -234,6 +237,7 @@ impl Frontend {
             root_path: None,
             adapters_may_change: false,
             page: None,
+            traces: None,
             cpu,
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
@@ -285,6 +289,19 @@ impl Frontend {
     #[must_use]
     pub fn with_page(self, options: PageOptions) -> Self {
         Self { page: Some(Page::new(options)), ..self }
+    }
+
+    /// The same frontend, which records traces.
+    #[must_use]
+    pub fn with_traces(self, traces: Traces) -> Self {
+        Self { traces: Some(traces), ..self }
+    }
+
+    /// Sends the traces that wait to be sent, for `patience` at most.
+    pub async fn finish_traces(&self, patience: Duration) {
+        if let Some(traces) = &self.traces {
+            traces.finish(patience).await;
+        }
     }
 
     /// Whether there is a live page.

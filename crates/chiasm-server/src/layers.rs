@@ -17,6 +17,7 @@ use crate::connections::Connection;
 use crate::error::{ApiError, Refusal};
 use crate::frontend::Frontend;
 use crate::record::Record;
+use crate::traces::Traced;
 use crate::{anthropic, http_rules, routes};
 
 /// The header of a request's identity, in both directions.
@@ -91,7 +92,8 @@ async fn recorded(mut app: Router, frontend: &Arc<Frontend>, mut request: Reques
         anthropic::COUNT_TOKENS if request.method() == Method::POST => "count_tokens",
         _ => return call(&mut app, frontend, request).await,
     };
-    let record = Record::new(endpoint, Span::current(), frontend.clone());
+    let traced = begin_trace(frontend, &mut request);
+    let record = Record::new(endpoint, Span::current(), traced, frontend.clone());
     request.extensions_mut().insert(record.clone());
     let response = call(&mut app, frontend, request).await;
     let status = response.status().as_u16();
@@ -101,6 +103,17 @@ async fn recorded(mut app: Router, frontend: &Arc<Frontend>, mut request: Reques
     }
     record.answered(status, refusal);
     response
+}
+
+/// Begins the request's trace, if it is to be recorded: what is known of its identity from then on is the context of its own span.
+fn begin_trace(frontend: &Frontend, request: &mut Request) -> Option<(RequestId, Traced)> {
+    let traces = frontend.traces.as_ref()?;
+    let identity = request.extensions_mut().get_mut::<Identity>()?;
+    let traced = traces.begin(identity.trace.as_ref())?;
+    let context = traced.context().clone();
+    Span::current().record("trace_id", context.trace_id());
+    identity.trace = Some(context);
+    Some((identity.id.clone(), traced))
 }
 
 /// A panic is told to the client, and not to others on its connection.

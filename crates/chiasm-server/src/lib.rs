@@ -24,6 +24,7 @@
 //! | `anthropic` | Anthropic's Messages API, on the same pipeline |
 //! | `cpu` | threads for CPU-heavy work, and what it costs |
 //! | [`page`] | the live page |
+//! | `traces` | which requests OpenTelemetry is told of, and what |
 //! | `record` | the line in the log when a request has finished |
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
 //! | [`fleet`] | workers: connecting to their backends, following their KV events, replacing the dead |
@@ -72,6 +73,7 @@ mod sse;
 mod stand;
 mod tls;
 mod tokenize;
+mod traces;
 mod workers;
 
 pub use access::ApiKeys;
@@ -81,3 +83,4 @@ pub use owner::{Network, NoNetwork, TrustedProxies};
 pub use pipeline::{AskForFile, CheckedJob, HelperOptions, ItemOrigin, MachineMedia, PlannedItem, PutError};
 pub use root_path::{NoRootPath, RootPath};
 pub use tls::{Certificate, CertificateError};
+pub use traces::Traces;

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chiasm_backend::{Delivered, MediaObserver, Transfer};
+use chiasm_otlp::ExportCounts;
 use chiasm_router::Knowledge;
 use chiasm_types::WorkerId;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -30,6 +31,7 @@ use crate::frontend::{Frontend, LogCounts};
 use crate::openai::Usage;
 use crate::pipeline::Attempted;
 use crate::process_metrics::ProcessMetrics;
+use crate::traces::Traces;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RequestLabels {
@@ -75,6 +77,11 @@ struct HowLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RefusalLabels {
     status: u16,
     code: &'static str,
@@ -96,6 +103,7 @@ pub struct Metrics {
     step_downs: Family<CauseLabel, Counter>,
     log_lines_dropped: Family<CauseLabel, Counter>,
     panics: Counter,
+    spans: Family<OutcomeLabel, Counter>,
     /// Media items decoded and processed.
     pub(crate) media_decoded: Counter,
     /// Media items whose tensors another request or engine had been given.
@@ -136,6 +144,7 @@ impl Default for Metrics {
             step_downs: Family::default(),
             log_lines_dropped: Family::default(),
             panics: Counter::default(),
+            spans: Family::default(),
             media_decoded: Counter::default(),
             media_reused: Counter::default(),
             mm_cache_misses: Counter::default(),
@@ -195,6 +204,11 @@ impl Metrics {
             "panics",
             "Panics: faults of Chiasm, after which whatever panicked starts over",
             self.panics.clone(),
+        );
+        r.register(
+            "otlp_spans",
+            "Spans of traces: sent, dropped as too many were waiting (full), or not taken by the collector (refused)",
+            self.spans.clone(),
         );
         r.register("media_decoded", "Media items decoded and processed", self.media_decoded.clone());
         r.register(
@@ -376,6 +390,11 @@ impl Metrics {
         self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
             self.log_lines_dropped.get_or_create(&CauseLabel { cause }).inner().store(lines, Ordering::Relaxed);
+        }
+        if let Some(ExportCounts { sent, full, refused }) = frontend.traces.as_ref().map(Traces::counts) {
+            for (outcome, spans) in [("sent", sent), ("full", full), ("refused", refused)] {
+                self.spans.get_or_create(&OutcomeLabel { outcome }).inner().store(spans, Ordering::Relaxed);
+            }
         }
         let mut text = String::new();
         encode(&mut text, &self.registry)?;

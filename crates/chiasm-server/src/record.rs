@@ -3,16 +3,18 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::Delivered;
+use chiasm_backend::{Delivered, RequestId};
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::adapters::ServedAdapter;
 use crate::error::Refusal;
 use crate::frontend::Frontend;
 use crate::metrics::StreamEnd;
 use crate::openai::Usage;
 use crate::page::{Outcome, Page};
 use crate::pipeline::Attempted;
+use crate::traces::{Over, Traced};
 
 /// The status of a request whose client left before it had an answer, as other servers log it.
 const CLIENT_LEFT: u16 = 499;
@@ -26,6 +28,8 @@ struct Line {
     endpoint: &'static str,
     started: Instant,
     span: Span,
+    /// The request's identity and trace, if that is recorded.
+    traced: Option<(RequestId, Traced)>,
     frontend: Arc<Frontend>,
     known: Mutex<Known>,
 }
@@ -36,6 +40,7 @@ struct Known {
     /// How the stream ended, for a streamed answer.
     stream: Option<StreamEnd>,
     attempted: Option<Attempted>,
+    adapter: Option<Arc<ServedAdapter>>,
     usage: Usage,
     error: Option<String>,
     /// A word for why it failed.
@@ -44,8 +49,13 @@ struct Known {
 
 impl Record {
     /// A record of the request that this span is of.
-    pub(crate) fn new(endpoint: &'static str, span: Span, frontend: Arc<Frontend>) -> Self {
-        Self(Arc::new(Line { endpoint, started: Instant::now(), span, frontend, known: Mutex::default() }))
+    pub(crate) fn new(
+        endpoint: &'static str,
+        span: Span,
+        traced: Option<(RequestId, Traced)>,
+        frontend: Arc<Frontend>,
+    ) -> Self {
+        Self(Arc::new(Line { endpoint, started: Instant::now(), span, traced, frontend, known: Mutex::default() }))
     }
 
     /// The client was given this status, and this message if it is an error.
@@ -65,6 +75,13 @@ impl Record {
     /// Where the request went. Of several prompts the first tells.
     pub(crate) fn attempted(&self, attempted: Attempted) {
         self.known().attempted.get_or_insert(attempted);
+    }
+
+    /// The adapter that it names, if it names one.
+    pub(crate) fn adapter(&self, adapter: Option<&Arc<ServedAdapter>>) {
+        if let Some(adapter) = adapter {
+            self.known().adapter = Some(adapter.clone());
+        }
     }
 
     /// The answer is a stream, which the client has left unless something else is told of its end.
@@ -98,8 +115,23 @@ impl Drop for Line {
             metrics.stream_ended(how);
         }
         metrics.over(self.endpoint, self.started.elapsed());
+        let cause = known.cause();
         if let Some(page) = &self.frontend.page {
-            self.show(page, &known);
+            self.show(page, &known, cause);
+        }
+        if let (Some(traces), Some((id, traced))) = (&self.frontend.traces, &self.traced) {
+            let model = known.adapter.as_ref().map_or(&self.frontend.model.name, |adapter| &adapter.name);
+            let over = Over {
+                endpoint: self.endpoint,
+                model,
+                id: id.as_str(),
+                status: known.status.unwrap_or(CLIENT_LEFT),
+                failure: cause.map(|cause| (cause, known.error.as_deref())),
+                attempted: known.attempted.as_ref(),
+                usage: known.usage,
+                took: self.started.elapsed(),
+            };
+            traces.end(traced, &over);
         }
         let Known { status, stream, attempted, usage, error, .. } = known;
         let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
@@ -135,14 +167,20 @@ impl Drop for Line {
     }
 }
 
-impl Line {
-    /// Tells the live page how the request ended.
-    fn show(&self, page: &Page, known: &Known) {
-        let cause = match (known.status, known.stream) {
+impl Known {
+    /// Why it ended otherwise than its client had hoped, in a word.
+    fn cause(&self) -> Option<&'static str> {
+        match (self.status, self.stream) {
             (None, _) | (_, Some(StreamEnd::Left)) => Some("client_left"),
             (_, Some(StreamEnd::Failed)) => Some("stream_failed"),
-            _ => known.cause,
-        };
+            _ => self.cause,
+        }
+    }
+}
+
+impl Line {
+    /// Tells the live page how the request ended.
+    fn show(&self, page: &Page, known: &Known, cause: Option<&'static str>) {
         if let Some(cause) = cause {
             page.failed(cause);
         }

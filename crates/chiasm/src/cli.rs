@@ -13,6 +13,7 @@ mod media;
 mod processor;
 mod routing;
 mod simulate;
+mod traces;
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -37,6 +38,7 @@ pub(crate) use media::MediaArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use simulate::SimulateArgs;
+pub(crate) use traces::TraceArgs;
 
 /// One fast front door before many multimodal LLM engines.
 #[derive(Debug, Parser)]
@@ -47,7 +49,7 @@ pub(crate) struct Cli {
 }
 
 /// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
-const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Prompts", "LoRA", "vLLM's processor"];
+const NOT_OF_AGENTS: [&str; 6] = ["Access", "HTTP", "Traces", "Prompts", "LoRA", "vLLM's processor"];
 const NOR_THESE: [&str; 4] = ["agents", "discovery", "served_model_name", "agent_tls_name"];
 /// Of the first, what concerns tensors that frontends have made.
 const BUT_THESE: [&str; 2] = ["processor", "processor_item_bytes"];
@@ -143,6 +145,8 @@ pub(crate) struct ServeArgs {
     pub(crate) answers: AnswerArgs,
     #[command(flatten, next_help_heading = "HTTP")]
     pub(crate) http: HttpArgs,
+    #[command(flatten, next_help_heading = "Traces")]
+    pub(crate) traces: TraceArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
     #[command(flatten, next_help_heading = "Other machines")]

@@ -38,6 +38,8 @@ const REASONING_PARSER: &str = "--reasoning-parser";
 
 /// How long the errors of requests that were cut off may take on their way to the clients.
 const LAST_CHUNKS: Duration = Duration::from_secs(1);
+/// How long a collector may take with the last traces.
+const LAST_TRACES: Duration = Duration::from_secs(3);
 
 /// Runs until SIGTERM or Ctrl-C. `log_counts` tells what the log has counted so far.
 pub(crate) async fn run(
@@ -81,6 +83,9 @@ pub(crate) async fn run(
         .with_root_path(args.http.root_path.clone())
         .with_adapters_that_change(args.lora.allow_runtime_lora_updating)
         .with_log(log_counts);
+    if let Some(traces) = args.traces.traces()? {
+        frontend = frontend.with_traces(traces);
+    }
     if let Some(page) = args.http.page(args.host) {
         frontend = frontend.with_page(page);
     }
@@ -89,7 +94,7 @@ pub(crate) async fn run(
         frontend = frontend.with_helper(helper);
     }
     let frontend = Arc::new(frontend);
-    let helped = frontend.clone();
+    let (helped, traced) = (frontend.clone(), frontend.clone());
     // Ends if there has to be a processor and none can be had.
     let unhelped = async {
         if let (Some(required), Some(helped)) = (starting, &helped.helpers)
@@ -133,7 +138,7 @@ pub(crate) async fn run(
         () = async { announce.await; std::future::pending().await } => Ok(()),
         error = unhelped => Err(CliError::Usage(error.to_string())),
     };
-    fleet.shutdown().await;
+    tokio::join!(fleet.shutdown(), traced.finish_traces(LAST_TRACES));
     ended
 }
 

@@ -32,6 +32,7 @@ pub(crate) async fn messages(
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let MessagesRequest { model, is_streamed, generate } = request;
     let adapter = check_model(frontend, model.as_deref())?;
+    admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
     let generate = in_order(frontend, generate).await.map_err(told)?;
     let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;

@@ -29,7 +29,7 @@ use crate::adapters::ServedAdapter;
 use crate::frontend::Frontend;
 
 /// Where a request went and what it found there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attempted {
     /// The worker.
     pub worker: WorkerId,
@@ -45,8 +45,12 @@ pub(crate) struct Attempted {
     pub delivered: Delivered,
     /// How the engine computed the prompt, by its own account; known with the first output.
     pub prefill: Prefill,
+    /// How tokens were to be chosen.
+    pub asked: Asked,
     /// What preparing it took.
     pub took: Took,
+    /// Time from its arrival until the worker was picked.
+    pub picked: Duration,
     /// Time that its worker's backend took to take it, with the media items that it lacked.
     pub hand_off: Duration,
     /// Time from its arrival until the engine began with its prompt, where that tells; known with the first output.
@@ -57,6 +61,19 @@ pub(crate) struct Attempted {
     pub moves: usize,
     /// Its number on the live page, if that tells of it.
     pub explained: Option<u64>,
+}
+
+/// What a client has asked for that traces tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Asked {
+    /// `None` for the model's own.
+    pub temperature: Option<f64>,
+    /// `None` for the model's own.
+    pub top_p: Option<f64>,
+    /// `None` for as many as there is room for.
+    pub max_tokens: Option<usize>,
+    /// Continuations.
+    pub choices: usize,
 }
 
 impl Attempted {
@@ -151,7 +168,14 @@ impl Generation {
             prompt_tokens: plan.tokens.len(),
             delivered: Delivered::default(),
             prefill: Prefill::default(),
+            asked: Asked {
+                temperature: prepared.sampling.temperature,
+                top_p: prepared.sampling.top_p,
+                max_tokens: prepared.sampling.max_tokens.map(|tokens| tokens as usize),
+                choices: prepared.sampling.n as usize,
+            },
             took: prepared.took,
+            picked: started.saturating_duration_since(prepared.arrived),
             hand_off: Duration::ZERO,
             prefill_wait: None,
             first_token: None,

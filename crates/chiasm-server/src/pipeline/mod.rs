@@ -50,7 +50,7 @@ mod turns;
 pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use error::{Cause, RequestError};
-pub(crate) use generation::{Attempted, Generation, collect};
+pub(crate) use generation::{Asked, Attempted, Generation, collect};
 pub use helped::HelperOptions;
 pub(crate) use helped::Helpers;
 pub(crate) use image::Images;

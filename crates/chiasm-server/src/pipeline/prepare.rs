@@ -62,6 +62,8 @@ pub(crate) struct Prepared {
 /// What the parts of preparing a request took, waiting included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Took {
+    /// Reading and understanding the request.
+    pub before: Duration,
     /// The bytes of its media items.
     pub fetch: Duration,
     /// Template, tokens, plans of its media items, block keys.
@@ -163,7 +165,8 @@ async fn prepared(
     };
     let plans = plans.map_err(|error| error.at(field))?;
     let Caller { id, trace, session, arrived, .. } = caller.clone();
-    let took = Took { fetch, plan: begun.elapsed() - fetch };
+    let before = begun.saturating_duration_since(arrived);
+    let took = Took { before, fetch, plan: begun.elapsed() - fetch };
     Ok(Prepared {
         id,
         trace,

@@ -48,6 +48,7 @@ pub(crate) async fn create(
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ResponsesRequest { common, generate, echo } = request;
     let adapter = check_model(frontend, common.model.as_deref())?;
+    admission.record.adapter(adapter.as_ref());
     admission.ends_with_client();
     let prepared = planned(frontend, generate, adapter.clone(), &caller).await.map_err(told)?;
     let name = model_name(frontend, adapter.as_ref());

@@ -11,6 +11,7 @@ mod on_call;
 mod prompts;
 #[path = "../support/mod.rs"]
 mod support;
+mod traces;
 mod web_pages;
 
 use std::time::Duration;

@@ -1,0 +1,116 @@
+//! Where spans are sent, and what is sent along.
+
+use std::fmt;
+use std::str::FromStr;
+
+use reqwest::Url;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+
+/// Where a collector takes traces, if an address has no path.
+const PATH: &str = "/v1/traces";
+
+/// A collector's address for traces, such as `http://127.0.0.1:4318/v1/traces`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint(pub(crate) Url);
+
+/// A text is no such address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EndpointError {
+    /// Another protocol.
+    #[error(
+        "traces are sent as HTTP with protobuf bodies, for which collectors listen at http://HOST:4318/v1/traces; gRPC is not spoken"
+    )]
+    Grpc,
+    /// Something else.
+    #[error("expected an address such as http://HOST:4318/v1/traces")]
+    NoAddress,
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let mut url = Url::parse(text).map_err(|_| EndpointError::NoAddress)?;
+        match url.scheme() {
+            "http" | "https" if url.has_host() => {}
+            "grpc" | "grpcs" => return Err(EndpointError::Grpc),
+            _ => return Err(EndpointError::NoAddress),
+        }
+        if url.path() == "/" {
+            url.set_path(PATH);
+        }
+        Ok(Self(url))
+    }
+}
+
+impl fmt::Display for Endpoint {
+    /// Without a password that may be in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = self.0.port().map_or_else(String::new, |port| format!(":{port}"));
+        write!(f, "{}://{}{port}{}", self.0.scheme(), self.0.host_str().unwrap_or_default(), self.0.path())
+    }
+}
+
+/// Headers of each message to the collector, such as a key. They are not shown.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Headers(pub(crate) HeaderMap);
+
+/// A text is no list of headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected NAME=VALUE, several with commas between, special characters as %XX")]
+pub struct BadHeaders;
+
+impl FromStr for Headers {
+    type Err = BadHeaders;
+
+    /// As `OTEL_EXPORTER_OTLP_HEADERS` has them.
+    fn from_str(text: &str) -> Result<Self, BadHeaders> {
+        let mut headers = HeaderMap::new();
+        for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').ok_or(BadHeaders)?;
+            let name: HeaderName = name.trim().parse().map_err(|_| BadHeaders)?;
+            let value = percent_encoding::percent_decode_str(value.trim()).decode_utf8().map_err(|_| BadHeaders)?;
+            let mut value = HeaderValue::from_str(&value).map_err(|_| BadHeaders)?;
+            value.set_sensitive(true);
+            headers.append(name, value);
+        }
+        Ok(Self(headers))
+    }
+}
+
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_a_path_gets_the_usual_one() {
+        for (text, shown) in [
+            ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
+            ("https://user:pass@otel.example/", "https://otel.example/v1/traces"),
+            ("http://[::1]:4318/custom?key=1", "http://[::1]:4318/custom"),
+        ] {
+            assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), shown);
+        }
+        assert_eq!("grpc://127.0.0.1:4317".parse::<Endpoint>(), Err(EndpointError::Grpc));
+        for text in ["127.0.0.1:4318", "", "http:", "ftp://a/b", "unix:///x"] {
+            assert_eq!(text.parse::<Endpoint>(), Err(EndpointError::NoAddress), "{text}");
+        }
+    }
+
+    #[test]
+    fn headers_are_read_as_opentelemetry_writes_them_and_not_shown() {
+        let headers: Headers = "api-key=se%20cret, x-tenant = a=b ,".parse().unwrap();
+        assert_eq!(headers.0["api-key"], "se cret");
+        assert_eq!(headers.0["x-tenant"], "a=b");
+        assert_eq!(format!("{headers:?}"), "{\"api-key\", \"x-tenant\"}");
+        for text in ["a", "a b=c", "a=%0A", "=x"] {
+            assert_eq!(text.parse::<Headers>(), Err(BadHeaders), "{text}");
+        }
+    }
+}

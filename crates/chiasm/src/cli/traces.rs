@@ -1,0 +1,65 @@
+//! Flags that say where traces are sent. Their variables are those that OpenTelemetry's own libraries read.
+
+use chiasm_otlp::{Endpoint, Exporter, Headers};
+use chiasm_server::Traces;
+use clap::Args;
+
+use crate::error::CliError;
+
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, such as http://HOST:4318/v1/traces [default: none is sent]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value_name = "URL")]
+    pub(crate) otlp_traces_endpoint: Option<Endpoint>,
+    /// Headers for the collector, such as a key: NAME=VALUE,NAME=VALUE. Whoever may list this machine's processes sees them: the
+    /// variable hides them
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_HEADERS", hide_env_values = true, value_name = "HEADERS")]
+    pub(crate) otlp_traces_headers: Option<Headers>,
+    /// Part of the requests that are traced, 0 to 1, of those whose clients do not say (traceparent)
+    #[arg(long, env = "CHIASM_OTLP_TRACES_SAMPLE", value_name = "PART", default_value_t = 1.0, value_parser = part)]
+    pub(crate) otlp_traces_sample: f64,
+    /// Name of this service in traces
+    #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME", default_value = "chiasm")]
+    pub(crate) otlp_service_name: String,
+}
+
+impl TraceArgs {
+    /// What records traces, if any are to be.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`] when nothing can be sent at all.
+    pub(crate) fn traces(&self) -> Result<Option<Traces>, CliError> {
+        let Some(endpoint) = &self.otlp_traces_endpoint else { return Ok(None) };
+        let headers = self.otlp_traces_headers.clone().unwrap_or_default();
+        let exporter = Exporter::start(endpoint.clone(), headers, &self.otlp_service_name, env!("CARGO_PKG_VERSION"));
+        let exporter = exporter.map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
+        tracing::info!(%endpoint, sample = self.otlp_traces_sample, "traces are sent");
+        Ok(Some(Traces::new(exporter, self.otlp_traces_sample)))
+    }
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    let part = text.parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    part.ok_or_else(|| "expected a number from 0 to 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::cli::Cli;
+
+    #[test]
+    fn what_can_not_be_sent_or_sampled_is_refused() {
+        for (flag, value, told) in [
+            ("--otlp-traces-endpoint", "grpc://127.0.0.1:4317", "gRPC is not spoken"),
+            ("--otlp-traces-endpoint", "127.0.0.1:4318", "expected an address"),
+            ("--otlp-traces-sample", "1.5", "from 0 to 1"),
+            ("--otlp-traces-sample", "NaN", "from 0 to 1"),
+            ("--otlp-traces-headers", "key", "expected NAME=VALUE"),
+        ] {
+            let error = Cli::try_parse_from(["chiasm", "serve", "m", flag, value]).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains(told), "{error}");
+        }
+    }
+}
