@@ -19,7 +19,7 @@ use crate::cpu::{CpuBudget, CpuPool};
 use crate::error::ApiError;
 use crate::fleet::Fleet;
 use crate::layers::Identity;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Objectives};
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
 use crate::page::{Page, PageOptions};
@@ -289,6 +289,13 @@ impl Frontend {
     #[must_use]
     pub fn with_page(self, options: PageOptions) -> Self {
         Self { page: Some(Page::new(options)), ..self }
+    }
+
+    /// The same frontend, which counts what meets these objectives.
+    #[must_use]
+    pub fn with_objectives(self, objectives: Objectives) -> Self {
+        self.metrics.set_objectives(objectives);
+        self
     }
 
     /// The same frontend, which records traces.

@@ -79,6 +79,7 @@ mod workers;
 pub use access::ApiKeys;
 pub use cors::{Allowed, Cors, CorsError};
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
+pub use metrics::Objectives;
 pub use owner::{Network, NoNetwork, TrustedProxies};
 pub use pipeline::{AskForFile, CheckedJob, HelperOptions, ItemOrigin, MachineMedia, PlannedItem, PutError};
 pub use root_path::{NoRootPath, RootPath};

@@ -1,17 +1,20 @@
 //! Counters and histograms for Prometheus, at `/metrics`.
 
 mod fleet;
+mod found;
 mod kinds;
 mod latency;
+mod objectives;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{Delivered, MediaObserver, Transfer};
 use chiasm_otlp::ExportCounts;
-use chiasm_router::Knowledge;
+use chiasm_router::{Knowledge, WorkerSnapshot};
 use chiasm_types::WorkerId;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -22,8 +25,11 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use self::fleet::FleetMetrics;
+pub(crate) use self::found::{Found, PromptTokens};
 pub(crate) use self::kinds::{Retry, Stage, StreamEnd};
 pub(crate) use self::latency::{LatencyCounts, LatencyHistogram};
+use self::objectives::ObjectiveMetrics;
+pub use self::objectives::Objectives;
 use crate::connections::ConnectionMetrics;
 use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
@@ -119,6 +125,10 @@ pub struct Metrics {
     stream_ends: Family<HowLabel, Counter>,
     refusals: Family<RefusalLabels, Counter>,
     in_flight: Gauge,
+    /// Set once, before requests come.
+    objectives: OnceLock<ObjectiveMetrics>,
+    no_objectives: ObjectiveMetrics,
+    found: Mutex<Found>,
     fleet: FleetMetrics,
     door: DoorMetrics,
     pub(crate) connections: ConnectionMetrics,
@@ -161,6 +171,9 @@ impl Default for Metrics {
             stream_ends: Family::default(),
             refusals: Family::default(),
             in_flight: Gauge::default(),
+            objectives: OnceLock::new(),
+            no_objectives: ObjectiveMetrics::default(),
+            found: Mutex::default(),
             fleet: FleetMetrics::default(),
             door: DoorMetrics::default(),
             connections: ConnectionMetrics::default(),
@@ -257,6 +270,7 @@ impl Metrics {
         );
         r.register("refusals", "Requests refused with an error, by status and the error's code", self.refusals.clone());
         r.register("in_flight_requests", "Requests being answered", self.in_flight.clone());
+        self.no_objectives.register(r);
         self.fleet.register(r);
         self.door.register(r);
         self.connections.register(r);
@@ -292,10 +306,12 @@ impl Metrics {
         let Attempted { took, hand_off, first_token, prefill: found, delivered, .. } = attempted;
         if let Some(after) = first_token {
             self.time_to_first_token.observe(*after);
+            self.objectives().first_token(*after);
         }
         if *delivered != Delivered::default() {
             self.stage(Stage::Fetch, took.fetch);
         }
+        self.found_mut().add(attempted);
         self.stage(Stage::Plan, took.plan);
         self.stage(Stage::HandOff, *hand_off);
         self.stage(Stage::Prefill, prefill);
@@ -312,6 +328,7 @@ impl Metrics {
     /// So many tokens each came so long after the one before it.
     pub(crate) fn between_tokens(&self, gap: Duration, tokens: usize) {
         self.inter_token_latency.observe_each(gap, tokens as u64);
+        self.objectives().between_tokens(gap, tokens as u64);
     }
 
     /// A request is over, so long after its arrival.
@@ -363,6 +380,32 @@ impl Metrics {
         self.completion_tokens.inc_by(usage.completion_tokens as u64);
     }
 
+    /// Counts from now on what meets these objectives. Has an effect once.
+    pub(crate) fn set_objectives(&self, objectives: Objectives) {
+        let _ = self.objectives.set(self.no_objectives.of(objectives));
+    }
+
+    fn objectives(&self) -> &ObjectiveMetrics {
+        self.objectives.get().unwrap_or(&self.no_objectives)
+    }
+
+    /// What engines found in their caches, of the workers that there are.
+    pub(crate) fn found(&self, workers: &[WorkerSnapshot]) -> Found {
+        let mut found = self.found_mut();
+        found.keep(workers);
+        found.clone()
+    }
+
+    /// What all engines that there ever were found in their caches.
+    pub(crate) fn found_in_all(&self) -> PromptTokens {
+        self.found_mut().total
+    }
+
+    fn found_mut(&self) -> MutexGuard<'_, Found> {
+        // Counts: a panic elsewhere can at worst have left one wrong.
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Media items handed to engines so far, by how they travelled.
     pub(crate) fn transfers(&self) -> BTreeMap<&'static str, u64> {
         let ways = [Transfer::Cached, Transfer::SharedMemory, Transfer::Inline].map(Transfer::name);
@@ -385,7 +428,8 @@ impl Metrics {
     pub(crate) fn render(&self, frontend: &Frontend) -> Result<String, std::fmt::Error> {
         self.door.set(frontend);
         self.slots.set(frontend.slots.limit() as i64);
-        self.fleet.set(&frontend.fleet);
+        let workers = frontend.fleet.router().workers();
+        self.fleet.set(&frontend.fleet, &workers, &self.found(&workers));
         let LogCounts { full, unwritten, repeated, panics } = (frontend.log_counts)();
         self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
@@ -425,6 +469,9 @@ impl MediaObserver for Metrics {
         }
     }
 }
+
+#[cfg(test)]
+mod page;
 
 /// One request in flight.
 pub(crate) struct InFlight(Gauge);

@@ -16,7 +16,7 @@ use chiasm_router::RouterConfig;
 use chiasm_server::adapters::Adapters;
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
-use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, connections, page};
+use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
 use chiasm_sim_engine::SimConfig;
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -82,6 +82,7 @@ pub(crate) async fn run(
         .with_cors(cors)
         .with_root_path(args.http.root_path.clone())
         .with_adapters_that_change(args.lora.allow_runtime_lora_updating)
+        .with_objectives(Objectives { first_token: args.limits.slo_ttft, between_tokens: args.limits.slo_itl })
         .with_log(log_counts);
     if let Some(traces) = args.traces.traces()? {
         frontend = frontend.with_traces(traces);

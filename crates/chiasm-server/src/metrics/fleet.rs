@@ -2,13 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use chiasm_router::WorkerSnapshot;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::WorkerLabel;
+use super::{Found, PromptTokens, WorkerLabel};
 use crate::fleet::{Fleet, KvEventCounts};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -39,6 +40,11 @@ pub(super) struct FleetMetrics {
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
+    worker_seats: Family<WorkerLabel, Gauge>,
+    worker_total_blocks: Family<WorkerLabel, Gauge>,
+    worker_kv_usage: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    worker_prompt_tokens: Family<WorkerLabel, Counter>,
+    worker_cached_tokens: Family<WorkerLabel, Counter>,
     arena_reserved: Family<WorkerLabel, Gauge>,
     arena_used: Family<WorkerLabel, Gauge>,
     arena_slots: Family<WorkerLabel, Gauge>,
@@ -79,6 +85,23 @@ impl FleetMetrics {
             self.worker_pending.clone(),
         );
         r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
+        r.register("worker_seats", "Requests that a worker's engine runs at once, at most", self.worker_seats.clone());
+        r.register("worker_total_blocks", "Blocks of a worker's KV cache", self.worker_total_blocks.clone());
+        r.register(
+            "worker_kv_usage_ratio",
+            "Part of a worker's KV cache that running requests use, 0 to 1",
+            self.worker_kv_usage.clone(),
+        );
+        r.register(
+            "worker_prompt_tokens",
+            "Tokens of prompts that a worker's engine has computed or found in its cache",
+            self.worker_prompt_tokens.clone(),
+        );
+        r.register(
+            "worker_cached_tokens",
+            "Prompt tokens that a worker's engine found in its cache",
+            self.worker_cached_tokens.clone(),
+        );
         r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
         r.register_with_unit(
             "arena_reserved",
@@ -97,15 +120,23 @@ impl FleetMetrics {
     }
 
     /// Takes over how everything is now.
-    pub(super) fn set(&self, fleet: &Fleet) {
-        let workers = fleet.router().workers();
+    pub(super) fn set(&self, fleet: &Fleet, workers: &[WorkerSnapshot], found: &Found) {
         self.workers.set(workers.len() as i64);
         self.unnamed.set(fleet.unnamed().len() as i64);
         // What is told of workers that were let go must not stay.
         self.worker_knowledge.clear();
-        let of_workers = [&self.worker_blocks, &self.worker_pending, &self.worker_running, &self.worker_waiting];
+        let of_workers = [
+            &self.worker_blocks,
+            &self.worker_pending,
+            &self.worker_running,
+            &self.worker_waiting,
+            &self.worker_seats,
+            &self.worker_total_blocks,
+        ];
         let of_arenas = [&self.arena_reserved, &self.arena_used, &self.arena_slots, &self.arena_leases];
         of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
+        self.worker_kv_usage.clear();
+        [&self.worker_prompt_tokens, &self.worker_cached_tokens].into_iter().for_each(Family::clear);
         for worker in workers {
             let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
             self.worker_knowledge.get_or_create(&labels).set(1);
@@ -115,6 +146,11 @@ impl FleetMetrics {
             let engine = worker.engine.unwrap_or_default();
             self.worker_running.get_or_create(&label).set(engine.running as i64);
             self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+            self.worker_kv_usage.get_or_create(&label).set(engine.kv_usage);
+            self.worker_total_blocks.get_or_create(&label).set(worker.info.total_blocks as i64);
+            let PromptTokens { prompt, cached } = found.of(worker.id);
+            self.worker_prompt_tokens.get_or_create(&label).inner().store(prompt, Ordering::Relaxed);
+            self.worker_cached_tokens.get_or_create(&label).inner().store(cached, Ordering::Relaxed);
         }
         self.kv_events.clear();
         for (id, counts) in fleet.kv_events() {
@@ -125,6 +161,7 @@ impl FleetMetrics {
             let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
             self.worker_condition.get_or_create(&labels).set(1);
             let label = WorkerLabel { worker: worker.id.to_string() };
+            self.worker_seats.get_or_create(&label).set(worker.backend.capabilities().max_running as i64);
             let usage = worker.backend.memory().unwrap_or_default();
             self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
             self.arena_used.get_or_create(&label).set(usage.used as i64);

@@ -67,8 +67,7 @@ impl EncodeMetric for LatencyHistogram {
         for (at, parts) in doublings.iter().enumerate() {
             buckets.push((seconds(upper_end(PARTS * (at + 1), unit)), parts.iter().sum()));
         }
-        // The encoder's name of infinity.
-        buckets.push((f64::MAX, beyond.iter().sum()));
+        buckets.push((f64::INFINITY, beyond.iter().sum()));
         let sum = seconds(self.0.nanoseconds.load(Ordering::Relaxed));
         encoder.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)
     }

@@ -93,7 +93,7 @@ impl Feed {
             state.rows.clear();
             return;
         }
-        let now: BTreeMap<_, _> = rows(&frontend.fleet, &mut lock(&page.hits)).into_iter().collect();
+        let now = rows(&frontend.fleet);
         let changed = now.iter().filter(|(id, row)| state.rows.get(id) != Some(row)).map(|(_, row)| row);
         let gone = state.rows.keys().filter(|id| !now.contains_key(id)).map(ToString::to_string);
         let tick = Tick {
@@ -124,7 +124,7 @@ impl Feed {
         }
         let receiver = told.subscribe();
         if state.rows.is_empty() {
-            state.rows = rows(&frontend.fleet, &mut lock(&page.hits)).into_iter().collect();
+            state.rows = rows(&frontend.fleet);
         }
         let start = Start {
             model: &frontend.model.name,
@@ -167,7 +167,7 @@ impl Feed {
 impl State {
     /// Ends a step of the history if it is time.
     fn end_step(&mut self, frontend: &Frontend, page: &Page) -> Option<Step> {
-        let tokens = lock(&page.hits).total;
+        let tokens = frontend.metrics.found_in_all();
         let Some(began) = self.step_began else {
             self.step_began = Some(Instant::now());
             lock(&page.history).begin(&frontend.metrics, tokens);

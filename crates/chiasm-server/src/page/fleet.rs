@@ -1,7 +1,6 @@
 //! The workers, as open pages are told of them.
 
 use std::collections::BTreeMap;
-use std::ops::AddAssign;
 
 use chiasm_backend::{Locality, MemoryUsage};
 use chiasm_router::WorkerSnapshot;
@@ -9,60 +8,6 @@ use chiasm_types::WorkerId;
 use serde::Serialize;
 
 use crate::fleet::{Fleet, Worker};
-use crate::pipeline::Attempted;
-
-/// Tokens of prompts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tokens {
-    /// All of them.
-    pub(super) prompt: u64,
-    /// Those that engines found in their caches.
-    pub(super) cached: u64,
-}
-
-impl Tokens {
-    /// What came after `before`.
-    pub(super) fn since(self, before: Self) -> Self {
-        Self { prompt: self.prompt.saturating_sub(before.prompt), cached: self.cached.saturating_sub(before.cached) }
-    }
-
-    /// The part that was found; `None` without any.
-    pub(super) fn hit_rate(self) -> Option<f64> {
-        (self.prompt > 0).then(|| self.cached as f64 / self.prompt as f64)
-    }
-}
-
-impl AddAssign for Tokens {
-    fn add_assign(&mut self, other: Self) {
-        self.prompt += other.prompt;
-        self.cached += other.cached;
-    }
-}
-
-/// What engines found in their caches, by their own account.
-#[derive(Default)]
-pub(super) struct Hits {
-    /// Of all workers that there ever were.
-    pub(super) total: Tokens,
-    /// Of those that are there.
-    workers: BTreeMap<WorkerId, Tokens>,
-}
-
-impl Hits {
-    /// A request has its first token.
-    pub(super) fn found(&mut self, attempted: &Attempted) {
-        let (prompt, cached) = (attempted.prompt_tokens as u64, attempted.prefill.cached_tokens as u64);
-        let tokens = Tokens { prompt, cached };
-        self.total += tokens;
-        *self.workers.entry(attempted.worker).or_default() += tokens;
-    }
-
-    /// Forgets workers that are gone.
-    fn keep(&mut self, workers: &[WorkerSnapshot]) {
-        let is_there = |id: &WorkerId| workers.binary_search_by_key(id, |worker| worker.id).is_ok();
-        self.workers.retain(|id, _| is_there(id));
-    }
-}
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -102,13 +47,13 @@ struct Arena {
 }
 
 /// Every worker, in the order of their ids.
-pub(super) fn rows(fleet: &Fleet, hits: &mut Hits) -> Vec<(WorkerId, Row)> {
+pub(super) fn rows(fleet: &Fleet) -> BTreeMap<WorkerId, Row> {
     let workers = fleet.router().workers();
-    hits.keep(&workers);
+    let found = fleet.metrics().found(&workers);
     let unnamed = fleet.unnamed();
     let present: BTreeMap<_, _> = fleet.workers().into_iter().map(|worker| (worker.id, worker)).collect();
     let row = |worker: &WorkerSnapshot| {
-        let hit_rate = hits.workers.get(&worker.id).and_then(|tokens| tokens.hit_rate());
+        let hit_rate = found.of(worker.id).hit_rate();
         let present = present.get(&worker.id).map(|worker| &**worker);
         (worker.id, Row::new(worker, present, unnamed.contains(&worker.id), hit_rate))
     };

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::fleet::Tokens;
-use crate::metrics::{LatencyCounts, Metrics};
+use crate::metrics::{LatencyCounts, Metrics, PromptTokens};
 
 /// Seconds of a step.
 pub(super) const STEP: u64 = 5;
@@ -36,11 +35,11 @@ pub(super) struct Step {
 struct Before {
     ttft: LatencyCounts,
     itl: LatencyCounts,
-    tokens: Tokens,
+    tokens: PromptTokens,
 }
 
 impl Before {
-    fn now(metrics: &Metrics, tokens: Tokens) -> Self {
+    fn now(metrics: &Metrics, tokens: PromptTokens) -> Self {
         Self { ttft: metrics.time_to_first_token.counts(), itl: metrics.inter_token_latency.counts(), tokens }
     }
 }
@@ -60,12 +59,12 @@ impl History {
     }
 
     /// Begins the first step.
-    pub(super) fn begin(&mut self, metrics: &Metrics, tokens: Tokens) {
+    pub(super) fn begin(&mut self, metrics: &Metrics, tokens: PromptTokens) {
         self.before = Some(Before::now(metrics, tokens));
     }
 
     /// Ends a step, which took so long. `tokens` are those of all prompts so far.
-    pub(super) fn end_step(&mut self, metrics: &Metrics, tokens: Tokens, took: Duration) -> &Step {
+    pub(super) fn end_step(&mut self, metrics: &Metrics, tokens: PromptTokens, took: Duration) -> &Step {
         let now = Before::now(metrics, tokens);
         let before = self.before.as_ref().unwrap_or(&now);
         let (ttft, itl) = (now.ttft.since(&before.ttft), now.itl.since(&before.itl));
@@ -109,8 +108,8 @@ mod tests {
         let (metrics, mut history) = (Metrics::default(), History::default());
         metrics.time_to_first_token.observe(Duration::from_secs(9));
         let took = Duration::from_secs(2);
-        history.begin(&metrics, Tokens { prompt: 100, cached: 50 });
-        let first = history.end_step(&metrics, Tokens { prompt: 100, cached: 50 }, took).clone();
+        history.begin(&metrics, PromptTokens { prompt: 100, cached: 50 });
+        let first = history.end_step(&metrics, PromptTokens { prompt: 100, cached: 50 }, took).clone();
         assert_eq!(
             (first.requests, first.ttft, first.hit_rate),
             (0.0, None, None),
@@ -122,19 +121,19 @@ mod tests {
         }
         history.failed("busy");
         history.failed("busy");
-        let second = history.end_step(&metrics, Tokens { prompt: 300, cached: 200 }, took).clone();
+        let second = history.end_step(&metrics, PromptTokens { prompt: 300, cached: 200 }, took).clone();
         assert_eq!((second.requests, second.tokens, second.hit_rate), (2.0, 4.0, Some(0.75)));
         let [p50, _, p99] = second.ttft.unwrap();
         assert!(p50 > 0.016 && p99 <= 0.02, "{second:?}");
         assert_eq!(second.errors, BTreeMap::from([("busy", 2)]));
-        assert_eq!(history.end_step(&metrics, Tokens { prompt: 300, cached: 200 }, took).errors, BTreeMap::new());
+        assert_eq!(history.end_step(&metrics, PromptTokens { prompt: 300, cached: 200 }, took).errors, BTreeMap::new());
     }
 
     #[test]
     fn a_quarter_of_an_hour_is_kept() {
         let (metrics, mut history) = (Metrics::default(), History::default());
         for _ in 0..STEPS + 7 {
-            history.end_step(&metrics, Tokens::default(), Duration::from_secs(STEP));
+            history.end_step(&metrics, PromptTokens::default(), Duration::from_secs(STEP));
         }
         assert_eq!(history.steps().len(), STEPS);
     }

@@ -30,9 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use chiasm_backend::JobItem;
 
 use crate::frontend::Frontend;
-use crate::pipeline::Attempted;
 use feed::Feed;
-use fleet::Hits;
 use history::History;
 use media::Repeated;
 pub(crate) use requests::Outcome;
@@ -52,7 +50,6 @@ pub struct PageOptions {
 pub(crate) struct Page {
     sessions: Sessions,
     pub(crate) requests: Requests,
-    hits: Mutex<Hits>,
     repeated: Mutex<Repeated>,
     history: Mutex<History>,
     feed: Feed,
@@ -63,7 +60,6 @@ impl Page {
         Self {
             sessions: Sessions::new(options.secure),
             requests: Requests::default(),
-            hits: Mutex::default(),
             repeated: Mutex::default(),
             history: Mutex::default(),
             feed: Feed::default(),
@@ -76,11 +72,6 @@ impl Page {
             let mut repeated = lock(&self.repeated);
             items.iter().for_each(|item| repeated.saw(item));
         }
-    }
-
-    /// A request has its first token.
-    pub(crate) fn first_token(&self, attempted: &Attempted) {
-        lock(&self.hits).found(attempted);
     }
 
     /// A request ended otherwise than its client had hoped, for a reason of this name.

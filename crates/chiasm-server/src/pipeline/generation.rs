@@ -315,9 +315,6 @@ impl Generation {
             self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
         }
         self.reservation.first_token();
-        if let Some(page) = &self.frontend.page {
-            page.first_token(&self.attempted);
-        }
         self.frontend.metrics.first_token(&self.attempted, self.started.elapsed());
     }
 }

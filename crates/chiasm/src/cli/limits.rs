@@ -54,6 +54,12 @@ pub(crate) struct LimitArgs {
     /// Threads for decoding, tokenizing and parsing; cheap and very dear work have more of their own [default: one less than cores]
     #[arg(long, env = "CHIASM_CPU_THREADS")]
     pub(crate) cpu_threads: Option<usize>,
+    /// Seconds within which first tokens should come: what does and what does not is counted, for those who add engines by it
+    #[arg(long, env = "CHIASM_SLO_TTFT", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) slo_ttft: Option<Duration>,
+    /// Seconds within which each token after the first should come
+    #[arg(long, env = "CHIASM_SLO_ITL", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) slo_itl: Option<Duration>,
     /// Seconds that a request may wait for its first token, 0 for any number
     #[arg(long, env = "CHIASM_FIRST_TOKEN_TIMEOUT", value_parser = seconds, default_value = "600")]
     pub(crate) first_token_timeout: Duration,

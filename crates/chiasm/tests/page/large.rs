@@ -114,7 +114,7 @@ fn rows(second: u64) -> Vec<Value> {
     let row = |id: u64| {
         let number = id * 7 + second * 13;
         json!({"id": format!("worker_{id}"), "runs": "vLLM 0.33.0", "machine": format!("10.0.0.{}", id / 8), "condition": "answers",
-               "knowledge": if id % 10 == 0 { "catching-up" } else { "exact" }, "draining": false, "unnamed": false,
+               "knowledge": if id.is_multiple_of(10) { "catching-up" } else { "exact" }, "draining": false, "unnamed": false,
                "running": number % 90, "waiting": number % 7, "requests": number % 97, "kv_usage": (number % 100) as f64 / 100.0,
                "known_blocks": number * 11 % 60_000, "total_blocks": 60_000, "promised_blocks": number % 50,
                "pending_tokens": number * 31 % 9000, "hit_rate": (number % 83) as f64 / 100.0, "receiver_cache_bytes": 4_u64 << 30,

@@ -1,0 +1,67 @@
+//! What engines found in their caches, by their own account.
+
+use std::collections::BTreeMap;
+use std::ops::AddAssign;
+
+use chiasm_router::WorkerSnapshot;
+use chiasm_types::WorkerId;
+
+use crate::pipeline::Attempted;
+
+/// Tokens of prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PromptTokens {
+    /// All of them.
+    pub(crate) prompt: u64,
+    /// Those that engines found in their caches.
+    pub(crate) cached: u64,
+}
+
+impl PromptTokens {
+    /// What came after `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self { prompt: self.prompt.saturating_sub(before.prompt), cached: self.cached.saturating_sub(before.cached) }
+    }
+
+    /// The part that was found; `None` without any.
+    pub(crate) fn hit_rate(self) -> Option<f64> {
+        (self.prompt > 0).then(|| self.cached as f64 / self.prompt as f64)
+    }
+}
+
+impl AddAssign for PromptTokens {
+    fn add_assign(&mut self, other: Self) {
+        self.prompt += other.prompt;
+        self.cached += other.cached;
+    }
+}
+
+/// Tokens of the prompts that have their first answers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// Of all workers that there ever were.
+    pub(crate) total: PromptTokens,
+    /// Of those that are there.
+    workers: BTreeMap<WorkerId, PromptTokens>,
+}
+
+impl Found {
+    /// A request has its first token.
+    pub(super) fn add(&mut self, attempted: &Attempted) {
+        let (prompt, cached) = (attempted.prompt_tokens as u64, attempted.prefill.cached_tokens as u64);
+        let tokens = PromptTokens { prompt, cached };
+        self.total += tokens;
+        *self.workers.entry(attempted.worker).or_default() += tokens;
+    }
+
+    /// Forgets workers that are not among these, which are in the order of their ids.
+    pub(super) fn keep(&mut self, workers: &[WorkerSnapshot]) {
+        let is_there = |id: &WorkerId| workers.binary_search_by_key(id, |worker| worker.id).is_ok();
+        self.workers.retain(|id, _| is_there(id));
+    }
+
+    /// What a worker was asked and found.
+    pub(crate) fn of(&self, worker: WorkerId) -> PromptTokens {
+        self.workers.get(&worker).copied().unwrap_or_default()
+    }
+}
