@@ -8,7 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::WorkerLabel;
+use super::labels::WorkerLabel;
 use crate::fleet::{Fleet, KvEventCounts};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -39,6 +39,8 @@ pub(super) struct FleetMetrics {
     worker_pending: Family<WorkerLabel, Gauge>,
     worker_running: Family<WorkerLabel, Gauge>,
     worker_waiting: Family<WorkerLabel, Gauge>,
+    worker_kv_usage: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    worker_seats: Family<WorkerLabel, Gauge>,
     arena_reserved: Family<WorkerLabel, Gauge>,
     arena_used: Family<WorkerLabel, Gauge>,
     arena_slots: Family<WorkerLabel, Gauge>,
@@ -80,6 +82,16 @@ impl FleetMetrics {
         );
         r.register("worker_running_requests", "Requests that a worker's engine runs", self.worker_running.clone());
         r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
+        r.register(
+            "worker_kv_usage_ratio",
+            "Part of a worker's KV cache in use, 0 to 1, as its engine says",
+            self.worker_kv_usage.clone(),
+        );
+        r.register(
+            "worker_seats",
+            "Requests that a worker's engine runs at once, at most; more wait in it",
+            self.worker_seats.clone(),
+        );
         r.register_with_unit(
             "arena_reserved",
             "Shared memory that a worker's arena has taken from the system",
@@ -106,6 +118,8 @@ impl FleetMetrics {
         let of_workers = [&self.worker_blocks, &self.worker_pending, &self.worker_running, &self.worker_waiting];
         let of_arenas = [&self.arena_reserved, &self.arena_used, &self.arena_slots, &self.arena_leases];
         of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
+        self.worker_kv_usage.clear();
+        self.worker_seats.clear();
         for worker in workers {
             let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
             self.worker_knowledge.get_or_create(&labels).set(1);
@@ -115,6 +129,7 @@ impl FleetMetrics {
             let engine = worker.engine.unwrap_or_default();
             self.worker_running.get_or_create(&label).set(engine.running as i64);
             self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
+            self.worker_kv_usage.get_or_create(&label).set(engine.kv_usage);
         }
         self.kv_events.clear();
         for (id, counts) in fleet.kv_events() {
@@ -125,6 +140,7 @@ impl FleetMetrics {
             let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
             self.worker_condition.get_or_create(&labels).set(1);
             let label = WorkerLabel { worker: worker.id.to_string() };
+            self.worker_seats.get_or_create(&label).set(worker.backend.capabilities().max_running as i64);
             let usage = worker.backend.memory().unwrap_or_default();
             self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);
             self.arena_used.get_or_create(&label).set(usage.used as i64);
