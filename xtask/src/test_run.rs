@@ -18,6 +18,7 @@ use crate::etcd;
 use crate::manifests;
 use crate::models;
 use crate::plugin;
+use crate::prometheus;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::versions_page::{self, Passed, Tested};
 use crate::vllm_drift;
@@ -256,6 +257,16 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
             Err(error) => {
                 println!("    {error}");
                 return Outcome::LeftOut("there is no etcd, and its package can't be unpacked");
+            }
+        };
+    }
+    if step.needs == Needs::Prometheus {
+        let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
+        match prometheus::ensure(&setup) {
+            Ok(folder) => cargo.env(prometheus::VARIABLE, folder),
+            Err(error) => {
+                println!("    {error}");
+                return Outcome::LeftOut("there is no Prometheus, and its package can't be unpacked");
             }
         };
     }
