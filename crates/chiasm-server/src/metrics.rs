@@ -302,6 +302,21 @@ impl Metrics {
         self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
     }
 
+    /// A worker was let go for good. Ids are not given again: what was counted for workers that come and go would grow for ever.
+    pub(crate) fn forget(&self, worker: WorkerId) {
+        let label = WorkerLabel { worker: worker.to_string() };
+        self.routed.remove(&label);
+        self.engine_deaths.remove(&label);
+    }
+
+    /// Whether any series is one of this worker.
+    #[cfg(test)]
+    pub(crate) fn tells_of(&self, worker: WorkerId) -> bool {
+        let mut text = String::new();
+        encode_registry(&mut text, &self.registry).expect("strings take everything");
+        text.contains(&format!("worker=\"{worker}\""))
+    }
+
     /// How often requests ended up like this.
     #[cfg(test)]
     pub(crate) fn retries(&self, retry: Retry) -> u64 {
