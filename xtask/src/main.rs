@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `command_line` | what was asked for |
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
-//! | `debian`, `etcd`, `chromium` | packages unpacked without root; etcd and Chromium for tests |
+//! | `debian`, `etcd`, `chromium`, `prometheus` | packages unpacked without root, and programs of them for tests |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
 //! | `manifests` | the manifests of `deploy/kubernetes` against Kubernetes' schemas |
@@ -13,6 +13,7 @@
 //! | `versions_page` | what is told of these versions |
 //! | `models_page` | which of vLLM's models are served, and how |
 //! | `models` | tiny random models made in that environment |
+//! | `page_links` | whether the links of the documentation lead somewhere |
 //! | `agent_proto` | the protocol of agents as Rust code |
 //! | `goldens` | golden files made again, and what changed |
 //! | `soak` | the service in any weather, for as long as is asked |
@@ -38,7 +39,10 @@ mod keyed_dir;
 mod manifests;
 mod models;
 mod models_page;
+#[cfg(test)]
+mod page_links;
 mod plugin;
+mod prometheus;
 mod python;
 mod soak;
 mod test_run;

@@ -19,6 +19,7 @@ use crate::etcd;
 use crate::manifests;
 use crate::models;
 use crate::plugin;
+use crate::prometheus;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::versions_page::{self, Passed, Tested};
 use crate::vllm_drift;
@@ -267,6 +268,10 @@ fn found(needs: Needs, workspace: &Workspace) -> Result<Option<(&'static str, Pa
         Needs::Etcd => (etcd::VARIABLE, etcd::ensure(&setup), "there is no etcd, and its package can't be unpacked"),
         Needs::Chromium => {
             (chromium::VARIABLE, chromium::ensure(&setup), "there is no Chromium, and its package can't be unpacked")
+        }
+        Needs::Prometheus => {
+            let why = "there is no Prometheus, and its package can't be unpacked";
+            (prometheus::VARIABLE, prometheus::ensure(&setup), why)
         }
         _ => return Ok(None),
     };

@@ -51,6 +51,8 @@ pub(crate) enum Needs {
     Etcd,
     /// Chromium; where it is not there and can't be unpacked the step is left out, with a line that says so.
     Chromium,
+    /// Prometheus; where it is not there and can't be unpacked the step is left out, with a line that says so.
+    Prometheus,
     /// Python and a small list of its packages; where they can't be had the step is left out, with a line that says so.
     Python,
     /// The real vLLM and the tiny models.
@@ -146,6 +148,22 @@ const STEPS: &[Step] = &[
         variables: &[],
         needs: Needs::Chromium,
         budget: seconds(60),
+    },
+    Step {
+        title: "dashboard and alerts in Prometheus",
+        action: Action::Cargo(&[
+            "test",
+            "--release",
+            "--workspace",
+            "--test",
+            "operations",
+            "--",
+            "prometheus",
+            "--ignored",
+        ]),
+        variables: &[],
+        needs: Needs::Prometheus,
+        budget: seconds(40),
     },
     Step {
         title: "Kubernetes manifests",

@@ -1,23 +1,25 @@
 //! Counters and histograms for Prometheus, at `/metrics`.
 
+mod buckets;
 mod fleet;
 mod found;
 mod kinds;
+mod labels;
 mod latency;
+mod media;
 mod objectives;
+mod vllm_names;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::{Delivered, MediaObserver, Transfer};
+use chiasm_backend::{Delivered, Finish, Transfer};
 use chiasm_otlp::ExportCounts;
 use chiasm_router::{Knowledge, WorkerSnapshot};
 use chiasm_types::WorkerId;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -27,6 +29,10 @@ use prometheus_client::registry::{Registry, Unit};
 use self::fleet::FleetMetrics;
 pub(crate) use self::found::{Found, PromptTokens};
 pub(crate) use self::kinds::{Retry, Stage, StreamEnd};
+use self::labels::{
+    CauseLabel, EndpointLabel, FinishedLabel, HowLabel, OutcomeLabel, OverlapErrorLabels, RefusalLabels, RequestLabels,
+    StageLabel, TransferLabel, WorkerLabel,
+};
 pub(crate) use self::latency::{LatencyCounts, LatencyHistogram};
 use self::objectives::ObjectiveMetrics;
 pub use self::objectives::Objectives;
@@ -38,60 +44,6 @@ use crate::openai::Usage;
 use crate::pipeline::Attempted;
 use crate::process_metrics::ProcessMetrics;
 use crate::traces::Traces;
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RequestLabels {
-    endpoint: &'static str,
-    status: u16,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct WorkerLabel {
-    worker: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OverlapErrorLabels {
-    /// What the prediction was.
-    too: &'static str,
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TransferLabel {
-    mode: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct CauseLabel {
-    cause: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct EndpointLabel {
-    endpoint: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct StageLabel {
-    stage: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct HowLabel {
-    how: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OutcomeLabel {
-    outcome: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RefusalLabels {
-    status: u16,
-    code: &'static str,
-}
 
 /// All metrics of one frontend.
 pub struct Metrics {
@@ -105,6 +57,7 @@ pub struct Metrics {
     prompt_tokens: Counter,
     cached_tokens: Counter,
     completion_tokens: Counter,
+    finished_choices: Family<FinishedLabel, Counter>,
     transfers: Family<TransferLabel, Counter>,
     step_downs: Family<CauseLabel, Counter>,
     log_lines_dropped: Family<CauseLabel, Counter>,
@@ -150,6 +103,7 @@ impl Default for Metrics {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             completion_tokens: Counter::default(),
+            finished_choices: Family::default(),
             transfers: Family::default(),
             step_downs: Family::default(),
             log_lines_dropped: Family::default(),
@@ -160,12 +114,9 @@ impl Default for Metrics {
             mm_cache_misses: Counter::default(),
             retries: Family::default(),
             engine_deaths: Family::default(),
-            // 1 ms to 33 s
-            time_to_first_token: LatencyHistogram::new(Duration::from_millis(1), 15),
-            // 0.5 ms to 4 s
-            inter_token_latency: LatencyHistogram::new(Duration::from_micros(500), 13),
-            // 10 ms to 22 min
-            request_duration: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.01, 2.0, 18))),
+            time_to_first_token: LatencyHistogram::new(&buckets::FIRST_TOKEN),
+            inter_token_latency: LatencyHistogram::new(&buckets::BETWEEN_TOKENS),
+            request_duration: Family::new_with_constructor(|| Histogram::new(buckets::WHOLE_REQUEST)),
             // 0.1 ms to 3 min
             stages: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.0001, 2.0, 21))),
             stream_ends: Family::default(),
@@ -201,6 +152,11 @@ impl Metrics {
         r.register("prompt_tokens", "Tokens of expanded prompts", self.prompt_tokens.clone());
         r.register("cached_tokens", "Prompt tokens that engines found in their caches", self.cached_tokens.clone());
         r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
+        r.register(
+            "finished_choices",
+            "Continuations that ran to their end: stop (an end token, a stop string, calls), length, or repetition",
+            self.finished_choices.clone(),
+        );
         r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
         r.register(
             "mm_transfer_fallback",
@@ -277,7 +233,26 @@ impl Metrics {
         r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
         self.cpu.register(r);
         r.register_collector(Box::new(ProcessMetrics::new()));
+        self.begin_at_zero();
         self
+    }
+
+    /// Makes the series whose labels are known exist from the start: Prometheus sees no increase in a series that appears with its
+    /// first event, so an alert would miss the first failure.
+    fn begin_at_zero(&self) {
+        for retry in Retry::ALL {
+            drop(self.retries.get_or_create(&CauseLabel { cause: retry.name() }));
+        }
+        for how in StreamEnd::ALL {
+            drop(self.stream_ends.get_or_create(&HowLabel { how: how.name() }));
+        }
+        for stage in Stage::ALL {
+            drop(self.stages.get_or_create(&StageLabel { stage: stage.name() }));
+        }
+        for finish in [Finish::Eos, Finish::Length, Finish::Repetition] {
+            drop(self.finished_choices.get_or_create(&finished(&finish)));
+        }
+        media::begin_at_zero(self);
     }
 
     /// A request was sent to a worker.
@@ -356,6 +331,21 @@ impl Metrics {
         self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
     }
 
+    /// A worker was let go for good. Ids are not given again: what was counted for workers that come and go would grow for ever.
+    pub(crate) fn forget(&self, worker: WorkerId) {
+        let label = WorkerLabel { worker: worker.to_string() };
+        self.routed.remove(&label);
+        self.engine_deaths.remove(&label);
+    }
+
+    /// Whether any series is one of this worker.
+    #[cfg(test)]
+    pub(crate) fn tells_of(&self, worker: WorkerId) -> bool {
+        let mut text = String::new();
+        encode_registry(&mut text, &self.registry).expect("strings take everything");
+        text.contains(&format!("worker=\"{worker}\""))
+    }
+
     /// How often requests ended up like this.
     #[cfg(test)]
     pub(crate) fn retries(&self, retry: Retry) -> u64 {
@@ -378,6 +368,11 @@ impl Metrics {
         self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
         self.cached_tokens.inc_by(usage.cached_tokens as u64);
         self.completion_tokens.inc_by(usage.completion_tokens as u64);
+    }
+
+    /// A continuation ran to its end.
+    pub(crate) fn finished(&self, finish: &Finish) {
+        self.finished_choices.get_or_create(&finished(finish)).inc();
     }
 
     /// Counts from now on what meets these objectives. Has an effect once.
@@ -440,38 +435,29 @@ impl Metrics {
                 self.spans.get_or_create(&OutcomeLabel { outcome }).inner().store(spans, Ordering::Relaxed);
             }
         }
+        for worker in frontend.fleet.workers() {
+            let label = WorkerLabel { worker: worker.id.to_string() };
+            // A worker's counts begin with the worker.
+            drop(self.engine_deaths.get_or_create(&label));
+            drop(self.routed.get_or_create(&label));
+        }
         let mut text = String::new();
-        encode(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &vllm_names::registry(self, frontend))?;
+        encode_eof(&mut text)?;
         Ok(text)
     }
 }
 
-impl MediaObserver for Metrics {
-    fn delivered(&self, delivered: Delivered) {
-        let ways = [
-            (Transfer::Cached, delivered.cached),
-            (Transfer::SharedMemory, delivered.shared_memory),
-            (Transfer::Inline, delivered.inline),
-        ];
-        for (how, items) in ways.into_iter().filter(|&(_, items)| items > 0) {
-            self.transfers.get_or_create(&TransferLabel { mode: how.name() }).inc_by(items as u64);
-        }
-    }
-
-    fn missed(&self, items: usize) {
-        self.mm_cache_misses.inc_by(items as u64);
-    }
-
-    /// Logs each cause once.
-    fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
-        if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
-            tracing::warn!(cause, %why, "a media item does not travel in shared memory; told once for each cause");
-        }
-    }
+/// The reason by vLLM's names of them (`FINISH_REASON_STRINGS` in `v1/engine/__init__.py`): those of ends that aren't failures.
+fn finished(finish: &Finish) -> FinishedLabel {
+    let finished_reason = match finish {
+        Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) | Finish::ToolCalls => "stop",
+        Finish::Length => "length",
+        Finish::Repetition => "repetition",
+    };
+    FinishedLabel { finished_reason }
 }
-
-#[cfg(test)]
-mod page;
 
 /// One request in flight.
 pub(crate) struct InFlight(Gauge);

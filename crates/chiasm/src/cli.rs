@@ -11,6 +11,8 @@ mod lora;
 mod manifests;
 mod media;
 mod processor;
+#[cfg(test)]
+mod reference;
 mod routing;
 mod simulate;
 mod traces;
@@ -63,14 +65,19 @@ impl Cli {
         Self::read(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    /// Reads a command line.
-    fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        let mut command = Self::command().mut_subcommand("agent", |agent| {
+    /// The command line, where an agent shows only what concerns it.
+    fn with_agents() -> clap::Command {
+        Self::command().mut_subcommand("agent", |agent| {
             agent.mut_arg("port", |port| port.default_value(AGENT_PORT)).mut_args(|arg| {
                 let hidden = is_not_of_agents(&arg);
                 arg.hide(hidden)
             })
-        });
+        })
+    }
+
+    /// Reads a command line.
+    fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+        let mut command = Self::with_agents();
         let matches = command.try_get_matches_from_mut(words)?;
         if let Some(("agent", given)) = matches.subcommand() {
             let agent = command.find_subcommand("agent").into_iter().flat_map(|agent| agent.get_arguments());

@@ -46,15 +46,16 @@ pub(super) async fn keep(
             Ended::Panicked
         });
         if matches!(ended, Ended::Shutdown) {
-            return;
+            break;
         }
         let pause = backoff.pause_after(ready);
         tracing::info!(worker = %id, seconds = pause.as_secs_f64(), "starting another engine after a pause");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            _ = shutdown.wait_for(|&down| down) => return,
+            _ = shutdown.wait_for(|&down| down) => break,
         }
     }
+    fleet.metrics.forget(id);
 }
 
 impl Fleet {

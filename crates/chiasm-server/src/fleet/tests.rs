@@ -157,6 +157,21 @@ async fn a_keeper_that_panics_goes_on_after_a_pause() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_worker_that_was_let_go_leaves_nothing_in_the_metrics() {
+    let fleet = fleet(vec![Ok(FakeBackend::new())]);
+    assert!(fleet.wait_ready(1).await);
+    let second = fleet.add(Box::new(FakeConnector::new([refused(), Ok(FakeBackend::new())])));
+    let second = second.expect("the fleet runs");
+    assert!(fleet.wait_ready(2).await);
+    assert!(fleet.metrics.tells_of(second));
+    fleet.remove(second);
+    while fleet.metrics.tells_of(second) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(fleet.ready_workers(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_whatever_is_being_waited_for() {
     for backends in [vec![], vec![refused()], vec![Ok(FakeBackend::new())]] {
         let fleet = fleet(backends);

@@ -9,7 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::{Found, PromptTokens, WorkerLabel};
+use super::labels::WorkerLabel;
+use super::{Found, PromptTokens};
 use crate::fleet::{Fleet, KvEventCounts};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

@@ -18,6 +18,9 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Fetch, Self::Plan, Self::Process, Self::HandOff, Self::Queue, Self::Prefill];
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Fetch => "fetch",
@@ -42,6 +45,8 @@ pub(crate) enum StreamEnd {
 }
 
 impl StreamEnd {
+    pub(super) const ALL: [Self; 3] = [Self::Finished, Self::Failed, Self::Left];
+
     /// The name in metrics and the log.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -66,6 +71,8 @@ pub(crate) enum Retry {
 }
 
 impl Retry {
+    pub(super) const ALL: [Self; 4] = [Self::NotTaken, Self::Lost, Self::Quarantined, Self::OverBudget];
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::NotTaken => "not_taken",

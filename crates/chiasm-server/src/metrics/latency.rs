@@ -9,28 +9,33 @@ use prometheus_client::metrics::{MetricType, TypedMetric};
 
 /// Parts of each doubling, so that quantiles are right within a tenth.
 const PARTS: usize = 4;
+/// A quarter of the upper end of the first class, in nanoseconds: half a millisecond.
+const UNIT: u64 = 500_000 / PARTS as u64;
+/// The last class but one ends after half an hour.
+const DOUBLINGS: usize = 22;
 
-/// Times in classes that double in length: `(start, 2 start]`, `(2 start, 4 start]` and so on, each in four parts of equal length,
-/// with one class for all that is shorter and one for all that is longer. Prometheus is told of whole doublings.
+/// Counts of times, in buckets for Prometheus, and in finer classes for who wants quantiles: these double in length from half a
+/// millisecond on, each doubling in four parts of equal length.
 ///
-/// Writing takes two atomic additions and no lock. Clones are the same histogram.
+/// Writing takes a search among the buckets and three atomic additions, and no lock. Clones are the same histogram.
 #[derive(Clone, Debug)]
-pub(crate) struct LatencyHistogram(Arc<Classes>);
+pub(crate) struct LatencyHistogram(Arc<Counts>);
 
 #[derive(Debug)]
-struct Classes {
-    /// A quarter of the upper end of the first class, in nanoseconds.
-    unit: u64,
-    counts: Box<[AtomicU64]>,
+struct Counts {
+    /// Upper ends of the buckets but the last, in seconds.
+    bounds: &'static [f64],
+    buckets: Box<[AtomicU64]>,
+    classes: Box<[AtomicU64]>,
     nanoseconds: AtomicU64,
 }
 
 impl LatencyHistogram {
-    /// Classes from `start` on, which doubles so many times.
-    pub(crate) fn new(start: Duration, doublings: usize) -> Self {
-        let unit = (nanoseconds(start) / PARTS as u64).max(1);
-        let counts = (0..PARTS * doublings + 2).map(|_| AtomicU64::new(0)).collect();
-        Self(Arc::new(Classes { unit, counts, nanoseconds: AtomicU64::new(0) }))
+    /// Buckets with these upper ends, in seconds and in ascending order, and one for all that is longer.
+    pub(crate) fn new(bounds: &'static [f64]) -> Self {
+        let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
+        let (buckets, classes) = (zeros(bounds.len() + 1), zeros(PARTS * DOUBLINGS + 2));
+        Self(Arc::new(Counts { bounds, buckets, classes, nanoseconds: AtomicU64::new(0) }))
     }
 
     /// Counts a time.
@@ -40,17 +45,19 @@ impl LatencyHistogram {
 
     /// Counts a time so many times.
     pub(crate) fn observe_each(&self, time: Duration, times: u64) {
-        let Classes { unit, counts, nanoseconds: sum } = &*self.0;
+        let Counts { bounds, buckets, classes, nanoseconds: sum } = &*self.0;
+        let seconds = time.as_secs_f64();
+        // Most times are short.
+        let bucket = bounds.iter().position(|bound| seconds <= *bound).unwrap_or(bounds.len());
+        buckets[bucket].fetch_add(times, Ordering::Relaxed);
         let time = nanoseconds(time);
-        let class = class_of(time, *unit).min(counts.len() - 1);
-        counts[class].fetch_add(times, Ordering::Relaxed);
+        classes[class_of(time).min(classes.len() - 1)].fetch_add(times, Ordering::Relaxed);
         sum.fetch_add(time.saturating_mul(times), Ordering::Relaxed);
     }
 
     /// What was counted so far.
     pub(crate) fn counts(&self) -> LatencyCounts {
-        let counts = self.0.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        LatencyCounts { unit: self.0.unit, counts }
+        LatencyCounts(loaded(&self.0.classes))
     }
 }
 
@@ -60,15 +67,10 @@ impl TypedMetric for LatencyHistogram {
 
 impl EncodeMetric for LatencyHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let LatencyCounts { unit, counts } = self.counts();
-        let mut buckets = Vec::with_capacity(counts.len() / PARTS + 2);
-        buckets.push((seconds(upper_end(0, unit)), counts[0]));
-        let (doublings, beyond) = counts[1..].as_chunks::<PARTS>();
-        for (at, parts) in doublings.iter().enumerate() {
-            buckets.push((seconds(upper_end(PARTS * (at + 1), unit)), parts.iter().sum()));
-        }
-        buckets.push((f64::INFINITY, beyond.iter().sum()));
-        let sum = seconds(self.0.nanoseconds.load(Ordering::Relaxed));
+        let counts = loaded(&self.0.buckets);
+        let bounds = self.0.bounds.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+        let sum = self.0.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9;
         encoder.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)
     }
 
@@ -77,23 +79,23 @@ impl EncodeMetric for LatencyHistogram {
     }
 }
 
-/// Counts of one histogram at a moment, or between two.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LatencyCounts {
-    unit: u64,
-    counts: Vec<u64>,
+fn loaded(counts: &[AtomicU64]) -> Vec<u64> {
+    counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
 }
+
+/// Counts of one histogram's classes at a moment, or between two.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LatencyCounts(Vec<u64>);
 
 impl LatencyCounts {
     /// What was counted after `before`, which is of the same histogram.
     pub(crate) fn since(&self, before: &Self) -> Self {
-        let counts = self.counts.iter().zip(&before.counts).map(|(now, then)| now.saturating_sub(*then)).collect();
-        Self { unit: self.unit, counts }
+        Self(self.0.iter().zip(&before.0).map(|(now, then)| now.saturating_sub(*then)).collect())
     }
 
     /// How many times were counted.
     pub(crate) fn total(&self) -> u64 {
-        self.counts.iter().sum()
+        self.0.iter().sum()
     }
 
     /// The time that this part of all, 0 to 1, does not exceed; `None` if nothing was counted. Within a class times are taken to be
@@ -102,11 +104,11 @@ impl LatencyCounts {
         let total = self.total();
         let rank = (total as f64 * part).clamp(0.0, total as f64);
         let mut below = 0;
-        let last = self.counts.len() - 1;
-        for (class, &count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let last = self.0.len() - 1;
+        for (class, &count) in self.0.iter().enumerate().filter(|(_, count)| **count > 0) {
             if (below + count) as f64 >= rank {
-                let lower = class.checked_sub(1).map_or(0, |before| upper_end(before, self.unit));
-                let upper = if class == last { lower } else { upper_end(class, self.unit) };
+                let lower = class.checked_sub(1).map_or(0, upper_end);
+                let upper = if class == last { lower } else { upper_end(class) };
                 let within = (rank - below as f64) / count as f64;
                 return Some(Duration::from_nanos(lower + ((upper - lower) as f64 * within) as u64));
             }
@@ -116,10 +118,9 @@ impl LatencyCounts {
     }
 }
 
-/// The class of a time, counted from 0 and without an end.
-fn class_of(time: u64, unit: u64) -> usize {
-    // Upper ends belong to their classes, as Prometheus has it.
-    let units = time.saturating_sub(1) / unit;
+/// The class of a time, counted from 0 and without an end. Upper ends belong to their classes.
+fn class_of(time: u64) -> usize {
+    let units = time.saturating_sub(1) / UNIT;
     if units < PARTS as u64 {
         return 0;
     }
@@ -127,30 +128,28 @@ fn class_of(time: u64, unit: u64) -> usize {
     1 + PARTS * doublings + (units >> doublings) as usize % PARTS
 }
 
-/// The longest time of a class, in nanoseconds; for the last one, which has no end, any number.
-fn upper_end(class: usize, unit: u64) -> u64 {
-    let Some(after) = class.checked_sub(1) else { return unit * PARTS as u64 };
+/// The longest time of a class that has an end, in nanoseconds.
+fn upper_end(class: usize) -> u64 {
+    let Some(after) = class.checked_sub(1) else { return UNIT * PARTS as u64 };
     let (doublings, part) = (after / PARTS, after % PARTS);
-    (unit * (PARTS + part + 1) as u64) << doublings
+    (UNIT * (PARTS + part + 1) as u64) << doublings
 }
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn seconds(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1e9
-}
-
 #[cfg(test)]
 mod tests {
     use prometheus_client::encoding::text::encode;
-    use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-    use prometheus_client::registry::Registry;
+    use prometheus_client::metrics::histogram::Histogram;
+    use prometheus_client::registry::{Metric, Registry};
 
     use super::*;
 
-    fn encoded(metric: impl prometheus_client::registry::Metric) -> String {
+    const BOUNDS: [f64; 4] = [0.001, 0.0025, 0.01, 0.04];
+
+    fn encoded(metric: impl Metric) -> String {
         let mut registry = Registry::default();
         registry.register("t", "T", metric);
         let mut text = String::new();
@@ -160,11 +159,10 @@ mod tests {
 
     #[test]
     fn prometheus_is_told_what_its_own_histogram_tells() {
-        let ours = LatencyHistogram::new(Duration::from_millis(1), 3);
-        let theirs = Histogram::new(exponential_buckets(0.001, 2.0, 4));
+        let (ours, theirs) = (LatencyHistogram::new(&BOUNDS), Histogram::new(BOUNDS));
         let mut time = 1_u64;
-        while time < 40_000_000 {
-            for time in [time, time + 1, 1_000_000, 1_000_001, 8_000_000, 8_000_001] {
+        while time < 100_000_000 {
+            for time in [time, time + 1, 1_000_000, 1_000_001, 2_500_000, 40_000_000, 40_000_001] {
                 ours.observe(Duration::from_nanos(time));
                 theirs.observe(time as f64 / 1e9);
             }
@@ -172,15 +170,24 @@ mod tests {
         }
         let (ours, theirs) = (encoded(ours), encoded(theirs));
         // Sums differ in their last digits.
-        let lines =
-            |text: &str| text.lines().filter(|line| !line.starts_with("t_sum")).map(str::to_owned).collect::<Vec<_>>();
+        let lines = |text: &str| -> Vec<String> {
+            text.lines().filter(|line| !line.starts_with("t_sum")).map(str::to_owned).collect()
+        };
         assert_eq!(lines(&ours), lines(&theirs));
-        assert!(ours.contains("le=\"0.008\"") && ours.contains("le=\"+Inf\""), "{ours}");
+        assert!(ours.contains("le=\"0.0025\"") && ours.contains("le=\"+Inf\""), "{ours}");
+    }
+
+    #[test]
+    fn each_class_begins_where_the_one_before_it_ends() {
+        for class in 0..PARTS * DOUBLINGS {
+            let end = upper_end(class);
+            assert_eq!((class_of(end), class_of(end + 1)), (class, class + 1), "{end}");
+        }
     }
 
     #[test]
     fn quantiles_are_right_within_a_tenth() {
-        let histogram = LatencyHistogram::new(Duration::from_micros(500), 13);
+        let histogram = LatencyHistogram::new(&BOUNDS);
         for microseconds in 1..=100_000 {
             histogram.observe(Duration::from_micros(microseconds));
         }
@@ -194,15 +201,16 @@ mod tests {
 
     #[test]
     fn what_lies_between_two_moments_is_told_alone() {
-        let histogram = LatencyHistogram::new(Duration::from_millis(1), 4);
+        let histogram = LatencyHistogram::new(&BOUNDS);
         let none = histogram.counts();
         assert_eq!(none.quantile(0.5), None);
-        histogram.observe(Duration::from_secs(3600));
+        histogram.observe(Duration::from_secs(36_000));
         let before = histogram.counts();
-        assert_eq!(before.quantile(0.5), Some(Duration::from_millis(16)), "the last class has no end");
-        histogram.observe(Duration::from_millis(3));
+        let longest = Duration::from_nanos(upper_end(PARTS * DOUBLINGS));
+        assert_eq!(before.quantile(0.5), Some(longest), "the last class has no end");
+        histogram.observe_each(Duration::from_millis(3), 2);
         let since = histogram.counts().since(&before);
-        assert_eq!(since.total(), 1);
+        assert_eq!(since.total(), 2);
         assert!(since.quantile(1.0).unwrap() <= Duration::from_micros(3000));
     }
 }

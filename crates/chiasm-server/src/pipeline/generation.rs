@@ -256,8 +256,11 @@ impl Generation {
         if let Some(gap) = choice.gap(&delta) {
             self.frontend.metrics.between_tokens(gap, delta.tokens.len());
         }
-        if delta.finish.is_some() && !has_ended {
-            self.running.stop(index);
+        if let Some(finish) = &delta.finish {
+            self.frontend.metrics.finished(finish);
+            if !has_ended {
+                self.running.stop(index);
+            }
         }
         Poll::Ready(Ok(Some(delta)))
     }

@@ -7,7 +7,9 @@ mod https;
 mod hung;
 mod log;
 mod manners;
+mod metrics;
 mod on_call;
+mod prometheus;
 mod prompts;
 #[path = "../support/mod.rs"]
 mod support;

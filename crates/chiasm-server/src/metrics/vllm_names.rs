@@ -1,0 +1,122 @@
+//! The measures that dashboards and autoscalers made for vLLM look for, under vLLM's names.
+//!
+//! A frontend looks like one vLLM server: counts are of all its workers together, so that what reads one series per server, like the
+//! endpoint picker of the Gateway API Inference Extension, reads the whole. The engines behind it serve no metrics of their own, so
+//! nothing is counted twice. Names, labels and meanings are those of `v1/metrics/loggers.py` of vLLM 0.33, but for the label
+//! `engine`: what differs by worker is told by `chiasm_worker_…`.
+//!
+//! Histograms and counters are the same objects that `chiasm_…` has: a request is not counted twice, only written twice.
+
+use std::borrow::Cow;
+use std::sync::atomic::AtomicU64;
+
+use chiasm_router::{EngineStats, WorkerSnapshot};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::Metrics;
+use crate::frontend::Frontend;
+
+/// The two of vLLM's settings of its KV cache that endpoint pickers read, to know how much a server holds.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CacheLabels {
+    /// Tokens.
+    block_size: u32,
+    /// Blocks of all workers' KV caches.
+    num_gpu_blocks: u64,
+}
+
+/// What all engines together do.
+#[derive(Debug, Default, PartialEq)]
+struct Engines {
+    running: u64,
+    waiting: u64,
+    /// The mean over the engines that have said something, 0 to 1.
+    kv_usage: f64,
+}
+
+impl Engines {
+    fn of(workers: &[WorkerSnapshot]) -> Self {
+        let mut all = Self::default();
+        let told: Vec<EngineStats> = workers.iter().filter_map(|worker| worker.engine).collect();
+        for engine in &told {
+            all.running += engine.running;
+            all.waiting += engine.waiting;
+            all.kv_usage += engine.kv_usage / told.len() as f64;
+        }
+        all
+    }
+}
+
+/// The measures as they are now.
+pub(super) fn registry(metrics: &Metrics, frontend: &Frontend) -> Registry {
+    let name = Cow::from(frontend.model.name.clone());
+    let mut r = Registry::with_labels(std::iter::once((Cow::from("model_name"), name)));
+    let workers = frontend.fleet.router().workers();
+    let Engines { running, waiting, kv_usage } = Engines::of(&workers);
+    register_gauge(&mut r, "vllm:num_requests_running", "Requests that engines run", running as f64);
+    register_gauge(&mut r, "vllm:num_requests_waiting", "Requests that wait in engines", waiting as f64);
+    register_gauge(
+        &mut r,
+        "vllm:kv_cache_usage_perc",
+        "Part of the engines' KV caches in use, 0 to 1, their mean",
+        kv_usage,
+    );
+    let cache: Family<CacheLabels, Gauge> = Family::default();
+    if let Some(labels) = cache_labels(&workers) {
+        cache.get_or_create(&labels).set(1);
+    }
+    r.register("vllm:cache_config_info", "1 for the size of all KV caches together", cache);
+    register_requests(&mut r, metrics);
+    r
+}
+
+fn register_requests(r: &mut Registry, metrics: &Metrics) {
+    r.register("vllm:prompt_tokens", "Tokens of expanded prompts", metrics.prompt_tokens.clone());
+    r.register("vllm:generation_tokens", "New tokens", metrics.completion_tokens.clone());
+    r.register("vllm:prefix_cache_queries", "Tokens of expanded prompts", metrics.prompt_tokens.clone());
+    r.register(
+        "vllm:prefix_cache_hits",
+        "Prompt tokens that engines found in their caches",
+        metrics.cached_tokens.clone(),
+    );
+    r.register(
+        "vllm:request_success",
+        "Continuations that ran to their end, by reason",
+        metrics.finished_choices.clone(),
+    );
+    r.register_with_unit(
+        "vllm:time_to_first_token",
+        "From a request's arrival to its first token",
+        Unit::Seconds,
+        metrics.time_to_first_token.clone(),
+    );
+    r.register_with_unit(
+        "vllm:inter_token_latency",
+        "Between two tokens of an answer after the first",
+        Unit::Seconds,
+        metrics.inter_token_latency.clone(),
+    );
+    r.register_with_unit(
+        "vllm:e2e_request_latency",
+        "From a request's arrival to the end of its answer, whatever that is",
+        Unit::Seconds,
+        metrics.request_duration.clone(),
+    );
+}
+
+/// Nothing where there is no worker, or workers have blocks of different sizes: a sum of those would say nothing.
+fn cache_labels(workers: &[WorkerSnapshot]) -> Option<CacheLabels> {
+    let block_size = workers.first()?.info.block_size;
+    let is_uniform = workers.iter().all(|worker| worker.info.block_size == block_size);
+    let num_gpu_blocks = workers.iter().map(|worker| worker.info.total_blocks).sum();
+    is_uniform.then(|| CacheLabels { block_size: block_size.get() as u32, num_gpu_blocks })
+}
+
+fn register_gauge(r: &mut Registry, name: &str, help: &str, value: f64) {
+    let gauge: Gauge<f64, AtomicU64> = Gauge::default();
+    gauge.set(value);
+    r.register(name, help, gauge);
+}

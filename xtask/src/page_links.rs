@@ -1,0 +1,126 @@
+//! Tests that every relative link of the documentation leads somewhere.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// The pages that are read from, relative to the repository. Folders are searched.
+const PAGES: [&str; 4] = ["README.md", "AGENTS.md", "docs", "deploy"];
+
+/// A link of a page, and the line that it is in, from 1.
+#[derive(Debug, PartialEq)]
+struct Link {
+    line: usize,
+    target: String,
+}
+
+fn root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+fn pages(path: &Path, found: &mut Vec<PathBuf>) {
+    if path.is_dir() {
+        for entry in fs::read_dir(path).expect("a folder") {
+            pages(&entry.expect("an entry").path(), found);
+        }
+    } else if path.extension().is_some_and(|extension| extension == "md") {
+        found.push(path.to_owned());
+    }
+}
+
+/// The lines of a page with their numbers, but for those of code blocks.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_code = false;
+    text.lines().enumerate().filter_map(move |(number, line)| {
+        if line.trim_start().starts_with("```") {
+            is_code = !is_code;
+            return None;
+        }
+        (!is_code).then_some((number + 1, line))
+    })
+}
+
+/// The line without what is between backticks.
+fn without_code(line: &str) -> String {
+    line.split('`').step_by(2).collect()
+}
+
+/// The targets of `[text](target)`.
+fn links(text: &str) -> Vec<Link> {
+    let mut links = Vec::new();
+    for (number, line) in prose(text) {
+        for rest in without_code(line).split("](").skip(1) {
+            if let Some((target, _)) = rest.split_once(')') {
+                links.push(Link { line: number, target: target.to_owned() });
+            }
+        }
+    }
+    links
+}
+
+/// The anchors of a page's headings, as GitHub makes them: lower-case, spaces as dashes, no punctuation, a number for one that was
+/// there before.
+fn anchors(text: &str) -> Vec<String> {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    let headings = prose(text).filter_map(|(_, line)| Some(line.trim_start_matches('#')).filter(|rest| *rest != line));
+    let mut anchors = Vec::new();
+    for heading in headings {
+        let lower = heading.trim().to_lowercase();
+        let kept = lower.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        let anchor: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
+        let before = seen.entry(anchor.clone()).or_default();
+        anchors.push(if *before == 0 { anchor } else { format!("{anchor}-{before}") });
+        *before += 1;
+    }
+    anchors
+}
+
+/// Why a link of this page leads nowhere.
+fn fault(page: &Path, target: &str) -> Option<String> {
+    if target.contains("://") || target.starts_with("mailto:") {
+        return None;
+    }
+    let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let path = if path.is_empty() { page.to_owned() } else { page.parent().expect("a folder").join(path) };
+    if !path.exists() {
+        return Some("there is no such file".to_owned());
+    }
+    if anchor.is_empty() || path.extension().is_none_or(|extension| extension != "md") {
+        return None;
+    }
+    let there = anchors(&fs::read_to_string(&path).expect("a page"));
+    (!there.iter().any(|other| other == anchor)).then(|| format!("it has no heading of that name, but {there:?}"))
+}
+
+#[test]
+fn every_relative_link_of_the_documentation_leads_somewhere() {
+    let mut found = Vec::new();
+    for page in PAGES {
+        pages(&root().join(page), &mut found);
+    }
+    let mut faults = Vec::new();
+    let mut count = 0;
+    for page in &found {
+        let text = fs::read_to_string(page).expect("a page");
+        for Link { line, target } in links(&text) {
+            count += 1;
+            if let Some(fault) = fault(page, &target) {
+                let page: PathBuf = page.components().filter(|part| *part != Component::ParentDir).collect();
+                faults.push(format!("{}:{line}: {target}: {fault}", page.display()));
+            }
+        }
+    }
+    assert!(found.len() > 20 && count > 100, "{} pages with {count} links are too few: are they read?", found.len());
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn links_and_anchors_are_found_as_github_finds_them() {
+    let text = "# A `b`: c_d\n[x](y.md#z) `[no](no)` [w](v)\n```\n# not\n[no](no)\n```\n## A b c_d\n";
+    let expected = [(2, "y.md#z"), (2, "v")].map(|(line, target)| Link { line, target: target.to_owned() });
+    assert_eq!(links(text), expected);
+    assert_eq!(anchors(text), ["a-b-c_d", "a-b-c_d-1"]);
+    assert!(fault(&root().join("README.md"), "docs/not-there.md").is_some());
+    assert!(fault(&root().join("README.md"), "docs/on-call.md#not-there").is_some());
+    assert_eq!(fault(&root().join("README.md"), "docs/on-call.md#it-fails"), None);
+}
