@@ -37,15 +37,16 @@ def main() -> None:
     parser.add_argument("--binary", type=Path, required=True)
     parser.add_argument("--version", required=True, help="the version of the binary, which the plugin has to have too")
     parser.add_argument("--sbom", type=Path, help="a bill of materials to carry along (PEP 770)")
+    parser.add_argument("--notices", type=Path, help="the licences of what is linked into the binary")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write the wheel to; its path is printed")
     arguments = parser.parse_args()
     try:
-        print(make(arguments.binary, arguments.version, arguments.sbom, arguments.out))
+        print(make(arguments.binary, arguments.version, arguments.sbom, arguments.notices, arguments.out))
     except NotPortable as error:
         sys.exit(f"error: {error}")
 
 
-def make(binary: Path, version: str, sbom: Path | None, out: Path) -> Path:
+def make(binary: Path, version: str, sbom: Path | None, notices: Path | None, out: Path) -> Path:
     project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
     plugin_version = re.search(r'__version__ = "(.+)"', (PLUGIN / "chiasm_vllm/__init__.py").read_text())
     if plugin_version is None or plugin_version[1] != version:
@@ -54,10 +55,12 @@ def make(binary: Path, version: str, sbom: Path | None, out: Path) -> Path:
     info = f"chiasm-{version}.dist-info"
     files = {f"chiasm_vllm/{path.name}": path.read_bytes() for path in sorted((PLUGIN / "chiasm_vllm").glob("*.py"))}
     files[f"chiasm-{version}.data/scripts/chiasm"] = binary.read_bytes()
-    files[f"{info}/METADATA"] = metadata(version, project["requires-python"]).encode()
+    files[f"{info}/METADATA"] = metadata(version, project["requires-python"], notices).encode()
     files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: chiasm\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
     files[f"{info}/entry_points.txt"] = entry_points(project["entry-points"]).encode()
     files[f"{info}/licenses/LICENSE"] = (REPOSITORY / "LICENSE").read_bytes()
+    if notices is not None:
+        files[f"{info}/licenses/{notices.name}"] = notices.read_bytes()
     if sbom is not None:
         files[f"{info}/sboms/{sbom.name}"] = sbom.read_bytes()
     files[f"{info}/RECORD"] = record(files, info).encode()
@@ -66,14 +69,16 @@ def make(binary: Path, version: str, sbom: Path | None, out: Path) -> Path:
     return wheel
 
 
-def metadata(version: str, requires_python: str) -> str:
+def metadata(version: str, requires_python: str, notices: Path | None) -> str:
+    licences = ["LICENSE"] if notices is None else ["LICENSE", notices.name]
     about = (Path(__file__).parent / "README.md").read_text()
     # No Requires-Dist: frontends of engines elsewhere and simulated engines need no vLLM, and pip must not choose one.
     return (
         f"Metadata-Version: 2.4\nName: chiasm\nVersion: {version}\n"
         "Summary: One fast front door before many multimodal LLM engines\n"
-        "License-Expression: Apache-2.0\nLicense-File: LICENSE\n"
-        f"Requires-Python: {requires_python}\nDescription-Content-Type: text/markdown\n\n{about}"
+        "License-Expression: Apache-2.0\n"
+        + "".join(f"License-File: {name}\n" for name in licences)
+        + f"Requires-Python: {requires_python}\nDescription-Content-Type: text/markdown\n\n{about}"
     )
 
 

@@ -60,7 +60,7 @@ class TestWheel(unittest.TestCase):
 
     def test_another_version_of_the_plugin_is_refused(self) -> None:
         with self.assertRaisesRegex(NotPortable, "same version"):
-            make_wheel.make(Path("/nowhere"), "99.0.0", None, Path("/nowhere"))
+            make_wheel.make(Path("/nowhere"), "99.0.0", None, None, Path("/nowhere"))
 
 
 if __name__ == "__main__":

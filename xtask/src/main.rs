@@ -15,6 +15,8 @@
 //! | `models` | tiny random models made in that environment |
 //! | `agent_proto` | the protocol of agents as Rust code |
 //! | `goldens` | golden files made again, and what changed |
+//! | `dist`, `sbom`, `notices` | what people install, and what is in it |
+//! | `wheel` | the wheel installed beside the real vLLM |
 //! | `soak` | the service in any weather, for as long as is asked |
 //! | `bench_peers` | Chiasm measured against its peers |
 //! | `keyed_dir` | a cached directory that is complete or absent, also after a crash |
@@ -29,6 +31,7 @@ mod child;
 mod clients_env;
 mod command_line;
 mod debian;
+mod dist;
 mod error;
 mod etcd;
 mod free_disk;
@@ -37,8 +40,10 @@ mod keyed_dir;
 mod manifests;
 mod models;
 mod models_page;
+mod notices;
 mod plugin;
 mod python;
+mod sbom;
 mod soak;
 mod test_run;
 mod test_steps;
@@ -46,6 +51,7 @@ mod versions_page;
 mod vllm_drift;
 mod vllm_env;
 mod vllm_overlay;
+mod wheel;
 mod workspace;
 
 use std::process::ExitCode;
@@ -111,6 +117,14 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
+        Command::Dist { profile, test } => {
+            let setup = setup()?;
+            let (folder, wheel) = dist::run(&setup.workspace, profile)?;
+            if test {
+                dist::test(&setup, &wheel)?;
+            }
+            println!("{}", folder.display());
+        }
         Command::AgentProto => agent_proto::run(&setup()?)?,
         Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
