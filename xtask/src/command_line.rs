@@ -1,6 +1,7 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
 use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_SERVE};
+use crate::dist::Profile;
 use crate::error::Error;
 use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
@@ -27,6 +28,9 @@ usage: cargo xtask COMMAND
   goldens [--vllm VERSION]
                     make the golden files again with the newest vLLM, say what changed
                     --vllm makes them on a copy with another version, and says what that makes otherwise
+  dist [--profile dist|release] [--test]
+                    build what people install: wheel, binary, bill of materials, licences, sums, below target/dist; release is the
+                    fast way; --test installs the wheel beside the newest vLLM and serves from there
   agent-proto       write the Rust code of the protocol of agents again, crates/chiasm-agent/src/generated
   models-page       ask the newest vLLM which models it registers that take more than text, write docs/models.md and models.json
   versions-page     write docs/versions.md again, of the results that `test --vllm` has kept
@@ -92,6 +96,12 @@ pub(crate) enum Command {
         /// Whether what passed is kept, for `docs/versions.md`.
         record: bool,
     },
+    /// Builds what people install.
+    Dist {
+        profile: Profile,
+        /// Whether the wheel is tested with real engines, too.
+        test: bool,
+    },
     AgentProto,
     ModelsPage,
     VersionsPage,
@@ -117,6 +127,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         "clients-env" => Command::ClientsEnv,
         "record-clients" => Command::RecordClients,
         "models" => Command::Models,
+        "dist" => Command::Dist { profile: Profile::Dist, test: false },
         "agent-proto" => Command::AgentProto,
         "models-page" => Command::ModelsPage,
         "versions-page" => Command::VersionsPage,
@@ -156,6 +167,11 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             ("--short", Command::BenchPeers { bench: Bench::Processor, rounds, .. }) => *rounds = SHORT_PROCESSOR,
             ("--short", Command::BenchPeers { bench: Bench::Serve, rounds, .. }) => *rounds = SHORT_SERVE,
             ("--short", Command::BenchPeers { bench: Bench::Machines, rounds, .. }) => *rounds = SHORT_MACHINES,
+            ("--test", Command::Dist { test, .. }) => *test = true,
+            ("--profile", Command::Dist { profile, .. }) => {
+                let found = flags.next().map(String::as_str).unwrap_or_default();
+                *profile = Profile::from_name(found).ok_or_else(|| Error::Profile { found: found.to_owned() })?;
+            }
             ("--minutes", Command::Soak { minutes, .. }) => {
                 let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
                 *minutes = number.ok_or(Error::Number { flag: "--minutes" })?;
@@ -279,6 +295,16 @@ mod tests {
         assert_eq!(parse_words("soak --seed 7 --minutes 60").unwrap(), Command::Soak { minutes: 60, seed: Some(7) });
         for line in ["soak --minutes", "soak --minutes 0", "soak --seed x", "test --minutes 2"] {
             assert!(parse_words(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn dist_takes_a_profile_that_it_knows() {
+        assert_eq!(parse_words("dist").unwrap(), Command::Dist { profile: Profile::Dist, test: false });
+        let fast = Command::Dist { profile: Profile::Release, test: true };
+        assert_eq!(parse_words("dist --profile release --test").unwrap(), fast);
+        for line in ["dist --profile", "dist --profile debug"] {
+            assert!(parse_words(line).unwrap_err().to_string().contains("`release`"), "{line}");
         }
     }
 

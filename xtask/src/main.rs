@@ -16,6 +16,8 @@
 //! | `page_links` | whether the links of the documentation lead somewhere |
 //! | `agent_proto` | the protocol of agents as Rust code |
 //! | `goldens` | golden files made again, and what changed |
+//! | `dist`, `sbom`, `notices` | what people install, and what is in it |
+//! | `wheel` | the wheel installed beside the real vLLM |
 //! | `soak` | the service in any weather, for as long as is asked |
 //! | `bench_peers` | Chiasm measured against its peers |
 //! | `keyed_dir` | a cached directory that is complete or absent, also after a crash |
@@ -31,6 +33,7 @@ mod chromium;
 mod clients_env;
 mod command_line;
 mod debian;
+mod dist;
 mod error;
 mod etcd;
 mod free_disk;
@@ -39,11 +42,13 @@ mod keyed_dir;
 mod manifests;
 mod models;
 mod models_page;
+mod notices;
 #[cfg(test)]
 mod page_links;
 mod plugin;
 mod prometheus;
 mod python;
+mod sbom;
 mod soak;
 mod test_run;
 mod test_steps;
@@ -51,6 +56,7 @@ mod versions_page;
 mod vllm_drift;
 mod vllm_env;
 mod vllm_overlay;
+mod wheel;
 mod workspace;
 
 use std::process::ExitCode;
@@ -116,6 +122,14 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
+        Command::Dist { profile, test } => {
+            let setup = setup()?;
+            let (folder, wheel) = dist::run(&setup.workspace, profile)?;
+            if test {
+                dist::test(&setup, &wheel)?;
+            }
+            println!("{}", folder.display());
+        }
         Command::AgentProto => agent_proto::run(&setup()?)?,
         Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,

@@ -25,6 +25,7 @@ use crate::versions_page::{self, Passed, Tested};
 use crate::vllm_drift;
 use crate::vllm_env::{self, Setup, VllmEnv};
 use crate::vllm_overlay;
+use crate::wheel;
 use crate::workspace::Workspace;
 
 const WITHOUT_ENGINES: &str = "\
@@ -183,9 +184,12 @@ fn beside_budget(time: Duration, budget: Option<Duration>) -> String {
 fn announce(number: usize, of: usize, step: &Step) {
     let detail = match step.action {
         Action::Cargo(arguments) => format!(": cargo {}", arguments.join(" ")),
-        Action::Manifests | Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => {
-            String::new()
-        }
+        Action::Manifests
+        | Action::AwaitEngines
+        | Action::PluginTests
+        | Action::ProcessorTests
+        | Action::Wheel
+        | Action::Drift => String::new(),
     };
     println!("\n==> {number}/{of} {}{detail}", step.title);
     // Children write to the same place; what is said before them must come out before them. A closed output is their affair.
@@ -231,6 +235,13 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
                     "the processor's tests",
                 ),
                 None => Outcome::LeftOut("there is no vLLM"),
+            };
+        }
+        Action::Wheel => {
+            let Some(engines) = engines else { return Outcome::LeftOut("there is no vLLM") };
+            return match wheel::tests(workspace, &engines.env, &engines.models) {
+                Ok(mut tests) => outcome(&mut tests, "the wheel's tests"),
+                Err(error) => Outcome::Failed(error.to_string()),
             };
         }
         Action::Drift => {

@@ -34,6 +34,8 @@ pub(crate) enum Action {
     PluginTests,
     /// The tests of the processor beside the frontend, in that environment.
     ProcessorTests,
+    /// Installing the wheel into an environment that has that vLLM, and serving from there.
+    Wheel,
     /// Whether that vLLM is what its manifest says, and messages to and from its own types.
     Drift,
 }
@@ -200,6 +202,13 @@ const STEPS: &[Step] = &[
         needs: Needs::RealEngines,
         budget: seconds(90),
     },
+    Step {
+        title: "installed wheel",
+        action: Action::Wheel,
+        variables: &[],
+        needs: Needs::RealEngines,
+        budget: seconds(90),
+    },
     Step { title: "drift", action: Action::Drift, variables: &[], needs: Needs::RealEngines, budget: seconds(60) },
     real_engine_test("vLLM's processor: server", REAL_PROCESSOR, seconds(180)),
     real_engine_test("clients of others", CLIENTS, seconds(90)),
@@ -244,9 +253,12 @@ mod tests {
     fn arguments(step: &Step) -> &'static [&'static str] {
         match step.action {
             Action::Cargo(arguments) => arguments,
-            Action::Manifests | Action::AwaitEngines | Action::PluginTests | Action::ProcessorTests | Action::Drift => {
-                &[]
-            }
+            Action::Manifests
+            | Action::AwaitEngines
+            | Action::PluginTests
+            | Action::ProcessorTests
+            | Action::Wheel
+            | Action::Drift => &[],
         }
     }
 
@@ -300,7 +312,9 @@ mod tests {
         let build = plan.iter().position(|step| arguments(step).contains(&"--no-run")).unwrap();
         for (index, step) in plan.iter().enumerate() {
             let runs = arguments(step).first() == Some(&"test") && index != build;
-            if runs || matches!(step.action, Action::PluginTests | Action::ProcessorTests | Action::Drift) {
+            if runs
+                || matches!(step.action, Action::PluginTests | Action::ProcessorTests | Action::Wheel | Action::Drift)
+            {
                 assert!(step.budget.is_some() && index > build, "{}", step.title);
             }
         }

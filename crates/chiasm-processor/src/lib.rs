@@ -38,4 +38,4 @@ pub use error::ProcessorError;
 pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};
 pub use message::{ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode};
 pub use processor::{ItemCall, ItemLimits, Processor, ProcessorOptions, Sandbox};
-pub use python::python_of;
+pub use python::{python_of, script};

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs, io};
 
 use tempfile::TempDir;
@@ -80,6 +81,18 @@ fn first_line(script: &Path) -> Option<PathBuf> {
     let python = PathBuf::from(line.strip_prefix("#!")?.split_whitespace().next()?);
     let name = python.file_name()?.to_str()?;
     name.starts_with("python").then_some(python)
+}
+
+/// A start of `python` with this program, which can import the package and has the variables of the processor. The folder with the
+/// package has to outlive it.
+///
+/// # Errors
+/// The system's, if the folder can't be made.
+pub fn script(python: &Path, program: &str) -> io::Result<(Command, TempDir)> {
+    let sources = unpack()?;
+    let mut command = Command::new(python);
+    command.args(["-B", "-c", program]).env_clear().envs(environment(sources.path()));
+    Ok((command, sources))
 }
 
 /// Writes the package's sources to a folder of their own.

@@ -3,6 +3,7 @@
 mod access;
 mod agents;
 mod answers;
+mod doctor;
 mod engines;
 mod http;
 mod limits;
@@ -32,6 +33,7 @@ use serde_json::{Map, Value};
 pub(crate) use access::AccessArgs;
 pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
+pub(crate) use doctor::DoctorArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
@@ -65,8 +67,8 @@ impl Cli {
         Self::read(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    /// The command line, where an agent shows only what concerns it.
-    fn with_agents() -> clap::Command {
+    /// All commands and their flags, as people see them: an agent shows only what concerns it.
+    pub(crate) fn definition() -> clap::Command {
         Self::command().mut_subcommand("agent", |agent| {
             agent.mut_arg("port", |port| port.default_value(AGENT_PORT)).mut_args(|arg| {
                 let hidden = is_not_of_agents(&arg);
@@ -77,7 +79,7 @@ impl Cli {
 
     /// Reads a command line.
     fn read(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        let mut command = Self::with_agents();
+        let mut command = Self::definition();
         let matches = command.try_get_matches_from_mut(words)?;
         if let Some(("agent", given)) = matches.subcommand() {
             let agent = command.find_subcommand("agent").into_iter().flat_map(|agent| agent.get_arguments());
@@ -112,6 +114,13 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Tell what an image means for a model's prompt: identity, layout, tensors
     Inspect(InspectArgs),
+    /// Check whether this machine has what chiasm serve needs; fails if not
+    Doctor(DoctorArgs),
+    /// Print what a shell needs to complete this command line
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// List the engines that are or can be taken over by another frontend, or stop them
     Engines(EnginesArgs),
     /// Run one simulated engine on vLLM's wire

@@ -37,6 +37,8 @@ pub(crate) enum CliError {
     Sim(Arc<SimError>),
     #[error("the server failed: {0}")]
     Server(#[source] io::Error),
+    #[error("{problems} of the checks have found a problem, see above")]
+    Unhealthy { problems: usize },
     #[error("a demo request failed: {0}")]
     Demo(String),
 }

@@ -9,10 +9,13 @@
 //! | `serve` | engines, a frontend before them, an orderly end |
 //! | `hub_model` | a model given by its id on the Hugging Face hub |
 //! | `download_bar` | how far its download is, on a terminal or in the log |
+//! | `vllm_command` | which `vllm` is meant |
 //! | `vllm_flags` | flags for vLLM that change what an image becomes |
 //! | `demo` | the main job in a minute, on simulated engines |
 //! | `log` | lines on standard error that nobody waits for |
 //! | `inspect` | what an image means for a model's prompt |
+//! | `doctor` | whether this machine has what serving needs |
+//! | `completions` | what a shell completes |
 //! | `engines` | engines that outlive their frontends |
 //! | `sim_engine` | one simulated engine as a process |
 //! | `state_folder` | where what is known of engines outlives their frontend |
@@ -23,7 +26,9 @@
 mod agent;
 mod agents;
 mod cli;
+mod completions;
 mod demo;
+mod doctor;
 mod download_bar;
 mod engines;
 mod error;
@@ -42,6 +47,7 @@ mod sim_host;
 mod simulate;
 mod state_folder;
 mod stdout;
+mod vllm_command;
 mod vllm_flags;
 mod vllm_processor;
 
@@ -91,6 +97,8 @@ pub fn main() -> ExitCode {
             Command::Probe(args) => agents::probe(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
+            Command::Doctor(args) => doctor::run(args).await,
+            Command::Completions { shell } => completions::run(shell),
             Command::Engines(args) => engines::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,
             // Nothing else runs in this process.

@@ -26,7 +26,7 @@ use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{agents, hub_model, key_secret, signals, state_folder, vllm_processor};
+use crate::{agents, hub_model, key_secret, signals, state_folder, vllm_command, vllm_processor};
 use settings::{
     arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, receiver_cache_gb,
     router_config, routing_options,
@@ -169,6 +169,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let chats = args.prompts.chats()?;
     let flags = VllmFlags::read(&args.vllm_args)?;
+    args.engines.vllm = vllm_command::locate(&args.engines.vllm);
     // From here on the model is a directory, for engines and processor too.
     hub_model::locate(args, &flags).await?;
     let native = vllm_processor::native_images(args, &flags)?;

@@ -57,7 +57,7 @@ pub fn support(vllm_version: &str) -> Support {
 }
 
 /// The window, for people: `0.32 to 0.33`.
-pub(crate) fn window() -> String {
+pub fn window() -> String {
     let [oldest, newest] = WINDOW.map(|version| format!("{}.{}", version.major, version.minor));
     format!("{oldest} to {newest}")
 }

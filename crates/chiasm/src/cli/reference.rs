@@ -22,7 +22,7 @@ This page is made of the command line itself; a test compares them.
 ";
 
 fn page() -> String {
-    let mut command = Cli::with_agents();
+    let mut command = Cli::definition();
     command.build();
     let mut page = INTRODUCTION.to_owned();
     for subcommand in command.get_subcommands().filter(|c| c.get_name() != "help" && !c.is_hide_set()) {

@@ -1,0 +1,36 @@
+//! `chiasm completions`: what a shell completes after `chiasm`.
+
+use std::io::{self, Write};
+
+use clap_complete::{Shell, generate};
+
+use crate::cli::Cli;
+use crate::error::CliError;
+
+/// Prints the script for this shell. A reader that has gone is no failure.
+pub(crate) fn run(shell: Shell) -> Result<(), CliError> {
+    // Made in memory first: the generator panics on a closed output.
+    let mut script = Vec::new();
+    generate(shell, &mut Cli::definition(), "chiasm", &mut script);
+    let _ = io::stdout().write_all(&script);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+
+    #[test]
+    fn every_shell_completes_commands_and_their_flags() {
+        for shell in Shell::value_variants() {
+            let mut script = Vec::new();
+            generate(*shell, &mut Cli::definition(), "chiasm", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            for word in ["serve", "doctor", "gpus-per-engine"] {
+                assert!(script.contains(word), "{shell} does not complete {word}");
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What each fact means. Every function is one check; none looks at the machine.
+
+use std::time::Duration;
+
+use chiasm_engine::wire::version::{Support, support, window};
+
+use super::deadline::NoAnswer;
+use super::environment::Environment;
+use super::facts::{Clock, Facts, FoundModel, ModelFact, OpenFiles};
+use super::finding::Finding;
+
+/// Open files below which clients are turned away long before `--max-connections`, 8192 unless it is given.
+const MANY_FILES: u64 = 8192;
+/// Open files below which not even a few engines and clients have theirs.
+const FEW_FILES: u64 = 256;
+/// The first second of 2026: no clock is before the program that asks it.
+const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
+/// A clock that is set while it is looked at comes apart by more than a busy machine explains.
+const JUMP: Duration = Duration::from_secs(1);
+
+/// All findings, in the order in which they are best mended.
+pub(super) fn all(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if facts.engines == 0 {
+        findings.push(Finding::ok("vllm", "not needed without engines on this machine"));
+    } else {
+        findings.extend(of_engines(facts));
+    }
+    findings.push(open_files(facts.open_files));
+    findings.push(port(facts));
+    findings.push(clock(facts.clock));
+    findings.extend(facts.model.as_ref().map(model));
+    findings
+}
+
+fn of_engines(facts: &Facts) -> Vec<Finding> {
+    let mut findings = match &facts.environment {
+        Ok(environment) => vec![
+            vllm(environment),
+            plugin(environment, facts.vllm_plugins.as_deref(), env!("CARGO_PKG_VERSION")),
+            processor(environment),
+            sandbox(environment.sandbox),
+        ],
+        Err(reason) => {
+            let found = format!("{} can't be asked: {reason}", facts.vllm.display());
+            let advice =
+                "install vLLM beside chiasm, give --vllm PATH, or --engines 0 for a frontend of engines elsewhere";
+            vec![Finding::problem("vllm", found, advice)]
+        }
+    };
+    findings.push(gpus(&facts.gpus, facts.engines));
+    findings.push(shared_memory(&facts.free_shm, facts.engines, facts.arena_bytes));
+    findings
+}
+
+/// vLLM's version against those that are supported.
+fn vllm(environment: &Environment) -> Finding {
+    let check = "vllm";
+    let python = environment.path.display();
+    let Some(version) = &environment.vllm else {
+        return Finding::problem(check, format!("{python} has no vLLM"), "pip install vllm there, or give --vllm PATH");
+    };
+    let found = format!("{version}, by {python}");
+    let supported = format!("vLLM {} is supported", window());
+    match support(version) {
+        Support::Supported => Finding::ok(check, found),
+        Support::Newer => Finding::warning(check, found, format!("it is not tested yet, {supported}")),
+        Support::Older => Finding::problem(check, found, format!("it is too old, {supported}")),
+        Support::Unknown => Finding::warning(check, found, format!("that is no release, {supported}")),
+    }
+}
+
+/// The plugin that reads shared memory inside the engines. `selected` is `VLLM_PLUGINS`, a list of names; `own` the version of this
+/// program, with which the plugin agrees on what lies in that memory.
+fn plugin(environment: &Environment, selected: Option<&str>, own: &str) -> Finding {
+    let (check, inline) = ("plugin", "until then images travel inside messages");
+    let Some(version) = &environment.plugin else {
+        let found = format!("chiasm_vllm is not installed beside vLLM; {inline}");
+        return Finding::warning(check, found, "pip install the wheel of chiasm, or python/chiasm_vllm, there");
+    };
+    if selected.is_some_and(|names| !names.split(',').any(|name| name == "chiasm")) {
+        let found = format!("VLLM_PLUGINS leaves chiasm out; {inline}");
+        return Finding::warning(check, found, "add chiasm to it");
+    }
+    let found = format!("chiasm_vllm {version}");
+    if version == own {
+        return Finding::ok(check, found);
+    }
+    Finding::warning(check, found, format!("chiasm is {own}: install both from one wheel"))
+}
+
+/// What vLLM's processor needs of the Python that it runs in.
+fn processor(environment: &Environment) -> Finding {
+    let found = format!("Python {} at {}", environment.python, environment.path.display());
+    if environment.missing.is_empty() {
+        return Finding::ok("processor", found);
+    }
+    let missing = environment.missing.join(", ");
+    let found = format!("{found} has no {missing}; without it no videos, audio and rare formats of images are taken");
+    Finding::warning("processor", found, "install vLLM there with its requirements")
+}
+
+/// The locks of processes that read media with vLLM's processor.
+fn sandbox(is_available: bool) -> Finding {
+    if is_available {
+        return Finding::ok("sandbox", "Landlock and seccomp");
+    }
+    let found = "the kernel gives no Landlock, or a container forbids it; vLLM's processor reads media without locks";
+    let advice = "use a kernel with Landlock (5.13 or later), or --processor native where only you send media";
+    Finding::warning("sandbox", found, advice)
+}
+
+fn gpus(gpus: &Result<Vec<String>, NoAnswer>, engines: u32) -> Finding {
+    let check = "gpus";
+    match gpus {
+        Ok(gpus) if gpus.is_empty() => Finding::warning(check, "nvidia-smi lists none", "check the driver"),
+        Ok(gpus) if (gpus.len() as u64) < u64::from(engines) => {
+            let found = format!("{} for {engines} engines ({})", gpus.len(), gpus.join("; "));
+            Finding::warning(check, found, "lower --engines, or share them by chiasm serve's --share-gpu")
+        }
+        Ok(gpus) => Finding::ok(check, gpus.join("; ")),
+        Err(NoAnswer::Missing) => {
+            let advice = "vLLM needs other hardware that it was built for, or is slow on this CPU";
+            Finding::warning(check, "none: there is no nvidia-smi", advice)
+        }
+        Err(NoAnswer::Failed(reason)) => {
+            Finding::problem(check, format!("nvidia-smi: {reason}"), "mend the driver before vLLM is started")
+        }
+    }
+}
+
+/// `/dev/shm` against what the arenas of so many engines may take.
+fn shared_memory(free: &Result<u64, String>, engines: u32, arena_bytes: u64) -> Finding {
+    let check = "shared-memory";
+    let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
+    let wanted = arena_bytes.saturating_mul(u64::from(engines));
+    match free {
+        Ok(free) if *free >= wanted => {
+            Finding::ok(check, format!("/dev/shm has {:.1} GiB free of {:.1} wanted", gib(*free), gib(wanted)))
+        }
+        Ok(free) => {
+            let found = format!(
+                "/dev/shm has {:.1} GiB free of {:.1} that {engines} engines may take; what finds no room travels inside messages",
+                gib(*free),
+                gib(wanted)
+            );
+            Finding::warning(check, found, "enlarge it (docker: --shm-size) or lower --mm-arena-gb")
+        }
+        Err(reason) => {
+            let found = format!("/dev/shm: {reason}; images travel inside messages");
+            Finding::warning(check, found, "mount a tmpfs there")
+        }
+    }
+}
+
+fn open_files(limits: Option<OpenFiles>) -> Finding {
+    let check = "open-files";
+    let Some(OpenFiles { soft, hard }) = limits else {
+        return Finding::warning(check, "the system does not tell the limit", "see that it is 8192 or more");
+    };
+    let advice = if hard > soft { "raise it by ulimit -n, as the hard limit allows" } else { "raise the hard limit" };
+    let found = format!("at most {soft}");
+    match soft {
+        ..FEW_FILES => Finding::problem(check, found, advice),
+        FEW_FILES..MANY_FILES => Finding::warning(check, format!("{found} are fewer than --max-connections"), advice),
+        _ if soft == u64::MAX => Finding::ok(check, "no limit"),
+        _ => Finding::ok(check, found),
+    }
+}
+
+fn port(facts: &Facts) -> Finding {
+    let address = facts.address;
+    match &facts.refused {
+        None => Finding::ok("port", format!("{address} is free")),
+        Some(reason) => Finding::problem(
+            "port",
+            format!("{address}: {reason}"),
+            "end what listens there, or give --host and --port",
+        ),
+    }
+}
+
+/// The time of day has to be right for TLS certificates and the hub; deadlines and leases go by a clock that is never set.
+fn clock(clock: Clock) -> Finding {
+    let advice = "set it (NTP): TLS certificates are refused while it is wrong";
+    if clock.now < EARLIEST {
+        return Finding::problem("clock", "it says a year before 2026", advice);
+    }
+    if clock.jump > JUMP {
+        let found = format!("it was set by {:.1} seconds while it was looked at", clock.jump.as_secs_f64());
+        return Finding::warning("clock", found, advice);
+    }
+    Finding::ok("clock", "steady, and after 2025")
+}
+
+fn model(model: &ModelFact) -> Finding {
+    let (check, name) = ("model", &model.name);
+    match &model.found {
+        FoundModel::Readable { native_images: true } => Finding::ok(check, format!("{name}, images made by Chiasm")),
+        FoundModel::Readable { native_images: false } => {
+            Finding::ok(check, format!("{name}, text, or media by vLLM's own processor"))
+        }
+        FoundModel::Unreadable(reason) => Finding::problem(
+            check,
+            format!("{name}: {reason}"),
+            "give a directory with config.json, tokenizer.json and the processor's configuration",
+        ),
+        FoundModel::OfTheHub => {
+            Finding::ok(check, format!("{name} is no directory: it is taken from the hub or its cache"))
+        }
+        FoundModel::Nothing => Finding::problem(
+            check,
+            format!("{name} is no directory, and no id of a model on the hub"),
+            "give one of both, such as Qwen/Qwen2.5-VL-7B-Instruct",
+        ),
+        FoundModel::Hangs => Finding::problem(
+            check,
+            format!("{name}: its file system does not answer"),
+            "mount it again, or copy the model here",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[path = "checks_tests.rs"]
+mod tests;

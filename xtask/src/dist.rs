@@ -1,0 +1,170 @@
+//! What people install: the wheel, the plain binary, what is in them, and sums of both, below `target/dist/chiasm-VERSION`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::child::{self, Cancel, Output};
+use crate::error::Error;
+use crate::test_run::cargo;
+use crate::vllm_env::{self, Setup};
+use crate::vllm_overlay::{self, NEWEST};
+use crate::workspace::Workspace;
+use crate::{models, notices, python, sbom, wheel};
+
+const MAKE_WHEEL: &str = "python/wheel/make_wheel.py";
+const SBOM: &str = "chiasm.cdx.json";
+const NOTICES: &str = "THIRD-PARTY-LICENSES.txt";
+const SUMS: &str = "SHA256SUMS";
+/// A binary that outgrows this has something in it that nobody meant to ship.
+const LARGEST: u64 = 40_000_000;
+
+/// The version of everything in this workspace.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How the binary is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// As it is shipped: minutes to build.
+    Dist,
+    /// As `cargo build --release` has it: built already, as a rule.
+    Release,
+}
+
+impl Profile {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        [Self::Dist, Self::Release].into_iter().find(|profile| profile.name() == name)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Dist => "dist",
+            Self::Release => "release",
+        }
+    }
+
+    /// What cargo is told. The fast way is the build of README.md.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Dist => &["build", "--locked", "--profile", "dist", "--package", "chiasm", "--bin", "chiasm"],
+            Self::Release => &["build", "--locked", "--release", "--package", "chiasm", "--bin", "chiasm"],
+        }
+    }
+}
+
+/// Makes all of it, and returns the folder and the wheel in it.
+pub(crate) fn run(workspace: &Workspace, profile: Profile) -> Result<(PathBuf, PathBuf), Error> {
+    let out = workspace.root.join("target/dist").join(format!("chiasm-{VERSION}"));
+    // What an earlier run of another system or version has left is not of this one.
+    if out.exists() {
+        fs::remove_dir_all(&out).map_err(Error::io("remove", &out))?;
+    }
+    fs::create_dir_all(&out).map_err(Error::io("create", &out))?;
+    let built = build(workspace, profile)?;
+    let host = host(workspace)?;
+    let binary = out.join(format!("chiasm-{VERSION}-{host}"));
+    strip(&built, &binary)?;
+    let bill = out.join(SBOM);
+    let sources = sbom::write(workspace, &host, &bill)?;
+    let texts = out.join(NOTICES);
+    notices::write(&sources, &texts)?;
+    let wheel = make_wheel(workspace, &binary, Some((&bill, &texts)), &out)?;
+    check_size(&wheel)?;
+    sum(&out)?;
+    Ok((out, wheel))
+}
+
+/// Installs the wheel beside the newest vLLM and serves from there.
+pub(crate) fn test(setup: &Setup, wheel: &Path) -> Result<(), Error> {
+    let base = vllm_env::ensure(setup)?;
+    let models = models::ensure(setup, &base)?;
+    let env = vllm_overlay::ensure_version(setup, &base, NEWEST)?;
+    let mut tests = wheel::tests_of(wheel, &setup.workspace, &env, &models)?;
+    child::run(&mut tests, "the wheel's tests", &setup.output, &setup.cancel)
+}
+
+/// Builds the binary, or finds it built.
+fn build(workspace: &Workspace, profile: Profile) -> Result<PathBuf, Error> {
+    let mut cargo = cargo(workspace);
+    cargo.args(profile.arguments());
+    let what = format!("cargo {}", profile.arguments().join(" "));
+    child::run(&mut cargo, &what, &Output::Terminal, &Cancel::default())?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    Ok(workspace.root.join(target).join(profile.name()).join("chiasm"))
+}
+
+/// Packs a binary as a wheel in the folder `out`, with a bill of materials and the licences of what is in it, and returns its path.
+pub(crate) fn make_wheel(
+    workspace: &Workspace,
+    binary: &Path,
+    of_what_is_in_it: Option<(&Path, &Path)>,
+    out: &Path,
+) -> Result<PathBuf, Error> {
+    let mut python = Command::new(python::find()?);
+    python.arg("-B").arg(workspace.file(MAKE_WHEEL)?).args(["--version", VERSION, "--binary"]).arg(binary);
+    python.arg("--out").arg(out);
+    if let Some((bill, notices)) = of_what_is_in_it {
+        python.arg("--sbom").arg(bill).arg("--notices").arg(notices);
+    }
+    child::read(&mut python, MAKE_WHEEL).map(PathBuf::from)
+}
+
+/// The system that cargo builds for, as Rust names it.
+fn host(workspace: &Workspace) -> Result<String, Error> {
+    let mut rustc = Command::new("rustc");
+    let told = child::read(rustc.arg("-vV").current_dir(&workspace.root), "rustc -vV")?;
+    let host = told.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or(Error::Unreadable { what: "rustc -vV".to_owned(), printed: told })
+}
+
+/// Writes the binary without its symbols.
+fn strip(built: &Path, binary: &Path) -> Result<(), Error> {
+    let mut strip = Command::new("strip");
+    strip.arg("-o").arg(binary).arg(built);
+    child::read(&mut strip, "strip, of binutils").map(drop)
+}
+
+fn check_size(wheel: &Path) -> Result<(), Error> {
+    let bytes = fs::metadata(wheel).map_err(Error::io("read", wheel))?.len();
+    if bytes <= LARGEST { Ok(()) } else { Err(Error::TooLarge { path: wheel.to_owned(), bytes, most: LARGEST }) }
+}
+
+/// Writes what `sha256sum --check` reads, over all files of the folder.
+fn sum(out: &Path) -> Result<(), Error> {
+    let entries = fs::read_dir(out).map_err(Error::io("list", out))?;
+    let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).filter(|name| name != SUMS).collect();
+    names.sort();
+    let mut sha256sum = Command::new("sha256sum");
+    let sums = child::read(sha256sum.args(names).current_dir(out), "sha256sum")?;
+    let path = out.join(SUMS);
+    fs::write(&path, sums + "\n").map_err(Error::io("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_those_of_the_files_and_not_of_themselves() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("b"), "b").unwrap();
+        fs::write(dir.path().join("a"), "abc").unwrap();
+        sum(dir.path()).unwrap();
+        let first = fs::read_to_string(dir.path().join(SUMS)).unwrap();
+        assert!(first.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  a\n"), "{first}");
+        sum(dir.path()).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join(SUMS)).unwrap(), first);
+        assert_eq!(first.lines().count(), 2);
+    }
+
+    #[test]
+    fn a_wheel_that_is_too_large_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let wheel = dir.path().join("w.whl");
+        let file = fs::File::create(&wheel).unwrap();
+        file.set_len(LARGEST).unwrap();
+        assert!(check_size(&wheel).is_ok());
+        file.set_len(LARGEST + 1).unwrap();
+        assert!(check_size(&wheel).unwrap_err().to_string().contains("w.whl"));
+    }
+}
