@@ -6,7 +6,7 @@ use chiasm_engine::wire::version::{Support, support, window};
 
 use super::deadline::NoAnswer;
 use super::environment::Environment;
-use super::facts::{Clock, Facts, FoundModel, ModelFact, OpenFiles};
+use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact, OpenFiles};
 use super::finding::Finding;
 
 /// Open files below which clients are turned away long before `--max-connections`, 8192 unless it is given.
@@ -20,12 +20,10 @@ const JUMP: Duration = Duration::from_secs(1);
 
 /// All findings, in the order in which they are best mended.
 pub(super) fn all(facts: &Facts) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    if facts.engines == 0 {
-        findings.push(Finding::ok("vllm", "not needed without engines on this machine"));
-    } else {
-        findings.extend(of_engines(facts));
-    }
+    let mut findings = match &facts.of_engines {
+        Some(facts) => of_engines(facts),
+        None => vec![Finding::ok("vllm", "not needed without engines on this machine")],
+    };
     findings.push(open_files(facts.open_files));
     findings.push(port(facts));
     findings.push(clock(facts.clock));
@@ -33,7 +31,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn of_engines(facts: &Facts) -> Vec<Finding> {
+fn of_engines(facts: &EngineFacts) -> Vec<Finding> {
     let mut findings = match &facts.environment {
         Ok(environment) => vec![
             vllm(environment),
@@ -48,8 +46,8 @@ fn of_engines(facts: &Facts) -> Vec<Finding> {
             vec![Finding::problem("vllm", found, advice)]
         }
     };
-    findings.push(gpus(&facts.gpus, facts.engines));
-    findings.push(shared_memory(&facts.free_shm, facts.engines, facts.arena_bytes));
+    findings.push(gpus(&facts.gpus, facts.engines.get()));
+    findings.push(shared_memory(&facts.free_shm, facts.engines.get(), facts.arena_bytes));
     findings
 }
 
@@ -171,6 +169,7 @@ fn open_files(limits: Option<OpenFiles>) -> Finding {
 fn port(facts: &Facts) -> Finding {
     let address = facts.address;
     match &facts.refused {
+        None if address.port() == 0 => Finding::ok("port", format!("a free one at {}", address.ip())),
         None => Finding::ok("port", format!("{address} is free")),
         Some(reason) => Finding::problem(
             "port",

@@ -1,5 +1,7 @@
 //! Fake facts, and what is found in them.
 
+use std::num::NonZeroU32;
+
 use super::*;
 use crate::doctor::finding::Severity::{self, Ok as Fine, Problem, Warning};
 
@@ -16,21 +18,36 @@ fn environment() -> Environment {
     }
 }
 
-fn facts() -> Facts {
-    Facts {
-        engines: 2,
+fn engine_facts() -> EngineFacts {
+    EngineFacts {
+        engines: NonZeroU32::new(2).unwrap(),
         arena_bytes: 5 * GIB,
         free_shm: Ok(64 * GIB),
         vllm: "/venv/bin/vllm".into(),
         environment: Ok(environment()),
         vllm_plugins: None,
         gpus: Ok(vec!["A GPU, 80 GiB".to_owned(), "A GPU, 80 GiB".to_owned()]),
+    }
+}
+
+fn facts() -> Facts {
+    Facts {
+        of_engines: Some(engine_facts()),
         open_files: Some(OpenFiles { soft: 1 << 20, hard: 1 << 20 }),
         address: "127.0.0.1:8000".parse().unwrap(),
         refused: None,
         clock: Clock { now: EARLIEST + Duration::from_secs(1), jump: Duration::ZERO },
         model: Some(ModelFact { name: "/m".to_owned(), found: FoundModel::Readable { native_images: true } }),
     }
+}
+
+/// Facts of a machine that is fine but for this.
+fn with_engines(of_engines: EngineFacts) -> Facts {
+    Facts { of_engines: Some(of_engines), ..facts() }
+}
+
+fn with_environment(environment: Environment) -> Facts {
+    with_engines(EngineFacts { environment: Ok(environment), ..engine_facts() })
 }
 
 /// The one finding of this check, which has to be as bad as this and say these words.
@@ -65,16 +82,16 @@ fn a_version_of_vllm_is_held_against_the_window() {
         (None, Problem, "no vLLM"),
     ] {
         let environment = Environment { vllm: version.map(str::to_owned), ..environment() };
-        expect(&Facts { environment: Ok(environment), ..facts() }, "vllm", severity, &[word]);
+        expect(&with_environment(environment), "vllm", severity, &[word]);
     }
 }
 
 #[test]
 fn a_command_that_is_not_there_is_a_problem_unless_no_engine_is_to_run_here() {
-    let lost = Facts { environment: Err("it is not in PATH".to_owned()), ..facts() };
+    let lost = with_engines(EngineFacts { environment: Err("it is not in PATH".to_owned()), ..engine_facts() });
     expect(&lost, "vllm", Problem, &["/venv/bin/vllm", "not in PATH", "--vllm"]);
     assert!(all(&lost).iter().all(|finding| finding.check != "plugin"));
-    let frontend = Facts { engines: 0, ..lost };
+    let frontend = Facts { of_engines: None, ..lost };
     expect(&frontend, "vllm", Fine, &["not needed"]);
     assert!(all(&frontend).iter().all(|finding| finding.severity == Fine));
 }
@@ -82,24 +99,34 @@ fn a_command_that_is_not_there_is_a_problem_unless_no_engine_is_to_run_here() {
 #[test]
 fn a_plugin_that_will_not_be_active_is_told() {
     let missing = Environment { plugin: None, ..environment() };
-    expect(&Facts { environment: Ok(missing), ..facts() }, "plugin", Warning, &["not installed", "pip install"]);
+    expect(&with_environment(missing), "plugin", Warning, &["not installed", "pip install"]);
     let other = Environment { plugin: Some("0.0.9".to_owned()), ..environment() };
-    expect(&Facts { environment: Ok(other), ..facts() }, "plugin", Warning, &["0.0.9", env!("CARGO_PKG_VERSION")]);
-    expect(&Facts { vllm_plugins: Some("other".to_owned()), ..facts() }, "plugin", Warning, &["VLLM_PLUGINS"]);
-    expect(&Facts { vllm_plugins: Some("other,chiasm".to_owned()), ..facts() }, "plugin", Fine, &["chiasm_vllm"]);
+    expect(&with_environment(other), "plugin", Warning, &["0.0.9", env!("CARGO_PKG_VERSION")]);
+    expect(
+        &with_engines(EngineFacts { vllm_plugins: Some("other".to_owned()), ..engine_facts() }),
+        "plugin",
+        Warning,
+        &["VLLM_PLUGINS"],
+    );
+    expect(
+        &with_engines(EngineFacts { vllm_plugins: Some("other,chiasm".to_owned()), ..engine_facts() }),
+        "plugin",
+        Fine,
+        &["chiasm_vllm"],
+    );
 }
 
 #[test]
 fn the_processor_needs_its_modules_and_wants_its_locks() {
     let environment = Environment { missing: vec!["torch".to_owned()], sandbox: false, ..environment() };
-    let facts = Facts { environment: Ok(environment), ..facts() };
+    let facts = with_environment(environment);
     expect(&facts, "processor", Warning, &["torch", "/venv/bin/python"]);
     expect(&facts, "sandbox", Warning, &["Landlock", "--processor native"]);
 }
 
 #[test]
 fn gpus_are_counted_and_a_broken_driver_is_a_problem() {
-    let with = |gpus| Facts { gpus, ..facts() };
+    let with = |gpus| with_engines(EngineFacts { gpus, ..engine_facts() });
     expect(&with(Ok(vec!["A GPU".to_owned()])), "gpus", Warning, &["1 for 2 engines", "--share-gpu"]);
     expect(&with(Ok(Vec::new())), "gpus", Warning, &["none"]);
     expect(&with(Err(NoAnswer::Missing)), "gpus", Warning, &["none"]);
@@ -108,19 +135,10 @@ fn gpus_are_counted_and_a_broken_driver_is_a_problem() {
 
 #[test]
 fn shared_memory_is_what_all_engines_may_take() {
-    expect(&Facts { free_shm: Ok(10 * GIB), ..facts() }, "shared-memory", Fine, &["10.0"]);
-    expect(
-        &Facts { free_shm: Ok(10 * GIB - 1), ..facts() },
-        "shared-memory",
-        Warning,
-        &["--shm-size", "--mm-arena-gb"],
-    );
-    expect(
-        &Facts { free_shm: Err("no such folder".to_owned()), ..facts() },
-        "shared-memory",
-        Warning,
-        &["no such folder"],
-    );
+    let with = |free_shm| with_engines(EngineFacts { free_shm, ..engine_facts() });
+    expect(&with(Ok(10 * GIB)), "shared-memory", Fine, &["10.0"]);
+    expect(&with(Ok(10 * GIB - 1)), "shared-memory", Warning, &["--shm-size", "--mm-arena-gb"]);
+    expect(&with(Err("no such folder".to_owned())), "shared-memory", Warning, &["no such folder"]);
 }
 
 #[test]

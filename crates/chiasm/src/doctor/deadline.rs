@@ -10,6 +10,8 @@ use tokio::time::timeout;
 
 /// Most bytes that are read of what a program prints.
 const PRINTED_BYTES: u64 = 1 << 20;
+/// A file system that takes longer for a small file is not one to serve from.
+pub(super) const DISK_TIME: Duration = Duration::from_secs(5);
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

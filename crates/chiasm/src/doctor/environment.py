@@ -19,8 +19,10 @@ def plugin():
     points = importlib.metadata.entry_points(group="vllm.general_plugins")
     if not any(point.name == "chiasm" for point in points):
         return None
-    import chiasm_vllm
-
+    try:
+        import chiasm_vllm
+    except Exception as error:
+        return f"can't be imported ({error})"
     return chiasm_vllm.__version__
 
 

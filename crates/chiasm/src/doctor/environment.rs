@@ -6,7 +6,7 @@ use std::time::Duration;
 use chiasm_processor::{python_of, script};
 use serde::Deserialize;
 
-use super::deadline::{NoAnswer, printed};
+use super::deadline::{DISK_TIME, NoAnswer, looked, printed};
 
 /// A cold disk takes seconds to find all packages.
 const TIME: Duration = Duration::from_secs(30);
@@ -34,7 +34,10 @@ pub(super) struct Environment {
 /// # Errors
 /// Words that say why there is no answer.
 pub(super) async fn ask(vllm: &Path) -> Result<Environment, String> {
-    let path = python_of(vllm).map_err(|error| error.to_string())?;
+    let command = vllm.to_owned();
+    let path = looked(DISK_TIME, move || python_of(&command))
+        .ok_or_else(|| "its file system does not answer".to_owned())?
+        .map_err(|error| error.to_string())?;
     let named = |reason: String| format!("{}: {reason}", path.display());
     let (command, _sources) =
         script(&path, include_str!("environment.py")).map_err(|error| named(error.to_string()))?;

@@ -1,13 +1,14 @@
 //! What is so on this machine. Nothing here judges, and nothing waits for ever.
 
 use std::net::{SocketAddr, TcpListener};
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use chiasm_server::model::{NativeImages, ServedModel};
 use tokio::process::Command;
 
-use super::deadline::{NoAnswer, looked, printed};
+use super::deadline::{DISK_TIME, NoAnswer, looked, printed};
 use super::environment::{self, Environment};
 use crate::cli::DoctorArgs;
 use crate::vllm_command;
@@ -16,15 +17,28 @@ use crate::vllm_command;
 const GPU_TIME: Duration = Duration::from_secs(20);
 /// Reading a large tokenizer from a network takes seconds.
 const MODEL_TIME: Duration = Duration::from_secs(30);
-const DISK_TIME: Duration = Duration::from_secs(5);
 /// How long the two clocks are compared.
 const CLOCK_TIME: Duration = Duration::from_millis(50);
 
 /// All that is looked at.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
+    /// What engines need; none if no engine is to run here.
+    pub(super) of_engines: Option<EngineFacts>,
+    /// The most files that this process may have open, now and if it asks for more.
+    pub(super) open_files: Option<OpenFiles>,
+    pub(super) address: SocketAddr,
+    /// Why nothing can listen there.
+    pub(super) refused: Option<String>,
+    pub(super) clock: Clock,
+    pub(super) model: Option<ModelFact>,
+}
+
+/// What matters to engines alone.
+#[derive(Clone, Debug)]
+pub(super) struct EngineFacts {
     /// Engines that are to run here.
-    pub(super) engines: u32,
+    pub(super) engines: NonZeroU32,
     /// Bytes of shared memory that each may take.
     pub(super) arena_bytes: u64,
     /// Bytes that are free in `/dev/shm`, or why that is not known.
@@ -37,13 +51,6 @@ pub(super) struct Facts {
     pub(super) vllm_plugins: Option<String>,
     /// A line per GPU.
     pub(super) gpus: Result<Vec<String>, NoAnswer>,
-    /// The most files that this process may have open, now and if it asks for more.
-    pub(super) open_files: Option<OpenFiles>,
-    pub(super) address: SocketAddr,
-    /// Why nothing can listen there.
-    pub(super) refused: Option<String>,
-    pub(super) clock: Clock,
-    pub(super) model: Option<ModelFact>,
 }
 
 /// The limits of `Max open files` in `/proc/self/limits`; `u64::MAX` for none.
@@ -87,26 +94,35 @@ pub(super) enum FoundModel {
 impl Facts {
     /// Looks at everything that these flags make matter.
     pub(super) async fn gather(args: &DoctorArgs) -> Self {
-        let vllm = vllm_command::locate(&args.vllm);
         let address = SocketAddr::new(args.host, args.port);
-        let (environment, gpus) = match args.engines {
-            0 => (Err(String::new()), Err(NoAnswer::Missing)),
-            _ => tokio::join!(environment::ask(&vllm), gpus()),
+        let of_engines = match NonZeroU32::new(args.engines) {
+            Some(engines) => Some(EngineFacts::gather(args, engines).await),
+            None => None,
         };
+        Self {
+            of_engines,
+            open_files: std::fs::read_to_string("/proc/self/limits").ok().and_then(|limits| open_files(&limits)),
+            address,
+            refused: TcpListener::bind(address).err().map(|error| error.to_string()),
+            clock: clock(),
+            model: args.model.clone().map(model),
+        }
+    }
+}
+
+impl EngineFacts {
+    async fn gather(args: &DoctorArgs, engines: NonZeroU32) -> Self {
+        let vllm = vllm_command::locate(&args.vllm);
+        let (environment, gpus) = tokio::join!(environment::ask(&vllm), gpus());
         let shm = looked(DISK_TIME, || chiasm_transfer::free_shm_bytes().map_err(|error| error.to_string()));
         Self {
-            engines: args.engines,
+            engines,
             arena_bytes: (args.mm_arena_gb * (1_u64 << 30) as f64) as u64,
             free_shm: shm.unwrap_or_else(|| Err("it does not answer".to_owned())),
             vllm,
             environment,
             vllm_plugins: std::env::var("VLLM_PLUGINS").ok(),
             gpus,
-            open_files: std::fs::read_to_string("/proc/self/limits").ok().and_then(|limits| open_files(&limits)),
-            address,
-            refused: TcpListener::bind(address).err().map(|error| error.to_string()),
-            clock: clock(),
-            model: args.model.clone().map(model),
         }
     }
 }
