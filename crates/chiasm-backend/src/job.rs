@@ -246,10 +246,11 @@ impl TraceContext {
         })
     }
 
-    /// The context of a new span of a new trace, which is to be recorded.
-    pub fn begin(trace_id: [u8; 16], span_id: [u8; 8]) -> Self {
+    /// The context of a new span of a new trace, which is to be recorded if `sampled`.
+    pub fn begin(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Self {
         let (trace, span) = (u128::from_be_bytes(trace_id), u64::from_be_bytes(span_id));
-        Self { traceparent: format!("00-{trace:032x}-{span:016x}-01").into(), tracestate: None }
+        let flags = u8::from(sampled);
+        Self { traceparent: format!("00-{trace:032x}-{span:016x}-{flags:02x}").into(), tracestate: None }
     }
 
     /// The context of a new span below this one: of the same trace, and to be recorded if this one is.
@@ -316,8 +317,9 @@ mod tests {
         let headers: Vec<_> = child.headers().collect();
         assert_eq!(headers[0].1, "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000102-01");
         assert_eq!((child.ids(), child.state()), ((trace, [0, 0, 0, 0, 0, 0, 1, 2]), Some("a=b")));
-        let begun = TraceContext::begin(trace, span);
+        let begun = TraceContext::begin(trace, span, true);
         assert_eq!(begun.headers().next(), Some(("traceparent", PARENT)));
+        assert!(!TraceContext::begin(trace, span, false).is_sampled());
         for (flags, sampled) in [("00", false), ("01", true), ("02", false), ("ff", true)] {
             let context = TraceContext::parse(&format!("{}{flags}", &PARENT[..53]), None).unwrap();
             assert_eq!((context.is_sampled(), context.child(span).is_sampled()), (sampled, sampled), "{flags}");

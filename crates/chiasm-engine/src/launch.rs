@@ -4,6 +4,7 @@
 //! form a process group of their own, which ends with the `EngineProcess`, and with this process however that ends. With
 //! [`Keep`] it lives on for some time instead, for a later process to take it over.
 
+mod advice;
 mod arguments;
 mod group;
 mod lines;

@@ -155,9 +155,13 @@ impl Sending {
         let body = ExportTraceServiceRequest { resource_spans }.encode_to_vec();
         let request = self.client.post(self.endpoint.0.clone()).headers(self.headers.0.clone());
         let request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf")).body(body);
-        let sent = request.send().await.and_then(reqwest::Response::error_for_status);
+        let sent = match request.send().await.and_then(reqwest::Response::error_for_status) {
+            // Read to its end, the connection serves for the next message.
+            Ok(answer) => answer.bytes().await.map(drop),
+            Err(error) => Err(error),
+        };
         match sent {
-            Ok(_) => {
+            Ok(()) => {
                 self.counts.sent.fetch_add(count, Ordering::Relaxed);
                 self.counts.is_failing.store(false, Ordering::Relaxed);
             }
@@ -166,7 +170,8 @@ impl Sending {
                 if !self.counts.is_failing.swap(true, Ordering::Relaxed) {
                     // Its own words would tell the address with what is secret in it.
                     let error = error.without_url();
-                    tracing::warn!(endpoint = %self.endpoint, %error, "traces are lost; told once until one is sent again");
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    tracing::warn!(endpoint = %self.endpoint, %error, cause, "traces are lost; told once until one is sent again");
                 }
             }
         }

@@ -50,7 +50,7 @@ impl ApiKeys {
     }
 
     /// Whether there are any keys.
-    pub(crate) fn are_asked_for(&self) -> bool {
+    pub fn are_asked_for(&self) -> bool {
         !self.digests.is_empty()
     }
 

@@ -109,11 +109,10 @@ async fn recorded(mut app: Router, frontend: &Arc<Frontend>, mut request: Reques
 fn begin_trace(frontend: &Frontend, request: &mut Request) -> Option<(RequestId, Traced)> {
     let traces = frontend.traces.as_ref()?;
     let identity = request.extensions_mut().get_mut::<Identity>()?;
-    let traced = traces.begin(identity.trace.as_ref())?;
-    let context = traced.context().clone();
+    let (context, traced) = traces.begin(identity.trace.as_ref());
     Span::current().record("trace_id", context.trace_id());
     identity.trace = Some(context);
-    Some((identity.id.clone(), traced))
+    traced.map(|traced| (identity.id.clone(), traced))
 }
 
 /// A panic is told to the client, and not to others on its connection.

@@ -54,16 +54,23 @@ impl Traces {
         self.exporter.counts()
     }
 
-    /// Begins the trace of a request that has come with this context; `None` if it is not to be recorded.
-    pub(crate) fn begin(&self, came_with: Option<&TraceContext>) -> Option<Traced> {
+    /// Begins the trace of a request that has come with this context. What it has from then on may also say that nobody, the engine
+    /// neither, is to record it; else it comes with what records it.
+    pub(crate) fn begin(&self, came_with: Option<&TraceContext>) -> (TraceContext, Option<Traced>) {
         let id = SpanId::random();
         let (context, parent) = match came_with {
-            Some(context) if !context.is_sampled() => return None,
+            Some(context) if !context.is_sampled() => return (context.clone(), None),
             Some(context) => (context.child(id.0), Some(SpanId(context.ids().1))),
-            None if self.sample < 1.0 && rand::random::<f64>() >= self.sample => return None,
-            None => (TraceContext::begin(TraceId::random().0, id.0), None),
+            None => {
+                let is_sampled = self.sample >= 1.0 || rand::random::<f64>() < self.sample;
+                let context = TraceContext::begin(TraceId::random().0, id.0, is_sampled);
+                if !is_sampled {
+                    return (context, None);
+                }
+                (context, None)
+            }
         };
-        Some(Traced { context, parent, arrived: SystemTime::now() })
+        (context.clone(), Some(Traced { context, parent, arrived: SystemTime::now() }))
     }
 
     /// Ends the trace of a request.
@@ -77,11 +84,6 @@ impl Traces {
 }
 
 impl Traced {
-    /// What the engine is told, and the log.
-    pub(crate) fn context(&self) -> &TraceContext {
-        &self.context
-    }
-
     /// The request's own span. Names and attributes are those of OpenTelemetry's conventions for HTTP and for generative AI, and vLLM's
     /// (`vllm.tracing.SpanAttributes`) where these have none.
     fn root(&self, over: &Over<'_>) -> Span {

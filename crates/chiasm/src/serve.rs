@@ -1,8 +1,10 @@
 //! `chiasm serve`: engines, a frontend before them, and an orderly end.
 
 mod settings;
+mod summary;
 
 use std::future::Future;
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +49,7 @@ pub(crate) async fn run(
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
     let keys = args.access.keys()?;
+    let has_keys = keys.are_asked_for();
     let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
     if args.agents.announce.is_some() {
         return Err(CliError::Usage("--announce is of chiasm agent: frontends are not looked for".to_owned()));
@@ -113,19 +116,16 @@ pub(crate) async fn run(
         signals::terminated().await;
         tracing::info!(delay = drain.delay.as_secs_f64(), "going down: requests in flight finish");
     };
+    let summary = say_where(&listener, certificate.is_some(), &frontend, has_keys);
     let announce = async {
         // Those of agents come as they are found.
         if workers > 0 && fleet.wait_ready(workers).await {
             tracing::info!(workers, "all engines are ready");
+            if let Some(summary) = &summary {
+                tracing::info!("{summary}");
+            }
         }
     };
-    if let Ok(address) = listener.local_addr() {
-        let scheme = if certificate.is_some() { "https" } else { "http" };
-        tracing::info!(model = model.name, url = %format_args!("{scheme}://{address}/v1"), "serving");
-        if frontend.has_page() {
-            tracing::info!(url = %format_args!("{scheme}://{address}{}/", page::PREFIX), "live page");
-        }
-    }
     let renewed = certificate.clone();
     let follow = async {
         if let Some(certificate) = renewed {
@@ -141,6 +141,19 @@ pub(crate) async fn run(
     };
     tokio::join!(fleet.shutdown(), traced.finish_traces(LAST_TRACES));
     ended
+}
+
+/// Says where the server is, before its engines are ready. Returns what whoever sits at a terminal is shown when they are.
+fn say_where(listener: &TcpListener, is_encrypted: bool, frontend: &Frontend, has_keys: bool) -> Option<String> {
+    let address = listener.local_addr().ok()?;
+    let model = &frontend.model.name;
+    let base = format!("{}://{address}", if is_encrypted { "https" } else { "http" });
+    tracing::info!(model, url = %format_args!("{base}/v1"), "serving");
+    let page = frontend.has_page().then(|| format!("{base}{}/", page::PREFIX));
+    if let Some(url) = &page {
+        tracing::info!(%url, "live page");
+    }
+    std::io::stderr().is_terminal().then(|| summary::summary(&base, model, page.as_deref(), has_keys))
 }
 
 /// Whose engines they are.

@@ -139,7 +139,8 @@ impl RunningEngine for Process {
             let report = self.0.exited().await;
             let first = report.last_lines.len().saturating_sub(LAST_LINES);
             let last_lines: String = report.last_lines[first..].iter().map(|line| format!("\n    {line}")).collect();
-            format!("its process ended ({report}); its last words:{last_lines}")
+            let advice = report.advice.map_or_else(String::new, |advice| format!("\n  what helps: {advice}"));
+            format!("its process ended ({report}); its last words:{last_lines}{advice}")
         }
         .boxed()
     }

@@ -5,9 +5,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::advice::advice;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncSeekExt, BufReader};
 
 /// Lines that are kept: enough for a Python traceback.
@@ -24,19 +25,36 @@ const MAX_FILE: u64 = 16 << 20;
 
 /// The last lines of both streams of one engine.
 #[derive(Clone, Default)]
-pub(super) struct LastLines(Arc<Mutex<VecDeque<String>>>);
+pub(super) struct LastLines(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    lines: VecDeque<String>,
+    /// What helps against the first known error that it told of: what comes after may be tracebacks of whatever waited for it.
+    advice: Option<&'static str>,
+}
 
 impl LastLines {
     fn push(&self, line: String) {
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() == KEPT {
-            lines.pop_front();
+        let advice = advice(&line);
+        let mut kept = self.kept();
+        kept.advice = kept.advice.or(advice);
+        if kept.lines.len() == KEPT {
+            kept.lines.pop_front();
         }
-        lines.push_back(line);
+        kept.lines.push_back(line);
     }
 
     pub(super) fn get(&self) -> Vec<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.kept().lines.iter().cloned().collect()
+    }
+
+    pub(super) fn advice(&self) -> Option<&'static str> {
+        self.kept().advice
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -40,6 +40,8 @@ pub struct ExitReport {
     pub status: Option<ExitStatus>,
     /// The last lines that it printed.
     pub last_lines: Vec<String>,
+    /// What helps, if it ended with an error that is known.
+    pub advice: Option<&'static str>,
 }
 
 impl fmt::Display for ExitReport {
@@ -172,7 +174,11 @@ impl EngineProcess {
         let mut exit = self.exit.clone();
         let report = exit.wait_for(Option::is_some).await;
         // The sender ends without a report only with the runtime itself.
-        report.ok().and_then(|report| report.clone()).unwrap_or(ExitReport { status: None, last_lines: Vec::new() })
+        report.ok().and_then(|report| report.clone()).unwrap_or(ExitReport {
+            status: None,
+            last_lines: Vec::new(),
+            advice: None,
+        })
     }
 
     /// What the processes of its group do; `None` where the system does not tell.
@@ -245,7 +251,7 @@ fn attend(
             watchdog.dismiss().await;
         }
         let _ = tokio::time::timeout(LAST_WORDS, readers.join_all()).await;
-        sender.send_replace(Some(ExitReport { status, last_lines: last.get() }));
+        sender.send_replace(Some(ExitReport { status, last_lines: last.get(), advice: last.advice() }));
     });
     exit
 }

@@ -8,6 +8,7 @@ mod hung;
 mod log;
 mod manners;
 mod metrics;
+mod mistakes;
 mod on_call;
 mod prometheus;
 mod prompts;

@@ -1,0 +1,81 @@
+//! What to do about an engine that ends with an error that many meet.
+
+/// What an engine says before it ends, and what helps. The words are those of vLLM 0.31 to 0.33, of PyTorch and of the hub's client.
+const KNOWN: [(&str, &str); 11] = [
+    (
+        "No available memory for the cache blocks",
+        "the model fills the memory that the engine may take: raise --gpu-memory-utilization behind --, or give each engine more GPUs \
+         (--gpus-per-engine)",
+    ),
+    (
+        "To serve at least one request with the model",
+        "the KV cache has no room for one request of the longest kind: lower --max-model-len behind --, or raise \
+         --gpu-memory-utilization there",
+    ),
+    (
+        "Free memory on device",
+        "something else is on that GPU, such as an engine that was not ended: nvidia-smi shows it; or lower --gpu-memory-utilization \
+         behind --",
+    ),
+    (
+        "CUDA out of memory",
+        "the GPU's memory is full: lower --gpu-memory-utilization, --max-num-seqs or --max-model-len behind --, or give each engine more \
+         GPUs (--gpus-per-engine)",
+    ),
+    (
+        "Failed to infer device type",
+        "this vLLM finds no device that it was built for: chiasm doctor says what it sees; on a CPU it has to be vLLM's build for that",
+    ),
+    ("are not supported for now", "this vLLM does not know the model's architecture: a newer one may"),
+    (
+        "Cannot find any model weights",
+        "the model's folder has no weights: download it whole, or give the folder that has its .safetensors",
+    ),
+    ("You are trying to access a gated repo", "ask for access on the model's page of the hub, and set HF_TOKEN"),
+    ("is not a valid model identifier", "MODEL is neither a folder on this machine nor an id of the hub"),
+    (
+        "unrecognized arguments",
+        "what stands behind -- goes to vllm, which does not know it: Chiasm's own flags stand before --",
+    ),
+    ("No space left on device", "a disk or /dev/shm is full: df shows which"),
+];
+
+/// What to do about what this line tells, if that is known.
+pub(super) fn advice(line: &str) -> Option<&'static str> {
+    KNOWN.iter().find(|(words, _)| line.contains(words)).map(|(_, advice)| *advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_engines_say_is_known_by_its_words() {
+        for (line, told) in [
+            (
+                "(EngineCore pid=7) ValueError: No available memory for the cache blocks. Try increasing",
+                "--gpus-per-engine",
+            ),
+            (
+                "ValueError: To serve at least one request with the model's max seq len (128000), (16.0 GiB KV cache is needed",
+                "--max-model-len",
+            ),
+            (
+                "ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than the engine's budget",
+                "nvidia-smi",
+            ),
+            ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "--max-num-seqs"),
+            ("RuntimeError: Failed to infer device type, please set the environment variable", "chiasm doctor"),
+            (
+                "ValueError: Model architectures ['X'] are not supported for now. Supported architectures:",
+                "architecture",
+            ),
+            ("RuntimeError: Cannot find any model weights with `/models/x`", ".safetensors"),
+            ("OSError: You are trying to access a gated repo.", "HF_TOKEN"),
+            ("vllm: error: unrecognized arguments: --engines 2", "before --"),
+        ] {
+            assert!(advice(line).is_some_and(|advice| advice.contains(told)), "{line}: {:?}", advice(line));
+        }
+        assert_eq!(advice("INFO Loading weights took 3.4 seconds"), None);
+    }
+}

@@ -1,0 +1,94 @@
+//! The mistakes of a first hour, and what is said about each.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::support::{Server, chiasm, demo_model};
+
+/// What `chiasm` says when it ends by itself at once, which it must.
+fn told(arguments: &[&str]) -> String {
+    let mut command = chiasm(arguments);
+    // Nobody is asked over the network, and nothing of this machine's user counts.
+    command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nowhere").env("PATH", "/usr/bin:/bin");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("chiasm starts");
+    let began = Instant::now();
+    while child.try_wait().expect("wait").is_none() {
+        if began.elapsed() > Duration::from_secs(20) {
+            let _ = child.kill();
+            panic!("chiasm {arguments:?} goes on");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().expect("its output");
+    assert!(!output.status.success(), "chiasm {arguments:?}");
+    String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+#[test]
+fn what_is_wrong_is_said_at_once_with_a_way_out() {
+    let model = demo_model().display().to_string();
+    let empty = tempfile::tempdir().expect("a folder");
+    let empty = empty.path().display().to_string();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    let serve = |flags: &[&str]| told(&[&["serve", &model, "--sim", "1"], flags].concat());
+    for (mistake, told, ways) in [
+        ("no model", told(&["serve"]), &["<MODEL>"][..]),
+        ("another word for serve", told(&["server", &model]), &["'serve'"]),
+        ("a path that is not there", told(&["serve", "/no/folder"]), &["is no directory", "id of a model on the hub"]),
+        ("a hub that can't be asked", told(&["serve", "a/b"]), &["HF_HUB_OFFLINE", "name a directory"]),
+        ("a folder without a model", told(&["serve", &empty, "--sim", "1"]), &["tokenizer.json", "model directory"]),
+        ("no vLLM", told(&["serve", &model, "--port", "0"]), &["no program vllm", "--vllm PATH", "--sim N"]),
+        ("another vLLM", told(&["serve", &model, "--vllm", "/no/vllm"]), &["no program /no/vllm"]),
+        ("no engines", told(&["serve", &model, "--engines", "0"]), &["--engines", "--sim", "--attach"]),
+        ("two kinds of engines", serve(&["--engines", "2"]), &["--sim", "--engines"]),
+        ("a flag of vLLM's before --", serve(&["--max-model-len", "5"]), &["'-- --max-model-len'"]),
+        ("a taken port", serve(&["--port", &port]), &["another server", "--port 0"]),
+        ("somebody else's address", serve(&["--host", "203.0.113.7"]), &["203.0.113.7"]),
+        (
+            "little shared memory",
+            serve(&["--mm-transfer", "shm", "--mm-arena-gb", "90000"]),
+            &["--shm-size", "--mm-arena-gb"],
+        ),
+        ("an empty key", serve(&["--api-key", ""]), &["API key"]),
+        ("no such certificate", serve(&["--ssl-certfile", "/no", "--ssl-keyfile", "/no"]), &["--ssl-certfile", "/no"]),
+        ("a certificate without its key", serve(&["--ssl-certfile", "/no"]), &["--ssl-keyfile"]),
+        ("no such chat template", serve(&["--chat-template", "/no.jinja"]), &["/no.jinja", "give a file"]),
+        (
+            "settings that are no JSON",
+            serve(&["--mm-processor-kwargs", "{"]),
+            &["--mm-processor-kwargs", "JSON object"],
+        ),
+        ("an unknown parser", serve(&["--tool-call-parser", "x"]), &["'x'", "hermes"]),
+        ("gRPC for traces", serve(&["--otlp-traces-endpoint", "grpc://h:4317"]), &["gRPC is not spoken", "4318"]),
+    ] {
+        for way in ways {
+            assert!(told.contains(way), "{mistake}: {way} is not in\n{told}");
+        }
+        assert!(told.lines().count() <= 8, "{mistake}: that is too much to read\n{told}");
+    }
+}
+
+#[tokio::test]
+async fn what_an_engine_dies_of_is_said_with_a_way_out() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let vllm = folder.path().join("vllm");
+    // The error comes first, and a screenful of what waited for it after that.
+    let error = "ValueError: No available memory for the cache blocks. Try increasing";
+    let noise = "for line in $(seq 60); do echo \"  File waits, line $line\"; done";
+    fs::write(&vllm, format!("#!/bin/sh\necho '{error}'\n{noise}\nexit 1\n")).expect("a script");
+    fs::set_permissions(&vllm, fs::Permissions::from_mode(0o755)).expect("a program");
+    let model = demo_model().display().to_string();
+    let vllm = vllm.display().to_string();
+    let server = Server::start(&[&model, "--vllm", &vllm, "--mm-transfer", "inline"]);
+    assert!(server.logged_line("what helps: ").contains("--gpu-memory-utilization"));
+}
+
+#[tokio::test]
+async fn an_engine_that_is_too_old_is_refused_by_its_version() {
+    let model = demo_model().display().to_string();
+    let server = Server::start(&[&model, "--sim", "1", "--sim-vllm-version", "0.20.0"]);
+    assert!(server.logged_line("0.20.0").contains("0.3"), "the versions that are supported are named");
+}
