@@ -63,7 +63,7 @@ pub struct BadHeaders;
 impl FromStr for Headers {
     type Err = BadHeaders;
 
-    /// As `OTEL_EXPORTER_OTLP_HEADERS` has them.
+    /// Reads the form that `OTEL_EXPORTER_OTLP_HEADERS` has: pairs with commas between them.
     fn from_str(text: &str) -> Result<Self, BadHeaders> {
         let mut headers = HeaderMap::new();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {

@@ -138,7 +138,7 @@ impl Sending {
                         }
                     }
                 };
-                // That the time is over is what usually ends it.
+                // Usually the end of the time ends it, and is no error.
                 let _ = timeout(GATHERING, gather).await;
             }
             self.send(traces.drain(..).flatten().collect()).await;

@@ -30,10 +30,10 @@ impl SpanId {
     }
 }
 
-/// On whose side a span is.
+/// Says on whose side of a call a span is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Of who was asked.
+    /// The side that was asked.
     Server,
     /// Within a process.
     Internal,

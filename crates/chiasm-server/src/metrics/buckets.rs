@@ -4,7 +4,7 @@
 //! like 0.5 s to a first token, is one here, and round targets are told exactly. Most observations fall into the first few, which are
 //! searched from the smallest on.
 
-/// From a request's arrival to its first token.
+/// The bounds for times from a request's arrival to its first token.
 pub(super) const FIRST_TOKEN: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
@@ -16,7 +16,7 @@ pub(super) const BETWEEN_TOKENS: [f64; 22] = [
     20.0, 40.0, 80.0,
 ];
 
-/// From a request's arrival to the end of its answer; vLLM has none below 300 ms.
+/// The bounds for times from a request's arrival to the end of its answer; vLLM has none below 300 ms.
 pub(super) const WHOLE_REQUEST: [f64; 24] = [
     0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,

@@ -39,9 +39,9 @@ impl AddAssign for PromptTokens {
 /// Tokens of the prompts that have their first answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
-    /// Of all workers that there ever were.
+    /// The tokens of all workers that there ever were.
     pub(crate) total: PromptTokens,
-    /// Of those that are there.
+    /// The tokens of each worker that is there.
     workers: BTreeMap<WorkerId, PromptTokens>,
 }
 
