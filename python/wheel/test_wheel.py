@@ -70,8 +70,10 @@ class TestServing(unittest.TestCase):
         def follow() -> None:
             for line in cls.server.stderr:
                 cls.log.append(line)
-                if " url=http" in line:
-                    cls.url = re.search(r" url=(http\S+)", re.sub(r"\x1b\[\d*m", "", line))[1]
+                # The live page tells an address, too.
+                serving = re.search(r" serving .*url=(http\S+)/v1$", re.sub(r"\x1b\[\d*m", "", line.rstrip()))
+                if serving:
+                    cls.url = serving[1]
                     listens.set()
                 cls.lost |= "engine lost" in line
                 if cls.lost or "all engines are ready" in line:
@@ -100,7 +102,7 @@ class TestServing(unittest.TestCase):
         content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "the quick brown fox"}]
         body = {"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0}
         request = urllib.request.Request(
-            self.url.removesuffix("/v1") + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            self.url + "/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
