@@ -21,6 +21,7 @@ fn main() {
         .iter()
         .map(|workload| Scenario {
             workers,
+            sized_for: workers,
             requests,
             warm_up: requests / 4,
             source: Source::Generated(*workload, WorkloadSize::default()),

@@ -160,6 +160,7 @@ impl<'a> Fleet<'a> {
             let Some(at) = [arrival, published, announced, planned].into_iter().flatten().min() else { return Ok(now) };
             now = at;
             self.clock.set(now);
+            self.tally.timeline.pass(now, || self.engines.iter().map(Engine::work).collect());
             if published == Some(now) {
                 self.receive();
             } else if announced == Some(now) {
@@ -189,6 +190,7 @@ impl<'a> Fleet<'a> {
             self.marks[0] = self.mark(now);
         }
         let counted = self.arrived >= self.scenario.warm_up;
+        self.tally.timeline.arrived(now);
         self.arrived += 1;
         let sequence = request.sequence;
         let model = &self.scenario.engine;
@@ -307,6 +309,8 @@ impl<'a> Fleet<'a> {
             completed: self.tally.completed,
             refused: self.tally.refused,
             virtual_seconds: seconds(end),
+            warm_up_seconds: seconds(from.at),
+            timeline: self.tally.timeline.intervals(),
             wall_seconds,
         }
     }

@@ -26,6 +26,17 @@ impl Histogram {
         self.sum += value as f64 * times as f64;
     }
 
+    /// Counts all that `other` has counted.
+    pub(crate) fn add_all(&mut self, other: &Self) {
+        self.buckets.iter_mut().zip(&other.buckets).for_each(|(bucket, count)| *bucket += count);
+        self.count += other.count;
+        self.sum += other.sum;
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
     pub(crate) fn mean(&self) -> f64 {
         self.sum / (self.count.max(1)) as f64
     }

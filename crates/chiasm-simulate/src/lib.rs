@@ -8,6 +8,7 @@
 //! let source = Source::Generated(Workload::SharedImageQa, Default::default());
 //! let scenario = Scenario {
 //!     workers: 4,
+//!     sized_for: 4,
 //!     requests: 400,
 //!     warm_up: 100,
 //!     source,
@@ -34,7 +35,7 @@
 //! | `frontends` | the routers, and what they are told of each other's choices |
 //! | `engine` | a modelled engine: scheduler, KV cache, encoder's cache |
 //! | `model` | the engines' and the frontends' speeds and sizes, and where the numbers come from |
-//! | `tally`, `histogram` | what is counted |
+//! | `tally`, `timeline`, `histogram` | what is counted, in all and over time |
 //! | `report` | what a run tells |
 #![forbid(unsafe_code)]
 
@@ -48,6 +49,7 @@ mod report;
 mod scenario;
 mod sequence;
 mod tally;
+mod timeline;
 mod virtual_time;
 mod workload;
 
@@ -55,4 +57,5 @@ pub use error::SimulateError;
 pub use model::{EngineModel, FrontendModel};
 pub use report::{Latency, PolicyReport, table};
 pub use scenario::{Arrivals, Scenario, Source};
+pub use timeline::Interval;
 pub use workload::{TraceSummary, Workload, WorkloadSize};

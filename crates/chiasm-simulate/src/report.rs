@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::histogram::Histogram;
+use crate::timeline::Interval;
 
 /// Quantiles in milliseconds, each off by at most 0.8 % of itself; the mean is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -59,6 +60,11 @@ pub struct PolicyReport {
     pub refused: u64,
     /// Virtual time from the first arrival to the last token.
     pub virtual_seconds: f64,
+    /// Virtual time from the first arrival to the end of the warm-up.
+    pub warm_up_seconds: f64,
+    /// How it went over time, warm-up included. No part of what is serialized.
+    #[serde(skip)]
+    pub timeline: Vec<Interval>,
     /// Real time that the simulation took.
     pub wall_seconds: f64,
 }

@@ -46,6 +46,9 @@ pub enum Arrivals {
 pub struct Scenario {
     /// Engines, 1 to 100,000.
     pub workers: usize,
+    /// The number of workers that generated requests have images and conversations for: `workers`, unless fleets of several sizes are
+    /// to be asked the same.
+    pub sized_for: usize,
     /// Requests; fewer when a trace has fewer.
     pub requests: u64,
     /// Number of requests that come first and don't count, while caches fill.
@@ -136,7 +139,7 @@ impl Scenario {
         let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
         Ok(match &self.source {
             Source::Generated(workload, size) => {
-                Box::new(Generator::new(*workload, size, self.workers, self.seed).map(Ok).take(most))
+                Box::new(Generator::new(*workload, size, self.sized_for, self.seed).map(Ok).take(most))
             }
             Source::Trace(path) => Box::new(Trace::open(path)?.take(most)),
         })
@@ -147,6 +150,9 @@ impl Scenario {
         self.frontend.check()?;
         if !(1..=MOST_WORKERS).contains(&self.workers) {
             return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
+        }
+        if !(1..=MOST_WORKERS).contains(&self.sized_for) {
+            return Err(SimulateError::Config("requests are generated for 1 to 100,000 workers"));
         }
         if self.warm_up >= self.requests {
             return Err(SimulateError::Config("some requests must come after the warm-up; simulate more"));

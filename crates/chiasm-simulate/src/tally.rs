@@ -3,6 +3,7 @@
 use crate::engine::{Live, Observer};
 use crate::histogram::Histogram;
 use crate::sequence::Sequence;
+use crate::timeline::Timeline;
 use crate::virtual_time::Nanos;
 
 /// Sums and histograms over the requests that count.
@@ -22,6 +23,8 @@ pub(crate) struct Tally {
     pub(crate) completed: u64,
     /// Never given to an engine, as none could hold them.
     pub(crate) refused: u64,
+    /// All of it, also what doesn't count.
+    pub(crate) timeline: Timeline,
 }
 
 impl Tally {
@@ -38,6 +41,7 @@ impl Tally {
             reused_items: 0,
             completed: 0,
             refused: 0,
+            timeline: Timeline::new(),
         }
     }
 }
@@ -51,6 +55,7 @@ impl Observer for Tally {
         if let Some(reservation) = &mut live.reservation {
             reservation.first_token();
         }
+        self.timeline.first_token(live.arrival, now - live.arrival);
         if live.counted {
             self.ttft.add(now - live.arrival, 1);
         }
@@ -58,6 +63,7 @@ impl Observer for Tally {
 
     fn finished(&mut self, live: Live, _: Nanos) {
         self.completed += 1;
+        self.timeline.ended(live.arrival, live.sequence.prompt() as u64, live.cached as u64);
         if live.counted {
             self.prompt_tokens += live.sequence.prompt() as u64;
             self.cached_tokens += live.cached as u64;

@@ -1,4 +1,16 @@
 //! `chiasm simulate`: policies against each other, on a modelled fleet in virtual time.
+//!
+//! | module | is about |
+//! |---|---|
+//! | `page` | runs as a page to look at |
+//! | `chart` | one chart of that page |
+
+mod chart;
+mod page;
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
 
 use chiasm_router::{RouterConfig, Weights};
 use chiasm_simulate::{
@@ -15,13 +27,44 @@ const REQUESTS_PER_WORKER: u64 = 1000;
 const LOAD: f64 = 0.7;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Prints a table, or lines, per workload.
+/// One fleet that was asked one workload, under each policy.
+struct Run {
+    workload: String,
+    workers: u32,
+    /// In words: how large, what was asked of it, and how fast.
+    about: String,
+    reports: Vec<PolicyReport>,
+}
+
+/// Prints a table, or lines, per workload and fleet, and writes the page of all.
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
+    // Before what takes long.
+    let page = match &args.html {
+        Some(path) => Some((path, File::create(path).map_err(unwritable(path))?)),
+        None => None,
+    };
     let sources: Vec<(String, Source)> = match &args.trace {
         Some(path) => vec![(path.display().to_string(), Source::Trace(path.clone()))],
         None => args.workload.0.iter().map(|workload| (workload.to_string(), generated(args, *workload))).collect(),
     };
-    sources.into_iter().try_for_each(|(name, source)| simulate(args, &name, source).map_err(usage))
+    let mut runs = Vec::new();
+    for (name, source) in sources {
+        for workers in &args.workers.0 {
+            runs.push(simulate(args, &name, *workers, source.clone()).map_err(usage)?);
+        }
+    }
+    if let Some((path, mut file)) = page {
+        let command: Vec<String> = std::env::args().skip(1).collect();
+        file.write_all(page::page(&command.join(" "), &runs).as_bytes()).map_err(unwritable(path))?;
+        if !args.json {
+            line!("The same to look at: {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+fn unwritable(path: &Path) -> impl Fn(io::Error) -> CliError + '_ {
+    |source| CliError::File { path: path.to_owned(), source }
 }
 
 /// What goes wrong is in the flags or in the file that they name.
@@ -38,14 +81,15 @@ fn generated(args: &SimulateArgs, workload: chiasm_simulate::Workload) -> Source
     Source::Generated(workload, size)
 }
 
-fn simulate(args: &SimulateArgs, name: &str, source: Source) -> Result<(), SimulateError> {
+fn simulate(args: &SimulateArgs, name: &str, workers: u32, source: Source) -> Result<Run, SimulateError> {
     let trace = source.trace_summary()?;
-    let most = trace.map_or(u64::from(args.workers) * REQUESTS_PER_WORKER, |trace| trace.requests);
+    let largest = largest(args);
+    let most = trace.map_or(u64::from(largest) * REQUESTS_PER_WORKER, |trace| trace.requests);
     let requests = match trace {
         Some(_) => args.requests.map_or(most, |requests| requests.min(most)),
         None => args.requests.unwrap_or(most),
     };
-    let scenario = scenario(args, source, requests);
+    let scenario = scenario(args, workers, source, requests);
     let load = args.load.or((args.rate.is_none() && trace.is_none()).then_some(LOAD));
     let saturation = load.map(|_| scenario.saturation(args.saturation_of)).transpose()?;
     let rate = args.rate.or(load.zip(saturation).map(|(load, saturation)| load * saturation));
@@ -55,18 +99,23 @@ fn simulate(args: &SimulateArgs, name: &str, source: Source) -> Result<(), Simul
         (Some(trace), Some(rate)) => Arrivals::Traced(rate * trace.seconds / trace.requests as f64),
     };
     let reports = scenario.run_all(&args.policy.0, arrivals, usize::from(args.threads))?;
-    if args.json {
-        reports.iter().for_each(|report| line!("{}", row(args, name, requests, rate, saturation, report)));
-        return Ok(());
-    }
-    let rate = rate.map_or_else(|| "at the trace's times".to_owned(), |rate| format!("{rate:.1} a second"));
+    let speed = rate.map_or_else(|| "at the trace's times".to_owned(), |rate| format!("{rate:.1} a second"));
     let part = load.zip(saturation).map_or_else(String::new, |(load, saturation)| {
         format!(" = {load} of the saturation of {}, {saturation:.1}", args.saturation_of)
     });
-    let fleet = format!("{} workers{}", args.workers, frontends(args));
-    line!("{name}: {fleet}, {requests} requests, {} of them warm-up, {rate}{part}", scenario.warm_up);
-    line!("\n{}", table(&reports));
-    Ok(())
+    let fleet = format!("{workers} workers{}", frontends(args));
+    let about = format!("{name}: {fleet}, {requests} requests, {} of them warm-up, {speed}{part}", scenario.warm_up);
+    if args.json {
+        reports.iter().for_each(|report| line!("{}", row(args, name, workers, requests, rate, saturation, report)));
+    } else {
+        line!("{about}\n\n{}", table(&reports));
+    }
+    Ok(Run { workload: name.to_owned(), workers, about, reports })
+}
+
+/// The workers of the largest fleet, for which requests are generated.
+fn largest(args: &SimulateArgs) -> u32 {
+    args.workers.0.iter().copied().max().unwrap_or(1)
 }
 
 /// The frontends in words, if there are several.
@@ -85,7 +134,7 @@ fn announce_ms(args: &SimulateArgs) -> Option<f64> {
     (args.frontends > 1 && !args.no_announcements).then_some(args.announce_ms)
 }
 
-fn scenario(args: &SimulateArgs, source: Source, requests: u64) -> Scenario {
+fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) -> Scenario {
     let model = &args.engine;
     let engine = EngineModel {
         block_size: BlockSize::new(model.block_size).unwrap_or(EngineModel::default().block_size),
@@ -111,7 +160,8 @@ fn scenario(args: &SimulateArgs, source: Source, requests: u64) -> Scenario {
         ..Weights::default()
     };
     Scenario {
-        workers: args.workers as usize,
+        workers: workers as usize,
+        sized_for: largest(args) as usize,
         requests,
         warm_up: (requests as f64 * args.warm_up) as u64,
         source,
@@ -131,6 +181,7 @@ fn scenario(args: &SimulateArgs, source: Source, requests: u64) -> Scenario {
 fn row(
     args: &SimulateArgs,
     name: &str,
+    workers: u32,
     requests: u64,
     rate: Option<f64>,
     saturation: Option<f64>,
@@ -138,7 +189,7 @@ fn row(
 ) -> serde_json::Value {
     let mut row = json!({
         "workload": name,
-        "workers": args.workers,
+        "workers": workers,
         "requests": requests,
         "announce_ms": announce_ms(args),
         "seed": args.seed,

@@ -7,7 +7,8 @@ use serde_json::Value;
 use support::chiasm;
 
 fn simulate(args: &[&str]) -> (bool, String, String) {
-    let output = chiasm(&["simulate", "--workers", "2"]).args(args).output().expect("it runs");
+    let workers = if args.contains(&"--workers") { &[][..] } else { &["--workers", "2"] };
+    let output = chiasm(&["simulate"]).args(workers).args(args).output().expect("it runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
@@ -53,4 +54,20 @@ fn a_trace_is_played_and_a_bad_line_of_it_is_told_by_its_number() {
     assert!(!ok && err.contains("line 2"), "{err}");
     let (ok, _, err) = simulate(&["--trace", "/nowhere", "--policy", "kv"]);
     assert!(!ok && err.contains("/nowhere"), "{err}");
+}
+
+#[test]
+fn the_page_has_every_fleet_and_policy_and_a_file_that_can_not_be_written_is_told_before_anything_is_played() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("out.html").display().to_string();
+    let (ok, out, err) = simulate(&["--workers", "1,2", "--requests", "200", "--policy", "kv,random", "--html", &path]);
+    assert!(ok, "{err}");
+    assert!(out.contains("mixed: 1 workers, 200 requests") && out.contains("mixed: 2 workers, 200 requests"), "{out}");
+    let page = std::fs::read_to_string(&path).expect("a page");
+    assert!(page.contains("mixed by the number of workers") && page.contains("--policy kv,random"), "{page}");
+    assert_eq!(page.matches("<figure").count(), 18);
+    let (ok, out, err) = simulate(&["--html", "/nowhere/out.html"]);
+    assert!(!ok && out.is_empty() && err.contains("/nowhere/out.html"), "{out}{err}");
+    let (ok, _, err) = simulate(&["--workers", "2,0"]);
+    assert!(!ok && err.contains("from 1 to 100,000"), "{err}");
 }

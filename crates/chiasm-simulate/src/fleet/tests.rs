@@ -8,6 +8,7 @@ use crate::workload::{Workload, WorkloadSize};
 fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
     Scenario {
         workers,
+        sized_for: workers,
         requests,
         warm_up: requests / 4,
         source: Source::Generated(workload, WorkloadSize::default()),

@@ -10,6 +10,7 @@ use super::*;
 fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
     Scenario {
         workers,
+        sized_for: workers,
         requests,
         warm_up: requests / 4,
         source: Source::Generated(workload, WorkloadSize::default()),

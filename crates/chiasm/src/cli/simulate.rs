@@ -10,10 +10,10 @@ use super::{positive, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Engines of the fleet
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub(crate) workers: u32,
-    /// Requests; of a trace at most so many [default: 1,000 per worker, or the whole trace]
+    /// Engines of the fleet; several numbers, separated by commas, are fleets of which all are asked the same
+    #[arg(long, value_name = "LIST", default_value = "32", value_parser = fleets)]
+    pub(crate) workers: List<u32>,
+    /// Requests; of a trace at most so many [default: 1,000 per worker of the largest fleet, or the whole trace]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
     /// Part of the requests that come first and don't count, while caches fill
@@ -29,7 +29,7 @@ pub(crate) struct SimulateArgs {
     /// How workers are picked: kv+media, kv, round-robin, random, least-loaded, power-of-two, or several, or all
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = policies)]
     pub(crate) policy: List<Policy>,
-    /// Part of the fleet's saturation at which requests arrive [default: 0.7; a trace has times of its own]
+    /// Part of each fleet's own saturation at which requests arrive [default: 0.7; a trace has times of its own]
     #[arg(long, value_parser = positive, conflicts_with = "rate")]
     pub(crate) load: Option<f64>,
     /// The policy whose saturation it is
@@ -53,6 +53,9 @@ pub(crate) struct SimulateArgs {
     /// Policies that run side by side, each on one thread
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: u16,
+    /// Write a page with the policies side by side to this file, too
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Print JSON lines
     #[arg(long)]
     pub(crate) json: bool,
@@ -165,6 +168,14 @@ fn workloads(text: &str) -> Result<List<Workload>, String> {
 
 fn policies(text: &str) -> Result<List<Policy>, String> {
     list(text, &Policy::ALL, |name| name.parse().map_err(|error: chiasm_router::UnknownPolicy| error.to_string()))
+}
+
+fn fleets(text: &str) -> Result<List<u32>, String> {
+    let one = |number: &str| {
+        let workers = number.parse().ok().filter(|workers| (1..=100_000).contains(workers));
+        workers.ok_or_else(|| "expected numbers from 1 to 100,000".to_owned())
+    };
+    text.split(',').map(one).collect::<Result<_, _>>().map(List)
 }
 
 fn part(text: &str) -> Result<f64, String> {
