@@ -10,6 +10,7 @@ mod group;
 mod lines;
 mod ports;
 mod process;
+mod stage;
 mod watchdog;
 
 use std::path::PathBuf;

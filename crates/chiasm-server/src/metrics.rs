@@ -300,6 +300,11 @@ impl Metrics {
         self.stages.get_or_create(&StageLabel { stage: stage.name() }).observe(took.as_secs_f64());
     }
 
+    /// How long requests waited in engines.
+    fn queue_time(&self) -> Histogram {
+        self.stages.get_or_create(&StageLabel { stage: Stage::Queue.name() }).clone()
+    }
+
     /// So many tokens each came so long after the one before it.
     pub(crate) fn between_tokens(&self, gap: Duration, tokens: usize) {
         self.inter_token_latency.observe_each(gap, tokens as u64);

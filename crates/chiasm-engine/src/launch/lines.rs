@@ -6,9 +6,10 @@ use std::io::{self, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::advice::advice;
+use super::stage::Stage;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncSeekExt, BufReader};
 
 /// Lines that are kept: enough for a Python traceback.
@@ -32,17 +33,21 @@ struct Kept {
     lines: VecDeque<String>,
     /// What helps against the first known error that it told of: what comes after may be tracebacks of whatever waited for it.
     advice: Option<&'static str>,
+    stage: Stage,
 }
 
 impl LastLines {
-    fn push(&self, line: String) {
+    /// Keeps a line. Returns what it tells of how far the engine is with its start, if that is to be told.
+    fn push(&self, line: String) -> Option<String> {
         let advice = advice(&line);
         let mut kept = self.kept();
         kept.advice = kept.advice.or(advice);
+        let doing = kept.stage.told_by(&line, Instant::now());
         if kept.lines.len() == KEPT {
             kept.lines.pop_front();
         }
         kept.lines.push_back(line);
+        doing
     }
 
     pub(super) fn get(&self) -> Vec<String> {
@@ -80,7 +85,9 @@ fn tell(name: &str, line: &[u8], last: &LastLines) {
     let text = text.trim_end();
     if !text.is_empty() {
         log(name, text);
-        last.push(text.to_owned());
+        if let Some(doing) = last.push(text.to_owned()) {
+            tracing::info!(engine = name, "starting: {doing}");
+        }
     }
 }
 

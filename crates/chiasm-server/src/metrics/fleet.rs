@@ -9,8 +9,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::found::{Found, OfWorker};
 use super::labels::WorkerLabel;
-use super::{Found, PromptTokens};
 use crate::fleet::{Fleet, KvEventCounts};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -46,6 +46,9 @@ pub(super) struct FleetMetrics {
     worker_kv_usage: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
     worker_prompt_tokens: Family<WorkerLabel, Counter>,
     worker_cached_tokens: Family<WorkerLabel, Counter>,
+    worker_first_tokens: Family<WorkerLabel, Counter>,
+    worker_first_token_time: Family<WorkerLabel, Counter<f64, AtomicU64>>,
+    worker_queue_time: Family<WorkerLabel, Counter<f64, AtomicU64>>,
     arena_reserved: Family<WorkerLabel, Gauge>,
     arena_used: Family<WorkerLabel, Gauge>,
     arena_slots: Family<WorkerLabel, Gauge>,
@@ -103,6 +106,23 @@ impl FleetMetrics {
             "Prompt tokens that a worker's engine found in its cache",
             self.worker_cached_tokens.clone(),
         );
+        r.register(
+            "worker_first_tokens",
+            "Requests to which a worker gave a first token",
+            self.worker_first_tokens.clone(),
+        );
+        r.register_with_unit(
+            "worker_time_to_first_token",
+            "Time from the arrivals of those requests to their first tokens, all together: over their number it is the mean",
+            Unit::Seconds,
+            self.worker_first_token_time.clone(),
+        );
+        r.register_with_unit(
+            "worker_queue",
+            "Time that those requests waited in the worker's engine, all together",
+            Unit::Seconds,
+            self.worker_queue_time.clone(),
+        );
         r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
         r.register_with_unit(
             "arena_reserved",
@@ -137,7 +157,9 @@ impl FleetMetrics {
         let of_arenas = [&self.arena_reserved, &self.arena_used, &self.arena_slots, &self.arena_leases];
         of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
         self.worker_kv_usage.clear();
-        [&self.worker_prompt_tokens, &self.worker_cached_tokens].into_iter().for_each(Family::clear);
+        let counters = [&self.worker_prompt_tokens, &self.worker_cached_tokens, &self.worker_first_tokens];
+        counters.into_iter().for_each(Family::clear);
+        [&self.worker_first_token_time, &self.worker_queue_time].into_iter().for_each(Family::clear);
         for worker in workers {
             let labels = KnowledgeLabels { worker: worker.id.to_string(), state: worker.knowledge.name() };
             self.worker_knowledge.get_or_create(&labels).set(1);
@@ -149,9 +171,18 @@ impl FleetMetrics {
             self.worker_waiting.get_or_create(&label).set(engine.waiting as i64);
             self.worker_kv_usage.get_or_create(&label).set(engine.kv_usage);
             self.worker_total_blocks.get_or_create(&label).set(worker.info.total_blocks as i64);
-            let PromptTokens { prompt, cached } = found.of(worker.id);
-            self.worker_prompt_tokens.get_or_create(&label).inner().store(prompt, Ordering::Relaxed);
-            self.worker_cached_tokens.get_or_create(&label).inner().store(cached, Ordering::Relaxed);
+            let OfWorker { tokens, requests, first_token, queued } = found.of(worker.id);
+            let counts = [
+                (&self.worker_prompt_tokens, tokens.prompt),
+                (&self.worker_cached_tokens, tokens.cached),
+                (&self.worker_first_tokens, requests),
+            ];
+            for (family, count) in counts {
+                family.get_or_create(&label).inner().store(count, Ordering::Relaxed);
+            }
+            for (family, time) in [(&self.worker_first_token_time, first_token), (&self.worker_queue_time, queued)] {
+                family.get_or_create(&label).inner().store(time.as_secs_f64().to_bits(), Ordering::Relaxed);
+            }
         }
         self.kv_events.clear();
         for (id, counts) in fleet.kv_events() {

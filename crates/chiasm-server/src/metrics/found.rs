@@ -1,7 +1,8 @@
-//! What engines found in their caches, by their own account.
+//! What engines found in their caches, by their own account, and how soon they answered.
 
 use std::collections::BTreeMap;
 use std::ops::AddAssign;
+use std::time::Duration;
 
 use chiasm_router::WorkerSnapshot;
 use chiasm_types::WorkerId;
@@ -36,13 +37,24 @@ impl AddAssign for PromptTokens {
     }
 }
 
-/// Tokens of the prompts that have their first answers.
+/// Sums over the requests to which a worker gave a first token.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OfWorker {
+    pub(crate) tokens: PromptTokens,
+    pub(crate) requests: u64,
+    /// Time from their arrivals to their first tokens.
+    pub(crate) first_token: Duration,
+    /// Time that they waited in the engine, where it tells.
+    pub(crate) queued: Duration,
+}
+
+/// What is known of the requests that have their first tokens.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// The tokens of all workers that there ever were.
     pub(crate) total: PromptTokens,
-    /// The tokens of each worker that is there.
-    workers: BTreeMap<WorkerId, PromptTokens>,
+    /// The sums of each worker that is there.
+    workers: BTreeMap<WorkerId, OfWorker>,
 }
 
 impl Found {
@@ -51,7 +63,11 @@ impl Found {
         let (prompt, cached) = (attempted.prompt_tokens as u64, attempted.prefill.cached_tokens as u64);
         let tokens = PromptTokens { prompt, cached };
         self.total += tokens;
-        *self.workers.entry(attempted.worker).or_default() += tokens;
+        let worker = self.workers.entry(attempted.worker).or_default();
+        worker.tokens += tokens;
+        worker.requests += 1;
+        worker.first_token += attempted.first_token.unwrap_or_default();
+        worker.queued += attempted.prefill.queued.unwrap_or_default();
     }
 
     /// Forgets workers that are not among these, which are in the order of their ids.
@@ -60,8 +76,8 @@ impl Found {
         self.workers.retain(|id, _| is_there(id));
     }
 
-    /// What a worker was asked and found.
-    pub(crate) fn of(&self, worker: WorkerId) -> PromptTokens {
+    /// What a worker was asked, found and took.
+    pub(crate) fn of(&self, worker: WorkerId) -> OfWorker {
         self.workers.get(&worker).copied().unwrap_or_default()
     }
 }

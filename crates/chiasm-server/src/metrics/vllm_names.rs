@@ -94,6 +94,12 @@ fn register_requests(r: &mut Registry, metrics: &Metrics) {
         metrics.time_to_first_token.clone(),
     );
     r.register_with_unit(
+        "vllm:request_queue_time",
+        "Time that requests waited in an engine",
+        Unit::Seconds,
+        metrics.queue_time(),
+    );
+    r.register_with_unit(
         "vllm:inter_token_latency",
         "Between two tokens of an answer after the first",
         Unit::Seconds,

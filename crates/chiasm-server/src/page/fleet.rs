@@ -53,7 +53,7 @@ pub(super) fn rows(fleet: &Fleet) -> BTreeMap<WorkerId, Row> {
     let unnamed = fleet.unnamed();
     let present: BTreeMap<_, _> = fleet.workers().into_iter().map(|worker| (worker.id, worker)).collect();
     let row = |worker: &WorkerSnapshot| {
-        let hit_rate = found.of(worker.id).hit_rate();
+        let hit_rate = found.of(worker.id).tokens.hit_rate();
         let present = present.get(&worker.id).map(|worker| &**worker);
         (worker.id, Row::new(worker, present, unnamed.contains(&worker.id), hit_rate))
     };

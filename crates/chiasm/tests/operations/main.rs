@@ -15,6 +15,7 @@ mod prompts;
 #[path = "../support/mod.rs"]
 mod support;
 mod traces;
+mod tutorial;
 mod web_pages;
 
 use std::time::Duration;
