@@ -1,6 +1,7 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
 use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_SERVE};
+use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
 use crate::vllm_env::VLLM_VERSION;
@@ -28,9 +29,11 @@ usage: cargo xtask COMMAND
   goldens [--vllm VERSION]
                     make the golden files again with the newest vLLM, say what changed
                     --vllm makes them on a copy with another version, and says what that makes otherwise
-  dist [--profile dist|release] [--test]
+  dist [--profile dist|release] [--target TRIPLE] [--test]
                     build what people install: wheel, binary, bill of materials, licences, sums, below target/dist; release is the
                     fast way; --test installs the wheel beside the newest vLLM and serves from there
+                    --target builds for x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu with glibc 2.28, with Zig of PyPI;
+                    --test then plays the demo, in an emulator if need be
   agent-proto       write the Rust code of the protocol of agents again, crates/chiasm-agent/src/generated
   models-page       ask the newest vLLM which models it registers that take more than text, write docs/models.md and models.json
   versions-page     write docs/versions.md again, of the results that `test --vllm` has kept
@@ -99,7 +102,9 @@ pub(crate) enum Command {
     /// Builds what people install.
     Dist {
         profile: Profile,
-        /// Whether the wheel is tested with real engines, too.
+        /// The system that is built for; `None` for this one.
+        target: Option<Target>,
+        /// Whether what was made is tried.
         test: bool,
     },
     AgentProto,
@@ -127,7 +132,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         "clients-env" => Command::ClientsEnv,
         "record-clients" => Command::RecordClients,
         "models" => Command::Models,
-        "dist" => Command::Dist { profile: Profile::Dist, test: false },
+        "dist" => Command::Dist { profile: Profile::Dist, target: None, test: false },
         "agent-proto" => Command::AgentProto,
         "models-page" => Command::ModelsPage,
         "versions-page" => Command::VersionsPage,
@@ -171,6 +176,10 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             ("--profile", Command::Dist { profile, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
                 *profile = Profile::from_name(found).ok_or_else(|| Error::Profile { found: found.to_owned() })?;
+            }
+            ("--target", Command::Dist { target, .. }) => {
+                let found = flags.next().map(String::as_str).unwrap_or_default();
+                *target = Some(Target::from_name(found).ok_or_else(|| Error::Target { found: found.to_owned() })?);
             }
             ("--minutes", Command::Soak { minutes, .. }) => {
                 let number = flags.next().and_then(|found| found.parse().ok()).filter(|&number| number > 0);
@@ -300,9 +309,14 @@ mod tests {
 
     #[test]
     fn dist_takes_a_profile_that_it_knows() {
-        assert_eq!(parse_words("dist").unwrap(), Command::Dist { profile: Profile::Dist, test: false });
-        let fast = Command::Dist { profile: Profile::Release, test: true };
+        assert_eq!(parse_words("dist").unwrap(), Command::Dist { profile: Profile::Dist, target: None, test: false });
+        let fast = Command::Dist { profile: Profile::Release, target: None, test: true };
         assert_eq!(parse_words("dist --profile release --test").unwrap(), fast);
+        let target = Target::from_name("aarch64-unknown-linux-gnu");
+        let foreign = Command::Dist { profile: Profile::Dist, target, test: false };
+        assert_eq!(parse_words("dist --target aarch64-unknown-linux-gnu").unwrap(), foreign);
+        let unknown = parse_words("dist --target sparc").unwrap_err().to_string();
+        assert!(unknown.contains("aarch64") && unknown.contains("sparc"), "{unknown}");
         for line in ["dist --profile", "dist --profile debug"] {
             assert!(parse_words(line).unwrap_err().to_string().contains("`release`"), "{line}");
         }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::child::{self, Cancel, Output};
+use crate::cross::{self, Target};
 use crate::error::Error;
 use crate::test_run::cargo;
 use crate::vllm_env::{self, Setup};
@@ -43,35 +44,47 @@ impl Profile {
         }
     }
 
-    /// What cargo is told. The fast way is the build of README.md.
+    /// What cargo is told behind its command. The fast way is the build of README.md.
     fn arguments(self) -> &'static [&'static str] {
         match self {
-            Self::Dist => &["build", "--locked", "--profile", "dist", "--package", "chiasm", "--bin", "chiasm"],
-            Self::Release => &["build", "--locked", "--release", "--package", "chiasm", "--bin", "chiasm"],
+            Self::Dist => &["--locked", "--profile", "dist", "--package", "chiasm", "--bin", "chiasm"],
+            Self::Release => &["--locked", "--release", "--package", "chiasm", "--bin", "chiasm"],
         }
     }
 }
 
-/// Makes all of it, and returns the folder and the wheel in it.
-pub(crate) fn run(workspace: &Workspace, profile: Profile) -> Result<(PathBuf, PathBuf), Error> {
+/// What was made.
+pub(crate) struct Made {
+    pub(crate) folder: PathBuf,
+    pub(crate) binary: PathBuf,
+    pub(crate) wheel: PathBuf,
+}
+
+/// Makes all of it, for this system or another one.
+pub(crate) fn run(setup: &Setup, profile: Profile, target: Option<Target>) -> Result<Made, Error> {
+    let workspace = &setup.workspace;
     let out = workspace.root.join("target/dist").join(format!("chiasm-{VERSION}"));
     // What an earlier run of another system or version has left is not of this one.
     if out.exists() {
         fs::remove_dir_all(&out).map_err(Error::io("remove", &out))?;
     }
     fs::create_dir_all(&out).map_err(Error::io("create", &out))?;
-    let built = build(workspace, profile)?;
-    let host = host(workspace)?;
-    let binary = out.join(format!("chiasm-{VERSION}-{host}"));
-    strip(&built, &binary)?;
+    let built = build(setup, profile, target)?;
+    let system = target.map_or_else(|| host(workspace), |target| Ok(target.name().to_owned()))?;
+    let binary = out.join(format!("chiasm-{VERSION}-{system}"));
+    match target {
+        None => strip(&built, &binary)?,
+        // It has no symbols already.
+        Some(_) => fs::copy(&built, &binary).map(drop).map_err(Error::io("copy", &built))?,
+    }
     let bill = out.join(SBOM);
-    let sources = sbom::write(workspace, &host, &bill)?;
+    let sources = sbom::write(workspace, &system, &bill)?;
     let texts = out.join(NOTICES);
     notices::write(&sources, &texts)?;
     let wheel = make_wheel(workspace, &binary, Some((&bill, &texts)), &out)?;
     check_size(&wheel)?;
     sum(&out)?;
-    Ok((out, wheel))
+    Ok(Made { folder: out, binary, wheel })
 }
 
 /// Installs the wheel beside the newest vLLM and serves from there.
@@ -84,13 +97,21 @@ pub(crate) fn test(setup: &Setup, wheel: &Path) -> Result<(), Error> {
 }
 
 /// Builds the binary, or finds it built.
-fn build(workspace: &Workspace, profile: Profile) -> Result<PathBuf, Error> {
-    let mut cargo = cargo(workspace);
+fn build(setup: &Setup, profile: Profile, target: Option<Target>) -> Result<PathBuf, Error> {
+    let mut cargo = match target {
+        Some(target) => cross::cargo(setup, target, profile.name())?,
+        None => {
+            let mut cargo = cargo(&setup.workspace);
+            cargo.arg("build");
+            cargo
+        }
+    };
     cargo.args(profile.arguments());
-    let what = format!("cargo {}", profile.arguments().join(" "));
+    let what = format!("cargo build {}", profile.arguments().join(" "));
     child::run(&mut cargo, &what, &Output::Terminal, &Cancel::default())?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    Ok(workspace.root.join(target).join(profile.name()).join("chiasm"))
+    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let of_target = target.map_or("", Target::name);
+    Ok(setup.workspace.root.join(folder).join(of_target).join(profile.name()).join("chiasm"))
 }
 
 /// Packs a binary as a wheel in the folder `out`, with a bill of materials and the licences of what is in it, and returns its path.

@@ -95,6 +95,9 @@ pub(crate) enum Error {
     #[error("{path} has {bytes} bytes, more than {most}: see what has come into it", path = .path.display())]
     TooLarge { path: PathBuf, bytes: u64, most: u64 },
 
+    #[error("`--target` takes {}, not `{found}`", crate::cross::Target::names())]
+    Target { found: String },
+
     #[error("`--profile` takes `dist` or `release`, not `{found}`")]
     Profile { found: String },
 

@@ -17,6 +17,7 @@
 //! | `agent_proto` | the protocol of agents as Rust code |
 //! | `goldens` | golden files made again, and what changed |
 //! | `dist`, `sbom`, `notices` | what people install, and what is in it |
+//! | `cross` | binaries for other systems, and for older ones |
 //! | `wheel` | the wheel installed beside the real vLLM |
 //! | `soak` | the service in any weather, for as long as is asked |
 //! | `bench_peers` | Chiasm measured against its peers |
@@ -32,6 +33,7 @@ mod child;
 mod chromium;
 mod clients_env;
 mod command_line;
+mod cross;
 mod debian;
 mod dist;
 mod error;
@@ -122,12 +124,15 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         }
         Command::BenchPeers { bench, rounds, json, sides } => bench_peers::run(&setup()?, bench, rounds, json, &sides)?,
         Command::VllmDrift { version, write } => return vllm_drift::run(&setup()?, &version, write).map(exit_code),
-        Command::Dist { profile, test } => {
+        Command::Dist { profile, target, test } => {
             let setup = setup()?;
-            let (folder, wheel) = dist::run(&setup.workspace, profile)?;
-            if test {
-                dist::test(&setup, &wheel)?;
+            let made = dist::run(&setup, profile, target)?;
+            match target {
+                Some(target) if test => cross::test(&setup, target, &made.binary)?,
+                None if test => dist::test(&setup, &made.wheel)?,
+                _ => {}
             }
+            let folder = made.folder;
             println!("{}", folder.display());
         }
         Command::AgentProto => agent_proto::run(&setup()?)?,
