@@ -48,6 +48,12 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// once at most.
     fn follow_kv(&self, _sink: Box<dyn KvSink>) {}
 
+    /// Returns once it has turned out that what is known of its KV cache can't be exact, and why. It is taken to hold what it was sent
+    /// from then on, too.
+    fn distrusted(&self) -> BoxFuture<'_, String> {
+        Box::pin(std::future::pending())
+    }
+
     /// Returns once the backend is gone, and how it went.
     fn ended(&self) -> BoxFuture<'_, Death>;
 

@@ -127,3 +127,34 @@ pub struct KvEventStream {
     /// Prefix of the topics that are published; empty for all.
     pub topic: String,
 }
+
+impl KvEventStream {
+    /// The stream that an engine at `locality` says it publishes, as this machine can reach it: an address with a wildcard is one of the
+    /// machine where the engine runs, and of no other, as what is there may be another engine's, whose blocks would be believed to be
+    /// this one's. `None` if it can't be reached, or batches that were lost could not be asked for where the engine says they can.
+    pub fn at(endpoint: &str, replay_endpoint: Option<&str>, topic: &str, locality: &Locality) -> Option<Self> {
+        let replay_endpoint = match replay_endpoint {
+            Some(endpoint) => Some(reachable(endpoint, locality)?),
+            None => None,
+        };
+        Some(Self { endpoint: reachable(endpoint, locality)?, replay_endpoint, topic: topic.to_owned() })
+    }
+}
+
+/// An address as this machine can reach it; `None` if it can't.
+fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
+    let tcp = endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':'));
+    let Some((host, port)) = tcp else {
+        // Paths and names of the engine's machine mean nothing on another one.
+        return (*locality == Locality::Here).then(|| endpoint.to_owned());
+    };
+    let host = match (host, locality) {
+        ("*" | "0.0.0.0" | "[::]", Locality::Here) => "127.0.0.1".to_owned(),
+        ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V4(address))) => address.to_string(),
+        ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V6(address))) => format!("[{address}]"),
+        ("*" | "0.0.0.0" | "[::]", Locality::Unknown) => return None,
+        ("127.0.0.1" | "localhost" | "[::1]", Locality::Host(_) | Locality::Unknown) => return None,
+        (host, _) => host.to_owned(),
+    };
+    Some(format!("tcp://{host}:{port}"))
+}

@@ -43,6 +43,14 @@ pub struct ReasoningHints {
 pub enum Input {
     /// The expanded prompt: each media item stands as its placeholder.
     Tokens(Arc<Vec<TokenId>>),
+    /// The prompt with one marker for each media item, for a worker that expands it itself
+    /// ([`PlaceholderForm::Marker`](crate::PlaceholderForm::Marker)).
+    Marked {
+        /// What the worker is given.
+        tokens: Arc<Vec<TokenId>>,
+        /// What it is expected to make of that.
+        expanded: Arc<Vec<TokenId>>,
+    },
     /// The client's own request body, as JSON.
     Messages(Bytes),
 }

@@ -50,6 +50,7 @@ impl Meter {
     pub(crate) fn count(&mut self, prompt: usize, delta: &ChoiceDelta) -> Option<Usage> {
         let usage = &mut self.usages[prompt];
         usage.completion_tokens += delta.tokens.len();
+        usage.cached_tokens = delta.cached_tokens.unwrap_or(usage.cached_tokens);
         usage.reasoning_tokens = usage.reasoning_tokens.map(|tokens| tokens + delta.reasoning_tokens);
         self.options.continuous_usage.then_some(*usage)
     }

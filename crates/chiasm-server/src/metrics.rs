@@ -71,6 +71,7 @@ pub struct Metrics {
     mm_cache_misses: Counter,
     retries: Family<CauseLabel, Counter>,
     engine_deaths: Family<WorkerLabel, Counter>,
+    distrusted: Family<WorkerLabel, Counter>,
     pub(crate) time_to_first_token: LatencyHistogram,
     pub(crate) inter_token_latency: LatencyHistogram,
     request_duration: Family<EndpointLabel, Histogram, fn() -> Histogram>,
@@ -114,6 +115,7 @@ impl Default for Metrics {
             mm_cache_misses: Counter::default(),
             retries: Family::default(),
             engine_deaths: Family::default(),
+            distrusted: Family::default(),
             time_to_first_token: LatencyHistogram::new(&buckets::FIRST_TOKEN),
             inter_token_latency: LatencyHistogram::new(&buckets::BETWEEN_TOKENS),
             request_duration: Family::new_with_constructor(|| Histogram::new(buckets::WHOLE_REQUEST)),
@@ -193,6 +195,11 @@ impl Metrics {
             self.retries.clone(),
         );
         r.register("engine_deaths", "Engines that died or could not be started, by worker", self.engine_deaths.clone());
+        r.register(
+            "distrusted_workers",
+            "Servers found to make other prompts of media items than was expected, by worker: what they hold is approximate from then on",
+            self.distrusted.clone(),
+        );
         r.register_with_unit(
             "time_to_first_token",
             "From a request's arrival to its first token",
@@ -336,11 +343,22 @@ impl Metrics {
         self.engine_deaths.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
     }
 
+    /// What an engine found in its cache has become known behind the first token.
+    pub(crate) fn found_later(&self, attempted: &Attempted) {
+        self.found_mut().add_later(attempted);
+    }
+
+    /// A worker made another prompt of what it was given than was expected.
+    pub(crate) fn distrusted(&self, worker: WorkerId) {
+        self.distrusted.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
+    }
+
     /// A worker was let go for good. Ids are not given again: what was counted for workers that come and go would grow for ever.
     pub(crate) fn forget(&self, worker: WorkerId) {
         let label = WorkerLabel { worker: worker.to_string() };
         self.routed.remove(&label);
         self.engine_deaths.remove(&label);
+        self.distrusted.remove(&label);
     }
 
     /// Whether any series is one of this worker.
@@ -444,6 +462,7 @@ impl Metrics {
             let label = WorkerLabel { worker: worker.id.to_string() };
             // A worker's counts begin with the worker.
             drop(self.engine_deaths.get_or_create(&label));
+            drop(self.distrusted.get_or_create(&label));
             drop(self.routed.get_or_create(&label));
         }
         let mut text = String::new();

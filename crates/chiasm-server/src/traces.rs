@@ -155,7 +155,7 @@ fn describe(span: &mut Span, attempted: &Attempted, over: &Over<'_>) {
     span.count("gen_ai.request.choice.count", choices);
     span.count("gen_ai.usage.input_tokens", attempted.prompt_tokens);
     span.count("gen_ai.usage.output_tokens", over.usage.completion_tokens);
-    span.count("gen_ai.usage.cache_read.input_tokens", attempted.prefill.cached_tokens);
+    span.count("gen_ai.usage.cache_read.input_tokens", over.usage.cached_tokens);
     if let Some(first) = attempted.first_token {
         span.number("gen_ai.latency.time_to_first_token", first.as_secs_f64());
     }

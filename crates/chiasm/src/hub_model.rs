@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chiasm_hub::{HubRequest, HubSettings, Progress, Revision, Wanted, Weights, fetch};
 
-use crate::cli::ServeArgs;
+use crate::cli::{EngineArgs, ServeArgs};
 use crate::download_bar::DownloadBar;
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
@@ -66,7 +66,8 @@ fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, Cl
         let message = "--revision after -- would say nothing to vLLM: give it before --, for Chiasm and vLLM together";
         return Err(CliError::Usage(message.to_owned()));
     }
-    let launches = args.engines.sim.is_none() && args.engines.attach.is_empty();
+    let EngineArgs { sim, attach, upstream, engines, .. } = &args.engines;
+    let launches = sim.is_none() && attach.is_empty() && (upstream.is_empty() || engines.is_some());
     let kind = if flags.load_format == "auto" { Weights::AsVllmChooses } else { Weights::All };
     Ok(Some(HubRequest {
         repo,

@@ -20,6 +20,7 @@ use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
 use chiasm_sim_engine::SimConfig;
+use chiasm_upstream::{Upstream, UpstreamConnector};
 use serde_json::Value;
 use tokio::net::TcpListener;
 
@@ -212,7 +213,8 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         processor: model.processor(),
     };
     let loras = lora::prepare(args, &model.name).await?;
-    let connectors = connectors(args, &model, &options, &loras)?;
+    let mut connectors = connectors(args, &model, &options, &loras)?;
+    connectors.extend(upstreams(args, &model)?);
     let swept = SocketDir::sweep();
     if swept > 0 {
         tracing::info!(swept, "removed folders of sockets that killed processes had left");
@@ -329,7 +331,8 @@ fn connectors(
         let ended = state.sweep();
         tracing::debug!(ended, "forgot engines that had ended without a frontend");
     }
-    let launched = engines.engines.unwrap_or(if args.agents.has_agents() { 0 } else { 1 });
+    let has_others = args.agents.has_agents() || !engines.upstream.is_empty();
+    let launched = engines.engines.unwrap_or(if has_others { 0 } else { 1 });
     (0..launched)
         .map(|index| {
             let gpus = engines.gpus_per_engine.map(|count| {
@@ -354,6 +357,15 @@ fn connectors(
             Ok(remembering(host, options, state.as_ref(), model))
         })
         .collect()
+}
+
+/// The connectors of servers that somebody else runs.
+fn upstreams(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn Connector>>, CliError> {
+    let connector = |upstream: &Upstream| -> Result<Box<dyn Connector>, CliError> {
+        let connector = UpstreamConnector::new(upstream.clone(), model.processor());
+        Ok(Box::new(connector.map_err(|error| CliError::Usage(format!("--upstream {upstream}: {error}")))?))
+    };
+    args.engines.upstream.iter().map(connector).collect()
 }
 
 /// The connector of a worker whose engine may outlive this process.

@@ -84,36 +84,11 @@ fn kv_source(config: Option<&KvEventsConfig>, locality: &Locality) -> KvSource {
     if config.publisher != "zmq" {
         return unknown("its KV events are not published over ZMQ (--kv-events-config, \"publisher\": \"zmq\")");
     }
-    let endpoint = reachable(&config.endpoint, locality);
-    let replay_endpoint = config.replay_endpoint.as_deref().map(|endpoint| reachable(endpoint, locality));
-    match (endpoint, replay_endpoint) {
-        (Some(_), Some(None)) | (None, _) => {
-            unknown("where its KV events are published can't be reached from here, or it is not known where it runs")
-        }
-        (Some(endpoint), replay_endpoint) => KvSource::Events(KvEventStream {
-            endpoint,
-            replay_endpoint: replay_endpoint.flatten(),
-            topic: config.topic.clone(),
-        }),
-    }
-}
-
-/// An address as this machine can reach it; `None` if it can't.
-fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
-    let tcp = endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':'));
-    let Some((host, port)) = tcp else {
-        // Paths and names of the engine's machine mean nothing on another one.
-        return (*locality == Locality::Here).then(|| endpoint.to_owned());
-    };
-    let host = match (host, locality) {
-        ("*" | "0.0.0.0" | "[::]", Locality::Here) => "127.0.0.1".to_owned(),
-        ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V4(address))) => address.to_string(),
-        ("*" | "0.0.0.0" | "[::]", Locality::Host(IpAddr::V6(address))) => format!("[{address}]"),
-        ("*" | "0.0.0.0" | "[::]", Locality::Unknown) => return None,
-        ("127.0.0.1" | "localhost" | "[::1]", Locality::Host(_) | Locality::Unknown) => return None,
-        (host, _) => host.to_owned(),
-    };
-    Some(format!("tcp://{host}:{port}"))
+    let stream = KvEventStream::at(&config.endpoint, config.replay_endpoint.as_deref(), &config.topic, locality);
+    stream.map_or_else(
+        || unknown("where its KV events are published can't be reached from here, or it is not known where it runs"),
+        KvSource::Events,
+    )
 }
 
 #[cfg(test)]

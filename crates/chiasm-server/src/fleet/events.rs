@@ -1,7 +1,7 @@
 //! Following an engine's KV events into the router, and telling whoever follows them further.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,13 +67,23 @@ impl Followed {
 
 /// Feeds the router what is told of a worker's KV cache, until dropped.
 pub(super) enum Following {
-    Events { _subscriber: Subscriber },
+    Events { _subscriber: Subscriber, distrusted: Arc<AtomicBool> },
     Told(Open),
     Nothing,
 }
 
 /// Whether what is told may still be fed to the router: locked as long as it is.
 type Open = Arc<Mutex<bool>>;
+
+impl Following {
+    /// What is told can't be all that the worker holds, from now on.
+    pub(super) fn distrust(&self, router: &Router, id: WorkerId) {
+        if let Self::Events { distrusted, .. } = self {
+            distrusted.store(true, Relaxed);
+        }
+        router.set_history_known(id, false);
+    }
+}
 
 impl Drop for Following {
     fn drop(&mut self) {
@@ -95,8 +105,9 @@ pub(super) fn follow(fleet: &Fleet, worker: &Worker) -> Following {
             let topic = stream.topic.clone();
             let source = SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
             let counters = followed.subscriber.clone();
-            let feed = Feed { router, id, followed, fresh: true, looks_ahead: false };
-            Following::Events { _subscriber: Subscriber::counting(source, feed, counters) }
+            let distrusted = Arc::new(AtomicBool::new(false));
+            let feed = Feed { router, id, followed, fresh: true, looks_ahead: false, distrusted: distrusted.clone() };
+            Following::Events { _subscriber: Subscriber::counting(source, feed, counters), distrusted }
         }
         KvSource::Backend => {
             let open = Open::new(Mutex::new(true));
@@ -207,11 +218,13 @@ struct Feed {
     fresh: bool,
     /// The engine finds a block only where the tokens after it agree too, which the index does not look at.
     looks_ahead: bool,
+    /// The worker was found to make other prompts of what it is given than was expected.
+    distrusted: Arc<AtomicBool>,
 }
 
 impl KvEventReceiver for Feed {
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
-        let Self { router, id, followed, fresh, looks_ahead } = self;
+        let Self { router, id, followed, fresh, looks_ahead, distrusted } = self;
         let (mut events, mut timestamp) = (0, 0.0);
         let set_history_known = |known| {
             followed.tap.set_history_known(known);
@@ -231,7 +244,7 @@ impl KvEventReceiver for Feed {
                 tracing::warn!(worker = %id, "its blocks' hashes cover tokens after them: what it holds is approximate");
                 *looks_ahead = true;
             }
-            if *looks_ahead {
+            if *looks_ahead || distrusted.load(Relaxed) {
                 set_history_known(false);
             }
             (events, timestamp) = (batch.events.len(), batch.timestamp);
@@ -294,7 +307,14 @@ mod tests {
     fn a_payload_that_can_t_be_read_changes_nothing_and_after_a_reset_the_history_is_unknown() {
         let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
         router.add_worker(id, info());
-        let mut feed = Feed { router: router.clone(), id, followed: followed.clone(), fresh: true, looks_ahead: false };
+        let mut feed = Feed {
+            router: router.clone(),
+            id,
+            followed: followed.clone(),
+            fresh: true,
+            looks_ahead: false,
+            distrusted: Arc::default(),
+        };
         feed.set_caught_up(true);
         let known = || {
             let worker = router.workers()[0];
@@ -319,7 +339,8 @@ mod tests {
     fn an_engine_whose_hashes_look_ahead_is_never_known_exactly() {
         let (router, id, followed) = (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
         router.add_worker(id, info());
-        let mut feed = Feed { router: router.clone(), id, followed, fresh: true, looks_ahead: false };
+        let mut feed =
+            Feed { router: router.clone(), id, followed, fresh: true, looks_ahead: false, distrusted: Arc::default() };
         feed.set_caught_up(true);
         let mut batch = |seq, events| {
             let batch = KvEventBatch { timestamp: 1.5, events, data_parallel_rank: None };

@@ -114,7 +114,7 @@ async fn live(
     let loaded = Arc::new(Loaded::default());
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
     let worker = fleet.join(id, backend.clone(), loaded.clone());
-    let _followed = events::follow(fleet, &worker);
+    let followed = events::follow(fleet, &worker);
     let (router, told) = (fleet.router.clone(), worker.load.clone());
     backend.follow_load(Box::new(move |load| {
         told.send_replace(load);
@@ -134,6 +134,7 @@ async fn live(
         hand_off = ?can.hand_off,
         "ready"
     );
+    let mut distrusted = backend.distrusted().fuse();
     let mut watch = Watch::new(fleet.patience);
     let mut looks = tokio::time::interval(fleet.patience.look_every());
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -144,6 +145,12 @@ async fn live(
                 // The process is a faster witness than its sockets: requests in flight learn of it now.
                 backend.declare_dead(death.clone());
                 return Err(Ended::Died(death));
+            }
+            why = &mut distrusted => {
+                tracing::warn!(worker = %id, why, "also taken to hold what it is sent (approximate)");
+                fleet.metrics.distrusted(id);
+                followed.distrust(&fleet.router, id);
+                continue;
             }
             _ = looks.tick() => {}
         }

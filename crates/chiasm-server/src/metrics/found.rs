@@ -70,6 +70,13 @@ impl Found {
         worker.queued += attempted.prefill.queued.unwrap_or_default();
     }
 
+    /// What the engine found in its cache for a request has become known, behind its first token.
+    pub(super) fn add_later(&mut self, attempted: &Attempted) {
+        let later = PromptTokens { prompt: 0, cached: attempted.prefill.cached_tokens as u64 };
+        self.total += later;
+        self.workers.entry(attempted.worker).or_default().tokens += later;
+    }
+
     /// Forgets workers that are not among these, which are in the order of their ids.
     pub(super) fn keep(&mut self, workers: &[WorkerSnapshot]) {
         let is_there = |id: &WorkerId| workers.binary_search_by_key(id, |worker| worker.id).is_ok();

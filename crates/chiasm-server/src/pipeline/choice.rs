@@ -34,6 +34,8 @@ pub(crate) struct ChoiceDelta {
     pub tool_calls: Vec<ToolCallDelta>,
     /// Set with the last delta.
     pub finish: Option<Finish>,
+    /// Prompt tokens that the engine found in its cache, where that becomes known behind the first token.
+    pub cached_tokens: Option<usize>,
 }
 
 /// A whole continuation.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Input, Job, Output, Prefill, RunningJob};
+use chiasm_backend::{Death, Delivered, Job, Output, Prefill, RunningJob};
 use chiasm_router::Reservation;
 use chiasm_types::{PlanClassId, WorkerId};
 use futures_util::FutureExt;
@@ -195,7 +195,7 @@ impl Generation {
             sampling::resolve(&frontend.model, &prepared.sampling, attempted.prompt_tokens, limits.max_model_len)?;
         let job = Job {
             id: prepared.id.clone(),
-            input: Input::Tokens(plan.tokens.clone()),
+            input: plan.input(),
             media: plan.job_items.clone(),
             sampling,
             adapter: prepared.adapter.as_ref().map(|adapter| adapter.engine().clone()),
@@ -244,15 +244,25 @@ impl Generation {
             return Poll::Ready(Ok(Some(delta)));
         }
         let Some(output) = ready!(self.poll_output(context))? else { return Poll::Ready(Ok(None)) };
-        if self.attempted.first_token.is_none() {
-            self.saw_first(&output);
+        let late = match self.attempted.first_token {
+            None => {
+                self.saw_first(&output);
+                None
+            }
+            // Some backends tell of the prompt behind the answer.
+            Some(_) => output.prefill.filter(|_| self.attempted.prefill == Prefill::default()),
+        };
+        if let Some(prefill) = late {
+            self.saw_prefill(prefill);
+            self.frontend.metrics.found_later(&self.attempted);
         }
         let (index, has_ended) = (output.choice, output.finish.is_some());
         let Some(choice) = self.choices.get_mut(index) else {
             let error = RequestError::internal("the engine answered with a continuation that was not asked for");
             return Poll::Ready(Err(error.into()));
         };
-        let delta = choice.push(output);
+        let mut delta = choice.push(output);
+        delta.cached_tokens = late.map(|prefill| prefill.cached_tokens);
         if let Some(gap) = choice.gap(&delta) {
             self.frontend.metrics.between_tokens(gap, delta.tokens.len());
         }
@@ -307,18 +317,23 @@ impl Generation {
             (alarm, _) => *alarm = None,
         }
         if let Some(prefill) = output.prefill {
-            self.attempted.prefill = prefill;
-            let begun = self.started + self.attempted.hand_off;
-            self.attempted.prefill_wait = prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
-            let block_size = self.reservation.block_size.get();
-            // The engine computes the last token of a prompt in any case.
-            let most = self.attempted.prompt_tokens.saturating_sub(1) / block_size;
-            let predicted = self.attempted.overlap_blocks.min(most);
-            let found = prefill.cached_tokens / block_size;
-            self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
+            self.saw_prefill(prefill);
         }
         self.reservation.first_token();
         self.frontend.metrics.first_token(&self.attempted, self.started.elapsed());
+    }
+
+    /// Takes note of how the prompt was computed.
+    fn saw_prefill(&mut self, prefill: Prefill) {
+        self.attempted.prefill = prefill;
+        let begun = self.started + self.attempted.hand_off;
+        self.attempted.prefill_wait = prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
+        let block_size = self.reservation.block_size.get();
+        // The engine computes the last token of a prompt in any case.
+        let most = self.attempted.prompt_tokens.saturating_sub(1) / block_size;
+        let predicted = self.attempted.overlap_blocks.min(most);
+        let found = prefill.cached_tokens / block_size;
+        self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
     }
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use chiasm_backend::{Constraint, JobItem, ReasoningHints, RequestId, Structured, TraceContext};
+use chiasm_backend::{
+    Constraint, Input, JobItem, PlaceholderForm, ReasoningHints, RequestId, Structured, TraceContext,
+};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Item, Marker, MarkerText, Markers, RenderOptions, expand};
@@ -77,6 +79,8 @@ pub(crate) struct Planned {
     pub class: PlanClassId,
     /// The expanded prompt: each media item stands as its placeholder.
     pub tokens: Arc<Vec<TokenId>>,
+    /// The prompt with one marker for each media item, for workers that expand it themselves.
+    pub marked: Option<Arc<Vec<TokenId>>>,
     /// Keys of the prompt's full blocks.
     pub keys: Vec<BlockKey>,
     /// Embeddings that a worker must be able to encode at once; 0 if any can.
@@ -252,13 +256,24 @@ fn plan_text(
 }
 
 /// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they are not needed. A text may be
-/// replaced by another before it is tokenized.
+/// replaced by another before that is tokenized.
 pub(super) fn render(
     model: &ServedModel,
-    mut chat: Chat,
+    chat: Chat,
     texts: &[MarkerText<'_>],
     rewrite: Option<(&str, &str)>,
 ) -> Result<Vec<TokenId>, RequestError> {
+    let text = render_text(model, chat, texts)?;
+    encode(model, &text, rewrite)
+}
+
+/// Tokenizes a conversation in which a text may be replaced by another before.
+fn encode(model: &ServedModel, text: &str, rewrite: Option<(&str, &str)>) -> Result<Vec<TokenId>, RequestError> {
+    let rewritten = rewrite.map(|(from, to)| text.replace(from, to));
+    Ok(model.tokenizer.encode(rewritten.as_deref().unwrap_or(text), false)?)
+}
+
+fn render_text(model: &ServedModel, mut chat: Chat, texts: &[MarkerText<'_>]) -> Result<String, RequestError> {
     let template = model.template.as_ref().ok_or_else(|| {
         RequestError::invalid(
             "messages",
@@ -271,12 +286,7 @@ pub(super) fn render(
         kwargs: chat.take_template_variables(&model.chats),
         tools: chat.tools,
     };
-    let mut text = template.render(&chat.messages, texts, &options)?;
-    drop((chat.messages, options));
-    if let Some((from, to)) = rewrite {
-        text = text.replace(from, to);
-    }
-    Ok(model.tokenizer.encode(&text, false)?)
+    Ok(template.render(&chat.messages, texts, &options)?)
 }
 
 /// Renders and tokenizes a conversation, and for each class puts a placeholder where each media item goes.
@@ -298,8 +308,18 @@ fn plan_chat(
     let of_images = image_prompt.as_ref().map(|prompt| [prompt.text]);
     let texts = of_images.as_ref().map(|texts| MarkerText { modality: &Modality::Image, texts });
     let (sources, kwargs) = (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
-    let tokens = render(model, chat, texts.as_slice(), image_prompt.and_then(|prompt| prompt.rewrite))?;
+    let rewrite = image_prompt.and_then(|prompt| prompt.rewrite);
+    let text = render_text(model, chat, texts.as_slice())?;
+    let tokens = encode(model, &text, rewrite)?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, apart, model) };
+    let expand_themselves = |class: &PresentClass| class.class.placeholders == PlaceholderForm::Marker;
+    let marked = match classes.iter().any(expand_themselves) {
+        // What is rewritten is for our own expansion alone.
+        true if rewrite.is_some() => Arc::new(encode(model, &text, None)?),
+        true => Arc::new(tokens.clone()),
+        false => Arc::default(),
+    };
+    drop(text);
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let of_image = Marker { modality: &Modality::Image, tokens: marker };
     let for_class = |class: &PresentClass| -> Result<Planned, RequestError> {
@@ -321,7 +341,9 @@ fn plan_chat(
         let placed: Vec<_> = items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
         let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &placed)?;
         check_tokens(&expanded.tokens, model.last_token())?;
-        Ok(planned(class, Arc::new(expanded.tokens), in_prompt_order(items, expanded.placeholders), apart))
+        let plan = planned(class, Arc::new(expanded.tokens), in_prompt_order(items, expanded.placeholders), apart);
+        let is_marked = expand_themselves(class) && !plan.job_items.is_empty();
+        Ok(Planned { marked: is_marked.then(|| marked.clone()), ..plan })
     };
     that_fit(classes.iter().map(for_class).collect::<Result<_, _>>()?, classes)
 }
@@ -362,7 +384,18 @@ pub(super) fn planned(
         route_items: items.iter().map(|(item, at)| item.to_route(at)).collect(),
         job_items: items.into_iter().map(|(item, at)| item.into_job(at)).collect(),
         tokens,
+        marked: None,
         keys,
+    }
+}
+
+impl Planned {
+    /// What a worker of the class is given.
+    pub(super) fn input(&self) -> Input {
+        match &self.marked {
+            Some(marked) => Input::Marked { tokens: marked.clone(), expanded: self.tokens.clone() },
+            None => Input::Tokens(self.tokens.clone()),
+        }
     }
 }
 

@@ -210,7 +210,9 @@ struct Answer {
 impl Answer {
     async fn of(backend: &dyn Backend, job: Arc<Job>) -> Result<Self, Box<dyn Error>> {
         let prompt_tokens = match &job.input {
-            chiasm_backend::Input::Tokens(tokens) => tokens.len(),
+            chiasm_backend::Input::Tokens(tokens) | chiasm_backend::Input::Marked { expanded: tokens, .. } => {
+                tokens.len()
+            }
             chiasm_backend::Input::Messages(_) => 0,
         };
         let start = Instant::now();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use chiasm_upstream::Upstream;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
@@ -10,7 +11,7 @@ use super::{json_object, positive, seconds, some_seconds, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Number of vLLM engines to launch [default: 1, or none with --agents]
+    /// Number of vLLM engines to launch [default: 1, or none with --agents or --upstream]
     #[arg(long, env = "CHIASM_ENGINES", conflicts_with_all = ["sim", "attach"])]
     pub(crate) engines: Option<u32>,
     /// The vllm command
@@ -31,6 +32,10 @@ pub(crate) struct EngineArgs {
     /// Wait on these handshake addresses (tcp://host:port) for engines that somebody else starts
     #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
     pub(crate) attach: Vec<String>,
+    /// Put this server among the engines, which somebody else runs: vllm+http://HOST:PORT or vllm+https://HOST:PORT is vllm serve of the
+    /// same model with --enable-scale-out. Options go behind commas: api-key-file=FILE, ca-file=FILE. May be given several times
+    #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
+    pub(crate) upstream: Vec<Upstream>,
     /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for
     /// engines to take them over; chiasm engines lists and stops them [default: they end with this process]
     #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sim", "attach"])]

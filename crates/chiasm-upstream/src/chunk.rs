@@ -1,0 +1,109 @@
+//! What one event of an answer says (`GenerateTokensStreamResponse` of vLLM).
+
+use chiasm_backend::{Finish, TokenLogprob};
+use chiasm_types::TokenId;
+use serde::Deserialize;
+
+/// One event.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Chunk {
+    #[serde(default)]
+    pub(crate) choices: Vec<ChunkChoice>,
+    pub(crate) usage: Option<Usage>,
+    /// What the prompt has become; in the first event, if it was asked for.
+    pub(crate) prompt_token_ids: Option<Vec<u32>>,
+    /// In place of all else.
+    pub(crate) error: Option<ChunkError>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ChunkError {
+    #[serde(default)]
+    pub(crate) message: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ChunkChoice {
+    pub(crate) index: usize,
+    pub(crate) token_ids: Option<Vec<u32>>,
+    finish_reason: Option<String>,
+    stop_reason: Option<StopReason>,
+    logprobs: Option<Logprobs>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum StopReason {
+    Token(u32),
+    Text(String),
+}
+
+#[derive(Debug, Deserialize)]
+struct Logprobs {
+    content: Option<Vec<Logprob>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Logprob {
+    token_id: u32,
+    logprob: f32,
+    #[serde(default)]
+    top_logprobs: Vec<TopLogprob>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TopLogprob {
+    token_id: u32,
+    logprob: f32,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Usage {
+    prompt_tokens_details: Option<PromptTokensDetails>,
+}
+
+#[derive(Debug, Deserialize)]
+struct PromptTokensDetails {
+    cached_tokens: Option<usize>,
+}
+
+impl Usage {
+    /// Prompt tokens that the engine found in its cache, where the server tells (`--enable-prompt-tokens-details`).
+    pub(crate) fn cached_tokens(&self) -> Option<usize> {
+        self.prompt_tokens_details.as_ref()?.cached_tokens
+    }
+}
+
+/// How a continuation ended, by the server's account.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Finished(Finish),
+    /// It was aborted, or failed, and not by us.
+    Failed,
+}
+
+impl ChunkChoice {
+    /// How the continuation ended, if it did.
+    pub(crate) fn end(&self) -> Option<End> {
+        let finish = match (self.finish_reason.as_deref()?, &self.stop_reason) {
+            ("stop", None) => Finish::Eos,
+            ("stop", Some(StopReason::Token(token))) => Finish::StopToken(TokenId(*token)),
+            ("stop", Some(StopReason::Text(text))) => Finish::StopString(text.clone()),
+            ("length", _) => Finish::Length,
+            ("repetition", _) => Finish::Repetition,
+            _ => return Some(End::Failed),
+        };
+        Some(End::Finished(finish))
+    }
+
+    /// The log probabilities of its tokens, with the first `top` candidates in the engine's order, which has the token itself first.
+    pub(crate) fn logprobs(&self, top: usize) -> Option<Vec<TokenLogprob>> {
+        let content = self.logprobs.as_ref()?.content.as_ref()?;
+        let one = |told: &Logprob| TokenLogprob {
+            token: TokenId(told.token_id),
+            logprob: told.logprob,
+            top: told.top_logprobs.iter().take(top).map(|top| (TokenId(top.token_id), top.logprob)).collect(),
+        };
+        Some(content.iter().map(one).collect())
+    }
+}

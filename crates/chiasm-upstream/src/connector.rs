@@ -1,0 +1,99 @@
+//! Connecting to a server, again after each of its ends.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, Locality, MediaObserver};
+use chiasm_types::WorkerId;
+use futures_util::future::{BoxFuture, FutureExt, pending};
+use url::Host;
+
+use crate::address::Upstream;
+use crate::backend::UpstreamBackend;
+use crate::found::Found;
+use crate::server::Server;
+
+/// Somebody else starts it: it is looked for soon again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Connects to one server.
+pub struct UpstreamConnector {
+    upstream: Upstream,
+    server: Server,
+    processor: Arc<[u8]>,
+}
+
+impl UpstreamConnector {
+    /// A connector for the server of this address. Its files are read now. `processor` is that of the model that is served here.
+    ///
+    /// # Errors
+    /// Words that say which file can't be used.
+    pub fn new(upstream: Upstream, processor: Arc<[u8]>) -> Result<Self, String> {
+        let server = Server::new(&upstream)?;
+        Ok(Self { upstream, server, processor })
+    }
+}
+
+impl Connector for UpstreamConnector {
+    fn connect(
+        &self,
+        _worker: WorkerId,
+        observer: Arc<dyn MediaObserver>,
+    ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
+        async move {
+            let Self { upstream, server, processor } = self;
+            let failed = |reason: String| ConnectError::new(format!("{upstream}: {reason}"));
+            let locality = locality(upstream).await;
+            let found = Found::ask(server, &locality).await.map_err(failed)?;
+            let capabilities = found.capabilities(processor.clone(), locality);
+            let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), capabilities, observer);
+            Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
+        }
+        .boxed()
+    }
+
+    fn describe(&self) -> String {
+        format!("the server at {}", self.upstream)
+    }
+
+    fn longest_pause(&self) -> Duration {
+        LONGEST_PAUSE
+    }
+}
+
+/// Where a server is: a name counts by the first address that it has.
+async fn locality(upstream: &Upstream) -> Locality {
+    let address = match upstream.base.host() {
+        Some(Host::Ipv4(address)) => Some(IpAddr::V4(address)),
+        Some(Host::Ipv6(address)) => Some(IpAddr::V6(address)),
+        Some(Host::Domain(name)) => {
+            let port = upstream.base.port_or_known_default().unwrap_or_default();
+            let found = tokio::net::lookup_host((name, port)).await.ok();
+            found.and_then(|mut found| found.next()).map(|address| address.ip())
+        }
+        None => None,
+    };
+    match address {
+        Some(address) if address.is_loopback() => Locality::Here,
+        Some(address) => Locality::Host(address),
+        None => Locality::Unknown,
+    }
+}
+
+/// A server that is not ours: only the connection tells.
+struct Elsewhere;
+
+impl Life for Elsewhere {
+    fn ended(&mut self) -> BoxFuture<'_, Death> {
+        pending().boxed()
+    }
+
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        async { None }.boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
+    }
+}

@@ -1,0 +1,149 @@
+//! What a server says of itself, as capabilities.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use chiasm_backend::{
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Locality, MediaForm, PlaceholderForm,
+    PlanClass, VllmItems,
+};
+use chiasm_types::BlockSize;
+use serde::Deserialize;
+
+use crate::gauges;
+use crate::server::{AskError, Server};
+
+/// Where a server generates from tokens.
+pub(crate) const GENERATE: &str = "inference/v1/generate";
+pub(crate) const METRICS: &str = "metrics";
+const VERSION: &str = "version";
+const MODELS: &str = "v1/models";
+const EVENT_SOURCES: &str = "kv_event_sources";
+
+/// What a server has to be asked for before it can be used.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) version: String,
+    pub(crate) max_model_len: usize,
+    pub(crate) block_size: BlockSize,
+    pub(crate) total_blocks: u64,
+    pub(crate) kv: KvSource,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: String,
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    max_model_len: Option<usize>,
+    parent: Option<String>,
+}
+
+/// What the engine of one rank publishes.
+#[derive(Deserialize)]
+struct EventSource {
+    #[serde(default)]
+    enable_kv_cache_events: Option<bool>,
+    endpoint: String,
+    replay_endpoint: Option<String>,
+    #[serde(default)]
+    topic: String,
+}
+
+impl Found {
+    /// Asks a server that is at this address.
+    ///
+    /// # Errors
+    /// Words that say why it can't be used.
+    pub(crate) async fn ask(server: &Server, locality: &Locality) -> Result<Self, String> {
+        let words = |error: AskError| error.to_string();
+        let Version { version } = read(&server.get(VERSION).await.map_err(words)?, VERSION)?;
+        let Models { data } = read(&server.get(MODELS).await.map_err(words)?, MODELS)?;
+        // Adapters have a parent.
+        let base = data.iter().find(|model| model.parent.is_none()).and_then(|model| model.max_model_len);
+        let max_model_len = base.ok_or("it does not tell its model's context (max_model_len of /v1/models)")?;
+        let metrics = server.get(METRICS).await.map_err(words)?;
+        let metrics = String::from_utf8_lossy(&metrics);
+        let setting = |label| gauges::label(&metrics, "vllm:cache_config_info", label);
+        let block_size = setting("block_size").and_then(|size| BlockSize::new(size.try_into().ok()?));
+        let block_size = block_size.ok_or("it does not tell its blocks' size (vllm:cache_config_info of /metrics)")?;
+        let kv = match server.get(EVENT_SOURCES).await {
+            Ok(body) => kv_source(&read(&body, EVENT_SOURCES)?, locality),
+            // It has no such path before 0.31.
+            Err(AskError::Refused { .. }) => unknown("it does not tell where its KV events are (/kv_event_sources)"),
+            Err(error) => return Err(error.to_string()),
+        };
+        can_generate(server).await?;
+        Ok(Self { version, max_model_len, block_size, total_blocks: setting("num_gpu_blocks").unwrap_or(0), kv })
+    }
+
+    /// The capabilities of a worker that is this server. `processor` is that of the model that is served here.
+    pub(crate) fn capabilities(self, processor: Arc<[u8]>, locality: Locality) -> Capabilities {
+        Capabilities {
+            engine: format!("vllm serve {}, token mode", self.version),
+            class: PlanClass {
+                processor,
+                // It is given files, and says what becomes of them only afterwards.
+                vllm_items: VllmItems::None,
+                placeholders: PlaceholderForm::Marker,
+                keys: KeyScheme::Chiasm,
+                block_size: self.block_size,
+            },
+            max_model_len: self.max_model_len,
+            // It does not tell, and refuses by itself what is too large for a step.
+            max_batched_tokens: self.max_model_len,
+            max_running: 0,
+            total_blocks: self.total_blocks,
+            encoder_cache_tokens: 0,
+            receiver_cache_bytes: 0,
+            max_loras: 0,
+            input: InputForm::Tokens,
+            media: MediaForm::Encoded,
+            hand_off: HandOff::None,
+            locality,
+            kv: self.kv,
+        }
+    }
+}
+
+/// Whether it takes tokens: an empty request is refused by what is there, and unknown to what is not.
+async fn can_generate(server: &Server) -> Result<(), String> {
+    let answer = server.post(GENERATE, b"{}".to_vec(), reqwest::header::HeaderMap::new()).await;
+    let status = answer.map_err(|error| error.to_string())?.status().as_u16();
+    match status {
+        400 | 422 => Ok(()),
+        401 | 403 => Err("it wants a key (api-key-file=FILE behind its address)".to_owned()),
+        404 | 405 => Err("it takes no tokens at /inference/v1/generate: start it with --enable-scale-out".to_owned()),
+        status => Err(format!("it answers {status} to an empty request at /inference/v1/generate")),
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(body: &'a [u8], path: &str) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|error| format!("its answer to /{path} can't be read: {error}"))
+}
+
+fn unknown(why: &str) -> KvSource {
+    KvSource::Unknown { why: why.to_owned() }
+}
+
+/// Where the KV events of a server's engine are. One with several engines gives a request to whichever it likes: what any of them
+/// holds says little of where a request will go.
+fn kv_source(sources: &BTreeMap<String, EventSource>, locality: &Locality) -> KvSource {
+    let source = match sources.values().collect::<Vec<_>>()[..] {
+        [] => return unknown("it publishes no KV events (--kv-events-config)"),
+        [source] => source,
+        _ => return unknown("it has several engines (--data-parallel-size) and chooses among them by itself"),
+    };
+    if source.enable_kv_cache_events == Some(false) {
+        return unknown("it publishes no KV events (--kv-events-config)");
+    }
+    let stream = KvEventStream::at(&source.endpoint, source.replay_endpoint.as_deref(), &source.topic, locality);
+    stream.map_or_else(|| unknown("where its KV events are published can't be reached from here"), KvSource::Events)
+}

@@ -1,0 +1,38 @@
+//! Backends over HTTP: servers that run already, and that somebody else has started.
+//!
+//! An [`Upstream`] says where a server is and what it speaks, an [`UpstreamConnector`] asks it what it can do and makes the backend
+//! of one worker. `vllm serve` is driven in *token mode*, by its `/inference/v1/generate`: it is given the prompt's tokens with one
+//! marker for each media item, the items as the client sent them under our identities, and answers with tokens. What it expands the
+//! markers to is compared with what was expected; where that differs nothing that is known of its KV cache can be trusted for
+//! prompts with media, and [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
+//!
+//! Nothing that a server says is believed to be small, well formed or in time: answers are bounded, checked and read as fast as
+//! their reader takes them.
+//!
+//! | module | is |
+//! |---|---|
+//! | `address` | what an upstream is given as |
+//! | `server` | requests to one server, bounded in size and time |
+//! | `gauges` | numbers out of Prometheus' text format |
+//! | `found` | what a server says of itself, as capabilities |
+//! | `connector` | connecting to a server, again after each of its ends |
+//! | `backend` | one server as a backend, and the task that watches it |
+//! | `request` | a job as the body of a request |
+//! | `running` | one job that runs |
+//! | `chunk` | what one event of an answer says |
+//! | `events` | the stream of server-sent events, cut into its data |
+#![forbid(unsafe_code)]
+
+mod address;
+mod backend;
+mod chunk;
+mod connector;
+mod events;
+mod found;
+mod gauges;
+mod request;
+mod running;
+mod server;
+
+pub use address::{Upstream, UpstreamError};
+pub use connector::UpstreamConnector;

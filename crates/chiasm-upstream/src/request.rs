@@ -1,0 +1,228 @@
+//! A job as the body of a request to `/inference/v1/generate` of vLLM 0.31 to 0.33 (`GenerateRequest` in
+//! `entrypoints/scale_out/token_in_token_out/protocol.py`).
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Repetition, Sampling};
+use chiasm_types::{Modality, TokenId};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+#[derive(Serialize)]
+struct Generate<'a> {
+    token_ids: &'a [TokenIdNumber],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    content_parts: Vec<ContentPart>,
+    sampling_params: SamplingParams<'a>,
+    output_mode: &'static str,
+    stream: bool,
+    stream_options: StreamOptions,
+    /// Whether to tell what the prompt has become.
+    return_token_ids: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_salt: Option<&'a str>,
+    #[serde(skip_serializing_if = "is_default")]
+    priority: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_ended: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_parser_kwargs: Option<Value>,
+}
+
+type TokenIdNumber = u32;
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+/// An item of media: its file, and the name by which its blocks are known.
+#[derive(Serialize)]
+struct ContentPart {
+    r#type: &'static str,
+    url: String,
+    uuid: String,
+}
+
+/// Those of vLLM's `SamplingParams` that a request may have.
+#[derive(Serialize)]
+struct SamplingParams<'a> {
+    n: usize,
+    max_tokens: u32,
+    min_tokens: u32,
+    temperature: f64,
+    top_p: f64,
+    top_k: i32,
+    min_p: f64,
+    presence_penalty: f64,
+    frequency_penalty: f64,
+    repetition_penalty: f64,
+    ignore_eos: bool,
+    /// Text is made here.
+    detokenize: bool,
+    stop_token_ids: Vec<TokenIdNumber>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<u32>,
+    #[serde(skip_serializing_if = "is_default")]
+    skip_reading_prefix_cache: bool,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    logit_bias: BTreeMap<TokenIdNumber, f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    allowed_token_ids: Vec<TokenIdNumber>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    structured_outputs: Option<StructuredOutputs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking_token_budget: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repetition_detection: Option<RepetitionDetection>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum StructuredOutputs<'a> {
+    Json(&'a str),
+    JsonObject(bool),
+    Regex(&'a str),
+    Grammar(&'a str),
+    StructuralTag(&'a str),
+}
+
+#[derive(Serialize)]
+struct RepetitionDetection {
+    max_pattern_size: u32,
+    min_pattern_size: u32,
+    min_count: u32,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// The body, and the headers that name the request.
+///
+/// # Errors
+/// [`JobError::Refused`] names what such a server can't be asked for.
+pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
+    let tokens = match &job.input {
+        Input::Marked { tokens, .. } => tokens,
+        // Without items both are the same.
+        Input::Tokens(tokens) if job.media.is_empty() => tokens,
+        Input::Tokens(_) | Input::Messages(_) => {
+            return Err(refused(
+                "input",
+                "must be token ids with a marker for each item: the server takes nothing else",
+            ));
+        }
+    };
+    if job.adapter.is_some() {
+        return Err(refused("model", "is an adapter, and none are used at servers that somebody else has started"));
+    }
+    let has_variables = !job.reasoning.variables.is_empty();
+    let variables = || job.reasoning.variables.iter().map(|&(name, value)| (name.to_owned(), Value::Bool(value)));
+    let body = Generate {
+        token_ids: &numbers(tokens),
+        content_parts: job.media.iter().map(content_part).collect::<Result<_, _>>()?,
+        sampling_params: sampling_params(&job.sampling)?,
+        output_mode: "tokens",
+        stream: true,
+        stream_options: StreamOptions { include_usage: true },
+        return_token_ids: !job.media.is_empty(),
+        cache_salt: job.cache_salt.as_deref(),
+        priority: job.priority,
+        reasoning_ended: job.reasoning.is_over.then_some(true),
+        reasoning_parser_kwargs: has_variables
+            .then(|| json!({"chat_template_kwargs": variables().collect::<Map<String, Value>>()})),
+    };
+    // Strings and numbers of ours: nothing in it can fail.
+    let body = serde_json::to_vec(&body).map_err(|error| refused("body", &error.to_string()))?;
+    Ok((body, headers(job)))
+}
+
+fn refused(field: &str, message: &str) -> JobError {
+    JobError::Refused { field: field.to_owned(), message: message.to_owned() }
+}
+
+fn numbers(tokens: &[TokenId]) -> Vec<TokenIdNumber> {
+    tokens.iter().map(|token| token.0).collect()
+}
+
+fn content_part(item: &JobItem) -> Result<ContentPart, JobError> {
+    let unusable = |why: &str| refused("messages", why);
+    if item.modality != Modality::Image {
+        return Err(unusable(
+            "has an item that is no image: servers that somebody else has started are given images alone",
+        ));
+    }
+    let encoded = item.source.encoded();
+    let encoded = encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
+    // The server has no way to be told.
+    if !is_empty_object(&encoded.processor_kwargs) {
+        return Err(refused("mm_processor_kwargs", "can't be passed on to servers that somebody else has started"));
+    }
+    let mut url = format!("data:{};base64,", encoded.media_type);
+    STANDARD.encode_string(&encoded.bytes, &mut url);
+    Ok(ContentPart { r#type: "image_url", url, uuid: item.name() })
+}
+
+fn is_empty_object(text: &str) -> bool {
+    text.is_empty() || serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(text).is_ok_and(|map| map.is_empty())
+}
+
+fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> {
+    if !sampling.bad_words.is_empty() {
+        return Err(refused("bad_words", "are words to such a server, and tokens here"));
+    }
+    if sampling.prompt_logprobs.is_some() {
+        return Err(refused("prompt_logprobs", "are not told by such a server while it streams"));
+    }
+    Ok(SamplingParams {
+        n: sampling.n,
+        max_tokens: sampling.max_tokens,
+        min_tokens: sampling.min_tokens,
+        temperature: sampling.temperature,
+        top_p: sampling.top_p,
+        top_k: sampling.top_k,
+        min_p: sampling.min_p,
+        presence_penalty: sampling.presence_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        repetition_penalty: sampling.repetition_penalty,
+        ignore_eos: sampling.ignore_eos,
+        detokenize: false,
+        stop_token_ids: numbers(&sampling.stop_token_ids),
+        seed: sampling.seed,
+        logprobs: sampling.logprobs,
+        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
+        logit_bias: sampling.logit_bias.iter().map(|&(token, bias)| (token.0, bias)).collect(),
+        allowed_token_ids: numbers(&sampling.allowed_token_ids),
+        structured_outputs: sampling.structured.as_ref().map(|structured| match &structured.constraint {
+            Constraint::JsonSchema(schema) => StructuredOutputs::Json(schema),
+            Constraint::JsonObject => StructuredOutputs::JsonObject(true),
+            Constraint::Regex(regex) => StructuredOutputs::Regex(regex),
+            Constraint::Grammar(grammar) => StructuredOutputs::Grammar(grammar),
+            Constraint::StructuralTag(tag) => StructuredOutputs::StructuralTag(tag),
+        }),
+        thinking_token_budget: sampling.thinking_budget,
+        repetition_detection: sampling.repetition.map(|Repetition { max_pattern, min_pattern, count }| {
+            RepetitionDetection { max_pattern_size: max_pattern, min_pattern_size: min_pattern, min_count: count }
+        }),
+    })
+}
+
+/// The request's name, so that both logs tell the same, and its trace.
+fn headers(job: &Job) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let trace = job.trace.iter().flat_map(|trace| trace.headers());
+    for (name, value) in trace.chain([("x-request-id", job.id.as_str())]) {
+        // Both were checked when the request came.
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_str(value)) {
+            headers.insert(name, value);
+        }
+    }
+    headers
+}

@@ -1,0 +1,212 @@
+//! One job that runs at a server.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use chiasm_backend::{Content, Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob};
+use chiasm_types::TokenId;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{self, BoxStream, StreamExt};
+use reqwest::Response;
+
+use crate::backend::Shared;
+use crate::chunk::{Chunk, ChunkChoice, End};
+use crate::events::{Events, TooLong};
+use crate::server::{AskError, unreachable};
+
+/// What ends the events of an answer.
+const DONE: &[u8] = b"[DONE]";
+
+/// A job, and what has come of it that nobody has asked for yet.
+pub(crate) struct RunningUpstreamJob {
+    shared: Arc<Shared>,
+    job: Arc<Job>,
+    /// `None` once all has come. Dropping it ends the connection, by which the server knows that nobody wants more.
+    body: Option<BoxStream<'static, Result<Bytes, AskError>>>,
+    events: Events,
+    came: VecDeque<Output>,
+    /// The last output of the last continuation, until the server has told of the prompt, which it does behind all answers.
+    held: Option<Output>,
+    continuations: Vec<Continuation>,
+    delivered: Delivered,
+    /// The end of the server, which may be known before its connection fails.
+    ended: BoxFuture<'static, Death>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Continuation {
+    has_ended: bool,
+    /// Nothing of it is wanted any more.
+    is_stopped: bool,
+    tokens: usize,
+}
+
+impl RunningUpstreamJob {
+    pub(crate) fn new(shared: Arc<Shared>, job: Arc<Job>, response: Response, delivered: Delivered) -> Self {
+        let chunks = stream::try_unfold(response, |mut response| async {
+            let chunk = response.chunk().await.map_err(unreachable)?;
+            Ok(chunk.map(|chunk| (chunk, response)))
+        });
+        Self {
+            ended: shared.when_ended(),
+            continuations: vec![Continuation::default(); job.sampling.n],
+            shared,
+            job,
+            body: Some(chunks.boxed()),
+            events: Events::default(),
+            came: VecDeque::new(),
+            held: None,
+            delivered,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.continuations.iter().all(|continuation| continuation.has_ended || continuation.is_stopped)
+    }
+
+    /// A server that says what no server of its kind says: what it has is not to be trusted.
+    fn nonsense(&self, what: &str) -> JobError {
+        JobError::Dead(Death::new(format!("{} tells nonsense: {what}", self.shared.name)))
+    }
+
+    /// Takes in what has come, up to the first thing that is to be told.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), JobError> {
+        self.events.push(bytes).map_err(|TooLong| self.nonsense("an event is too long"))?;
+        while let Some(data) = self.events.next() {
+            if data[..] == *DONE {
+                self.release(None);
+                self.body = None;
+                return if self.is_over() { Ok(()) } else { Err(JobError::Unfinished) };
+            }
+            let chunk = serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
+            self.take_chunk(chunk)?;
+        }
+        Ok(())
+    }
+
+    fn take_chunk(&mut self, chunk: Chunk) -> Result<(), JobError> {
+        let Chunk { choices, usage, prompt_token_ids, error } = chunk;
+        if let Some(error) = error {
+            tracing::warn!(server = self.shared.name, message = error.message, "a server could not do a request");
+            return Err(JobError::Failed);
+        }
+        if let Some(prompt) = prompt_token_ids {
+            self.compare(&prompt);
+        }
+        for choice in choices {
+            self.take_choice(choice)?;
+        }
+        if let Some(cached_tokens) = usage.and_then(|usage| usage.cached_tokens()) {
+            self.release(Some(Prefill { cached_tokens, queued: None }));
+        }
+        Ok(())
+    }
+
+    fn take_choice(&mut self, choice: ChunkChoice) -> Result<(), JobError> {
+        let index = choice.index;
+        let most = self.job.sampling.max_tokens as usize;
+        let Some(continuation) = self.continuations.get_mut(index).filter(|continuation| !continuation.has_ended)
+        else {
+            return Err(self.nonsense("a continuation that was not asked for, or has ended"));
+        };
+        let tokens: Vec<TokenId> = choice.token_ids.iter().flatten().copied().map(TokenId).collect();
+        continuation.tokens += tokens.len();
+        if continuation.tokens > most {
+            return Err(self.nonsense("more tokens than were asked for"));
+        }
+        let finish = match choice.end() {
+            Some(End::Finished(finish)) => Some(finish),
+            Some(End::Failed) => return Err(JobError::Unfinished),
+            None => None,
+        };
+        continuation.has_ended = finish.is_some();
+        let is_stopped = continuation.is_stopped;
+        let logprobs = match self.job.sampling.logprobs {
+            Some(top) => {
+                let told = choice.logprobs(top as usize).filter(|told| told.len() == tokens.len());
+                Some(told.ok_or_else(|| self.nonsense("no log probabilities, or too few"))?)
+            }
+            None => None,
+        };
+        if is_stopped {
+            return Ok(());
+        }
+        let content = Content::Tokens { tokens, logprobs };
+        let output = Output { choice: index, content, finish, prefill: None, prompt_logprobs: None };
+        if self.is_over() {
+            self.held = Some(output);
+        } else {
+            self.came.push_back(output);
+        }
+        Ok(())
+    }
+
+    /// Gives out what was held back, with what the server told of the prompt.
+    fn release(&mut self, prefill: Option<Prefill>) {
+        if let Some(output) = self.held.take() {
+            self.came.push_back(Output { prefill, ..output });
+        }
+    }
+
+    /// Holds what the server made of the prompt against what was expected.
+    fn compare(&self, prompt: &[u32]) {
+        let Input::Marked { expanded, .. } = &self.job.input else { return };
+        if expanded.iter().map(|token| token.0).eq(prompt.iter().copied()) {
+            return;
+        }
+        let place = expanded.iter().zip(prompt).position(|(ours, theirs)| ours.0 != *theirs);
+        let place = place.unwrap_or(expanded.len().min(prompt.len()));
+        self.shared.distrust(format!(
+            "it makes {} tokens of a prompt with media items that was expected to have {}, others from token {place} on",
+            prompt.len(),
+            expanded.len()
+        ));
+    }
+}
+
+impl RunningJob for RunningUpstreamJob {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
+        loop {
+            if let Some(output) = self.came.pop_front() {
+                return Poll::Ready(Some(Ok(output)));
+            }
+            let Some(body) = &mut self.body else { return Poll::Ready(None) };
+            let taken = match body.poll_next_unpin(context) {
+                Poll::Ready(Some(Ok(bytes))) => self.take(&bytes),
+                Poll::Ready(Some(Err(error))) => {
+                    Err(JobError::Dead(Death::new(format!("{}: {error}", self.shared.name))))
+                }
+                // It ends without its last word.
+                Poll::Ready(None) if self.held.is_some() => {
+                    self.release(None);
+                    self.body = None;
+                    Ok(())
+                }
+                Poll::Ready(None) => {
+                    Err(JobError::Dead(Death::new(format!("{} ended its answer too early", self.shared.name))))
+                }
+                Poll::Pending => Err(JobError::Dead(ready!(self.ended.poll_unpin(context)))),
+            };
+            if let Err(error) = taken {
+                self.body = None;
+                self.came.clear();
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+    }
+
+    fn stop(&mut self, choice: usize) {
+        let Some(continuation) = self.continuations.get_mut(choice) else { return };
+        continuation.is_stopped = true;
+        self.came.retain(|output| output.choice != choice);
+        if self.is_over() && self.held.is_none() && self.came.is_empty() {
+            self.body = None;
+        }
+    }
+
+    fn delivered(&self) -> Delivered {
+        self.delivered
+    }
+}

@@ -1,0 +1,442 @@
+//! A stand-in for `vllm serve`, which does what a test has it do, and what becomes of it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use chiasm_backend::{
+    Backend, Connected, Connector, Constraint, Content, Delivered, EncodedItem, Finish, Input, ItemField, Job,
+    JobError, JobItem, KvSource, MediaForm, MediaObserver, MediaSource, Output, PlaceholderForm, RequestId, Sampling,
+    SourceError, Structured, TensorOrder, TraceContext,
+};
+use chiasm_types::{MmHash, Modality, Placeholder, TokenId, WorkerId};
+use chiasm_upstream::UpstreamConnector;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+const SOON: Duration = Duration::from_secs(20);
+const KEY: &str = "secret";
+
+type Answer = Box<dyn Fn() -> Response + Send + Sync>;
+
+/// What the stand-in does with a request for tokens, and what it was asked.
+struct Stand {
+    answer: Answer,
+    asked: Mutex<Vec<(HeaderMap, Value)>>,
+    wants_key: bool,
+}
+
+/// A stand-in that gives this answer, and its address.
+struct Server {
+    stand: Arc<Stand>,
+    url: String,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    async fn with(answer: impl Fn() -> Response + Send + Sync + 'static) -> Self {
+        Self::start(true, false, Box::new(answer)).await
+    }
+
+    async fn start(takes_tokens: bool, wants_key: bool, answer: Answer) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let stand = Arc::new(Stand { answer, asked: Mutex::default(), wants_key });
+        let metrics = "vllm:num_requests_running{engine=\"0\"} 3.0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
+                       vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
+        let models = json!({"data": [{"id": "lora", "parent": "m", "max_model_len": null},
+                                     {"id": "m", "parent": null, "max_model_len": 4096}]});
+        let sources = json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
+                                   "replay_endpoint": "tcp://*:5558", "topic": ""}});
+        let mut app = Router::new()
+            .route("/below/version", get(async || axum::Json(json!({"version": "0.33.0"}))))
+            .route("/below/v1/models", get(async move || axum::Json(models)))
+            .route("/below/metrics", get(async move || metrics))
+            .route("/below/kv_event_sources", get(async move || axum::Json(sources)));
+        if takes_tokens {
+            app = app.route("/below/inference/v1/generate", post(generate));
+        }
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("vllm+http://{}/below", listener.local_addr().unwrap());
+        let app = app.with_state(stand.clone());
+        let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { stand, url, serving }
+    }
+
+    async fn connect(&self, options: &str) -> Result<Arc<dyn Backend>, String> {
+        let upstream = format!("{}{options}", self.url).parse().unwrap();
+        let connector = UpstreamConnector::new(upstream, Arc::from(&b"processor"[..]))?;
+        let connected = connector.connect(WorkerId(0), Arc::new(Unobserved)).await;
+        connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())
+    }
+
+    /// Everything that comes of a job.
+    async fn run(&self, job: Job) -> (Vec<Output>, Option<JobError>) {
+        let backend = self.connect("").await.unwrap();
+        let mut running = match backend.start(Arc::new(job)).await {
+            Ok(running) => running,
+            Err(error) => return (Vec::new(), Some(error)),
+        };
+        let mut outputs = Vec::new();
+        loop {
+            match timeout(SOON, running.next()).await.unwrap() {
+                Some(Ok(output)) => outputs.push(output),
+                Some(Err(error)) => return (outputs, Some(error)),
+                None => return (outputs, None),
+            }
+        }
+    }
+
+    fn asked(&self) -> Vec<(HeaderMap, Value)> {
+        std::mem::take(&mut *self.stand.asked.lock().unwrap())
+    }
+}
+
+async fn generate(State(stand): State<Arc<Stand>>, headers: HeaderMap, body: Bytes) -> Response {
+    if stand.wants_key && headers.get("authorization").is_none_or(|key| key != &format!("Bearer {KEY}")) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    if body.get("token_ids").is_none() {
+        return (StatusCode::BAD_REQUEST, "token_ids: Field required").into_response();
+    }
+    stand.asked.lock().unwrap().push((headers, body));
+    (stand.answer)()
+}
+
+/// An answer of these events.
+fn events(events: &[Value]) -> Response {
+    let text: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+    format!("{text}data: [DONE]\n\n").into_response()
+}
+
+fn tokens(index: usize, tokens: &[u32], finish: Option<&str>) -> Value {
+    let choice =
+        json!({"index": index, "token_ids": tokens, "finish_reason": finish, "logprobs": null, "stop_reason": null});
+    json!({"choices": [choice]})
+}
+
+fn usage(cached: usize) -> Value {
+    json!({"choices": [], "usage": {"prompt_tokens": 4, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": cached}}})
+}
+
+struct Unobserved;
+
+impl MediaObserver for Unobserved {
+    fn delivered(&self, _: Delivered) {}
+    fn missed(&self, _: usize) {}
+    fn stepped_down(&self, _: &'static str, _: &dyn std::fmt::Display) {}
+}
+
+/// A picture as a client has sent it, with these settings.
+struct Picture(&'static str);
+
+impl MediaSource for Picture {
+    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn encoded(&self) -> Option<EncodedItem> {
+        let bytes = Bytes::from_static(b"\xff\xd8 picture");
+        Some(EncodedItem { bytes, content: [0; 32], media_type: "image/jpeg", processor_kwargs: self.0.into() })
+    }
+}
+
+fn sampling() -> Sampling {
+    Sampling {
+        n: 1,
+        max_tokens: 4,
+        min_tokens: 0,
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        seed: None,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        stop_token_ids: vec![TokenId(7)],
+        eos_token: Some(TokenId(2)),
+        all_stop_token_ids: Vec::new(),
+        ignore_eos: false,
+        logprobs: None,
+        prompt_logprobs: None,
+        skip_reading_prefix_cache: false,
+        logit_bias: vec![(TokenId(5), -1.5)],
+        allowed_token_ids: Vec::new(),
+        bad_words: Vec::new(),
+        structured: None,
+        thinking_budget: None,
+        repetition: None,
+    }
+}
+
+fn job(sampling: Sampling) -> Job {
+    Job {
+        id: RequestId::new("r-1").unwrap(),
+        input: Input::Tokens(Arc::new([1, 2, 3].map(TokenId).into())),
+        media: Arc::new([]),
+        sampling,
+        adapter: None,
+        cache_salt: Some("salt".to_owned()),
+        priority: 0,
+        trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
+        reasoning: Default::default(),
+    }
+}
+
+/// A job with a picture, whose marker 9 is expected to become three tokens.
+fn with_picture(kwargs: &'static str, sampling: Sampling) -> Job {
+    let item = JobItem {
+        modality: Modality::Image,
+        hash: MmHash::new([0xab; 32]),
+        placeholder: Placeholder { offset: 1, length: 3, is_embed: None },
+        elements: 1,
+        source: Arc::new(Picture(kwargs)),
+    };
+    let (tokens, expanded) = ([1, 9, 2].map(TokenId).into(), [1, 9, 9, 9, 2].map(TokenId).into());
+    let input = Input::Marked { tokens: Arc::new(tokens), expanded: Arc::new(expanded) };
+    Job { input, media: Arc::new([item]), ..job(sampling) }
+}
+
+#[tokio::test]
+async fn a_server_says_what_it_can_do() {
+    let server = Server::with(|| events(&[])).await;
+    let backend = server.connect("").await.unwrap();
+    let can = backend.capabilities();
+    assert_eq!((can.max_model_len, can.total_blocks, can.class.block_size.get()), (4096, 100, 16));
+    assert_eq!((can.class.placeholders, can.media), (PlaceholderForm::Marker, MediaForm::Encoded));
+    assert_eq!(can.engine, "vllm serve 0.33.0, token mode");
+    let KvSource::Events(stream) = &can.kv else { panic!("{:?}", can.kv) };
+    assert_eq!(stream.replay_endpoint.as_deref(), Some("tcp://127.0.0.1:5558"));
+    let (told, load) = std::sync::mpsc::channel();
+    backend.follow_load(Box::new(move |load| {
+        let _ = told.send(load);
+    }));
+    let load = tokio::task::spawn_blocking(move || load.recv_timeout(SOON)).await.unwrap().unwrap();
+    assert_eq!((load.running, load.waiting, load.kv_usage), (3, 0, 0.5));
+}
+
+#[tokio::test]
+async fn what_a_server_lacks_is_said_when_it_is_found() {
+    let server = Server::start(false, false, Box::new(|| events(&[]))).await;
+    let error = server.connect("").await.unwrap_err();
+    assert!(error.contains("--enable-scale-out"), "{error}");
+    let server = Server::start(true, true, Box::new(|| events(&[]))).await;
+    let error = server.connect("").await.unwrap_err();
+    assert!(error.contains("api-key-file"), "{error}");
+    let file = std::env::temp_dir().join(format!("chiasm-upstream-{}", std::process::id()));
+    std::fs::write(&file, format!("{KEY}\n")).unwrap();
+    let connected = server.connect(&format!(",api-key-file={}", file.display())).await;
+    std::fs::remove_file(&file).unwrap();
+    assert!(connected.is_ok(), "{connected:?}");
+    let missing = server.connect(",ca-file=/nowhere").await.unwrap_err();
+    assert!(missing.contains("/nowhere"), "{missing}");
+    server.serving.abort();
+    let mut tries = 0;
+    let error = loop {
+        match server.connect("").await {
+            Err(error) if error.contains("can't be reached") => break error,
+            other => assert!(tries < 100, "{other:?}"),
+        }
+        tries += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(error.contains(&server.url), "{error}");
+}
+
+#[tokio::test]
+async fn a_job_is_what_the_server_is_asked() {
+    let server = Server::with(|| events(&[tokens(0, &[5], Some("length")), usage(0)])).await;
+    let structured = Some(Structured { constraint: Constraint::JsonObject, field: "response_format" });
+    let (_, error) = server.run(with_picture("{}", Sampling { structured, seed: Some(3), ..sampling() })).await;
+    assert!(error.is_none(), "{error:?}");
+    let (headers, body) = server.asked().remove(0);
+    assert_eq!((headers["x-request-id"].to_str().unwrap(), headers["traceparent"].len()), ("r-1", 55));
+    assert_eq!(body["token_ids"], json!([1, 9, 2]), "one marker for the picture");
+    let uuid = MmHash::new([0xab; 32]).to_string();
+    let part = json!({"type": "image_url", "url": "data:image/jpeg;base64,/9ggcGljdHVyZQ==", "uuid": uuid});
+    assert_eq!(body["content_parts"], json!([part]));
+    let flags = [&body["stream"], &body["return_token_ids"], &body["cache_salt"]];
+    assert_eq!(flags, [&json!(true), &json!(true), &json!("salt")]);
+    let told = &body["sampling_params"];
+    assert_eq!([&told["n"], &told["max_tokens"], &told["seed"]], [&json!(1), &json!(4), &json!(3)]);
+    assert_eq!([&told["stop_token_ids"], &told["logit_bias"]], [&json!([7]), &json!({"5": -1.5})]);
+    assert_eq!([&told["structured_outputs"], &told["detokenize"]], [&json!({"json_object": true}), &json!(false)]);
+}
+
+#[tokio::test]
+async fn answers_come_as_they_are_told_and_what_was_cached_with_the_last() {
+    let server = Server::with(|| {
+        events(&[tokens(1, &[5, 6], None), tokens(0, &[5], Some("stop")), tokens(1, &[7], Some("length")), usage(3)])
+    })
+    .await;
+    let (outputs, error) = server.run(job(Sampling { n: 2, ..sampling() })).await;
+    assert!(error.is_none(), "{error:?}");
+    let told = |output: &Output| {
+        let Content::Tokens { tokens, .. } = &output.content else { panic!("tokens") };
+        (output.choice, tokens.len(), output.finish.clone(), output.prefill.map(|prefill| prefill.cached_tokens))
+    };
+    let told: Vec<_> = outputs.iter().map(told).collect();
+    assert_eq!(told, [(1, 2, None, None), (0, 1, Some(Finish::Eos), None), (1, 1, Some(Finish::Length), Some(3))]);
+}
+
+#[tokio::test]
+async fn log_probabilities_are_those_that_were_asked_for() {
+    let content = json!([{"token_id": 5, "logprob": -0.5, "top_logprobs": [
+        {"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -1.5}, {"token_id": 7, "logprob": -2.5}]}]);
+    let answer = move || {
+        let mut one = tokens(0, &[5], Some("length"));
+        one["choices"][0]["logprobs"] = json!({"content": content});
+        events(&[one])
+    };
+    let server = Server::with(answer).await;
+    let (outputs, _) = server.run(job(Sampling { logprobs: Some(2), ..sampling() })).await;
+    let Content::Tokens { logprobs: Some(told), .. } = &outputs[0].content else { panic!("{outputs:?}") };
+    assert_eq!((told[0].token, told[0].top.clone()), (TokenId(5), vec![(TokenId(5), -0.5), (TokenId(6), -1.5)]));
+    let without = Server::with(|| events(&[tokens(0, &[5], Some("length"))])).await;
+    let (_, error) = without.run(job(Sampling { logprobs: Some(2), ..sampling() })).await;
+    assert!(matches!(error, Some(JobError::Dead(_))), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_prompt_that_became_another_one_is_distrusted() {
+    for (prompt, is_trusted) in
+        [(json!([1, 9, 9, 9, 2]), true), (json!([1, 9, 9, 2]), false), (json!([1, 9, 9, 8, 2]), false)]
+    {
+        let answer = move || {
+            let mut first = tokens(0, &[5], Some("length"));
+            first["prompt_token_ids"] = prompt.clone();
+            events(&[first])
+        };
+        let server = Server::with(answer).await;
+        let backend = server.connect("").await.unwrap();
+        let mut running = backend.start(Arc::new(with_picture("{}", sampling()))).await.unwrap();
+        while let Some(output) = running.next().await {
+            output.unwrap();
+        }
+        let distrusted = timeout(Duration::from_millis(50), backend.distrusted()).await;
+        assert_eq!(distrusted.is_err(), is_trusted, "{distrusted:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_can_not_be_asked_is_refused_with_its_field() {
+    let server = Server::with(|| events(&[])).await;
+    let picture_as_tokens = Job { input: job(sampling()).input, ..with_picture("{}", sampling()) };
+    for (job, field) in [
+        (job(Sampling { bad_words: vec![vec![TokenId(1)]], ..sampling() }), "bad_words"),
+        (job(Sampling { prompt_logprobs: Some(1), ..sampling() }), "prompt_logprobs"),
+        (with_picture("{\"max_pixels\": 9}", sampling()), "mm_processor_kwargs"),
+        (picture_as_tokens, "input"),
+    ] {
+        let (_, error) = server.run(job).await;
+        assert!(matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field), "{field}: {error:?}");
+    }
+    assert!(server.asked().is_empty());
+}
+
+#[tokio::test]
+async fn refusals_are_passed_on_and_failures_are_for_another_server() {
+    for (status, is_final) in
+        [(400, true), (413, true), (422, true), (404, false), (429, false), (500, false), (503, false)]
+    {
+        let because = json!({"error": {"message": "because"}});
+        let status = StatusCode::from_u16(status).unwrap();
+        let server = Server::with(move || (status, axum::Json(because.clone())).into_response()).await;
+        let (_, error) = server.run(job(sampling())).await;
+        let error = error.unwrap();
+        assert_eq!(matches!(error, JobError::Refused { .. }), is_final, "{status}: {error}");
+        assert_eq!(matches!(error, JobError::NotTaken(_)), !is_final, "{status}: {error}");
+        assert!(error.to_string().contains("because"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn nonsense_hurts_the_job_that_it_is_told_to() {
+    let raw = |text: &'static str| -> Answer { Box::new(move || text.into_response()) };
+    let told = |told: Vec<Value>| -> Answer { Box::new(move || events(&told)) };
+    for (what, answer) in [
+        ("no JSON", raw("data: {\n\ndata: [DONE]\n\n")),
+        ("no event", raw("hello")),
+        ("nothing", raw("")),
+        ("another continuation", told(vec![tokens(1, &[5], None)])),
+        ("more than was asked for", told(vec![tokens(0, &[5; 5], None)])),
+        ("more behind the end", told(vec![tokens(0, &[5], Some("length")), tokens(0, &[5], None)])),
+        ("no end", told(vec![tokens(0, &[5], None)])),
+        ("an abort", told(vec![tokens(0, &[], Some("abort"))])),
+        ("an error", told(vec![json!({"error": {"message": "boom", "code": 500}})])),
+        ("tokens that are none", raw("data: {\"choices\": [{\"index\": 0, \"token_ids\": [-1]}]}\n\n")),
+        ("an index too far", raw("data: {\"choices\": [{\"index\": 18446744073709551615, \"token_ids\": [1]}]}\n\n")),
+    ] {
+        let server = Server::start(true, false, answer).await;
+        let (_, error) = server.run(job(sampling())).await;
+        let is_known = matches!(error, Some(JobError::Dead(_) | JobError::Failed | JobError::Unfinished));
+        assert!(is_known, "{what}: {error:?}");
+        // The next one is not hurt.
+        assert!(server.connect("").await.is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_flood_is_given_up() {
+    let flood = || {
+        let piece = Bytes::from(vec![b'x'; 1 << 20]);
+        Body::from_stream(stream::repeat_with(move || Ok::<_, Infallible>(piece.clone()))).into_response()
+    };
+    let server = Server::with(flood).await;
+    let (_, error) = server.run(job(sampling())).await;
+    assert!(matches!(&error, Some(JobError::Dead(death)) if death.to_string().contains("too long")), "{error:?}");
+}
+
+/// Says when it is dropped.
+struct Tell(std::sync::mpsc::Sender<()>);
+
+impl Drop for Tell {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_nobody_wants_any_more_ends_its_connection() {
+    let (dropped, ended) = std::sync::mpsc::channel();
+    let server = Server::with(move || {
+        let tell = Tell(dropped.clone());
+        let event = format!("data: {}\n\n", tokens(0, &[], None));
+        // The server notices when it writes.
+        let events = stream::unfold((tell, event), |(tell, event)| async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Some((Ok::<_, Infallible>(event.clone()), (tell, event)))
+        });
+        Body::from_stream(events).into_response()
+    })
+    .await;
+    let backend = server.connect("").await.unwrap();
+    let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    assert!(running.next().await.unwrap().is_ok());
+    running.stop(0);
+    tokio::task::spawn_blocking(move || ended.recv_timeout(SOON).unwrap()).await.unwrap();
+    assert!(running.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_found_to_be_so() {
+    let stuck = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()).into_response();
+    let server = Server::with(stuck).await;
+    let backend = server.connect("").await.unwrap();
+    let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    // As if its machine was switched off: tasks of its connections would answer on.
+    backend.declare_dead(chiasm_backend::Death::new("it was unplugged"));
+    assert!(matches!(timeout(SOON, running.next()).await.unwrap(), Some(Err(JobError::Dead(_)))));
+    assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));
+    assert_eq!(backend.ended().await.to_string(), "it was unplugged");
+}
