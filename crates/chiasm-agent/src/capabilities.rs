@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, PlaceholderForm, PlanClass, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Lacks, Locality, MediaForm, PlaceholderForm, PlanClass,
+    VllmItems,
 };
 use chiasm_types::BlockSize;
 
@@ -53,6 +54,7 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         receiver_cache_bytes: ready.receiver_cache_bytes,
         // Frontends number adapters each by itself: an engine would take those of two for one.
         max_loras: 0,
+        lacks: Lacks::default(),
         input: InputForm::Tokens,
         media: if ready.takes_media { MediaForm::Encoded } else { MediaForm::None },
         hand_off: HandOff::None,

@@ -26,6 +26,8 @@ pub struct Capabilities {
     pub receiver_cache_bytes: u64,
     /// LoRA adapters that the requests of one step may use; 0 if it takes none.
     pub max_loras: usize,
+    /// What it can't be asked for.
+    pub lacks: Lacks,
     /// What a job for it consists of.
     pub input: InputForm,
     /// The form in which it takes media items.
@@ -36,6 +38,26 @@ pub struct Capabilities {
     pub locality: Locality,
     /// Where knowledge of its KV cache comes from.
     pub kv: KvSource,
+}
+
+/// Parts of a request that some workers can't be given, each of which is refused with [`JobError::Refused`](crate::JobError::Refused).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lacks {
+    /// [`Sampling::bad_words`](crate::Sampling::bad_words).
+    pub bad_words: bool,
+    /// [`Sampling::prompt_logprobs`](crate::Sampling::prompt_logprobs).
+    pub prompt_logprobs: bool,
+    /// Settings of a request for the processor of its media items.
+    pub processor_kwargs: bool,
+}
+
+impl Lacks {
+    /// Whether any of these is among what a worker lacks.
+    pub fn any_of(self, needed: Self) -> bool {
+        (self.bad_words && needed.bad_words)
+            || (self.prompt_logprobs && needed.prompt_logprobs)
+            || (self.processor_kwargs && needed.processor_kwargs)
+    }
 }
 
 /// What a job's prompt has to be.

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::{
     Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content, Death,
-    Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Life, Load, LoadSink, Locality,
+    Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource, Lacks, Life, Load, LoadSink, Locality,
     MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, TensorBytes,
     TensorFormat, TensorMemory, TensorOrder, VllmItems,
 };
@@ -218,6 +218,7 @@ pub fn fake_capabilities() -> Capabilities {
         encoder_cache_tokens: 2048,
         receiver_cache_bytes: 1 << 20,
         max_loras: 0,
+        lacks: Lacks::default(),
         input: InputForm::Tokens,
         media: MediaForm::Tensors(TensorFormat::Raw),
         hand_off: HandOff::Inline,

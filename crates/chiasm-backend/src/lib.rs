@@ -36,7 +36,9 @@ mod plan_class;
 
 pub use adapter::{Adapter, AdapterError};
 pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};
-pub use capabilities::{Capabilities, HandOff, InputForm, KvEventStream, KvSource, Locality, MediaForm, TensorFormat};
+pub use capabilities::{
+    Capabilities, HandOff, InputForm, KvEventStream, KvSource, Lacks, Locality, MediaForm, TensorFormat,
+};
 pub use connector::{Activity, ConnectError, Connected, Connector, Life};
 pub use error::{Death, JobError, SourceError};
 pub use job::{

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Locality, MediaForm, PlaceholderForm,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
     PlanClass, VllmItems,
 };
 use chiasm_types::BlockSize;
@@ -104,6 +104,7 @@ impl Found {
             encoder_cache_tokens: 0,
             receiver_cache_bytes: 0,
             max_loras: 0,
+            lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true },
             input: InputForm::Tokens,
             media: MediaForm::Encoded,
             hand_off: HandOff::None,

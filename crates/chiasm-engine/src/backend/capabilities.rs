@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Locality, MediaForm, PlaceholderForm,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
     PlanClass, TensorFormat, VllmItems,
 };
 use chiasm_types::{BlockSize, Dtype};
@@ -44,6 +44,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         encoder_cache_tokens: ready.max_num_batched_tokens.into(),
         receiver_cache_bytes: beyond.receiver_cache_bytes,
         max_loras: if ready.supports_lora { ready.max_loras as usize } else { 0 },
+        lacks: Lacks::default(),
         input: InputForm::Tokens,
         media: MediaForm::Tensors(beyond.format),
         hand_off: if beyond.has_arena { HandOff::SharedMemory } else { HandOff::Inline },

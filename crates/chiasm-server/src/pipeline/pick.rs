@@ -1,5 +1,6 @@
 //! Which worker a prepared request goes to.
 
+use chiasm_backend::Lacks;
 use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::WorkerId;
 
@@ -21,6 +22,8 @@ pub(super) fn pick(
     let router = frontend.fleet.router();
     let lacking = prepared.adapter.as_ref().map(|adapter| without(frontend, adapter, exclude)).transpose()?;
     let exclude = lacking.as_deref().unwrap_or(exclude);
+    let unable = unable(frontend, prepared, exclude);
+    let exclude = unable.as_deref().unwrap_or(exclude);
     if let Some(page) = frontend.page.as_ref().filter(|page| page.requests.wants_next()) {
         let plans: Vec<_> = prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
         let (reservation, explanation) = router.select_explained(&plans)?;
@@ -43,6 +46,18 @@ fn without(frontend: &Frontend, adapter: &ServedAdapter, exclude: &[WorkerId]) -
         Cause::NoAdapter(format!("no engine has loaded the LoRA adapter '{}'{why}", adapter.name))
     });
     Ok([&lacking?, exclude].concat())
+}
+
+/// The workers that can't be given a request, if it has parts that some can't and others can. Where none can, whichever is asked says what
+/// it lacks.
+fn unable(frontend: &Frontend, prepared: &Prepared, exclude: &[WorkerId]) -> Option<Vec<WorkerId>> {
+    if prepared.needs == Lacks::default() {
+        return None;
+    }
+    let workers = frontend.fleet.workers();
+    let lacking = workers.iter().filter(|worker| worker.backend.capabilities().lacks.any_of(prepared.needs));
+    let lacking: Vec<WorkerId> = lacking.map(|worker| worker.id).collect();
+    (lacking.len() < workers.len()).then(|| [&lacking, exclude].concat())
 }
 
 fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, exclude: &'a [WorkerId]) -> RouteRequest<'a> {

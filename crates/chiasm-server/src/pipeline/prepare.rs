@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use chiasm_backend::{
-    Constraint, Input, JobItem, PlaceholderForm, ReasoningHints, RequestId, Structured, TraceContext,
+    Constraint, Input, JobItem, Lacks, PlaceholderForm, ReasoningHints, RequestId, Structured, TraceContext,
 };
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_media::EncodedMedia;
@@ -41,6 +41,8 @@ pub(crate) struct Prepared {
     pub plans: Vec<Planned>,
     /// How tokens are chosen, as the client asked.
     pub sampling: Sampling,
+    /// What of it not every worker can be asked for.
+    pub needs: Lacks,
     /// What a backend is told of its reasoning.
     pub reasoning: ReasoningHints,
     /// How its answers are read, if they are more than text.
@@ -156,6 +158,13 @@ async fn prepared(
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
     let fetch = begun.elapsed();
+    let has_settings =
+        matches!(&prompt, Prompt::Chat(chat) if !chat.media.is_empty() && !chat.media_kwargs.processor.is_empty());
+    let needs = Lacks {
+        bad_words: !sampling.bad_words.is_empty(),
+        prompt_logprobs: sampling.prompt_logprobs.is_some(),
+        processor_kwargs: has_settings,
+    };
     let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
     let preparation = Preparation { frontend, cpu: &caller.cpu, classes, apart };
     let field = prompt.field();
@@ -176,6 +185,7 @@ async fn prepared(
         trace,
         plans,
         sampling,
+        needs,
         reasoning,
         reading,
         adapter,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chiasm_engine::SocketDir;
 use chiasm_engine::launch::{KvEventEndpoints, LaunchSpec};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::requests::ids;
@@ -123,11 +123,17 @@ impl Environment {
         (engine.serve(), engine)
     }
 
-    /// Starts what answers are compared with.
+    /// Starts what answers are compared with, and what a frontend can be put before.
     pub(crate) fn reference(&self, model: &str, flags: &[&str]) -> Reference {
         let (model, port) = (self.model(model), free_port().to_string());
         let own = [model.as_str(), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port];
-        let arguments = [&own[..], ENGINE_FLAGS, &["--trust-request-mm-kwargs"], flags].concat();
+        let events = json!({
+            "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://*:{}", free_port()),
+            "replay_endpoint": format!("tcp://*:{}", free_port()),
+        });
+        let events = events.to_string();
+        let before = ["--enable-scale-out", "--enable-prompt-tokens-details", "--kv-events-config", &events];
+        let arguments = [&own[..], ENGINE_FLAGS, &["--trust-request-mm-kwargs"], &before, flags].concat();
         let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
         Reference { url: format!("http://127.0.0.1:{port}"), _server: vllm_serves().serve(&arguments, None, true) }
     }
@@ -188,8 +194,8 @@ pub(crate) struct Reference {
 }
 
 impl Reference {
-    /// Waits until it is ready; token ids that it gives for each request, and those of the prompt. Then it ends.
-    pub(crate) async fn answers(self, requests: &[Value]) -> Vec<(Value, Value)> {
+    /// Waits until it is ready; token ids that it gives for each request, and those of the prompt.
+    pub(crate) async fn answers(&self, requests: &[Value]) -> Vec<(Value, Value)> {
         let mut answers = Vec::new();
         for request in requests {
             answers.push(ids(&self.post("/v1/chat/completions", request).await.ok()));
@@ -197,11 +203,21 @@ impl Reference {
         answers
     }
 
-    /// Waits until it is ready; its answer.
-    pub(crate) async fn post(&self, path: &str, request: &Value) -> Answer {
+    /// Where a frontend finds it.
+    pub(crate) fn upstream(&self) -> String {
+        format!("vllm+{}", self.url)
+    }
+
+    pub(crate) async fn wait_healthy(&self) {
         let client = support::client();
         let is_healthy = async || client.get(format!("{}/health", self.url)).send().await.is_ok();
         wait_for("vllm serve", STARTUP, is_healthy).await;
+    }
+
+    /// Waits until it is ready; its answer.
+    pub(crate) async fn post(&self, path: &str, request: &Value) -> Answer {
+        let client = support::client();
+        self.wait_healthy().await;
         let post = client.post(format!("{}{path}", self.url)).header("content-type", "application/json");
         Answer::of(post.body(request.to_string()).send().await.expect("vllm serve answers")).await
     }

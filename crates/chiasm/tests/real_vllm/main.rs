@@ -18,6 +18,7 @@ mod requests;
 mod support;
 mod tools;
 mod upgrade;
+mod upstream;
 
 use std::process::Command;
 use std::time::Duration;
@@ -87,7 +88,8 @@ async fn real_engines_do_what_is_promised() {
     let requests = comparable_requests();
 
     let server = environment.serve("qwen2vl", "2", &[]);
-    let reference = environment.reference("qwen2vl", &[]).answers(&requests).await;
+    let vllm_serve = environment.reference("qwen2vl", &[]);
+    let reference = vllm_serve.answers(&requests).await;
     server.wait_ready(2, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
     let answers = scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
@@ -112,6 +114,7 @@ async fn real_engines_do_what_is_promised() {
     let left: Vec<_> = family.into_iter().filter(|&pid| is_alive(pid)).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
 
+    upstream::two_servers_are_predicted_exactly(&environment, vllm_serve, &answers).await;
     other_modes_give_the_same_answers(&environment, &answers).await;
 
     one_engine_answers_as_vllm_serve(&environment, "qwen3vl", &requests, &[]).await;
@@ -156,7 +159,10 @@ async fn one_engine_answers_as_vllm_serve(environment: &Environment, model: &str
     // Both start at the same time.
     let reference = environment.reference(model, flags);
     let (mut server, engine) = environment.attach("shm", ROOMY_ARENA_GB, model, flags);
-    let reference = reference.answers(requests).await;
+    let vllm_serve = reference;
+    let reference = vllm_serve.answers(requests).await;
+    upstream::a_server_answers_through_us_as_by_itself(environment, model, &vllm_serve, requests, &reference).await;
+    drop(vllm_serve);
     server.wait_ready(1, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, requests, &reference).await;
     // The next frontend takes the engine over, with all that it holds, and gives it other shared memory.

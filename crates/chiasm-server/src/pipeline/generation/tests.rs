@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
-use chiasm_backend::{Content, Finish, JobError, Load, ToolCallDelta};
-use chiasm_types::{BlockSize, TokenId};
+use chiasm_backend::{Capabilities, Content, Finish, Input, JobError, Lacks, Load, PlaceholderForm, ToolCallDelta};
+use chiasm_types::{BlockSize, Placeholder, TokenId};
 use futures_util::StreamExt;
 
 use super::*;
@@ -351,7 +351,7 @@ async fn a_request_is_planned_once_for_each_class_of_workers() {
 
 #[tokio::test(start_paused = true)]
 async fn a_prompt_goes_only_where_it_fits() {
-    let small = chiasm_backend::Capabilities { max_model_len: 8, ..fake_capabilities() };
+    let small = Capabilities { max_model_len: 8, ..fake_capabilities() };
     let stand = Stand::with(vec![FakeBackend::with(small), FakeBackend::new()]).await;
     let tokens = |count: u32| Prompt::Tokens((1..=count).map(TokenId).collect());
     for count in [7, 8, 9, 40] {
@@ -364,6 +364,48 @@ async fn a_prompt_goes_only_where_it_fits() {
             assert_eq!(backend.jobs().len(), before + 1, "{count}");
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_worker_lacks_is_asked_of_others_if_there_are_any() {
+    let lacks = Lacks { bad_words: true, ..Lacks::default() };
+    let lacking = || FakeBackend::with(Capabilities { lacks, ..fake_capabilities() });
+    let words = Sampling { bad_words: vec!["fox".to_owned()], ..Sampling::default() };
+    let stand = Stand::with(vec![lacking(), FakeBackend::new(), lacking()]).await;
+    for (sampling, worker) in [(words.clone(), 1), (words.clone(), 1), (Sampling::default(), 2)] {
+        stand.backends[worker].next_job(Script::tokens(&[40]).finish(Finish::Eos));
+        let (_, attempted) = collect(&stand.frontend, &stand.text(sampling).await).await.unwrap();
+        assert_eq!(attempted.worker, WorkerId(worker as u32));
+    }
+    // It says itself what it lacks.
+    let alone = Stand::with(vec![lacking()]).await;
+    alone.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
+    assert!(collect(&alone.frontend, &alone.text(words).await).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_worker_that_expands_prompts_itself_is_given_one_marker_for_each_item() {
+    let mut marked = fake_capabilities();
+    marked.class.placeholders = PlaceholderForm::Marker;
+    let stand = Stand::with(vec![FakeBackend::with(marked), FakeBackend::new()]).await;
+    for backend in &stand.backends {
+        backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
+    }
+    let prepared = stand.prepare(picture(), Sampling::default()).await.unwrap();
+    for _ in 0..2 {
+        collect(&stand.frontend, &prepared).await.unwrap();
+    }
+    let [one, other] = [0, 1].map(|worker| stand.backends[worker].jobs().remove(0));
+    let Input::Tokens(expanded) = &other.input else { panic!("{other:?}") };
+    let Input::Marked { tokens, expanded: expected } = &one.input else { panic!("{one:?}") };
+    assert_eq!(expected, expanded);
+    let Placeholder { offset, length, .. } = &other.media[0].placeholder;
+    let (before, behind) = (&expanded[..*offset], &expanded[offset + length..]);
+    assert_eq!(**tokens, [before, &expanded[*offset..=*offset], behind].concat());
+    // Without an item there is nothing to expand.
+    stand.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
+    collect(&stand.frontend, &stand.text(Sampling::default()).await).await.unwrap();
+    assert!(matches!(stand.backends[0].jobs().remove(1).input, Input::Tokens(_)));
 }
 
 #[tokio::test(start_paused = true)]
