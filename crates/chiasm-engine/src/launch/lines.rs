@@ -34,20 +34,40 @@ struct Kept {
     /// What helps against the first known error that it told of: what comes after may be tracebacks of whatever waited for it.
     advice: Option<&'static str>,
     stage: Stage,
+    /// How the lines begin of a traceback that is expected.
+    expected: Option<String>,
 }
 
+/// What is to be made of a line.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Heard {
+    /// What the engine is doing, if that is to be told.
+    doing: Option<String>,
+    /// It belongs to a traceback that is expected: whoever caused it tells what it means.
+    is_expected: bool,
+}
+
+/// What an engine without the plugin says to the question whether it has it, and then why, in many lines.
+const WITHOUT_PLUGIN: &str = "Invocation of chiasm_attach method failed";
+
 impl LastLines {
-    /// Keeps a line. Returns what it tells of how far the engine is with its start, if that is to be told.
-    fn push(&self, line: String) -> Option<String> {
+    /// Keeps a line.
+    fn push(&self, line: String) -> Heard {
         let advice = advice(&line);
         let mut kept = self.kept();
+        let mut is_expected = kept.expected.as_ref().is_some_and(|begin| line.starts_with(begin.as_str()));
+        if let Some((begin, _)) = line.split_once(WITHOUT_PLUGIN) {
+            (kept.expected, is_expected) = (Some(begin.to_owned()), true);
+        } else if !is_expected {
+            kept.expected = None;
+        }
         kept.advice = kept.advice.or(advice);
         let doing = kept.stage.told_by(&line, Instant::now());
         if kept.lines.len() == KEPT {
             kept.lines.pop_front();
         }
         kept.lines.push_back(line);
-        doing
+        Heard { doing, is_expected }
     }
 
     pub(super) fn get(&self) -> Vec<String> {
@@ -84,8 +104,9 @@ fn tell(name: &str, line: &[u8], last: &LastLines) {
     let text = String::from_utf8_lossy(line);
     let text = text.trim_end();
     if !text.is_empty() {
-        log(name, text);
-        if let Some(doing) = last.push(text.to_owned()) {
+        let Heard { doing, is_expected } = last.push(text.to_owned());
+        log(name, text, is_expected);
+        if let Some(doing) = doing {
             tracing::info!(engine = name, "starting: {doing}");
         }
     }
@@ -123,8 +144,9 @@ async fn follow_file(name: &str, file: File, last: &LastLines) -> io::Result<()>
     }
 }
 
-fn log(name: &str, text: &str) {
-    match level(text) {
+fn log(name: &str, text: &str, is_expected: bool) {
+    let level = if is_expected { tracing::Level::DEBUG } else { level(text) };
+    match level {
         tracing::Level::ERROR => tracing::error!(target: "vllm", engine = name, "{text}"),
         tracing::Level::WARN => tracing::warn!(target: "vllm", engine = name, "{text}"),
         tracing::Level::DEBUG => tracing::debug!(target: "vllm", engine = name, "{text}"),
@@ -156,6 +178,20 @@ mod tests {
         assert_eq!(level("WARNING 11-21 x"), tracing::Level::WARN);
         assert_eq!(level("(no process"), tracing::Level::INFO);
         assert_eq!(level("loading ERROR codes"), tracing::Level::INFO);
+    }
+
+    #[test]
+    fn only_the_traceback_that_is_expected_is_hushed() {
+        let last = LastLines::default();
+        let is_expected = |line: &str| last.push(line.to_owned()).is_expected;
+        let begin = "(EngineCore pid=7) ERROR 11-25 10:17:35 [core.py:1849] ";
+        assert!(!is_expected(&format!("{begin}something else")));
+        assert!(is_expected(&format!("{begin}{WITHOUT_PLUGIN}")));
+        assert!(is_expected(&format!(
+            "{begin}AttributeError: 'EngineCoreProc' object has no attribute 'chiasm_attach'"
+        )));
+        assert!(!is_expected("(EngineCore pid=7) ERROR 11-25 10:17:36 [core.py:1849] later"));
+        assert!(!is_expected(&format!("{begin}the same second, behind another line")));
     }
 
     #[tokio::test]

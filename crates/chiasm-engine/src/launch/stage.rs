@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 /// How vLLM 0.31 to 0.33 begin something that takes long, in the order in which they do, and what it is.
-const STAGES: [(&str, &str); 6] = [
+const STAGES: [(&str, &str); 7] = [
+    ("Initializing a V1 LLM engine", "setting up its processes"),
     ("Starting to load model", "loading the model"),
     ("checkpoint shards: ", "loading the model"),
     ("Dynamo bytecode transform time", "compiling the model"),
@@ -55,6 +56,10 @@ mod tests {
         let mut stage = Stage::default();
         let now = Instant::now();
         let mut told = |line: &str| stage.told_by(line, now);
+        assert_eq!(
+            told("INFO [core.py:139] Initializing a V1 LLM engine (v0.33.0)").as_deref(),
+            Some("setting up its processes")
+        );
         let loads = "(Worker_TP0 pid=1) INFO 11-25 [gpu_model_runner.py:4979] Starting to load model /m...";
         assert_eq!(told(loads).as_deref(), Some("loading the model"));
         assert_eq!(told(loads), None, "another rank");
