@@ -102,10 +102,15 @@ impl ServedModel {
         let vision = match native {
             NativeImages::Never => None,
             NativeImages::Required => vision()?,
-            NativeImages::WhereSupported => vision().unwrap_or_else(|reason| {
-                tracing::info!(%reason, "images are made by vLLM's own processor");
-                None
-            }),
+            NativeImages::WhereSupported => match vision() {
+                Ok(vision) => vision,
+                // Nobody else can read it either. A model in a form of its own has no such files.
+                Err(broken @ VisionError::Json { .. }) => return Err(broken.into()),
+                Err(reason) => {
+                    tracing::info!(%reason, "images are made by vLLM's own processor");
+                    None
+                }
+            },
         };
         let template = ChatTemplate::from_model_dir(dir, template)?;
         let (tools, reasoning) = (ParserChoice::Detect, ParserChoice::Detect);

@@ -31,6 +31,13 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
     let model = demo_model().display().to_string();
     let empty = tempfile::tempdir().expect("a folder");
     let empty = empty.path().display().to_string();
+    // As a download that broke off leaves it.
+    let torn = tempfile::tempdir().expect("a folder");
+    for file in fs::read_dir(demo_model()).expect("the demo's model").flatten() {
+        fs::copy(file.path(), torn.path().join(file.file_name())).expect("a copy");
+    }
+    fs::write(torn.path().join("config.json"), "{\"model_type\": ").expect("a torn file");
+    let torn = torn.path().display().to_string();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
     let serve = |flags: &[&str]| told(&[&["serve", &model, "--sim", "1"], flags].concat());
@@ -39,6 +46,7 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
         ("another word for serve", told(&["server", &model]), &["'serve'"]),
         ("a path that is not there", told(&["serve", "/no/folder"]), &["is no directory", "id of a model on the hub"]),
         ("a hub that can't be asked", told(&["serve", "a/b"]), &["HF_HUB_OFFLINE", "name a directory"]),
+        ("a torn file", told(&["serve", &torn, "--sim", "1"]), &["config.json is not a JSON object"]),
         ("a folder without a model", told(&["serve", &empty, "--sim", "1"]), &["tokenizer.json", "model directory"]),
         ("no vLLM", told(&["serve", &model, "--port", "0"]), &["no program vllm", "--vllm PATH", "--sim N"]),
         ("another vLLM", told(&["serve", &model, "--vllm", "/no/vllm"]), &["no program /no/vllm"]),
