@@ -6,7 +6,7 @@ use std::time::Duration;
 use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
 
-use crate::{Adapter, AdapterError, Capabilities, Death, Delivered, Job, JobError, Output};
+use crate::{Adapter, AdapterError, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, Output};
 
 /// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
 ///
@@ -26,6 +26,15 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// [`JobError::NotTaken`] or [`JobError::Dead`] when another backend should be tried; everything else is final for this job.
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>>;
+
+    /// Passes a request on as it came. Returns with the head of the answer.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start); [`JobError::NotTaken`] also from a worker that takes no messages, and for answers that say
+    /// that the worker is busy or broken.
+    fn forward(&self, _request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
+        Box::pin(async { Err(JobError::NotTaken(Death::new("it takes no requests as they come"))) })
+    }
 
     /// Loads an adapter, so that jobs may name it. One that is loaded already is left as it is.
     ///

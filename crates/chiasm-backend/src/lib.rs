@@ -16,6 +16,7 @@
 //! | `capabilities` | what one worker can do, and where knowledge of its KV cache comes from |
 //! | `plan_class` | what decides how a prompt is expanded and keyed for a worker |
 //! | `job` | what is asked for |
+//! | `forward` | requests that are passed on as they came |
 //! | `media` | items, and the forms in which their sources give them |
 //! | `output` | what comes back |
 //! | `error` | what goes wrong, and whose fault it is |
@@ -29,6 +30,7 @@ mod connector;
 mod error;
 #[cfg(feature = "fake")]
 pub mod fake;
+mod forward;
 mod job;
 mod media;
 mod output;
@@ -41,6 +43,7 @@ pub use capabilities::{
 };
 pub use connector::{Activity, ConnectError, Connected, Connector, Life};
 pub use error::{Death, JobError, SourceError};
+pub use forward::{Forward, Forwarded};
 pub use job::{
     Constraint, Input, Job, JobItem, ReasoningHints, Repetition, RequestId, Sampling, Structured, TraceContext,
 };

@@ -64,6 +64,9 @@ pub enum PlaceholderForm {
 pub enum KeyScheme {
     /// Our own 127-bit keys, from tokens and media identities (`chiasm-kv`).
     Chiasm,
+    /// The same function of a request's text, four bytes in place of a token, and of the hashes of its media items: for workers that are
+    /// given requests as they come.
+    Text,
 }
 
 #[cfg(test)]

@@ -197,6 +197,8 @@ pub struct Frontend {
     pub(crate) page: Option<Page>,
     /// Records traces, if any are.
     pub(crate) traces: Option<Traces>,
+    /// Whether requests are passed on as they come: all workers take them so.
+    pub(crate) forwards: bool,
     /// Counters.
     pub metrics: Arc<Metrics>,
     /// Runs CPU-heavy work.
@@ -238,6 +240,7 @@ impl Frontend {
             adapters_may_change: false,
             page: None,
             traces: None,
+            forwards: false,
             cpu,
             bulk: BulkThreads::new(limits.cpu_threads.div_ceil(2)),
             slots,
@@ -283,6 +286,12 @@ impl Frontend {
     #[must_use]
     pub fn with_adapters_that_change(self, adapters_may_change: bool) -> Self {
         Self { adapters_may_change, ..self }
+    }
+
+    /// The same frontend, which passes requests on as they come, as all its workers take them.
+    #[must_use]
+    pub fn that_forwards(self) -> Self {
+        Self { forwards: true, ..self }
     }
 
     /// The same frontend with a live page at `/ui/`.

@@ -20,6 +20,7 @@
 //! | `lora` | the endpoints that load and unload them |
 //! | [`answers`] | how a model's answers are read |
 //! | `openai` | OpenAI's request bodies, answers and chunks |
+//! | `forward` | requests that are passed on as they came |
 //! | `responses` | OpenAI's Responses API, on the same pipeline |
 //! | `anthropic` | Anthropic's Messages API, on the same pipeline |
 //! | `cpu` | threads for CPU-heavy work, and what it costs |
@@ -50,6 +51,7 @@ mod cpu;
 mod door_metrics;
 mod error;
 pub mod fleet;
+mod forward;
 mod frontend;
 mod generation_config;
 mod http_rules;

@@ -353,6 +353,12 @@ impl Metrics {
         self.distrusted.get_or_create(&WorkerLabel { worker: worker.to_string() }).inc();
     }
 
+    /// The first bytes of an answer that is passed on have come, so long after its request.
+    pub(crate) fn answer_began(&self, after: Duration) {
+        self.time_to_first_token.observe(after);
+        self.objectives().first_token(after);
+    }
+
     /// A worker was let go for good. Ids are not given again: what was counted for workers that come and go would grow for ever.
     pub(crate) fn forget(&self, worker: WorkerId) {
         let label = WorkerLabel { worker: worker.to_string() };

@@ -16,7 +16,7 @@ use crate::answer::check_model;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::pipeline::Attempted;
-use crate::{answer, anthropic, lora, page, responses, tokenize, workers};
+use crate::{answer, anthropic, forward, lora, page, responses, tokenize, workers};
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
@@ -38,16 +38,12 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
     };
     changing
         .merge(page)
-        .route(CHAT, post(answer::chat))
-        .route(COMPLETIONS, post(answer::completions))
-        .route(RESPONSES, post(responses::create))
+        .merge(if frontend.forwards { forwarding() } else { answering() })
         .route("/v1/responses/{id}", get(responses::not_kept).delete(responses::not_kept))
         .route("/v1/responses/{id}/input_items", get(responses::not_kept))
         .route("/v1/responses/{id}/cancel", post(responses::not_kept))
         .route(TOKENIZE, post(tokenize::tokenize))
         .route(DETOKENIZE, post(tokenize::detokenize))
-        .route(anthropic::MESSAGES, post(anthropic::answer::messages))
-        .route(anthropic::COUNT_TOKENS, post(anthropic::answer::count_tokens))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/health", get(health))
@@ -59,6 +55,25 @@ pub(crate) fn router(frontend: Arc<Frontend>) -> Router {
         .fallback(async || ApiError::no_such_path())
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .with_state(frontend)
+}
+
+/// What is asked of the model, and answered here.
+fn answering() -> Router<Arc<Frontend>> {
+    Router::new()
+        .route(CHAT, post(answer::chat))
+        .route(COMPLETIONS, post(answer::completions))
+        .route(RESPONSES, post(responses::create))
+        .route(anthropic::MESSAGES, post(anthropic::answer::messages))
+        .route(anthropic::COUNT_TOKENS, post(anthropic::answer::count_tokens))
+}
+
+/// The same, answered by servers that are given requests as they come.
+fn forwarding() -> Router<Arc<Frontend>> {
+    let paths = [CHAT, COMPLETIONS, RESPONSES, anthropic::MESSAGES, anthropic::COUNT_TOKENS];
+    paths.into_iter().fold(Router::new(), |router, path| {
+        let below = path.trim_start_matches('/');
+        router.route(path, post(async move |state, request| forward::forward(below, state, request).await))
+    })
 }
 
 /// Headers that tell where a request went.

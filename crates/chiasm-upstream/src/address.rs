@@ -4,9 +4,19 @@ use std::str::FromStr;
 
 use url::Url;
 
+/// What a server speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// `vllm serve` with `--enable-scale-out`, which takes tokens.
+    VllmTokens,
+    /// OpenAI's API, or others that clients know it to have.
+    Messages,
+}
+
 /// Where a server is, what it speaks, and how it is to be addressed: `vllm+https://host:8000,api-key-file=key,ca-file=ca.pem`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Upstream {
+    pub(crate) kind: Kind,
     /// `http` or `https`, with a path that ends with `/`, below which the server's own paths are.
     pub(crate) base: Url,
     /// A file with the key that the server asks for.
@@ -15,14 +25,24 @@ pub struct Upstream {
     pub(crate) ca_file: Option<PathBuf>,
 }
 
+impl Upstream {
+    /// Whether it is given requests as they come.
+    pub fn takes_messages(&self) -> bool {
+        self.kind == Kind::Messages
+    }
+}
+
 /// A text is no upstream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
     /// It is no address.
-    #[error("expected an address such as vllm+http://HOST:8000")]
+    #[error("expected an address such as vllm+http://HOST:8000 or http://HOST:8000")]
     NoAddress,
     /// It is of a kind that is not known.
-    #[error("'{0}' is not known: vllm+http:// and vllm+https:// are, which is vllm serve with --enable-scale-out")]
+    #[error(
+        "'{0}' is not known: vllm+http:// and vllm+https:// are, which is vllm serve with --enable-scale-out, and http:// and https://, \
+         which is any server of OpenAI's API"
+    )]
     Kind(String),
     /// An address has a user, a password, a query or a fragment.
     #[error("an address has a host, a port and a path alone; a key is in a file that api-key-file names")]
@@ -39,7 +59,10 @@ impl FromStr for Upstream {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default();
         let (scheme, _) = address.split_once("://").ok_or(UpstreamError::NoAddress)?;
-        let plain = address.strip_prefix("vllm+").ok_or_else(|| UpstreamError::Kind(scheme.to_owned()))?;
+        let (kind, plain) = match address.strip_prefix("vllm+") {
+            Some(plain) => (Kind::VllmTokens, plain),
+            None => (Kind::Messages, address),
+        };
         let mut base = Url::parse(plain).map_err(|_| UpstreamError::NoAddress)?;
         if !matches!(base.scheme(), "http" | "https") {
             return Err(UpstreamError::Kind(scheme.to_owned()));
@@ -54,7 +77,12 @@ impl FromStr for Upstream {
         if !base.path().ends_with('/') {
             base.set_path(&format!("{}/", base.path()));
         }
-        let mut upstream = Self { base, api_key_file: None, ca_file: None };
+        // As clients of OpenAI's write it.
+        let without = base.path().strip_suffix("v1/").filter(|_| kind == Kind::Messages).map(str::to_owned);
+        if let Some(path) = without {
+            base.set_path(&path);
+        }
+        let mut upstream = Self { kind, base, api_key_file: None, ca_file: None };
         for option in parts {
             match option.split_once('=') {
                 Some(("api-key-file", path)) if !path.is_empty() => upstream.api_key_file = Some(path.into()),
@@ -69,7 +97,8 @@ impl FromStr for Upstream {
 impl fmt::Display for Upstream {
     /// The address alone, as it was given.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "vllm+{}", self.base.as_str().trim_end_matches('/'))
+        let before = if self.kind == Kind::VllmTokens { "vllm+" } else { "" };
+        write!(f, "{before}{}", self.base.as_str().trim_end_matches('/'))
     }
 }
 
@@ -88,6 +117,8 @@ mod tests {
         let parsed: Upstream = "vllm+https://gpu1:8000/models/m,api-key-file=/k,ca-file=ca.pem".parse().unwrap();
         assert_eq!(parsed.base.as_str(), "https://gpu1:8000/models/m/");
         assert_eq!((parsed.api_key_file, parsed.ca_file), (Some("/k".into()), Some("ca.pem".into())));
+        let plain: Upstream = "http://gpu1:8000/x/v1".parse().unwrap();
+        assert_eq!((plain.kind, plain.base.as_str()), (Kind::Messages, "http://gpu1:8000/x/"));
         assert_eq!("vllm+http://[::1]:8000".parse::<Upstream>().unwrap().to_string(), "vllm+http://[::1]:8000");
     }
 
@@ -96,7 +127,7 @@ mod tests {
         for (text, error) in [
             ("gpu1:8000", UpstreamError::NoAddress),
             ("vllm+http://", UpstreamError::NoAddress),
-            ("http://gpu1:8000", UpstreamError::Kind("http".to_owned())),
+            ("sglang+http://gpu1:8000", UpstreamError::Kind("sglang+http".to_owned())),
             ("vllm+ftp://gpu1", UpstreamError::Kind("vllm+ftp".to_owned())),
             ("vllm+http://user:pass@gpu1", UpstreamError::Extra),
             ("vllm+http://gpu1?key=1", UpstreamError::Extra),

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Job, JobError, Load, LoadSink, MediaObserver,
-    MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, Load, LoadSink,
+    MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -15,8 +15,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::found::{GENERATE, METRICS};
+use crate::found::{GENERATE, METRICS, MODELS};
 use crate::gauges;
+use crate::plain;
 use crate::request;
 use crate::running::RunningUpstreamJob;
 use crate::server::{AskError, Server, message, whole};
@@ -34,11 +35,20 @@ pub(crate) struct UpstreamBackend {
     _tasks: JoinSet<()>,
 }
 
+/// How a server is asked.
+pub(crate) enum Mode {
+    /// By tokens.
+    Tokens,
+    /// By requests as they come, with this name of the model.
+    Messages { model: Option<String> },
+}
+
 /// What a backend, its jobs and what watches the server share.
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) observer: Arc<dyn MediaObserver>,
     server: Server,
+    mode: Mode,
     load: Mutex<Option<LoadSink>>,
     /// The time in which the server has said nothing, in milliseconds.
     silent_ms: AtomicU64,
@@ -80,10 +90,13 @@ impl Shared {
         loop {
             sleep(PERIOD).await;
             self.silent_ms.store(heard.elapsed().as_millis() as u64, Relaxed);
-            match self.server.get(METRICS).await {
+            let path = if matches!(self.mode, Mode::Tokens) { METRICS } else { MODELS };
+            match self.server.get(path).await {
                 Ok(text) => {
                     (heard, unreachable_since) = (Instant::now(), None);
-                    self.tell_load(load(&String::from_utf8_lossy(&text)));
+                    if matches!(self.mode, Mode::Tokens) {
+                        self.tell_load(load(&String::from_utf8_lossy(&text)));
+                    }
                 }
                 // It is there, and is its operator's affair.
                 Err(AskError::Refused { .. } | AskError::Unreadable { .. }) => {
@@ -125,6 +138,7 @@ impl UpstreamBackend {
     pub(crate) fn new(
         name: String,
         server: Server,
+        mode: Mode,
         capabilities: Capabilities,
         observer: Arc<dyn MediaObserver>,
     ) -> Self {
@@ -132,6 +146,7 @@ impl UpstreamBackend {
             name,
             observer,
             server,
+            mode,
             load: Mutex::new(None),
             silent_ms: AtomicU64::new(0),
             ended: watch::Sender::new(None),
@@ -144,6 +159,9 @@ impl UpstreamBackend {
 
     async fn begin(&self, job: Arc<Job>) -> Result<RunningUpstreamJob, JobError> {
         let shared = &self.shared;
+        if !matches!(shared.mode, Mode::Tokens) {
+            return Err(JobError::NotTaken(Death::new(format!("{} takes requests only as they come", shared.name))));
+        }
         if let Some(death) = shared.ended.borrow().clone() {
             return Err(JobError::NotTaken(death));
         }
@@ -162,7 +180,8 @@ impl UpstreamBackend {
         let message = format!("{} answers: {}", shared.name, message(&body));
         Err(match status {
             400 | 413 | 422 => JobError::Refused { field: refused_field(&job).to_owned(), message },
-            _ => JobError::NotTaken(Death::new(format!("{message} ({status})"))),
+            // Another server may do better, but not any number of them.
+            _ => JobError::Dead(Death::new(format!("{message} ({status})"))),
         })
     }
 }
@@ -185,6 +204,20 @@ impl Backend for UpstreamBackend {
 
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
         async move { Ok(Box::new(self.begin(job).await?) as Box<dyn RunningJob>) }.boxed()
+    }
+
+    fn forward(&self, request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
+        let shared = &self.shared;
+        async move {
+            let Mode::Messages { model } = &shared.mode else {
+                return Err(JobError::NotTaken(Death::new(format!("{} takes tokens alone", shared.name))));
+            };
+            if let Some(death) = shared.ended.borrow().clone() {
+                return Err(JobError::NotTaken(death));
+            }
+            plain::forward(&shared.server, &shared.name, model.as_deref(), request).await
+        }
+        .boxed()
     }
 
     fn load_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {

@@ -9,9 +9,10 @@ use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, pending};
 use url::Host;
 
-use crate::address::Upstream;
-use crate::backend::UpstreamBackend;
+use crate::address::{Kind, Upstream};
+use crate::backend::{Mode, UpstreamBackend};
 use crate::found::Found;
+use crate::plain::FoundPlain;
 use crate::server::Server;
 
 /// Somebody else starts it: it is looked for soon again.
@@ -45,9 +46,17 @@ impl Connector for UpstreamConnector {
             let Self { upstream, server, processor } = self;
             let failed = |reason: String| ConnectError::new(format!("{upstream}: {reason}"));
             let locality = locality(upstream).await;
-            let found = Found::ask(server, &locality).await.map_err(failed)?;
-            let capabilities = found.capabilities(processor.clone(), locality);
-            let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), capabilities, observer);
+            let (capabilities, mode) = match upstream.kind {
+                Kind::VllmTokens => {
+                    let found = Found::ask(server, &locality).await.map_err(failed)?;
+                    (found.capabilities(processor.clone(), locality), Mode::Tokens)
+                }
+                Kind::Messages => {
+                    let found = FoundPlain::ask(server).await.map_err(failed)?;
+                    (found.capabilities(locality), Mode::Messages { model: found.model })
+                }
+            };
+            let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), mode, capabilities, observer);
             Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
         }
         .boxed()

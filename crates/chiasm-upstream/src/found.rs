@@ -17,7 +17,7 @@ use crate::server::{AskError, Server};
 pub(crate) const GENERATE: &str = "inference/v1/generate";
 pub(crate) const METRICS: &str = "metrics";
 const VERSION: &str = "version";
-const MODELS: &str = "v1/models";
+pub(crate) const MODELS: &str = "v1/models";
 const EVENT_SOURCES: &str = "kv_event_sources";
 
 /// What a server has to be asked for before it can be used.

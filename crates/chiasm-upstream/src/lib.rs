@@ -6,6 +6,9 @@
 //! markers to is compared with what was expected; where that differs nothing that is known of its KV cache can be trusted for
 //! prompts with media, and [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
 //!
+//! Any other server of OpenAI's API is given requests as they come, with nothing but the model's name changed, and its answers are passed on
+//! as they are. What it holds is not known; it is taken to hold what it was sent.
+//!
 //! Nothing that a server says is believed to be small, well formed or in time: answers are bounded, checked and read as fast as
 //! their reader takes them.
 //!
@@ -15,6 +18,7 @@
 //! | `server` | requests to one server, bounded in size and time |
 //! | `gauges` | numbers out of Prometheus' text format |
 //! | `found` | what a server says of itself, as capabilities |
+//! | `plain` | a server that is given requests as they come |
 //! | `connector` | connecting to a server, again after each of its ends |
 //! | `backend` | one server as a backend, and the task that watches it |
 //! | `request` | a job as the body of a request |
@@ -30,6 +34,7 @@ mod connector;
 mod events;
 mod found;
 mod gauges;
+mod plain;
 mod request;
 mod running;
 mod server;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Repetition, Sampling};
+use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Repetition, RequestId, Sampling, TraceContext};
 use chiasm_types::{Modality, TokenId};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
@@ -141,7 +141,7 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
     };
     // Strings and numbers of ours: nothing in it can fail.
     let body = serde_json::to_vec(&body).map_err(|error| refused("body", &error.to_string()))?;
-    Ok((body, headers(job)))
+    Ok((body, headers(&job.id, job.trace.as_ref())))
 }
 
 fn refused(field: &str, message: &str) -> JobError {
@@ -215,10 +215,10 @@ fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> 
 }
 
 /// The request's name, so that both logs tell the same, and its trace.
-fn headers(job: &Job) -> HeaderMap {
+pub(crate) fn headers(id: &RequestId, trace: Option<&TraceContext>) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    let trace = job.trace.iter().flat_map(|trace| trace.headers());
-    for (name, value) in trace.chain([("x-request-id", job.id.as_str())]) {
+    let trace = trace.into_iter().flat_map(|trace| trace.headers());
+    for (name, value) in trace.chain([("x-request-id", id.as_str())]) {
         // Both were checked when the request came.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_str(value)) {
             headers.insert(name, value);

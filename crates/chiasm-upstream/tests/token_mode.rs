@@ -355,7 +355,7 @@ async fn refusals_are_passed_on_and_failures_are_for_another_server() {
         let (_, error) = server.run(job(sampling())).await;
         let error = error.unwrap();
         assert_eq!(matches!(error, JobError::Refused { .. }), is_final, "{status}: {error}");
-        assert_eq!(matches!(error, JobError::NotTaken(_)), !is_final, "{status}: {error}");
+        assert_eq!(matches!(error, JobError::Dead(_)), !is_final, "{status}: {error}");
         assert!(error.to_string().contains("because"), "{error}");
     }
 }

@@ -102,6 +102,11 @@ impl Intake {
         read.map_err(|error| self.fault(&error))
     }
 
+    /// The body as it came.
+    pub(crate) fn body(&self) -> Bytes {
+        self.body.clone()
+    }
+
     /// The memory of what was built, counted until this is dropped.
     pub(crate) fn into_charge(self) -> Charge {
         self.charge

@@ -51,7 +51,7 @@ impl Deadline {
 ///
 /// # Errors
 /// [`Cause::TimedOut`] when the deadline passes; what was waited for is dropped then.
-pub(super) async fn within<T>(deadline: Option<Deadline>, what: impl Future<Output = T>) -> Result<T, RequestError> {
+pub(crate) async fn within<T>(deadline: Option<Deadline>, what: impl Future<Output = T>) -> Result<T, RequestError> {
     match deadline {
         Some(deadline) => timeout_at(deadline.at, what).await.map_err(|_| deadline.passed()),
         None => Ok(what.await),

@@ -49,13 +49,14 @@ mod turns;
 
 pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
+pub(crate) use deadlines::{Deadlines, within};
 pub(crate) use error::{Cause, RequestError};
 pub(crate) use generation::{Asked, Attempted, Generation, collect};
 pub use helped::HelperOptions;
 pub(crate) use helped::Helpers;
 pub(crate) use image::Images;
 pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, PlannedItem, PutError};
-pub(crate) use prepare::{Planned, Prepared, prepare};
+pub(crate) use prepare::{Planned, Prepared, Took, prepare};
 pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
 };

@@ -42,7 +42,7 @@ impl Retries {
     }
 
     /// Whether one more request may move. `at_once` may before any other has come: as many as an engine can have requests.
-    pub(super) fn may_move(&self, at_once: usize) -> bool {
+    pub(crate) fn may_move(&self, at_once: usize) -> bool {
         self.budget.spend(at_once)
     }
 

@@ -1,0 +1,170 @@
+//! A server that is given requests as they come: what it says of itself, and passing requests on.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use chiasm_backend::{
+    Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource, Lacks, Locality,
+    MediaForm, PlaceholderForm, PlanClass, VllmItems,
+};
+use chiasm_types::BlockSize;
+use futures_util::stream::{self, StreamExt};
+use reqwest::StatusCode;
+use reqwest::header::CONTENT_TYPE;
+use serde::Deserialize;
+
+use crate::found::MODELS;
+use crate::request;
+use crate::server::{AskError, Server, message, unreachable, whole};
+
+/// Pieces of four bytes in a block: text of 64 bytes, about as many tokens as blocks of engines have.
+const BLOCK_SIZE: BlockSize = match BlockSize::new(16) {
+    Some(size) => size,
+    None => panic!("16 is not 0"),
+};
+/// Blocks that a server is taken to hold at most, as it does not tell: of text of 64 MiB.
+const TAKEN_TO_HOLD: u64 = 1 << 20;
+/// A context that is not told is no bound.
+const ANY_LENGTH: usize = u32::MAX as usize;
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+    max_model_len: Option<usize>,
+}
+
+/// What such a server is asked for before it is used.
+pub(crate) struct FoundPlain {
+    /// The name that its model has there; `None` where it does not tell.
+    pub(crate) model: Option<String>,
+    max_model_len: Option<usize>,
+}
+
+impl FoundPlain {
+    /// Asks a server.
+    ///
+    /// # Errors
+    /// Words that say why it can't be used.
+    pub(crate) async fn ask(server: &Server) -> Result<Self, String> {
+        let told = match server.get(MODELS).await {
+            Ok(body) => serde_json::from_slice::<Models>(&body).ok(),
+            Err(AskError::Refused { status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, .. }) => {
+                return Err("it wants a key (api-key-file=FILE behind its address)".to_owned());
+            }
+            // It serves one model without a list.
+            Err(AskError::Refused { .. } | AskError::Unreadable { .. }) => None,
+            Err(error) => return Err(error.to_string()),
+        };
+        let model = told.and_then(|models| models.data.into_iter().next());
+        let max_model_len = model.as_ref().and_then(|model| model.max_model_len);
+        Ok(Self { model: model.map(|model| model.id), max_model_len })
+    }
+
+    pub(crate) fn capabilities(&self, locality: Locality) -> Capabilities {
+        Capabilities {
+            engine: "a server of OpenAI's API".to_owned(),
+            class: PlanClass {
+                processor: (*b"").into(),
+                vllm_items: VllmItems::None,
+                placeholders: PlaceholderForm::Marker,
+                keys: KeyScheme::Text,
+                block_size: BLOCK_SIZE,
+            },
+            max_model_len: self.max_model_len.unwrap_or(ANY_LENGTH),
+            max_batched_tokens: ANY_LENGTH,
+            max_running: 0,
+            total_blocks: TAKEN_TO_HOLD,
+            encoder_cache_tokens: 0,
+            receiver_cache_bytes: 0,
+            max_loras: 0,
+            lacks: Lacks::default(),
+            input: InputForm::Messages,
+            media: MediaForm::Encoded,
+            hand_off: HandOff::None,
+            locality,
+            kv: KvSource::Unknown { why: "it does not tell what it holds".to_owned() },
+        }
+    }
+}
+
+/// Passes a request on. `model` is the name that the model has there.
+pub(crate) async fn forward(
+    server: &Server,
+    name: &str,
+    model: Option<&str>,
+    request: Forward,
+) -> Result<Forwarded, JobError> {
+    let not_taken = |error: AskError| JobError::NotTaken(Death::new(format!("{name}: {error}")));
+    let body = named(&request, model);
+    let headers = request::headers(&request.id, request.trace.as_ref());
+    let response = server.post(request.path, body.into(), headers).await.map_err(not_taken)?;
+    let status = response.status();
+    let is_the_servers = status.is_server_error()
+        || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
+    // A redirect would lead elsewhere with a key.
+    if is_the_servers || status.is_redirection() || status.is_informational() {
+        let body = whole(response, request.path).await.map_err(not_taken)?;
+        return Err(JobError::Dead(Death::new(format!("{name} answers {status}: {}", message(&body)))));
+    }
+    let content_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
+    let name = name.to_owned();
+    let body = stream::try_unfold(response, move |mut response| {
+        let name = name.clone();
+        async move {
+            let chunk = response.chunk().await;
+            let chunk = chunk.map_err(|error| JobError::Dead(Death::new(format!("{name}: {}", unreachable(error)))))?;
+            Ok(chunk.map(|chunk| (chunk, response)))
+        }
+    });
+    Ok(Forwarded { status: status.as_u16(), content_type, body: body.boxed() })
+}
+
+/// The body with the server's own name of the model. All else is as it came, byte by byte.
+fn named(request: &Forward, model: Option<&str>) -> Bytes {
+    let (Some(model), body) = (model, &request.body) else { return request.body.clone() };
+    let model = serde_json::Value::from(model).to_string();
+    let mut named = BytesMut::with_capacity(body.len() + model.len() + 10);
+    match &request.model {
+        Some(range) => {
+            named.put_slice(&body[..range.start]);
+            named.put_slice(model.as_bytes());
+            named.put_slice(&body[range.end..]);
+        }
+        None => {
+            let begin = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
+            let is_empty = body[begin..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'}');
+            named.put_slice(&body[..begin]);
+            named.put_slice(format!("\"model\":{model}{}", if is_empty { "" } else { "," }).as_bytes());
+            named.put_slice(&body[begin..]);
+        }
+    }
+    named.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use chiasm_backend::RequestId;
+
+    use super::*;
+
+    fn request(body: &'static str, model: Option<&str>) -> Forward {
+        let at = model.map(|model| body.find(model).unwrap()..body.find(model).unwrap() + model.len());
+        let body = Bytes::from_static(body.as_bytes());
+        Forward { id: RequestId::from_random(1), path: "v1/x", body, model: at, trace: None }
+    }
+
+    #[test]
+    fn the_models_name_alone_is_changed() {
+        let told = |body, model, name| String::from_utf8(named(&request(body, model), name).to_vec()).unwrap();
+        assert_eq!(
+            told(r#"{"a": 1.0, "model" : "m" , "b":[]}"#, Some("\"m\""), Some("x\"y")),
+            r#"{"a": 1.0, "model" : "x\"y" , "b":[]}"#
+        );
+        assert_eq!(told(r#" { "a": 1e2}"#, None, Some("x")), r#" {"model":"x", "a": 1e2}"#);
+        assert_eq!(told("{}", None, Some("x")), r#"{"model":"x"}"#);
+        assert_eq!(told(r#"{"model": "m"}"#, Some("\"m\""), None), r#"{"model": "m"}"#);
+    }
+}

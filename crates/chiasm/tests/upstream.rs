@@ -1,0 +1,222 @@
+//! Servers of OpenAI's API that somebody else runs, which are given requests as they come.
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use support::{Answer, Server, chiasm, demo_model, wait_for};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A server of one simulated engine, as somebody else would run it.
+async fn other() -> Server {
+    let model = demo_model().display().to_string();
+    let server = Server::start(&[&model, "--served-model-name", "its/own name", "--sim", "1"]);
+    server.wait_ready(1, SOON).await;
+    server
+}
+
+/// A frontend before these addresses.
+async fn before(upstreams: &[&str], flags: &[&str]) -> Server {
+    let model = demo_model().display().to_string();
+    let mut args = vec![model.as_str(), "--served-model-name", "m"];
+    for upstream in upstreams {
+        args.extend(["--upstream", upstream]);
+    }
+    let frontend = Server::start(&[&args, flags].concat());
+    frontend.wait_ready(upstreams.len() as u64, SOON).await;
+    frontend
+}
+
+fn picture(name: &str) -> Value {
+    let bytes = std::fs::read(format!("{}/assets/images/{name}.jpg", env!("CARGO_MANIFEST_DIR"))).expect("a picture");
+    json!({"type": "image_url", "image_url": {"url": format!("data:image/jpeg;base64,{}", STANDARD.encode(bytes))}})
+}
+
+fn ask(name: &str, more: &Value) -> Value {
+    let content = json!([picture(name), {"type": "text", "text": "what is in this picture?"}]);
+    let mut body =
+        json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0});
+    body.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
+    body
+}
+
+#[tokio::test]
+async fn what_a_server_was_sent_brings_more_of_it_there() {
+    let others = [other().await, other().await];
+    let frontend = before(&[&others[0].url, &format!("{}/v1", others[1].url)], &[]).await;
+    let went = |answer: &Answer| (answer.header("x-chiasm-worker"), answer.header("x-chiasm-overlap"));
+    let mut homes = Vec::new();
+    for name in ["dawn", "dusk", "night", "snow"] {
+        let answer = frontend.chat(&ask(name, &json!({}))).await;
+        assert_eq!(answer.ok()["model"], "its/own name", "the answer is the server's own");
+        let (home, overlap) = went(&answer);
+        assert!(overlap.starts_with("0/"), "{overlap}");
+        homes.push((name, home));
+    }
+    for (name, home) in &homes {
+        let answer = frontend.chat(&ask(name, &json!({"max_tokens": 7}))).await;
+        answer.ok();
+        let (there, overlap) = went(&answer);
+        let (held, all) = overlap.split_once('/').expect("X/Y");
+        let [held, all] = [held, all].map(|blocks| blocks.parse::<u32>().expect("a number"));
+        // The last block is not full.
+        assert_eq!((&there, held), (home, all - 1), "{name} was there: {overlap}");
+    }
+    assert!(homes.iter().any(|(_, home)| home != &homes[0].1), "both have something to do: {homes:?}");
+    assert!(frontend.metric("chiasm_completion_tokens_total").await >= 4.0 * 13.0, "usage is read out of the answers");
+
+    // A stream is passed on as it is.
+    let stream = frontend.chat(&ask("dawn", &json!({"stream": true, "stream_options": {"include_usage": true}}))).await;
+    assert_eq!(stream.header("content-type"), "text/event-stream; charset=utf-8");
+    assert!(
+        stream.text.contains("\"model\":\"its/own name\"") && stream.text.ends_with("data: [DONE]\n\n"),
+        "{}",
+        stream.text
+    );
+    // What is wrong is the server's to say.
+    assert_eq!(frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await.refused(400), "nonsense");
+    assert_eq!(frontend.chat(&json!({"model": "n"})).await.status, 404);
+    let body = json!({"model": "m", "prompt": "hello", "max_tokens": 2});
+    frontend.post("/v1/completions", &body).await.ok();
+    let body = json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "hello"}]});
+    assert_eq!(frontend.post("/v1/messages", &body).await.ok()["type"], "message");
+}
+
+#[tokio::test]
+async fn a_server_that_dies_is_replaced_by_another() {
+    let mut others = [other().await, other().await];
+    let frontend = before(&[&others[0].url, &others[1].url], &[]).await;
+    let answer = frontend.chat(&ask("dawn", &json!({}))).await;
+    answer.ok();
+    let home = usize::from(answer.header("x-chiasm-worker") == "worker_1");
+    others[home].end_by("KILL");
+    for _ in 0..3 {
+        let answer = frontend.chat(&ask("dawn", &json!({}))).await;
+        answer.ok();
+        assert_eq!(answer.header("x-chiasm-worker"), format!("worker_{}", 1 - home));
+    }
+    wait_for("the server to be let go", SOON, async || frontend.ready_workers().await == 1).await;
+    others[1 - home].end_by("KILL");
+    assert_eq!(frontend.chat(&ask("dawn", &json!({}))).await.status, 503);
+}
+
+/// What a stand-in was sent, and what it says.
+#[derive(Clone, Default)]
+struct Stand {
+    heard: Arc<Mutex<Vec<String>>>,
+    answer: &'static str,
+}
+
+impl Stand {
+    /// A server that gives one answer to each request but for its models, and its address. An empty answer never comes.
+    async fn start(answer: &'static str) -> (Self, String) {
+        let stand = Self { answer, ..Self::default() };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let serving = stand.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(serving.clone().serve(stream));
+            }
+        });
+        (stand, url)
+    }
+
+    async fn serve(self, mut stream: TcpStream) {
+        let mut heard = Vec::new();
+        loop {
+            let text = String::from_utf8_lossy(&heard).into_owned();
+            if let Some((head, body)) = text.split_once("\r\n\r\n") {
+                let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap_or("0");
+                if body.len() >= length.parse().expect("a number") {
+                    break;
+                }
+            }
+            if stream.read_buf(&mut heard).await.unwrap_or(0) == 0 {
+                return;
+            }
+        }
+        let heard = String::from_utf8(heard).expect("text");
+        let told = if heard.starts_with("GET ") {
+            let models = json!({"data": [{"id": "theirs"}]}).to_string();
+            format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{models}", models.len())
+        } else {
+            self.heard.lock().expect("not poisoned").push(heard);
+            if self.answer.is_empty() {
+                std::future::pending::<()>().await;
+            }
+            self.answer.to_owned()
+        };
+        let _ = stream.write_all(told.as_bytes()).await;
+    }
+}
+
+#[tokio::test]
+async fn requests_arrive_as_they_came_but_for_the_models_name_and_no_key_of_a_client_does() {
+    const ANSWER: &str =
+        "HTTP/1.1 200 OK\r\ncontent-type: application/x-own\r\ncontent-length: 6\r\nconnection: close\r\n\r\n{ \"a\"}";
+    let (stand, url) = Stand::start(ANSWER).await;
+    let key = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(key.path(), "theirs-alone\n").expect("a key");
+    let upstream = format!("{url},api-key-file={}", key.path().display());
+    let frontend = before(&[&upstream], &["--api-key", "of-clients"]).await;
+    let body = r#"{ "temperature": 1.50, "audio": {"x": [1e3, null]}, "model":"m", "tools": [],"messages":[{"role":"user","content":"hi"}] }"#;
+    let request = frontend.client.post(format!("{}/v1/chat/completions", frontend.url)).body(body);
+    let request = request.header("content-type", "application/json").header("authorization", "Bearer of-clients");
+    let answer = Answer::of(request.header("x-request-id", "r-7").send().await.expect("an answer")).await;
+    assert_eq!(
+        (answer.status, answer.text.as_str(), answer.header("content-type").as_str()),
+        (200, "{ \"a\"}", "application/x-own")
+    );
+    let heard = stand.heard.lock().expect("not poisoned").remove(0);
+    let (head, sent) = heard.split_once("\r\n\r\n").expect("a head");
+    assert_eq!(sent, body.replace("\"m\"", "\"theirs\""));
+    assert!(head.contains("authorization: Bearer theirs-alone") && head.contains("x-request-id: r-7"), "{head}");
+    assert!(!head.contains("of-clients"), "{head}");
+}
+
+#[tokio::test]
+async fn servers_that_fail_or_say_nothing_are_no_end_of_others() {
+    const FAILS: &str = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nconnection: close\r\n\r\nboom";
+    const TORN: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 99\r\nconnection: close\r\n\r\ndata: {}\n\n";
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let (stand, fails) = Stand::start(FAILS).await;
+    let well = other().await;
+    let frontend = before(&[&fails, &well.url], &["--policy", "round-robin"]).await;
+    for _ in 0..4 {
+        frontend.chat(&body).await.ok();
+    }
+    assert!(!stand.heard.lock().expect("not poisoned").is_empty(), "it was tried");
+    let alone = before(&[&fails], &[]).await;
+    let refused = alone.chat(&body).await;
+    assert!(refused.status == 502 || refused.status == 503, "{}", refused.text);
+
+    let (_, silent) = Stand::start("").await;
+    let frontend = before(&[&silent], &["--first-token-timeout", "1"]).await;
+    assert_eq!(frontend.chat(&body).await.status, 504);
+
+    let (_, torn) = Stand::start(TORN).await;
+    let frontend = before(&[&torn], &[]).await;
+    let stream = frontend.chat(&body).await;
+    assert!(stream.text.starts_with("data: {}\n\n") && stream.text.contains("\"error\""), "{}", stream.text);
+    assert_eq!(frontend.metric("chiasm_stream_ends_total{how=\"failed\"}").await, 1.0);
+}
+
+#[test]
+fn such_servers_are_not_put_beside_engines_that_are_given_tokens() {
+    let model = demo_model().display().to_string();
+    for others in [&["--sim", "1"][..], &["--upstream", "vllm+http://127.0.0.1:1"]] {
+        let args = [&["serve", &model, "--port", "0", "--upstream", "http://127.0.0.1:1"], others].concat();
+        let output = chiasm(&args).output().expect("it runs");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && told.contains("can't be put beside"), "{told}");
+    }
+}
