@@ -110,6 +110,8 @@ pub(crate) struct Generation {
     waits: Option<Waker>,
     /// An output has come since somebody looked at the alarm.
     had_output: bool,
+    /// The backend has told how it computed the prompt.
+    knows_prefill: bool,
     /// Last: the engine has let go of the job before it may forget the adapter.
     _adapter: Option<Arc<ServedAdapter>>,
 }
@@ -229,6 +231,7 @@ impl Generation {
             alarm: deadlines.first_token.map(|deadline| Box::pin(sleep_until(deadline.at))),
             waits: None,
             had_output: false,
+            knows_prefill: false,
             _adapter: prepared.adapter.clone(),
         })
     }
@@ -250,7 +253,7 @@ impl Generation {
                 None
             }
             // Some backends tell of the prompt behind the answer.
-            Some(_) => output.prefill.filter(|_| self.attempted.prefill == Prefill::default()),
+            Some(_) => output.prefill.filter(|_| !self.knows_prefill),
         };
         if let Some(prefill) = late {
             self.saw_prefill(prefill);
@@ -325,6 +328,7 @@ impl Generation {
 
     /// Takes note of how the prompt was computed.
     fn saw_prefill(&mut self, prefill: Prefill) {
+        self.knows_prefill = true;
         self.attempted.prefill = prefill;
         let begun = self.started + self.attempted.hand_off;
         self.attempted.prefill_wait = prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
