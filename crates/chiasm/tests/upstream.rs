@@ -210,6 +210,44 @@ async fn servers_that_fail_or_say_nothing_are_no_end_of_others() {
     assert_eq!(frontend.metric("chiasm_stream_ends_total{how=\"failed\"}").await, 1.0);
 }
 
+/// A stand-in for `vllm serve` that makes two tokens of every prompt, and its address.
+async fn odd_vllm_serve() -> String {
+    use axum::routing::{get, post};
+    let models = json!({"data": [{"id": "m", "parent": null, "max_model_len": 4096}]}).to_string();
+    let choice =
+        json!({"index": 0, "token_ids": [40], "finish_reason": "length", "logprobs": null, "stop_reason": null});
+    let event = json!({"choices": [choice], "prompt_token_ids": [1, 2]});
+    let generate = async move |body: String| match body.contains("token_ids") {
+        true => Ok(format!("data: {event}\n\ndata: [DONE]\n\n")),
+        false => Err(axum::http::StatusCode::BAD_REQUEST),
+    };
+    let metrics = "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
+    let app = axum::Router::new()
+        .route("/version", get(async || "{\"version\": \"0.33.0\"}"))
+        .route("/v1/models", get(async move || models))
+        .route("/metrics", get(async move || metrics))
+        .route("/inference/v1/generate", post(generate));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("vllm+http://{}", listener.local_addr().expect("an address"));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
+#[tokio::test]
+async fn a_server_that_makes_other_prompts_serves_on_and_is_told_of_once() {
+    let frontend = before(&[&odd_vllm_serve().await], &[]).await;
+    let distrusted = async || frontend.metric("chiasm_distrusted_workers_total").await;
+    let text = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1});
+    frontend.chat(&text).await.ok();
+    assert_eq!(distrusted().await, 0.0, "prompts without items are what they are");
+    for _ in 0..3 {
+        frontend.chat(&ask("dawn", &json!({"max_tokens": 1}))).await.ok();
+    }
+    wait_for("the server to be distrusted", SOON, async || distrusted().await == 1.0).await;
+    frontend.logged("was expected to have");
+    assert_eq!(frontend.lines_logged("was expected to have"), 1);
+}
+
 #[test]
 fn such_servers_are_not_put_beside_engines_that_are_given_tokens() {
     let model = demo_model().display().to_string();
