@@ -3,6 +3,8 @@
 mod settings;
 mod summary;
 
+pub(crate) use settings::SHARED_TEMPERATURE;
+
 use std::future::Future;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -228,7 +230,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         door,
         patience,
         connectors,
-        router: router_config(&args.routing),
+        router: router_config(&args.routing, args.agents.has_agents()),
         limits: limits(args),
         adapters: loras.adapters,
         helper,
