@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_types::WorkerId;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt, pending};
 
 use crate::{Backend, Death, MediaObserver};
 
@@ -70,5 +70,23 @@ pub trait Life: Send {
     /// Lets go of it because this process ends: what can be taken over by a later process runs on, everything else ends.
     fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.stop()
+    }
+}
+
+/// The life of what is not ours to watch, such as an engine of another machine: only its connection tells.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Elsewhere;
+
+impl Life for Elsewhere {
+    fn ended(&mut self) -> BoxFuture<'_, Death> {
+        pending().boxed()
+    }
+
+    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
+        async { None }.boxed()
+    }
+
+    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+        async {}.boxed()
     }
 }

@@ -41,7 +41,7 @@ pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, Oth
 pub use capabilities::{
     Capabilities, HandOff, InputForm, KvEventStream, KvSource, Lacks, Locality, MediaForm, TensorFormat,
 };
-pub use connector::{Activity, ConnectError, Connected, Connector, Life};
+pub use connector::{Activity, ConnectError, Connected, Connector, Elsewhere, Life};
 pub use error::{Death, JobError, SourceError};
 pub use forward::{Forward, Forwarded};
 pub use job::{

@@ -19,7 +19,7 @@ pub struct Interval {
     pub end: f64,
     /// Requests that arrived.
     pub requests: u64,
-    /// From their arrivals to their first tokens; `None` if none of them got one.
+    /// The time from their arrivals to their first tokens; `None` if none of them got one.
     pub ttft_ms: Option<Latency>,
     /// The part of their prompt tokens that the engines found in their KV caches; `None` if none of them ended.
     pub hit_rate: Option<f64>,

@@ -77,7 +77,7 @@ impl FromStr for Upstream {
         if !base.path().ends_with('/') {
             base.set_path(&format!("{}/", base.path()));
         }
-        // As clients of OpenAI's write it.
+        // Clients of OpenAI's write their base with it.
         let without = base.path().strip_suffix("v1/").filter(|_| kind == Kind::Messages).map(str::to_owned);
         if let Some(path) = without {
             base.set_path(&path);

@@ -37,9 +37,9 @@ pub(crate) struct UpstreamBackend {
 
 /// How a server is asked.
 pub(crate) enum Mode {
-    /// By tokens.
+    /// It is given tokens.
     Tokens,
-    /// By requests as they come, with this name of the model.
+    /// It is given requests as they come, with this name of the model.
     Messages { model: Option<String> },
 }
 

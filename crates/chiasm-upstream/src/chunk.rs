@@ -12,7 +12,7 @@ pub(crate) struct Chunk {
     pub(crate) usage: Option<Usage>,
     /// What the prompt has become; in the first event, if it was asked for.
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
-    /// In place of all else.
+    /// What went wrong; it stands in place of all else.
     pub(crate) error: Option<ChunkError>,
 }
 

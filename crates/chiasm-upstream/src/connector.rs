@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, Locality, MediaObserver};
+use chiasm_backend::{ConnectError, Connected, Connector, Elsewhere, Locality, MediaObserver};
 use chiasm_types::WorkerId;
-use futures_util::future::{BoxFuture, FutureExt, pending};
+use futures_util::future::{BoxFuture, FutureExt};
 use url::Host;
 
 use crate::address::{Kind, Upstream};
@@ -87,22 +87,5 @@ async fn locality(upstream: &Upstream) -> Locality {
         Some(address) if address.is_loopback() => Locality::Here,
         Some(address) => Locality::Host(address),
         None => Locality::Unknown,
-    }
-}
-
-/// A server that is not ours: only the connection tells.
-struct Elsewhere;
-
-impl Life for Elsewhere {
-    fn ended(&mut self) -> BoxFuture<'_, Death> {
-        pending().boxed()
-    }
-
-    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
-        async { None }.boxed()
-    }
-
-    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
-        async {}.boxed()
     }
 }

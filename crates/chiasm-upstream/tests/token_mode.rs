@@ -434,7 +434,7 @@ async fn a_server_that_is_gone_is_found_to_be_so() {
     let server = Server::with(stuck).await;
     let backend = server.connect("").await.unwrap();
     let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
-    // As if its machine was switched off: tasks of its connections would answer on.
+    // This stands for a machine that is switched off: tasks of the stand-in's connections would answer on.
     backend.declare_dead(chiasm_backend::Death::new("it was unplugged"));
     assert!(matches!(timeout(SOON, running.next()).await.unwrap(), Some(Err(JobError::Dead(_)))));
     assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));

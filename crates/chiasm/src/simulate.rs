@@ -32,7 +32,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 struct Run {
     workload: String,
     workers: u32,
-    /// In words: how large, what was asked of it, and how fast.
+    /// It says in words how large the fleet is, what was asked of it, and how fast.
     about: String,
     reports: Vec<PolicyReport>,
 }

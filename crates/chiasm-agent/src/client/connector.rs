@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver};
+use chiasm_backend::{ConnectError, Connected, Connector, Elsewhere, MediaObserver};
 use chiasm_types::WorkerId;
-use futures_util::future::{BoxFuture, FutureExt, pending};
+use futures_util::future::{BoxFuture, FutureExt};
 
 use super::backend::AgentBackend;
 use super::{AgentLink, words};
@@ -72,22 +72,5 @@ impl Connector for AgentConnector {
 
     fn longest_pause(&self) -> Duration {
         LONGEST_PAUSE
-    }
-}
-
-/// An engine on another machine: only the connection tells.
-struct Elsewhere;
-
-impl Life for Elsewhere {
-    fn ended(&mut self) -> BoxFuture<'_, Death> {
-        pending().boxed()
-    }
-
-    fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
-        async { None }.boxed()
-    }
-
-    fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
-        async {}.boxed()
     }
 }

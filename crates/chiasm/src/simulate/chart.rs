@@ -13,7 +13,7 @@ const TOP: f64 = 8.0;
 const RIGHT: f64 = 16.0;
 /// Numbers at an axis, about.
 const TICKS: f64 = 5.0;
-/// From how many times the smallest value on the largest calls for a scale of powers.
+/// A largest value of more than so many times the smallest one calls for a scale of powers.
 const WIDE: f64 = 20.0;
 
 /// What numbers are of.
