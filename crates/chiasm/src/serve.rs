@@ -3,8 +3,6 @@
 mod settings;
 mod summary;
 
-pub(crate) use settings::SHARED_TEMPERATURE;
-
 use std::future::Future;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
@@ -230,7 +228,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         door,
         patience,
         connectors,
-        router: router_config(&args.routing, args.agents.has_agents()),
+        router: router_config(&args.routing),
         limits: limits(args),
         adapters: loras.adapters,
         helper,

@@ -21,7 +21,6 @@ use serde_json::json;
 
 use crate::cli::SimulateArgs;
 use crate::error::CliError;
-use crate::serve::SHARED_TEMPERATURE;
 use crate::stdout::line;
 
 const REQUESTS_PER_WORKER: u64 = 1000;
@@ -160,8 +159,6 @@ fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) ->
         balance: args.weights.balance_weight,
         ..Weights::default()
     };
-    let shared = if args.frontends > 1 { SHARED_TEMPERATURE } else { 0.0 };
-    let temperature = args.weights.routing_temperature.unwrap_or(shared);
     Scenario {
         workers: workers as usize,
         sized_for: largest(args) as usize,
@@ -176,7 +173,7 @@ fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) ->
             threads_per_worker: model.threads_per_worker,
             pixel: model.pixel_ns / 1e9,
         },
-        router: RouterConfig { weights, temperature, ..RouterConfig::default() },
+        router: RouterConfig { weights, temperature: args.weights.routing_temperature, ..RouterConfig::default() },
     }
 }
 

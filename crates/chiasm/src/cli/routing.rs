@@ -40,10 +40,9 @@ pub(crate) struct RoutingArgs {
     /// What reading one block's keys and values takes in such a step, in parts of computing a prompt block
     #[arg(long, env = "CHIASM_DECODE_READ_PER_BLOCK", value_parser = weight, default_value_t = Decoding::default().read_per_block)]
     pub(crate) decode_read_per_block: f64,
-    /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the lowest [default: 0, or 50 with --agents or
-    /// --discovery, whose engines other frontends may use too]
-    #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight)]
-    pub(crate) routing_temperature: Option<f64>,
+    /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the lowest
+    #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight, default_value_t = 0.0)]
+    pub(crate) routing_temperature: f64,
     /// Send nothing to engines whose KV cache is in use to this part, 0 to 1 [default: no bound]
     #[arg(long, env = "CHIASM_BUSY_KV_USAGE", value_parser = positive)]
     pub(crate) busy_kv_usage: Option<f64>,

@@ -89,9 +89,9 @@ pub(crate) struct WeightArgs {
     /// The work that a worker did in the last seconds beyond the mean, in parts of it
     #[arg(long, value_parser = weight, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
-    /// Spreads choices [default: 0, or 50 with several frontends]
-    #[arg(long, value_parser = weight)]
-    pub(crate) routing_temperature: Option<f64>,
+    /// Spreads choices
+    #[arg(long, value_parser = weight, default_value_t = 0.0)]
+    pub(crate) routing_temperature: f64,
 }
 
 #[derive(Debug, Args)]

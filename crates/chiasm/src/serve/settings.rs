@@ -87,12 +87,7 @@ pub(super) fn patience(args: &ServeArgs) -> Patience {
     Patience { suspect_after: args.engines.engine_timeout, hung_after: args.engines.engine_hang_timeout }
 }
 
-/// The temperature of frontends that share their engines with others: it keeps apart what comes to several of them in the same millisecond
-/// (docs/routing.md).
-pub(crate) const SHARED_TEMPERATURE: f64 = 50.0;
-
-/// `shares`: whether other frontends may use the same engines.
-pub(super) fn router_config(args: &RoutingArgs, shares: bool) -> RouterConfig {
+pub(super) fn router_config(args: &RoutingArgs) -> RouterConfig {
     RouterConfig {
         policy: args.policy,
         weights: Weights {
@@ -108,7 +103,7 @@ pub(super) fn router_config(args: &RoutingArgs, shares: bool) -> RouterConfig {
             steps_per_second: args.decode_steps_per_second,
             read_per_block: args.decode_read_per_block,
         },
-        temperature: args.routing_temperature.unwrap_or(if shares { SHARED_TEMPERATURE } else { 0.0 }),
+        temperature: args.routing_temperature,
         busy: BusyThresholds {
             kv_usage: args.busy_kv_usage,
             pending_tokens: args.busy_pending_tokens,
