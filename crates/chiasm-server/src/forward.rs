@@ -27,7 +27,7 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::metrics::Retry;
 use crate::openai::{Intake, RequestBody, Usage};
-use crate::pipeline::{Asked, Attempted, Caller, Cause, Deadlines, RequestError, Took, within};
+use crate::pipeline::{Asked, Attempted, Caller, Cause, Deadlines, MAX_MOVES, RequestError, Took, within};
 use crate::routes::routing_headers;
 use crate::sse;
 
@@ -39,8 +39,6 @@ const PIECES_OF_ITEM: usize = 1024;
 const DATA: &str = "data:";
 /// Bytes at the end of an answer in which its usage is looked for.
 const TAIL: usize = 8 << 10;
-/// Times that a request moves on which a server had.
-const MAX_MOVES: usize = 2;
 
 /// A body that is passed on.
 pub(crate) struct ForwardBody {
@@ -162,6 +160,7 @@ pub(crate) async fn forward(
         ));
     }
     admission.ends_with_client();
+    frontend.retries.earn();
     let classes = frontend.fleet.classes();
     let class = classes.iter().find(|class| class.class.keys == KeyScheme::Text);
     let class = class.ok_or_else(|| frontend.told(Cause::NoOtherWorker.into()))?;

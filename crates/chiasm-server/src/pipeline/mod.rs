@@ -60,5 +60,5 @@ pub(crate) use prepare::{Planned, Prepared, Took, prepare};
 pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
 };
-pub(crate) use retries::Retries;
+pub(crate) use retries::{MAX_MOVES, Retries};
 pub(crate) use tokenize::{Tokenizable, detokenize, tokenize};

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::prepare::Prepared;
 
 /// Times that a request moves on which was inside an engine when that died. One that kills its engine has taken three then.
-pub(super) const MAX_MOVES: usize = 2;
+pub(crate) const MAX_MOVES: usize = 2;
 
 /// Prompts that are remembered to have killed engines: more than can do so while they are remembered.
 const MAX_QUARANTINED: usize = 1024;
@@ -37,7 +37,7 @@ impl Retries {
     }
 
     /// A request has come.
-    pub(super) fn earn(&self) {
+    pub(crate) fn earn(&self) {
         self.budget.earn();
     }
 
