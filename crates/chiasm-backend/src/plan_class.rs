@@ -67,6 +67,8 @@ pub enum KeyScheme {
     /// The same function of a request's text, four bytes in place of a token, and of the hashes of its media items: for workers that are
     /// given requests as they come.
     Text,
+    /// SGLang's own hashes of its blocks, as `chiasm_kv::EngineHashing::Sglang` makes them.
+    Sglang,
 }
 
 #[cfg(test)]

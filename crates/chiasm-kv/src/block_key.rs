@@ -2,6 +2,7 @@
 
 mod field;
 mod hasher;
+mod hashing;
 #[allow(unsafe_code, reason = "vector code")]
 mod kernels;
 mod scheme;
@@ -15,6 +16,7 @@ use kernels::{Kernel, Series};
 use universal::{Secret, Summed};
 
 pub use hasher::BuildBlockKeyHasher;
+pub use hashing::EngineHashing;
 pub(crate) use scheme::mixed;
 pub use scheme::{EngineHashKeys, KeyScheme};
 pub use secret::{KeySecret, KeySecretInUse};

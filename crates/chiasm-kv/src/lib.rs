@@ -44,8 +44,8 @@ mod index;
 mod subscriber;
 
 pub use block_key::{
-    BlockKey, BuildBlockKeyHasher, EngineHashKeys, KeyScheme, KeySecret, KeySecretInUse, MediaSpan, PromptBlocks,
-    block_keys,
+    BlockKey, BuildBlockKeyHasher, EngineHashKeys, EngineHashing, KeyScheme, KeySecret, KeySecretInUse, MediaSpan,
+    PromptBlocks, block_keys,
 };
 pub use error::KvError;
 pub use index::{Chore, IndexStats, Overlaps, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats};

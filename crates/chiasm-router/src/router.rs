@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_kv::event::KvEventBatch;
-use chiasm_kv::{BlockKey, Chore, IndexStats, KvError, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats};
+use chiasm_kv::{
+    BlockKey, Chore, IndexStats, KeyScheme, KvError, PrefixIndex, Snapshot, SnapshotError, WorkerIndexStats,
+};
 use chiasm_types::{MmHash, PlanClassId, WorkerId};
 
 use crate::believed::Believed;
@@ -127,7 +129,12 @@ impl Router {
     /// Adds a worker with an empty cache. One of the same id is replaced, as after a restart of its engine: what the old
     /// one held or was given no longer counts.
     pub fn add_worker(&self, id: WorkerId, info: WorkerInfo) {
-        self.shared.index.add_worker(id, info.block_size);
+        self.add_worker_with(id, info, KeyScheme::Content);
+    }
+
+    /// Does what [`Router::add_worker`] does, for a worker whose blocks have keys of a scheme. All workers of a class have one scheme.
+    pub fn add_worker_with(&self, id: WorkerId, info: WorkerInfo, scheme: KeyScheme) {
+        self.shared.index.add_worker_with(id, info.block_size, scheme);
         let replaced = self.shared.roster().add(id, info);
         self.shared.drop_later(replaced);
     }

@@ -11,7 +11,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use chiasm_backend::{Death, Delivered, Forward, Forwarded, JobError, KeyScheme, Prefill};
-use chiasm_kv::{BlockKey, PromptBlocks, block_keys};
+use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::Charge;
 use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::{PlanClassId, TokenId, WorkerId};
@@ -27,7 +27,7 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::metrics::Retry;
 use crate::openai::{Intake, RequestBody, Usage};
-use crate::pipeline::{Asked, Attempted, Caller, Cause, Deadlines, MAX_MOVES, RequestError, Took, within};
+use crate::pipeline::{Asked, Attempted, Caller, Cause, Deadlines, MAX_MOVES, RequestError, Took, keys_for, within};
 use crate::routes::routing_headers;
 use crate::sse;
 
@@ -168,7 +168,7 @@ pub(crate) async fn forward(
     let passing = Passing {
         frontend: &frontend,
         class: class.id,
-        keys: block_keys(&blocks, class.class.block_size),
+        keys: keys_for(&class.class, &blocks),
         pieces: pieces.len().max(1),
         forward: Forward { id: caller.id.clone(), path, body, model, trace: caller.trace.clone() },
         deadlines: Deadlines::of(caller.arrived, &frontend.limits),

@@ -14,8 +14,8 @@ pub enum KeyScheme {
     /// What events say that blocks hold: tokens, media, LoRA, salt. For prompts [`block_keys`](crate::block_keys) makes them.
     #[default]
     Content,
-    /// What the engine calls its blocks, as its events say nothing else of them. For prompts [`EngineHashKeys::key`] makes them, from
-    /// hashes that are made as the engine does.
+    /// What the engine calls its blocks, as its events say nothing else of them. For prompts [`EngineHashing::keys`](crate::EngineHashing::keys)
+    /// makes them, from hashes that are made as the engine does.
     EngineHashes(EngineHashKeys),
 }
 
@@ -36,10 +36,15 @@ impl EngineHashKeys {
     /// Keys of engines that hash alike: `name` says which, in up to 255 bytes. Under another name the same hashes have other keys.
     /// `None` for a name that is too long.
     pub fn new(name: &str) -> Option<Self> {
+        (name.len() <= MOST).then(|| Self::of(name))
+    }
+
+    /// The same for a name that is short.
+    pub(super) fn of(name: &str) -> Self {
         let mut bytes = [0; 32];
         KeySecret::of_process().derive("chiasm 2026 block keys of engines' hashes", name.as_bytes()).fill(&mut bytes);
         let [high, low, ..] = words(&bytes);
-        (name.len() <= MOST).then(|| Self { name: name.into(), masks: [high, low] })
+        Self { name: name.into(), masks: [high, low] }
     }
 
     /// The name that these keys were made with.

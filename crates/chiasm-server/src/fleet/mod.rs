@@ -32,6 +32,7 @@ pub use tap::{KvHeard, KvKnown};
 
 use crate::adapters::Adapters;
 use crate::metrics::Metrics;
+use crate::pipeline::index_scheme;
 
 /// A fleet needs at least one worker.
 #[derive(Debug, thiserror::Error)]
@@ -300,7 +301,7 @@ impl Fleet {
             max_prompt_tokens: can.max_model_len.saturating_sub(1),
             max_encoder_tokens: can.max_batched_tokens,
         };
-        self.router.add_worker(id, info);
+        self.router.add_worker_with(id, info, index_scheme(can.class.keys));
         self.state().tell(&self.ready);
         worker
     }

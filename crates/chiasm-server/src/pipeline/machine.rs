@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, OthersItem, OthersJob, SourceError, TensorOrder};
-use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
 use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor, MediaError};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
 use chiasm_vision::{ImagePlan, PixelFormat};
@@ -20,6 +20,7 @@ use tokio::time::timeout;
 
 use super::error::{Cause, RequestError};
 use super::image::{ImageSettings, Images};
+use super::keys::keys_for;
 use super::prepare::check_tokens;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::fleet::{Fleet, PresentClass, Worker};
@@ -195,7 +196,7 @@ impl MachineMedia {
             items.push(item);
         }
         let blocks = PromptBlocks { tokens, media: &spans, lora: None, salt };
-        let keys = block_keys(&blocks, class.class.block_size).into_iter().map(BlockKey::get).collect();
+        let keys = keys_for(&class.class, &blocks).into_iter().map(BlockKey::get).collect();
         let told = OthersJob { keys, prompt_tokens: tokens.len(), media: told };
         Ok(CheckedJob { items: items.into(), told })
     }

@@ -33,6 +33,7 @@ mod generation;
 mod helped;
 mod image;
 mod item;
+mod keys;
 mod machine;
 mod opening;
 mod pick;
@@ -55,6 +56,7 @@ pub(crate) use generation::{Asked, Attempted, Generation, collect};
 pub use helped::HelperOptions;
 pub(crate) use helped::Helpers;
 pub(crate) use image::Images;
+pub(crate) use keys::{index_scheme, keys_for};
 pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, PlannedItem, PutError};
 pub(crate) use prepare::{Planned, Prepared, Took, prepare};
 pub(crate) use request::{

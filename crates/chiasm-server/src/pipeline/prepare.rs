@@ -7,7 +7,7 @@ use axum::http::HeaderValue;
 use chiasm_backend::{
     Constraint, Input, JobItem, Lacks, PlaceholderForm, ReasoningHints, RequestId, Structured, TraceContext,
 };
-use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
+use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Item, Marker, MarkerText, Markers, RenderOptions, expand};
 use chiasm_router::RouteItem;
@@ -20,6 +20,7 @@ use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
+use super::keys::keys_for;
 use super::opening::open_all;
 use super::prompt_price::{is_small, price_of};
 use super::reading::Reading;
@@ -387,7 +388,7 @@ pub(super) fn planned(
     let media: Vec<MediaSpan> = items.iter().map(|(item, at)| item.to_span(at)).collect();
     let lora = apart.adapter.as_ref().map(|adapter| adapter.engine().name.as_str());
     let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt: apart.salt.as_deref() };
-    let keys = block_keys(&blocks, class.class.block_size);
+    let keys = keys_for(&class.class, &blocks);
     Planned {
         class: class.id,
         encoder_tokens: items.iter().map(|(item, _)| item.encoder_tokens).max().unwrap_or(0),

@@ -1,0 +1,118 @@
+//! Block hashes as other engines make them, of prompts that they have not seen yet.
+
+use chiasm_types::BlockSize;
+use sha2::{Digest, Sha256};
+
+use super::{BlockKey, EngineHashKeys, KeyScheme, PromptBlocks};
+use crate::event::ExternalHash;
+
+/// How engines whose events have no tokens that we could read make the hashes of their blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EngineHashing {
+    /// SGLang 0.5.23's (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first 8 bytes of a chain of SHA-256 over the
+    /// block's token ids, where a media item's tokens are four numbers made of its identity, in turns.
+    Sglang,
+}
+
+impl EngineHashing {
+    /// What the keys of a worker's blocks are made of whose engine hashes so.
+    pub fn scheme(self) -> KeyScheme {
+        KeyScheme::EngineHashes(self.engine_hash_keys())
+    }
+
+    /// The keys of a prompt's full blocks, first block first. A LoRA adapter is not part of them.
+    pub fn keys(self, prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<BlockKey> {
+        let keys = self.engine_hash_keys();
+        let hashes = match self {
+            Self::Sglang => sglang(prompt, block_size),
+        };
+        hashes.into_iter().map(|hash| keys.key(&ExternalHash::U64(hash))).collect()
+    }
+
+    fn engine_hash_keys(self) -> EngineHashKeys {
+        let name = match self {
+            Self::Sglang => "sglang",
+        };
+        EngineHashKeys::of(name)
+    }
+}
+
+/// What stands in place of an item's tokens for SGLang: the k-th of them is number k mod 4.
+fn sglang_pads(identity: u64) -> [u64; 4] {
+    /// Above every vocabulary.
+    const BASE: u64 = 1_000_000;
+    let digest = Sha256::new().chain_update("sglang-mm-wide-pad-v1").chain_update(identity.to_be_bytes()).finalize();
+    let mut pads = [BASE; 4];
+    for (pad, bytes) in pads.iter_mut().zip(digest.chunks_exact(8)) {
+        *pad += bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) & ((1 << 62) - 1);
+    }
+    pads
+}
+
+fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
+    let mut ids: Vec<u64> = prompt.tokens.iter().map(|token| u64::from(token.0)).collect();
+    for span in prompt.media {
+        // It takes identities of any length, and the low 64 bits of them.
+        let [.., a, b, c, d, e, f, g, h] = *span.hash.as_bytes();
+        let pads = sglang_pads(u64::from_be_bytes([a, b, c, d, e, f, g, h]));
+        let places = ids.iter_mut().skip(span.offset).take(span.length);
+        places.zip(pads.into_iter().cycle()).for_each(|(id, pad)| *id = pad);
+    }
+    let salt = prompt.salt.filter(|salt| !salt.is_empty());
+    let mut prior = salt.map(|salt| Sha256::new().chain_update("sglang-cache-salt-v1\0").chain_update(salt).finalize());
+    let hash = |block: &[u64]| {
+        let mut hasher = Sha256::new();
+        if let Some(prior) = prior {
+            hasher.update(prior);
+        }
+        // Where one does not fit into 32 bits none is written so, which a first byte tells.
+        let narrow: Option<Vec<u8>> = block.iter().map(|id| u32::try_from(*id).ok()).try_fold(
+            Vec::with_capacity(4 * block.len()),
+            |mut bytes, id| {
+                bytes.extend_from_slice(&id?.to_le_bytes());
+                Some(bytes)
+            },
+        );
+        match narrow {
+            Some(bytes) => hasher.update(bytes),
+            None => {
+                hasher.update([0xff]);
+                block.iter().for_each(|id| hasher.update(id.to_le_bytes()));
+            }
+        }
+        let digest = hasher.finalize();
+        prior = Some(digest);
+        digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+    };
+    ids.chunks_exact(block_size.get()).map(hash).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use chiasm_types::{MmHash, TokenId};
+
+    use super::*;
+    use crate::MediaSpan;
+
+    /// Made by the formulas in Python's hashlib and struct.
+    #[test]
+    fn sglangs_hashes_are_a_chain_over_tokens_and_what_stands_for_items() {
+        let tokens: Vec<TokenId> = (1..=10).map(TokenId).collect();
+        let hash = MmHash::new(std::array::from_fn(|at| at as u8));
+        let media = [MediaSpan { hash, offset: 2, length: 5 }];
+        let text = PromptBlocks { tokens: &tokens, ..PromptBlocks::default() };
+        let size = BlockSize::new(4).unwrap();
+        assert_eq!(sglang(&text, size), [0xcf97adeedb59e05b, 0x4ebfa8a1f3c34151]);
+        let salted = [0x9c6708b90645e96f, 0x59e0c51cb38e418d];
+        assert_eq!(sglang(&PromptBlocks { salt: Some("s"), ..text }, size), salted);
+        assert_eq!(sglang(&PromptBlocks { salt: Some(""), ..text }, size), sglang(&text, size));
+        assert_eq!(sglang(&PromptBlocks { media: &media, ..text }, size), [0x40de213fcf0f2741, 0x5a3f985addc4d3eb]);
+        let keys = EngineHashing::Sglang.keys(&text, size);
+        let KeyScheme::EngineHashes(of_engine) = EngineHashing::Sglang.scheme() else { panic!() };
+        assert_eq!(
+            keys,
+            sglang(&text, size).into_iter().map(|hash| of_engine.key(&ExternalHash::U64(hash))).collect::<Vec<_>>()
+        );
+    }
+}
