@@ -63,6 +63,10 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
         Box::pin(std::future::pending())
     }
 
+    /// Takes note that what is known of its KV cache can't be exact, for instance as a request that it was passed as it came has become
+    /// another prompt than was expected. Then [`distrusted`](Self::distrusted) returns, with the first reason.
+    fn distrust(&self, _why: String) {}
+
     /// Returns once the backend is gone, and how it went.
     fn ended(&self) -> BoxFuture<'_, Death>;
 

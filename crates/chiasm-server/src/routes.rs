@@ -71,8 +71,7 @@ fn answering() -> Router<Arc<Frontend>> {
 fn forwarding() -> Router<Arc<Frontend>> {
     let paths = [CHAT, COMPLETIONS, RESPONSES, anthropic::MESSAGES, anthropic::COUNT_TOKENS];
     paths.into_iter().fold(Router::new(), |router, path| {
-        let below = path.trim_start_matches('/');
-        router.route(path, post(async move |state, request| forward::forward(below, state, request).await))
+        router.route(path, post(async move |state, request| forward::forward(path, state, request).await))
     })
 }
 

@@ -9,11 +9,13 @@ use url::Url;
 pub(crate) enum Kind {
     /// `vllm serve` with `--enable-scale-out`, which takes tokens.
     VllmTokens,
+    /// `vllm serve` as it is, which is given requests as they come, with names for their images.
+    VllmMessages,
     /// OpenAI's API, or others that clients know it to have.
     Messages,
 }
 
-/// Where a server is, what it speaks, and how it is to be addressed: `vllm+https://host:8000,api-key-file=key,ca-file=ca.pem`.
+/// Where a server is, what it speaks, and how it is to be addressed: `vllm+https://host:8000,mode=chat,api-key-file=key`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Upstream {
     pub(crate) kind: Kind,
@@ -28,7 +30,7 @@ pub struct Upstream {
 impl Upstream {
     /// Whether it is given requests as they come.
     pub fn takes_messages(&self) -> bool {
-        self.kind == Kind::Messages
+        matches!(self.kind, Kind::Messages | Kind::VllmMessages)
     }
 }
 
@@ -48,7 +50,7 @@ pub enum UpstreamError {
     #[error("an address has a host, a port and a path alone; a key is in a file that api-key-file names")]
     Extra,
     /// It has an option that is not known.
-    #[error("'{0}' is no option: api-key-file=FILE and ca-file=FILE are")]
+    #[error("'{0}' is no option: api-key-file=FILE, ca-file=FILE and, behind vllm+http://, mode=chat are")]
     Option(String),
 }
 
@@ -86,6 +88,7 @@ impl FromStr for Upstream {
         for option in parts {
             match option.split_once('=') {
                 Some(("api-key-file", path)) if !path.is_empty() => upstream.api_key_file = Some(path.into()),
+                Some(("mode", "chat")) if kind == Kind::VllmTokens => upstream.kind = Kind::VllmMessages,
                 Some(("ca-file", path)) if !path.is_empty() => upstream.ca_file = Some(path.into()),
                 _ => return Err(UpstreamError::Option(option.to_owned())),
             }
@@ -97,7 +100,7 @@ impl FromStr for Upstream {
 impl fmt::Display for Upstream {
     /// The address alone, as it was given.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let before = if self.kind == Kind::VllmTokens { "vllm+" } else { "" };
+        let before = if self.kind == Kind::Messages { "" } else { "vllm+" };
         write!(f, "{before}{}", self.base.as_str().trim_end_matches('/'))
     }
 }
@@ -117,6 +120,8 @@ mod tests {
         let parsed: Upstream = "vllm+https://gpu1:8000/models/m,api-key-file=/k,ca-file=ca.pem".parse().unwrap();
         assert_eq!(parsed.base.as_str(), "https://gpu1:8000/models/m/");
         assert_eq!((parsed.api_key_file, parsed.ca_file), (Some("/k".into()), Some("ca.pem".into())));
+        let chat: Upstream = "vllm+http://gpu1:8000,mode=chat".parse().unwrap();
+        assert_eq!((chat.kind, chat.takes_messages()), (Kind::VllmMessages, true));
         let plain: Upstream = "http://gpu1:8000/x/v1".parse().unwrap();
         assert_eq!((plain.kind, plain.base.as_str()), (Kind::Messages, "http://gpu1:8000/x/"));
         assert_eq!("vllm+http://[::1]:8000".parse::<Upstream>().unwrap().to_string(), "vllm+http://[::1]:8000");
@@ -132,6 +137,8 @@ mod tests {
             ("vllm+http://user:pass@gpu1", UpstreamError::Extra),
             ("vllm+http://gpu1?key=1", UpstreamError::Extra),
             ("vllm+http://gpu1,api-key-file=", UpstreamError::Option("api-key-file=".to_owned())),
+            ("vllm+http://gpu1,mode=completion", UpstreamError::Option("mode=completion".to_owned())),
+            ("http://gpu1,mode=chat", UpstreamError::Option("mode=chat".to_owned())),
             ("vllm+http://gpu1,key=secret", UpstreamError::Option("key=secret".to_owned())),
         ] {
             assert_eq!(text.parse::<Upstream>(), Err(error), "{text}");

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::found::{GENERATE, METRICS, MODELS};
+use crate::found::{GENERATE, METRICS};
 use crate::gauges;
 use crate::plain;
 use crate::request;
@@ -39,8 +39,18 @@ pub(crate) struct UpstreamBackend {
 pub(crate) enum Mode {
     /// It is given tokens.
     Tokens,
-    /// It is given requests as they come, with this name of the model.
-    Messages { model: Option<String> },
+    /// It is given requests as they come, with this name of the model, and asked at this path how it is.
+    Messages { model: Option<String>, status: &'static str },
+}
+
+impl Mode {
+    /// Where a server is asked how it is.
+    fn status(&self) -> &'static str {
+        match self {
+            Self::Tokens => METRICS,
+            Self::Messages { status, .. } => status,
+        }
+    }
 }
 
 /// What a backend, its jobs and what watches the server share.
@@ -90,11 +100,11 @@ impl Shared {
         loop {
             sleep(PERIOD).await;
             self.silent_ms.store(heard.elapsed().as_millis() as u64, Relaxed);
-            let path = if matches!(self.mode, Mode::Tokens) { METRICS } else { MODELS };
+            let path = self.mode.status();
             match self.server.get(path).await {
                 Ok(text) => {
                     (heard, unreachable_since) = (Instant::now(), None);
-                    if matches!(self.mode, Mode::Tokens) {
+                    if path == METRICS {
                         self.tell_load(load(&String::from_utf8_lossy(&text)));
                     }
                 }
@@ -209,7 +219,7 @@ impl Backend for UpstreamBackend {
     fn forward(&self, request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
         let shared = &self.shared;
         async move {
-            let Mode::Messages { model } = &shared.mode else {
+            let Mode::Messages { model, .. } = &shared.mode else {
                 return Err(JobError::NotTaken(Death::new(format!("{} takes tokens alone", shared.name))));
             };
             if let Some(death) = shared.ended.borrow().clone() {
@@ -235,6 +245,10 @@ impl Backend for UpstreamBackend {
 
     fn follow_load(&self, sink: LoadSink) {
         *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    fn distrust(&self, why: String) {
+        self.shared.distrust(why);
     }
 
     fn distrusted(&self) -> BoxFuture<'_, String> {

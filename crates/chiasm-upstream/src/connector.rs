@@ -11,7 +11,7 @@ use url::Host;
 
 use crate::address::{Kind, Upstream};
 use crate::backend::{Mode, UpstreamBackend};
-use crate::found::Found;
+use crate::found::{Found, METRICS, MODELS, can_generate};
 use crate::plain::FoundPlain;
 use crate::server::Server;
 
@@ -49,11 +49,17 @@ impl Connector for UpstreamConnector {
             let (capabilities, mode) = match upstream.kind {
                 Kind::VllmTokens => {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
-                    (found.capabilities(processor.clone(), locality), Mode::Tokens)
+                    can_generate(server).await.map_err(failed)?;
+                    (found.given_tokens(processor.clone(), locality), Mode::Tokens)
+                }
+                Kind::VllmMessages => {
+                    let found = Found::ask(server, &locality).await.map_err(failed)?;
+                    let mode = Mode::Messages { model: Some(found.model.clone()), status: METRICS };
+                    (found.given_messages(processor.clone(), locality), mode)
                 }
                 Kind::Messages => {
                     let found = FoundPlain::ask(server).await.map_err(failed)?;
-                    (found.capabilities(locality), Mode::Messages { model: found.model })
+                    (found.capabilities(locality), Mode::Messages { model: found.model, status: MODELS })
                 }
             };
             let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), mode, capabilities, observer);

@@ -24,6 +24,8 @@ const EVENT_SOURCES: &str = "kv_event_sources";
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) version: String,
+    /// The name that its model has there.
+    pub(crate) model: String,
     pub(crate) max_model_len: usize,
     pub(crate) block_size: BlockSize,
     pub(crate) total_blocks: u64,
@@ -42,6 +44,7 @@ struct Models {
 
 #[derive(Deserialize)]
 struct Model {
+    id: String,
     max_model_len: Option<usize>,
     parent: Option<String>,
 }
@@ -67,8 +70,10 @@ impl Found {
         let Version { version } = read(&server.get(VERSION).await.map_err(words)?, VERSION)?;
         let Models { data } = read(&server.get(MODELS).await.map_err(words)?, MODELS)?;
         // Adapters have a parent.
-        let base = data.iter().find(|model| model.parent.is_none()).and_then(|model| model.max_model_len);
-        let max_model_len = base.ok_or("it does not tell its model's context (max_model_len of /v1/models)")?;
+        let base = data.into_iter().find(|model| model.parent.is_none());
+        let base = base.and_then(|model| Some((model.max_model_len?, model.id)));
+        let (max_model_len, model) =
+            base.ok_or("it does not tell its model's context (max_model_len of /v1/models)")?;
         let metrics = server.get(METRICS).await.map_err(words)?;
         let metrics = String::from_utf8_lossy(&metrics);
         let setting = |label| gauges::label(&metrics, "vllm:cache_config_info", label);
@@ -80,12 +85,11 @@ impl Found {
             Err(AskError::Refused { .. }) => unknown("it does not tell where its KV events are (/kv_event_sources)"),
             Err(error) => return Err(error.to_string()),
         };
-        can_generate(server).await?;
-        Ok(Self { version, max_model_len, block_size, total_blocks: setting("num_gpu_blocks").unwrap_or(0), kv })
+        Ok(Self { version, model, max_model_len, block_size, total_blocks: setting("num_gpu_blocks").unwrap_or(0), kv })
     }
 
-    /// The capabilities of a worker that is this server. `processor` is that of the model that is served here.
-    pub(crate) fn capabilities(self, processor: Arc<[u8]>, locality: Locality) -> Capabilities {
+    /// The capabilities of a worker that is this server, if it is given tokens. `processor` is that of the model that is served here.
+    pub(crate) fn given_tokens(self, processor: Arc<[u8]>, locality: Locality) -> Capabilities {
         Capabilities {
             engine: format!("vllm serve {}, token mode", self.version),
             class: PlanClass {
@@ -112,16 +116,31 @@ impl Found {
             kv: self.kv,
         }
     }
+
+    /// The same if it is given requests as they come: it expands a prompt as it likes, which shows afterwards.
+    pub(crate) fn given_messages(self, processor: Arc<[u8]>, locality: Locality) -> Capabilities {
+        let engine = format!("vllm serve {}, chat mode", self.version);
+        let given_tokens = self.given_tokens(processor, locality);
+        let class = PlanClass { placeholders: PlaceholderForm::Expanded, ..given_tokens.class };
+        Capabilities { engine, class, lacks: Lacks::default(), input: InputForm::Messages, ..given_tokens }
+    }
 }
 
 /// Whether it takes tokens: an empty request is refused by what is there, and unknown to what is not.
-async fn can_generate(server: &Server) -> Result<(), String> {
+///
+/// # Errors
+/// Words that say why it does not.
+pub(crate) async fn can_generate(server: &Server) -> Result<(), String> {
     let answer = server.post(GENERATE, b"{}".to_vec(), reqwest::header::HeaderMap::new()).await;
     let status = answer.map_err(|error| error.to_string())?.status().as_u16();
     match status {
         400 | 422 => Ok(()),
         401 | 403 => Err("it wants a key (api-key-file=FILE behind its address)".to_owned()),
-        404 | 405 => Err("it takes no tokens at /inference/v1/generate: start it with --enable-scale-out".to_owned()),
+        404 | 405 => Err(
+            "it takes no tokens at /inference/v1/generate: start it with --enable-scale-out, or give it requests as \
+             they come (mode=chat behind its address)"
+                .to_owned(),
+        ),
         status => Err(format!("it answers {status} to an empty request at /inference/v1/generate")),
     }
 }

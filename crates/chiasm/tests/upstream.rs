@@ -210,10 +210,28 @@ async fn servers_that_fail_or_say_nothing_are_no_end_of_others() {
     assert_eq!(frontend.metric("chiasm_stream_ends_total{how=\"failed\"}").await, 1.0);
 }
 
+/// What any stand-in for `vllm serve` says of itself.
+fn vllm_serve() -> axum::Router {
+    use axum::routing::get;
+    let models = json!({"data": [{"id": "m", "parent": null, "max_model_len": 4096}]}).to_string();
+    let metrics = "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1000\"} 1.0\n";
+    axum::Router::new()
+        .route("/version", get(async || "{\"version\": \"0.33.0\"}"))
+        .route("/v1/models", get(async move || models))
+        .route("/metrics", get(async move || metrics))
+}
+
+/// Serves it, and says where.
+async fn serve(app: axum::Router) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("vllm+http://{}", listener.local_addr().expect("an address"));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    url
+}
+
 /// A stand-in for `vllm serve` that makes two tokens of every prompt, and its address.
 async fn odd_vllm_serve() -> String {
-    use axum::routing::{get, post};
-    let models = json!({"data": [{"id": "m", "parent": null, "max_model_len": 4096}]}).to_string();
+    use axum::routing::post;
     let choice =
         json!({"index": 0, "token_ids": [40], "finish_reason": "length", "logprobs": null, "stop_reason": null});
     let event = json!({"choices": [choice], "prompt_token_ids": [1, 2]});
@@ -221,16 +239,58 @@ async fn odd_vllm_serve() -> String {
         true => Ok(format!("data: {event}\n\ndata: [DONE]\n\n")),
         false => Err(axum::http::StatusCode::BAD_REQUEST),
     };
-    let metrics = "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
-    let app = axum::Router::new()
-        .route("/version", get(async || "{\"version\": \"0.33.0\"}"))
-        .route("/v1/models", get(async move || models))
-        .route("/metrics", get(async move || metrics))
-        .route("/inference/v1/generate", post(generate));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let url = format!("vllm+http://{}", listener.local_addr().expect("an address"));
-    tokio::spawn(async move { axum::serve(listener, app).await });
-    url
+    let chat = async || json!({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 1}}).to_string();
+    serve(vllm_serve().route("/inference/v1/generate", post(generate)).route("/v1/chat/completions", post(chat))).await
+}
+
+/// A stand-in for `vllm serve` that has another server answer, what that was sent, and the stand-in's address.
+async fn vllm_serve_before(behind: &Server) -> (Arc<Mutex<Vec<String>>>, String) {
+    use axum::response::IntoResponse;
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let (client, url, hears) = (behind.client.clone(), format!("{}/v1/chat/completions", behind.url), heard.clone());
+    let chat = async move |body: String| {
+        hears.lock().expect("not poisoned").push(body.clone());
+        let body = body.replace("\"model\":\"m\"", "\"model\":\"its/own name\"");
+        let request = client.post(url).header("content-type", "application/json").body(body);
+        let answer = request.send().await.expect("an answer");
+        let status = axum::http::StatusCode::from_u16(answer.status().as_u16()).expect("a status");
+        (status, answer.text().await.expect("text")).into_response()
+    };
+    (heard, serve(vllm_serve().route("/v1/chat/completions", axum::routing::post(chat))).await)
+}
+
+#[tokio::test]
+async fn images_get_names_of_ours_where_a_server_goes_by_names() {
+    let behind = other().await;
+    let (heard, url) = vllm_serve_before(&behind).await;
+    let frontend = before(&[&format!("{url},mode=chat")], &[]).await;
+    let heard = || heard.lock().expect("not poisoned").pop().expect("a request");
+    let mut names = Vec::new();
+    for name in ["dawn", "dusk", "dawn"] {
+        let mut body = ask(name, &json!({}));
+        body["messages"][0]["content"][0]["uuid"] = "a-clients-own".into();
+        let answer = frontend.chat(&body).await;
+        let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        let predicted: u64 = answer.header("x-chiasm-overlap").split('/').next().expect("X").parse().expect("a number");
+        assert_eq!(predicted, cached / 16, "{name}");
+        let mut sent: Value = serde_json::from_str(&heard()).expect("JSON");
+        names.push(sent["messages"][0]["content"][0]["uuid"].take().as_str().expect("a name").to_owned());
+        body["messages"][0]["content"][0]["uuid"] = Value::Null;
+        assert_eq!(sent, body, "nothing else is changed");
+    }
+    assert!(names[0] == names[2] && names[0] != names[1] && names[0].len() == 64, "{names:?}");
+
+    // Without images it is passed on byte by byte.
+    let body = r#"{"max_tokens": 2,   "model":"m", "messages": [{"role": "user", "content": "hi"}]}"#;
+    let request = frontend.client.post(format!("{}/v1/chat/completions", frontend.url)).body(body);
+    Answer::of(request.header("content-type", "application/json").send().await.expect("an answer")).await.ok();
+    assert_eq!(heard(), body);
+    // What is not understood here is the server's to refuse, and gets no names of clients either.
+    assert_eq!(frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await.refused(400), "nonsense");
+    let mut odd = ask("dawn", &json!({"nonsense": 1}));
+    odd["messages"][0]["content"][0]["image_url"]["uuid"] = "a-clients-own".into();
+    assert_eq!(frontend.chat(&odd).await.refused(400), "messages");
+    assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0);
 }
 
 #[tokio::test]
@@ -246,6 +306,14 @@ async fn a_server_that_makes_other_prompts_serves_on_and_is_told_of_once() {
     wait_for("the server to be distrusted", SOON, async || distrusted().await == 1.0).await;
     frontend.logged("was expected to have");
     assert_eq!(frontend.lines_logged("was expected to have"), 1);
+
+    let frontend = before(&[&format!("{},mode=chat", odd_vllm_serve().await)], &[]).await;
+    for _ in 0..3 {
+        frontend.chat(&ask("dawn", &json!({"max_tokens": 1}))).await.ok();
+    }
+    let distrusted = async || frontend.metric("chiasm_distrusted_workers_total").await == 1.0;
+    wait_for("the server to be distrusted", SOON, distrusted).await;
+    assert_eq!(frontend.lines_logged("it counts 2 tokens in a prompt"), 1);
 }
 
 #[test]

@@ -81,7 +81,10 @@ pub(crate) async fn messages(
 }
 
 /// The request with its system messages where the model's template takes them.
-async fn in_order(frontend: &Frontend, mut request: GenerateRequest) -> Result<GenerateRequest, RequestError> {
+pub(crate) async fn in_order(
+    frontend: &Frontend,
+    mut request: GenerateRequest,
+) -> Result<GenerateRequest, RequestError> {
     if let Prompt::Chat(chat) = &mut request.prompt
         && chat.messages.iter().skip(1).any(|message| message.role == "system")
         && frontend.takes_system_first_alone().await?

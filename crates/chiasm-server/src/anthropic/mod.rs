@@ -17,7 +17,7 @@ mod blocks;
 mod error;
 mod events;
 mod messages;
-mod request;
+pub(crate) mod request;
 mod response;
 mod tools;
 

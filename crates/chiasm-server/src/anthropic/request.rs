@@ -24,13 +24,13 @@ const IGNORED: [&str; 7] =
 pub(crate) struct MessagesRequest {
     pub(super) model: Option<String>,
     pub(super) is_streamed: bool,
-    pub(super) generate: GenerateRequest,
+    pub(crate) generate: GenerateRequest,
 }
 
 /// The body of `POST /v1/messages/count_tokens`.
 pub(crate) struct CountRequest {
     pub(super) model: Option<String>,
-    pub(super) generate: GenerateRequest,
+    pub(crate) generate: GenerateRequest,
 }
 
 impl RequestBody for MessagesRequest {

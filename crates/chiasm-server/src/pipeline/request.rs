@@ -248,7 +248,7 @@ pub(crate) struct ThinkingBudget {
 
 impl Sampling {
     /// Whether what an engine holds of the prompt spares it work.
-    pub(super) fn reads_prefix_cache(&self) -> bool {
+    pub(crate) fn reads_prefix_cache(&self) -> bool {
         !self.skip_reading_prefix_cache && self.prompt_logprobs.is_none()
     }
 }

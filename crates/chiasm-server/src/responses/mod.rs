@@ -26,7 +26,7 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 
 use self::output::Answer;
-use self::request::ResponsesRequest;
+pub(crate) use self::request::ResponsesRequest;
 use self::response::Head;
 use crate::admission::Admitted;
 use crate::answer::{check_model, model_name, planned, usage};

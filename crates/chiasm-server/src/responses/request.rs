@@ -56,7 +56,7 @@ const MAX_METADATA_VALUE: usize = 512;
 /// A parsed body.
 pub(crate) struct ResponsesRequest {
     pub(super) common: Common,
-    pub(super) generate: GenerateRequest,
+    pub(crate) generate: GenerateRequest,
     /// What of the request is in its response.
     pub(super) echo: Echo,
 }

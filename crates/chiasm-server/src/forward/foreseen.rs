@@ -1,0 +1,113 @@
+//! What a request that is passed on will become at a server that tells what its KV cache holds: the prompt's tokens and blocks, as if it
+//! were answered here.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use chiasm_backend::JobItem;
+use chiasm_router::RouteRequest;
+use chiasm_types::{PlanClassId, WorkerId};
+
+use crate::anthropic;
+use crate::anthropic::answer::in_order;
+use crate::anthropic::request::MessagesRequest;
+use crate::arrival::Arrived;
+use crate::body::parse;
+use crate::fleet::{PresentClass, PresentClasses};
+use crate::frontend::Frontend;
+use crate::openai::chat::ChatRequest;
+use crate::openai::completions::CompletionRequest;
+use crate::pipeline::{Caller, GenerateRequest, Planned, Prepared, prepare};
+use crate::responses::ResponsesRequest;
+use crate::routes::{CHAT, COMPLETIONS, RESPONSES};
+
+/// What a request will become at servers of each class.
+pub(super) struct Foreseen {
+    prepared: Prepared,
+    /// Its items can be given names, by which the server will know their blocks.
+    takes_names: bool,
+    /// The server counts a prompt's tokens as we do.
+    is_counted: bool,
+}
+
+impl Foreseen {
+    /// Foresees what servers of these classes will make of a body, which has about so many JSON values, that was sent to this path.
+    /// `None` if that can't be told: the request has parts that are not understood here, or is wrong, which the server says then.
+    pub(super) async fn of(
+        frontend: &Frontend,
+        path: &str,
+        (bytes, values): (Bytes, u64),
+        caller: &Caller,
+        classes: PresentClasses,
+    ) -> Option<Self> {
+        let request = understood(frontend, path, Arrived { bytes, values }, caller).await?;
+        let prepared = prepare(frontend, request, None, caller, classes.clone()).await;
+        let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
+        // With settings a name is only a part of what vLLM knows an item by.
+        let takes_names = path == CHAT && !prepared.needs.processor_kwargs;
+        if !takes_names {
+            prepared.plans.iter_mut().for_each(|plan| leave_items(plan, &classes));
+        }
+        Some(Self { prepared, takes_names, is_counted: matches!(path, CHAT | COMPLETIONS) })
+    }
+
+    /// How the request looks to the router.
+    pub(super) fn routes<'a>(
+        &'a self,
+        session: Option<u64>,
+        exclude: &'a [WorkerId],
+    ) -> impl Iterator<Item = RouteRequest<'a>> {
+        self.prepared.plans.iter().map(move |plan| RouteRequest {
+            class: plan.class,
+            // What its server holds is of no use to a request that has all of its prompt computed.
+            keys: if self.prepared.sampling.reads_prefix_cache() { &plan.keys } else { &[] },
+            prompt_tokens: plan.tokens.len(),
+            media: &plan.route_items,
+            encoder_tokens: plan.encoder_tokens,
+            session,
+            exclude,
+        })
+    }
+
+    /// Whether it says what the request will become at servers of this class.
+    pub(super) fn knows(&self, class: PlanClassId) -> bool {
+        self.prepared.plan(class).is_some()
+    }
+
+    /// The tokens of the prompt as a server of this class has to count them; `None` if it does so otherwise.
+    pub(super) fn prompt_tokens(&self, class: PlanClassId) -> Option<usize> {
+        self.prepared.plan(class).filter(|_| self.is_counted).map(|plan| plan.tokens.len())
+    }
+
+    /// The items to which a server of this class is to be given names; `None` if there are none.
+    pub(super) fn items(&self, class: PlanClassId) -> Option<Arc<[JobItem]>> {
+        let plan = self.prepared.plan(class).filter(|plan| self.takes_names && !plan.job_items.is_empty())?;
+        Some(plan.job_items.clone())
+    }
+}
+
+/// The one prompt of a request.
+async fn understood(frontend: &Frontend, path: &str, body: Arrived, caller: &Caller) -> Option<GenerateRequest> {
+    let cpu = &caller.cpu;
+    match path {
+        CHAT => Some(parse::<ChatRequest>(frontend, cpu, body).await.ok()?.request.generate),
+        COMPLETIONS => {
+            let mut prompts = parse::<CompletionRequest>(frontend, cpu, body).await.ok()?.request.generate;
+            prompts.pop().filter(|_| prompts.is_empty())
+        }
+        RESPONSES => Some(parse::<ResponsesRequest>(frontend, cpu, body).await.ok()?.request.generate),
+        anthropic::MESSAGES => {
+            in_order(frontend, parse::<MessagesRequest>(frontend, cpu, body).await.ok()?.request.generate).await.ok()
+        }
+        _ => None,
+    }
+}
+
+/// Leaves the blocks from the first item on, which will be known by names that the server gives them.
+fn leave_items(plan: &mut Planned, classes: &[PresentClass]) {
+    let class = classes.iter().find(|class| class.id == plan.class);
+    if let (Some(first), Some(class)) = (plan.job_items.first(), class) {
+        plan.keys.truncate(first.placeholder.offset / class.class.block_size.get());
+        plan.route_items.clear();
+    }
+}

@@ -1,0 +1,346 @@
+//! Requests that are passed on as they came, to servers that take them so. Where one goes is decided by its text and media items alone,
+//! or, for servers that tell what their KV caches hold, by what it will become there. Nothing of it is refused, changed or understood
+//! but the model's name, and the names of media items, where a server goes by them.
+//!
+//! | module | is |
+//! |---|---|
+//! | `pieces` | what a prompt is made of, for servers of which nothing is known |
+//! | `foreseen` | what a request will become at servers that tell what they hold |
+//! | `named` | giving images names |
+//! | `passage` | the answer as it comes |
+
+mod foreseen;
+mod named;
+mod passage;
+mod pieces;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use chiasm_backend::{Death, Delivered, Forward, Forwarded, JobError, KeyScheme, Prefill};
+use chiasm_kv::{BlockKey, PromptBlocks};
+use chiasm_media::Charge;
+use chiasm_router::{Reservation, RouteRequest};
+use chiasm_types::{PlanClassId, WorkerId};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use self::foreseen::Foreseen;
+use self::named::{has_names, named};
+use self::passage::response;
+use self::pieces::pieces;
+use crate::admission::Admitted;
+use crate::answer::check_model;
+use crate::cpu::price;
+use crate::error::ApiError;
+use crate::fleet::{PresentClass, Worker};
+use crate::frontend::Frontend;
+use crate::metrics::Retry;
+use crate::openai::{Intake, RequestBody};
+use crate::pipeline::{Asked, Attempted, Caller, Cause, Deadlines, MAX_MOVES, RequestError, Took, keys_for, within};
+
+/// Text up to this many bytes is cut into pieces at once.
+const SMALL: usize = 64 << 10;
+
+/// A body that is passed on.
+pub(crate) struct ForwardBody {
+    body: Bytes,
+    /// Where the model's name is in it, with its quotes.
+    model: Option<Range<usize>>,
+    name: Option<String>,
+    fields: Arc<Map<String, Value>>,
+}
+
+/// Finds a field without reading the others.
+#[derive(Deserialize)]
+struct Head<'a> {
+    #[serde(borrow, default, deserialize_with = "as_it_is")]
+    model: Option<&'a RawValue>,
+}
+
+/// Null is a value here.
+fn as_it_is<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a RawValue>, D::Error> {
+    <&RawValue>::deserialize(value).map(Some)
+}
+
+impl RequestBody for ForwardBody {
+    fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
+        let body = intake.body();
+        let Value::Object(fields) = intake.read::<Value>()? else {
+            return Err(ApiError::invalid("body", "must be a JSON object"));
+        };
+        let model = model_in(&body)?;
+        let name = fields.get("model").and_then(Value::as_str).map(str::to_owned);
+        intake.take_for("body", body.len() as u64)?;
+        Ok((Self { body, model, name, fields: Arc::new(fields) }, intake.into_charge()))
+    }
+}
+
+/// Where the value of a body's field `model` is in it.
+fn model_in(body: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
+    let head: Head<'_> = serde_json::from_slice(body).map_err(|error| ApiError::invalid_json(&error))?;
+    Ok(head.model.map(|model| {
+        let begin = model.get().as_ptr() as usize - body.as_ptr() as usize;
+        begin..begin + model.get().len()
+    }))
+}
+
+/// A request that is looking for its server.
+struct Passing<'a> {
+    frontend: &'a Arc<Frontend>,
+    caller: &'a Caller,
+    fields: Arc<Map<String, Value>>,
+    forward: Forward,
+    prospects: Prospects,
+    deadlines: Deadlines,
+    exclude: Vec<WorkerId>,
+    lost: usize,
+}
+
+/// How a request looks to the router, by what is known of the servers.
+struct Prospects {
+    /// For servers of which nothing is known.
+    texts: Vec<(PlanClassId, Vec<BlockKey>)>,
+    /// For those that tell what they hold.
+    foreseen: Option<Foreseen>,
+    /// For such ones, of a request that can't be foreseen.
+    unforeseen: Vec<PlanClassId>,
+    /// About the tokens of the prompt.
+    pieces: usize,
+}
+
+/// A server that has begun to answer.
+struct Passed {
+    reservation: Reservation,
+    server: Arc<Worker>,
+    attempted: Attempted,
+    /// The tokens of the prompt, where the server has to count as many.
+    foreseen: Option<usize>,
+    answer: Forwarded,
+}
+
+/// Passes on a request that was sent to this path.
+pub(crate) async fn forward(
+    path: &'static str,
+    State(frontend): State<Arc<Frontend>>,
+    request: Admitted<ForwardBody>,
+) -> Result<Response, ApiError> {
+    let Admitted { caller, admission, body } = request;
+    let (ForwardBody { body, model, name, fields }, charge) = (body.request, body.charge);
+    if check_model(&frontend, name.as_deref())?.is_some() {
+        return Err(ApiError::invalid(
+            "model",
+            "is an adapter, and none are used at servers that somebody else has started",
+        ));
+    }
+    admission.ends_with_client();
+    frontend.retries.earn();
+    let told = |error| frontend.told(error);
+    let prospects = prospects(&frontend, path, &body, &fields, &caller).await.map_err(told)?;
+    let below = path.trim_start_matches('/');
+    let passing = Passing {
+        frontend: &frontend,
+        prospects,
+        fields,
+        forward: Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone() },
+        deadlines: Deadlines::of(caller.arrived, &frontend.limits),
+        exclude: Vec::new(),
+        lost: 0,
+        caller: &caller,
+    };
+    let deadlines = passing.deadlines;
+    let passed = within(deadlines.first_token, passing.find()).await.and_then(|passed| passed).map_err(told)?;
+    drop(charge);
+    Ok(response(frontend.clone(), admission, passed, caller.arrived, deadlines))
+}
+
+/// What the request looks like for each class of servers that there is.
+async fn prospects(
+    frontend: &Frontend,
+    path: &str,
+    body: &Bytes,
+    fields: &Arc<Map<String, Value>>,
+    caller: &Caller,
+) -> Result<Prospects, RequestError> {
+    let classes = frontend.fleet.classes();
+    if classes.is_empty() {
+        return Err(RequestError::not_ready());
+    }
+    let (of_text, telling): (Vec<PresentClass>, Vec<PresentClass>) =
+        classes.iter().cloned().partition(|class| class.class.keys == KeyScheme::Text);
+    let foreseen = match telling.is_empty() {
+        true => None,
+        false => {
+            Foreseen::of(
+                frontend,
+                path,
+                (body.clone(), fields.values().map(values).sum()),
+                caller,
+                telling.clone().into(),
+            )
+            .await
+        }
+    };
+    let knows = |class: &PresentClass| foreseen.as_ref().is_some_and(|foreseen| foreseen.knows(class.id));
+    let unforeseen: Vec<_> = telling.iter().filter(|class| !knows(class)).map(|class| class.id).collect();
+    let pieces = match of_text.is_empty() && unforeseen.is_empty() {
+        true => Vec::new(),
+        false => {
+            let (small, cost, fields) = (body.len() <= SMALL, price::json(body.len(), 0), fields.clone());
+            frontend.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields)).await?
+        }
+    };
+    let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
+    let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
+    Ok(Prospects { texts, foreseen, unforeseen, pieces: pieces.len().max(1) })
+}
+
+/// The JSON values below one.
+fn values(value: &Value) -> u64 {
+    match value {
+        Value::Array(list) => list.iter().map(|value| 1 + values(value)).sum(),
+        Value::Object(fields) => fields.values().map(|value| 1 + values(value)).sum(),
+        _ => 0,
+    }
+}
+
+impl Passing<'_> {
+    /// Gives the request to one server after the other until one answers.
+    async fn find(mut self) -> Result<Passed, RequestError> {
+        loop {
+            let begun = Instant::now();
+            let reservation = self.pick()?;
+            let worker = reservation.worker;
+            let taken = match self.frontend.fleet.worker(worker) {
+                Some(server) => self.give(server, reservation, begun).await?,
+                None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
+            };
+            match taken {
+                Ok(passed) => return Ok(passed),
+                Err(error) => self.moves_on(worker, error)?,
+            }
+        }
+    }
+
+    fn pick(&self) -> Result<Reservation, RequestError> {
+        let Prospects { texts, foreseen, unforeseen, pieces } = &self.prospects;
+        let (session, exclude) = (self.caller.session, &self.exclude);
+        let known_by = |class, keys| RouteRequest {
+            class,
+            keys,
+            prompt_tokens: *pieces,
+            session,
+            exclude,
+            ..RouteRequest::default()
+        };
+        let of_texts = texts.iter().map(|(class, keys)| known_by(*class, keys));
+        let of_foreseen = foreseen.iter().flat_map(|foreseen| foreseen.routes(session, exclude));
+        let plans: Vec<_> =
+            of_texts.chain(of_foreseen).chain(unforeseen.iter().map(|class| known_by(*class, &[]))).collect();
+        self.frontend.fleet.router().select_planned(&plans).map_err(|error| match self.exclude.is_empty() {
+            true => RequestError::from(error),
+            false => Cause::NoOtherWorker.into(),
+        })
+    }
+
+    /// Gives the request to a server.
+    async fn give(
+        &self,
+        server: Arc<Worker>,
+        reservation: Reservation,
+        begun: Instant,
+    ) -> Result<Result<Passed, JobError>, RequestError> {
+        let class = server.class;
+        let foreseen = self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.prompt_tokens(class));
+        let mut attempted = self.attempted(&reservation, class, foreseen, begun);
+        self.frontend.metrics.routed(&attempted);
+        let forward = match server.backend.capabilities().class.keys {
+            KeyScheme::Text => self.forward.clone(),
+            _ => self.with_names(class).await?,
+        };
+        let answer = server.backend.forward(forward).await;
+        attempted.hand_off = begun.elapsed();
+        Ok(answer.map(|answer| Passed { reservation, server, attempted, foreseen, answer }))
+    }
+
+    /// The request for a server that knows media items by names.
+    async fn with_names(&self, class: PlanClassId) -> Result<Forward, RequestError> {
+        let items = self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.items(class));
+        if let Some(items) = items {
+            let (small, cost) = (self.forward.body.len() <= SMALL, price::json(self.forward.body.len(), 0));
+            let fields = self.fields.clone();
+            let named = move || {
+                let body = Bytes::from(named(&fields, &items)?);
+                let model = model_in(&body).ok()?;
+                Some((body, model))
+            };
+            if let Some((body, model)) = self.frontend.cpu.run_or_here(small, &self.caller.cpu, cost, named).await? {
+                return Ok(Forward { body, model, ..self.forward.clone() });
+            }
+        }
+        match has_names(&self.fields) {
+            true => Err(RequestError::invalid(
+                "messages",
+                "names media items ('uuid') in a request that can't be given names of ours",
+            )),
+            false => Ok(self.forward.clone()),
+        }
+    }
+
+    /// After a failed try: returns if there is to be another one.
+    fn moves_on(&mut self, worker: WorkerId, error: JobError) -> Result<(), RequestError> {
+        let metrics = &self.frontend.metrics;
+        match error {
+            JobError::NotTaken(death) => {
+                tracing::debug!(%worker, %death, "a request was not taken");
+                metrics.retried(Retry::NotTaken);
+            }
+            JobError::Dead(death) if self.lost == MAX_MOVES => return Err(Cause::EngineGone(death).into()),
+            JobError::Dead(death) if !self.frontend.retries.may_move(self.frontend.slots.limit()) => {
+                metrics.retried(Retry::OverBudget);
+                return Err(Cause::EngineGone(death).into());
+            }
+            JobError::Dead(death) => {
+                tracing::warn!(%worker, %death, "a server failed before it answered, trying another");
+                metrics.retried(Retry::Lost);
+                self.lost += 1;
+            }
+            error => return Err(error.into()),
+        }
+        self.exclude.push(worker);
+        Ok(())
+    }
+
+    fn attempted(
+        &self,
+        reservation: &Reservation,
+        class: PlanClassId,
+        foreseen: Option<usize>,
+        begun: Instant,
+    ) -> Attempted {
+        Attempted {
+            worker: reservation.worker,
+            class,
+            overlap_blocks: reservation.overlap_blocks,
+            total_blocks: reservation.total_blocks,
+            // Of others nobody has counted them.
+            prompt_tokens: foreseen.unwrap_or(0),
+            delivered: Delivered::default(),
+            prefill: Prefill::default(),
+            asked: Asked::default(),
+            took: Took::default(),
+            picked: begun.saturating_duration_since(self.caller.arrived),
+            hand_off: Duration::ZERO,
+            prefill_wait: None,
+            first_token: None,
+            moves: self.lost,
+            explained: None,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The answer to a request that was passed on, as it comes.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use chiasm_backend::{Death, Forwarded, JobError};
+use chiasm_router::Reservation;
+use futures_util::stream::{BoxStream, Stream, StreamExt};
+use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
+
+use super::Passed;
+use crate::admission::Admission;
+use crate::error::ApiError;
+use crate::fleet::Worker;
+use crate::frontend::Frontend;
+use crate::openai::Usage;
+use crate::pipeline::{Attempted, Cause, Deadlines, RequestError};
+use crate::routes::routing_headers;
+use crate::sse;
+
+/// Bytes at the end of an answer in which its usage is looked for.
+const TAIL: usize = 8 << 10;
+
+/// The answer as it comes.
+struct Passage {
+    frontend: Arc<Frontend>,
+    admission: Admission,
+    reservation: Reservation,
+    server: Arc<Worker>,
+    attempted: Attempted,
+    /// The tokens of the prompt, where the server has to count as many.
+    foreseen: Option<usize>,
+    arrived: Instant,
+    deadlines: Deadlines,
+    body: BoxStream<'static, Result<Bytes, JobError>>,
+    is_stream: bool,
+    /// The end of what has come.
+    tail: BytesMut,
+}
+
+/// The response to the client that the request came from.
+pub(super) fn response(
+    frontend: Arc<Frontend>,
+    admission: Admission,
+    passed: Passed,
+    arrived: Instant,
+    deadlines: Deadlines,
+) -> Response {
+    let Passed { reservation, server, attempted, foreseen, answer } = passed;
+    let Forwarded { status, content_type, body } = answer;
+    let is_stream = content_type.as_deref().is_some_and(|kind| kind.starts_with("text/event-stream"));
+    if is_stream {
+        admission.record.streamed();
+    }
+    admission.record.attempted(attempted);
+    let tail = BytesMut::new();
+    let passage = Passage {
+        frontend,
+        admission,
+        reservation,
+        server,
+        attempted,
+        foreseen,
+        arrived,
+        deadlines,
+        body,
+        is_stream,
+        tail,
+    };
+    let mut response = Response::new(Body::from_stream(passage.into_stream()));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+    let headers = response.headers_mut();
+    if let Some(kind) = content_type.and_then(|kind| HeaderValue::from_str(&kind).ok()) {
+        headers.insert(header::CONTENT_TYPE, kind);
+    }
+    if is_stream {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    }
+    routing_headers(headers, &attempted);
+    response
+}
+
+/// An answer broke off: its connection does, too.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off: {0}")]
+struct BrokeOff(String);
+
+impl Passage {
+    fn into_stream(self) -> impl Stream<Item = Result<Bytes, BrokeOff>> + Send {
+        futures_util::stream::unfold(Some(self), |passage| async move {
+            let mut passage = passage?;
+            let next = match passage.deadline() {
+                Some(deadline) => match timeout_at(deadline, passage.body.next()).await {
+                    Ok(next) => next.transpose().map_err(|error| error.to_string()),
+                    Err(_) => Err("it took too long".to_owned()),
+                },
+                None => passage.body.next().await.transpose().map_err(|error| error.to_string()),
+            };
+            match next {
+                Ok(Some(bytes)) => {
+                    passage.came(&bytes);
+                    Some((Ok(bytes), Some(passage)))
+                }
+                Ok(None) => {
+                    passage.ended();
+                    None
+                }
+                Err(reason) => Some((passage.broke(reason), None)),
+            }
+        })
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let Deadlines { first_token, end } = self.deadlines;
+        let next = if self.attempted.first_token.is_none() { first_token } else { end };
+        next.map(|deadline| deadline.at)
+    }
+
+    fn came(&mut self, bytes: &Bytes) {
+        if self.attempted.first_token.is_none() {
+            let after = self.arrived.elapsed();
+            self.attempted.first_token = Some(after);
+            self.reservation.first_token();
+            self.frontend.metrics.answer_began(after);
+        }
+        let kept = bytes.len().min(TAIL);
+        let over = (self.tail.len() + kept).saturating_sub(TAIL);
+        drop(self.tail.split_to(over));
+        self.tail.extend_from_slice(&bytes[bytes.len() - kept..]);
+    }
+
+    fn ended(&mut self) {
+        let Counted { usage, tells_cached } = counted(&self.tail).unwrap_or_default();
+        self.frontend.metrics.used(usage);
+        self.admission.record.used(usage);
+        if self.is_stream {
+            self.admission.record.finished();
+        }
+        if let Some(foreseen) = self.foreseen.filter(|_| usage.prompt_tokens > 0) {
+            self.compare(foreseen, usage, tells_cached);
+        }
+    }
+
+    /// Holds what the server says of the prompt against what was foreseen.
+    fn compare(&self, foreseen: usize, usage: Usage, tells_cached: bool) {
+        if usage.prompt_tokens != foreseen {
+            let counted = usage.prompt_tokens;
+            self.server
+                .backend
+                .distrust(format!("it counts {counted} tokens in a prompt of which {foreseen} were expected"));
+        } else if tells_cached {
+            let block_size = self.reservation.block_size.get();
+            // The engine computes the last token of a prompt in any case.
+            let most = foreseen.saturating_sub(1) / block_size;
+            let (predicted, found) = (self.attempted.overlap_blocks.min(most), usage.cached_tokens / block_size);
+            self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
+        }
+    }
+
+    /// What a client is told of an answer that broke off: a stream's has room for words.
+    fn broke(&self, reason: String) -> Result<Bytes, BrokeOff> {
+        self.admission.record.broke(reason.clone());
+        if !self.is_stream {
+            return Err(BrokeOff(reason));
+        }
+        let mut event = Vec::new();
+        sse::write_error(&mut event, &ApiError::from(RequestError::from(Cause::EngineGone(Death::new(reason)))));
+        Ok(event.into())
+    }
+}
+
+/// What an answer says of its tokens.
+#[derive(Clone, Copy, Default)]
+struct Counted {
+    usage: Usage,
+    /// It says how many of the prompt were cached.
+    tells_cached: bool,
+}
+
+/// The counts that stand last in an answer, under the names of any of the APIs.
+fn counted(tail: &[u8]) -> Option<Counted> {
+    const FIELD: &[u8] = b"\"usage\":";
+    let at = tail.windows(FIELD.len()).rposition(|window| window == FIELD)?;
+    let mut values = serde_json::Deserializer::from_slice(&tail[at + FIELD.len()..]).into_iter::<Value>();
+    let told = values.next()?.ok()?;
+    let count = |names: &[&str]| Some(names.iter().find_map(|name| told.pointer(name)?.as_u64())? as usize);
+    let cached = count(&[
+        "/prompt_tokens_details/cached_tokens",
+        "/input_tokens_details/cached_tokens",
+        "/cache_read_input_tokens",
+    ]);
+    let usage = Usage {
+        prompt_tokens: count(&["/prompt_tokens", "/input_tokens"]).unwrap_or(0),
+        completion_tokens: count(&["/completion_tokens", "/output_tokens"]).unwrap_or(0),
+        cached_tokens: cached.unwrap_or(0),
+        reasoning_tokens: None,
+    };
+    Some(Counted { usage, tells_cached: cached.is_some() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_found_at_the_end_of_any_answer() {
+        let streamed = b"data: {\"choices\":[]}\n\ndata: {\"usage\":null}\n\ndata: {\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\
+            \"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\ndata: [DONE]\n\n";
+        let Counted { usage, tells_cached } = counted(streamed).unwrap();
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, tells_cached), (7, 3, 4, true));
+        let Counted { usage, tells_cached } =
+            counted(br#"{"type":"message","usage":{"input_tokens":2,"output_tokens":1}}"#).unwrap();
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens, tells_cached), (2, 1, false));
+        assert!(["{}", "\"usage\":", "\"usage\":{\"prom"].iter().all(|tail| counted(tail.as_bytes()).is_none()));
+    }
+}
