@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use chiasm_backend::InputForm;
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::{StreamExt, select_all};
 
@@ -280,14 +281,17 @@ async fn written(
     frontend.cpu.run_or_here(small, &caller.cpu, cost, write).await.map_err(|error| frontend.told(error))
 }
 
-/// Prepares a request for the workers that are there now.
+/// Prepares a request for the workers that are given tokens and there now.
 pub(crate) async fn planned(
     frontend: &Frontend,
     request: GenerateRequest,
     adapter: Option<Arc<ServedAdapter>>,
     caller: &Caller,
 ) -> Result<Prepared, RequestError> {
-    let classes = frontend.fleet.classes();
+    let mut classes = frontend.fleet.classes();
+    if classes.iter().any(|class| class.input != InputForm::Tokens) {
+        classes = classes.iter().filter(|class| class.input == InputForm::Tokens).cloned().collect();
+    }
     if classes.is_empty() {
         return Err(RequestError::not_ready());
     }

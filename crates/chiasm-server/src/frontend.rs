@@ -288,7 +288,7 @@ impl Frontend {
         Self { adapters_may_change, ..self }
     }
 
-    /// The same frontend, which passes requests on as they come, as all its workers take them.
+    /// The same frontend, which passes requests on as they come, to workers that take them so.
     #[must_use]
     pub fn that_forwards(self) -> Self {
         Self { forwards: true, ..self }

@@ -24,7 +24,7 @@ use chiasm_upstream::{Upstream, UpstreamConnector};
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::cli::{EngineArgs, ServeArgs};
+use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
@@ -368,14 +368,7 @@ fn upstreams(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn Connec
         let connector = UpstreamConnector::new(upstream.clone(), model.processor());
         Ok(Box::new(connector.map_err(|error| CliError::Usage(format!("--upstream {upstream}: {error}")))?))
     };
-    let EngineArgs { upstream, engines, sim, attach, .. } = &args.engines;
-    let has_engines = engines.is_some_and(|engines| engines > 0) || sim.is_some() || !attach.is_empty();
-    let others = upstream.iter().any(|upstream| !upstream.takes_messages()) || has_engines || args.agents.has_agents();
-    if others && upstream.iter().any(Upstream::takes_messages) {
-        let message = "--upstream http:// is given requests as they come, and can't be put beside engines that are given tokens yet";
-        return Err(CliError::Usage(message.to_owned()));
-    }
-    upstream.iter().map(connector).collect()
+    args.engines.upstream.iter().map(connector).collect()
 }
 
 /// The connector of a worker whose engine may outlive this process.

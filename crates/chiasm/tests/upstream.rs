@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use futures_util::future::join_all;
 use serde_json::{Value, json};
-use support::{Answer, Server, chiasm, demo_model, wait_for};
+use support::{Answer, Server, demo_model, wait_for};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -313,16 +314,51 @@ async fn a_server_that_makes_other_prompts_serves_on_and_is_told_of_once() {
     }
     let distrusted = async || frontend.metric("chiasm_distrusted_workers_total").await == 1.0;
     wait_for("the server to be distrusted", SOON, distrusted).await;
+    frontend.logged("it counts 2 tokens");
     assert_eq!(frontend.lines_logged("it counts 2 tokens in a prompt"), 1);
 }
 
-#[test]
-fn such_servers_are_not_put_beside_engines_that_are_given_tokens() {
+/// A fleet of an engine that is given tokens and a server that is given messages: each has its own pictures, and what one can't do the
+/// other does.
+#[tokio::test]
+async fn engines_and_servers_share_the_work_of_one_fleet() {
+    let mut server = other().await;
     let model = demo_model().display().to_string();
-    for others in [&["--sim", "1"][..], &["--upstream", "vllm+http://127.0.0.1:1"]] {
-        let args = [&["serve", &model, "--port", "0", "--upstream", "http://127.0.0.1:1"], others].concat();
-        let output = chiasm(&args).output().expect("it runs");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && told.contains("can't be put beside"), "{told}");
+    let frontend = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--upstream", &server.url]);
+    frontend.wait_ready(2, SOON).await;
+    let pictures = ["dawn", "dusk", "night", "snow"];
+    // At once: what is busy is no place for the next one.
+    let answers = join_all(pictures.map(|name| async { frontend.chat(&ask(name, &json!({"max_tokens": 64}))).await }));
+    let home = |answer: &Answer| (answer.header("x-chiasm-worker"), answer.ok()["model"] == "its/own name");
+    let homes = pictures.iter().zip(answers.await);
+    let homes: Vec<(&str, String, bool)> =
+        homes.map(|(name, answer)| (*name, home(&answer).0, home(&answer).1)).collect();
+    assert!(homes.iter().any(|home| home.2) && homes.iter().any(|home| !home.2), "{homes:?}");
+    for (name, home, _) in &homes {
+        let answer = frontend.chat(&ask(name, &json!({"max_tokens": 7}))).await;
+        answer.ok();
+        assert_eq!(&answer.header("x-chiasm-worker"), home, "{name}");
+        assert!(!answer.header("x-chiasm-overlap").starts_with("0/"), "{name}");
     }
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let counted = frontend.post("/v1/messages/count_tokens", &body).await;
+    assert!(counted.ok()["input_tokens"].as_u64().expect("a number") > 1);
+    let stream = frontend.chat(&ask("dawn", &json!({"stream": true}))).await;
+    assert!(stream.text.ends_with("data: [DONE]\n\n"), "{}", stream.text);
+
+    // What is not understood here only a server can be asked, which understands no more.
+    let odd = frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await;
+    assert_eq!((odd.refused(400), odd.header("x-chiasm-worker")), ("nonsense".to_owned(), server_of(&homes)));
+    server.end_by("KILL");
+    for (name, ..) in &homes {
+        assert_eq!(frontend.chat(&ask(name, &json!({}))).await.ok()["model"], "m", "{name}");
+    }
+    wait_for("the server to be let go", SOON, async || frontend.ready_workers().await == 1).await;
+    assert_eq!(frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await.refused(400), "nonsense");
+    assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0);
+}
+
+/// The server's worker.
+fn server_of(homes: &[(&str, String, bool)]) -> String {
+    homes.iter().find(|home| home.2).map(|home| home.1.clone()).unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chiasm_backend::{Capabilities, PlanClass};
+use chiasm_backend::{Capabilities, InputForm, PlanClass};
 use chiasm_types::{PlanClassId, WorkerId};
 
 /// A plan class that at least one worker is of.
@@ -13,6 +13,8 @@ pub struct PresentClass {
     pub id: PlanClassId,
     /// What decides how a prompt is planned.
     pub class: PlanClass,
+    /// What its workers are given.
+    pub input: InputForm,
     /// The largest context of any of its workers, in tokens of prompt and answer together.
     pub max_model_len: usize,
     /// The most tokens that one step of any of its workers computes.
@@ -46,14 +48,14 @@ impl Classes {
 
     /// Takes note of a worker; its class.
     pub(super) fn join(&mut self, id: WorkerId, can: &Capabilities) -> PlanClassId {
-        let known = self.present.iter().find(|known| known.class == can.class).map(|known| known.id);
-        let class = known.unwrap_or_else(|| {
+        let is_of = |known: &&PresentClass| known.class == can.class && known.input == can.input;
+        let class = self.present.iter().find(is_of).map(|known| known.id).unwrap_or_else(|| {
             self.next += 1;
             PlanClassId(self.next - 1)
         });
         let Capabilities { max_model_len, max_batched_tokens, .. } = *can;
         self.workers.insert(id, Member { class, max_model_len, max_batched_tokens });
-        self.update(Some((class, &can.class)));
+        self.update(Some((class, &can.class, can.input)));
         class
     }
 
@@ -63,17 +65,18 @@ impl Classes {
         self.update(None);
     }
 
-    fn update(&mut self, new: Option<(PlanClassId, &PlanClass)>) {
+    fn update(&mut self, new: Option<(PlanClassId, &PlanClass, InputForm)>) {
         let old = self.present.clone();
-        let known = old.iter().map(|known| (known.id, &known.class));
-        let mut classes: Vec<(PlanClassId, &PlanClass)> = known.chain(new).collect();
-        classes.sort_by_key(|(id, _)| *id);
-        classes.dedup_by_key(|(id, _)| *id);
-        let present = classes.into_iter().filter_map(|(id, class)| {
+        let known = old.iter().map(|known| (known.id, &known.class, known.input));
+        let mut classes: Vec<_> = known.chain(new).collect();
+        classes.sort_by_key(|(id, ..)| *id);
+        classes.dedup_by_key(|(id, ..)| *id);
+        let present = classes.into_iter().filter_map(|(id, class, input)| {
             let members = || self.workers.values().filter(|member| member.class == id);
             Some(PresentClass {
                 id,
                 class: class.clone(),
+                input,
                 max_model_len: members().map(|member| member.max_model_len).max()?,
                 max_batched_tokens: members().map(|member| member.max_batched_tokens).max()?,
                 min_batched_tokens: members().map(|member| member.max_batched_tokens).min()?,

@@ -1,12 +1,11 @@
-//! What a request that is passed on will become at a server that tells what its KV cache holds: the prompt's tokens and blocks, as if it
+//! What a request that is passed on will become at a worker that tells what its KV cache holds: the prompt's tokens and blocks, as if it
 //! were answered here.
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use chiasm_backend::JobItem;
-use chiasm_router::RouteRequest;
-use chiasm_types::{PlanClassId, WorkerId};
+use chiasm_backend::{InputForm, JobItem, Lacks};
+use chiasm_router::{RouteItem, RouteRequest};
+use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
 use crate::anthropic;
 use crate::anthropic::answer::in_order;
@@ -21,7 +20,7 @@ use crate::pipeline::{Caller, GenerateRequest, Planned, Prepared, prepare};
 use crate::responses::ResponsesRequest;
 use crate::routes::{CHAT, COMPLETIONS, RESPONSES};
 
-/// What a request will become at servers of each class.
+/// What a request will become at workers of each class.
 pub(super) struct Foreseen {
     prepared: Prepared,
     /// Its items can be given names, by which the server will know their blocks.
@@ -31,16 +30,16 @@ pub(super) struct Foreseen {
 }
 
 impl Foreseen {
-    /// Foresees what servers of these classes will make of a body, which has about so many JSON values, that was sent to this path.
-    /// `None` if that can't be told: the request has parts that are not understood here, or is wrong, which the server says then.
+    /// Foresees what workers of these classes will make of a body that was sent to this path. `None` if that can't be told: the request has parts that are not understood here, or is wrong, which the server says then.
     pub(super) async fn of(
         frontend: &Frontend,
         path: &str,
-        (bytes, values): (Bytes, u64),
+        body: &Arrived,
         caller: &Caller,
         classes: PresentClasses,
     ) -> Option<Self> {
-        let request = understood(frontend, path, Arrived { bytes, values }, caller).await?;
+        let body = Arrived { bytes: body.bytes.clone(), values: body.values };
+        let request = understood(frontend, path, body, caller).await?;
         let prepared = prepare(frontend, request, None, caller, classes.clone()).await;
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
         // With settings a name is only a part of what vLLM knows an item by.
@@ -69,14 +68,35 @@ impl Foreseen {
         })
     }
 
+    /// What of the request not every worker can be asked for.
+    pub(super) fn needs(&self) -> Lacks {
+        self.prepared.needs
+    }
+
     /// Whether it says what the request will become at servers of this class.
     pub(super) fn knows(&self, class: PlanClassId) -> bool {
         self.prepared.plan(class).is_some()
     }
 
+    /// The full blocks of the prompt at a server of this class.
+    pub(super) fn full_blocks(&self, class: PlanClassId, size: BlockSize) -> Option<usize> {
+        self.prepared.plan(class).map(|plan| plan.tokens.len() / size.get())
+    }
+
     /// The tokens of the prompt as a server of this class has to count them; `None` if it does so otherwise.
     pub(super) fn prompt_tokens(&self, class: PlanClassId) -> Option<usize> {
         self.prepared.plan(class).filter(|_| self.is_counted).map(|plan| plan.tokens.len())
+    }
+
+    /// The tokens that each item of the request becomes, in order of appearance.
+    pub(super) fn item_tokens(&self) -> Vec<usize> {
+        let plan = self.prepared.plans.first();
+        plan.map_or_else(Vec::new, |plan| plan.job_items.iter().map(|item| item.placeholder.length).collect())
+    }
+
+    /// The items of the request, as the router sees them at any worker.
+    pub(super) fn route_items(&self) -> &[RouteItem] {
+        self.prepared.plans.first().map_or(&[], |plan| &plan.route_items)
     }
 
     /// The items to which a server of this class is to be given names; `None` if there are none.
@@ -103,9 +123,9 @@ async fn understood(frontend: &Frontend, path: &str, body: Arrived, caller: &Cal
     }
 }
 
-/// Leaves the blocks from the first item on, which will be known by names that the server gives them.
+/// Leaves the blocks from the first item on, which a server will know by names of its own.
 fn leave_items(plan: &mut Planned, classes: &[PresentClass]) {
-    let class = classes.iter().find(|class| class.id == plan.class);
+    let class = classes.iter().find(|class| class.id == plan.class && class.input == InputForm::Messages);
     if let (Some(first), Some(class)) = (plan.job_items.first(), class) {
         plan.keys.truncate(first.placeholder.offset / class.class.block_size.get());
         plan.route_items.clear();

@@ -1,14 +1,17 @@
 //! Requests that are passed on as they came, to servers that take them so. Where one goes is decided by its text and media items alone,
 //! or, for servers that tell what their KV caches hold, by what it will become there. Nothing of it is refused, changed or understood
-//! but the model's name, and the names of media items, where a server goes by them.
+//! but the model's name, and the names of media items, where a server goes by them. In a fleet that also has engines that are given tokens
+//! a request goes to whichever is the better place for it.
 //!
 //! | module | is |
 //! |---|---|
+//! | `engines` | having an engine answer after all, in a fleet of both |
 //! | `pieces` | what a prompt is made of, for servers of which nothing is known |
 //! | `foreseen` | what a request will become at servers that tell what they hold |
 //! | `named` | giving images names |
 //! | `passage` | the answer as it comes |
 
+mod engines;
 mod foreseen;
 mod named;
 mod passage;
@@ -21,7 +24,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use chiasm_backend::{Death, Delivered, Forward, Forwarded, JobError, KeyScheme, Prefill};
+use chiasm_backend::{Death, Delivered, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks, Prefill};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::Charge;
 use chiasm_router::{Reservation, RouteRequest};
@@ -37,6 +40,8 @@ use self::passage::response;
 use self::pieces::pieces;
 use crate::admission::Admitted;
 use crate::answer::check_model;
+use crate::anthropic;
+use crate::arrival::Arrived;
 use crate::cpu::price;
 use crate::error::ApiError;
 use crate::fleet::{PresentClass, Worker};
@@ -91,26 +96,27 @@ fn model_in(body: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
     }))
 }
 
-/// A request that is looking for its server.
+/// A request that is looking for its place.
 struct Passing<'a> {
     frontend: &'a Arc<Frontend>,
     caller: &'a Caller,
     fields: Arc<Map<String, Value>>,
     forward: Forward,
     prospects: Prospects,
-    deadlines: Deadlines,
     exclude: Vec<WorkerId>,
     lost: usize,
 }
 
 /// How a request looks to the router, by what is known of the servers.
 struct Prospects {
-    /// For servers of which nothing is known.
+    /// For servers that tell nothing.
     texts: Vec<(PlanClassId, Vec<BlockKey>)>,
-    /// For those that tell what they hold.
+    /// For workers that tell what they hold.
     foreseen: Option<Foreseen>,
-    /// For such ones, of a request that can't be foreseen.
+    /// For servers that do, of a request that can't be foreseen.
     unforeseen: Vec<PlanClassId>,
+    /// The workers that lack what the request needs.
+    unable: Vec<WorkerId>,
     /// About the tokens of the prompt.
     pieces: usize,
 }
@@ -125,7 +131,15 @@ struct Passed {
     answer: Forwarded,
 }
 
-/// Passes on a request that was sent to this path.
+/// Where a request goes.
+enum Taken {
+    /// To a server, which has begun to answer.
+    Passed(Box<Passed>),
+    /// To an engine that is given tokens.
+    Engine,
+}
+
+/// Passes on a request that was sent to this path, unless an engine that is given tokens is the better place for it.
 pub(crate) async fn forward(
     path: &'static str,
     State(frontend): State<Arc<Frontend>>,
@@ -133,42 +147,46 @@ pub(crate) async fn forward(
 ) -> Result<Response, ApiError> {
     let Admitted { caller, admission, body } = request;
     let (ForwardBody { body, model, name, fields }, charge) = (body.request, body.charge);
-    if check_model(&frontend, name.as_deref())?.is_some() {
+    let is_for_adapter = check_model(&frontend, name.as_deref())?.is_some();
+    let classes = frontend.fleet.classes();
+    let has_engines = classes.iter().any(|class| class.input == InputForm::Tokens);
+    if is_for_adapter && !has_engines {
         return Err(ApiError::invalid(
             "model",
             "is an adapter, and none are used at servers that somebody else has started",
         ));
     }
     admission.ends_with_client();
-    frontend.retries.earn();
-    let told = |error| frontend.told(error);
-    let prospects = prospects(&frontend, path, &body, &fields, &caller).await.map_err(told)?;
-    let below = path.trim_start_matches('/');
-    let passing = Passing {
-        frontend: &frontend,
-        prospects,
-        fields,
-        forward: Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone() },
-        deadlines: Deadlines::of(caller.arrived, &frontend.limits),
-        exclude: Vec::new(),
-        lost: 0,
-        caller: &caller,
+    let arrived = Arrived { bytes: body.clone(), values: fields.values().map(values).sum() };
+    // Counting needs no engine.
+    if has_engines && (is_for_adapter || path == anthropic::COUNT_TOKENS) {
+        return engines::answer(path, frontend, caller, admission, arrived).await;
+    }
+    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
+    let placing = async {
+        let prospects = prospects(&frontend, path, &arrived, &fields, &caller, &classes).await?;
+        let below = path.trim_start_matches('/');
+        let forward = Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone() };
+        let (exclude, lost) = (Vec::new(), 0);
+        Passing { frontend: &frontend, prospects, fields, forward, exclude, lost, caller: &caller }.find().await
     };
-    let deadlines = passing.deadlines;
-    let passed = within(deadlines.first_token, passing.find()).await.and_then(|passed| passed).map_err(told)?;
+    let taken = within(deadlines.first_token, placing).await.and_then(|taken| taken);
     drop(charge);
-    Ok(response(frontend.clone(), admission, passed, caller.arrived, deadlines))
+    match taken.map_err(|error| frontend.told(error))? {
+        Taken::Passed(passed) => Ok(response(frontend, admission, *passed, caller.arrived, deadlines)),
+        Taken::Engine => engines::answer(path, frontend, caller, admission, arrived).await,
+    }
 }
 
-/// What the request looks like for each class of servers that there is.
+/// What the request looks like for each class of workers that there is.
 async fn prospects(
     frontend: &Frontend,
     path: &str,
-    body: &Bytes,
+    body: &Arrived,
     fields: &Arc<Map<String, Value>>,
     caller: &Caller,
+    classes: &[PresentClass],
 ) -> Result<Prospects, RequestError> {
-    let classes = frontend.fleet.classes();
     if classes.is_empty() {
         return Err(RequestError::not_ready());
     }
@@ -176,29 +194,33 @@ async fn prospects(
         classes.iter().cloned().partition(|class| class.class.keys == KeyScheme::Text);
     let foreseen = match telling.is_empty() {
         true => None,
-        false => {
-            Foreseen::of(
-                frontend,
-                path,
-                (body.clone(), fields.values().map(values).sum()),
-                caller,
-                telling.clone().into(),
-            )
-            .await
-        }
+        false => Foreseen::of(frontend, path, body, caller, telling.clone().into()).await,
     };
     let knows = |class: &PresentClass| foreseen.as_ref().is_some_and(|foreseen| foreseen.knows(class.id));
-    let unforeseen: Vec<_> = telling.iter().filter(|class| !knows(class)).map(|class| class.id).collect();
+    let is_unforeseen = |class: &&PresentClass| class.input == InputForm::Messages && !knows(class);
+    let unforeseen: Vec<_> = telling.iter().filter(is_unforeseen).map(|class| class.id).collect();
     let pieces = match of_text.is_empty() && unforeseen.is_empty() {
         true => Vec::new(),
         false => {
-            let (small, cost, fields) = (body.len() <= SMALL, price::json(body.len(), 0), fields.clone());
-            frontend.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields)).await?
+            let (small, cost, fields) = (body.bytes.len() <= SMALL, price::json(body.bytes.len(), 0), fields.clone());
+            let images = foreseen.as_ref().map_or_else(Vec::new, Foreseen::item_tokens);
+            frontend.cpu.run_or_here(small, &caller.cpu, cost, move || pieces(&fields, &images)).await?
         }
     };
     let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
     let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
-    Ok(Prospects { texts, foreseen, unforeseen, pieces: pieces.len().max(1) })
+    let unable = foreseen.as_ref().map_or_else(Vec::new, |foreseen| unable(frontend, foreseen.needs()));
+    Ok(Prospects { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
+}
+
+/// The workers that lack any of this.
+fn unable(frontend: &Frontend, needs: Lacks) -> Vec<WorkerId> {
+    if needs == Lacks::default() {
+        return Vec::new();
+    }
+    let workers = frontend.fleet.workers();
+    let lacking = workers.iter().filter(|worker| worker.backend.capabilities().lacks.any_of(needs));
+    lacking.map(|worker| worker.id).collect()
 }
 
 /// The JSON values below one.
@@ -211,30 +233,38 @@ fn values(value: &Value) -> u64 {
 }
 
 impl Passing<'_> {
-    /// Gives the request to one server after the other until one answers.
-    async fn find(mut self) -> Result<Passed, RequestError> {
+    /// Gives the request to one server after the other until one answers, or an engine is the best place.
+    async fn find(mut self) -> Result<Taken, RequestError> {
         loop {
             let begun = Instant::now();
-            let reservation = self.pick()?;
+            let Some(reservation) = self.pick()? else { return Ok(Taken::Engine) };
             let worker = reservation.worker;
             let taken = match self.frontend.fleet.worker(worker) {
+                Some(server) if server.backend.capabilities().input == InputForm::Tokens => return Ok(Taken::Engine),
                 Some(server) => self.give(server, reservation, begun).await?,
                 None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
             };
             match taken {
-                Ok(passed) => return Ok(passed),
+                Ok(passed) => {
+                    self.frontend.retries.earn();
+                    return Ok(Taken::Passed(Box::new(passed)));
+                }
                 Err(error) => self.moves_on(worker, error)?,
             }
         }
     }
 
-    fn pick(&self) -> Result<Reservation, RequestError> {
-        let Prospects { texts, foreseen, unforeseen, pieces } = &self.prospects;
-        let (session, exclude) = (self.caller.session, &self.exclude);
+    /// The best place; `None` if there is no server that could be given the request.
+    fn pick(&self) -> Result<Option<Reservation>, RequestError> {
+        let Prospects { texts, foreseen, unforeseen, unable, pieces } = &self.prospects;
+        let (session, exclude) = (self.caller.session, &*[&unable[..], &self.exclude].concat());
+        // Where a prompt is foreseen all workers have its items to encode.
+        let media = foreseen.as_ref().map_or(&[][..], Foreseen::route_items);
         let known_by = |class, keys| RouteRequest {
             class,
             keys,
             prompt_tokens: *pieces,
+            media,
             session,
             exclude,
             ..RouteRequest::default()
@@ -243,7 +273,11 @@ impl Passing<'_> {
         let of_foreseen = foreseen.iter().flat_map(|foreseen| foreseen.routes(session, exclude));
         let plans: Vec<_> =
             of_texts.chain(of_foreseen).chain(unforeseen.iter().map(|class| known_by(*class, &[]))).collect();
-        self.frontend.fleet.router().select_planned(&plans).map_err(|error| match self.exclude.is_empty() {
+        if plans.is_empty() {
+            return Ok(None);
+        }
+        let picked = self.frontend.fleet.router().select_planned(&plans);
+        picked.map(Some).map_err(|error| match self.exclude.is_empty() {
             true => RequestError::from(error),
             false => Cause::NoOtherWorker.into(),
         })
@@ -258,7 +292,9 @@ impl Passing<'_> {
     ) -> Result<Result<Passed, JobError>, RequestError> {
         let class = server.class;
         let foreseen = self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.prompt_tokens(class));
-        let mut attempted = self.attempted(&reservation, class, foreseen, begun);
+        let full_blocks =
+            self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
+        let mut attempted = self.attempted(&reservation, class, foreseen, full_blocks, begun);
         self.frontend.metrics.routed(&attempted);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
@@ -322,13 +358,14 @@ impl Passing<'_> {
         reservation: &Reservation,
         class: PlanClassId,
         foreseen: Option<usize>,
+        full_blocks: Option<usize>,
         begun: Instant,
     ) -> Attempted {
         Attempted {
             worker: reservation.worker,
             class,
             overlap_blocks: reservation.overlap_blocks,
-            total_blocks: reservation.total_blocks,
+            total_blocks: full_blocks.unwrap_or(reservation.total_blocks),
             // Of others nobody has counted them.
             prompt_tokens: foreseen.unwrap_or(0),
             delivered: Delivered::default(),

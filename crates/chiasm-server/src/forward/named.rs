@@ -22,6 +22,14 @@ fn parts(fields: &Fields) -> impl Iterator<Item = &Value> {
     messages.filter_map(|message| message.get("content")?.as_array()).flatten()
 }
 
+/// Where the images of all messages are, in order of appearance.
+pub(super) fn image_urls(fields: &Fields) -> impl Iterator<Item = &str> {
+    parts(fields).filter(|part| is_image(part)).map(|part| {
+        let url = part.get("image_url");
+        url.and_then(|url| url.as_str().or_else(|| url.get("url")?.as_str())).unwrap_or_default()
+    })
+}
+
 fn is_image(part: &Value) -> bool {
     part.get("type").and_then(Value::as_str).is_some_and(|kind| matches!(kind, "image_url" | "input_image"))
 }

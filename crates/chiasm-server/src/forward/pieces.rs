@@ -3,56 +3,76 @@
 use chiasm_types::TokenId;
 use serde_json::{Map, Value};
 
+use super::named::image_urls;
+
 /// The parts of a body that come before each other in a prompt, whatever their order in the body is.
 const PARTS: [&str; 6] = ["tools", "system", "instructions", "messages", "input", "prompt"];
-/// Pieces of four bytes that a media item counts for: about the tokens of a picture.
+/// Pieces of four bytes that a media item counts for where its tokens are not known: about those of a picture.
 const PIECES_OF_ITEM: usize = 1024;
 /// How URLs begin that are media items themselves.
 const DATA: &str = "data:";
 
 /// What a request's prompt is made of, in pieces of four bytes. Each text begins with a piece, so that what is added to a conversation
-/// leaves the pieces before it as they are.
-pub(super) fn pieces(fields: &Map<String, Value>) -> Vec<TokenId> {
-    let mut pieces = Vec::new();
+/// leaves the pieces before it as they are. `images` are the tokens of each image in its messages, if they are known: beside workers that
+/// count a prompt's tokens it has to be about as long for all.
+pub(super) fn pieces(fields: &Map<String, Value>, images: &[usize]) -> Vec<TokenId> {
+    let urls: Vec<&str> = image_urls(fields).collect();
+    let known: Vec<(&str, usize)> = match urls.len() == images.len() {
+        true => urls.into_iter().zip(images.iter().copied()).collect(),
+        false => Vec::new(),
+    };
+    let mut pieces = Pieces { made: Vec::new(), known };
     for part in PARTS {
         if let Some(value) = fields.get(part) {
-            push_text(&mut pieces, part);
-            push(&mut pieces, value);
+            pieces.push_text(part);
+            pieces.push(value);
         }
     }
-    pieces
+    pieces.made
 }
 
-fn push(pieces: &mut Vec<TokenId>, value: &Value) {
-    match value {
-        Value::String(text) if text.starts_with(DATA) => push_item(pieces, text),
-        Value::String(text) => push_text(pieces, text),
-        Value::Array(values) => values.iter().for_each(|value| push(pieces, value)),
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                push_text(pieces, name);
-                push(pieces, value);
+/// Pieces so far, and the images whose tokens are known.
+struct Pieces<'a> {
+    made: Vec<TokenId>,
+    known: Vec<(&'a str, usize)>,
+}
+
+impl Pieces<'_> {
+    fn push(&mut self, value: &Value) {
+        match value {
+            Value::String(text) if text.starts_with(DATA) => {
+                let known = self.known.iter().find(|(url, _)| std::ptr::eq(*url, text.as_str()));
+                let count = known.map_or(PIECES_OF_ITEM, |(_, tokens)| *tokens);
+                self.push_item(text, count);
             }
+            Value::String(text) => self.push_text(text),
+            Value::Array(values) => values.iter().for_each(|value| self.push(value)),
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    self.push_text(name);
+                    self.push(value);
+                }
+            }
+            other => self.push_text(&other.to_string()),
         }
-        other => push_text(pieces, &other.to_string()),
     }
-}
 
-fn push_text(pieces: &mut Vec<TokenId>, text: &str) {
-    let piece = |bytes: &[u8]| {
-        let mut piece = [0; 4];
-        piece[..bytes.len()].copy_from_slice(bytes);
-        TokenId(u32::from_le_bytes(piece))
-    };
-    pieces.extend(text.as_bytes().chunks(4).map(piece));
-}
+    fn push_text(&mut self, text: &str) {
+        let piece = |bytes: &[u8]| {
+            let mut piece = [0; 4];
+            piece[..bytes.len()].copy_from_slice(bytes);
+            TokenId(u32::from_le_bytes(piece))
+        };
+        self.made.extend(text.as_bytes().chunks(4).map(piece));
+    }
 
-/// Equal items are equal pieces, and others differ from the first piece on.
-fn push_item(pieces: &mut Vec<TokenId>, url: &str) {
-    let mut bytes = [0; 4 * PIECES_OF_ITEM];
-    blake3::Hasher::new().update(url.as_bytes()).finalize_xof().fill(&mut bytes);
-    let piece = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).map(TokenId).ok();
-    pieces.extend(bytes.chunks_exact(4).filter_map(piece));
+    /// Equal items are equal pieces, and others differ from the first piece on.
+    fn push_item(&mut self, url: &str, count: usize) {
+        let mut bytes = vec![0; 4 * count];
+        blake3::Hasher::new().update(url.as_bytes()).finalize_xof().fill(&mut bytes);
+        let piece = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).map(TokenId).ok();
+        self.made.extend(bytes.chunks_exact(4).filter_map(piece));
+    }
 }
 
 #[cfg(test)]
@@ -62,7 +82,7 @@ mod tests {
     use super::*;
 
     fn of(body: &Value) -> Vec<TokenId> {
-        pieces(body.as_object().unwrap())
+        pieces(body.as_object().unwrap(), &[])
     }
 
     #[test]
@@ -79,5 +99,16 @@ mod tests {
         let same = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
         assert!(same < 40, "another picture is another prompt from there on: {same}");
         assert!(one.len() > PIECES_OF_ITEM);
+    }
+
+    #[test]
+    fn an_image_is_as_long_as_its_tokens_where_they_are_known() {
+        let part =
+            |data: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{data}")}});
+        let body = json!({"messages": [{"role": "user", "content": [part("AAAA"), part("AAAB")]}]});
+        let fields = body.as_object().unwrap();
+        let count = |images: &[usize]| pieces(fields, images).len();
+        assert_eq!(count(&[]) - count(&[10, 30]), 2 * PIECES_OF_ITEM - 40);
+        assert_eq!(count(&[10]), count(&[]), "there are others than those that are known");
     }
 }

@@ -139,8 +139,8 @@ fn is_of(class: &PresentClass, vllm: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use chiasm_backend::PlanClass;
     use chiasm_backend::fake::fake_capabilities;
+    use chiasm_backend::{InputForm, PlanClass};
     use chiasm_types::PlanClassId;
 
     use super::*;
@@ -150,7 +150,14 @@ mod tests {
         let class = |vllm_items| {
             let class = PlanClass { vllm_items, ..fake_capabilities().class };
             let (max_model_len, max_batched_tokens, min_batched_tokens) = (1, 1, 1);
-            PresentClass { id: PlanClassId(0), class, max_model_len, max_batched_tokens, min_batched_tokens }
+            PresentClass {
+                id: PlanClassId(0),
+                class,
+                input: InputForm::Tokens,
+                max_model_len,
+                max_batched_tokens,
+                min_batched_tokens,
+            }
         };
         let engine = |version: &str| class(VllmItems::of_engine(&format!("vLLM {version}")));
         assert!(is_of(&engine("0.33.0"), "0.33.0+cpu"));
