@@ -73,6 +73,14 @@ async fn what_a_server_was_sent_brings_more_of_it_there() {
     }
     assert!(homes.iter().any(|(_, home)| home != &homes[0].1), "both have something to do: {homes:?}");
     assert!(frontend.metric("chiasm_completion_tokens_total").await >= 4.0 * 13.0, "usage is read out of the answers");
+    // The live page tells why the first one went where it went, and what came of it.
+    let why = frontend.client.get(format!("{}/ui/requests/0", frontend.url)).send().await.expect("an answer");
+    let why: Value = serde_json::from_str(&why.text().await.expect("text")).expect("JSON");
+    assert_eq!((why["candidates"].as_array().map(Vec::len), &why["request"]["worker"]), (Some(2), &json!(homes[0].1)));
+    assert_eq!(
+        (&why["request"]["outcome"]["status"], &why["request"]["outcome"]["completion_tokens"]),
+        (&json!(200), &json!(6))
+    );
 
     // A stream is passed on as it is.
     let stream = frontend.chat(&ask("dawn", &json!({"stream": true, "stream_options": {"include_usage": true}}))).await;

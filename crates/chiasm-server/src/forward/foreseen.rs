@@ -50,6 +50,11 @@ impl Foreseen {
         Some(Self { prepared, takes_names, is_counted: matches!(path, CHAT | COMPLETIONS) })
     }
 
+    /// What the request becomes, for each class.
+    pub(super) fn plans(&self) -> &[Planned] {
+        &self.prepared.plans
+    }
+
     /// How the request looks to the router.
     pub(super) fn routes<'a>(
         &'a self,

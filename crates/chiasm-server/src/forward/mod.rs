@@ -27,7 +27,7 @@ use bytes::Bytes;
 use chiasm_backend::{Death, Delivered, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks, Prefill};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::Charge;
-use chiasm_router::{Reservation, RouteRequest};
+use chiasm_router::{Explanation, Reservation, RouteRequest};
 use chiasm_types::{PlanClassId, WorkerId};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
@@ -48,6 +48,7 @@ use crate::fleet::{PresentClass, Worker};
 use crate::frontend::Frontend;
 use crate::metrics::Retry;
 use crate::openai::{Intake, RequestBody};
+use crate::page::Plan;
 use crate::pipeline::{Asked, Attempted, Caller, Cause, Deadlines, MAX_MOVES, RequestError, Took, keys_for, within};
 
 /// Text up to this many bytes is cut into pieces at once.
@@ -237,11 +238,14 @@ impl Passing<'_> {
     async fn find(mut self) -> Result<Taken, RequestError> {
         loop {
             let begun = Instant::now();
-            let Some(reservation) = self.pick()? else { return Ok(Taken::Engine) };
+            let Some((reservation, explanation)) = self.pick()? else { return Ok(Taken::Engine) };
             let worker = reservation.worker;
             let taken = match self.frontend.fleet.worker(worker) {
                 Some(server) if server.backend.capabilities().input == InputForm::Tokens => return Ok(Taken::Engine),
-                Some(server) => self.give(server, reservation, begun).await?,
+                Some(server) => {
+                    let explained = explanation.and_then(|explanation| self.tell_page(explanation));
+                    self.give(server, reservation, begun, explained).await?
+                }
                 None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
             };
             match taken {
@@ -255,7 +259,7 @@ impl Passing<'_> {
     }
 
     /// The best place; `None` if there is no server that could be given the request.
-    fn pick(&self) -> Result<Option<Reservation>, RequestError> {
+    fn pick(&self) -> Result<Option<(Reservation, Option<Explanation>)>, RequestError> {
         let Prospects { texts, foreseen, unforeseen, unable, pieces } = &self.prospects;
         let (session, exclude) = (self.caller.session, &*[&unable[..], &self.exclude].concat());
         // Where a prompt is foreseen all workers have its items to encode.
@@ -276,11 +280,24 @@ impl Passing<'_> {
         if plans.is_empty() {
             return Ok(None);
         }
-        let picked = self.frontend.fleet.router().select_planned(&plans);
+        let router = self.frontend.fleet.router();
+        let picked = match self.frontend.page.as_ref().is_some_and(|page| page.requests.wants_next()) {
+            true => router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation))),
+            false => router.select_planned(&plans).map(|picked| (picked, None)),
+        };
         picked.map(Some).map_err(|error| match self.exclude.is_empty() {
             true => RequestError::from(error),
             false => Cause::NoOtherWorker.into(),
         })
+    }
+
+    /// Has the live page show why a request went where it went; its number there.
+    fn tell_page(&self, explanation: Explanation) -> Option<u64> {
+        let Prospects { texts, foreseen, unforeseen, pieces, .. } = &self.prospects;
+        let about = texts.iter().map(|(class, _)| class).chain(unforeseen).map(|class| Plan::about(*class, *pieces));
+        let of_foreseen = foreseen.iter().flat_map(Foreseen::plans).map(Plan::of);
+        let page = self.frontend.page.as_ref()?;
+        page.requests.sent(&self.forward.id, about.chain(of_foreseen).collect(), explanation)
     }
 
     /// Gives the request to a server.
@@ -289,12 +306,14 @@ impl Passing<'_> {
         server: Arc<Worker>,
         reservation: Reservation,
         begun: Instant,
+        explained: Option<u64>,
     ) -> Result<Result<Passed, JobError>, RequestError> {
         let class = server.class;
         let foreseen = self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.prompt_tokens(class));
         let full_blocks =
             self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
-        let mut attempted = self.attempted(&reservation, class, foreseen, full_blocks, begun);
+        let mut attempted =
+            Attempted { explained, ..self.attempted(&reservation, class, foreseen, full_blocks, begun) };
         self.frontend.metrics.routed(&attempted);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),

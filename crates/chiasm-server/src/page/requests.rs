@@ -5,12 +5,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use chiasm_backend::RequestId;
 use chiasm_router::{Considered, Decision, Explanation, Terms, Weights};
+use chiasm_types::PlanClassId;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::lock;
-use crate::pipeline::{Planned, Prepared};
+use crate::pipeline::Planned;
 
 /// Requests that are kept.
 const KEPT: usize = 100;
@@ -79,7 +81,7 @@ struct Request {
 
 /// What a request is for workers of one class.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Plan {
+pub(crate) struct Plan {
     class: u32,
     prompt_tokens: usize,
     items: Vec<Item>,
@@ -156,22 +158,21 @@ impl Requests {
     }
 
     /// Keeps a request that was sent to a worker. Returns its number.
-    pub(crate) fn sent(&self, prepared: &Prepared, explanation: Explanation) -> Option<u64> {
+    pub(crate) fn sent(&self, id: &RequestId, plans: Vec<Plan>, explanation: Explanation) -> Option<u64> {
         let chosen = explanation.candidates.iter().find(|candidate| candidate.worker == explanation.chosen)?;
-        let plan = prepared.plan(chosen.class)?;
+        let plan = plans.iter().find(|plan| plan.class == chosen.class.0)?;
         let mut summary = Summary {
             number: 0,
-            id: prepared.id.as_str().to_owned(),
+            id: id.as_str().to_owned(),
             at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
             worker: chosen.worker.to_string(),
             candidates: explanation.candidates.len(),
             overlap: chosen.overlap,
             blocks: chosen.blocks,
-            items: plan.job_items.len(),
-            prompt_tokens: plan.tokens.len(),
+            items: plan.items.len(),
+            prompt_tokens: plan.prompt_tokens,
             outcome: None,
         };
-        let plans = prepared.plans.iter().map(Plan::of).collect();
         let mut kept = lock(&self.kept);
         if kept.last.len() == KEPT {
             kept.last.pop_front();
@@ -221,7 +222,12 @@ impl Kept {
 }
 
 impl Plan {
-    fn of(plan: &Planned) -> Self {
+    /// That of a prompt of which no more is known than about how long it is.
+    pub(crate) fn about(class: PlanClassId, prompt_tokens: usize) -> Self {
+        Self { class: class.0, prompt_tokens, items: Vec::new() }
+    }
+
+    pub(crate) fn of(plan: &Planned) -> Self {
         let item = |item: &chiasm_backend::JobItem| Item {
             hash: item.hash.to_string(),
             modality: item.modality.to_string(),

@@ -8,6 +8,7 @@ use super::error::{Cause, RequestError};
 use super::prepare::{Planned, Prepared};
 use crate::adapters::ServedAdapter;
 use crate::frontend::Frontend;
+use crate::page::Plan;
 
 /// Picks a worker, each judged by the plan of its class, but none of `exclude`. The number is that of the request on the live page, if
 /// that tells of it.
@@ -27,7 +28,10 @@ pub(super) fn pick(
     if let Some(page) = frontend.page.as_ref().filter(|page| page.requests.wants_next()) {
         let plans: Vec<_> = prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
         let (reservation, explanation) = router.select_explained(&plans)?;
-        return Ok((reservation, page.requests.sent(prepared, explanation)));
+        return Ok((
+            reservation,
+            page.requests.sent(&prepared.id, prepared.plans.iter().map(Plan::of).collect(), explanation),
+        ));
     }
     let reservation = match prepared.plans.as_slice() {
         [only] => router.select(&to_route(only, prepared, exclude)),
