@@ -56,6 +56,9 @@ pub enum PlaceholderForm {
     Expanded,
     /// The template's one marker: the worker expands it itself.
     Marker,
+    /// The worker writes them itself from the client's own messages, in a way that is not known: blocks of text before the first item
+    /// alone are what they are elsewhere.
+    Untold,
 }
 
 /// How the blocks of a prompt are named.

@@ -2,7 +2,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use chiasm_types::BlockSize;
 use url::Url;
+
+use crate::trtllm;
 
 /// What a server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +14,8 @@ pub(crate) enum Kind {
     VllmTokens,
     /// `vllm serve` as it is, which is given requests as they come, with names for their images.
     VllmMessages,
+    /// `trtllm-serve`, whose blocks have so many tokens.
+    Trtllm { block_size: BlockSize },
     /// OpenAI's API, or others that clients know it to have.
     Messages,
 }
@@ -30,7 +35,7 @@ pub struct Upstream {
 impl Upstream {
     /// Whether it is given requests as they come.
     pub fn takes_messages(&self) -> bool {
-        matches!(self.kind, Kind::Messages | Kind::VllmMessages)
+        self.kind != Kind::VllmTokens
     }
 }
 
@@ -42,15 +47,17 @@ pub enum UpstreamError {
     NoAddress,
     /// It is of a kind that is not known.
     #[error(
-        "'{0}' is not known: vllm+http:// and vllm+https:// are, which is vllm serve with --enable-scale-out, and http:// and https://, \
-         which is any server of OpenAI's API"
+        "'{0}' is not known: vllm+http:// and vllm+https:// are, which is vllm serve with --enable-scale-out, trtllm+http:// and \
+         trtllm+https://, which is trtllm-serve, and http:// and https://, which is any server of OpenAI's API"
     )]
     Kind(String),
     /// An address has a user, a password, a query or a fragment.
     #[error("an address has a host, a port and a path alone; a key is in a file that api-key-file names")]
     Extra,
     /// It has an option that is not known.
-    #[error("'{0}' is no option: api-key-file=FILE, ca-file=FILE and, behind vllm+http://, mode=chat are")]
+    #[error(
+        "'{0}' is no option: api-key-file=FILE, ca-file=FILE, behind vllm+http:// mode=chat and behind trtllm+http:// block-size=N are"
+    )]
     Option(String),
 }
 
@@ -61,10 +68,10 @@ impl FromStr for Upstream {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default();
         let (scheme, _) = address.split_once("://").ok_or(UpstreamError::NoAddress)?;
-        let (kind, plain) = match address.strip_prefix("vllm+") {
-            Some(plain) => (Kind::VllmTokens, plain),
-            None => (Kind::Messages, address),
-        };
+        let of_trtllm = Kind::Trtllm { block_size: trtllm::BLOCK_SIZE };
+        let known = [("vllm+", Kind::VllmTokens), ("trtllm+", of_trtllm)];
+        let known = known.into_iter().find_map(|(begin, kind)| Some((kind, address.strip_prefix(begin)?)));
+        let (kind, plain) = known.unwrap_or((Kind::Messages, address));
         let mut base = Url::parse(plain).map_err(|_| UpstreamError::NoAddress)?;
         if !matches!(base.scheme(), "http" | "https") {
             return Err(UpstreamError::Kind(scheme.to_owned()));
@@ -88,6 +95,11 @@ impl FromStr for Upstream {
         for option in parts {
             match option.split_once('=') {
                 Some(("api-key-file", path)) if !path.is_empty() => upstream.api_key_file = Some(path.into()),
+                Some(("block-size", size)) if matches!(kind, Kind::Trtllm { .. }) => {
+                    let size = size.parse().ok().and_then(BlockSize::new);
+                    let block_size = size.ok_or_else(|| UpstreamError::Option(option.to_owned()))?;
+                    upstream.kind = Kind::Trtllm { block_size };
+                }
                 Some(("mode", "chat")) if kind == Kind::VllmTokens => upstream.kind = Kind::VllmMessages,
                 Some(("ca-file", path)) if !path.is_empty() => upstream.ca_file = Some(path.into()),
                 _ => return Err(UpstreamError::Option(option.to_owned())),
@@ -100,7 +112,11 @@ impl FromStr for Upstream {
 impl fmt::Display for Upstream {
     /// The address alone, as it was given.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let before = if self.kind == Kind::Messages { "" } else { "vllm+" };
+        let before = match self.kind {
+            Kind::VllmTokens | Kind::VllmMessages => "vllm+",
+            Kind::Trtllm { .. } => "trtllm+",
+            Kind::Messages => "",
+        };
         write!(f, "{before}{}", self.base.as_str().trim_end_matches('/'))
     }
 }
@@ -122,6 +138,9 @@ mod tests {
         assert_eq!((parsed.api_key_file, parsed.ca_file), (Some("/k".into()), Some("ca.pem".into())));
         let chat: Upstream = "vllm+http://gpu1:8000,mode=chat".parse().unwrap();
         assert_eq!((chat.kind, chat.takes_messages()), (Kind::VllmMessages, true));
+        let trtllm: Upstream = "trtllm+https://gpu1,block-size=64".parse().unwrap();
+        assert_eq!(trtllm.kind, Kind::Trtllm { block_size: BlockSize::new(64).unwrap() });
+        assert_eq!(trtllm.to_string(), "trtllm+https://gpu1");
         let plain: Upstream = "http://gpu1:8000/x/v1".parse().unwrap();
         assert_eq!((plain.kind, plain.base.as_str()), (Kind::Messages, "http://gpu1:8000/x/"));
         assert_eq!("vllm+http://[::1]:8000".parse::<Upstream>().unwrap().to_string(), "vllm+http://[::1]:8000");
@@ -138,6 +157,7 @@ mod tests {
             ("vllm+http://gpu1?key=1", UpstreamError::Extra),
             ("vllm+http://gpu1,api-key-file=", UpstreamError::Option("api-key-file=".to_owned())),
             ("vllm+http://gpu1,mode=completion", UpstreamError::Option("mode=completion".to_owned())),
+            ("trtllm+http://gpu1,block-size=0", UpstreamError::Option("block-size=0".to_owned())),
             ("http://gpu1,mode=chat", UpstreamError::Option("mode=chat".to_owned())),
             ("vllm+http://gpu1,key=secret", UpstreamError::Option("key=secret".to_owned())),
         ] {

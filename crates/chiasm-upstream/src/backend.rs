@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, Load, LoadSink,
-    MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, KvSink,
+    KvSource, Load, LoadSink, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -21,6 +21,7 @@ use crate::plain;
 use crate::request;
 use crate::running::RunningUpstreamJob;
 use crate::server::{AskError, Server, message, whole};
+use crate::trtllm;
 
 /// How often a server is asked for its load, which is also its sign of life.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -32,7 +33,7 @@ pub(crate) struct UpstreamBackend {
     shared: Arc<Shared>,
     capabilities: Capabilities,
     /// What watches the server. It ends with this.
-    _tasks: JoinSet<()>,
+    tasks: Mutex<JoinSet<()>>,
 }
 
 /// How a server is asked.
@@ -57,7 +58,7 @@ impl Mode {
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) observer: Arc<dyn MediaObserver>,
-    server: Server,
+    pub(crate) server: Server,
     mode: Mode,
     load: Mutex<Option<LoadSink>>,
     /// The time in which the server has said nothing, in milliseconds.
@@ -164,7 +165,7 @@ impl UpstreamBackend {
         });
         let mut tasks = JoinSet::new();
         tasks.spawn(shared.clone().watch());
-        Self { shared, capabilities, _tasks: tasks }
+        Self { shared, capabilities, tasks: Mutex::new(tasks) }
     }
 
     async fn begin(&self, job: Arc<Job>) -> Result<RunningUpstreamJob, JobError> {
@@ -245,6 +246,13 @@ impl Backend for UpstreamBackend {
 
     fn follow_load(&self, sink: LoadSink) {
         *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    fn follow_kv(&self, sink: Box<dyn KvSink>) {
+        if matches!(self.capabilities.kv, KvSource::Backend) {
+            let following = trtllm::follow(self.shared.clone(), self.capabilities.class.block_size, sink);
+            self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(following);
+        }
     }
 
     fn distrust(&self, why: String) {

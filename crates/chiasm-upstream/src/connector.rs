@@ -14,6 +14,7 @@ use crate::backend::{Mode, UpstreamBackend};
 use crate::found::{Found, METRICS, MODELS, can_generate};
 use crate::plain::FoundPlain;
 use crate::server::Server;
+use crate::trtllm::FoundTrtllm;
 
 /// Somebody else starts it: it is looked for soon again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -56,6 +57,11 @@ impl Connector for UpstreamConnector {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
                     let mode = Mode::Messages { model: Some(found.model.clone()), status: METRICS };
                     (found.given_messages(processor.clone(), locality), mode)
+                }
+                Kind::Trtllm { block_size } => {
+                    let found = FoundTrtllm::ask(server).await.map_err(failed)?;
+                    let capabilities = found.capabilities(processor.clone(), block_size, locality);
+                    (capabilities, Mode::Messages { model: found.plain.model, status: MODELS })
                 }
                 Kind::Messages => {
                     let found = FoundPlain::ask(server).await.map_err(failed)?;

@@ -6,7 +6,8 @@
 //! markers to is compared with what was expected; where that differs nothing that is known of its KV cache can be trusted for
 //! prompts with media, and [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
 //!
-//! Any other server of OpenAI's API is given requests as they come, with nothing but the model's name changed, and its answers are passed on
+//! `vllm serve` in *chat mode* and `trtllm-serve` are given requests as they come, and still tell what their KV caches hold. Any other
+//! server of OpenAI's API is given requests as they come, with nothing but the model's name changed, and its answers are passed on
 //! as they are. What it holds is not known; it is taken to hold what it was sent.
 //!
 //! Nothing that a server says is believed to be small, well formed or in time: answers are bounded, checked and read as fast as
@@ -24,6 +25,7 @@
 //! | `request` | a job as the body of a request |
 //! | `running` | one job that runs |
 //! | `chunk` | what one event of an answer says |
+//! | `trtllm` | `trtllm-serve`, and following its KV events |
 //! | `events` | the stream of server-sent events, cut into its data |
 #![forbid(unsafe_code)]
 
@@ -38,6 +40,7 @@ mod plain;
 mod request;
 mod running;
 mod server;
+mod trtllm;
 
 pub use address::{Upstream, UpstreamError};
 pub use connector::UpstreamConnector;

@@ -15,13 +15,13 @@ use crate::found::MODELS;
 use crate::request;
 use crate::server::{AskError, Server, message, unreachable, whole};
 
-/// Pieces of four bytes in a block: text of 64 bytes, about as many tokens as blocks of engines have.
-const BLOCK_SIZE: BlockSize = match BlockSize::new(16) {
+/// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to remember it costs by the block.
+const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
     Some(size) => size,
-    None => panic!("16 is not 0"),
+    None => panic!("64 is not 0"),
 };
-/// Blocks that a server is taken to hold at most, as it does not tell: of text of 64 MiB.
-const TAKEN_TO_HOLD: u64 = 1 << 20;
+/// Blocks that a server is taken to hold at most, as it does not tell: of a million tokens or so, as a GPU has room for.
+const TAKEN_TO_HOLD: u64 = 1 << 14;
 /// A context that is not told is no bound.
 const ANY_LENGTH: usize = u32::MAX as usize;
 

@@ -72,13 +72,13 @@ impl Server {
     /// What it says at this path.
     pub(crate) async fn get(&self, path: &'static str) -> Result<Bytes, AskError> {
         let request = self.with_key(self.client.get(self.url(path))).timeout(ASKED);
-        let response = request.send().await.map_err(unreachable)?;
-        let status = response.status();
-        let body = whole(response, path).await?;
-        match status.is_success() {
-            true => Ok(body),
-            false => Err(AskError::Refused { status, path, message: message(&body) }),
-        }
+        read(request.send().await.map_err(unreachable)?, path).await
+    }
+
+    /// What it says when this is asked of it, without a body.
+    pub(crate) async fn post_empty(&self, path: &'static str) -> Result<Bytes, AskError> {
+        let request = self.with_key(self.client.post(self.url(path))).timeout(ASKED);
+        read(request.send().await.map_err(unreachable)?, path).await
     }
 
     /// Sends a body of JSON, with headers of the request that it is of. The answer is read by who asks.
@@ -100,6 +100,16 @@ impl Server {
         let mut url = self.base.clone();
         url.set_path(&format!("{}{path}", self.base.path()));
         url
+    }
+}
+
+/// The body of an answer that is a success.
+async fn read(response: Response, path: &'static str) -> Result<Bytes, AskError> {
+    let status = response.status();
+    let body = whole(response, path).await?;
+    match status.is_success() {
+        true => Ok(body),
+        false => Err(AskError::Refused { status, path, message: message(&body) }),
     }
 }
 

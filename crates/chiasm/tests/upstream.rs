@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -326,7 +327,7 @@ async fn a_server_that_makes_other_prompts_serves_on_and_is_told_of_once() {
     assert_eq!(frontend.lines_logged("it counts 2 tokens in a prompt"), 1);
 }
 
-/// A fleet of an engine that is given tokens and a server that is given messages: each has its own pictures, and what one can't do the
+/// A fleet of an engine that is given tokens and a server that is given messages: each has its own prompts, and what one can't do the
 /// other does.
 #[tokio::test]
 async fn engines_and_servers_share_the_work_of_one_fleet() {
@@ -334,16 +335,21 @@ async fn engines_and_servers_share_the_work_of_one_fleet() {
     let model = demo_model().display().to_string();
     let frontend = Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--upstream", &server.url]);
     frontend.wait_ready(2, SOON).await;
-    let pictures = ["dawn", "dusk", "night", "snow"];
+    let frontend = &frontend;
+    let long = |name: &str, max_tokens: u32| {
+        let words = format!("{name} and what comes after ").repeat(200);
+        json!({"model": "m", "messages": [{"role": "user", "content": words}], "max_tokens": max_tokens, "temperature": 0})
+    };
+    let names = ["one", "two", "three", "four", "five", "six"];
     // At once: what is busy is no place for the next one.
-    let answers = join_all(pictures.map(|name| async { frontend.chat(&ask(name, &json!({"max_tokens": 64}))).await }));
+    let answers = join_all(names.map(|name| async move { frontend.chat(&long(name, 64)).await }));
     let home = |answer: &Answer| (answer.header("x-chiasm-worker"), answer.ok()["model"] == "its/own name");
-    let homes = pictures.iter().zip(answers.await);
+    let homes = names.iter().zip(answers.await);
     let homes: Vec<(&str, String, bool)> =
         homes.map(|(name, answer)| (*name, home(&answer).0, home(&answer).1)).collect();
     assert!(homes.iter().any(|home| home.2) && homes.iter().any(|home| !home.2), "{homes:?}");
     for (name, home, _) in &homes {
-        let answer = frontend.chat(&ask(name, &json!({"max_tokens": 7}))).await;
+        let answer = frontend.chat(&long(name, 7)).await;
         answer.ok();
         assert_eq!(&answer.header("x-chiasm-worker"), home, "{name}");
         assert!(!answer.header("x-chiasm-overlap").starts_with("0/"), "{name}");
@@ -359,8 +365,9 @@ async fn engines_and_servers_share_the_work_of_one_fleet() {
     assert_eq!((odd.refused(400), odd.header("x-chiasm-worker")), ("nonsense".to_owned(), server_of(&homes)));
     server.end_by("KILL");
     for (name, ..) in &homes {
-        assert_eq!(frontend.chat(&ask(name, &json!({}))).await.ok()["model"], "m", "{name}");
+        assert_eq!(frontend.chat(&long(name, 7)).await.ok()["model"], "m", "{name}");
     }
+    assert_eq!(frontend.chat(&ask("dawn", &json!({}))).await.ok()["model"], "m");
     wait_for("the server to be let go", SOON, async || frontend.ready_workers().await == 1).await;
     assert_eq!(frontend.chat(&ask("dawn", &json!({"nonsense": 1}))).await.refused(400), "nonsense");
     assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0);
@@ -369,4 +376,145 @@ async fn engines_and_servers_share_the_work_of_one_fleet() {
 /// The server's worker.
 fn server_of(homes: &[(&str, String, bool)]) -> String {
     homes.iter().find(|home| home.2).map(|home| home.1.clone()).unwrap_or_default()
+}
+
+/// A double of `trtllm-serve`, by TensorRT-LLM's sources: it keeps all blocks of 32 tokens, and tells of them once.
+#[derive(Default)]
+struct Trtllm {
+    events: Vec<Value>,
+    next: u64,
+    /// Blocks by the hashes of those before them and their tokens.
+    blocks: HashMap<(u64, Vec<u64>), u64>,
+}
+
+impl Trtllm {
+    fn tell(&mut self, data: &Value) {
+        self.events.push(json!({"event_id": self.next, "data": data, "window_size": 4096}));
+        self.next += 1;
+    }
+
+    /// Takes a prompt in; the tokens of it that were there.
+    fn take(&mut self, tokens: &[u64], has_items: bool) -> usize {
+        let (mut parent, mut cached, mut new) = (0, 0, Vec::new());
+        let mut first_parent = Value::Null;
+        for chunk in tokens.chunks(32) {
+            let key = (parent, chunk.to_vec());
+            let hash = self.blocks.len() as u64 + 1;
+            let is_full = chunk.len() == 32;
+            match self.blocks.get(&key) {
+                Some(known) if new.is_empty() && is_full => (parent, cached) = (*known, cached + 32),
+                _ => {
+                    if new.is_empty() && parent > 0 {
+                        first_parent = parent.into();
+                    }
+                    self.blocks.insert(key, hash);
+                    let tokens: Vec<Value> = chunk
+                        .iter()
+                        .map(|token| json!({"type": "unique_token", "token_id": token, "token_extra_id": 0}))
+                        .collect();
+                    let mut block = json!({"type": "stored_block", "block_hash": hash, "tokens": tokens, "cache_level": 0, "priority": 35});
+                    if has_items {
+                        block["mm_keys"] = json!([{"type": "mm_key", "hash": "00ff", "start_offset": 0}]);
+                    }
+                    new.push(block);
+                    parent = hash;
+                }
+            }
+        }
+        if !new.is_empty() {
+            self.tell(&json!({"type": "stored", "parent_hash": first_parent, "blocks": new}));
+        }
+        cached.min(tokens.len() - 1)
+    }
+
+    /// Starts one, which counts tokens as another server does; itself, and its address.
+    async fn start(behind: &Server) -> (Arc<Mutex<Self>>, String) {
+        use axum::response::IntoResponse;
+        use axum::routing::{get, post};
+        let double = Arc::new(Mutex::new(Self::default()));
+        double.lock().expect("not poisoned").tell(&json!({"type": "created", "num_blocks_per_cache_level": [1000, 0]}));
+        let (client, url) = (behind.client.clone(), behind.url.clone());
+        let (answers, tells) = (double.clone(), double.clone());
+        let chat = async move |body: String| {
+            let mut body: Value = serde_json::from_str(&body).expect("JSON");
+            // It forbids fields that it does not know.
+            if body.to_string().contains("uuid") {
+                return (axum::http::StatusCode::BAD_REQUEST, "{\"message\": \"extra_forbidden\"}".to_owned())
+                    .into_response();
+            }
+            body = json!({"messages": body["messages"]});
+            let request = client.post(format!("{url}/tokenize")).header("content-type", "application/json");
+            let told = request.body(body.to_string()).send().await.expect("an answer").text().await.expect("text");
+            let told: Value = serde_json::from_str(&told).expect("JSON");
+            let tokens: Vec<u64> =
+                told["tokens"].as_array().expect("tokens").iter().filter_map(Value::as_u64).collect();
+            let cached = answers.lock().expect("not poisoned").take(&tokens, body.to_string().contains("image_url"));
+            let usage = json!({"prompt_tokens": tokens.len(), "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": cached}});
+            json!({"object": "chat.completion", "choices": [], "usage": usage}).to_string().into_response()
+        };
+        let events =
+            async move || Value::from(std::mem::take(&mut tells.lock().expect("not poisoned").events)).to_string();
+        let app = axum::Router::new()
+            .route("/version", get(async || "{\"version\": \"1.3.0\"}"))
+            .route("/v1/models", get(async || "{\"data\": [{\"id\": \"theirs\", \"object\": \"model\"}]}"))
+            .route("/kv_cache_events", post(events))
+            .route("/v1/chat/completions", post(chat));
+        (double, serve(app).await.replace("vllm+", "trtllm+"))
+    }
+}
+
+#[tokio::test]
+async fn trtllm_serve_is_predicted_by_what_it_tells() {
+    let behind = other().await;
+    let (one, first) = Trtllm::start(&behind).await;
+    let (_two, second) = Trtllm::start(&behind).await;
+    let frontend = before(&[&first, &second], &[]).await;
+    let knowledge = async || {
+        let workers = frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
+        let workers: Value = serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");
+        let of = |at: usize| workers["workers"][at]["knowledge"].as_str().unwrap_or_default().to_owned();
+        assert!(workers["workers"][0]["runs"].as_str().is_some_and(|runs| runs.contains("unverified")), "{workers}");
+        (
+            of(0),
+            of(1),
+            workers["workers"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .filter_map(|w| w["known_blocks"].as_u64())
+                .sum::<u64>(),
+        )
+    };
+    let exact = ("exact".to_owned(), "exact".to_owned());
+    let mut homes = HashMap::new();
+    for (round, text) in (0..3).flat_map(|round| ["a", "b", "c"].map(|text| (round, text))) {
+        let words = format!("{text} word after word ").repeat(20);
+        let body = json!({"model": "m", "messages": [{"role": "user", "content": words}], "max_tokens": 1});
+        let (.., known) = knowledge().await;
+        let answer = frontend.chat(&body).await;
+        let cached = answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+        let overlap = answer.header("x-chiasm-overlap");
+        let (held, all) = overlap.split_once('/').expect("X/Y");
+        let [held, all] = [held, all].map(|blocks| blocks.parse::<u64>().expect("a number"));
+        assert_eq!(held, cached / 32, "{text}, round {round}");
+        let home = homes.entry(text).or_insert_with(|| answer.header("x-chiasm-worker"));
+        assert_eq!(*home, answer.header("x-chiasm-worker"), "{text}, round {round}");
+        assert!(all > 2 && (round > 0) == (held == all), "{text}, round {round}: {overlap}");
+        let is_told = async || knowledge().await.2 >= known + all - held;
+        wait_for("its events", SOON, is_told).await;
+    }
+    let (of_one, of_two, _) = knowledge().await;
+    assert_eq!((of_one, of_two), exact);
+    // Images get no names there, and nothing is foreseen of them but the text before.
+    frontend.chat(&ask("dawn", &json!({}))).await.ok();
+    assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0);
+
+    // Something was lost: another reader, or a buffer that was full.
+    {
+        let mut one = one.lock().expect("not poisoned");
+        one.next += 1;
+        one.tell(&json!({"type": "removed", "block_hashes": []}));
+    }
+    wait_for("it to be known less of", SOON, async || knowledge().await.0 == "approximate").await;
+    assert_eq!(knowledge().await.1, "exact");
 }

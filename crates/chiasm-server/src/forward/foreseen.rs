@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use chiasm_backend::{InputForm, JobItem, Lacks};
+use chiasm_backend::{InputForm, JobItem, Lacks, PlaceholderForm};
 use chiasm_router::{RouteItem, RouteRequest};
 use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
@@ -12,7 +12,7 @@ use crate::anthropic::answer::in_order;
 use crate::anthropic::request::MessagesRequest;
 use crate::arrival::Arrived;
 use crate::body::parse;
-use crate::fleet::{PresentClass, PresentClasses};
+use crate::fleet::PresentClasses;
 use crate::frontend::Frontend;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
@@ -23,8 +23,8 @@ use crate::routes::{CHAT, COMPLETIONS, RESPONSES};
 /// What a request will become at workers of each class.
 pub(super) struct Foreseen {
     prepared: Prepared,
-    /// Its items can be given names, by which the server will know their blocks.
-    takes_names: bool,
+    /// The classes whose servers can be given names for its items, by which these will know their blocks.
+    named: Vec<PlanClassId>,
     /// The server counts a prompt's tokens as we do.
     is_counted: bool,
 }
@@ -44,10 +44,16 @@ impl Foreseen {
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
         // With settings a name is only a part of what vLLM knows an item by.
         let takes_names = path == CHAT && !prepared.needs.processor_kwargs;
-        if !takes_names {
-            prepared.plans.iter_mut().for_each(|plan| leave_items(plan, &classes));
+        let mut named = Vec::new();
+        for class in classes.iter().filter(|class| class.input == InputForm::Messages) {
+            if takes_names && class.class.placeholders != PlaceholderForm::Untold {
+                named.push(class.id);
+            } else {
+                let plan = prepared.plans.iter_mut().find(|plan| plan.class == class.id);
+                plan.into_iter().for_each(|plan| leave_items(plan, class.class.block_size));
+            }
         }
-        Some(Self { prepared, takes_names, is_counted: matches!(path, CHAT | COMPLETIONS) })
+        Some(Self { prepared, named, is_counted: matches!(path, CHAT | COMPLETIONS) })
     }
 
     /// What the request becomes, for each class.
@@ -90,7 +96,9 @@ impl Foreseen {
 
     /// The tokens of the prompt as a server of this class has to count them; `None` if it does so otherwise.
     pub(super) fn prompt_tokens(&self, class: PlanClassId) -> Option<usize> {
-        self.prepared.plan(class).filter(|_| self.is_counted).map(|plan| plan.tokens.len())
+        let plan = self.prepared.plan(class).filter(|_| self.is_counted)?;
+        let is_ours = plan.job_items.is_empty() || self.named.contains(&class);
+        is_ours.then(|| plan.tokens.len())
     }
 
     /// The tokens that each item of the request becomes, in order of appearance.
@@ -106,7 +114,8 @@ impl Foreseen {
 
     /// The items to which a server of this class is to be given names; `None` if there are none.
     pub(super) fn items(&self, class: PlanClassId) -> Option<Arc<[JobItem]>> {
-        let plan = self.prepared.plan(class).filter(|plan| self.takes_names && !plan.job_items.is_empty())?;
+        let plan =
+            self.prepared.plan(class).filter(|plan| self.named.contains(&class) && !plan.job_items.is_empty())?;
         Some(plan.job_items.clone())
     }
 }
@@ -129,10 +138,9 @@ async fn understood(frontend: &Frontend, path: &str, body: Arrived, caller: &Cal
 }
 
 /// Leaves the blocks from the first item on, which a server will know by names of its own.
-fn leave_items(plan: &mut Planned, classes: &[PresentClass]) {
-    let class = classes.iter().find(|class| class.id == plan.class && class.input == InputForm::Messages);
-    if let (Some(first), Some(class)) = (plan.job_items.first(), class) {
-        plan.keys.truncate(first.placeholder.offset / class.class.block_size.get());
+fn leave_items(plan: &mut Planned, size: BlockSize) {
+    if let Some(first) = plan.job_items.first() {
+        plan.keys.truncate(first.placeholder.offset / size.get());
         plan.route_items.clear();
     }
 }
