@@ -56,7 +56,7 @@ pub struct Considered {
 /// The terms of a worker's cost, before their weights; `docs/routing.md` says what each is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
-    /// M: blocks to compute.
+    /// M: blocks of 16 tokens to compute.
     pub compute: f64,
     /// F: blocks to load from the CPU or storage.
     pub fetch: f64,
@@ -70,6 +70,14 @@ pub struct Terms {
     pub load: f64,
     /// X: cost of what it did lately beyond the mean.
     pub excess: f64,
+}
+
+/// Tokens of the blocks that costs count in, whatever blocks workers have: so those of one fleet may have blocks of several sizes.
+const BLOCK: f64 = 16.0;
+
+/// As many tokens in the blocks of costs.
+pub(crate) fn in_blocks(tokens: f64) -> f64 {
+    tokens / BLOCK
 }
 
 impl Terms {

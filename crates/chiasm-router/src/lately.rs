@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use crate::config::Decoding;
+use crate::explain::in_blocks;
 use crate::roster::Worker;
 
 /// Time in which what was done comes to count less by e.
@@ -54,8 +55,8 @@ impl Lately {
         let grown = (1.0 - left) * FADING.as_secs_f64();
         self.sum = 0.0;
         for worker in workers {
-            let tokens = worker.requests as f64 / worker.info.block_size.get() as f64;
-            let blocks = tokens + decoding.read_per_block * worker.blocks_in_use as f64;
+            let in_use = worker.blocks_in_use as f64 * worker.info.block_size.get() as f64;
+            let blocks = in_blocks(worker.requests as f64) + decoding.read_per_block * in_blocks(in_use);
             let answering = prefill * decoding.steps_per_second * blocks;
             worker.lately = left * worker.lately + grown * answering;
             self.sum += worker.lately;

@@ -9,7 +9,7 @@ use rand::rngs::SmallRng;
 
 use crate::config::{BusyThresholds, Policy, RouterConfig, Weights};
 use crate::error::RouteError;
-use crate::explain::{Considered, Decision, Explanation, Terms};
+use crate::explain::{Considered, Decision, Explanation, Terms, in_blocks};
 use crate::media_holders::ItemUse;
 use crate::roster::{Pending, Roster, Seat, Worker};
 use crate::router::{RouteItem, RouteRequest};
@@ -332,7 +332,7 @@ impl Scratch {
                 if candidate.plan != plan {
                     continue;
                 }
-                let blocks = embeds as f64 / f64::from(candidate.block_size);
+                let blocks = in_blocks(embeds as f64);
                 if held.embeddings && end > candidate.covered_tokens() {
                     candidate.encode_spared += blocks;
                 }

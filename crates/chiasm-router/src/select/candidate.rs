@@ -3,7 +3,7 @@
 use chiasm_types::WorkerId;
 
 use crate::config::Weights;
-use crate::explain::Terms;
+use crate::explain::{Terms, in_blocks};
 use crate::roster::{Roster, Seat, Worker};
 use crate::router::RouteItem;
 
@@ -22,7 +22,7 @@ pub(super) struct Candidate {
     pub(super) expected: u32,
     /// Leading blocks that it holds with those on the CPU and in storage.
     pub(super) loadable: u32,
-    /// Blocks in use.
+    /// Blocks in use, as costs count them.
     pub(super) load: f64,
     /// Work of the requests that wait there, in the unit of costs.
     pub(super) waiting_work: f64,
@@ -64,7 +64,7 @@ impl Candidate {
             overlap: overlap as u32,
             expected: overlap as u32,
             loadable: loadable as u32,
-            load: worker.blocks_in_use as f64,
+            load: in_blocks(worker.blocks_in_use as f64 * worker.info.block_size.get() as f64),
             waiting_work: worker.pending.work + work_of_others(roster, worker, weights),
             excess: (worker.lately - mean_lately).max(0.0),
             encode_spared: 0.0,
@@ -85,9 +85,10 @@ impl Candidate {
     /// What its cost is made of. `encode` and `process` are the blocks that the embeddings of items fill which end after what it
     /// need not compute, and of all items, whatever it is spared.
     pub(super) fn terms(&self, encode: f64, process: f64) -> Terms {
+        let size = f64::from(self.block_size);
         Terms {
-            compute: self.blocks.saturating_sub(self.covered().into()) as f64,
-            fetch: f64::from(self.covered() - self.expected),
+            compute: in_blocks(self.blocks.saturating_sub(self.covered().into()) as f64 * size),
+            fetch: in_blocks(f64::from(self.covered() - self.expected) * size),
             // What is spared is a sum in another order: no less than nothing is left.
             encode: (encode - self.encode_spared).max(0.0),
             process: (process - self.process_spared).max(0.0),
@@ -99,12 +100,12 @@ impl Candidate {
 
     /// Blocks that the embeddings fill which it has to encode, whatever it is spared.
     pub(super) fn encode(&self, items: &Items) -> f64 {
-        items.embeds_from(items.encoded_from(self.covered_tokens())) as f64 / f64::from(self.block_size)
+        in_blocks(items.embeds_from(items.encoded_from(self.covered_tokens())) as f64)
     }
 
     /// Blocks that the embeddings of all items fill.
     pub(super) fn process(&self, items: &Items) -> f64 {
-        items.embeds_from(0) as f64 / f64::from(self.block_size)
+        in_blocks(items.embeds_from(0) as f64)
     }
 }
 
@@ -148,7 +149,7 @@ fn work_of_others(roster: &Roster, worker: &Worker, weights: &Weights) -> f64 {
     let told = worker.engine.map_or(0, |engine| engine.pending_tokens_of_others);
     match told {
         0 => roster.typical.work * waiting_of_others(worker) as f64,
-        tokens => weights.prefill * tokens as f64 / worker.info.block_size.get() as f64,
+        tokens => weights.prefill * in_blocks(tokens as f64),
     }
 }
 

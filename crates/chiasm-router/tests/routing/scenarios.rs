@@ -295,6 +295,14 @@ fn workers_with_another_block_size_share_no_blocks_but_can_be_picked() {
 }
 
 #[test]
+fn work_counts_by_its_tokens_whatever_the_blocks_of_a_worker_are() {
+    let router = router(1, |_| ());
+    router.add_worker(WorkerId(1), WorkerInfo { block_size: BlockSize::new(64).unwrap(), ..INFO });
+    let running: Vec<_> = (0..20).map(|text| Prompt::text(text, 640).select(&router)).collect();
+    assert_eq!(per_worker(2, &running), [10, 10]);
+}
+
+#[test]
 fn a_prompt_shorter_than_a_block_is_routed_by_load() {
     let router = router(2, |_| ());
     let running: Vec<_> = (0..10).map(|text| Prompt::text(text, 5).select(&router)).collect();

@@ -6,7 +6,7 @@ const KEPT = 100;
 /** Candidates that are shown at first. */
 const FIRST = 64;
 const TERMS = [
-  ["M", "blocks to compute"],
+  ["M", "blocks of 16 tokens to compute"],
   ["F", "blocks to load from the CPU or storage"],
   ["E", "blocks of embeddings to encode"],
   ["P", "blocks of embeddings to process"],
