@@ -79,15 +79,20 @@ impl Connection {
         struct Ready {
             workers: u64,
         }
-        let request = Request::get("/ready").header("host", &self.host).body(Pieces::default())?;
-        Ok(serde_json::from_str::<Ready>(&self.send(request).await?.1)?.workers)
+        Ok(serde_json::from_str::<Ready>(&self.get("/ready").await?.1)?.workers)
     }
 
     /// Whether the side knows the model.
     pub(crate) async fn serves_the_model(&mut self) -> Result<bool, Box<dyn Error>> {
-        let request = Request::get("/v1/models").header("host", &self.host).body(Pieces::default())?;
-        let (status, text, _) = self.send(request).await?;
+        let (status, text) = self.get("/v1/models").await?;
         Ok(status == StatusCode::OK && text.contains(&format!("{MODEL:?}")))
+    }
+
+    /// What the side says at a path: the status and the body.
+    pub(crate) async fn get(&mut self, path: &str) -> Result<(StatusCode, String), Box<dyn Error>> {
+        let request = Request::get(path).header("host", &self.host).body(Pieces::default())?;
+        let (status, text, _) = self.send(request).await?;
+        Ok((status, text))
     }
 
     /// The status, the body, and when its pieces came.

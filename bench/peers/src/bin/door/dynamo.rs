@@ -56,6 +56,7 @@ pub(crate) fn start(
         counts: Counts::Text,
         frontend: Program::start("dynamo-frontend", &mut frontend, &inputs.scratch)?,
         children: 0,
+        has_workers: false,
         agents: Vec::new(),
         engines,
         tells_engines: false,

@@ -21,6 +21,13 @@
 //!
 //! measures what an agent between frontend and engines costs, for `bench-peers machines`.
 //!
+//! ```text
+//! door routers --chiasm PROGRAM --model DIR --pictures DIR --rounds N --conversations N --python PROGRAM --dynamo VERSION
+//!              --smg PROGRAM,VERSION --envoy PROGRAM,VERSION --nginx PROGRAM,VERSION
+//! ```
+//!
+//! measures what routers cost before the same upstreams, and what these find in their caches, for `bench-peers upstream`.
+//!
 //! | file | is |
 //! |---|---|
 //! | `workload` | the cases, and the requests of each |
@@ -33,6 +40,7 @@
 //! | `relay` | a frontend that does nothing, and what stands for its engine |
 //! | `measure` | in which order what is asked, and what comes of it |
 //! | `machines` | the same, where an agent is between frontend and engine |
+//! | `routers` | the same, before servers of models that somebody else runs |
 
 #![forbid(unsafe_code)]
 
@@ -47,6 +55,7 @@ mod ours;
 mod picture;
 mod program;
 mod relay;
+mod routers;
 mod side;
 mod vllm_rs;
 mod words;
@@ -130,6 +139,13 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         "beat" => return relay::beat(flag("--relay")?, flag("--rate")?.parse()?, flag("--step-log")?).await,
         "echo" => return machines::echo(flag("--listen")?.parse()?, Path::new(flag("--certificates")?)).await,
         "sink" => return machines::sink(flag("--listen")?.parse()?),
+        "upstream" => {
+            let events = flags.get("--events").zip(flags.get("--replay"));
+            let events = events.map(|(events, replay)| Ok::<_, Box<dyn Error>>([events.parse()?, replay.parse()?]));
+            let rate = flags.get("--prefill-rate").map(|rate| rate.parse()).transpose()?;
+            return routers::serve(flag("--listen")?.parse()?, flag("--blocks")?.parse()?, rate, events.transpose()?)
+                .await;
+        }
         _ => {}
     }
     let model = Path::new(flag("--model")?);
@@ -177,6 +193,29 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             };
             let dynamo = (flag("--python")?.into(), flag("--dynamo")?.to_owned());
             machines::run(&inputs, &dynamo, Path::new(flag("--etcd")?), rounds()?, &workload).await
+        }
+        "routers" => {
+            let scratch = tempfile::tempdir()?;
+            let inputs = Inputs {
+                chiasm: flag("--chiasm")?.into(),
+                engines: 1,
+                baseline: None,
+                peers: None,
+                model: model.into(),
+                scratch: scratch.path().into(),
+                call: workload.borrow_mut().call(),
+            };
+            let versioned = |name| {
+                let (program, version) = flag(name)?.rsplit_once(',').ok_or(USAGE)?;
+                Ok::<_, Box<dyn Error>>((PathBuf::from(program), version.to_owned()))
+            };
+            let programs = routers::Programs {
+                smg: versioned("--smg")?,
+                envoy: versioned("--envoy")?,
+                nginx: versioned("--nginx")?,
+                dynamo: (flag("--python")?.into(), flag("--dynamo")?.to_owned()),
+            };
+            routers::run(&inputs, &programs, rounds()?, flag("--conversations")?.parse()?, &workload).await
         }
         "load" => {
             let address = flag("--address")?.parse()?;

@@ -48,6 +48,7 @@ pub(crate) fn start(
         counts: Counts::All,
         frontend: Program::start(name, &mut frontend, &inputs.scratch)?,
         children: 0,
+        has_workers: false,
         agents: Vec::new(),
         engines,
         tells_engines: true,

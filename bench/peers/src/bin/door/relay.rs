@@ -40,6 +40,7 @@ pub(crate) fn start(inputs: &Inputs, rate: Rate) -> Result<Side, Box<dyn Error>>
         counts: Counts::Nothing,
         frontend: Program::start("relay", &mut frontend, &inputs.scratch)?,
         children: 0,
+        has_workers: false,
         agents: Vec::new(),
         engines: vec![Program::start("beat", &mut beat, &inputs.scratch)?],
         tells_engines: false,

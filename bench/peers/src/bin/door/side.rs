@@ -68,6 +68,8 @@ pub(crate) struct Side {
     pub(crate) frontend: Program,
     /// Processes that the frontend itself starts: its engine.
     pub(crate) children: usize,
+    /// Whether the processes that the frontend starts are part of it, and no engines.
+    pub(crate) has_workers: bool,
     /// Agents between it and its engines: their CPU time counts as the frontend's does.
     pub(crate) agents: Vec<Program>,
     /// Its engines, if the frontend has not started them. Ended after the frontend.
@@ -119,19 +121,21 @@ impl Side {
             }
         }
         match self.frontend.children()?.len() {
-            children if children == self.children => Ok(()),
+            children if children == self.children || self.has_workers => Ok(()),
             children => Err(format!("{} runs {children} processes, whose CPU time would not count", self.name).into()),
         }
     }
 
-    /// CPU time so far of what is measured: the frontend and its agents.
+    /// CPU time so far of what is measured: the frontend, with processes that are part of it, and its agents.
     pub(crate) fn cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
-        CpuTime::of([&self.frontend].into_iter().chain(&self.agents).map(Program::id))
+        let workers = if self.has_workers { self.frontend.children()? } else { Vec::new() };
+        CpuTime::of([&self.frontend].into_iter().chain(&self.agents).map(Program::id).chain(workers))
     }
 
     /// CPU time of its engines so far: those beside the frontend, or those that it has started.
     pub(crate) fn engines_cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
-        CpuTime::of(self.engines.iter().map(Program::id).chain(self.frontend.children()?))
+        let started = if self.has_workers { Vec::new() } else { self.frontend.children()? };
+        CpuTime::of(self.engines.iter().map(Program::id).chain(started))
     }
 
     async fn try_once(&self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {

@@ -34,6 +34,7 @@ pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin)
         counts: Counts::All,
         frontend: Program::start("vllm-rs", &mut frontend, &inputs.scratch)?,
         children: 1,
+        has_workers: false,
         agents: Vec::new(),
         engines: Vec::new(),
         tells_engines: false,

@@ -1,4 +1,4 @@
-//! Who asks what: six cases of requests and three of long streams, and the next request of each.
+//! Who asks what: seven cases of requests and three of long streams, and the next request of each.
 
 use std::error::Error;
 use std::ops::RangeInclusive;
@@ -49,6 +49,8 @@ pub(crate) enum Case {
     Distinct,
     /// A new text in every request.
     Text,
+    /// A new text in every request, its short answer streamed.
+    TextStreamed,
     /// A new text in every request after a system prompt that all have.
     TextAfterSystem,
     /// A short text, and an answer that is streamed token by token.
@@ -116,6 +118,7 @@ impl Case {
             Self::RepeatedUrl => "repeated image, URL",
             Self::Distinct => "distinct images, data URI",
             Self::Text => "1k-token text",
+            Self::TextStreamed => "1k-token text, streamed",
             Self::TextAfterSystem => "1k-token text, shared system prompt",
             Self::Streaming => "streaming",
             Self::Long(Told::Plain, _) => "plain",
@@ -132,7 +135,7 @@ impl Case {
         }
     }
 
-    /// Whether answers are streamed, so that tokens are what is asked for.
+    /// Whether answers are streamed and long, so that tokens are what is asked for.
     pub(crate) fn is_streamed(self) -> bool {
         matches!(self, Self::Streaming | Self::Long(..))
     }
@@ -160,7 +163,9 @@ impl Case {
     /// Prompt tokens that a request of this case may have, if one had `counted`.
     pub(crate) fn prompt_tokens(self, counted: u64) -> RangeInclusive<u64> {
         match self {
-            Self::Text | Self::TextAfterSystem => PROMPT_TOKENS - TOLERANCE..=PROMPT_TOKENS + TOLERANCE,
+            Self::Text | Self::TextStreamed | Self::TextAfterSystem => {
+                PROMPT_TOKENS - TOLERANCE..=PROMPT_TOKENS + TOLERANCE
+            }
             // The words of a short text are of one token or of two.
             Self::Streaming | Self::Long(..) => 1..=PROMPT_TOKENS,
             Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
@@ -244,11 +249,17 @@ impl Workload {
 
     /// Bytes of the picture in the last request, if that was [`Case::Distinct`].
     pub(crate) fn picture_bytes(&self) -> Result<usize, Box<dyn Error>> {
-        Ok(STANDARD.decode(self.picture().numbered(self.made).concat())?.len())
+        Ok(STANDARD.decode(self.picture(self.made).concat())?.len())
     }
 
-    fn picture(&self) -> &Picture {
-        &self.pictures[self.made as usize % self.pictures.len()]
+    /// The file of this number in base64, in two pieces.
+    pub(crate) fn picture(&self, number: u64) -> [Bytes; 2] {
+        self.pictures[number as usize % self.pictures.len()].numbered(number)
+    }
+
+    /// The words that texts are made of.
+    pub(crate) fn words(&self) -> &Words {
+        &self.words
     }
 
     /// The next request, to a side that finds the repeated picture at `url`.
@@ -258,12 +269,16 @@ impl Workload {
             Case::RepeatedInline => self.image("data:image/jpeg;base64,", [self.repeated.clone(), Bytes::new()]),
             Case::RepeatedUrl => self.image(url, [Bytes::new(), Bytes::new()]),
             Case::Distinct => {
-                let picture = self.picture().numbered(self.made);
+                let picture = self.picture(self.made);
                 self.image("data:image/jpeg;base64,", picture)
             }
             Case::Text => {
                 let text = self.words.text(self.length, &mut self.rng);
                 chat(&format!(r#"{{"role":"user","content":"{text}"}}"#))
+            }
+            Case::TextStreamed => {
+                let text = self.words.text(self.length, &mut self.rng);
+                streamed(ANSWER_TOKENS, &text, "")
             }
             Case::TextAfterSystem => {
                 let own = self.length - (self.length as f64 * SYSTEM_PART) as usize;
@@ -286,10 +301,7 @@ impl Workload {
     /// A request for a streamed answer to a short text, with `more` fields.
     fn stream(&mut self, tokens: u64, more: &str) -> Pieces {
         let text = self.words.text(STREAM_WORDS, &mut self.rng);
-        let body = format!(
-            r#"{{"model":"{MODEL}","max_tokens":{tokens},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":"{text}"}}]{more}}}"#
-        );
-        [Bytes::from(body)].into()
+        streamed(tokens, &text, more)
     }
 
     /// A request with one image and a question that no other has.
@@ -302,6 +314,14 @@ impl Workload {
             format!(r#""}}}},{{"type":"text","text":"Question {:08}: what is in this picture?"}}]}}]}}"#, self.made);
         [head.into(), first, second, tail.into()].into()
     }
+}
+
+/// A request for an answer of so many tokens that is streamed, with `more` fields. The text holds nothing that JSON would want escaped.
+fn streamed(tokens: u64, text: &str, more: &str) -> Pieces {
+    let body = format!(
+        r#"{{"model":"{MODEL}","max_tokens":{tokens},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":"{text}"}}]{more}}}"#
+    );
+    [Bytes::from(body)].into()
 }
 
 /// The messages hold nothing that JSON would want escaped.

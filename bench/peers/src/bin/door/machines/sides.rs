@@ -57,6 +57,7 @@ pub(crate) fn frontend(
         counts: Counts::All,
         frontend: Program::start(&format!("{name}: frontend"), &mut frontend, &inputs.scratch)?,
         children: 0,
+        has_workers: false,
         agents: Vec::new(),
         engines: Vec::new(),
         tells_engines: false,
