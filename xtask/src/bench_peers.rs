@@ -19,6 +19,8 @@
 //! | `serve_run` | a run of it |
 //! | `machines`, `machines_note` | the bench of an agent between frontend and engine: its targets, its note |
 //! | `machines_run` | a run of it |
+//! | `upstream`, `upstream_note` | the bench of routers before servers that run already: its targets, its note |
+//! | `upstream_run`, `router_peers` | a run of it; the routers that it is measured against |
 //! | `page` | what several notes are written with |
 //! | `peers` | the programs that measure pixels, index, door and serve, which have a workspace of their own |
 //! | `load` | what else the machine does |
@@ -48,6 +50,7 @@ mod pixels_note;
 mod processor;
 mod processor_note;
 mod processor_run;
+mod router_peers;
 mod row;
 mod serve;
 mod serve_note;
@@ -55,6 +58,9 @@ mod serve_run;
 mod stream;
 mod stream_note;
 mod turbojpeg;
+mod upstream;
+mod upstream_note;
+mod upstream_run;
 
 use std::fs;
 use std::path::PathBuf;
@@ -72,6 +78,7 @@ pub(crate) use door_run::Sides as DoorSides;
 pub(crate) use machines_run::SHORT as SHORT_MACHINES;
 pub(crate) use processor_run::SHORT as SHORT_PROCESSOR;
 pub(crate) use serve_run::SHORT as SHORT_SERVE;
+pub(crate) use upstream_run::SHORT as SHORT_UPSTREAM;
 
 const RESULTS: &str = "docs/benchmarks";
 const MANIFEST: &str = "Cargo.toml";
@@ -101,6 +108,8 @@ pub(crate) enum Bench {
     Serve,
     /// `chiasm serve` before an agent, before an engine of its own, and Dynamo's frontend.
     Machines,
+    /// `chiasm serve`, SMG, Envoy and nginx before the same servers, and Dynamo's frontend.
+    Upstream,
 }
 
 impl Bench {
@@ -114,6 +123,7 @@ impl Bench {
             processor::BENCH => Some(Self::Processor),
             serve::BENCH => Some(Self::Serve),
             machines::BENCH => Some(Self::Machines),
+            upstream::BENCH => Some(Self::Upstream),
             _ => None,
         }
     }
@@ -128,6 +138,7 @@ impl Bench {
             Self::Processor => processor::BENCH,
             Self::Serve => serve::BENCH,
             Self::Machines => machines::BENCH,
+            Self::Upstream => upstream::BENCH,
         }
     }
 
@@ -142,6 +153,7 @@ impl Bench {
             Self::Processor => &processor::MANDATORY,
             Self::Serve => &serve::MANDATORY,
             Self::Machines => &machines::MANDATORY,
+            Self::Upstream => &upstream::MANDATORY,
         }
     }
 
@@ -151,7 +163,7 @@ impl Bench {
             Self::Pixels | Self::Index => 15,
             Self::Handoff => 21,
             // A round takes a minute.
-            Self::Door | Self::Machines => 7,
+            Self::Door | Self::Machines | Self::Upstream => 7,
             // Two and a half, of which most is waiting for the engines' steps.
             Self::Stream => 5,
             Self::Processor => 9,
@@ -171,6 +183,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         Bench::Processor => processor_run::run(setup, rounds, json),
         Bench::Serve => serve_run::run(setup, rounds, json),
         Bench::Machines => machines_run::run(setup, rounds, json),
+        Bench::Upstream => upstream_run::run(setup, rounds, json),
     }
 }
 

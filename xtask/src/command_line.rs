@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_SERVE};
+use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_SERVE, SHORT_UPSTREAM};
 use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
@@ -64,6 +64,10 @@ usage: cargo xtask COMMAND
   bench-peers machines [--rounds N | --short] [--json]
                     measure what an agent between frontend and engine costs, against local engines and Dynamo, on loopback and, as
                     root, on a link of 10 Gbit/s; write docs/benchmarks/machines.*
+                    --rounds takes 7 or more; --short as for the processor
+  bench-peers upstream [--rounds N | --short] [--json]
+                    measure what a router costs before servers that run already, and what it has them find in their caches, against
+                    SMG, Dynamo, Envoy and nginx; write docs/benchmarks/upstream.*
                     --rounds takes 7 or more; --short as for the processor
   help              this text
 
@@ -172,6 +176,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             ("--short", Command::BenchPeers { bench: Bench::Processor, rounds, .. }) => *rounds = SHORT_PROCESSOR,
             ("--short", Command::BenchPeers { bench: Bench::Serve, rounds, .. }) => *rounds = SHORT_SERVE,
             ("--short", Command::BenchPeers { bench: Bench::Machines, rounds, .. }) => *rounds = SHORT_MACHINES,
+            ("--short", Command::BenchPeers { bench: Bench::Upstream, rounds, .. }) => *rounds = SHORT_UPSTREAM,
             ("--test", Command::Dist { test, .. }) => *test = true,
             ("--profile", Command::Dist { profile, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
@@ -285,6 +290,8 @@ mod tests {
         assert_eq!(parse_words("bench-peers serve --short").unwrap(), asked(Bench::Serve, 1, false));
         assert_eq!(parse_words("bench-peers machines").unwrap(), asked(Bench::Machines, 7, false));
         assert_eq!(parse_words("bench-peers machines --short").unwrap(), asked(Bench::Machines, 1, false));
+        assert_eq!(parse_words("bench-peers upstream").unwrap(), asked(Bench::Upstream, 7, false));
+        assert_eq!(parse_words("bench-peers upstream --short").unwrap(), asked(Bench::Upstream, 1, false));
         assert!(parse_words("bench-peers serve --rounds 4").is_err());
         assert!(parse_words("bench-peers door --short").is_err());
         assert!(parse_words("bench-peers handoff --rounds 20").unwrap_err().to_string().contains("21"));

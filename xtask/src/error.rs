@@ -15,7 +15,7 @@ pub(crate) enum Error {
     #[error("`{command}` does not take `{flag}`, see `cargo xtask help`")]
     UnknownFlag { command: String, flag: String },
 
-    #[error("there is no bench `{name}`, only `pixels`, `handoff`, `index` and `door`")]
+    #[error("there is no bench `{name}`, see `cargo xtask help`")]
     UnknownBench { name: String },
 
     #[error("`--rounds` takes a number of at least {fewest}, not `{found}`: fewer rounds say nothing")]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `command_line` | what was asked for |
 //! | `test_steps`, `test_run` | the table of what `test` does; walking it |
-//! | `debian`, `etcd`, `chromium`, `prometheus` | packages unpacked without root, and programs of them for tests |
+//! | `debian`, `etcd`, `chromium`, `prometheus`, `nginx` | packages unpacked without root, and programs of them for tests and benches |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
 //! | `manifests` | the manifests of `deploy/kubernetes` against Kubernetes' schemas |
@@ -44,6 +44,7 @@ mod keyed_dir;
 mod manifests;
 mod models;
 mod models_page;
+mod nginx;
 mod notices;
 #[cfg(test)]
 mod page_links;

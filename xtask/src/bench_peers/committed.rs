@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::bench_peers::row::{Row, missing};
 use crate::bench_peers::{
     Bench, RESULTS, door_note, handoff_note, index_note, machines_note, pixels_note, processor_note, serve_note,
-    stream_note,
+    stream_note, upstream_note,
 };
 
 const BENCHES: [Bench; 8] = [
@@ -44,6 +44,7 @@ fn each_note_is_made_of_the_rows_beside_it() {
             Bench::Processor => processor_note::write(&rows),
             Bench::Serve => serve_note::write(&rows),
             Bench::Machines => machines_note::write(&rows),
+            Bench::Upstream => upstream_note::write(&rows),
         };
         let committed = fs::read_to_string(file(bench, "md")).unwrap();
         for (number, (made, found)) in note.lines().zip(committed.lines()).enumerate() {
