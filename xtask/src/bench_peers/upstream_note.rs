@@ -46,8 +46,8 @@ something; those of CPU time are medians of the rounds' ratios.
 - Targets against SMG are those against its default policy. Envoy and nginx know nothing of models: they are the floor, so the
   ratio there is how many times as much we spend.
 - Each answer is a 200 with the tokens that are expected, or the run fails. All but SMG quiet log as they do by default, into files.
-- What a router remembers of requests that it has passed on grows with them. Chiasm takes a server to hold a million blocks of text
-  at most, which the first rounds fill: its numbers are those of a router that has run for a while.
+- What a router remembers of requests that it has passed on grows with them. Chiasm takes a server to hold about a million tokens of
+  text at most, which the first rounds fill: its numbers are those of a router that has run for a while.
 ";
 
 const SHARED: &str = "\
