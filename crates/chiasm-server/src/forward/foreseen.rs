@@ -30,7 +30,8 @@ pub(super) struct Foreseen {
 }
 
 impl Foreseen {
-    /// Foresees what workers of these classes will make of a body that was sent to this path. `None` if that can't be told: the request has parts that are not understood here, or is wrong, which the server says then.
+    /// Foresees what workers of these classes will make of a body that was sent to this path. `None` if that can't be told: the
+    /// request has parts that are not understood here, or is wrong, which the server says then.
     pub(super) async fn of(
         frontend: &Frontend,
         path: &str,

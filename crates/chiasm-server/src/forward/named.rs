@@ -10,7 +10,7 @@ type Fields = Map<String, Value>;
 /// Whether a part of a conversation has a name for its media item. A server takes two items of one name for one, so names of clients must
 /// not get there: anybody can give another item the same one.
 pub(super) fn has_names(fields: &Fields) -> bool {
-    parts(fields).filter_map(Value::as_object).any(|part| {
+    ["messages", "input"].iter().flat_map(|list| parts_of(fields, list)).filter_map(Value::as_object).any(|part| {
         let mut within = part.values().filter_map(Value::as_object);
         part.contains_key("uuid") || within.any(|field| field.contains_key("uuid"))
     })
@@ -18,7 +18,11 @@ pub(super) fn has_names(fields: &Fields) -> bool {
 
 /// The parts of all messages, in order of appearance.
 fn parts(fields: &Fields) -> impl Iterator<Item = &Value> {
-    let messages = fields.get("messages").and_then(Value::as_array).into_iter().flatten();
+    parts_of(fields, "messages")
+}
+
+fn parts_of<'a>(fields: &'a Fields, list: &str) -> impl Iterator<Item = &'a Value> {
+    let messages = fields.get(list).and_then(Value::as_array).into_iter().flatten();
     messages.filter_map(|message| message.get("content")?.as_array()).flatten()
 }
 
@@ -111,4 +115,31 @@ fn write_image(out: &mut Vec<u8>, image: &EncodedItem, name: &str) -> Result<()>
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(br#""}"#);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(body: Value) -> Fields {
+        body.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn names_of_clients_are_found_wherever_a_server_would_look_for_them() {
+        let part = |part: Value| json!([{"role": "user", "content": [{"type": "text", "text": "uuid"}, part]}]);
+        let image = json!({"type": "image_url", "image_url": {"url": "http://a"}});
+        assert!(!has_names(&of(json!({"messages": part(image), "uuid": "x", "user": {"uuid": "x"}}))));
+        for named in [
+            json!({"type": "image_url", "image_url": {"url": "http://a"}, "uuid": "x"}),
+            json!({"type": "video_url", "video_url": {"url": "http://a", "uuid": "x"}}),
+            json!({"type": "image_url", "image_url": null, "uuid": null}),
+        ] {
+            assert!(has_names(&of(json!({"messages": part(named.clone())}))), "{named}");
+            assert!(has_names(&of(json!({"input": part(named.clone())}))), "{named}");
+        }
+        assert!(!has_names(&of(json!({"messages": "x", "input": [{"content": "uuid"}, 7]}))));
+    }
 }
