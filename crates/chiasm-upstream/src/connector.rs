@@ -14,6 +14,7 @@ use crate::backend::{Mode, UpstreamBackend};
 use crate::found::Found;
 use crate::plain::FoundPlain;
 use crate::server::Server;
+use crate::sglang;
 
 /// Somebody else starts it: it is looked for soon again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -49,7 +50,12 @@ impl Connector for UpstreamConnector {
             let (capabilities, mode) = match upstream.kind {
                 Kind::VllmTokens => {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
-                    (found.capabilities(processor.clone(), locality), Mode::Tokens)
+                    (found.capabilities(processor.clone(), locality), Mode::Vllm)
+                }
+                Kind::SglangTokens => {
+                    let found = sglang::Found::ask(server, &locality).await.map_err(failed)?;
+                    let manner = found.manner();
+                    (found.capabilities(processor.clone(), locality), Mode::Sglang(manner))
                 }
                 Kind::Messages => {
                     let found = FoundPlain::ask(server).await.map_err(failed)?;

@@ -33,8 +33,9 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
     pub(crate) attach: Vec<String>,
     /// Give requests to this server, which somebody else runs: vllm+http://HOST:PORT (or vllm+https:) is vllm serve of the same model with
-    /// --enable-scale-out, http://HOST:PORT (or https:) any server of OpenAI's API, which gets requests as they come. Options go
-    /// behind commas: api-key-file=FILE, ca-file=FILE. May be given several times
+    /// --enable-scale-out, sglang+http://HOST:PORT (or sglang+https:) SGLang with --enable-metrics, http://HOST:PORT (or https:) any
+    /// server of OpenAI's API, which gets requests as they come. Options go behind commas: api-key-file=FILE, ca-file=FILE. May be
+    /// given several times
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
     pub(crate) upstream: Vec<Upstream>,
     /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for
