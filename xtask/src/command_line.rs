@@ -11,10 +11,10 @@ use crate::vllm_overlay::{NEWEST, VERSIONS};
 pub(crate) const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [--no-vllm | --vllm VERSION | --vllm all]
+  test [--no-vllm | --vllm VERSION | --vllm all] [--sglang]
                     everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM
                     --vllm takes engines of another version, or of each, the newest first, and keeps what passed in
-                    docs/versions.md; --no-vllm leaves them out, loudly
+                    docs/versions.md; --no-vllm leaves them out, loudly; --sglang adds real SGLang servers
   soak [--minutes N] [--seed S]
                     mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
                     random seed unless they are given
@@ -23,6 +23,7 @@ usage: cargo xtask COMMAND
   vllm-drift VERSION [--write]
                     say what a version of vLLM, as 0.34.0, changes of what Chiasm relies on, and exchange messages with its types;
                     fails if anything changed. --write makes it the known state of its minor version, after you have looked
+  sglang-env        make or reuse what real SGLang for CPU needs beside that environment, print its path
   clients-env       make or reuse the Python environment with clients that other people use, print its path
   record-clients    record again what they send, for the tests: crates/chiasm/tests/recorded
   models            make or reuse the tiny random models, print their directory
@@ -85,6 +86,7 @@ pub(crate) enum Command {
         version: String,
         write: bool,
     },
+    SglangEnv,
     ClientsEnv,
     RecordClients,
     Models,
@@ -102,6 +104,8 @@ pub(crate) enum Command {
         versions: Vec<&'static str>,
         /// Whether what passed is kept, for `docs/versions.md`.
         record: bool,
+        /// Whether there are tests with real SGLang too.
+        sglang: bool,
     },
     /// Builds what people install.
     Dist {
@@ -133,6 +137,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             Some("--help" | "-h") => return Ok(Command::Help),
             version => Command::VllmDrift { version: release(version)?, write: false },
         },
+        "sglang-env" => Command::SglangEnv,
         "clients-env" => Command::ClientsEnv,
         "record-clients" => Command::RecordClients,
         "models" => Command::Models,
@@ -149,14 +154,15 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
             }
         },
-        "test" => Command::Test { versions: vec![NEWEST], record: false },
+        "test" => Command::Test { versions: vec![NEWEST], record: false, sglang: false },
         "soak" => Command::Soak { minutes: 2, seed: None },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
     };
     while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
             ("--no-vllm", Command::Test { versions, .. }) => versions.clear(),
-            ("--vllm", Command::Test { versions, record }) => {
+            ("--sglang", Command::Test { sglang, .. }) => *sglang = true,
+            ("--vllm", Command::Test { versions, record, .. }) => {
                 *record = true;
                 *versions = match flags.next().map(String::as_str) {
                     Some("all") => VERSIONS.into_iter().rev().collect(),
@@ -241,6 +247,7 @@ mod tests {
     fn commands_are_read_by_name() {
         assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
         assert_eq!(parse_words("vllm-env --vllm 0.33").unwrap(), Command::VllmEnv { version: "0.33.0" });
+        assert_eq!(parse_words("sglang-env").unwrap(), Command::SglangEnv);
         assert_eq!(parse_words("clients-env").unwrap(), Command::ClientsEnv);
         assert_eq!(parse_words("record-clients").unwrap(), Command::RecordClients);
         assert_eq!(parse_words("models").unwrap(), Command::Models);
@@ -253,10 +260,13 @@ mod tests {
 
     #[test]
     fn test_leaves_the_engines_out_only_when_told() {
-        let told = |versions: &[&'static str], record| Command::Test { versions: versions.to_vec(), record };
+        let told =
+            |versions: &[&'static str], record| Command::Test { versions: versions.to_vec(), record, sglang: false };
         let test = |versions| told(versions, true);
         assert_eq!(parse_words("test").unwrap(), told(&["0.33.0"], false));
         assert_eq!(parse_words("test --no-vllm").unwrap(), told(&[], false));
+        let with_sglang = Command::Test { versions: Vec::new(), record: false, sglang: true };
+        assert_eq!(parse_words("test --no-vllm --sglang").unwrap(), with_sglang);
         assert_eq!(parse_words("test --vllm 0.32").unwrap(), test(&["0.32.0"]));
         assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0", "0.31.0"]));
         let error = parse_words("test --vllm 0.30").unwrap_err().to_string();

@@ -92,6 +92,9 @@ pub(crate) enum Error {
     #[error("the new environment says vLLM {found:?} where {wanted} was installed, remove {path} and try again", path = .path.display())]
     WrongVersion { found: String, wanted: String, path: PathBuf },
 
+    #[error("the new environment says SGLang {found:?} where {wanted} was installed, remove {path} and try again", path = .path.display())]
+    WrongSglang { found: String, wanted: &'static str, path: PathBuf },
+
     #[error("{path} has {bytes} bytes, more than {most}: see what has come into it", path = .path.display())]
     TooLarge { path: PathBuf, bytes: u64, most: u64 },
 

@@ -7,6 +7,7 @@
 //! | `debian`, `etcd`, `chromium`, `prometheus`, `nginx` | packages unpacked without root, and programs of them for tests and benches |
 //! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
+//! | `sglang_env` | real SGLang for CPU over that environment |
 //! | `manifests` | the manifests of `deploy/kubernetes` against Kubernetes' schemas |
 //! | `clients_env` | a Python environment with clients that other people use, and what they send |
 //! | `vllm_drift` | what a version of vLLM changes of what Chiasm relies on |
@@ -52,6 +53,7 @@ mod plugin;
 mod prometheus;
 mod python;
 mod sbom;
+mod sglang_env;
 mod soak;
 mod test_run;
 mod test_steps;
@@ -101,6 +103,10 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             vllm_env::hint_at_old_ones(&setup, &current);
             println!("{}", env.path().display());
         }
+        Command::SglangEnv => {
+            let setup = setup()?;
+            println!("{}", sglang_env::ensure(&setup, &vllm_env::ensure(&setup)?)?.path().display());
+        }
         Command::ClientsEnv => println!("{}", clients_env::ensure(&setup()?)?.path().display()),
         Command::RecordClients => {
             let setup = setup()?;
@@ -140,8 +146,8 @@ fn run(command: Command) -> Result<ExitCode, Error> {
         Command::ModelsPage => models_page::run(&setup()?)?,
         Command::VersionsPage => versions_page::write_page(&Workspace::find()?)?,
         Command::Soak { minutes, seed } => soak::run(&setup()?, minutes, seed)?,
-        Command::Test { versions, record } => {
-            return test_run::run(&Workspace::find()?, &versions, record).map(exit_code);
+        Command::Test { versions, record, sglang } => {
+            return test_run::run(&Workspace::find()?, &versions, record, sglang).map(exit_code);
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -20,6 +20,7 @@ use crate::manifests;
 use crate::models;
 use crate::plugin;
 use crate::prometheus;
+use crate::sglang_env;
 use crate::test_steps::{self, ARM_TARGET, Action, Needs, Step};
 use crate::versions_page::{self, Passed, Tested};
 use crate::vllm_drift;
@@ -83,11 +84,11 @@ impl Engines {
 }
 
 /// Runs all steps, those with real engines for each of these versions; whether all passed. `record` keeps what passed, for
-/// `docs/versions.md`.
-pub(crate) fn run(workspace: &Workspace, versions: &[&'static str], record: bool) -> Result<bool, Error> {
+/// `docs/versions.md`. `sglang` runs those with real SGLang too.
+pub(crate) fn run(workspace: &Workspace, versions: &[&'static str], record: bool, sglang: bool) -> Result<bool, Error> {
     let Some((first, others)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
-        let passed = run_plan(workspace, &test_steps::plan(false), None)?.is_some();
+        let passed = run_plan(workspace, &test_steps::plan(false, sglang), None)?.is_some();
         println!("\n{WITHOUT_ENGINES}");
         return Ok(passed);
     };
@@ -96,7 +97,7 @@ pub(crate) fn run(workspace: &Workspace, versions: &[&'static str], record: bool
         passed.extend(run_plan(workspace, plan, Some(version))?.map(|entries| tested(version, entries)));
         Ok(())
     };
-    run(&test_steps::plan(true), first)?;
+    run(&test_steps::plan(true, sglang), first)?;
     for version in others {
         println!("\n==> vLLM {version}");
         run(&test_steps::engine_steps(), version)?;
@@ -266,10 +267,24 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
         Ok(program) => cargo.envs(program),
         Err(left_out) => return left_out,
     };
+    if step.needs == Needs::RealSglang {
+        match sglang(workspace) {
+            Ok(variables) => cargo.envs(variables),
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+    }
     if let Some(engines) = engines {
         cargo.envs(engines.variables());
     }
     outcome(&mut cargo, &format!("`cargo {}`", arguments.join(" ")))
+}
+
+/// What the tests with real SGLang are told.
+fn sglang(workspace: &Workspace) -> Result<[(&'static str, PathBuf); 2], Error> {
+    let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
+    let base = vllm_env::ensure(&setup)?;
+    let (env, models) = (sglang_env::ensure(&setup, &base)?, models::ensure(&setup, &base)?);
+    Ok([("CHIASM_TEST_SGLANG_PYTHON", env.python()), ("CHIASM_TEST_MODELS", models)])
 }
 
 /// What a step's tests are told of the program that they need, if they need one.
@@ -429,7 +444,7 @@ mod tests {
 
     #[test]
     fn the_walk_stops_at_the_first_failure_and_the_summary_names_it() {
-        let plan = test_steps::plan(true);
+        let plan = test_steps::plan(true, false);
         let mut seen = 0;
         let entries = walk(&plan, |_| {
             seen += 1;
@@ -453,14 +468,14 @@ mod tests {
 
     #[test]
     fn a_step_left_out_does_not_stop_the_walk() {
-        let plan = test_steps::plan(false);
+        let plan = test_steps::plan(false, false);
         let entries = walk(&plan, |_| (Outcome::LeftOut("no tool"), Duration::ZERO));
         assert_eq!(entries.len(), plan.len());
     }
 
     #[test]
     fn a_step_that_takes_more_than_twice_its_budget_fails_and_the_others_follow() {
-        let plan = test_steps::plan(true);
+        let plan = test_steps::plan(true, false);
         let slow = plan.iter().position(|step| step.budget.is_some()).unwrap();
         let budget = plan[slow].budget.unwrap();
         let with = |first: Duration| {

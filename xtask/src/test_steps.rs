@@ -59,6 +59,8 @@ pub(crate) enum Needs {
     Python,
     /// The real vLLM and the tiny models.
     RealEngines,
+    /// Real SGLang, its environment, which is made over vLLM's, and the tiny models.
+    RealSglang,
 }
 
 /// The ARM target whose vector code is compiled, though not run.
@@ -214,12 +216,20 @@ const STEPS: &[Step] = &[
     real_engine_test("clients of others", CLIENTS, seconds(90)),
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
     real_engine_test("real engines: server", REAL_VLLM, seconds(600)),
+    Step {
+        title: "real SGLang",
+        action: Action::Cargo(REAL_SGLANG),
+        variables: &[],
+        needs: Needs::RealSglang,
+        budget: seconds(600),
+    },
 ];
 
 const CLIENTS: &[&str] = &real_engine_arguments("clients");
 const REAL_ENGINE: &[&str] = &real_engine_arguments("real_engine");
 const REAL_PROCESSOR: &[&str] = &real_engine_arguments("real_processor");
 const REAL_VLLM: &[&str] = &real_engine_arguments("real_vllm");
+const REAL_SGLANG: &[&str] = &real_engine_arguments("real_sglang");
 
 /// One test at a time: engines are big, and slow to start when several do at once.
 const fn real_engine_arguments(target: &'static str) -> [&'static str; 8] {
@@ -236,9 +246,14 @@ const fn real_engine_test(title: &'static str, arguments: &'static [&'static str
     }
 }
 
-/// The steps of a run with or without the real engines.
-pub(crate) fn plan(real_engines: bool) -> Vec<&'static Step> {
-    STEPS.iter().filter(|step| real_engines || step.needs != Needs::RealEngines).collect()
+/// The steps of a run with or without the real engines, and real SGLang.
+pub(crate) fn plan(real_engines: bool, sglang: bool) -> Vec<&'static Step> {
+    let is_asked = |step: &&Step| match step.needs {
+        Needs::RealEngines => real_engines,
+        Needs::RealSglang => sglang,
+        _ => true,
+    };
+    STEPS.iter().filter(is_asked).collect()
 }
 
 /// The steps with real engines alone.
@@ -264,17 +279,18 @@ mod tests {
 
     #[test]
     fn without_engines_every_other_step_stays() {
-        let (all, some) = (plan(true), plan(false));
+        let (all, some) = (plan(true, false), plan(false, false));
         let left_out = all.len() - some.len();
         let engine_steps = all.iter().filter(|step| step.needs == Needs::RealEngines).count();
         assert_eq!(left_out, engine_steps);
         assert!(engine_steps >= 3);
-        assert!(some.iter().all(|step| step.needs != Needs::RealEngines));
+        assert!(some.iter().all(|step| ![Needs::RealEngines, Needs::RealSglang].contains(&step.needs)));
+        assert_eq!(plan(false, true).len(), some.len() + 1);
     }
 
     #[test]
     fn what_compiles_shares_profile_and_package_set() {
-        for step in plan(true) {
+        for step in plan(true, true) {
             let arguments = arguments(step);
             if let Some("clippy" | "doc" | "test") = arguments.first().copied() {
                 assert!(arguments.contains(&"--release"), "{}", step.title);
@@ -285,7 +301,7 @@ mod tests {
 
     #[test]
     fn engines_are_awaited_before_the_first_test_that_uses_them() {
-        let plan = plan(true);
+        let plan = plan(true, true);
         let await_at = plan.iter().position(|step| matches!(step.action, Action::AwaitEngines));
         let first_use =
             plan.iter().position(|step| step.needs == Needs::RealEngines && matches!(step.action, Action::Cargo(_)));
@@ -294,7 +310,7 @@ mod tests {
 
     #[test]
     fn every_test_with_real_engines_is_asked_for_and_linted() {
-        let plan = plan(true);
+        let plan = plan(true, true);
         for step in &plan {
             let arguments = arguments(step);
             if step.needs == Needs::RealEngines && !arguments.is_empty() {
@@ -308,7 +324,7 @@ mod tests {
 
     #[test]
     fn what_runs_tests_has_a_budget_and_finds_them_built() {
-        let plan = plan(true);
+        let plan = plan(true, true);
         let build = plan.iter().position(|step| arguments(step).contains(&"--no-run")).unwrap();
         for (index, step) in plan.iter().enumerate() {
             let runs = arguments(step).first() == Some(&"test") && index != build;

@@ -195,20 +195,23 @@ fn each_entry(folder: &Path, visit: &mut dyn FnMut(&Path) -> Result<(), Error>) 
 
 /// The programs of an environment, for this folder's packages: `bin/python` and `bin/vllm`. What PYTHONPATH says comes after them.
 fn add_programs(python: &Path, path: &Path) -> Result<(), Error> {
-    let bin = path.join("bin");
-    fs::create_dir(&bin).map_err(Error::io("create", &bin))?;
     let serve = "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = \"vllm\"; main()";
-    for (name, arguments) in [("python", String::new()), ("vllm", format!(" -P -c '{serve}'"))] {
-        let text = format!(
-            "#!/bin/sh\nexport PYTHONPATH=\"{}${{PYTHONPATH:+:$PYTHONPATH}}\"\nexec \"{}\"{arguments} \"$@\"\n",
-            path.join("site").display(),
-            python.display(),
-        );
-        let program = bin.join(name);
-        fs::write(&program, text).map_err(Error::io("write", &program))?;
-        fs::set_permissions(&program, Permissions::from_mode(0o755)).map_err(Error::io("change", &program))?;
-    }
-    Ok(())
+    add_program(python, path, "python", "")?;
+    add_program(python, path, "vllm", &format!(" -P -c '{serve}'"))
+}
+
+/// A program of this name in `bin`: `python` with these arguments before its own, which finds the packages of this folder's `site` first.
+pub(crate) fn add_program(python: &Path, path: &Path, name: &str, arguments: &str) -> Result<(), Error> {
+    let bin = path.join("bin");
+    fs::create_dir_all(&bin).map_err(Error::io("create", &bin))?;
+    let text = format!(
+        "#!/bin/sh\nexport PYTHONPATH=\"{}${{PYTHONPATH:+:$PYTHONPATH}}\"\nexec \"{}\"{arguments} \"$@\"\n",
+        path.join("site").display(),
+        python.display(),
+    );
+    let program = bin.join(name);
+    fs::write(&program, text).map_err(Error::io("write", &program))?;
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).map_err(Error::io("change", &program))
 }
 
 #[cfg(test)]

@@ -49,14 +49,31 @@ pub struct Lacks {
     pub prompt_logprobs: bool,
     /// Settings of a request for the processor of its media items.
     pub processor_kwargs: bool,
+    /// [`Sampling::allowed_token_ids`](crate::Sampling::allowed_token_ids).
+    pub allowed_token_ids: bool,
+    /// [`Sampling::thinking_budget`](crate::Sampling::thinking_budget).
+    pub thinking_budget: bool,
+    /// [`Sampling::repetition`](crate::Sampling::repetition).
+    pub repetition: bool,
+    /// [`Sampling::skip_reading_prefix_cache`](crate::Sampling::skip_reading_prefix_cache).
+    pub skip_reading_prefix_cache: bool,
 }
 
 impl Lacks {
     /// Whether any of these is among what a worker lacks.
     pub fn any_of(self, needed: Self) -> bool {
-        (self.bad_words && needed.bad_words)
-            || (self.prompt_logprobs && needed.prompt_logprobs)
-            || (self.processor_kwargs && needed.processor_kwargs)
+        let parts = |lacks: Self| {
+            [
+                lacks.bad_words,
+                lacks.prompt_logprobs,
+                lacks.processor_kwargs,
+                lacks.allowed_token_ids,
+                lacks.thinking_budget,
+                lacks.repetition,
+                lacks.skip_reading_prefix_cache,
+            ]
+        };
+        parts(self).into_iter().zip(parts(needed)).any(|(lacks, needed)| lacks && needed)
     }
 }
 
@@ -179,4 +196,28 @@ fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
         (host, _) => host.to_owned(),
     };
     Some(format!("tcp://{host}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_lacks_what_is_needed_only_if_it_is_the_same_part() {
+        let parts = [
+            Lacks { bad_words: true, ..Lacks::default() },
+            Lacks { prompt_logprobs: true, ..Lacks::default() },
+            Lacks { processor_kwargs: true, ..Lacks::default() },
+            Lacks { allowed_token_ids: true, ..Lacks::default() },
+            Lacks { thinking_budget: true, ..Lacks::default() },
+            Lacks { repetition: true, ..Lacks::default() },
+            Lacks { skip_reading_prefix_cache: true, ..Lacks::default() },
+        ];
+        for lacks in parts {
+            for needed in parts {
+                assert_eq!(lacks.any_of(needed), lacks == needed);
+            }
+            assert!(!lacks.any_of(Lacks::default()) && !Lacks::default().any_of(lacks));
+        }
+    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Mirrors `vllm/distributed/kv_events.py` of vLLM 0.32 (`KVEventBatch`, `BlockStored`, `BlockRemoved`,
 //! `AllBlocksCleared`). A batch is an array `[timestamp, events, data_parallel_rank]`, an event is a map by field name
-//! with its class in `type`. Later versions append: unknown events, fields and positions are skipped.
+//! with its class in `type`. Later versions append: unknown events, fields and positions are skipped. SGLang 0.5.23
+//! (`disaggregation/kv_events.py`, `mem_cache/events.py`) writes the same, but for signs of hashes and for numbers that are no tokens.
 
 mod decode;
 mod decoder;
@@ -38,7 +39,7 @@ pub enum KvEvent {
 /// An engine's own name of a block. Only good for comparing with others of the same engine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExternalHash {
-    /// vLLM's default: the low 64 bits of the hash, as an unsigned integer.
+    /// vLLM's default: the low 64 bits of the hash, as an unsigned integer. SGLang's first 64 bits, which its events have as a signed one.
     U64(u64),
     /// The whole hash (`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`).
     Bytes(Vec<u8>),
@@ -53,7 +54,8 @@ pub struct BlockStored {
     pub block_hashes: Vec<ExternalHash>,
     /// The block before the first of these; `None` at the start of a prompt.
     pub parent_block_hash: Option<ExternalHash>,
-    /// The tokens of all blocks, in prompt order.
+    /// The tokens of all blocks, in prompt order. None where some are numbers beyond 32 bits, which SGLang has in the place of a media item's
+    /// tokens: such blocks are known by their hashes alone.
     pub token_ids: Vec<TokenId>,
     /// Tokens per block.
     pub block_size: u32,

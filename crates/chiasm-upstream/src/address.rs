@@ -14,10 +14,32 @@ pub(crate) enum Kind {
     VllmTokens,
     /// `vllm serve` as it is, which is given requests as they come, with names for their images.
     VllmMessages,
+    /// SGLang's own server, which takes tokens.
+    SglangTokens,
     /// `trtllm-serve`, whose blocks have so many tokens.
     Trtllm { block_size: BlockSize },
     /// OpenAI's API, or others that clients know it to have.
     Messages,
+}
+
+impl Kind {
+    /// What stands before `http` in its addresses.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::VllmTokens | Self::VllmMessages => "vllm+",
+            Self::SglangTokens => "sglang+",
+            Self::Trtllm { .. } => "trtllm+",
+            Self::Messages => "",
+        }
+    }
+
+    /// What an address is of before its options are known, and the rest of it.
+    fn of(address: &str) -> (Self, &str) {
+        let of_trtllm = Self::Trtllm { block_size: trtllm::BLOCK_SIZE };
+        let with_prefix = [Self::VllmTokens, Self::SglangTokens, of_trtllm].into_iter();
+        let mut found = with_prefix.filter_map(|kind| address.strip_prefix(kind.prefix()).map(|rest| (kind, rest)));
+        found.next().unwrap_or((Self::Messages, address))
+    }
 }
 
 /// Where a server is, what it speaks, and how it is to be addressed: `vllm+https://host:8000,mode=chat,api-key-file=key`.
@@ -35,7 +57,7 @@ pub struct Upstream {
 impl Upstream {
     /// Whether it is given requests as they come.
     pub fn takes_messages(&self) -> bool {
-        self.kind != Kind::VllmTokens
+        !matches!(self.kind, Kind::VllmTokens | Kind::SglangTokens)
     }
 }
 
@@ -43,12 +65,13 @@ impl Upstream {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
     /// It is no address.
-    #[error("expected an address such as vllm+http://HOST:8000 or http://HOST:8000")]
+    #[error("expected an address such as vllm+http://HOST:8000, sglang+http://HOST:30000 or http://HOST:8000")]
     NoAddress,
     /// It is of a kind that is not known.
     #[error(
-        "'{0}' is not known: vllm+http:// and vllm+https:// are, which is vllm serve with --enable-scale-out, trtllm+http:// and \
-         trtllm+https://, which is trtllm-serve, and http:// and https://, which is any server of OpenAI's API"
+        "'{0}' is not known: vllm+http:// and vllm+https:// are, which is vllm serve with --enable-scale-out, sglang+http:// and \
+         sglang+https://, which is SGLang, trtllm+http:// and trtllm+https://, which is trtllm-serve, and http:// and https://, which is \
+         any server of OpenAI's API"
     )]
     Kind(String),
     /// An address has a user, a password, a query or a fragment.
@@ -68,10 +91,7 @@ impl FromStr for Upstream {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default();
         let (scheme, _) = address.split_once("://").ok_or(UpstreamError::NoAddress)?;
-        let of_trtllm = Kind::Trtllm { block_size: trtllm::BLOCK_SIZE };
-        let known = [("vllm+", Kind::VllmTokens), ("trtllm+", of_trtllm)];
-        let known = known.into_iter().find_map(|(begin, kind)| Some((kind, address.strip_prefix(begin)?)));
-        let (kind, plain) = known.unwrap_or((Kind::Messages, address));
+        let (kind, plain) = Kind::of(address);
         let mut base = Url::parse(plain).map_err(|_| UpstreamError::NoAddress)?;
         if !matches!(base.scheme(), "http" | "https") {
             return Err(UpstreamError::Kind(scheme.to_owned()));
@@ -112,12 +132,7 @@ impl FromStr for Upstream {
 impl fmt::Display for Upstream {
     /// The address alone, as it was given.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let before = match self.kind {
-            Kind::VllmTokens | Kind::VllmMessages => "vllm+",
-            Kind::Trtllm { .. } => "trtllm+",
-            Kind::Messages => "",
-        };
-        write!(f, "{before}{}", self.base.as_str().trim_end_matches('/'))
+        write!(f, "{}{}", self.kind.prefix(), self.base.as_str().trim_end_matches('/'))
     }
 }
 
@@ -143,7 +158,11 @@ mod tests {
         assert_eq!(trtllm.to_string(), "trtllm+https://gpu1");
         let plain: Upstream = "http://gpu1:8000/x/v1".parse().unwrap();
         assert_eq!((plain.kind, plain.base.as_str()), (Kind::Messages, "http://gpu1:8000/x/"));
-        assert_eq!("vllm+http://[::1]:8000".parse::<Upstream>().unwrap().to_string(), "vllm+http://[::1]:8000");
+        for text in ["vllm+http://[::1]:8000", "sglang+https://gpu1:30000/below"] {
+            assert_eq!(text.parse::<Upstream>().unwrap().to_string(), text);
+        }
+        let of_sglang: Upstream = "sglang+http://gpu1:30000/v1".parse().unwrap();
+        assert_eq!((of_sglang.kind, of_sglang.base.as_str()), (Kind::SglangTokens, "http://gpu1:30000/v1/"));
     }
 
     #[test]
@@ -151,7 +170,8 @@ mod tests {
         for (text, error) in [
             ("gpu1:8000", UpstreamError::NoAddress),
             ("vllm+http://", UpstreamError::NoAddress),
-            ("sglang+http://gpu1:8000", UpstreamError::Kind("sglang+http".to_owned())),
+            ("tgi+http://gpu1:8000", UpstreamError::Kind("tgi+http".to_owned())),
+            ("sglang+ftp://gpu1", UpstreamError::Kind("sglang+ftp".to_owned())),
             ("vllm+ftp://gpu1", UpstreamError::Kind("vllm+ftp".to_owned())),
             ("vllm+http://user:pass@gpu1", UpstreamError::Extra),
             ("vllm+http://gpu1?key=1", UpstreamError::Extra),

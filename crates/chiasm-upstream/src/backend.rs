@@ -11,16 +11,19 @@ use chiasm_backend::{
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
+use reqwest::Response;
+use reqwest::header::HeaderMap;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::found::{GENERATE, METRICS};
+use crate::found::{GENERATE, METRICS, MODELS};
 use crate::gauges;
 use crate::plain;
 use crate::request;
 use crate::running::RunningUpstreamJob;
 use crate::server::{AskError, Server, message, whole};
+use crate::sglang;
 use crate::trtllm;
 
 /// How often a server is asked for its load, which is also its sign of life.
@@ -38,18 +41,36 @@ pub(crate) struct UpstreamBackend {
 
 /// How a server is asked.
 pub(crate) enum Mode {
-    /// It is given tokens.
-    Tokens,
-    /// It is given requests as they come, with this name of the model, and asked at this path how it is.
-    Messages { model: Option<String>, status: &'static str },
+    /// It is `vllm serve`, and given tokens.
+    Vllm,
+    /// It is SGLang, and given tokens.
+    Sglang(sglang::Manner),
+    /// It is given requests as they come, with this name of the model. `vllm serve` tells its load then too.
+    Messages { model: Option<String>, is_vllm: bool },
+}
+
+/// Where a server's load is among what it tells of itself.
+struct Gauges {
+    running: &'static str,
+    waiting: &'static str,
+    kv_usage: &'static str,
 }
 
 impl Mode {
-    /// Where a server is asked how it is.
-    fn status(&self) -> &'static str {
+    /// `None` for a server that does not tell its load.
+    fn gauges(&self) -> Option<Gauges> {
         match self {
-            Self::Tokens => METRICS,
-            Self::Messages { status, .. } => status,
+            Self::Vllm | Self::Messages { is_vllm: true, .. } => Some(Gauges {
+                running: "vllm:num_requests_running",
+                waiting: "vllm:num_requests_waiting",
+                kv_usage: "vllm:kv_cache_usage_perc",
+            }),
+            Self::Sglang(_) => Some(Gauges {
+                running: "sglang:num_running_reqs",
+                waiting: "sglang:num_queue_reqs",
+                kv_usage: "sglang:token_usage",
+            }),
+            Self::Messages { .. } => None,
         }
     }
 }
@@ -57,7 +78,7 @@ impl Mode {
 /// What a backend, its jobs and what watches the server share.
 pub(crate) struct Shared {
     pub(crate) name: String,
-    pub(crate) observer: Arc<dyn MediaObserver>,
+    observer: Arc<dyn MediaObserver>,
     pub(crate) server: Server,
     mode: Mode,
     load: Mutex<Option<LoadSink>>,
@@ -76,6 +97,47 @@ impl Shared {
     /// Takes note of a prompt that has become another one than was expected.
     pub(crate) fn distrust(&self, why: String) {
         set_once(&self.distrusted, why);
+    }
+
+    /// Sends what a job asks for; the answer, of which the head has come.
+    pub(crate) async fn ask(
+        &self,
+        path: &'static str,
+        body: Vec<u8>,
+        headers: HeaderMap,
+        job: &Job,
+    ) -> Result<Response, JobError> {
+        let not_taken = |error: AskError| JobError::NotTaken(Death::new(format!("{}: {error}", self.name)));
+        let response = self.server.post(path, body, headers).await.map_err(not_taken)?;
+        let status = response.status().as_u16();
+        if status == 200 {
+            return Ok(response);
+        }
+        let body = whole(response, path).await.map_err(not_taken)?;
+        Err(self.refusal(status, &message(&body), job))
+    }
+
+    /// What it means for a job that a server says no, with an HTTP status.
+    pub(crate) fn refusal(&self, status: u16, message: &str, job: &Job) -> JobError {
+        let message = format!("{} answers: {message}", self.name);
+        match status {
+            // A server does not tell the field in terms of the client's request: this is the one that it is most likely about.
+            400 | 413 | 422 => {
+                let field = job.sampling.structured.as_ref().map_or("body", |structured| structured.field);
+                JobError::Refused { field: field.to_owned(), message }
+            }
+            // Another server may do better, but not any number of them.
+            _ => JobError::Dead(Death::new(format!("{message} ({status})"))),
+        }
+    }
+
+    /// Takes note of so many items that were sent.
+    pub(crate) fn delivered(&self, items: usize) -> Delivered {
+        let delivered = Delivered { inline: items, ..Delivered::default() };
+        if delivered != Delivered::default() {
+            self.observer.delivered(delivered);
+        }
+        delivered
     }
 
     /// Returns once the server is gone.
@@ -101,12 +163,12 @@ impl Shared {
         loop {
             sleep(PERIOD).await;
             self.silent_ms.store(heard.elapsed().as_millis() as u64, Relaxed);
-            let path = self.mode.status();
-            match self.server.get(path).await {
+            let gauges = self.mode.gauges();
+            match self.server.get(if gauges.is_some() { METRICS } else { MODELS }).await {
                 Ok(text) => {
                     (heard, unreachable_since) = (Instant::now(), None);
-                    if path == METRICS {
-                        self.tell_load(load(&String::from_utf8_lossy(&text)));
+                    if let Some(gauges) = gauges {
+                        self.tell_load(load(&String::from_utf8_lossy(&text), &gauges));
                     }
                 }
                 // It is there, and is its operator's affair.
@@ -133,13 +195,13 @@ fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
     });
 }
 
-/// A server's load, by the names that vLLM has for it.
-fn load(text: &str) -> Load {
+/// A server's load, by the names that it has for it.
+fn load(text: &str, names: &Gauges) -> Load {
     let sum = |name| gauges::sum(text, name).unwrap_or(0.0).max(0.0) as u64;
     Load {
-        running: sum("vllm:num_requests_running"),
-        waiting: sum("vllm:num_requests_waiting"),
-        kv_usage: gauges::mean(text, "vllm:kv_cache_usage_perc").unwrap_or(0.0).clamp(0.0, 1.0),
+        running: sum(names.running),
+        waiting: sum(names.waiting),
+        kv_usage: gauges::mean(text, names.kv_usage).unwrap_or(0.0).clamp(0.0, 1.0),
         ..Load::default()
     }
 }
@@ -168,38 +230,26 @@ impl UpstreamBackend {
         Self { shared, capabilities, tasks: Mutex::new(tasks) }
     }
 
-    async fn begin(&self, job: Arc<Job>) -> Result<RunningUpstreamJob, JobError> {
+    async fn begin(&self, job: Arc<Job>) -> Result<Box<dyn RunningJob>, JobError> {
         let shared = &self.shared;
-        if !matches!(shared.mode, Mode::Tokens) {
-            return Err(JobError::NotTaken(Death::new(format!("{} takes requests only as they come", shared.name))));
-        }
         if let Some(death) = shared.ended.borrow().clone() {
             return Err(JobError::NotTaken(death));
         }
-        let (body, headers) = request::of(&job)?;
-        let not_taken = |error: AskError| JobError::NotTaken(Death::new(format!("{}: {error}", shared.name)));
-        let response = shared.server.post(GENERATE, body, headers).await.map_err(not_taken)?;
-        let status = response.status().as_u16();
-        if status == 200 {
-            let delivered = Delivered { inline: job.media.len(), ..Delivered::default() };
-            if delivered != Delivered::default() {
-                shared.observer.delivered(delivered);
+        match &shared.mode {
+            Mode::Vllm => Ok(Box::new(begin_vllm(shared, job).await?)),
+            Mode::Sglang(manner) => Ok(Box::new(sglang::begin(shared, manner, job).await?)),
+            Mode::Messages { .. } => {
+                Err(JobError::NotTaken(Death::new(format!("{} takes requests only as they come", shared.name))))
             }
-            return Ok(RunningUpstreamJob::new(shared.clone(), job, response, delivered));
         }
-        let body = whole(response, GENERATE).await.map_err(not_taken)?;
-        let message = format!("{} answers: {}", shared.name, message(&body));
-        Err(match status {
-            400 | 413 | 422 => JobError::Refused { field: refused_field(&job).to_owned(), message },
-            // Another server may do better, but not any number of them.
-            _ => JobError::Dead(Death::new(format!("{message} ({status})"))),
-        })
     }
 }
 
-/// The field that a refusal is most likely about: a server does not tell it in terms of the client's request.
-fn refused_field(job: &Job) -> &'static str {
-    job.sampling.structured.as_ref().map_or("body", |structured| structured.field)
+async fn begin_vllm(shared: &Arc<Shared>, job: Arc<Job>) -> Result<RunningUpstreamJob, JobError> {
+    let (body, headers) = request::of(&job)?;
+    let response = shared.ask(GENERATE, body, headers, &job).await?;
+    let delivered = shared.delivered(job.media.len());
+    Ok(RunningUpstreamJob::new(shared.clone(), job, response, delivered))
 }
 
 impl fmt::Debug for UpstreamBackend {
@@ -214,7 +264,7 @@ impl Backend for UpstreamBackend {
     }
 
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
-        async move { Ok(Box::new(self.begin(job).await?) as Box<dyn RunningJob>) }.boxed()
+        self.begin(job).boxed()
     }
 
     fn forward(&self, request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {

@@ -11,9 +11,10 @@ use url::Host;
 
 use crate::address::{Kind, Upstream};
 use crate::backend::{Mode, UpstreamBackend};
-use crate::found::{Found, METRICS, MODELS, can_generate};
+use crate::found::{Found, can_generate};
 use crate::plain::FoundPlain;
 use crate::server::Server;
+use crate::sglang;
 use crate::trtllm::FoundTrtllm;
 
 /// Somebody else starts it: it is looked for soon again.
@@ -51,21 +52,26 @@ impl Connector for UpstreamConnector {
                 Kind::VllmTokens => {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
                     can_generate(server).await.map_err(failed)?;
-                    (found.given_tokens(processor.clone(), locality), Mode::Tokens)
+                    (found.given_tokens(processor.clone(), locality), Mode::Vllm)
                 }
                 Kind::VllmMessages => {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
-                    let mode = Mode::Messages { model: Some(found.model.clone()), status: METRICS };
+                    let mode = Mode::Messages { model: Some(found.model.clone()), is_vllm: true };
                     (found.given_messages(processor.clone(), locality), mode)
+                }
+                Kind::SglangTokens => {
+                    let found = sglang::Found::ask(server, &locality).await.map_err(failed)?;
+                    let manner = found.manner();
+                    (found.capabilities(processor.clone(), locality), Mode::Sglang(manner))
                 }
                 Kind::Trtllm { block_size } => {
                     let found = FoundTrtllm::ask(server).await.map_err(failed)?;
                     let capabilities = found.capabilities(processor.clone(), block_size, locality);
-                    (capabilities, Mode::Messages { model: found.plain.model, status: MODELS })
+                    (capabilities, Mode::Messages { model: found.plain.model, is_vllm: false })
                 }
                 Kind::Messages => {
                     let found = FoundPlain::ask(server).await.map_err(failed)?;
-                    (found.capabilities(locality), Mode::Messages { model: found.model, status: MODELS })
+                    (found.capabilities(locality), Mode::Messages { model: found.model, is_vllm: false })
                 }
             };
             let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), mode, capabilities, observer);

@@ -38,7 +38,7 @@ struct Version {
 }
 
 #[derive(Deserialize)]
-struct Models {
+pub(crate) struct Models {
     data: Vec<Model>,
 }
 
@@ -47,6 +47,27 @@ struct Model {
     id: String,
     max_model_len: Option<usize>,
     parent: Option<String>,
+}
+
+impl Models {
+    /// Tokens of prompt and answer together.
+    ///
+    /// # Errors
+    /// Words that say that it is not told.
+    pub(crate) fn max_model_len(&self) -> Result<usize, String> {
+        let base = self.base().and_then(|model| model.max_model_len);
+        base.ok_or_else(|| "it does not tell its model's context (max_model_len of /v1/models)".to_owned())
+    }
+
+    /// The name that the model has there.
+    fn name(&self) -> &str {
+        self.base().map_or("", |model| &model.id)
+    }
+
+    fn base(&self) -> Option<&Model> {
+        // Adapters have a parent.
+        self.data.iter().find(|model| model.parent.is_none())
+    }
 }
 
 /// What the engine of one rank publishes.
@@ -68,12 +89,8 @@ impl Found {
     pub(crate) async fn ask(server: &Server, locality: &Locality) -> Result<Self, String> {
         let words = |error: AskError| error.to_string();
         let Version { version } = read(&server.get(VERSION).await.map_err(words)?, VERSION)?;
-        let Models { data } = read(&server.get(MODELS).await.map_err(words)?, MODELS)?;
-        // Adapters have a parent.
-        let base = data.into_iter().find(|model| model.parent.is_none());
-        let base = base.and_then(|model| Some((model.max_model_len?, model.id)));
-        let (max_model_len, model) =
-            base.ok_or("it does not tell its model's context (max_model_len of /v1/models)")?;
+        let models: Models = read(&server.get(MODELS).await.map_err(words)?, MODELS)?;
+        let (max_model_len, model) = (models.max_model_len()?, models.name().to_owned());
         let metrics = server.get(METRICS).await.map_err(words)?;
         let metrics = String::from_utf8_lossy(&metrics);
         let setting = |label| gauges::label(&metrics, "vllm:cache_config_info", label);
@@ -108,7 +125,7 @@ impl Found {
             encoder_cache_tokens: 0,
             receiver_cache_bytes: 0,
             max_loras: 0,
-            lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true },
+            lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true, ..Lacks::default() },
             input: InputForm::Tokens,
             media: MediaForm::Encoded,
             hand_off: HandOff::None,
@@ -145,11 +162,11 @@ pub(crate) async fn can_generate(server: &Server) -> Result<(), String> {
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(body: &'a [u8], path: &str) -> Result<T, String> {
+pub(crate) fn read<'a, T: Deserialize<'a>>(body: &'a [u8], path: &str) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|error| format!("its answer to /{path} can't be read: {error}"))
 }
 
-fn unknown(why: &str) -> KvSource {
+pub(crate) fn unknown(why: &str) -> KvSource {
     KvSource::Unknown { why: why.to_owned() }
 }
 

@@ -6,6 +6,9 @@
 //! markers to is compared with what was expected; where that differs nothing that is known of its KV cache can be trusted for
 //! prompts with media, and [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
 //!
+//! SGLang is driven in the same way by its `/generate` (`sglang`). Its KV events tell nothing of its blocks but its own hashes of them, which
+//! are made here too, of prompts that it has not seen yet.
+//!
 //! `vllm serve` in *chat mode* and `trtllm-serve` are given requests as they come, and still tell what their KV caches hold. Any other
 //! server of OpenAI's API is given requests as they come, with nothing but the model's name changed, and its answers are passed on
 //! as they are. What it holds is not known; it is taken to hold what it was sent.
@@ -25,6 +28,7 @@
 //! | `request` | a job as the body of a request |
 //! | `running` | one job that runs |
 //! | `chunk` | what one event of an answer says |
+//! | `sglang` | the same four for SGLang |
 //! | `trtllm` | `trtllm-serve`, and following its KV events |
 //! | `events` | the stream of server-sent events, cut into its data |
 #![forbid(unsafe_code)]
@@ -40,6 +44,7 @@ mod plain;
 mod request;
 mod running;
 mod server;
+mod sglang;
 mod trtllm;
 
 pub use address::{Upstream, UpstreamError};

@@ -100,7 +100,7 @@ struct RepetitionDetection {
     min_count: u32,
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -144,15 +144,23 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
     Ok((body, headers(&job.id, job.trace.as_ref())))
 }
 
-fn refused(field: &str, message: &str) -> JobError {
+pub(crate) fn refused(field: &str, message: &str) -> JobError {
     JobError::Refused { field: field.to_owned(), message: message.to_owned() }
 }
 
-fn numbers(tokens: &[TokenId]) -> Vec<TokenIdNumber> {
+pub(crate) fn numbers(tokens: &[TokenId]) -> Vec<TokenIdNumber> {
     tokens.iter().map(|token| token.0).collect()
 }
 
 fn content_part(item: &JobItem) -> Result<ContentPart, JobError> {
+    Ok(ContentPart { r#type: "image_url", url: data_url(item)?, uuid: item.name() })
+}
+
+/// An image's file in a URL.
+///
+/// # Errors
+/// [`JobError::Refused`] for items that servers of others can't make as they are made here.
+pub(crate) fn data_url(item: &JobItem) -> Result<String, JobError> {
     let unusable = |why: &str| refused("messages", why);
     if item.modality != Modality::Image {
         return Err(unusable(
@@ -167,7 +175,7 @@ fn content_part(item: &JobItem) -> Result<ContentPart, JobError> {
     }
     let mut url = format!("data:{};base64,", encoded.media_type);
     STANDARD.encode_string(&encoded.bytes, &mut url);
-    Ok(ContentPart { r#type: "image_url", url, uuid: item.name() })
+    Ok(url)
 }
 
 fn is_empty_object(text: &str) -> bool {

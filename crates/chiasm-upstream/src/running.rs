@@ -17,7 +17,7 @@ use crate::events::{Events, TooLong};
 use crate::server::{AskError, unreachable};
 
 /// What ends the events of an answer.
-const DONE: &[u8] = b"[DONE]";
+pub(crate) const DONE: &[u8] = b"[DONE]";
 
 /// A job, and what has come of it that nobody has asked for yet.
 pub(crate) struct RunningUpstreamJob {

@@ -125,13 +125,14 @@ pub(crate) async fn whole(mut response: Response, path: &'static str) -> Result<
     Ok(body.freeze())
 }
 
-/// What an answer that is an error says: `{"error": {"message": …}}`, or its begin as it is.
+/// What an answer that is an error says: `{"error": {"message": …}}` or `{"error": …}`, or its begin as it is.
 pub(crate) fn message(body: &[u8]) -> String {
     /// Characters of a message that are passed on.
     const SHOWN: usize = 1000;
     let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let told = json.as_ref().and_then(|json| json.pointer("/error/message").or_else(|| json.get("message")));
-    let text = told.and_then(|told| told.as_str()).map_or_else(|| String::from_utf8_lossy(body), Into::into);
+    let places = ["/error/message", "/message", "/error"];
+    let text = json.as_ref().and_then(|json| places.iter().find_map(|place| json.pointer(place)?.as_str()));
+    let text = text.map_or_else(|| String::from_utf8_lossy(body), Into::into);
     text.chars().take(SHOWN).collect()
 }
 
@@ -163,6 +164,7 @@ mod tests {
     fn an_errors_message_is_found_and_short() {
         assert_eq!(message(br#"{"error": {"message": "no", "code": 400}}"#), "no");
         assert_eq!(message(br#"{"object": "error", "message": "no"}"#), "no");
+        assert_eq!(message(br#"{"error": "unknown field"}"#), "unknown field");
         assert_eq!(message(b"Bad Gateway"), "Bad Gateway");
         assert_eq!(message(&[0xff; 5000]).chars().count(), 1000);
     }

@@ -1,6 +1,8 @@
 //! A stand-in for `vllm serve`, which does what a test has it do, and what becomes of it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,18 +14,16 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use chiasm_backend::{
-    Backend, Connected, Connector, Constraint, Content, Delivered, EncodedItem, Finish, Input, ItemField, Job,
-    JobError, JobItem, KvSource, MediaForm, MediaObserver, MediaSource, Output, PlaceholderForm, RequestId, Sampling,
-    SourceError, Structured, TensorOrder, TraceContext,
+    Backend, Connected, Connector, Constraint, Content, Finish, Job, JobError, KvSource, MediaForm, Output,
+    PlaceholderForm, Sampling, Structured,
 };
-use chiasm_types::{MmHash, Modality, Placeholder, TokenId, WorkerId};
+use chiasm_types::{MmHash, TokenId, WorkerId};
 use chiasm_upstream::UpstreamConnector;
-use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream;
 use serde_json::{Value, json};
+use support::{SOON, Unobserved, job, run, sampling, with_picture};
 use tokio::time::timeout;
 
-const SOON: Duration = Duration::from_secs(20);
 const KEY: &str = "secret";
 
 type Answer = Box<dyn Fn() -> Response + Send + Sync>;
@@ -80,19 +80,7 @@ impl Server {
 
     /// Everything that comes of a job.
     async fn run(&self, job: Job) -> (Vec<Output>, Option<JobError>) {
-        let backend = self.connect("").await.unwrap();
-        let mut running = match backend.start(Arc::new(job)).await {
-            Ok(running) => running,
-            Err(error) => return (Vec::new(), Some(error)),
-        };
-        let mut outputs = Vec::new();
-        loop {
-            match timeout(SOON, running.next()).await.unwrap() {
-                Some(Ok(output)) => outputs.push(output),
-                Some(Err(error)) => return (outputs, Some(error)),
-                None => return (outputs, None),
-            }
-        }
+        run(&*self.connect("").await.unwrap(), job).await
     }
 
     fn asked(&self) -> Vec<(HeaderMap, Value)> {
@@ -126,85 +114,6 @@ fn tokens(index: usize, tokens: &[u32], finish: Option<&str>) -> Value {
 
 fn usage(cached: usize) -> Value {
     json!({"choices": [], "usage": {"prompt_tokens": 4, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": cached}}})
-}
-
-struct Unobserved;
-
-impl MediaObserver for Unobserved {
-    fn delivered(&self, _: Delivered) {}
-    fn missed(&self, _: usize) {}
-    fn stepped_down(&self, _: &'static str, _: &dyn std::fmt::Display) {}
-}
-
-/// A picture as a client has sent it, with these settings.
-struct Picture(&'static str);
-
-impl MediaSource for Picture {
-    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
-        async { Ok(None) }.boxed()
-    }
-
-    fn encoded(&self) -> Option<EncodedItem> {
-        let bytes = Bytes::from_static(b"\xff\xd8 picture");
-        Some(EncodedItem { bytes, content: [0; 32], media_type: "image/jpeg", processor_kwargs: self.0.into() })
-    }
-}
-
-fn sampling() -> Sampling {
-    Sampling {
-        n: 1,
-        max_tokens: 4,
-        min_tokens: 0,
-        temperature: 0.0,
-        top_p: 1.0,
-        top_k: 0,
-        min_p: 0.0,
-        seed: None,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: 1.0,
-        stop_token_ids: vec![TokenId(7)],
-        eos_token: Some(TokenId(2)),
-        all_stop_token_ids: Vec::new(),
-        ignore_eos: false,
-        logprobs: None,
-        prompt_logprobs: None,
-        skip_reading_prefix_cache: false,
-        logit_bias: vec![(TokenId(5), -1.5)],
-        allowed_token_ids: Vec::new(),
-        bad_words: Vec::new(),
-        structured: None,
-        thinking_budget: None,
-        repetition: None,
-    }
-}
-
-fn job(sampling: Sampling) -> Job {
-    Job {
-        id: RequestId::new("r-1").unwrap(),
-        input: Input::Tokens(Arc::new([1, 2, 3].map(TokenId).into())),
-        media: Arc::new([]),
-        sampling,
-        adapter: None,
-        cache_salt: Some("salt".to_owned()),
-        priority: 0,
-        trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
-        reasoning: Default::default(),
-    }
-}
-
-/// A job with a picture, whose marker 9 is expected to become three tokens.
-fn with_picture(kwargs: &'static str, sampling: Sampling) -> Job {
-    let item = JobItem {
-        modality: Modality::Image,
-        hash: MmHash::new([0xab; 32]),
-        placeholder: Placeholder { offset: 1, length: 3, is_embed: None },
-        elements: 1,
-        source: Arc::new(Picture(kwargs)),
-    };
-    let (tokens, expanded) = ([1, 9, 2].map(TokenId).into(), [1, 9, 9, 9, 2].map(TokenId).into());
-    let input = Input::Marked { tokens: Arc::new(tokens), expanded: Arc::new(expanded) };
-    Job { input, media: Arc::new([item]), ..job(sampling) }
 }
 
 #[tokio::test]

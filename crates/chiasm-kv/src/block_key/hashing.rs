@@ -21,7 +21,8 @@ impl EngineHashing {
         KeyScheme::EngineHashes(self.engine_hash_keys())
     }
 
-    /// The keys of a prompt's full blocks, first block first. A LoRA adapter is not part of them.
+    /// The keys of a prompt's full blocks, first block first. A LoRA adapter is not part of them. An item with other tokens among its own has
+    /// a span for each run of its own.
     pub fn keys(self, prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<BlockKey> {
         let keys = self.engine_hash_keys();
         let hashes = match self {

@@ -83,7 +83,7 @@ fn block_stored(input: Input<'_, '_>) -> Decoded<BlockStored> {
             }
             "token_ids" => {
                 seen.mark(1);
-                stored.token_ids = list(input, "token_ids", token_id)?;
+                stored.token_ids = token_ids(input)?;
             }
             "block_size" => {
                 seen.mark(2);
@@ -171,8 +171,23 @@ pub(super) fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
             *input = rest;
             Ok(ExternalHash::Bytes(hash.to_vec()))
         }
-        _ => integer(input, "block_hashes").map(ExternalHash::U64),
+        _ => integer_hash(input).map(ExternalHash::U64),
     }
+}
+
+/// The 64 bits of an integer: vLLM's have no sign, SGLang's have one.
+pub(super) fn integer_hash(input: Input<'_, '_>) -> Decoded<u64> {
+    let hash: i128 = integer(input, "block_hashes")?;
+    u64::try_from(hash).or_else(|_| i64::try_from(hash).map(i64::cast_unsigned)).map_err(|_| malformed("block_hashes"))
+}
+
+/// The tokens of an event; none where one of them is no token but a number of more than 32 bits, as SGLang has in the place of media
+/// items.
+pub(super) fn token_ids(input: Input<'_, '_>) -> Decoded<Vec<TokenId>> {
+    let numbers: Vec<Option<TokenId>> = list(input, "token_ids", |input| {
+        integer(input, "token_ids").map(|number: u64| u32::try_from(number).ok().map(TokenId))
+    })?;
+    Ok(numbers.into_iter().collect::<Option<_>>().unwrap_or_default())
 }
 
 fn token_id(input: Input<'_, '_>) -> Decoded<TokenId> {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use chiasm_backend::{JobItem, MediaSource};
-use chiasm_kv::MediaSpan;
 use chiasm_router::RouteItem;
 use chiasm_types::{MmHash, Modality, Placeholder, TokenRun};
 
@@ -26,11 +25,6 @@ pub(super) struct ItemPlan {
 }
 
 impl ItemPlan {
-    /// What block keys have to know of the item at its place.
-    pub(super) fn to_span(&self, at: &Placeholder) -> MediaSpan {
-        MediaSpan { hash: self.hash, offset: at.offset, length: at.length }
-    }
-
     /// What the router has to know of the item at its place.
     pub(super) fn to_route(&self, at: &Placeholder) -> RouteItem {
         RouteItem { hash: self.hash, end: at.offset + at.length, embeds: self.embeds, elements: self.elements }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, OthersItem, OthersJob, SourceError, TensorOrder};
-use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
+use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor, MediaError};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
 use chiasm_vision::{ImagePlan, PixelFormat};
@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use super::error::{Cause, RequestError};
 use super::image::{ImageSettings, Images};
-use super::keys::keys_for;
+use super::keys::{keys_for, spans};
 use super::prepare::check_tokens;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::fleet::{Fleet, PresentClass, Worker};
@@ -179,7 +179,7 @@ impl MachineMedia {
         let class = classes.iter().find(|class| class.id == worker.class).ok_or("the engine is gone")?;
         let mut items = Vec::with_capacity(planned.len());
         let mut told = Vec::with_capacity(planned.len());
-        let mut spans = Vec::with_capacity(planned.len());
+        let mut media = Vec::with_capacity(planned.len());
         let mut end = 0;
         for (number, planned) in planned.into_iter().enumerate() {
             if planned.placeholder.offset < end {
@@ -191,11 +191,11 @@ impl MachineMedia {
             let item = item.map_err(|error| format!("media[{number}]: {error}"))?;
             let Placeholder { offset, length, .. } = item.placeholder;
             let embeds = item.placeholder.embeds();
-            spans.push(MediaSpan { hash: item.hash, offset, length });
+            media.extend(spans(&class.class, item.hash, &item.placeholder));
             told.push(OthersItem { hash: item.hash, end: offset + length, embeds, elements: item.elements });
             items.push(item);
         }
-        let blocks = PromptBlocks { tokens, media: &spans, lora: None, salt };
+        let blocks = PromptBlocks { tokens, media: &media, lora: None, salt };
         let keys = keys_for(&class.class, &blocks).into_iter().map(BlockKey::get).collect();
         let told = OthersJob { keys, prompt_tokens: tokens.len(), media: told };
         Ok(CheckedJob { items: items.into(), told })

@@ -20,7 +20,7 @@ use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
-use super::keys::keys_for;
+use super::keys::{keys_for, spans};
 use super::opening::open_all;
 use super::prompt_price::{is_small, price_of};
 use super::reading::Reading;
@@ -165,6 +165,10 @@ async fn prepared(
         bad_words: !sampling.bad_words.is_empty(),
         prompt_logprobs: sampling.prompt_logprobs.is_some(),
         processor_kwargs: has_settings,
+        allowed_token_ids: !sampling.allowed_token_ids.is_empty(),
+        thinking_budget: sampling.thinking_budget.is_some(),
+        repetition: sampling.repetition.is_some(),
+        skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
     };
     let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
     let preparation = Preparation { frontend, cpu: &caller.cpu, classes, apart };
@@ -385,7 +389,7 @@ pub(super) fn planned(
     items: Vec<(ItemPlan, Placeholder)>,
     apart: &Apart,
 ) -> Planned {
-    let media: Vec<MediaSpan> = items.iter().map(|(item, at)| item.to_span(at)).collect();
+    let media: Vec<MediaSpan> = items.iter().flat_map(|(item, at)| spans(&class.class, item.hash, at)).collect();
     let lora = apart.adapter.as_ref().map(|adapter| adapter.engine().name.as_str());
     let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt: apart.salt.as_deref() };
     let keys = keys_for(&class.class, &blocks);

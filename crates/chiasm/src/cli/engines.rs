@@ -33,8 +33,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
     pub(crate) attach: Vec<String>,
     /// Give requests to this server, which somebody else runs: vllm+http://HOST:PORT (or vllm+https:) is vllm serve of the same model with
-    /// --enable-scale-out, or with mode=chat behind it as it is, trtllm+http://HOST:PORT is trtllm-serve, http://HOST:PORT (or https:) any
-    /// server of OpenAI's API. All but the first get requests as they come. Options go behind commas: mode=chat, block-size=N,
+    /// --enable-scale-out, or with mode=chat behind it as it is, sglang+http://HOST:PORT SGLang with --enable-metrics, trtllm+http://HOST:PORT
+    /// trtllm-serve, http://HOST:PORT (or https:) any server of OpenAI's API. Options go behind commas: mode=chat, block-size=N,
     /// api-key-file=FILE, ca-file=FILE. May be given several times
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
     pub(crate) upstream: Vec<Upstream>,

@@ -6,7 +6,8 @@ use super::spare::room;
 use crate::event::decode::{Input, array_len, integer, map_len, optional, skip, text};
 
 pub(super) const NIL: u8 = 0xc0;
-pub(super) const U64: u8 = 0xcf;
+const U64: u8 = 0xcf;
+const I64: u8 = 0xd3;
 
 /// The fields of an event that have not been read.
 pub(super) struct Fields {
@@ -50,7 +51,7 @@ impl Fields {
     }
 }
 
-/// Reads a list of token ids without a branch that depends on them: a vocabulary has ids of three widths, in an order that
+/// Reads a list of token ids, which is empty where one of them is no token, without a branch that depends on them: a vocabulary has ids of three widths, in an order that
 /// no processor foresees.
 pub(super) fn tokens(input: Input<'_, '_>, tokens: &mut Vec<TokenId>, kept: &mut usize) -> Option<()> {
     let length = length(input)?;
@@ -80,10 +81,23 @@ pub(super) fn tokens(input: Input<'_, '_>, tokens: &mut Vec<TokenId>, kept: &mut
         return Some(());
     }
     tokens.clear();
+    let mut are_tokens = true;
     for _ in 0..length {
-        tokens.push(TokenId(integer(input, "token_ids").ok()?));
+        match u32::try_from(integer::<u64>(input, "token_ids").ok()?) {
+            Ok(token) => tokens.push(TokenId(token)),
+            Err(_) => are_tokens = false,
+        }
+    }
+    if !are_tokens {
+        tokens.clear();
     }
     Some(())
+}
+
+/// Whether eight bytes behind this marker are an integer; with a sign or without, they are the same 64 bits of a hash.
+#[inline]
+pub(super) fn is_long(marker: u8) -> bool {
+    (marker == U64) | (marker == I64)
 }
 
 /// The length of a list, in the shortest form that says it.

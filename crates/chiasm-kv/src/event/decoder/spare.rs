@@ -2,8 +2,8 @@
 
 use rmp::decode::read_bin_len;
 
-use super::form::{Fields, NIL, U64, length, nil, number, tokens};
-use crate::event::decode::{Input, integer, text};
+use super::form::{Fields, NIL, is_long, length, nil, number, tokens};
+use crate::event::decode::{Input, integer, integer_hash, text};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent};
 
 /// What earlier events were made of.
@@ -96,12 +96,12 @@ impl Spare {
         room(hashes, length.min(input.len()), &mut self.kept);
         // Of 64 random bits hardly any fit a shorter form.
         if let Some((longest, rest)) = length.checked_mul(9).and_then(|bytes| input.split_at_checked(bytes)) {
-            let mut other = 0;
+            let mut are_long = true;
             hashes.extend(longest.as_chunks::<9>().0.iter().map(|&[marker, a, b, c, d, e, f, g, h]| {
-                other |= marker ^ U64;
+                are_long &= is_long(marker);
                 ExternalHash::U64(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
             }));
-            if other == 0 {
+            if are_long {
                 *input = rest;
                 return Some(());
             }
@@ -116,7 +116,9 @@ impl Spare {
 
     #[inline]
     fn hash(&mut self, input: Input<'_, '_>) -> Option<ExternalHash> {
-        if let Some(([U64, hash @ ..], rest)) = input.split_first_chunk::<9>() {
+        if let Some((&[marker, ref hash @ ..], rest)) = input.split_first_chunk::<9>()
+            && is_long(marker)
+        {
             *input = rest;
             return Some(ExternalHash::U64(u64::from_be_bytes(*hash)));
         }
@@ -126,7 +128,7 @@ impl Spare {
     fn uncommon_hash(&mut self, input: Input<'_, '_>) -> Option<ExternalHash> {
         let mut bytes = *input;
         let Ok(length) = read_bin_len(&mut bytes) else {
-            return integer(input, "block_hashes").ok().map(ExternalHash::U64);
+            return integer_hash(input).ok().map(ExternalHash::U64);
         };
         let (bytes, rest) = bytes.split_at_checked(length as usize)?;
         *input = rest;
