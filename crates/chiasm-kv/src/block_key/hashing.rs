@@ -1,7 +1,8 @@
 //! Block hashes as other engines make them, of prompts that they have not seen yet.
 
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, TokenId};
 use sha2::{Digest, Sha256};
+use twox_hash::XxHash3_64;
 
 use super::{BlockKey, EngineHashKeys, KeyScheme, PromptBlocks};
 use crate::event::ExternalHash;
@@ -13,6 +14,9 @@ pub enum EngineHashing {
     /// SGLang 0.5.23's (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first 8 bytes of a chain of SHA-256 over the
     /// block's token ids, where a media item's tokens are four numbers made of its identity, in turns.
     Sglang,
+    /// Dynamo 1.6's, of whichever engine is behind it: a chain of XXH3 over the hash of each block's token ids. What they make of media
+    /// items depends on the engine, so that keys end where the first item begins.
+    Dynamo,
 }
 
 impl EngineHashing {
@@ -26,6 +30,7 @@ impl EngineHashing {
         let keys = self.engine_hash_keys();
         let hashes = match self {
             Self::Sglang => sglang(prompt, block_size),
+            Self::Dynamo => dynamo(prompt, block_size),
         };
         hashes.into_iter().map(|hash| keys.key(&ExternalHash::U64(hash))).collect()
     }
@@ -33,6 +38,7 @@ impl EngineHashing {
     fn engine_hash_keys(self) -> EngineHashKeys {
         let name = match self {
             Self::Sglang => "sglang",
+            Self::Dynamo => "dynamo",
         };
         EngineHashKeys::of(name)
     }
@@ -88,9 +94,35 @@ fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
     ids.chunks_exact(block_size.get()).map(hash).collect()
 }
 
+fn dynamo(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
+    /// Of all hashes, where neither an adapter nor a salt changes it.
+    const SEED: u64 = 1337;
+    let is_plain = prompt.lora.is_none() && prompt.salt.is_none_or(str::is_empty);
+    let text = prompt.media.iter().map(|span| span.offset).min().unwrap_or(prompt.tokens.len());
+    let tokens = prompt.tokens.get(..text).filter(|_| is_plain).unwrap_or_default();
+    let mut bytes = Vec::with_capacity(4 * block_size.get());
+    let mut parent = None;
+    let hash = |block: &[TokenId]| {
+        bytes.clear();
+        block.iter().for_each(|token| bytes.extend_from_slice(&token.0.to_le_bytes()));
+        let own = XxHash3_64::oneshot_with_seed(SEED, &bytes);
+        let chained = match parent {
+            None => own,
+            Some(parent) => {
+                let parent: u64 = parent;
+                let pair = [parent.to_le_bytes(), own.to_le_bytes()].concat();
+                XxHash3_64::oneshot_with_seed(SEED, &pair)
+            }
+        };
+        parent = Some(chained);
+        chained
+    };
+    tokens.chunks_exact(block_size.get()).map(hash).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use chiasm_types::{MmHash, TokenId};
+    use chiasm_types::MmHash;
 
     use super::*;
     use crate::MediaSpan;
@@ -114,5 +146,20 @@ mod tests {
             keys,
             sglang(&text, size).into_iter().map(|hash| of_engine.key(&ExternalHash::U64(hash))).collect::<Vec<_>>()
         );
+    }
+
+    /// Told by a mocker of Dynamo 1.6.1 for prompts of the tokens 100 to 169, in blocks of 16.
+    #[test]
+    fn dynamos_hashes_are_those_of_its_mocker_up_to_the_first_item() {
+        let tokens: Vec<TokenId> = (100..170).map(TokenId).collect();
+        let text = PromptBlocks { tokens: &tokens, ..PromptBlocks::default() };
+        let size = BlockSize::new(16).unwrap();
+        let told = [10823191264391160519, 4102179227871607950, 18410735291254320318, 4506128744525108053];
+        assert_eq!(dynamo(&text, size), told);
+        let media = [MediaSpan { hash: MmHash::new([1; 32]), offset: 40, length: 5 }];
+        assert_eq!(dynamo(&PromptBlocks { media: &media, ..text }, size), told[..2]);
+        assert!(dynamo(&PromptBlocks { salt: Some("s"), ..text }, size).is_empty());
+        assert_eq!(EngineHashing::Dynamo.keys(&text, size).len(), 4);
+        assert_ne!(EngineHashing::Dynamo.scheme(), EngineHashing::Sglang.scheme());
     }
 }

@@ -7,6 +7,7 @@ use chiasm_kv::{BlockKey, EngineHashing, PromptBlocks, block_keys};
 fn hashing(scheme: KeyScheme) -> Option<EngineHashing> {
     match scheme {
         KeyScheme::Sglang => Some(EngineHashing::Sglang),
+        KeyScheme::Dynamo => Some(EngineHashing::Dynamo),
         _ => None,
     }
 }
