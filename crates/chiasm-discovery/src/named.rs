@@ -18,6 +18,7 @@ pub struct Named {
 
 impl Picture for Named {
     const WHAT: &'static str = "agents";
+    const IS_TOLD: bool = true;
 
     fn set_current(&mut self, is_current: bool) -> bool {
         std::mem::replace(&mut self.is_current, is_current)

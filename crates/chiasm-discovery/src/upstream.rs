@@ -13,6 +13,8 @@ use crate::named::Following;
 pub(crate) trait Picture: Clone + Default + PartialEq + Send + Sync + 'static {
     /// What there is of it, for the log.
     const WHAT: &'static str;
+    /// Whether the log says when it changes.
+    const IS_TOLD: bool;
 
     /// Says whether the source answers; returns whether it was said before.
     fn set_current(&mut self, is_current: bool) -> bool;
@@ -56,7 +58,7 @@ impl<P: Picture> View<P> {
         self.picture.send_if_modified(|known| {
             let was_current = known.set_current(true);
             let is_other = *known != picture;
-            if is_other {
+            if is_other && P::IS_TOLD {
                 tracing::info!(%source, count, "other {what} are named");
             }
             *known = picture;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
@@ -79,17 +79,28 @@ struct Prologue {
 /// One body (`NetworkStreamWrapper` of Dynamo).
 #[derive(Deserialize)]
 struct Item<T> {
-    data: Option<Annotated<T>>,
+    data: Option<T>,
     complete_final: bool,
 }
 
-/// What is in a body; an event named `error` stands in place of data.
+/// What is in a body of an engine's; an event named `error` stands in place of data.
 #[derive(Deserialize)]
 struct Annotated<T> {
     data: Option<T>,
     event: Option<String>,
     comment: Option<Vec<String>>,
-    error: Option<serde::de::IgnoredAny>,
+    error: Option<IgnoredAny>,
+}
+
+impl<T> Annotated<T> {
+    fn data(self) -> Result<Option<T>, AnswerError> {
+        let Self { data, event, comment, error } = self;
+        if event.as_deref() != Some("error") && (error.is_none() || data.is_some()) {
+            return Ok(data);
+        }
+        let words = comment.filter(|words| !words.is_empty()).map(|words| words.join(": "));
+        Err(AnswerError::Failed(words.unwrap_or_else(|| "it does not say why".to_owned())))
+    }
 }
 
 impl Answer {
@@ -97,8 +108,24 @@ impl Answer {
         Self { state: State::Waiting(expected), has_prologue: false }
     }
 
-    /// What comes next; `None` behind all of it. After an error there is nothing more. Cancel safe.
+    /// What comes next of an engine's answer; `None` behind all of it. After an error there is nothing more. Cancel safe.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, AnswerError> {
+        while let Some(annotated) = self.next_bare::<Annotated<T>>().await? {
+            match annotated.data() {
+                Ok(Some(data)) => return Ok(Some(data)),
+                // An annotation that nobody asked for.
+                Ok(None) => {}
+                Err(error) => {
+                    self.state = State::Over;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The same of an answer that is not an engine's.
+    pub(crate) async fn next_bare<T: DeserializeOwned>(&mut self) -> Result<Option<T>, AnswerError> {
         let next = self.read().await;
         // What is not over then is not wanted any more.
         if !matches!(next, Ok(Some(_))) {
@@ -122,25 +149,16 @@ impl Answer {
                 // The sentinel alone, as what says that all has come is before it.
                 return Err(AnswerError::Nonsense(format!("it ends by {}", shown(&header))));
             }
-            let Item { data, complete_final } = read_body::<Item<T>>(&body)?;
-            match data {
-                Some(Annotated { data: Some(data), event, .. }) if event.as_deref() != Some("error") => {
-                    return Ok(Some(data));
-                }
-                Some(Annotated { event, comment, error, .. })
-                    if event.as_deref() == Some("error") || error.is_some() =>
-                {
-                    let words = comment.filter(|words| !words.is_empty()).map(|words| words.join(": "));
-                    return Err(AnswerError::Failed(words.unwrap_or_else(|| "it does not say why".to_owned())));
-                }
-                // An annotation that nobody asked for.
-                Some(_) if !complete_final => {}
-                _ if complete_final => {
+            return match read_body::<Item<T>>(&body)? {
+                Item { data: Some(data), .. } => Ok(Some(data)),
+                Item { data: None, complete_final: true } => {
                     self.finish();
-                    return Ok(None);
+                    Ok(None)
                 }
-                _ => return Err(AnswerError::Nonsense("a message without data".to_owned())),
-            }
+                Item { data: None, complete_final: false } => {
+                    Err(AnswerError::Nonsense("a message without data".to_owned()))
+                }
+            };
         }
     }
 

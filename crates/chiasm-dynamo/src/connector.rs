@@ -10,8 +10,9 @@ use chiasm_backend::{
 };
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::backend::DynamoBackend;
 use crate::call_home::CallHome;
@@ -20,6 +21,8 @@ use crate::wire::Wire;
 
 /// How long a worker that is named may take to name where its events are.
 const EVENTS_WITHIN: Duration = Duration::from_secs(5);
+/// Before one that is named and can't be reached is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 /// It is there or gone: who is started again has another name.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -45,6 +48,23 @@ impl DynamoConnector {
         self.is_up.subscribe()
     }
 
+    /// The worker, and a connection to it, once it can be reached; `None` if nothing names it any more. What has died is named until its
+    /// lease ends.
+    async fn reached(&self) -> Option<(Arc<Worker>, TcpStream)> {
+        let mut is_told = false;
+        loop {
+            let worker = self.named().await?;
+            match Wire::new(&worker.place.address, self.home.clone()).connect().await {
+                Ok(stream) => return Some((worker, stream)),
+                Err(error) if !std::mem::replace(&mut is_told, true) => {
+                    tracing::warn!(worker = self.name, %error, "a worker of Dynamo is named, and can't be connected to");
+                }
+                Err(_) => {}
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
     /// What is named of the worker, once it has said where its events are, or too late.
     async fn named(&self) -> Option<Arc<Worker>> {
         let mut workers = self.workers.clone();
@@ -63,9 +83,8 @@ impl Connector for DynamoConnector {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let failed = |why: String| ConnectError::new(format!("{}: {why}", self.name));
-            let worker = self.named().await.ok_or_else(|| failed("nothing names it any more".to_owned()))?;
-            let wire = Wire::new(&worker.place.address, self.home.clone());
-            let stream = wire.connect().await.map_err(|error| failed(format!("it can't be connected to: {error}")))?;
+            let (worker, stream) =
+                self.reached().await.ok_or_else(|| failed("nothing names it any more".to_owned()))?;
             let peer = stream.peer_addr().map_err(|error| failed(error.to_string()))?.ip().to_canonical();
             let capabilities = capabilities(&worker, self.processor.clone(), peer);
             let backend = Arc::new(DynamoBackend::new(self.name.clone(), worker, self.home.clone(), capabilities));

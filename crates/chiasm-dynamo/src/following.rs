@@ -156,8 +156,16 @@ impl Follower {
             }
             Told::TooNew { .. } => Ok(()),
             Told::TreeDumpFailed(_) => {
-                self.history_known = false;
-                Err(Gap)
+                // It is taken to hold what it is sent, until it can tell.
+                if std::mem::replace(&mut self.history_known, false) {
+                    tracing::warn!(
+                        worker = self.shared.name,
+                        "it can't tell all that it holds: approximate until it can"
+                    );
+                    changes.push(KvEvent::AllBlocksCleared);
+                }
+                self.blocks.forget();
+                Ok(())
             }
         };
         self.tell(changes, now()).await;
@@ -233,9 +241,9 @@ async fn told(wire: &Wire, source: &EventSource, query: &Query) -> Result<Told, 
     let id = format!("chiasm-kv-{:016x}", rand::random::<u64>());
     let mut answer = wire.ask(&source.query.path, &id, &body).await.map_err(|error: AskError| error.to_string())?;
     let words = |error: AnswerError| error.to_string();
-    let told = answer.next::<Told>().await.map_err(words)?.ok_or("it says nothing")?;
+    let told = answer.next_bare::<Told>().await.map_err(words)?.ok_or("it says nothing")?;
     // Its end, so that nothing is left on the way.
-    while answer.next::<serde::de::IgnoredAny>().await.map_err(words)?.is_some() {}
+    while answer.next_bare::<serde::de::IgnoredAny>().await.map_err(words)?.is_some() {}
     Ok(told)
 }
 

@@ -47,6 +47,9 @@ mod request;
 mod running;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 pub use address::{AddressError, DynamoAddress};
 pub use call_home::CallHome;
 pub use card::ModelFiles;

@@ -24,6 +24,7 @@ pub struct Values {
 
 impl Picture for Values {
     const WHAT: &'static str = "keys";
+    const IS_TOLD: bool = false;
 
     fn set_current(&mut self, is_current: bool) -> bool {
         std::mem::replace(&mut self.is_current, is_current)
