@@ -49,14 +49,23 @@ pub struct Lacks {
     pub prompt_logprobs: bool,
     /// Settings of a request for the processor of its media items.
     pub processor_kwargs: bool,
+    /// Media items.
+    pub media: bool,
+    /// [`Job::cache_salt`](crate::Job::cache_salt).
+    pub cache_salt: bool,
+    /// [`Sampling::logit_bias`](crate::Sampling::logit_bias), [`Sampling::allowed_token_ids`](crate::Sampling::allowed_token_ids) and
+    /// [`Sampling::repetition`](crate::Sampling::repetition).
+    pub token_rules: bool,
 }
 
 impl Lacks {
     /// Whether any of these is among what a worker lacks.
     pub fn any_of(self, needed: Self) -> bool {
-        (self.bad_words && needed.bad_words)
-            || (self.prompt_logprobs && needed.prompt_logprobs)
-            || (self.processor_kwargs && needed.processor_kwargs)
+        let all = |lacks: Self| {
+            let Self { bad_words, prompt_logprobs, processor_kwargs, media, cache_salt, token_rules } = lacks;
+            [bad_words, prompt_logprobs, processor_kwargs, media, cache_salt, token_rules]
+        };
+        all(self).into_iter().zip(all(needed)).any(|(lacks, needs)| lacks && needs)
     }
 }
 

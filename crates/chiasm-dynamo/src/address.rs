@@ -17,6 +17,8 @@ pub struct DynamoAddress {
     pub(crate) namespace: String,
     /// The name of the model whose workers are served, whatever its files are.
     pub(crate) model: Option<String>,
+    /// Whether its workers take images, which they don't tell themselves.
+    images: bool,
     /// Where workers are listened to.
     pub(crate) listen: Option<SocketAddr>,
     /// The address that workers are told to call, if it is not that one.
@@ -37,7 +39,7 @@ pub enum AddressError {
     #[error("'{0}' is no namespace of Dynamo: letters, digits, '-', '_' and '.'")]
     Namespace(String),
     /// It has an option that is not known.
-    #[error("'{0}' is no option: model=NAME, listen=IP:PORT and announce=IP:PORT are")]
+    #[error("'{0}' is no option: model=NAME, images, listen=IP:PORT and announce=IP:PORT are")]
     Option(String),
     /// Workers are told an address at which nobody listens.
     #[error("announce= needs listen=, the address of this machine that it leads to")]
@@ -45,6 +47,11 @@ pub enum AddressError {
 }
 
 impl DynamoAddress {
+    /// Whether the operator says that its workers take images.
+    pub fn takes_images(&self) -> bool {
+        self.images
+    }
+
     /// Where its workers call back.
     pub fn call_home(&self) -> CallHome {
         CallHome::new(self.listen, self.announce)
@@ -73,12 +80,20 @@ impl FromStr for DynamoAddress {
             return Err(AddressError::Namespace(namespace.chars().take(LONGEST_NAMESPACE).collect()));
         }
         let text = format!("dynamo+{scheme}://{servers}/{namespace}");
-        let mut address =
-            Self { etcd, namespace: namespace.to_owned(), model: None, listen: None, announce: None, text };
+        let mut address = Self {
+            etcd,
+            namespace: namespace.to_owned(),
+            model: None,
+            images: false,
+            listen: None,
+            announce: None,
+            text,
+        };
         for option in parts {
             let wrong = || AddressError::Option(option.to_owned());
             let place = |value: &str| value.parse::<SocketAddr>().map(Some).map_err(|_| wrong());
             match option.split_once('=') {
+                None if option == "images" => address.images = true,
                 Some(("model", name)) if !name.is_empty() => address.model = Some(name.to_owned()),
                 Some(("listen", value)) => address.listen = place(value)?,
                 Some(("announce", value)) => address.announce = place(value)?,
@@ -112,9 +127,9 @@ mod tests {
     #[test]
     fn an_address_has_servers_a_namespace_and_options() {
         let parsed: DynamoAddress =
-            "dynamo+etcd://a:1,b:2/ns,model=org/m,listen=0.0.0.0:7000,announce=10.0.0.1:7001".parse().unwrap();
+            "dynamo+etcd://a:1,b:2/ns,model=org/m,images,listen=0.0.0.0:7000,announce=10.0.0.1:7001".parse().unwrap();
         assert_eq!((parsed.to_string().as_str(), parsed.namespace.as_str()), ("dynamo+etcd://a:1,b:2/ns", "ns"));
-        assert_eq!(parsed.model.as_deref(), Some("org/m"));
+        assert_eq!((parsed.model.as_deref(), parsed.takes_images()), (Some("org/m"), true));
         assert_eq!(parsed.listen, Some("0.0.0.0:7000".parse().unwrap()));
         assert_eq!(parsed.announce, Some("10.0.0.1:7001".parse().unwrap()));
         for default in ["dynamo+etcds://a:1", "dynamo+etcds://a:1/", "dynamo+etcds://a:1/dynamo/"] {
@@ -134,6 +149,7 @@ mod tests {
             ("dynamo+etcd://a:1/ns,model=", option("model=")),
             ("dynamo+etcd://a:1/ns,listen=7000", option("listen=7000")),
             ("dynamo+etcd://a:1/ns,port=1", option("port=1")),
+            ("dynamo+etcd://a:1/ns,images=yes", option("images=yes")),
             ("dynamo+etcd://a:1/ns,announce=10.0.0.1:1", AddressError::AnnouncesNothing),
         ] {
             assert_eq!(text.parse::<DynamoAddress>(), Err(error), "{text}");

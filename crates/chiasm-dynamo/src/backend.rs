@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Job, JobError, KvSink, Load, LoadSink, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Job, JobError, KvSink, Load, LoadSink, MediaForm,
+    MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
@@ -15,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::blocks::Blocks;
 use crate::call_home::CallHome;
 use crate::directory::{Events, Worker};
 use crate::following::Follower;
@@ -47,17 +49,28 @@ pub(crate) struct Shared {
     running: AtomicU64,
     /// The time in which the worker has said nothing, in milliseconds.
     pub(crate) silent_ms: AtomicU64,
+    observer: Arc<dyn MediaObserver>,
     ended: watch::Sender<Option<Death>>,
+    distrusted: watch::Sender<Option<String>>,
+}
+
+fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
+    cell.send_if_modified(|known| {
+        let is_new = known.is_none();
+        known.get_or_insert(value);
+        is_new
+    });
 }
 
 impl Shared {
     /// Takes note of the worker's end, unless one is known.
     fn end(&self, death: Death) {
-        self.ended.send_if_modified(|known| {
-            let is_new = known.is_none();
-            known.get_or_insert(death);
-            is_new
-        });
+        set_once(&self.ended, death);
+    }
+
+    /// Takes note of a prompt that has become another one than was expected.
+    pub(crate) fn distrust(&self, why: String) {
+        set_once(&self.distrusted, why);
     }
 
     /// Returns once the worker is gone.
@@ -118,7 +131,13 @@ impl Drop for InFlight {
 
 impl DynamoBackend {
     /// The backend of a worker that was found to be like this.
-    pub(crate) fn new(name: String, worker: Arc<Worker>, home: CallHome, capabilities: Capabilities) -> Self {
+    pub(crate) fn new(
+        name: String,
+        worker: Arc<Worker>,
+        home: CallHome,
+        capabilities: Capabilities,
+        observer: Arc<dyn MediaObserver>,
+    ) -> Self {
         let shared = Arc::new(Shared {
             name,
             wire: Wire::new(&worker.place.address, home.clone()),
@@ -126,15 +145,19 @@ impl DynamoBackend {
             load: Mutex::new(None),
             running: AtomicU64::new(0),
             silent_ms: AtomicU64::new(0),
+            observer,
             ended: watch::Sender::new(None),
+            distrusted: watch::Sender::new(None),
         });
         let (kv, sink) = oneshot::channel();
         let mut tasks = JoinSet::new();
         tasks.spawn(shared.clone().watch());
         if let Events::At(source) = &worker.events {
             let wire = Wire::new(&source.query.address, home);
-            let block_size = worker.block_size.get() as u32;
-            tasks.spawn(Follower::new(shared.clone(), source.clone(), wire, block_size).follow(sink));
+            let blocks = Blocks::new(source.worker_id, source.dp_rank, worker.block_size.get() as u32);
+            // What its hashes of images are made of is not known here.
+            let knows_all = capabilities.media == MediaForm::None;
+            tasks.spawn(Follower::new(shared.clone(), source.clone(), wire, blocks, knows_all).follow(sink));
         }
         Self { shared, capabilities, kv: Mutex::new(Some(kv)), _tasks: tasks }
     }
@@ -150,7 +173,7 @@ impl DynamoBackend {
             return Err(JobError::NotTaken(death));
         }
         let Worker { place, model, .. } = &*shared.worker;
-        let bodies = request::of(&job, model)?;
+        let bodies = request::of(&job, model, self.capabilities.media == MediaForm::Encoded)?;
         let counted = InFlight::new(shared.clone());
         let ask = |(choice, body): (usize, Vec<u8>)| {
             let id = if choice == 0 { job.id.to_string() } else { format!("{}-{choice}", job.id) };
@@ -166,7 +189,11 @@ impl DynamoBackend {
             }
             JobError::NotTaken(death)
         })?;
-        Ok(RunningDynamoJob::new(shared.clone(), job, answers, counted))
+        let delivered = Delivered { inline: job.media.len(), ..Delivered::default() };
+        if delivered != Delivered::default() {
+            shared.observer.delivered(delivered);
+        }
+        Ok(RunningDynamoJob::new(shared.clone(), job, answers, counted, delivered))
     }
 }
 
@@ -206,6 +233,17 @@ impl Backend for DynamoBackend {
             // Nobody takes it where there are no events.
             let _ = kv.send(sink);
         }
+    }
+
+    fn distrusted(&self) -> BoxFuture<'_, String> {
+        let mut distrusted = self.shared.distrusted.subscribe();
+        async move {
+            match distrusted.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()) {
+                Some(why) => why,
+                None => std::future::pending().await,
+            }
+        }
+        .boxed()
     }
 
     fn ended(&self) -> BoxFuture<'_, Death> {

@@ -32,6 +32,7 @@ pub struct DynamoConnector {
     workers: watch::Receiver<Workers>,
     home: CallHome,
     processor: Arc<[u8]>,
+    takes_images: bool,
     /// Whether it is connected to.
     is_up: watch::Sender<bool>,
 }
@@ -40,7 +41,15 @@ impl DynamoConnector {
     /// A connector for the worker that [`Workers::names`] calls so, among those that `workers` tells of. `processor` is that of the model
     /// that is served here.
     pub fn new(name: &str, workers: watch::Receiver<Workers>, home: CallHome, processor: Arc<[u8]>) -> Self {
-        Self { name: name.to_owned(), workers, home, processor, is_up: watch::Sender::new(false) }
+        let is_up = watch::Sender::new(false);
+        Self { name: name.to_owned(), workers, home, processor, takes_images: false, is_up }
+    }
+
+    /// The same for a worker that takes images.
+    #[must_use]
+    pub fn with_images(mut self, takes_images: bool) -> Self {
+        self.takes_images = takes_images;
+        self
     }
 
     /// Tells whether the worker is connected to.
@@ -79,15 +88,20 @@ impl Connector for DynamoConnector {
     fn connect(
         &self,
         _worker: WorkerId,
-        _observer: Arc<dyn MediaObserver>,
+        observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let failed = |why: String| ConnectError::new(format!("{}: {why}", self.name));
             let (worker, stream) =
                 self.reached().await.ok_or_else(|| failed("nothing names it any more".to_owned()))?;
             let peer = stream.peer_addr().map_err(|error| failed(error.to_string()))?.ip().to_canonical();
-            let capabilities = capabilities(&worker, self.processor.clone(), peer);
-            let backend = Arc::new(DynamoBackend::new(self.name.clone(), worker, self.home.clone(), capabilities));
+            let mut capabilities = capabilities(&worker, self.processor.clone(), peer);
+            if self.takes_images {
+                capabilities.media = MediaForm::Encoded;
+                capabilities.lacks.media = false;
+            }
+            let backend = DynamoBackend::new(self.name.clone(), worker, self.home.clone(), capabilities, observer);
+            let backend = Arc::new(backend);
             tokio::spawn(tell_up(self.is_up.clone(), backend.when_ended()));
             Ok(Connected { backend: backend as Arc<dyn Backend>, life: Box::new(Elsewhere) })
         }
@@ -128,7 +142,14 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
         encoder_cache_tokens: 0,
         receiver_cache_bytes: 0,
         max_loras: 0,
-        lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true },
+        lacks: Lacks {
+            bad_words: true,
+            prompt_logprobs: true,
+            processor_kwargs: true,
+            media: true,
+            cache_salt: true,
+            token_rules: true,
+        },
         input: InputForm::Tokens,
         media: MediaForm::None,
         hand_off: HandOff::None,

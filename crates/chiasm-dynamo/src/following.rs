@@ -43,6 +43,8 @@ pub(crate) struct Follower {
     wire: Wire,
     blocks: Blocks,
     kv: Option<Box<dyn KvSink>>,
+    /// Whether all that it tells is all that is to be known.
+    knows_all: bool,
     /// What a worker holds that can't tell it is not known from then on.
     history_known: bool,
     is_caught_up: bool,
@@ -51,9 +53,11 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    pub(crate) fn new(shared: Arc<Shared>, source: EventSource, wire: Wire, block_size: u32) -> Self {
-        let blocks = Blocks::new(source.worker_id, source.dp_rank, block_size);
-        Self { shared, source, wire, blocks, kv: None, history_known: true, is_caught_up: false, is_told: false }
+    /// A follower of what `source` says of a worker, of which `blocks` are known. Unless that `knows_all`, the worker is also taken to hold
+    /// what it was sent.
+    pub(crate) fn new(shared: Arc<Shared>, source: EventSource, wire: Wire, blocks: Blocks, knows_all: bool) -> Self {
+        let (history_known, is_caught_up, is_told) = (true, false, false);
+        Self { shared, source, wire, blocks, kv: None, knows_all, history_known, is_caught_up, is_told }
     }
 
     /// Tells whoever comes out of `sink`, until it is dropped.
@@ -186,7 +190,7 @@ impl Follower {
             return;
         }
         let Some(mut kv) = self.kv.take() else { return };
-        let history_known = self.history_known;
+        let history_known = self.history_known && self.knows_all;
         let is_small = events.len() <= FEW;
         let tell = move || {
             let payload = KvEventBatch { timestamp, events, data_parallel_rank: None }.encode();

@@ -38,6 +38,7 @@ struct TopLogprob {
 
 #[derive(Debug, Deserialize)]
 struct Usage {
+    prompt_tokens: Option<usize>,
     prompt_tokens_details: Option<PromptTokensDetails>,
 }
 
@@ -60,6 +61,11 @@ impl EngineOutput {
     /// Prompt tokens that the engine found in its cache, where it tells.
     pub(crate) fn cached_tokens(&self) -> Option<usize> {
         self.completion_usage.as_ref()?.prompt_tokens_details.as_ref()?.cached_tokens
+    }
+
+    /// Tokens of the prompt, where the worker tells.
+    pub(crate) fn prompt_tokens(&self) -> Option<usize> {
+        self.completion_usage.as_ref()?.prompt_tokens
     }
 
     /// How the answer ended, if it did. `eos` is the end of text.

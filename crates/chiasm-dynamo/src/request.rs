@@ -1,6 +1,11 @@
 //! A job as what a worker is asked (`PreprocessedRequest` of Dynamo 1.6, `protocols/common/preprocessor.rs`).
 
-use chiasm_backend::{Constraint, Input, Job, JobError, Sampling};
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Sampling};
+use chiasm_types::Modality;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -16,7 +21,21 @@ struct Request<'a> {
     annotations: [&'static str; 0],
     #[serde(skip_serializing_if = "Option::is_none")]
     routing: Option<Routing>,
+    /// Media items by their kind, in the order of their markers.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    multi_modal_data: BTreeMap<&'static str, Vec<Medium>>,
+    /// What their blocks are known by.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    multi_modal_uuids: BTreeMap<&'static str, Vec<String>>,
 }
+
+#[derive(Serialize)]
+enum Medium {
+    Url(String),
+}
+
+/// The kind of images.
+const IMAGES: &str = "image_url";
 
 #[derive(Serialize)]
 struct StopConditions {
@@ -57,15 +76,17 @@ struct Routing {
     priority: i32,
 }
 
-/// The bodies of one request for each continuation of a job: workers tell what was cached for the first of several alone.
+/// The bodies of one request for each continuation of a job: workers tell what was cached for the first of several alone. Images are part of
+/// them for a worker that takes some.
 ///
 /// # Errors
 /// [`JobError::Refused`] names what no worker of Dynamo can be asked for, or not all of them.
-pub(crate) fn of(job: &Job, model: &str) -> Result<Vec<Vec<u8>>, JobError> {
+pub(crate) fn of(job: &Job, model: &str, takes_images: bool) -> Result<Vec<Vec<u8>>, JobError> {
     let tokens = match &job.input {
         Input::Marked { tokens, .. } | Input::Tokens(tokens) if job.media.is_empty() => tokens,
+        Input::Marked { tokens, .. } if takes_images => tokens,
         Input::Marked { .. } | Input::Tokens(_) => {
-            return Err(refused("messages", "has media items, and workers of Dynamo are given text alone"));
+            return Err(refused("messages", "has media items, and these workers of Dynamo are given text alone"));
         }
         Input::Messages(_) => return Err(refused("input", "must be token ids: a worker of Dynamo takes nothing else")),
     };
@@ -79,6 +100,9 @@ pub(crate) fn of(job: &Job, model: &str) -> Result<Vec<Vec<u8>>, JobError> {
     check(sampling)?;
     let numbers = |tokens: &[chiasm_types::TokenId]| tokens.iter().map(|token| token.0).collect::<Vec<u32>>();
     let eos = sampling.eos_token.map(|token| token.0);
+    let urls: Vec<Medium> = job.media.iter().map(image).collect::<Result<_, _>>()?;
+    let uuids: Vec<String> = job.media.iter().map(JobItem::name).collect();
+    let has_images = !job.media.is_empty();
     let mut request = Request {
         model,
         token_ids: numbers(tokens),
@@ -102,6 +126,8 @@ pub(crate) fn of(job: &Job, model: &str) -> Result<Vec<Vec<u8>>, JobError> {
                 Some(Routing { priority })
             }
         },
+        multi_modal_data: has_images.then_some((IMAGES, urls)).into_iter().collect(),
+        multi_modal_uuids: has_images.then_some((IMAGES, uuids)).into_iter().collect(),
     };
     (0..sampling.n)
         .map(|choice| {
@@ -114,6 +140,22 @@ pub(crate) fn of(job: &Job, model: &str) -> Result<Vec<Vec<u8>>, JobError> {
 
 fn refused(field: &str, message: &str) -> JobError {
     JobError::Refused { field: field.to_owned(), message: message.to_owned() }
+}
+
+/// An image as its file, which the worker reads.
+fn image(item: &JobItem) -> Result<Medium, JobError> {
+    let unusable = |why: &str| refused("messages", why);
+    if item.modality != Modality::Image {
+        return Err(unusable("has an item that is no image: workers of Dynamo are given images alone"));
+    }
+    let encoded = item.source.encoded();
+    let encoded = encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
+    if !matches!(encoded.processor_kwargs.trim(), "" | "{}") {
+        return Err(refused("mm_processor_kwargs", "can't be passed on to workers of Dynamo"));
+    }
+    let mut url = format!("data:{};base64,", encoded.media_type);
+    STANDARD.encode_string(&encoded.bytes, &mut url);
+    Ok(Medium::Url(url))
 }
 
 /// What a request to a worker has no place for.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use chiasm_backend::{Content, Death, Delivered, Finish, Job, JobError, Output, Prefill, RunningJob};
+use chiasm_backend::{Content, Death, Delivered, Finish, Input, Job, JobError, Output, Prefill, RunningJob};
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -21,6 +21,7 @@ pub(crate) struct RunningDynamoJob {
     came: VecDeque<Output>,
     /// The end of the worker, which may be known before its connections fail.
     ended: BoxFuture<'static, Death>,
+    delivered: Delivered,
     _counted: InFlight,
 }
 
@@ -35,7 +36,13 @@ struct Continuation {
 
 impl RunningDynamoJob {
     /// The job whose continuations these are the answers of.
-    pub(crate) fn new(shared: Arc<Shared>, job: Arc<Job>, answers: Vec<Answer>, counted: InFlight) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        job: Arc<Job>,
+        answers: Vec<Answer>,
+        counted: InFlight,
+        delivered: Delivered,
+    ) -> Self {
         let continuation = |answer: Answer| {
             let outputs = stream::try_unfold(answer, |mut answer| async move {
                 Ok(answer.next::<EngineOutput>().await?.map(|output| (output, answer)))
@@ -48,6 +55,7 @@ impl RunningDynamoJob {
             job,
             continuations: answers.into_iter().map(continuation).collect(),
             came: VecDeque::new(),
+            delivered,
             _counted: counted,
         }
     }
@@ -80,6 +88,14 @@ impl RunningDynamoJob {
                 message: format!("are not told by {}", self.shared.name),
             })?),
         };
+        if let (Input::Marked { expanded, .. }, Some(told)) = (&self.job.input, output.prompt_tokens())
+            && told != expanded.len()
+        {
+            let expected = expanded.len();
+            let why =
+                format!("it makes {told} tokens of a prompt with media items that was expected to have {expected}");
+            self.shared.distrust(why);
+        }
         continuation.has_ended = finish.is_some();
         let cached = output.cached_tokens().filter(|_| !continuation.is_told);
         continuation.is_told |= cached.is_some();
@@ -164,6 +180,6 @@ impl RunningJob for RunningDynamoJob {
     }
 
     fn delivered(&self) -> Delivered {
-        Delivered::default()
+        self.delivered
     }
 }

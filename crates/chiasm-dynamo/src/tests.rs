@@ -6,8 +6,11 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use chiasm_backend::{Content, Finish, Input, Job, JobError, KvSource, Output, RequestId, Sampling, Structured};
-use chiasm_types::TokenId;
+use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, SourceError, TensorOrder};
+use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
+use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -268,6 +271,59 @@ async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
     assert_eq!(refused(Job { priority: i64::MIN, ..job(sampling()) }).await, "priority");
     assert_eq!(refused(Job { input: Input::Messages("{}".into()), ..job(sampling()) }).await, "input");
     assert!(worker.asked.try_recv().is_err(), "it was asked nothing");
+}
+
+/// A picture as a client has sent it.
+struct Picture;
+
+impl MediaSource for Picture {
+    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn encoded(&self) -> Option<EncodedItem> {
+        let bytes = Bytes::from_static(b"picture");
+        Some(EncodedItem { bytes, content: [0; 32], media_type: "image/jpeg", processor_kwargs: "{}".into() })
+    }
+}
+
+/// A job with a picture, whose marker 9 is expected to become three tokens.
+fn with_picture() -> Job {
+    let item = JobItem {
+        modality: Modality::Image,
+        hash: MmHash::new([0xab; 32]),
+        placeholder: Placeholder { offset: 1, length: 3, is_embed: None },
+        elements: 1,
+        source: Arc::new(Picture),
+    };
+    let (tokens, expanded) = ([1, 9, 2].map(TokenId).into(), [1, 9, 9, 9, 2].map(TokenId).into());
+    let input = Input::Marked { tokens: Arc::new(tokens), expanded: Arc::new(expanded) };
+    Job { input, media: Arc::new([item]), ..job(sampling()) }
+}
+
+#[tokio::test]
+async fn an_image_goes_along_as_its_file_to_a_worker_that_takes_some() {
+    let mut worker = FakeWorker::start("").await;
+    let refused = worker.connect().await.start(Arc::new(with_picture())).await;
+    assert!(matches!(refused, Err(JobError::Refused { field, .. }) if field == "messages"));
+    let backend = worker.connect_with(false, true).await;
+    for (prompt_tokens, is_expected) in [(5, true), (3, false)] {
+        let mut running = backend.start(Arc::new(with_picture())).await.unwrap();
+        let asked = worker.asked().await;
+        assert_eq!(asked.body["token_ids"], json!([1, 9, 2]));
+        assert_eq!(
+            asked.body["multi_modal_data"],
+            json!({"image_url": [{"Url": "data:image/jpeg;base64,cGljdHVyZQ=="}]})
+        );
+        assert_eq!(asked.body["multi_modal_uuids"], json!({"image_url": ["ab".repeat(32)]}));
+        let mut home = asked.call().await;
+        let usage = json!({"prompt_tokens": prompt_tokens, "completion_tokens": 1, "total_tokens": 6});
+        home.output(json!({"token_ids": [5], "finish_reason": "length", "completion_usage": usage})).await;
+        home.end().await;
+        timeout(SOON, running.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(running.delivered().inline, 1);
+        assert_eq!(backend.distrusted().now_or_never().is_none(), is_expected);
+    }
 }
 
 #[tokio::test]

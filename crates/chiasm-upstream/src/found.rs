@@ -104,7 +104,7 @@ impl Found {
             encoder_cache_tokens: 0,
             receiver_cache_bytes: 0,
             max_loras: 0,
-            lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true },
+            lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true, ..Lacks::default() },
             input: InputForm::Tokens,
             media: MediaForm::Encoded,
             hand_off: HandOff::None,

@@ -38,6 +38,7 @@ pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, model: &ServedModel) ->
             home: address.call_home(),
             fleet: fleet.clone(),
             processor: model.processor(),
+            takes_images: address.takes_images(),
             kept: HashMap::new(),
         };
         tokio::spawn(keeper.keep());
@@ -52,6 +53,7 @@ struct Keeper {
     home: CallHome,
     fleet: Arc<Fleet>,
     processor: Arc<[u8]>,
+    takes_images: bool,
     /// Those that are in the fleet, by their names.
     kept: HashMap<String, Kept>,
 }
@@ -113,7 +115,8 @@ impl Keeper {
 
     /// False if the fleet takes none any more.
     fn add(&mut self, name: String) -> bool {
-        let connector = DynamoConnector::new(&name, self.workers.clone(), self.home.clone(), self.processor.clone());
+        let connector = DynamoConnector::new(&name, self.workers.clone(), self.home.clone(), self.processor.clone())
+            .with_images(self.takes_images);
         let is_up = connector.is_up();
         let Some(id) = self.fleet.add(Box::new(connector)) else { return false };
         self.kept.insert(name, Kept { id, is_up, is_named: true });

@@ -64,7 +64,7 @@ async fn told<const N: usize>(sink: mpsc::Receiver<String>) -> ([String; N], mps
 #[tokio::test]
 async fn all_that_a_worker_holds_is_asked_for_first_and_then_what_is_new() {
     let mut worker = FakeWorker::start("").await;
-    let backend = worker.connect_with(true).await;
+    let backend = worker.connect_with(true, false).await;
     let (sender, sink) = mpsc::channel();
     backend.follow_kv(Box::new(Sink(sender)));
     let asked = worker.asked().await;
@@ -98,7 +98,7 @@ async fn all_that_a_worker_holds_is_asked_for_first_and_then_what_is_new() {
 #[tokio::test]
 async fn a_worker_that_can_t_tell_or_tells_nonsense_is_asked_again_and_is_not_known_exactly() {
     let mut worker = FakeWorker::start("").await;
-    let backend = worker.connect_with(true).await;
+    let backend = worker.connect_with(true, false).await;
     let (sender, sink) = mpsc::channel();
     backend.follow_kv(Box::new(Sink(sender)));
     answer(&worker.asked().await, json!({"Surprise": 1})).await;
@@ -111,4 +111,16 @@ async fn a_worker_that_can_t_tell_or_tells_nonsense_is_asked_again_and_is_not_kn
     let (all, _sink) = told(sink).await;
     assert_eq!(all, ["cleared"]);
     assert!(backend.silent_for() < SOON);
+}
+
+#[tokio::test]
+async fn a_worker_that_takes_images_is_taken_to_hold_what_it_was_sent_too() {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect_with(true, true).await;
+    let (sender, sink) = mpsc::channel();
+    backend.follow_kv(Box::new(Sink(sender)));
+    let dump = json!({"TreeDump": {"events": [stored(0, None, &[1])], "last_event_id": 1, "reset_scope": "all"}});
+    answer(&worker.asked().await, dump).await;
+    let (all, _sink) = told(sink).await;
+    assert_eq!(all, ["cleared?", "1?", "caught up: true"]);
 }

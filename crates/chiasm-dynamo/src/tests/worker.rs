@@ -82,12 +82,13 @@ impl FakeWorker {
     }
 
     pub(super) async fn connect(&self) -> Arc<dyn Backend> {
-        self.connect_with(false).await
+        self.connect_with(false, false).await
     }
 
-    pub(super) async fn connect_with(&self, has_events: bool) -> Arc<dyn Backend> {
+    pub(super) async fn connect_with(&self, has_events: bool, takes_images: bool) -> Arc<dyn Backend> {
         let (_, workers) = watch::channel(self.named(has_events));
         let connector = DynamoConnector::new(NAME, workers, CallHome::new(None, None), Arc::from(&b"p"[..]));
+        let connector = connector.with_images(takes_images);
         let Connected { backend, .. } = connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
         backend
     }

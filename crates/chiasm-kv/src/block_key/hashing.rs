@@ -4,7 +4,7 @@ use chiasm_types::{BlockSize, TokenId};
 use sha2::{Digest, Sha256};
 use twox_hash::XxHash3_64;
 
-use super::{BlockKey, EngineHashKeys, KeyScheme, PromptBlocks};
+use super::{BlockKey, EngineHashKeys, KeyScheme, MediaSpan, PromptBlocks};
 use crate::event::ExternalHash;
 
 /// How engines whose events have no tokens that we could read make the hashes of their blocks.
@@ -15,7 +15,7 @@ pub enum EngineHashing {
     /// block's token ids, where a media item's tokens are four numbers made of its identity, in turns.
     Sglang,
     /// Dynamo 1.6's, of whichever engine is behind it: a chain of XXH3 over the hash of each block's token ids. What they make of media
-    /// items depends on the engine, so that keys end where the first item begins.
+    /// items depends on the engine: from the first item on the hashes are ours alone, good for what a worker was sent.
     Dynamo,
 }
 
@@ -98,18 +98,23 @@ fn dynamo(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
     /// Of all hashes, where neither an adapter nor a salt changes it.
     const SEED: u64 = 1337;
     let is_plain = prompt.lora.is_none() && prompt.salt.is_none_or(str::is_empty);
-    let text = prompt.media.iter().map(|span| span.offset).min().unwrap_or(prompt.tokens.len());
-    let tokens = prompt.tokens.get(..text).filter(|_| is_plain).unwrap_or_default();
-    let mut bytes = Vec::with_capacity(4 * block_size.get());
-    let mut parent = None;
-    let hash = |block: &[TokenId]| {
+    let tokens = if is_plain { prompt.tokens } else { &[] };
+    let size = block_size.get();
+    let mut bytes = Vec::with_capacity(4 * size);
+    let mut parent: Option<u64> = None;
+    let hash = |(number, block): (usize, &[TokenId])| {
         bytes.clear();
         block.iter().for_each(|token| bytes.extend_from_slice(&token.0.to_le_bytes()));
+        let start = number * size;
+        let touches = |span: &&MediaSpan| span.offset < start + size && span.offset + span.length > start;
+        for span in prompt.media.iter().filter(touches) {
+            bytes.extend_from_slice(span.hash.as_bytes());
+            bytes.extend_from_slice(&(span.offset as i64 - start as i64).to_le_bytes());
+        }
         let own = XxHash3_64::oneshot_with_seed(SEED, &bytes);
         let chained = match parent {
             None => own,
             Some(parent) => {
-                let parent: u64 = parent;
                 let pair = [parent.to_le_bytes(), own.to_le_bytes()].concat();
                 XxHash3_64::oneshot_with_seed(SEED, &pair)
             }
@@ -117,7 +122,7 @@ fn dynamo(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
         parent = Some(chained);
         chained
     };
-    tokens.chunks_exact(block_size.get()).map(hash).collect()
+    tokens.chunks_exact(size).enumerate().map(hash).collect()
 }
 
 #[cfg(test)]
@@ -125,7 +130,6 @@ mod tests {
     use chiasm_types::MmHash;
 
     use super::*;
-    use crate::MediaSpan;
 
     /// Made by the formulas in Python's hashlib and struct.
     #[test]
@@ -157,7 +161,18 @@ mod tests {
         let told = [10823191264391160519, 4102179227871607950, 18410735291254320318, 4506128744525108053];
         assert_eq!(dynamo(&text, size), told);
         let media = [MediaSpan { hash: MmHash::new([1; 32]), offset: 40, length: 5 }];
-        assert_eq!(dynamo(&PromptBlocks { media: &media, ..text }, size), told[..2]);
+        let with_item = |media: &[MediaSpan]| dynamo(&PromptBlocks { media, ..text }, size);
+        assert_eq!(with_item(&media)[..2], told[..2]);
+        let others =
+            [media[0].hash, MmHash::new([2; 32])].map(|hash| with_item(&[MediaSpan { hash, offset: 41, length: 5 }]));
+        assert!(
+            others[0][2..]
+                .iter()
+                .zip(&others[1][2..])
+                .zip(&told[2..])
+                .all(|((one, other), text)| one != other && one != text)
+        );
+        assert_ne!(others[0][2], with_item(&media)[2], "an item at another place");
         assert!(dynamo(&PromptBlocks { salt: Some("s"), ..text }, size).is_empty());
         assert_eq!(EngineHashing::Dynamo.keys(&text, size).len(), 4);
         assert_ne!(EngineHashing::Dynamo.scheme(), EngineHashing::Sglang.scheme());

@@ -165,6 +165,11 @@ async fn prepared(
         bad_words: !sampling.bad_words.is_empty(),
         prompt_logprobs: sampling.prompt_logprobs.is_some(),
         processor_kwargs: has_settings,
+        media: !media.is_empty(),
+        cache_salt: cache_salt.is_some(),
+        token_rules: !sampling.logit_bias.is_empty()
+            || !sampling.allowed_token_ids.is_empty()
+            || sampling.repetition.is_some(),
     };
     let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
     let preparation = Preparation { frontend, cpu: &caller.cpu, classes, apart };

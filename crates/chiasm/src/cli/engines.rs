@@ -35,7 +35,7 @@ pub(crate) struct EngineArgs {
     /// Give requests to this server, which somebody else runs: vllm+http://HOST:PORT (or vllm+https:) is vllm serve of the same model with
     /// --enable-scale-out, http://HOST:PORT (or https:) any server of OpenAI's API, which gets requests as they come. Or to the workers
     /// of Dynamo that an etcd names: dynamo+etcd://HOST:PORT,…/NAMESPACE (or dynamo+etcds:, with the files of --etcd-ca-file and so on).
-    /// Options go behind commas: api-key-file=FILE, ca-file=FILE; model=NAME, listen=IP:PORT, announce=IP:PORT. May be given several
+    /// Options go behind commas: api-key-file=FILE, ca-file=FILE; model=NAME, images, listen=IP:PORT, announce=IP:PORT. May be given several
     /// times
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
     pub(crate) upstream: Vec<UpstreamArg>,

@@ -102,6 +102,13 @@ async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
     let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/jpeg;base64,{picture}")}});
     let body = json!({"model": "m", "messages": [{"role": "user", "content": [image]}]});
     assert_eq!(server.chat(&body).await.refused(400), "messages");
+    // A mocker takes images and does not make more tokens of them, which is noticed.
+    let url = format!("dynamo+etcd://{}/{NAMESPACE},images", etcd.server());
+    let (model, flags) = (demo_model().display().to_string(), ["--served-model-name", "m", "--upstream", &url]);
+    let with_images = Server::start(&[&[model.as_str()], &flags[..]].concat());
+    with_images.wait_ready(1, SOON).await;
+    with_images.chat(&body).await.ok();
+    with_images.logged("that was expected to have");
     // Several answers are several requests to the worker.
     let mut body = ask("hello", 4);
     body["n"] = json!(3);
