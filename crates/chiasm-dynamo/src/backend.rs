@@ -26,6 +26,8 @@ use crate::wire::{AskError, Wire};
 
 /// A worker that nobody could connect to for so long is gone.
 const GONE: Duration = Duration::from_secs(4);
+/// What is answered by somebody else where a worker was, and by one that is going down.
+const NOT_THERE: &str = "unknown endpoint";
 /// Between two tries to connect.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -183,8 +185,7 @@ impl DynamoBackend {
         let answers = try_join_all(bodies.into_iter().enumerate().map(ask)).await;
         let answers = answers.map_err(|error| {
             let death = Death::new(format!("{}: {error}", shared.name));
-            if matches!(error, AskError::Refused(_)) {
-                // Where it was is somebody else, or it is going down.
+            if matches!(&error, AskError::Refused(words) if words.contains(NOT_THERE)) {
                 shared.end(death.clone());
             }
             JobError::NotTaken(death)

@@ -34,7 +34,7 @@ impl Blocks {
 
     /// The event from which on there is something new to this.
     pub(crate) fn next(&self) -> Option<u64> {
-        self.last.map(|last| last + 1)
+        self.last.map(|last| last.saturating_add(1))
     }
 
     /// All has to be told again. What was told stands until then.

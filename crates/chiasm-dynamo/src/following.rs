@@ -50,14 +50,26 @@ pub(crate) struct Follower {
     is_caught_up: bool,
     /// Whether it was said that it is asked in vain.
     is_told: bool,
+    /// Whether it was said that what it publishes can't be read.
+    is_unreadable: bool,
 }
 
 impl Follower {
     /// A follower of what `source` says of a worker, of which `blocks` are known. Unless that `knows_all`, the worker is also taken to hold
     /// what it was sent.
     pub(crate) fn new(shared: Arc<Shared>, source: EventSource, wire: Wire, blocks: Blocks, knows_all: bool) -> Self {
-        let (history_known, is_caught_up, is_told) = (true, false, false);
-        Self { shared, source, wire, blocks, kv: None, knows_all, history_known, is_caught_up, is_told }
+        Self {
+            shared,
+            source,
+            wire,
+            blocks,
+            kv: None,
+            knows_all,
+            history_known: true,
+            is_caught_up: false,
+            is_told: false,
+            is_unreadable: false,
+        }
     }
 
     /// Tells whoever comes out of `sink`, until it is dropped.
@@ -111,7 +123,11 @@ impl Follower {
                     self.ask().await;
                 }
             }
-            Err(error) => tracing::warn!(worker = self.shared.name, %error, "what it holds is asked for"),
+            // What it says will be missing, and be asked for.
+            Err(error) if !std::mem::replace(&mut self.is_unreadable, true) => {
+                tracing::warn!(worker = self.shared.name, %error, "what it holds is asked for instead");
+            }
+            Err(_) => {}
         }
     }
 
@@ -155,7 +171,9 @@ impl Follower {
             }
             Told::Events { events } => self.blocks.extend(&events, &mut changes),
             // Older than what is known here: it has begun again.
-            Told::TooNew { newest_available } if self.blocks.next().is_some_and(|next| newest_available + 1 < next) => {
+            Told::TooNew { newest_available }
+                if self.blocks.next().is_some_and(|next| newest_available.saturating_add(1) < next) =>
+            {
                 Err(Gap)
             }
             Told::TooNew { .. } => Ok(()),
