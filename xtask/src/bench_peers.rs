@@ -33,7 +33,7 @@ mod committed;
 mod door;
 mod door_inputs;
 mod door_note;
-mod door_peers;
+pub(crate) mod door_peers;
 mod door_run;
 mod handoff;
 mod handoff_note;

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::bench_peers::door_peers;
 use crate::child::{self, Cancel, Output};
 use crate::chromium;
 use crate::clients_env::{self, ClientsEnv};
@@ -287,11 +288,18 @@ fn sglang(workspace: &Workspace) -> Result<[(&'static str, PathBuf); 2], Error> 
     Ok([("CHIASM_TEST_SGLANG_PYTHON", env.python()), ("CHIASM_TEST_MODELS", models)])
 }
 
-/// What a step's tests are told of the program that they need, if they need one.
-fn found(needs: Needs, workspace: &Workspace) -> Result<Option<(&'static str, PathBuf)>, Outcome> {
+/// What a step's tests are told of the programs that they need, if they need any.
+fn found(needs: Needs, workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>, Outcome> {
     let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
     let (variable, program, why) = match needs {
         Needs::Etcd => (etcd::VARIABLE, etcd::ensure(&setup), "there is no etcd, and its package can't be unpacked"),
+        Needs::Dynamo => {
+            let mut programs = found(Needs::Etcd, workspace)?;
+            let python = door_peers::ensure(&setup).map(|peers| peers.python());
+            let dynamo = found_program(door_peers::VARIABLE, python, "Dynamo's packages can't be had")?;
+            programs.extend(dynamo);
+            return Ok(programs);
+        }
         Needs::Chromium => {
             (chromium::VARIABLE, chromium::ensure(&setup), "there is no Chromium, and its package can't be unpacked")
         }
@@ -299,9 +307,17 @@ fn found(needs: Needs, workspace: &Workspace) -> Result<Option<(&'static str, Pa
             let why = "there is no Prometheus, and its package can't be unpacked";
             (prometheus::VARIABLE, prometheus::ensure(&setup), why)
         }
-        _ => return Ok(None),
+        _ => return Ok(Vec::new()),
     };
-    program.map(|program| Some((variable, program))).map_err(|error| {
+    found_program(variable, program, why)
+}
+
+fn found_program(
+    variable: &'static str,
+    program: Result<PathBuf, Error>,
+    why: &'static str,
+) -> Result<Vec<(&'static str, PathBuf)>, Outcome> {
+    program.map(|program| vec![(variable, program)]).map_err(|error| {
         println!("    {error}");
         Outcome::LeftOut(why)
     })

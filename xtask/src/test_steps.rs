@@ -51,6 +51,8 @@ pub(crate) enum Needs {
     ArmTarget,
     /// etcd; where it is not there and can't be unpacked the step is left out, with a line that says so.
     Etcd,
+    /// Dynamo's mocker and etcd; where they can't be had the step is left out, with a line that says so.
+    Dynamo,
     /// Chromium; where it is not there and can't be unpacked the step is left out, with a line that says so.
     Chromium,
     /// Prometheus; where it is not there and can't be unpacked the step is left out, with a line that says so.
@@ -135,6 +137,22 @@ const STEPS: &[Step] = &[
         ]),
         variables: &[],
         needs: Needs::Etcd,
+        budget: seconds(90),
+    },
+    Step {
+        title: "workers of Dynamo",
+        action: Action::Cargo(&[
+            "test",
+            "--release",
+            "--workspace",
+            "--test",
+            "dynamo",
+            "--",
+            "--ignored",
+            "--test-threads=1",
+        ]),
+        variables: &[],
+        needs: Needs::Dynamo,
         budget: seconds(90),
     },
     Step {

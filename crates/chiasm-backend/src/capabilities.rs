@@ -51,12 +51,18 @@ pub struct Lacks {
     pub processor_kwargs: bool,
     /// [`Sampling::allowed_token_ids`](crate::Sampling::allowed_token_ids).
     pub allowed_token_ids: bool,
+    /// [`Sampling::logit_bias`](crate::Sampling::logit_bias).
+    pub logit_bias: bool,
     /// [`Sampling::thinking_budget`](crate::Sampling::thinking_budget).
     pub thinking_budget: bool,
     /// [`Sampling::repetition`](crate::Sampling::repetition).
     pub repetition: bool,
     /// [`Sampling::skip_reading_prefix_cache`](crate::Sampling::skip_reading_prefix_cache).
     pub skip_reading_prefix_cache: bool,
+    /// Media items.
+    pub media: bool,
+    /// [`Job::cache_salt`](crate::Job::cache_salt).
+    pub cache_salt: bool,
 }
 
 impl Lacks {
@@ -68,9 +74,12 @@ impl Lacks {
                 lacks.prompt_logprobs,
                 lacks.processor_kwargs,
                 lacks.allowed_token_ids,
+                lacks.logit_bias,
                 lacks.thinking_budget,
                 lacks.repetition,
                 lacks.skip_reading_prefix_cache,
+                lacks.media,
+                lacks.cache_salt,
             ]
         };
         parts(self).into_iter().zip(parts(needed)).any(|(lacks, needed)| lacks && needed)
@@ -212,6 +221,9 @@ mod tests {
             Lacks { thinking_budget: true, ..Lacks::default() },
             Lacks { repetition: true, ..Lacks::default() },
             Lacks { skip_reading_prefix_cache: true, ..Lacks::default() },
+            Lacks { logit_bias: true, ..Lacks::default() },
+            Lacks { media: true, ..Lacks::default() },
+            Lacks { cache_salt: true, ..Lacks::default() },
         ];
         for lacks in parts {
             for needed in parts {

@@ -1,7 +1,7 @@
 //! Agents named by keys of etcd (3.4 or newer), by the JSON that it answers over HTTP beside gRPC.
 //!
-//! Below a prefix, each key has a [`Candidate`] as its value. Keys of agents are put under a lease by a [`Registration`]; keys that
-//! somebody else puts there count just as well.
+//! Below a prefix of ours, each key has a [`Candidate`] as its value. Keys of agents are put under a lease by a [`Registration`]; keys that
+//! somebody else puts there count just as well. What others keep in etcd can be followed as it is: [`Values`].
 
 mod api;
 mod candidate;
@@ -9,6 +9,7 @@ mod following;
 mod keys;
 mod message;
 mod registration;
+mod values;
 
 #[cfg(test)]
 mod tests;
@@ -17,10 +18,13 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use candidate::Candidate;
-pub(crate) use following::EtcdUpstream;
 pub use registration::Registration;
+pub use values::Values;
 
-use crate::{DiscoveryError, address};
+use following::EtcdUpstream;
+use keys::Keys;
+
+use crate::{DiscoveryError, Following, Tls, address, upstream};
 
 const DEFAULT_PREFIX: &str = "chiasm/agents/";
 /// The most servers that a URL may name; etcd's own advice is at most seven members.
@@ -37,6 +41,31 @@ pub struct Etcd {
     /// At least one, `host:port` each; asked in turn.
     endpoints: Vec<String>,
     prefix: String,
+}
+
+impl Etcd {
+    /// The same servers, and what is below another prefix.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::EtcdUrl`] for a prefix that no URL can have.
+    pub fn with_prefix(&self, prefix: &str) -> Result<Self, DiscoveryError> {
+        let scheme = if self.is_tls { "etcds" } else { "etcd" };
+        format!("{scheme}://{}/{prefix}", self.endpoints.join(",")).parse()
+    }
+
+    /// Follows the agents that keys below the prefix name.
+    pub(crate) fn follow(self, tls: Tls) -> Result<Following, DiscoveryError> {
+        Ok(upstream::follow(EtcdUpstream::<Keys>::new(self, tls)?))
+    }
+
+    /// Follows the values of all keys below the prefix, until what is returned is dropped. Servers that can't be reached are tried again
+    /// and again. Needs a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `tls` can't be used.
+    pub fn follow_values(self, tls: Tls) -> Result<Following<Values>, DiscoveryError> {
+        Ok(upstream::follow(EtcdUpstream::<values::KeptValues>::new(self, tls)?))
+    }
 }
 
 impl FromStr for Etcd {

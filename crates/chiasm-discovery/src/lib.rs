@@ -24,7 +24,7 @@
 //! | `source` | what a flag says, and following it |
 //! | `named` | which agents are named now |
 //! | `address` | `host:port`, checked |
-//! | `etcd` | agents named by keys of etcd: its JSON API, following a prefix, registering |
+//! | `etcd` | agents named by keys of etcd: its JSON API, following a prefix, registering; and what others keep there |
 //! | `kubernetes` | agents named by the EndpointSlices of a service |
 //! | `access` | how servers are reached: certificates, the cluster that a pod is in |
 //! | `upstream` | keeps following a server through its failures |
@@ -54,7 +54,7 @@ mod fake;
 
 pub use access::{Access, ClusterAccess, Identity, Tls};
 pub use error::DiscoveryError;
-pub use etcd::{Candidate, Etcd, Registration};
+pub use etcd::{Candidate, Etcd, Registration, Values};
 pub use kubernetes::{Port, Service};
 pub use named::{Following, Named};
 pub use source::Source;

@@ -1,9 +1,11 @@
-//! Which agents are named now.
+//! Which agents are named now, and following a source of them or of something else.
 
 use std::collections::BTreeSet;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use crate::upstream::Picture;
 
 /// The agents that a source names, and whether it answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,26 +16,39 @@ pub struct Named {
     pub is_current: bool,
 }
 
+impl Picture for Named {
+    const WHAT: &'static str = "agents";
+    const IS_TOLD: bool = true;
+
+    fn set_current(&mut self, is_current: bool) -> bool {
+        std::mem::replace(&mut self.is_current, is_current)
+    }
+
+    fn count(&self) -> usize {
+        self.addresses.len()
+    }
+}
+
 /// A source that is followed by a task of its own, until this is dropped.
 #[derive(Debug)]
-pub struct Following {
+pub struct Following<P = Named> {
     // Keeps the receivers open for as long as anybody follows, whatever becomes of the task.
-    named: watch::Sender<Named>,
+    picture: watch::Sender<P>,
     task: Option<JoinHandle<()>>,
 }
 
-impl Following {
-    pub(crate) fn new(named: watch::Sender<Named>, task: Option<JoinHandle<()>>) -> Self {
-        Self { named, task }
+impl<P> Following<P> {
+    pub(crate) fn new(picture: watch::Sender<P>, task: Option<JoinHandle<()>>) -> Self {
+        Self { picture, task }
     }
 
-    /// Tells of the agents that are named, now and after each change. Its `changed` fails once the following is dropped.
-    pub fn named(&self) -> watch::Receiver<Named> {
-        self.named.subscribe()
+    /// Tells of what is named, now and after each change. Its `changed` fails once the following is dropped.
+    pub fn named(&self) -> watch::Receiver<P> {
+        self.picture.subscribe()
     }
 }
 
-impl Drop for Following {
+impl<P> Drop for Following<P> {
     fn drop(&mut self) {
         if let Some(task) = &self.task {
             task.abort();

@@ -7,7 +7,6 @@ use std::str::FromStr;
 use tokio::sync::watch;
 
 use crate::access::OF_PODS;
-use crate::etcd::EtcdUpstream;
 use crate::kubernetes::KubernetesUpstream;
 use crate::named::{Following, Named};
 use crate::{Access, DiscoveryError, Etcd, MOST_ADDRESSES, Service, address, upstream};
@@ -40,7 +39,7 @@ impl Source {
                 let named = watch::Sender::new(Named { addresses, is_current: true });
                 Ok(Following::new(named, None))
             }
-            Self::Etcd(etcd) => Ok(upstream::follow(EtcdUpstream::new(etcd, access.etcd.clone())?)),
+            Self::Etcd(etcd) => etcd.follow(access.etcd.clone()),
             Self::Kubernetes(service) => {
                 let cluster = access.cluster.clone().ok_or(DiscoveryError::NoCluster(OF_PODS))?;
                 Ok(upstream::follow(KubernetesUpstream::new(service, cluster)?))

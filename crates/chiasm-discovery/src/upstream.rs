@@ -1,6 +1,5 @@
 //! Keeps following a server through its failures.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -8,21 +7,38 @@ use tokio::time::{Instant, sleep};
 
 use crate::backoff::Backoff;
 use crate::failure::Failure;
-use crate::named::{Following, Named};
+use crate::named::Following;
 
-/// A server that names agents.
+/// What is there now, by the account of a source.
+pub(crate) trait Picture: Clone + Default + PartialEq + Send + Sync + 'static {
+    /// What there is of it, for the log.
+    const WHAT: &'static str;
+    /// Whether the log says when it changes.
+    const IS_TOLD: bool;
+
+    /// Says whether the source answers; returns whether it was said before.
+    fn set_current(&mut self, is_current: bool) -> bool;
+
+    /// Of how many things it consists.
+    fn count(&self) -> usize;
+}
+
+/// A server that names agents, or whatever else.
 pub(crate) trait Upstream: Send + 'static {
+    /// What its followers see.
+    type Picture: Picture;
+
     /// What it is, for people.
     fn name(&self) -> String;
 
-    /// Lists the agents and tells `view` of them and of every change, until the server fails.
-    fn session(&mut self, view: &mut View) -> impl Future<Output = Failure> + Send;
+    /// Lists what is there and tells `view` of it and of every change, until the server fails.
+    fn session(&mut self, view: &mut View<Self::Picture>) -> impl Future<Output = Failure> + Send;
 }
 
 /// What the followers of an upstream see.
 #[derive(Debug)]
-pub(crate) struct View {
-    named: watch::Sender<Named>,
+pub(crate) struct View<P> {
+    picture: watch::Sender<P>,
     name: String,
     /// Since when the present session has a list.
     since: Option<Instant>,
@@ -30,22 +46,23 @@ pub(crate) struct View {
     is_told: bool,
 }
 
-impl View {
-    /// The source names exactly these now.
-    pub(crate) fn set(&mut self, addresses: BTreeSet<String>) {
+impl<P: Picture> View<P> {
+    /// The source has exactly this now.
+    pub(crate) fn set(&mut self, mut picture: P) {
         self.since.get_or_insert_with(Instant::now);
-        let (agents, source) = (addresses.len(), &self.name);
+        let (count, source, what) = (picture.count(), &self.name, P::WHAT);
         if std::mem::take(&mut self.is_told) {
-            tracing::info!(%source, agents, "agents are discovered again");
+            tracing::info!(%source, count, "{what} are discovered again");
         }
-        let named = Named { addresses, is_current: true };
-        self.named.send_if_modified(|known| {
-            let is_new = *known != named;
-            if known.addresses != named.addresses {
-                tracing::info!(%source, agents, "other agents are named");
+        picture.set_current(true);
+        self.picture.send_if_modified(|known| {
+            let was_current = known.set_current(true);
+            let is_other = *known != picture;
+            if is_other && P::IS_TOLD {
+                tracing::info!(%source, count, "other {what} are named");
             }
-            *known = named;
-            is_new
+            *known = picture;
+            is_other || !was_current
         });
     }
 
@@ -54,22 +71,22 @@ impl View {
         let source = &self.name;
         if matches!(failure, Failure::Outdated(_)) {
             // The server answers, so what it named is as good as it was.
-            tracing::debug!(%source, %failure, "agents are listed again");
+            tracing::debug!(%source, %failure, "{} are listed again", P::WHAT);
         } else {
             match std::mem::replace(&mut self.is_told, true) {
-                false => tracing::warn!(%source, %failure, "agents can't be discovered; those named last stay"),
-                true => tracing::debug!(%source, %failure, "agents still can't be discovered"),
+                false => tracing::warn!(%source, %failure, "{} can't be discovered; those named last stay", P::WHAT),
+                true => tracing::debug!(%source, %failure, "{} still can't be discovered", P::WHAT),
             }
-            self.named.send_if_modified(|named| std::mem::replace(&mut named.is_current, false));
+            self.picture.send_if_modified(|picture| picture.set_current(false));
         }
         self.since.take().map_or(Duration::ZERO, |since| since.elapsed())
     }
 }
 
 /// Follows `upstream` on a task of its own. Needs a Tokio runtime.
-pub(crate) fn follow(mut upstream: impl Upstream) -> Following {
-    let named = watch::Sender::new(Named::default());
-    let mut view = View { named: named.clone(), name: upstream.name(), since: None, is_told: false };
+pub(crate) fn follow<U: Upstream>(mut upstream: U) -> Following<U::Picture> {
+    let picture = watch::Sender::new(U::Picture::default());
+    let mut view = View { picture: picture.clone(), name: upstream.name(), since: None, is_told: false };
     let task = tokio::spawn(async move {
         let mut backoff = Backoff::new();
         loop {
@@ -78,5 +95,5 @@ pub(crate) fn follow(mut upstream: impl Upstream) -> Following {
             sleep(backoff.pause_after(fine)).await;
         }
     });
-    Following::new(named, Some(task))
+    Following::new(picture, Some(task))
 }

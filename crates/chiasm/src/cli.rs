@@ -17,6 +17,7 @@ mod reference;
 mod routing;
 mod simulate;
 mod traces;
+mod upstream;
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -43,6 +44,7 @@ pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;
+pub(crate) use upstream::UpstreamArg;
 
 /// One fast front door before many multimodal LLM engines.
 #[derive(Debug, Parser)]

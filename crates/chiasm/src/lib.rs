@@ -30,6 +30,7 @@ mod completions;
 mod demo;
 mod doctor;
 mod download_bar;
+mod dynamo;
 mod engines;
 mod error;
 mod free_memory;

@@ -20,16 +20,16 @@ use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
 use chiasm_sim_engine::SimConfig;
-use chiasm_upstream::{Upstream, UpstreamConnector};
+use chiasm_upstream::UpstreamConnector;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::cli::ServeArgs;
+use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{agents, hub_model, key_secret, signals, state_folder, vllm_command, vllm_processor};
+use crate::{agents, dynamo, hub_model, key_secret, signals, state_folder, vllm_command, vllm_processor};
 use settings::{
     arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, receiver_cache_gb,
     router_config, routing_options,
@@ -68,7 +68,7 @@ pub(crate) async fn run(
     // Bound before any engine is started: a taken port is told at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    let fleet = match args.agents.has_agents() {
+    let fleet = match args.agents.has_agents() || dynamo::is_asked_for(&args) {
         false => Fleet::start_with_adapters(connectors, router, patience, adapters)?,
         true => {
             let fleet = Fleet::empty(router, patience, adapters);
@@ -79,6 +79,7 @@ pub(crate) async fn run(
         }
     };
     let _agents = agents::find(&args, &fleet, model.processor())?;
+    let _dynamo = dynamo::find(&args, &fleet, &model)?;
     let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits)
         .with_routing(routing)
         .with_keys(keys)
@@ -88,7 +89,7 @@ pub(crate) async fn run(
         .with_adapters_that_change(args.lora.allow_runtime_lora_updating)
         .with_objectives(Objectives { first_token: args.limits.slo_ttft, between_tokens: args.limits.slo_itl })
         .with_log(log_counts);
-    if args.engines.upstream.iter().any(Upstream::takes_messages) {
+    if args.engines.upstream.iter().any(UpstreamArg::takes_messages) {
         frontend = frontend.that_forwards();
     }
     if let Some(traces) = args.traces.traces()? {
@@ -364,11 +365,14 @@ fn connectors(
 
 /// The connectors of servers that somebody else runs.
 fn upstreams(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn Connector>>, CliError> {
-    let connector = |upstream: &Upstream| -> Result<Box<dyn Connector>, CliError> {
+    let connector = |upstream: &UpstreamArg| -> Option<Result<Box<dyn Connector>, CliError>> {
+        // Workers of Dynamo come as they are found.
+        let UpstreamArg::Server(upstream) = upstream else { return None };
         let connector = UpstreamConnector::new(upstream.clone(), model.processor());
-        Ok(Box::new(connector.map_err(|error| CliError::Usage(format!("--upstream {upstream}: {error}")))?))
+        let wrong = |error: String| CliError::Usage(format!("--upstream {upstream}: {error}"));
+        Some(connector.map(|connector| Box::new(connector) as Box<dyn Connector>).map_err(wrong))
     };
-    args.engines.upstream.iter().map(connector).collect()
+    args.engines.upstream.iter().filter_map(connector).collect()
 }
 
 /// The connector of a worker whose engine may outlive this process.

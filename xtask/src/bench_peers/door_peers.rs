@@ -15,6 +15,9 @@ pub(crate) const VLLM: &str = "0.33.0";
 /// The version of Dynamo that [`REQUIREMENTS`] pins.
 pub(crate) const DYNAMO: &str = "1.6.1";
 
+/// What tests are told of the Python with Dynamo by.
+pub(crate) const VARIABLE: &str = "CHIASM_TEST_DYNAMO";
+
 /// What Dynamo runs on, every package pinned.
 pub(crate) const REQUIREMENTS: &str = "bench/peers/door/requirements.txt";
 /// Counted up when the steps below change what comes out of the same lists.

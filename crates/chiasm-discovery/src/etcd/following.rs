@@ -7,40 +7,58 @@ use tokio::time::sleep;
 
 use super::Etcd;
 use super::api::{EtcdClient, Watch};
-use super::keys::Keys;
+use super::message::{Event, KeyValue};
 use crate::failure::Failure;
 use crate::http::{self, CALL_WITHIN};
-use crate::upstream::{Upstream, View};
+use crate::upstream::{Picture, Upstream, View};
 use crate::{DiscoveryError, MOST_ADDRESSES, Tls};
 
 /// A watch says nothing while nothing changes, so the server is asked for a sign of life beside it. With [`CALL_WITHIN`] this is the
 /// time in which a silent server is noticed.
 const ASK_EVERY: Duration = Duration::from_secs(2);
 
-/// One etcd as a source of agents.
+/// The keys below a prefix, as far as this process was told, and what they say.
+pub(super) trait Below: Default + Send + 'static {
+    /// What they say, all together.
+    type Picture: Picture;
+
+    /// These are there, and no others.
+    fn replace(&mut self, listed: Vec<KeyValue>);
+
+    /// One of them changed.
+    fn apply(&mut self, event: Event);
+
+    /// The number of keys, malformed ones too.
+    fn len(&self) -> usize;
+
+    /// What they say now.
+    fn picture(&self) -> Self::Picture;
+}
+
+/// What is below a prefix of one etcd, as a source.
 #[derive(Debug)]
-pub(crate) struct EtcdUpstream {
+pub(super) struct EtcdUpstream<K> {
     etcd: Etcd,
     tls: Tls,
     /// Counts the sessions: each asks the next server.
     turn: usize,
-    keys: Keys,
+    keys: K,
 }
 
-impl EtcdUpstream {
-    pub(crate) fn new(etcd: Etcd, tls: Tls) -> Result<Self, DiscoveryError> {
+impl<K: Below> EtcdUpstream<K> {
+    pub(super) fn new(etcd: Etcd, tls: Tls) -> Result<Self, DiscoveryError> {
         // Files that can't be used are an error now. Later they are read again for each session.
         http::client(&tls)?;
-        Ok(Self { etcd, tls, turn: 0, keys: Keys::default() })
+        Ok(Self { etcd, tls, turn: 0, keys: K::default() })
     }
 
-    async fn run(&mut self, turn: usize, view: &mut View) -> Result<(), Failure> {
+    async fn run(&mut self, turn: usize, view: &mut View<K::Picture>) -> Result<(), Failure> {
         let client = EtcdClient::new(&self.etcd, turn, &self.tls, CALL_WITHIN).await?;
         let prefix = &self.etcd.prefix;
         let listed = client.list(prefix).await?;
         let revision = listed.header.revision;
         self.keys.replace(listed.kvs);
-        view.set(self.keys.addresses());
+        view.set(self.keys.picture());
         // From the very next revision on, so that nothing between list and watch is lost.
         let watch = client.watch(prefix, revision + 1).await?;
         let seen = Seen { keys: AtomicU64::new(self.keys.len() as u64), messages: AtomicU64::new(0) };
@@ -51,12 +69,14 @@ impl EtcdUpstream {
     }
 }
 
-impl Upstream for EtcdUpstream {
+impl<K: Below> Upstream for EtcdUpstream<K> {
+    type Picture = K::Picture;
+
     fn name(&self) -> String {
         self.etcd.to_string()
     }
 
-    async fn session(&mut self, view: &mut View) -> Failure {
+    async fn session(&mut self, view: &mut View<K::Picture>) -> Failure {
         let turn = self.turn;
         match self.run(turn, view).await {
             Err(failure @ Failure::Outdated(_)) => failure,
@@ -77,7 +97,12 @@ struct Seen {
 }
 
 /// Applies what the watch tells. Ends only by failing.
-async fn apply(mut watch: Watch, keys: &mut Keys, view: &mut View, seen: &Seen) -> Result<(), Failure> {
+async fn apply<K: Below>(
+    mut watch: Watch,
+    keys: &mut K,
+    view: &mut View<K::Picture>,
+    seen: &Seen,
+) -> Result<(), Failure> {
     loop {
         let answer = watch.next().await?;
         let is_change = !answer.events.is_empty();
@@ -87,7 +112,7 @@ async fn apply(mut watch: Watch, keys: &mut Keys, view: &mut View, seen: &Seen) 
         seen.keys.store(keys.len() as u64, Relaxed);
         seen.messages.fetch_add(1, Relaxed);
         if is_change {
-            view.set(keys.addresses());
+            view.set(keys.picture());
         }
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::candidate::Candidate;
+use super::following::Below;
 use super::message::{Event, EventType, KeyValue};
-use crate::MOST_ADDRESSES;
+use crate::{MOST_ADDRESSES, Named};
 
 /// The most bytes of a key that is kept.
-const LONGEST_KEY: usize = 1024;
+pub(super) const LONGEST_KEY: usize = 1024;
 
 /// The keys that are there, as far as this process was told.
 #[derive(Debug, Default)]
@@ -24,9 +25,10 @@ struct Value {
     address: Option<String>,
 }
 
-impl Keys {
-    /// These are there, and no others.
-    pub(super) fn replace(&mut self, listed: Vec<KeyValue>) {
+impl Below for Keys {
+    type Picture = Named;
+
+    fn replace(&mut self, listed: Vec<KeyValue>) {
         let known = std::mem::take(&mut self.by_key);
         for kv in listed {
             // What was malformed when it was last seen was complained of then.
@@ -36,7 +38,7 @@ impl Keys {
         }
     }
 
-    pub(super) fn apply(&mut self, event: Event) {
+    fn apply(&mut self, event: Event) {
         match event.r#type {
             EventType::Put => self.put(event.kv, false),
             EventType::Delete => {
@@ -45,6 +47,16 @@ impl Keys {
         }
     }
 
+    fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    fn picture(&self) -> Named {
+        Named { addresses: self.addresses(), is_current: true }
+    }
+}
+
+impl Keys {
     fn put(&mut self, kv: KeyValue, is_told: bool) {
         let key = String::from_utf8_lossy(&kv.key[..kv.key.len().min(LONGEST_KEY)]);
         if kv.key.len() > LONGEST_KEY {
@@ -68,13 +80,8 @@ impl Keys {
         self.by_key.insert(kv.key, Value { revision: kv.mod_revision, address });
     }
 
-    /// The number of keys, malformed ones too.
-    pub(super) fn len(&self) -> usize {
-        self.by_key.len()
-    }
-
     /// Several keys may name one agent.
-    pub(super) fn addresses(&self) -> BTreeSet<String> {
+    fn addresses(&self) -> BTreeSet<String> {
         self.by_key.values().filter_map(|value| value.address.clone()).collect()
     }
 }

@@ -13,7 +13,7 @@ use super::slices::Slices;
 use crate::failure::Failure;
 use crate::http::{self, CALL_WITHIN};
 use crate::upstream::{Upstream, View};
-use crate::{ClusterAccess, DiscoveryError};
+use crate::{ClusterAccess, DiscoveryError, Named};
 
 /// How long one watch lasts. A server that is silent is noticed at its end, or at most [`CALL_WITHIN`] later.
 const WATCH_FOR: Duration = Duration::from_secs(20);
@@ -45,11 +45,11 @@ impl KubernetesUpstream {
         Self { watch_for, within, ..self }
     }
 
-    async fn run(&mut self, view: &mut View) -> Result<(), Failure> {
+    async fn run(&mut self, view: &mut View<Named>) -> Result<(), Failure> {
         let server = ApiServer::new(&self.cluster, &self.service, self.within).await?;
         let mut changes = Changes { service: &self.service, slices: &mut self.slices, version: String::new() };
         changes.list(&server.list().await?)?;
-        view.set(changes.slices.addresses());
+        view.set(Named { addresses: changes.slices.addresses(), is_current: true });
         // A watch that ends in good order is begun again where it was, without a list.
         loop {
             let begun = Instant::now();
@@ -60,7 +60,7 @@ impl KubernetesUpstream {
                 let line = timeout_at(deadline, watch.next()).await.unwrap_or(Err(silent))?;
                 let Some(line) = line else { break };
                 if changes.apply(&line)? {
-                    view.set(changes.slices.addresses());
+                    view.set(Named { addresses: changes.slices.addresses(), is_current: true });
                 }
             }
             sleep(SHORTEST_WATCH.saturating_sub(begun.elapsed())).await;
@@ -69,11 +69,13 @@ impl KubernetesUpstream {
 }
 
 impl Upstream for KubernetesUpstream {
+    type Picture = Named;
+
     fn name(&self) -> String {
         self.service.to_string()
     }
 
-    async fn session(&mut self, view: &mut View) -> Failure {
+    async fn session(&mut self, view: &mut View<Named>) -> Failure {
         match self.run(view).await {
             Err(failure) => failure,
             Ok(()) => Failure::Ended,

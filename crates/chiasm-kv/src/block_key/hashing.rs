@@ -1,9 +1,10 @@
 //! Block hashes as other engines make them, of prompts that they have not seen yet.
 
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, TokenId};
 use sha2::{Digest, Sha256};
+use twox_hash::XxHash3_64;
 
-use super::{BlockKey, EngineHashKeys, KeyScheme, PromptBlocks};
+use super::{BlockKey, EngineHashKeys, KeyScheme, MediaSpan, PromptBlocks};
 use crate::event::ExternalHash;
 
 /// How engines whose events have no tokens that we could read make the hashes of their blocks.
@@ -13,6 +14,9 @@ pub enum EngineHashing {
     /// SGLang 0.5.23's (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first 8 bytes of a chain of SHA-256 over the
     /// block's token ids, where a media item's tokens are four numbers made of its identity, in turns.
     Sglang,
+    /// Dynamo 1.6's, of whichever engine is behind it: a chain of XXH3 over the hash of each block's token ids. What they make of media
+    /// items depends on the engine: from the first item on the hashes are ours alone, good for what a worker was sent.
+    Dynamo,
 }
 
 impl EngineHashing {
@@ -27,6 +31,7 @@ impl EngineHashing {
         let keys = self.engine_hash_keys();
         let hashes = match self {
             Self::Sglang => sglang(prompt, block_size),
+            Self::Dynamo => dynamo(prompt, block_size),
         };
         hashes.into_iter().map(|hash| keys.key(&ExternalHash::U64(hash))).collect()
     }
@@ -34,6 +39,7 @@ impl EngineHashing {
     fn engine_hash_keys(self) -> EngineHashKeys {
         let name = match self {
             Self::Sglang => "sglang",
+            Self::Dynamo => "dynamo",
         };
         EngineHashKeys::of(name)
     }
@@ -89,12 +95,42 @@ fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
     ids.chunks_exact(block_size.get()).map(hash).collect()
 }
 
+fn dynamo(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
+    /// Of all hashes, where neither an adapter nor a salt changes it.
+    const SEED: u64 = 1337;
+    let is_plain = prompt.lora.is_none() && prompt.salt.is_none_or(str::is_empty);
+    let tokens = if is_plain { prompt.tokens } else { &[] };
+    let size = block_size.get();
+    let mut bytes = Vec::with_capacity(4 * size);
+    let mut parent: Option<u64> = None;
+    let hash = |(number, block): (usize, &[TokenId])| {
+        bytes.clear();
+        block.iter().for_each(|token| bytes.extend_from_slice(&token.0.to_le_bytes()));
+        let start = number * size;
+        let touches = |span: &&MediaSpan| span.offset < start + size && span.offset + span.length > start;
+        for span in prompt.media.iter().filter(touches) {
+            bytes.extend_from_slice(span.hash.as_bytes());
+            bytes.extend_from_slice(&(span.offset as i64 - start as i64).to_le_bytes());
+        }
+        let own = XxHash3_64::oneshot_with_seed(SEED, &bytes);
+        let chained = match parent {
+            None => own,
+            Some(parent) => {
+                let pair = [parent.to_le_bytes(), own.to_le_bytes()].concat();
+                XxHash3_64::oneshot_with_seed(SEED, &pair)
+            }
+        };
+        parent = Some(chained);
+        chained
+    };
+    tokens.chunks_exact(size).enumerate().map(hash).collect()
+}
+
 #[cfg(test)]
 mod tests {
-    use chiasm_types::{MmHash, TokenId};
+    use chiasm_types::MmHash;
 
     use super::*;
-    use crate::MediaSpan;
 
     /// Made by the formulas in Python's hashlib and struct.
     #[test]
@@ -115,5 +151,31 @@ mod tests {
             keys,
             sglang(&text, size).into_iter().map(|hash| of_engine.key(&ExternalHash::U64(hash))).collect::<Vec<_>>()
         );
+    }
+
+    /// Told by a mocker of Dynamo 1.6.1 for prompts of the tokens 100 to 169, in blocks of 16.
+    #[test]
+    fn dynamos_hashes_are_those_of_its_mocker_up_to_the_first_item() {
+        let tokens: Vec<TokenId> = (100..170).map(TokenId).collect();
+        let text = PromptBlocks { tokens: &tokens, ..PromptBlocks::default() };
+        let size = BlockSize::new(16).unwrap();
+        let told = [10823191264391160519, 4102179227871607950, 18410735291254320318, 4506128744525108053];
+        assert_eq!(dynamo(&text, size), told);
+        let media = [MediaSpan { hash: MmHash::new([1; 32]), offset: 40, length: 5 }];
+        let with_item = |media: &[MediaSpan]| dynamo(&PromptBlocks { media, ..text }, size);
+        assert_eq!(with_item(&media)[..2], told[..2]);
+        let others =
+            [media[0].hash, MmHash::new([2; 32])].map(|hash| with_item(&[MediaSpan { hash, offset: 41, length: 5 }]));
+        assert!(
+            others[0][2..]
+                .iter()
+                .zip(&others[1][2..])
+                .zip(&told[2..])
+                .all(|((one, other), text)| one != other && one != text)
+        );
+        assert_ne!(others[0][2], with_item(&media)[2], "an item at another place");
+        assert!(dynamo(&PromptBlocks { salt: Some("s"), ..text }, size).is_empty());
+        assert_eq!(EngineHashing::Dynamo.keys(&text, size).len(), 4);
+        assert_ne!(EngineHashing::Dynamo.scheme(), EngineHashing::Sglang.scheme());
     }
 }

@@ -166,9 +166,12 @@ async fn prepared(
         prompt_logprobs: sampling.prompt_logprobs.is_some(),
         processor_kwargs: has_settings,
         allowed_token_ids: !sampling.allowed_token_ids.is_empty(),
+        logit_bias: !sampling.logit_bias.is_empty(),
         thinking_budget: sampling.thinking_budget.is_some(),
         repetition: sampling.repetition.is_some(),
         skip_reading_prefix_cache: sampling.skip_reading_prefix_cache,
+        media: !media.is_empty(),
+        cache_salt: cache_salt.is_some(),
     };
     let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
     let preparation = Preparation { frontend, cpu: &caller.cpu, classes, apart };

@@ -199,6 +199,8 @@ impl Found {
                 thinking_budget: true,
                 repetition: true,
                 skip_reading_prefix_cache: true,
+                media: without_images.is_some(),
+                ..Lacks::default()
             },
             input: InputForm::Tokens,
             media: if without_images.is_none() { MediaForm::Encoded } else { MediaForm::None },

@@ -90,7 +90,8 @@ impl AgentArgs {
         registration.map(Some).map_err(|error| wrong("--announce", error))
     }
 
-    fn etcd_tls(&self) -> Tls {
+    /// The files for `etcds://` and `dynamo+etcds://`.
+    pub(crate) fn etcd_tls(&self) -> Tls {
         let files = (self.etcd_certfile.clone(), self.etcd_keyfile.clone());
         let identity = match files {
             (Some(certificate), Some(key)) => Some(chiasm_discovery::Identity { certificate, key }),

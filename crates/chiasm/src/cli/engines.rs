@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chiasm_upstream::Upstream;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
+use super::upstream::UpstreamArg;
 use super::{json_object, positive, seconds, some_seconds, weight};
 
 #[derive(Debug, Args)]
@@ -34,10 +34,11 @@ pub(crate) struct EngineArgs {
     pub(crate) attach: Vec<String>,
     /// Give requests to this server, which somebody else runs: vllm+http://HOST:PORT (or vllm+https:) is vllm serve of the same model with
     /// --enable-scale-out, or with mode=chat behind it as it is, sglang+http://HOST:PORT SGLang with --enable-metrics, trtllm+http://HOST:PORT
-    /// trtllm-serve, http://HOST:PORT (or https:) any server of OpenAI's API. Options go behind commas: mode=chat, block-size=N,
-    /// api-key-file=FILE, ca-file=FILE. May be given several times
+    /// trtllm-serve, http://HOST:PORT (or https:) any server of OpenAI's API, dynamo+etcd://HOST:PORT,…/NAMESPACE (or dynamo+etcds:, with the
+    /// files of --etcd-ca-file and so on) the workers of Dynamo that an etcd names. Options go behind commas: mode=chat, block-size=N,
+    /// api-key-file=FILE, ca-file=FILE; of Dynamo model=NAME, images, listen=IP:PORT, announce=IP:PORT. May be given several times
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
-    pub(crate) upstream: Vec<Upstream>,
+    pub(crate) upstream: Vec<UpstreamArg>,
     /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for
     /// engines to take them over; chiasm engines lists and stops them [default: they end with this process]
     #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sim", "attach"])]

@@ -1,8 +1,8 @@
 //! Agents that frontends find in etcd.
 
 use crate::cluster::Cluster;
-use crate::etcd::Etcd;
 use crate::failures::answered;
+use crate::support::etcd::Etcd;
 use crate::support::{Server, wait_for};
 use crate::{SOON, workers};
 

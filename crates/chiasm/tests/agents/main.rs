@@ -6,7 +6,6 @@ mod support;
 
 mod cluster;
 mod discovery;
-mod etcd;
 mod failures;
 mod links;
 mod network;

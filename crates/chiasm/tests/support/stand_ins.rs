@@ -1,4 +1,4 @@
-//! Videos and recordings that stand in for the demo's pictures: one of each for every picture, all of one size.
+//! Videos, recordings and texts that stand in for the demo's pictures: one of each for every picture, all of one size.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -21,6 +21,10 @@ pub fn replace_pictures(body: &mut Value, modality: &str, origin: &str) {
         let url = part["image_url"]["url"].as_str().expect("a URL");
         let ends = |picture: &Picture| url.ends_with(picture.name) || url.ends_with(&STANDARD.encode(picture.jpeg));
         let number = PICTURES.iter().position(ends).expect("one of the pictures");
+        if modality == "text" {
+            *part = json!({"type": "text", "text": text(number)});
+            continue;
+        }
         let url = match url.starts_with("http") {
             true => format!("{origin}/{modality}/{number}"),
             false => format!("data:;base64,{}", STANDARD.encode(file(modality, number))),
@@ -28,6 +32,13 @@ pub fn replace_pictures(body: &mut Value, modality: &str, origin: &str) {
         let field = format!("{modality}_url");
         *part = json!({"type": field, (field.clone()): {"url": url}});
     }
+}
+
+/// Words of its own, of several blocks.
+fn text(number: usize) -> String {
+    let words = ["dawn", "noon", "dusk", "night", "storm", "snow"];
+    let word = words[number % words.len()];
+    (0..60).map(|at| format!(" {word} {at}")).collect()
 }
 
 /// The same video with another number in a box that nobody reads: another file.

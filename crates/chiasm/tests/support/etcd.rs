@@ -2,18 +2,20 @@
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::SOON;
-use crate::support::{send_signal, wait_for};
+use super::{send_signal, wait_for};
 
+/// How long it may take to start on a busy machine.
+const SOON: Duration = Duration::from_secs(30);
 /// The prefix that agents are named below.
 const PREFIX: &str = "chiasm/test/";
 
 /// Killed when dropped.
-pub(crate) struct Etcd {
+pub struct Etcd {
     child: Child,
     port: u16,
     peer: u16,
@@ -22,7 +24,7 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    pub(crate) async fn start() -> Self {
+    pub async fn start() -> Self {
         chiasm::use_ring();
         let [port, peer] = [(); 2]
             .map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"))
@@ -35,33 +37,38 @@ impl Etcd {
     }
 
     /// For `--discovery` and `--announce`.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("etcd://127.0.0.1:{}/{PREFIX}", self.port)
     }
 
-    pub(crate) fn signal(&self, signal: &str) {
+    /// `host:port`.
+    pub fn server(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    pub fn signal(&self, signal: &str) {
         send_signal(self.child.id(), signal);
     }
 
     /// Starts it again where it was, knowing nothing.
-    pub(crate) async fn restart_empty(&mut self) {
+    pub async fn restart_empty(&mut self) {
         self.kill();
         self.child = spawn(self.port, self.peer, &self.folder, "second");
         self.wait().await;
     }
 
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
     }
 
     /// Names an agent, as an operator would who does that by hand.
-    pub(crate) async fn put(&self, name: &str, address: &str) {
+    pub async fn put(&self, name: &str, address: &str) {
         let value = json!({"address": address}).to_string();
         self.ask("kv/put", json!({"key": base64(&format!("{PREFIX}{name}")), "value": base64(&value)})).await;
     }
 
-    pub(crate) async fn delete(&self, name: &str) {
+    pub async fn delete(&self, name: &str) {
         self.ask("kv/deleterange", json!({"key": base64(&format!("{PREFIX}{name}"))})).await;
     }
 

@@ -1,0 +1,123 @@
+//! The keys below a prefix that somebody else has given a meaning, with their values.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::following::Below;
+use super::keys::LONGEST_KEY;
+use super::message::{Event, EventType, KeyValue};
+use crate::MOST_ADDRESSES;
+use crate::upstream::Picture;
+
+/// The most bytes of a value that is kept.
+const LONGEST_VALUE: usize = 1 << 20;
+
+/// All that is below a prefix now, as far as it was told, and whether the servers answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Values {
+    /// The values by their whole keys: at most [`MOST_ADDRESSES`](crate::MOST_ADDRESSES), each of a MiB at most. What is beyond that, and
+    /// keys that are no text, are left out with a warning.
+    pub by_key: BTreeMap<String, Arc<[u8]>>,
+    /// Whether a server answers. Otherwise the values are the last that one told.
+    pub is_current: bool,
+}
+
+impl Picture for Values {
+    const WHAT: &'static str = "keys";
+    const IS_TOLD: bool = false;
+
+    fn set_current(&mut self, is_current: bool) -> bool {
+        std::mem::replace(&mut self.is_current, is_current)
+    }
+
+    fn count(&self) -> usize {
+        self.by_key.len()
+    }
+}
+
+/// Values by their keys; none for what is not kept, which is counted all the same.
+#[derive(Debug, Default)]
+pub(super) struct KeptValues {
+    by_key: BTreeMap<Vec<u8>, Option<Arc<[u8]>>>,
+    /// Whether it was said that there are too many.
+    is_told: bool,
+}
+
+impl Below for KeptValues {
+    type Picture = Values;
+
+    fn replace(&mut self, listed: Vec<KeyValue>) {
+        self.by_key.clear();
+        listed.into_iter().for_each(|kv| self.put(kv));
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event.r#type {
+            EventType::Put => self.put(event.kv),
+            EventType::Delete => drop(self.by_key.remove(&event.kv.key)),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    fn picture(&self) -> Values {
+        let named =
+            |(key, value): (&Vec<u8>, &Option<Arc<[u8]>>)| Some((String::from_utf8(key.clone()).ok()?, value.clone()?));
+        Values { by_key: self.by_key.iter().filter_map(named).collect(), is_current: true }
+    }
+}
+
+impl KeptValues {
+    fn put(&mut self, kv: KeyValue) {
+        if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
+            if !std::mem::replace(&mut self.is_told, true) {
+                tracing::warn!(most = MOST_ADDRESSES, "too many keys are below a prefix; the others are ignored");
+            }
+            return;
+        }
+        let is_kept = kv.key.len() <= LONGEST_KEY && kv.value.len() <= LONGEST_VALUE;
+        if !is_kept {
+            let key = String::from_utf8_lossy(&kv.key[..kv.key.len().min(LONGEST_KEY)]);
+            tracing::warn!(%key, "a key or its value is too long; it is ignored");
+        }
+        self.by_key.insert(kv.key, is_kept.then(|| kv.value.into()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kv(key: &str, value: &[u8]) -> KeyValue {
+        KeyValue { key: key.into(), value: value.into(), mod_revision: 1, lease: 0 }
+    }
+
+    fn told(keys: &KeptValues) -> Vec<(String, Vec<u8>)> {
+        keys.picture().by_key.into_iter().map(|(key, value)| (key, value.to_vec())).collect()
+    }
+
+    #[test]
+    fn values_are_those_that_were_put_last() {
+        let mut keys = KeptValues::default();
+        keys.replace(vec![kv("p/1", b"a"), kv("p/2", b"b"), kv("p/3", &vec![0; LONGEST_VALUE + 1])]);
+        assert_eq!(keys.len(), 3);
+        assert_eq!(told(&keys), [("p/1".to_owned(), b"a".to_vec()), ("p/2".to_owned(), b"b".to_vec())]);
+        keys.apply(Event { r#type: EventType::Put, kv: kv("p/1", b"c") });
+        keys.apply(Event { r#type: EventType::Delete, kv: kv("p/2", b"") });
+        keys.apply(Event { r#type: EventType::Put, kv: KeyValue { key: vec![0xff], ..kv("", b"x") } });
+        assert_eq!(told(&keys), [("p/1".to_owned(), b"c".to_vec())]);
+        keys.replace(vec![kv("p/4", b"d")]);
+        assert_eq!(told(&keys), [("p/4".to_owned(), b"d".to_vec())]);
+    }
+
+    #[test]
+    fn only_so_many_are_kept() {
+        let mut keys = KeptValues::default();
+        keys.replace((0..MOST_ADDRESSES + 10).map(|n| kv(&format!("p/{n}"), b"x")).collect());
+        assert_eq!(keys.len(), MOST_ADDRESSES);
+        keys.apply(Event { r#type: EventType::Put, kv: kv("p/7", b"y") });
+        assert_eq!(keys.picture().by_key["p/7"][..], b"y"[..]);
+    }
+}

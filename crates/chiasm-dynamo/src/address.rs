@@ -1,0 +1,160 @@
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use chiasm_discovery::{DiscoveryError, Etcd};
+
+use crate::call_home::CallHome;
+
+/// The namespace of workers that were not told another one.
+const DEFAULT_NAMESPACE: &str = "dynamo";
+const LONGEST_NAMESPACE: usize = 128;
+
+/// Where workers of Dynamo are named, and how they call back: `dynamo+etcd://host:2379/namespace,model=m,listen=10.0.0.1:7000`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct DynamoAddress {
+    pub(crate) etcd: Etcd,
+    pub(crate) namespace: String,
+    /// The name of the model whose workers are served, whatever its files are.
+    pub(crate) model: Option<String>,
+    /// Whether its workers take images, which they don't tell themselves.
+    images: bool,
+    /// Where workers are listened to.
+    pub(crate) listen: Option<SocketAddr>,
+    /// The address that workers are told to call, if it is not that one.
+    pub(crate) announce: Option<SocketAddr>,
+    text: String,
+}
+
+/// A text is no address of workers of Dynamo.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// It begins with something else.
+    #[error("expected dynamo+etcd://HOST:PORT/NAMESPACE or dynamo+etcds://…: workers are found in etcd alone")]
+    Scheme,
+    /// The servers of etcd are none.
+    #[error("{0}")]
+    Etcd(String),
+    /// The namespace is none.
+    #[error("'{0}' is no namespace of Dynamo: letters, digits, '-', '_' and '.'")]
+    Namespace(String),
+    /// It has an option that is not known.
+    #[error("'{0}' is no option: model=NAME, images, listen=IP:PORT and announce=IP:PORT are")]
+    Option(String),
+    /// Workers are told an address at which nobody listens.
+    #[error("announce= needs listen=, the address of this machine that it leads to")]
+    AnnouncesNothing,
+}
+
+impl DynamoAddress {
+    /// Whether the operator says that its workers take images.
+    pub fn takes_images(&self) -> bool {
+        self.images
+    }
+
+    /// Where its workers call back.
+    pub fn call_home(&self) -> CallHome {
+        CallHome::new(self.listen, self.announce)
+    }
+}
+
+impl FromStr for DynamoAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let url = text.strip_prefix("dynamo+").ok_or(AddressError::Scheme)?;
+        let (scheme, rest) = url.split_once("://").ok_or(AddressError::Scheme)?;
+        if !matches!(scheme, "etcd" | "etcds") {
+            return Err(AddressError::Scheme);
+        }
+        let (servers, rest) = rest.split_once('/').unwrap_or((rest, ""));
+        let etcd = format!("{scheme}://{servers}").parse();
+        let etcd = etcd.map_err(|error: DiscoveryError| AddressError::Etcd(error.to_string()))?;
+        let mut parts = rest.split(',');
+        let namespace = match parts.next().unwrap_or_default().trim_end_matches('/') {
+            "" => DEFAULT_NAMESPACE,
+            namespace => namespace,
+        };
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        if namespace.len() > LONGEST_NAMESPACE || !namespace.bytes().all(is_plain) {
+            return Err(AddressError::Namespace(namespace.chars().take(LONGEST_NAMESPACE).collect()));
+        }
+        let text = format!("dynamo+{scheme}://{servers}/{namespace}");
+        let mut address = Self {
+            etcd,
+            namespace: namespace.to_owned(),
+            model: None,
+            images: false,
+            listen: None,
+            announce: None,
+            text,
+        };
+        for option in parts {
+            let wrong = || AddressError::Option(option.to_owned());
+            let place = |value: &str| value.parse::<SocketAddr>().map(Some).map_err(|_| wrong());
+            match option.split_once('=') {
+                None if option == "images" => address.images = true,
+                Some(("model", name)) if !name.is_empty() => address.model = Some(name.to_owned()),
+                Some(("listen", value)) => address.listen = place(value)?,
+                Some(("announce", value)) => address.announce = place(value)?,
+                _ => return Err(wrong()),
+            }
+        }
+        match (address.announce, address.listen) {
+            (Some(_), None) => Err(AddressError::AnnouncesNothing),
+            _ => Ok(address),
+        }
+    }
+}
+
+impl fmt::Display for DynamoAddress {
+    /// The servers and the namespace alone.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for DynamoAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DynamoAddress({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_servers_a_namespace_and_options() {
+        let parsed: DynamoAddress =
+            "dynamo+etcd://a:1,b:2/ns,model=org/m,images,listen=0.0.0.0:7000,announce=10.0.0.1:7001".parse().unwrap();
+        assert_eq!((parsed.to_string().as_str(), parsed.namespace.as_str()), ("dynamo+etcd://a:1,b:2/ns", "ns"));
+        assert_eq!((parsed.model.as_deref(), parsed.takes_images()), (Some("org/m"), true));
+        assert_eq!(parsed.listen, Some("0.0.0.0:7000".parse().unwrap()));
+        assert_eq!(parsed.announce, Some("10.0.0.1:7001".parse().unwrap()));
+        for default in ["dynamo+etcds://a:1", "dynamo+etcds://a:1/", "dynamo+etcds://a:1/dynamo/"] {
+            assert_eq!(default.parse::<DynamoAddress>().unwrap().to_string(), "dynamo+etcds://a:1/dynamo");
+        }
+    }
+
+    #[test]
+    fn what_is_none_is_said_to_be_so() {
+        let option = |text: &str| AddressError::Option(text.to_owned());
+        for (text, error) in [
+            ("etcd://a:1/ns", AddressError::Scheme),
+            ("dynamo+nats://a:1", AddressError::Scheme),
+            ("dynamo+file:///tmp/x", AddressError::Scheme),
+            ("dynamo+etcd://a:1/n s", AddressError::Namespace("n s".to_owned())),
+            ("dynamo+etcd://a:1/a/b", AddressError::Namespace("a/b".to_owned())),
+            ("dynamo+etcd://a:1/ns,model=", option("model=")),
+            ("dynamo+etcd://a:1/ns,listen=7000", option("listen=7000")),
+            ("dynamo+etcd://a:1/ns,port=1", option("port=1")),
+            ("dynamo+etcd://a:1/ns,images=yes", option("images=yes")),
+            ("dynamo+etcd://a:1/ns,announce=10.0.0.1:1", AddressError::AnnouncesNothing),
+        ] {
+            assert_eq!(text.parse::<DynamoAddress>(), Err(error), "{text}");
+        }
+        let error = "dynamo+etcd://a".parse::<DynamoAddress>().unwrap_err().to_string();
+        assert!(error.contains("host:port"), "{error}");
+    }
+}

@@ -1,0 +1,265 @@
+//! One start of a worker as a backend, and what watches it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use chiasm_backend::{
+    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Job, JobError, KvSink, Load, LoadSink, MediaForm,
+    MediaObserver, MemoryUsage, RunningJob,
+};
+use chiasm_types::MmHash;
+use futures_util::future::{BoxFuture, FutureExt, try_join_all};
+use tokio::io::AsyncReadExt;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use crate::blocks::Blocks;
+use crate::call_home::CallHome;
+use crate::directory::{Events, Worker};
+use crate::following::Follower;
+use crate::request;
+use crate::running::RunningDynamoJob;
+use crate::wire::{AskError, Wire};
+
+/// A worker that nobody could connect to for so long is gone.
+const GONE: Duration = Duration::from_secs(4);
+/// What is answered by somebody else where a worker was, and by one that is going down.
+const NOT_THERE: &str = "unknown endpoint";
+/// Between two tries to connect.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// One start of a worker.
+pub(crate) struct DynamoBackend {
+    shared: Arc<Shared>,
+    capabilities: Capabilities,
+    /// Takes whoever is to be told of the KV cache, once.
+    kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
+    /// What watches the worker. It ends with this.
+    _tasks: JoinSet<()>,
+}
+
+/// What a backend, its jobs and what watches the worker share.
+pub(crate) struct Shared {
+    /// `COMPONENT/ENDPOINT/INSTANCE`.
+    pub(crate) name: String,
+    worker: Arc<Worker>,
+    wire: Wire,
+    load: Mutex<Option<LoadSink>>,
+    running: AtomicU64,
+    /// The time in which the worker has said nothing, in milliseconds.
+    pub(crate) silent_ms: AtomicU64,
+    observer: Arc<dyn MediaObserver>,
+    ended: watch::Sender<Option<Death>>,
+    distrusted: watch::Sender<Option<String>>,
+}
+
+fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
+    cell.send_if_modified(|known| {
+        let is_new = known.is_none();
+        known.get_or_insert(value);
+        is_new
+    });
+}
+
+impl Shared {
+    /// Takes note of the worker's end, unless one is known.
+    fn end(&self, death: Death) {
+        set_once(&self.ended, death);
+    }
+
+    /// Takes note of a prompt that has become another one than was expected.
+    pub(crate) fn distrust(&self, why: String) {
+        set_once(&self.distrusted, why);
+    }
+
+    /// Returns once the worker is gone.
+    pub(crate) fn when_ended(&self) -> BoxFuture<'static, Death> {
+        let mut ended = self.ended.subscribe();
+        async move {
+            let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
+            death.unwrap_or_else(|| Death::new("it was let go"))
+        }
+        .boxed()
+    }
+
+    /// Tells how many jobs of ours run: a worker tells nothing of others.
+    fn tell_load(&self, running: u64) {
+        if let Some(sink) = &*self.load.lock().unwrap_or_else(PoisonError::into_inner) {
+            sink(Load { running, ..Load::default() });
+        }
+    }
+
+    /// Keeps a connection to the worker on which nothing is said: it ends when the worker does.
+    async fn watch(self: Arc<Self>) {
+        let mut failing_since: Option<Instant> = None;
+        loop {
+            match self.wire.connect().await {
+                Ok(mut stream) => {
+                    failing_since = None;
+                    // Nothing is asked, so nothing is answered: whatever comes is the end of it.
+                    let _ = stream.read(&mut [0]).await;
+                }
+                Err(error) => {
+                    let is_refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
+                    let since = *failing_since.get_or_insert_with(Instant::now);
+                    if is_refused || since.elapsed() >= GONE {
+                        return self.end(Death::new(format!("{} can't be connected to: {error}", self.name)));
+                    }
+                }
+            }
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Counts one job while it runs.
+pub(crate) struct InFlight(Arc<Shared>);
+
+impl InFlight {
+    fn new(shared: Arc<Shared>) -> Self {
+        shared.tell_load(shared.running.fetch_add(1, Relaxed) + 1);
+        Self(shared)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.tell_load(self.0.running.fetch_sub(1, Relaxed).saturating_sub(1));
+    }
+}
+
+impl DynamoBackend {
+    /// The backend of a worker that was found to be like this.
+    pub(crate) fn new(
+        name: String,
+        worker: Arc<Worker>,
+        home: CallHome,
+        capabilities: Capabilities,
+        observer: Arc<dyn MediaObserver>,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            name,
+            wire: Wire::new(&worker.place.address, home.clone()),
+            worker: worker.clone(),
+            load: Mutex::new(None),
+            running: AtomicU64::new(0),
+            silent_ms: AtomicU64::new(0),
+            observer,
+            ended: watch::Sender::new(None),
+            distrusted: watch::Sender::new(None),
+        });
+        let (kv, sink) = oneshot::channel();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(shared.clone().watch());
+        if let Events::At(source) = &worker.events {
+            let wire = Wire::new(&source.query.address, home);
+            let blocks = Blocks::new(source.worker_id, source.dp_rank, worker.block_size.get() as u32);
+            // What its hashes of images are made of is not known here.
+            let knows_all = capabilities.media == MediaForm::None;
+            tasks.spawn(Follower::new(shared.clone(), source.clone(), wire, blocks, knows_all).follow(sink));
+        }
+        Self { shared, capabilities, kv: Mutex::new(Some(kv)), _tasks: tasks }
+    }
+
+    /// Returns once the worker is gone.
+    pub(crate) fn when_ended(&self) -> BoxFuture<'static, Death> {
+        self.shared.when_ended()
+    }
+
+    async fn begin(&self, job: Arc<Job>) -> Result<RunningDynamoJob, JobError> {
+        let shared = &self.shared;
+        if let Some(death) = shared.ended.borrow().clone() {
+            return Err(JobError::NotTaken(death));
+        }
+        let Worker { place, model, .. } = &*shared.worker;
+        let bodies = request::of(&job, model, self.capabilities.media == MediaForm::Encoded)?;
+        let counted = InFlight::new(shared.clone());
+        let ask = |(choice, body): (usize, Vec<u8>)| {
+            let id = if choice == 0 { job.id.to_string() } else { format!("{}-{choice}", job.id) };
+            async move { shared.wire.ask(&place.path, &id, &body).await }
+        };
+        // What was taken already ends as it is dropped.
+        let answers = try_join_all(bodies.into_iter().enumerate().map(ask)).await;
+        let answers = answers.map_err(|error| {
+            let death = Death::new(format!("{}: {error}", shared.name));
+            if matches!(&error, AskError::Refused(words) if words.contains(NOT_THERE)) {
+                shared.end(death.clone());
+            }
+            JobError::NotTaken(death)
+        })?;
+        let delivered = Delivered { inline: job.media.len(), ..Delivered::default() };
+        if delivered != Delivered::default() {
+            shared.observer.delivered(delivered);
+        }
+        Ok(RunningDynamoJob::new(shared.clone(), job, answers, counted, delivered))
+    }
+}
+
+impl fmt::Debug for DynamoBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DynamoBackend").field("worker", &self.shared.name).finish_non_exhaustive()
+    }
+}
+
+impl Backend for DynamoBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
+        async move { Ok(Box::new(self.begin(job).await?) as Box<dyn RunningJob>) }.boxed()
+    }
+
+    fn load_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {
+        async { Err(AdapterError::NotEnabled) }.boxed()
+    }
+
+    fn unload_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, ()> {
+        async {}.boxed()
+    }
+
+    fn holds(&self, _: &MmHash) -> bool {
+        false
+    }
+
+    fn follow_load(&self, sink: LoadSink) {
+        *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    fn follow_kv(&self, sink: Box<dyn KvSink>) {
+        if let Some(kv) = self.kv.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // Nobody takes it where there are no events.
+            let _ = kv.send(sink);
+        }
+    }
+
+    fn distrusted(&self) -> BoxFuture<'_, String> {
+        let mut distrusted = self.shared.distrusted.subscribe();
+        async move {
+            match distrusted.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()) {
+                Some(why) => why,
+                None => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+
+    fn ended(&self) -> BoxFuture<'_, Death> {
+        self.shared.when_ended()
+    }
+
+    fn silent_for(&self) -> Duration {
+        Duration::from_millis(self.shared.silent_ms.load(Relaxed))
+    }
+
+    fn declare_dead(&self, death: Death) {
+        self.shared.end(death);
+    }
+
+    fn memory(&self) -> Option<MemoryUsage> {
+        None
+    }
+}

@@ -1,0 +1,297 @@
+//! What a worker says of itself and of its model in etcd, and whether it can be served.
+
+use std::fs;
+use std::path::Path;
+
+use chiasm_types::BlockSize;
+use serde::Deserialize;
+
+/// The kinds of files that tell one model from another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// blake3 of `config.json`, in hex.
+    config: Option<String>,
+    /// blake3 of `tokenizer.json`, in hex.
+    tokenizer: Option<String>,
+}
+
+impl ModelFiles {
+    /// Those of a model's folder.
+    pub fn read(folder: &Path) -> Self {
+        let sum = |name| Some(blake3::hash(&fs::read(folder.join(name)).ok()?).to_hex().to_string());
+        Self { config: sum("config.json"), tokenizer: sum("tokenizer.json") }
+    }
+}
+
+/// Where an endpoint is, and how it is spoken to.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Instance {
+    pub(crate) instance_id: u64,
+    transport: Transport,
+    request_plane_codec: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Transport {
+    Tcp(String),
+    NatsTcp(serde::de::IgnoredAny),
+    #[serde(untagged)]
+    Other(serde_json::Map<String, serde_json::Value>),
+}
+
+impl Instance {
+    /// `HOST:PORT` and the path behind it.
+    ///
+    /// # Errors
+    /// Words that say why it can't be spoken to.
+    pub(crate) fn place(&self) -> Result<(&str, &str), String> {
+        let tcp = match &self.transport {
+            Transport::Tcp(tcp) => tcp,
+            Transport::NatsTcp(_) => {
+                return Err("it takes requests over NATS, and only TCP is known here (--request-plane tcp)".to_owned());
+            }
+            Transport::Other(other) => {
+                let kinds: Vec<&str> = other.keys().map(String::as_str).take(4).collect();
+                return Err(format!("it takes requests over '{}', and only TCP is known here", kinds.join(", ")));
+            }
+        };
+        match self.request_plane_codec.as_deref() {
+            Some("msgpack") => {}
+            Some(codec) => {
+                return Err(format!("it reads requests as {}, and only msgpack is known here", short(codec)));
+            }
+            None => {
+                return Err(
+                    "it does not say that it reads msgpack, as workers of Dynamo 1.6 do: it is of another version, \
+                            which is not tested here"
+                        .to_owned(),
+                );
+            }
+        }
+        let (address, path) = tcp.split_once('/').ok_or("it does not say where it takes requests")?;
+        let port =
+            address.rsplit_once(':').and_then(|(host, port)| port.parse::<u16>().ok().filter(|_| !host.is_empty()));
+        match port {
+            Some(1..) if !path.is_empty() && path.len() <= usize::from(u16::MAX) => Ok((address, path)),
+            _ => Err(format!("'{}' is no place where requests are taken", short(tcp))),
+        }
+    }
+}
+
+/// `v1/mdc/…`: a model of a worker.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ModelEntry {
+    pub(crate) card_json: Card,
+}
+
+/// `ModelDeploymentCard` of Dynamo 1.6, as far as it matters here.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Card {
+    pub(crate) display_name: String,
+    model_info: Option<ConfigFile>,
+    tokenizer: Option<TokenizerFile>,
+    #[serde(default)]
+    architectural_max_context_length: usize,
+    #[serde(default)]
+    context_length: usize,
+    kv_cache_block_size: u32,
+    model_type: String,
+    model_input: String,
+    worker_type: Option<String>,
+    #[serde(default)]
+    needs: Vec<serde_json::Value>,
+    #[serde(default)]
+    pub(crate) runtime_config: RuntimeConfig,
+}
+
+#[derive(Debug, Deserialize)]
+struct ConfigFile {
+    hf_config_json: Option<CheckedFile>,
+}
+
+#[derive(Debug, Deserialize)]
+struct TokenizerFile {
+    hf_tokenizer_json: Option<CheckedFile>,
+}
+
+#[derive(Debug, Deserialize)]
+struct CheckedFile {
+    checksum: String,
+}
+
+/// What a worker's engine was started with.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct RuntimeConfig {
+    context_length: usize,
+    pub(crate) total_kv_blocks: Option<u64>,
+    pub(crate) max_num_seqs: Option<u64>,
+    pub(crate) max_num_batched_tokens: Option<u64>,
+    data_parallel_size: Option<u64>,
+    enable_local_indexer: bool,
+    kv_event_publishing_enabled: bool,
+}
+
+impl Card {
+    /// Tokens of prompt and answer together; `None` if it does not tell.
+    pub(crate) fn context(&self) -> Option<usize> {
+        let told = [self.context_length, self.runtime_config.context_length, self.architectural_max_context_length];
+        told.into_iter().find(|tokens| *tokens > 0)
+    }
+
+    pub(crate) fn block_size(&self) -> Option<BlockSize> {
+        BlockSize::new(self.kv_cache_block_size)
+    }
+
+    /// Why what the worker holds can't be known from its events, if it can't.
+    pub(crate) fn no_events(&self) -> Option<&'static str> {
+        let RuntimeConfig { kv_event_publishing_enabled, enable_local_indexer, data_parallel_size, .. } =
+            self.runtime_config;
+        match data_parallel_size {
+            _ if !kv_event_publishing_enabled => Some("it publishes no KV events"),
+            _ if !enable_local_indexer => Some("it can't be asked for all that it holds (no local indexer)"),
+            Some(2..) => Some("it has several engines (--data-parallel-size) and chooses among them by itself"),
+            _ => None,
+        }
+    }
+
+    /// Whether a worker of this model can be served here. `name` is what the operator has said that the model's workers call it, if it
+    /// was said; otherwise the model's files have to be those of the model that is served.
+    ///
+    /// # Errors
+    /// Words that say why not.
+    pub(crate) fn check(&self, name: Option<&str>, files: &ModelFiles) -> Result<(), String> {
+        if self.model_input != "Tokens" {
+            return Err(format!("it takes {}, and is given tokens here", short(&self.model_input)));
+        }
+        if !self.model_type.split('|').any(|kind| matches!(kind.trim(), "Chat" | "Completions")) {
+            return Err(format!("it is for {}, and not for chat or completions", short(&self.model_type)));
+        }
+        if self.worker_type.as_deref().is_some_and(|kind| kind != "aggregated") || !self.needs.is_empty() {
+            return Err(
+                "it is one half of a prompt's way (prefill, decode or encode): only workers that do all of it are \
+                        served here"
+                    .to_owned(),
+            );
+        }
+        if self.block_size().is_none() {
+            return Err("it does not tell its blocks' size (kv_cache_block_size)".to_owned());
+        }
+        if self.context().is_none() {
+            return Err("it does not tell its model's context (context_length)".to_owned());
+        }
+        match name {
+            Some(name) if name == self.display_name => Ok(()),
+            Some(name) => Err(format!("it serves '{}', and not '{name}'", short(&self.display_name))),
+            None => self.check_files(files),
+        }
+    }
+
+    fn check_files(&self, files: &ModelFiles) -> Result<(), String> {
+        let config = self.model_info.as_ref().and_then(|info| info.hf_config_json.as_ref());
+        let tokenizer = self.tokenizer.as_ref().and_then(|info| info.hf_tokenizer_json.as_ref());
+        for (what, theirs, ours) in
+            [("tokenizer.json", tokenizer, &files.tokenizer), ("config.json", config, &files.config)]
+        {
+            let theirs = theirs.and_then(|file| file.checksum.strip_prefix("blake3:"));
+            match (theirs, ours) {
+                (Some(theirs), Some(ours)) if theirs == ours => {}
+                (Some(_), Some(_)) => {
+                    return Err(format!(
+                        "the {what} of its model '{}' is another one than here (model=NAME behind the address takes workers by \
+                         the name alone)",
+                        short(&self.display_name)
+                    ));
+                }
+                _ => {
+                    return Err(format!(
+                        "whether its model '{}' is the one that is served here can't be told, for want of a {what} on both \
+                         sides (model=NAME behind the address takes workers by the name alone)",
+                        short(&self.display_name)
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A text of somebody else's, for people.
+fn short(text: &str) -> String {
+    text.chars().take(100).filter(|char| !char.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Recorded from a mocker of Dynamo 1.6.1.
+    pub(crate) const CARD: &str = include_str!("../tests/recorded/mdc.json");
+    const INSTANCE: &str = include_str!("../tests/recorded/instance.json");
+
+    fn files() -> ModelFiles {
+        ModelFiles {
+            config: Some("229c65a3e994c497ae3a6755c1ac648dce5d2b4d63e5c0293438bd48a3859e3a".to_owned()),
+            tokenizer: Some("8f89662f9f551a32b258adaa56887cd1245a4827ff2b68868317addc81c2d8f6".to_owned()),
+        }
+    }
+
+    fn check(from: &str, to: &str, name: Option<&str>) -> String {
+        assert!(CARD.contains(from), "{from}");
+        let entry: ModelEntry = serde_json::from_str(&CARD.replacen(from, to, 1)).unwrap();
+        entry.card_json.check(name, &files()).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn a_mockers_card_is_understood() {
+        let entry: ModelEntry = serde_json::from_str(CARD).unwrap();
+        let card = &entry.card_json;
+        assert_eq!((card.context(), card.block_size().unwrap().get(), card.no_events()), (Some(8192), 16, None));
+        assert_eq!(card.runtime_config.total_kv_blocks, Some(16384));
+        assert_eq!(check("tiny", "tiny", None), "");
+        assert_eq!(check("tiny", "tiny", Some("tiny")), "");
+    }
+
+    #[test]
+    fn a_worker_that_can_t_be_served_is_refused_with_the_reason() {
+        for (from, to, name, reason) in [
+            (r#""model_input":"Tokens""#, r#""model_input":"Text""#, None, "it takes Text"),
+            (r#""Chat | Completions""#, r#""Embedding""#, None, "it is for Embedding"),
+            ("aggregated", "prefill", None, "one half"),
+            (r#""needs":[]"#, r#""needs":["prefill"]"#, None, "one half"),
+            (r#""kv_cache_block_size":16"#, r#""kv_cache_block_size":0"#, None, "its blocks' size"),
+            (r#""architectural_max_context_length":8192"#, r#""x":0"#, None, "its model's context"),
+            ("blake3:8f", "blake3:9f", None, "the tokenizer.json of its model 'tiny' is another one"),
+            ("blake3:22", "blake3:23", None, "the config.json of its model 'tiny' is another one"),
+            ("hf_tokenizer_json", "gguf", None, "can't be told"),
+            ("tiny", "tiny", Some("large"), "it serves 'tiny', and not 'large'"),
+        ] {
+            let why = check(from, to, name);
+            assert!(why.contains(reason), "{from}: {why}");
+        }
+        assert_eq!(check("blake3:8f", "blake3:9f", Some("tiny")), "", "the operator has said so");
+    }
+
+    #[test]
+    fn only_tcp_and_msgpack_are_known() {
+        let place = |from: &str, to: &str| {
+            assert!(INSTANCE.contains(from), "{from}");
+            let instance: Instance = serde_json::from_str(&INSTANCE.replacen(from, to, 1)).unwrap();
+            instance.place().map(|(address, path)| format!("{address} {path}")).unwrap_or_else(|why| why)
+        };
+        assert_eq!(place("tcp", "tcp"), "127.0.0.1:44323 13b0a212d3d50c06/dynamo/backend/generate");
+        for (from, to, reason) in [
+            (r#""tcp":"#, r#""nats_tcp":"#, "over NATS"),
+            (r#""tcp":"#, r#""quic":"#, "over 'quic'"),
+            (r#""msgpack""#, r#""json""#, "as json"),
+            (r#","request_plane_codec":"msgpack""#, "", "another version"),
+            ("127.0.0.1:44323", "127.0.0.1", "no place"),
+            ("127.0.0.1:44323/", "127.0.0.1:44323", "no place"),
+            ("127.0.0.1:44323", ":44323", "no place"),
+        ] {
+            let why = place(from, to);
+            assert!(why.contains(reason), "{to}: {why}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Connecting to one worker, for as long as it is named.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_backend::{
+    Backend, Capabilities, ConnectError, Connected, Connector, Elsewhere, HandOff, InputForm, KeyScheme, KvSource,
+    Lacks, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass, VllmItems,
+};
+use chiasm_types::WorkerId;
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::backend::DynamoBackend;
+use crate::call_home::CallHome;
+use crate::directory::{Events, Worker, Workers};
+use crate::wire::Wire;
+
+/// How long a worker that is named may take to name where its events are.
+const EVENTS_WITHIN: Duration = Duration::from_secs(5);
+/// Before one that is named and can't be reached is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// It is there or gone: who is started again has another name.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Connects to one worker.
+pub struct DynamoConnector {
+    name: String,
+    workers: watch::Receiver<Workers>,
+    home: CallHome,
+    processor: Arc<[u8]>,
+    takes_images: bool,
+    /// Whether it is connected to.
+    is_up: watch::Sender<bool>,
+}
+
+impl DynamoConnector {
+    /// A connector for the worker that [`Workers::names`] calls so, among those that `workers` tells of. `processor` is that of the model
+    /// that is served here.
+    pub fn new(name: &str, workers: watch::Receiver<Workers>, home: CallHome, processor: Arc<[u8]>) -> Self {
+        let is_up = watch::Sender::new(false);
+        Self { name: name.to_owned(), workers, home, processor, takes_images: false, is_up }
+    }
+
+    /// The same for a worker that takes images.
+    #[must_use]
+    pub fn with_images(mut self, takes_images: bool) -> Self {
+        self.takes_images = takes_images;
+        self
+    }
+
+    /// Tells whether the worker is connected to.
+    pub fn is_up(&self) -> watch::Receiver<bool> {
+        self.is_up.subscribe()
+    }
+
+    /// The worker, and a connection to it, once it can be reached; `None` if nothing names it any more. What has died is named until its
+    /// lease ends.
+    async fn reached(&self) -> Option<(Arc<Worker>, TcpStream)> {
+        let mut is_told = false;
+        loop {
+            let worker = self.named().await?;
+            match Wire::new(&worker.place.address, self.home.clone()).connect().await {
+                Ok(stream) => return Some((worker, stream)),
+                Err(error) if !std::mem::replace(&mut is_told, true) => {
+                    tracing::warn!(worker = self.name, %error, "a worker of Dynamo is named, and can't be connected to");
+                }
+                Err(_) => {}
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// What is named of the worker, once it has said where its events are, or too late.
+    async fn named(&self) -> Option<Arc<Worker>> {
+        let mut workers = self.workers.clone();
+        let of = |workers: &Workers| workers.by_name.get(&self.name).cloned();
+        let is_whole = |workers: &Workers| of(workers).is_none_or(|worker| worker.events != Events::Expected);
+        let whole = timeout(EVENTS_WITHIN, workers.wait_for(is_whole)).await.ok().and_then(|whole| of(&*whole.ok()?));
+        whole.or_else(|| of(&self.workers.borrow()))
+    }
+}
+
+impl Connector for DynamoConnector {
+    fn connect(
+        &self,
+        _worker: WorkerId,
+        observer: Arc<dyn MediaObserver>,
+    ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
+        async move {
+            let failed = |why: String| ConnectError::new(format!("{}: {why}", self.name));
+            let (worker, stream) =
+                self.reached().await.ok_or_else(|| failed("nothing names it any more".to_owned()))?;
+            let peer = stream.peer_addr().map_err(|error| failed(error.to_string()))?.ip().to_canonical();
+            let mut capabilities = capabilities(&worker, self.processor.clone(), peer);
+            if self.takes_images {
+                capabilities.media = MediaForm::Encoded;
+                capabilities.lacks.media = false;
+            }
+            let backend = DynamoBackend::new(self.name.clone(), worker, self.home.clone(), capabilities, observer);
+            let backend = Arc::new(backend);
+            tokio::spawn(tell_up(self.is_up.clone(), backend.when_ended()));
+            Ok(Connected { backend: backend as Arc<dyn Backend>, life: Box::new(Elsewhere) })
+        }
+        .boxed()
+    }
+
+    fn describe(&self) -> String {
+        format!("the worker {} of Dynamo", self.name)
+    }
+
+    fn longest_pause(&self) -> Duration {
+        LONGEST_PAUSE
+    }
+}
+
+/// Tells that a worker is connected to until it has ended.
+async fn tell_up(is_up: watch::Sender<bool>, ended: impl Future) {
+    is_up.send_replace(true);
+    ended.await;
+    is_up.send_replace(false);
+}
+
+fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabilities {
+    let unknown = |why: &str| KvSource::Unknown { why: why.to_owned() };
+    Capabilities {
+        engine: "a worker of Dynamo".to_owned(),
+        class: PlanClass {
+            processor,
+            vllm_items: VllmItems::None,
+            placeholders: PlaceholderForm::Marker,
+            keys: KeyScheme::Dynamo,
+            block_size: worker.block_size,
+        },
+        max_model_len: worker.context,
+        max_batched_tokens: worker.max_batched_tokens,
+        max_running: worker.max_running,
+        total_blocks: worker.total_blocks,
+        encoder_cache_tokens: 0,
+        receiver_cache_bytes: 0,
+        max_loras: 0,
+        lacks: Lacks {
+            bad_words: true,
+            prompt_logprobs: true,
+            processor_kwargs: true,
+            media: true,
+            cache_salt: true,
+            allowed_token_ids: true,
+            logit_bias: true,
+            repetition: true,
+            ..Lacks::default()
+        },
+        input: InputForm::Tokens,
+        media: MediaForm::None,
+        hand_off: HandOff::None,
+        locality: if peer.is_loopback() { Locality::Here } else { Locality::Host(peer) },
+        kv: match worker.events {
+            Events::At(_) => KvSource::Backend,
+            Events::Expected => unknown("it has not said where it publishes its KV events"),
+            Events::None(why) => unknown(why),
+        },
+    }
+}

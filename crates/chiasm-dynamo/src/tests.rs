@@ -1,0 +1,350 @@
+//! Jobs before a worker that does what a test has it do, and what becomes of them.
+
+mod knowledge;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chiasm_backend::{Content, Finish, Input, Job, JobError, KvSource, Output, RequestId, Sampling, Structured};
+use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, SourceError, TensorOrder};
+use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
+use futures_util::future::{BoxFuture, FutureExt};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::call_home::KILL;
+use crate::frame::TwoPart;
+use worker::{FakeWorker, Home};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn sampling() -> Sampling {
+    Sampling {
+        n: 1,
+        max_tokens: 4,
+        min_tokens: 1,
+        temperature: 0.5,
+        top_p: 0.9,
+        top_k: 0,
+        min_p: 0.1,
+        seed: Some(7),
+        presence_penalty: 0.2,
+        frequency_penalty: 0.3,
+        repetition_penalty: 1.1,
+        stop_token_ids: vec![TokenId(7)],
+        eos_token: Some(TokenId(2)),
+        all_stop_token_ids: Vec::new(),
+        ignore_eos: false,
+        logprobs: None,
+        prompt_logprobs: None,
+        skip_reading_prefix_cache: false,
+        logit_bias: Vec::new(),
+        allowed_token_ids: Vec::new(),
+        bad_words: Vec::new(),
+        structured: None,
+        thinking_budget: Some(3),
+        repetition: None,
+    }
+}
+
+fn job(sampling: Sampling) -> Job {
+    Job {
+        id: RequestId::new("r-1").unwrap(),
+        input: Input::Tokens(Arc::new([1, 2, 3].map(TokenId).into())),
+        media: Arc::new([]),
+        sampling,
+        adapter: None,
+        cache_salt: None,
+        priority: 3,
+        trace: None,
+        reasoning: Default::default(),
+    }
+}
+
+/// Everything that comes of a job, whose answer is `answer`.
+async fn run(sampling: Sampling, answer: impl AsyncFnOnce(&mut Home)) -> (Vec<Output>, Option<JobError>) {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let mut running = backend.start(Arc::new(job(sampling))).await.unwrap();
+    let mut home = worker.asked().await.call().await;
+    answer(&mut home).await;
+    let mut outputs = Vec::new();
+    loop {
+        match timeout(SOON, running.next()).await.unwrap() {
+            Some(Ok(output)) => outputs.push(output),
+            Some(Err(error)) => return (outputs, Some(error)),
+            None => return (outputs, None),
+        }
+    }
+}
+
+fn tokens(output: &Output) -> Vec<u32> {
+    let Content::Tokens { tokens, .. } = &output.content else { panic!("{output:?}") };
+    tokens.iter().map(|token| token.0).collect()
+}
+
+fn usage(cached: usize) -> Value {
+    json!({"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4, "prompt_tokens_details": {"cached_tokens": cached}})
+}
+
+#[tokio::test]
+async fn a_request_says_all_that_a_job_does_and_its_answer_comes_home() {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let can = backend.capabilities();
+    assert_eq!((can.max_model_len, can.total_blocks, can.max_running), (4096, 100, 8));
+    assert!(matches!(&can.kv, KvSource::Unknown { why } if why == "it publishes no KV events"), "{:?}", can.kv);
+    let structured =
+        Structured { constraint: chiasm_backend::Constraint::JsonSchema(r#"{"type":"object"}"#.into()), field: "x" };
+    let sampling = Sampling { structured: Some(structured), ..sampling() };
+    let mut running = backend.start(Arc::new(job(sampling))).await.unwrap();
+    let asked = worker.asked().await;
+    assert_eq!(asked.path, "1f/ns/backend/generate");
+    assert_eq!((&asked.control["id"], &asked.control["payload_codec"]), (&json!("r-1"), &json!("msgpack")));
+    let expected = json!({
+        "model": "tiny", "token_ids": [1, 2, 3], "eos_token_ids": [2], "annotations": [], "routing": {"priority": -3},
+        "stop_conditions": {"max_tokens": 4, "min_tokens": 1, "ignore_eos": false, "stop_token_ids_hidden": [7, 2], "max_thinking_tokens": 3},
+        "sampling_options": {"n": 1, "temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "presence_penalty": 0.2,
+            "frequency_penalty": 0.3, "repetition_penalty": 1.1, "seed": 7, "guided_decoding": {"json": {"type": "object"}}},
+        "output_options": {"skip_special_tokens": false},
+    });
+    assert_eq!(asked.body, expected);
+    let mut home = asked.call().await;
+    home.output(json!({"token_ids": [5], "completion_usage": usage(2)})).await;
+    home.item(json!({"data": {"event": "an annotation", "comment": ["of no use"]}, "complete_final": false})).await;
+    home.output(json!({"token_ids": [6]})).await;
+    home.output(json!({"token_ids": [], "finish_reason": "length", "completion_usage": usage(2)})).await;
+    home.end().await;
+    let mut outputs = Vec::new();
+    while let Some(output) = timeout(SOON, running.next()).await.unwrap() {
+        outputs.push(output.unwrap());
+    }
+    assert_eq!(outputs.iter().map(tokens).collect::<Vec<_>>(), [vec![5], vec![6], vec![]]);
+    let cached: Vec<_> = outputs.iter().map(|output| output.prefill.map(|prefill| prefill.cached_tokens)).collect();
+    assert_eq!((cached, outputs[2].finish.clone()), (vec![Some(2), None, None], Some(Finish::Length)));
+    drop(running);
+    assert!(home.told().await.is_empty(), "a worker that has told all is not told to stop");
+}
+
+#[tokio::test]
+async fn the_token_that_ends_a_text_is_no_part_of_it_whether_it_is_told_or_not() {
+    for (ids, stop, told, finish) in [
+        (json!([5, 2]), json!(null), vec![vec![5, 2]], Finish::Eos),
+        (json!([5]), json!(null), vec![vec![5], vec![]], Finish::Eos),
+        (json!([5, 7]), json!(7), vec![vec![5, 7]], Finish::StopToken(TokenId(7))),
+        (json!([5]), json!(7), vec![vec![5], vec![]], Finish::StopToken(TokenId(7))),
+        (json!([]), json!(2), vec![vec![]], Finish::Eos),
+    ] {
+        let (outputs, error) = run(sampling(), async |home| {
+            home.output(json!({"token_ids": ids, "finish_reason": "stop", "stop_reason": stop})).await;
+            home.end().await;
+        })
+        .await;
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(
+            (outputs.iter().map(tokens).collect::<Vec<_>>(), outputs.last().unwrap().finish.clone()),
+            (told, Some(finish))
+        );
+    }
+}
+
+#[tokio::test]
+async fn each_continuation_is_a_request_of_its_own_with_its_own_seed() {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let mut running = backend.start(Arc::new(job(Sampling { n: 2, ..sampling() }))).await.unwrap();
+    let mut homes = Vec::new();
+    for _ in 0..2 {
+        let asked = worker.asked().await;
+        homes.push((asked.body["sampling_options"]["seed"].as_i64().unwrap(), asked.call().await));
+    }
+    homes.sort_by_key(|(seed, _)| *seed);
+    assert_eq!(homes.iter().map(|(seed, _)| *seed).collect::<Vec<_>>(), [7, 8]);
+    let (_, mut second) = homes.pop().unwrap();
+    second.output(json!({"token_ids": [9], "finish_reason": "length"})).await;
+    second.end().await;
+    let output = timeout(SOON, running.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!((output.choice, tokens(&output)), (1, vec![9]));
+    running.stop(0);
+    assert!(timeout(SOON, running.next()).await.unwrap().is_none());
+    let (_, first) = homes.pop().unwrap();
+    assert_eq!(timeout(SOON, first.told()).await.unwrap(), TwoPart::encode(KILL, b""));
+}
+
+#[tokio::test]
+async fn who_leaves_has_the_worker_stop_whether_it_has_called_or_not() {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    let home = worker.asked().await.call().await;
+    // Nothing was read of it yet.
+    drop(running);
+    assert_eq!(timeout(SOON, home.told()).await.unwrap(), TwoPart::encode(KILL, b""));
+    let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    let mut home = worker.asked().await.call().await;
+    home.output(json!({"token_ids": [5]})).await;
+    timeout(SOON, running.next()).await.unwrap().unwrap().unwrap();
+    drop(running);
+    assert_eq!(timeout(SOON, home.told()).await.unwrap(), TwoPart::encode(KILL, b""));
+    drop(backend.start(Arc::new(job(sampling()))).await.unwrap());
+    let asked = worker.asked().await;
+    assert_eq!(timeout(SOON, asked.call().await.told()).await.unwrap(), TwoPart::encode(KILL, b""));
+}
+
+#[tokio::test]
+async fn what_no_worker_says_ends_its_request_alone() {
+    let long = [&(1_u64 << 40).to_be_bytes()[..], &[0; 16]].concat();
+    for (what, raw) in [
+        ("more bytes than are taken", long),
+        ("no msgpack", TwoPart::encode(b"", b"\xc1\xc1").to_vec()),
+        ("a sentinel before the end", TwoPart::encode(br#""sentinel""#, b"").to_vec()),
+        ("nothing", Vec::new()),
+    ] {
+        let (outputs, error) = run(sampling(), async |home| {
+            home.output(json!({"token_ids": [5]})).await;
+            home.raw(&raw).await;
+            let _ = tokio::io::AsyncWriteExt::shutdown(&mut home.stream).await;
+        })
+        .await;
+        assert_eq!(outputs.len(), 1, "{what}");
+        assert!(matches!(error, Some(JobError::Dead(_))), "{what}: {error:?}");
+    }
+    let too_many = run(sampling(), async |home| home.output(json!({"token_ids": [1, 2, 3, 4, 5]})).await).await;
+    assert!(
+        matches!(&too_many.1, Some(JobError::Dead(death)) if death.to_string().contains("more tokens")),
+        "{too_many:?}"
+    );
+    let unfinished = run(sampling(), async |home| home.end().await).await;
+    assert!(matches!(unfinished.1, Some(JobError::Unfinished)), "{unfinished:?}");
+    let endless = run(sampling(), async |home| {
+        home.output(json!({"token_ids": [5], "finish_reason": "length"})).await;
+        home.output(json!({"token_ids": [6]})).await;
+    })
+    .await;
+    assert!(
+        matches!(&endless.1, Some(JobError::Dead(death)) if death.to_string().contains("has ended")),
+        "{endless:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_a_worker_could_not_do_is_the_end_of_the_request_alone() {
+    let failed = run(sampling(), async |home| {
+        home.item(json!({"data": {"event": "error", "comment": ["out of memory"]}, "complete_final": false})).await;
+    })
+    .await;
+    assert!(matches!(failed.1, Some(JobError::Failed)), "{failed:?}");
+    let failed = run(sampling(), async |home| {
+        home.output(json!({"token_ids": [], "finish_reason": "error: no outputs"})).await;
+    })
+    .await;
+    assert!(matches!(failed.1, Some(JobError::Failed)), "{failed:?}");
+    let untold = run(Sampling { logprobs: Some(1), ..sampling() }, async |home| {
+        home.output(json!({"token_ids": [5]})).await;
+    })
+    .await;
+    assert!(matches!(&untold.1, Some(JobError::Refused { field, .. }) if field == "logprobs"), "{untold:?}");
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    let _home = worker.asked().await.call_with(json!({"error": "no such thing"})).await;
+    let failed = timeout(SOON, running.next()).await.unwrap().unwrap();
+    assert!(matches!(failed, Err(JobError::Failed)), "{failed:?}");
+}
+
+#[tokio::test]
+async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let refused = async |job: Job| match backend.start(Arc::new(job)).await {
+        Err(JobError::Refused { field, .. }) => field,
+        other => panic!("{:?}", other.err()),
+    };
+    let bias = Sampling { logit_bias: vec![(TokenId(5), 1.0)], ..sampling() };
+    assert_eq!(refused(job(bias)).await, "logit_bias");
+    assert_eq!(refused(job(Sampling { bad_words: vec![vec![TokenId(5)]], ..sampling() })).await, "bad_words");
+    assert_eq!(refused(job(Sampling { prompt_logprobs: Some(1), ..sampling() })).await, "prompt_logprobs");
+    assert_eq!(refused(job(Sampling { allowed_token_ids: vec![TokenId(5)], ..sampling() })).await, "allowed_token_ids");
+    assert_eq!(refused(Job { cache_salt: Some("s".to_owned()), ..job(sampling()) }).await, "cache_salt");
+    assert_eq!(refused(Job { priority: i64::MIN, ..job(sampling()) }).await, "priority");
+    assert_eq!(refused(Job { input: Input::Messages("{}".into()), ..job(sampling()) }).await, "input");
+    assert!(worker.asked.try_recv().is_err(), "it was asked nothing");
+}
+
+/// A picture as a client has sent it.
+struct Picture;
+
+impl MediaSource for Picture {
+    fn tensors(&self, _: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn encoded(&self) -> Option<EncodedItem> {
+        let bytes = Bytes::from_static(b"picture");
+        Some(EncodedItem { bytes, content: [0; 32], media_type: "image/jpeg", processor_kwargs: "{}".into() })
+    }
+}
+
+/// A job with a picture, whose marker 9 is expected to become three tokens.
+fn with_picture() -> Job {
+    let item = JobItem {
+        modality: Modality::Image,
+        hash: MmHash::new([0xab; 32]),
+        placeholder: Placeholder { offset: 1, length: 3, is_embed: None },
+        elements: 1,
+        source: Arc::new(Picture),
+    };
+    let (tokens, expanded) = ([1, 9, 2].map(TokenId).into(), [1, 9, 9, 9, 2].map(TokenId).into());
+    let input = Input::Marked { tokens: Arc::new(tokens), expanded: Arc::new(expanded) };
+    Job { input, media: Arc::new([item]), ..job(sampling()) }
+}
+
+#[tokio::test]
+async fn an_image_goes_along_as_its_file_to_a_worker_that_takes_some() {
+    let mut worker = FakeWorker::start("").await;
+    let refused = worker.connect().await.start(Arc::new(with_picture())).await;
+    assert!(matches!(refused, Err(JobError::Refused { field, .. }) if field == "messages"));
+    let backend = worker.connect_with(false, true).await;
+    for (prompt_tokens, is_expected) in [(5, true), (3, false)] {
+        let mut running = backend.start(Arc::new(with_picture())).await.unwrap();
+        let asked = worker.asked().await;
+        assert_eq!(asked.body["token_ids"], json!([1, 9, 2]));
+        assert_eq!(
+            asked.body["multi_modal_data"],
+            json!({"image_url": [{"Url": "data:image/jpeg;base64,cGljdHVyZQ=="}]})
+        );
+        assert_eq!(asked.body["multi_modal_uuids"], json!({"image_url": ["ab".repeat(32)]}));
+        let mut home = asked.call().await;
+        let usage = json!({"prompt_tokens": prompt_tokens, "completion_tokens": 1, "total_tokens": 6});
+        home.output(json!({"token_ids": [5], "finish_reason": "length", "completion_usage": usage})).await;
+        home.end().await;
+        timeout(SOON, running.next()).await.unwrap().unwrap().unwrap();
+        assert_eq!(running.delivered().inline, 1);
+        assert_eq!(backend.distrusted().now_or_never().is_none(), is_expected);
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_is_killed_is_known_to_be_gone_and_takes_nothing() {
+    let mut worker = FakeWorker::start("").await;
+    let backend = worker.connect().await;
+    let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
+    worker.asked().await;
+    worker.kill().await;
+    let death = timeout(SOON, backend.ended()).await.unwrap();
+    assert!(death.to_string().contains("can't be connected to"), "{death}");
+    let ended = timeout(SOON, running.next()).await.unwrap().unwrap();
+    assert!(matches!(ended, Err(JobError::Dead(_))), "{ended:?}");
+    assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));
+}
+
+#[tokio::test]
+async fn a_worker_that_knows_no_such_endpoint_is_another_one() {
+    let worker = FakeWorker::start("Server unavailable: unknown endpoint").await;
+    let backend = worker.connect().await;
+    let taken = backend.start(Arc::new(job(sampling()))).await;
+    assert!(matches!(taken, Err(JobError::NotTaken(_))), "{:?}", taken.err());
+    timeout(SOON, backend.ended()).await.unwrap();
+}
