@@ -348,3 +348,13 @@ async fn a_worker_that_knows_no_such_endpoint_is_another_one() {
     assert!(matches!(taken, Err(JobError::NotTaken(_))), "{:?}", taken.err());
     timeout(SOON, backend.ended()).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_worker_that_takes_nothing_for_now_is_still_there() {
+    let worker = FakeWorker::start("Server unavailable: too much to do").await;
+    let backend = worker.connect().await;
+    let taken = backend.start(Arc::new(job(sampling()))).await;
+    let Err(JobError::NotTaken(why)) = taken else { panic!("{:?}", taken.err()) };
+    assert!(why.to_string().contains("too much to do"), "{why}");
+    assert!(backend.ended().now_or_never().is_none());
+}
