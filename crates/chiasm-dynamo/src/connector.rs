@@ -151,6 +151,7 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
             allowed_token_ids: true,
             logit_bias: true,
             repetition: true,
+            skip_reading_prefix_cache: true,
             ..Lacks::default()
         },
         input: InputForm::Tokens,

@@ -52,6 +52,7 @@ mod tests {
         assert!(parsed("http://a:1").is_ok_and(|upstream| upstream.takes_messages()));
         assert!(parsed("vllm+http://a:1").is_ok_and(|upstream| !upstream.takes_messages()));
         assert!(parsed("dynamo+nats://a:1").is_err_and(|error| error.contains("etcd")));
-        assert!(parsed("sglang+http://a:1").is_err_and(|error| error.contains("sglang+http")));
+        assert!(parsed("sglang+http://a:1").is_ok_and(|upstream| !upstream.takes_messages()));
+        assert!(parsed("tgi+http://a:1").is_err_and(|error| error.contains("tgi+http")));
     }
 }
