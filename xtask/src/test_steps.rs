@@ -239,7 +239,7 @@ const STEPS: &[Step] = &[
         action: Action::Cargo(REAL_SGLANG),
         variables: &[],
         needs: Needs::RealSglang,
-        budget: seconds(600),
+        budget: seconds(420),
     },
 ];
 
