@@ -36,9 +36,9 @@ impl Believed {
         kept
     }
 
-    /// Forgets what was last used at or before `since`.
-    pub(crate) fn expire(&mut self, since: Duration, forgotten: &mut Vec<BlockKey>) {
-        while self.oldest().is_some_and(|oldest| oldest <= since) {
+    /// Forgets what was last used at or before `since`, until `forgotten` has `most` blocks.
+    pub(crate) fn expire(&mut self, since: Duration, most: usize, forgotten: &mut Vec<BlockKey>) {
+        while forgotten.len() < most && self.oldest().is_some_and(|oldest| oldest <= since) {
             forgotten.extend(self.used.pop_lru().map(|(key, _)| key));
         }
     }
@@ -68,7 +68,9 @@ mod tests {
         assert_eq!(believed.computed(&old, Duration::from_secs(1), &mut forgotten), old);
         assert_eq!(believed.computed(&new, Duration::from_secs(2), &mut forgotten), new);
         assert_eq!(forgotten, [old[3], old[2]]);
-        believed.expire(Duration::from_secs(1), &mut forgotten);
+        believed.expire(Duration::from_secs(1), 3, &mut forgotten);
+        assert_eq!(forgotten[2..], [old[1]], "no more than it is told");
+        believed.expire(Duration::from_secs(1), usize::MAX, &mut forgotten);
         assert_eq!(forgotten[2..], [old[1], old[0]]);
         assert_eq!(believed.oldest(), Some(Duration::from_secs(2)));
     }
@@ -79,7 +81,7 @@ mod tests {
         let (mut believed, mut forgotten) = (Believed::new(5), Vec::new());
         assert_eq!(believed.computed(&long, Duration::ZERO, &mut forgotten), &long[..5]);
         assert!(forgotten.is_empty());
-        believed.expire(Duration::ZERO, &mut forgotten);
+        believed.expire(Duration::ZERO, usize::MAX, &mut forgotten);
         forgotten.reverse();
         assert_eq!(forgotten, long[..5]);
     }

@@ -65,6 +65,8 @@ pub struct Router {
 
 /// Workers without events may be believed to hold a block for so much longer: looking at all of them takes a while.
 const BELIEFS_PAUSE: Duration = Duration::from_secs(1);
+/// Blocks of a worker that are forgotten at once, in about a millisecond; the rest with the next requests.
+const MOST_FORGOTTEN: usize = 4096;
 
 /// Blocks that a batch may add for their list to be worth keeping.
 const MOST_ADDED: usize = 1 << 12;
@@ -228,7 +230,7 @@ impl Router {
         };
         if let Some(mut believed) = believed {
             let mut forgotten = Vec::new();
-            believed.expire(Duration::MAX, &mut forgotten);
+            believed.expire(Duration::MAX, usize::MAX, &mut forgotten);
             self.shared.index.forget(id, &forgotten);
         }
     }
@@ -385,7 +387,7 @@ impl Shared {
         self.beliefs_expire_at.fetch_min(at, Ordering::AcqRel);
     }
 
-    /// What was believed for long enough is forgotten, up to [`BELIEFS_PAUSE`] later.
+    /// What was believed for long enough is forgotten, up to [`BELIEFS_PAUSE`] later, and much of it bit by bit.
     fn expire_beliefs(&self, now: Duration) {
         if nanoseconds(now) < self.beliefs_expire_at.load(Ordering::Acquire) {
             return;
@@ -395,11 +397,12 @@ impl Shared {
         let mut next = u64::MAX;
         let mut forgotten = Vec::new();
         for (id, believed) in roster.believed_mut() {
-            believed.expire(since, &mut forgotten);
+            believed.expire(since, MOST_FORGOTTEN, &mut forgotten);
             self.index.forget(id, &forgotten);
+            let pause = if forgotten.len() < MOST_FORGOTTEN { BELIEFS_PAUSE } else { Duration::ZERO };
             forgotten.clear();
             if let Some(oldest) = believed.oldest() {
-                next = next.min(nanoseconds((oldest + self.config.believed_for).max(now + BELIEFS_PAUSE)));
+                next = next.min(nanoseconds((oldest + self.config.believed_for).max(now + pause)));
             }
         }
         self.beliefs_expire_at.store(next, Ordering::Release);

@@ -60,6 +60,19 @@ fn beliefs_end_after_their_time() {
 }
 
 #[test]
+fn many_beliefs_end_bit_by_bit_and_all_of_them_with_the_next_requests() {
+    let (router, clock) = silent(0);
+    router.add_worker(WorkerId(0), WorkerInfo { total_blocks: 20_000, ..SILENT });
+    compute(&router, &Prompt::text(1, 160_000));
+    at(&clock, Duration::from_secs(61));
+    let known = || {
+        drop(Prompt::text(2, 16).select(&router));
+        router.workers()[0].index.blocks
+    };
+    assert_eq!([known(), known(), known()], [5904, 1808, 0]);
+}
+
+#[test]
 fn no_more_is_believed_than_the_cache_has_room_for() {
     let (router, clock) = silent(1);
     for text in 0..20 {
