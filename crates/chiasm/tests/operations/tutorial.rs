@@ -20,10 +20,10 @@ fn commands(page: &str) -> String {
     let blocks = page.split(TRIED).skip(1).filter_map(|block| block.split_once("```")).map(|(commands, _)| commands);
     let here = |block: &str| {
         let agent = if block.contains("gpu2.pem") { &second } else { &first };
-        let block = block
-            .replace("gpu1:8100", &format!("127.0.0.1:{first}"))
-            .replace("gpu2:8100", &format!("127.0.0.1:{second}"));
-        let block = block.replace("8100", agent).replace("127.0.0.1:8000", &format!("127.0.0.1:{door}"));
+        // Names stand in for the ports until all of the page's own are gone: one of them may be part of another.
+        let block = block.replace("gpu1:8100", "127.0.0.1:FIRST").replace("gpu2:8100", "127.0.0.1:SECOND");
+        let block = block.replace("8100", agent).replace("FIRST", &first).replace("SECOND", &second);
+        let block = block.replace("127.0.0.1:8000", &format!("127.0.0.1:{door}"));
         let block = block.replace("chiasm serve", &format!("chiasm serve --port {door}"));
         block
             .replace("--engines 2 --gpus-per-engine 1", "--sim 2")
