@@ -68,21 +68,39 @@ pub struct Lacks {
 impl Lacks {
     /// Whether any of these is among what a worker lacks.
     pub fn any_of(self, needed: Self) -> bool {
-        let parts = |lacks: Self| {
-            [
-                lacks.bad_words,
-                lacks.prompt_logprobs,
-                lacks.processor_kwargs,
-                lacks.allowed_token_ids,
-                lacks.logit_bias,
-                lacks.thinking_budget,
-                lacks.repetition,
-                lacks.skip_reading_prefix_cache,
-                lacks.media,
-                lacks.cache_salt,
-            ]
-        };
-        parts(self).into_iter().zip(parts(needed)).any(|(lacks, needed)| lacks && needed)
+        self.parts().into_iter().zip(needed.parts()).any(|(lacks, needed)| lacks && needed)
+    }
+
+    /// What one or the other lacks.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            bad_words: self.bad_words || other.bad_words,
+            prompt_logprobs: self.prompt_logprobs || other.prompt_logprobs,
+            processor_kwargs: self.processor_kwargs || other.processor_kwargs,
+            allowed_token_ids: self.allowed_token_ids || other.allowed_token_ids,
+            logit_bias: self.logit_bias || other.logit_bias,
+            thinking_budget: self.thinking_budget || other.thinking_budget,
+            repetition: self.repetition || other.repetition,
+            skip_reading_prefix_cache: self.skip_reading_prefix_cache || other.skip_reading_prefix_cache,
+            media: self.media || other.media,
+            cache_salt: self.cache_salt || other.cache_salt,
+        }
+    }
+
+    fn parts(self) -> [bool; 10] {
+        [
+            self.bad_words,
+            self.prompt_logprobs,
+            self.processor_kwargs,
+            self.allowed_token_ids,
+            self.logit_bias,
+            self.thinking_budget,
+            self.repetition,
+            self.skip_reading_prefix_cache,
+            self.media,
+            self.cache_salt,
+        ]
     }
 }
 
@@ -228,6 +246,7 @@ mod tests {
         for lacks in parts {
             for needed in parts {
                 assert_eq!(lacks.any_of(needed), lacks == needed);
+                assert!(lacks.or(needed).any_of(needed) && needed.or(lacks).any_of(needed));
             }
             assert!(!lacks.any_of(Lacks::default()) && !Lacks::default().any_of(lacks));
         }

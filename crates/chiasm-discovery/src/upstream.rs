@@ -19,7 +19,7 @@ pub(crate) trait Picture: Clone + Default + PartialEq + Send + Sync + 'static {
     /// Says whether the source answers; returns whether it was said before.
     fn set_current(&mut self, is_current: bool) -> bool;
 
-    /// Of how many things it consists.
+    /// The number of things that it consists of.
     fn count(&self) -> usize;
 }
 

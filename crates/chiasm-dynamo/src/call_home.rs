@@ -83,7 +83,7 @@ impl CallHome {
     /// Waits for a call from now on, by a worker that is reached from the address `from`.
     ///
     /// # Errors
-    /// That can't be listened there.
+    /// The address can't be listened at.
     pub(crate) async fn expect(&self, from: IpAddr) -> io::Result<Expected> {
         let address = self.listening(from).await?;
         let subject = format!("{:032x}", rand::random::<u128>());

@@ -54,7 +54,7 @@ pub(crate) struct Worker {
 /// Where it can be known from what a worker's cache holds.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Events {
-    /// From there.
+    /// This source tells it.
     At(EventSource),
     /// It will be told, soon.
     Expected,

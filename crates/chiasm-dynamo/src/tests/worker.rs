@@ -57,7 +57,7 @@ impl FakeWorker {
         Self { address, asked, serving }
     }
 
-    /// As a worker whose process is killed.
+    /// Ends like a worker whose process is killed.
     pub(super) async fn kill(&mut self) {
         self.serving.abort();
         let _ = (&mut self.serving).await;

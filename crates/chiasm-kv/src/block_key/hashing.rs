@@ -96,7 +96,7 @@ fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
 }
 
 fn dynamo(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
-    /// Of all hashes, where neither an adapter nor a salt changes it.
+    /// Each hash has this seed where neither an adapter nor a salt changes it.
     const SEED: u64 = 1337;
     let is_plain = prompt.lora.is_none() && prompt.salt.is_none_or(str::is_empty);
     let tokens = if is_plain { prompt.tokens } else { &[] };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chiasm_backend::{Capabilities, InputForm, PlanClass};
+use chiasm_backend::{Capabilities, InputForm, Lacks, PlanClass};
 use chiasm_types::{PlanClassId, WorkerId};
 
 /// A plan class that at least one worker is of.
@@ -31,11 +31,14 @@ pub type PresentClasses = Arc<[PresentClass]>;
 pub(super) struct Classes {
     workers: BTreeMap<WorkerId, Member>,
     present: PresentClasses,
+    /// What any of the workers lacks.
+    lacks: Lacks,
     next: u32,
 }
 
 struct Member {
     class: PlanClassId,
+    lacks: Lacks,
     max_model_len: usize,
     max_batched_tokens: usize,
 }
@@ -46,6 +49,11 @@ impl Classes {
         self.present.clone()
     }
 
+    /// What any of the workers lacks.
+    pub(super) fn lacks(&self) -> Lacks {
+        self.lacks
+    }
+
     /// Takes note of a worker; its class.
     pub(super) fn join(&mut self, id: WorkerId, can: &Capabilities) -> PlanClassId {
         let is_of = |known: &&PresentClass| known.class == can.class && known.input == can.input;
@@ -53,8 +61,8 @@ impl Classes {
             self.next += 1;
             PlanClassId(self.next - 1)
         });
-        let Capabilities { max_model_len, max_batched_tokens, .. } = *can;
-        self.workers.insert(id, Member { class, max_model_len, max_batched_tokens });
+        let Capabilities { max_model_len, max_batched_tokens, lacks, .. } = *can;
+        self.workers.insert(id, Member { class, lacks, max_model_len, max_batched_tokens });
         self.update(Some((class, &can.class, can.input)));
         class
     }
@@ -66,6 +74,7 @@ impl Classes {
     }
 
     fn update(&mut self, new: Option<(PlanClassId, &PlanClass, InputForm)>) {
+        self.lacks = self.workers.values().fold(Lacks::default(), |all, member| all.or(member.lacks));
         let old = self.present.clone();
         let known = old.iter().map(|known| (known.id, &known.class, known.input));
         let mut classes: Vec<_> = known.chain(new).collect();

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, KvSource, Load, MediaForm, TensorFormat};
+use chiasm_backend::{Backend, Connector, KvSource, Lacks, Load, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::{PlanClassId, WorkerId};
 use events::Followed;
@@ -211,6 +211,19 @@ impl Fleet {
     /// A worker, if it can take requests.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
         self.state().workers.get(&id).cloned()
+    }
+
+    /// The workers that lack any of what a request needs. Asked for many requests, of which most need nothing that any lacks.
+    pub(crate) fn workers_lacking(&self, needs: Lacks) -> Vec<WorkerId> {
+        if needs == Lacks::default() {
+            return Vec::new();
+        }
+        let state = self.state();
+        if !state.classes.lacks().any_of(needs) {
+            return Vec::new();
+        }
+        let lacking = state.workers.values().filter(|worker| worker.backend.capabilities().lacks.any_of(needs));
+        lacking.map(|worker| worker.id).collect()
     }
 
     /// The workers that can take requests, by their ids.

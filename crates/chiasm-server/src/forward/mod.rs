@@ -210,18 +210,8 @@ async fn prospects(
     };
     let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
     let texts = of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
-    let unable = foreseen.as_ref().map_or_else(Vec::new, |foreseen| unable(frontend, foreseen.needs()));
+    let unable = frontend.fleet.workers_lacking(foreseen.as_ref().map_or_else(Lacks::default, Foreseen::needs));
     Ok(Prospects { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
-}
-
-/// The workers that lack any of this.
-fn unable(frontend: &Frontend, needs: Lacks) -> Vec<WorkerId> {
-    if needs == Lacks::default() {
-        return Vec::new();
-    }
-    let workers = frontend.fleet.workers();
-    let lacking = workers.iter().filter(|worker| worker.backend.capabilities().lacks.any_of(needs));
-    lacking.map(|worker| worker.id).collect()
 }
 
 /// The JSON values below one.

@@ -1,12 +1,14 @@
 //! Which worker a prepared request goes to.
 
-use chiasm_backend::Lacks;
+use std::sync::Arc;
+
 use chiasm_router::{Reservation, RouteRequest};
 use chiasm_types::WorkerId;
 
 use super::error::{Cause, RequestError};
 use super::prepare::{Planned, Prepared};
 use crate::adapters::ServedAdapter;
+use crate::fleet::Worker;
 use crate::frontend::Frontend;
 use crate::page::Plan;
 
@@ -55,13 +57,12 @@ fn without(frontend: &Frontend, adapter: &ServedAdapter, exclude: &[WorkerId]) -
 /// The workers that can't be given a request, if it has parts that some can't and others can. Where none can, whichever is asked says what
 /// it lacks.
 fn unable(frontend: &Frontend, prepared: &Prepared, exclude: &[WorkerId]) -> Option<Vec<WorkerId>> {
-    if prepared.needs == Lacks::default() {
+    let lacking = frontend.fleet.workers_lacking(prepared.needs);
+    if lacking.is_empty() {
         return None;
     }
-    let workers = frontend.fleet.workers();
-    let lacking = workers.iter().filter(|worker| worker.backend.capabilities().lacks.any_of(prepared.needs));
-    let lacking: Vec<WorkerId> = lacking.map(|worker| worker.id).collect();
-    (lacking.len() < workers.len()).then(|| [&lacking, exclude].concat())
+    let can = |worker: &Arc<Worker>| !lacking.contains(&worker.id) && prepared.plan(worker.class).is_some();
+    frontend.fleet.workers().iter().any(can).then(|| [&lacking, exclude].concat())
 }
 
 fn to_route<'a>(plan: &'a Planned, prepared: &'a Prepared, exclude: &'a [WorkerId]) -> RouteRequest<'a> {
