@@ -44,6 +44,7 @@ FIRST = {
         "num_external_cached_tokens": 4,
         "num_cache_creation_tokens": 32,
     },
+    "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [[7, 300]], "remote_host": "h", "remote_port": 5600},
     "num_nans_in_logits": 2,
 }
 STATS = {

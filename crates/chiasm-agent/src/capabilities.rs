@@ -6,7 +6,7 @@ use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvSource, Lacks, Locality, MediaForm, PlaceholderForm, PlanClass,
     VllmItems,
 };
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, Role};
 
 use crate::proto;
 
@@ -45,6 +45,7 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
             keys: KeyScheme::Chiasm,
             block_size: BlockSize::new(ready.block_size)?,
         },
+        role: Role::Aggregated,
         engine: ready.engine,
         max_model_len: ready.max_model_len.try_into().ok()?,
         max_batched_tokens: ready.max_batched_tokens.try_into().ok()?,

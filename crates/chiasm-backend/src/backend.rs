@@ -6,7 +6,7 @@ use std::time::Duration;
 use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
 
-use crate::{Adapter, AdapterError, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, Output};
+use crate::{Adapter, AdapterError, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, Left, Output};
 
 /// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
 ///
@@ -94,6 +94,11 @@ pub trait RunningJob: Send {
     /// How the job's media items reached the backend, over all continuations. May change until the first output, as items
     /// that the backend turned out to lack are sent again.
     fn delivered(&self) -> Delivered;
+
+    /// What a job of [`Stage::Prefill`](crate::Stage::Prefill) has left for another backend, once it has ended; `None` if it left nothing.
+    fn left(&mut self) -> Option<Left> {
+        None
+    }
 }
 
 impl dyn RunningJob {

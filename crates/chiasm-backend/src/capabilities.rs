@@ -1,7 +1,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use chiasm_types::Dtype;
+use chiasm_types::{Dtype, Role};
 
 use crate::PlanClass;
 
@@ -12,6 +12,8 @@ pub struct Capabilities {
     pub engine: String,
     /// How prompts are expanded and keyed for this worker.
     pub class: PlanClass,
+    /// Which stages of requests it computes.
+    pub role: Role,
     /// Tokens of prompt and answer together.
     pub max_model_len: usize,
     /// Tokens that one step computes. The engine's encoder cache holds at least as many embeddings.

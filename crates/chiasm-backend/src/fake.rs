@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
+use chiasm_types::{BlockSize, MmHash, Role, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -211,6 +211,7 @@ pub fn fake_capabilities() -> Capabilities {
             keys: KeyScheme::Chiasm,
             block_size: SIXTEEN,
         },
+        role: Role::Aggregated,
         max_model_len: 4096,
         max_batched_tokens: 2048,
         max_running: 8,

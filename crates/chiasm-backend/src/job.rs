@@ -27,6 +27,47 @@ pub struct Job {
     pub trace: Option<TraceContext>,
     /// What is known of the answer's reasoning, behind which a constraint begins.
     pub reasoning: ReasoningHints,
+    /// What of the request the backend is to compute.
+    pub stage: Stage,
+}
+
+/// The part of a request that a job is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// Prompt and answer.
+    #[default]
+    Whole,
+    /// The prompt alone: its keys and values are left for another backend, which [`RunningJob::left`](crate::RunningJob::left) tells how
+    /// to get. The one token that comes of it is not part of the answer.
+    Prefill,
+    /// The answer, and of the prompt what did not come from the backend that has computed it.
+    Decode(Left),
+}
+
+/// How a backend gets the keys and values of a prompt that another one has computed, in the engine's own words: nothing else may be made
+/// of them, and they are good for one job.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Left(Bytes);
+
+impl Left {
+    /// Most bytes of it: an engine names some blocks with a few bytes each.
+    pub const MAX_BYTES: usize = 1 << 20;
+
+    /// Wraps what an engine has said. `None` if it is too long.
+    pub fn new(words: Bytes) -> Option<Self> {
+        (words.len() <= Self::MAX_BYTES).then_some(Self(words))
+    }
+
+    /// What the engine has said.
+    pub fn words(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Left({} bytes)", self.0.len())
+    }
 }
 
 /// What a backend that looks for the end of an answer's reasoning can't see in the prompt.

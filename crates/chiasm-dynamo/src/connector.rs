@@ -8,7 +8,7 @@ use chiasm_backend::{
     Backend, Capabilities, ConnectError, Connected, Connector, Elsewhere, HandOff, InputForm, KeyScheme, KvSource,
     Lacks, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass, VllmItems,
 };
-use chiasm_types::WorkerId;
+use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -135,6 +135,7 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
             keys: KeyScheme::Dynamo,
             block_size: worker.block_size,
         },
+        role: Role::Aggregated,
         max_model_len: worker.context,
         max_batched_tokens: worker.max_batched_tokens,
         max_running: worker.max_running,

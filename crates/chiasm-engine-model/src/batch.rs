@@ -26,6 +26,17 @@ pub trait BatchEngine {
         true
     }
 
+    /// Leading tokens of a request whose keys and values another engine has computed and this one is given, as long as it has not given
+    /// its blocks back.
+    fn given(_request: &Self::Request) -> usize {
+        0
+    }
+
+    /// The number under which the blocks of a request that has ended are kept, until [`Batch::let_go`].
+    fn kept_as(_request: &Self::Request) -> Option<u64> {
+        None
+    }
+
     /// Looks at the request that is next to be admitted, each time it is.
     ///
     /// # Errors
@@ -142,6 +153,8 @@ pub struct Batch<E: BatchEngine> {
     /// Somebody was preempted in the step that was scheduled last, so that nobody was looked at who waits.
     preempted: bool,
     hits: Vec<BlockId>,
+    /// Blocks of requests that have ended.
+    kept: Vec<(u64, BlockTable)>,
 }
 
 impl<E: BatchEngine> Batch<E> {
@@ -155,6 +168,7 @@ impl<E: BatchEngine> Batch<E> {
             waiting: VecDeque::new(),
             preempted: false,
             hits: Vec::new(),
+            kept: Vec::new(),
         }
     }
 
@@ -259,7 +273,8 @@ impl<E: BatchEngine> Batch<E> {
                 false => 0,
             };
             self.cache.find((0..).map(|block| E::hash(&next.request, block)), findable, &mut self.hits);
-            let cached = self.hits.len() * self.block_size;
+            let given = if next.preempted { 0 } else { E::given(&next.request).min(findable) };
+            let cached = given.max(self.hits.len() * self.block_size);
             let tokens = (next.tokens - cached).min(*budget);
             let is_admitted = self.cache.fits(&next.table, &self.hits, next.tokens)
                 && engine.encode(&mut next.request, cached..cached + tokens, true)?;
@@ -304,7 +319,7 @@ impl<E: BatchEngine> Batch<E> {
     /// Ends the step: each request whose tokens are all computed gets a new one, by `sample`, which says whether that was the
     /// last. Returns the requests whose last it was.
     pub fn advance(&mut self, mut sample: impl FnMut(&mut Scheduled<E::Request>) -> bool) -> Vec<E::Request> {
-        let Self { running, cache, .. } = self;
+        let Self { running, cache, kept, .. } = self;
         let is_last = |running: &mut Scheduled<_>| {
             running.computed += std::mem::take(&mut running.step);
             let is_sampled = running.computed == running.tokens;
@@ -312,10 +327,20 @@ impl<E: BatchEngine> Batch<E> {
             is_sampled && sample(running)
         };
         let ended = running.extract_if(.., is_last).map(|mut ended| {
-            cache.release(&mut ended.table);
+            match E::kept_as(&ended.request) {
+                Some(number) => kept.push((number, ended.table)),
+                None => cache.release(&mut ended.table),
+            }
             ended.request
         });
         ended.collect()
+    }
+
+    /// Gives back the blocks that a request which has ended was to keep.
+    pub fn let_go(&mut self, number: u64) {
+        for (_, mut table) in self.kept.extract_if(.., |(kept, _)| *kept == number) {
+            self.cache.release(&mut table);
+        }
     }
 
     /// Forgets all cached blocks. False, and nothing is changed, while a request holds some.

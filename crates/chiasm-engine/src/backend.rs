@@ -5,11 +5,13 @@ mod arena_policy;
 mod capabilities;
 mod connector;
 mod host;
+mod kv_connector;
 mod launch_host;
 mod media;
 mod memory;
 mod running;
 mod sampling;
+mod stage;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +27,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 pub use self::arena_policy::{ArenaPolicy, ShmTooSmall};
 pub use self::connector::{EngineConnector, EngineOptions, FormatPolicy};
 pub use self::host::{AttachHost, EngineHost, KeptAs, RunningEngine};
+pub use self::kv_connector::KvConnector;
 pub use self::launch_host::LaunchHost;
 
 use crate::EngineClient;

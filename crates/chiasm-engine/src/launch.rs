@@ -37,6 +37,9 @@ pub struct LaunchSpec {
     pub receiver_cache_gb: f64,
     /// The addresses at which it publishes KV events; `None` for an engine that publishes none.
     pub kv_events: Option<KvEventEndpoints>,
+    /// How it hands keys and values of prompts to other engines, or gets them (`--kv-transfer-config`); `None` for one that does neither,
+    /// or as the user's flags say.
+    pub kv_transfer: Option<serde_json::Value>,
     /// The user's flags. Flags that are set here are refused.
     pub extra_args: Vec<String>,
     /// Environment variables besides those of this process.
@@ -88,6 +91,7 @@ impl LaunchSpec {
             handshake: handshake.to_owned(),
             receiver_cache_gb: 0.0,
             kv_events: None,
+            kv_transfer: None,
             extra_args: Vec::new(),
             env: Vec::new(),
             gpus: None,

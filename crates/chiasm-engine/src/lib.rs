@@ -59,7 +59,7 @@ pub mod state;
 pub mod wire;
 
 pub use backend::{
-    ArenaPolicy, AttachHost, EngineConnector, EngineHost, EngineOptions, FormatPolicy, KeptAs, LaunchHost,
+    ArenaPolicy, AttachHost, EngineConnector, EngineHost, EngineOptions, FormatPolicy, KeptAs, KvConnector, LaunchHost,
     RunningEngine, ShmTooSmall,
 };
 pub use client::{AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine};

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use chiasm_backend::{
     Backend, ConnectError, Connected, Connector, Content, Death, Delivered, EncodedItem, FieldValue, Finish, HandOff,
     Input, ItemField, Job, JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver, MediaSource, Output,
-    ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Tensor, TensorBytes, TensorFormat, TensorOrder,
-    TraceContext,
+    ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Tensor, TensorBytes, TensorFormat,
+    TensorOrder, TraceContext,
 };
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
@@ -25,7 +25,7 @@ use chiasm_engine::{
     RunningEngine, SocketDir,
 };
 use chiasm_transfer::LAYOUT_VERSION;
-use chiasm_types::{Dtype, MmHash, Modality, Placeholder, TensorField, TokenId, WorkerId};
+use chiasm_types::{Dtype, MmHash, Modality, Placeholder, Role, TensorField, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, pending};
 use mock_engine::{MockEngine, Order, report, soon};
 use tokio::sync::oneshot;
@@ -139,6 +139,7 @@ impl Stand {
             format: FormatPolicy::Float,
             arena,
             processor: b"p"[..].into(),
+            role: Role::Aggregated,
         };
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);
@@ -250,6 +251,7 @@ fn job(n: usize, media: Arc<[JobItem]>) -> Job {
         priority: 0,
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
         reasoning: ReasoningHints { is_over: true, variables: vec![("thinking", false)] },
+        stage: Stage::Whole,
     }
 }
 

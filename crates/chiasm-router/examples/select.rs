@@ -50,6 +50,7 @@ fn measure(workers: u32, policy: Policy) {
             encoder_cache_tokens: 16_384,
             receiver_cache_elements: 4 << 30,
             class: PlanClassId(0),
+            role: chiasm_types::Role::Aggregated,
             max_prompt_tokens: usize::MAX,
             max_encoder_tokens: usize::MAX,
         };

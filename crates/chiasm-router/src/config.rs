@@ -81,6 +81,18 @@ pub struct Weights {
     pub balance: f64,
 }
 
+/// What computing a prompt elsewhere than its answer counts for, in the unit of [`Weights`]; without meaning where no worker has a role.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageWeights {
+    /// One block of a prompt that a worker gets from the one that has computed it.
+    pub transfer: f64,
+    /// That there are two workers, whatever the length of the prompt: the steps of the second one until it has what it needs.
+    pub hop: f64,
+    /// One unit of the work (`prefill`, `fetch` and `encode`) that a worker whose role is to decode does for a prompt itself, for that
+    /// request and each other one there, whose answers wait meanwhile.
+    pub disturb: f64,
+}
+
 /// Limits from which on a worker gets no new requests; `None` for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BusyThresholds {
@@ -112,6 +124,8 @@ pub struct RouterConfig {
     pub policy: Policy,
     /// What the terms of a worker's cost count for.
     pub weights: Weights,
+    /// What splitting a request counts for.
+    pub stages: StageWeights,
     /// What answering takes of the engines.
     pub decoding: Decoding,
     /// Spreads choices: a worker's chance falls by e for so much cost more than the lowest, in the unit of the weights.
@@ -145,6 +159,13 @@ impl Default for Weights {
     }
 }
 
+/// `transfer` is arithmetic as `fetch` is, for the 25 GB/s of a network card; `hop` is two steps of an engine that decodes.
+impl Default for StageWeights {
+    fn default() -> Self {
+        Self { transfer: 1.0, hop: 500.0, disturb: 0.05 }
+    }
+}
+
 /// The model of an engine in `docs/routing.md`: 8.7 ms a step (overhead, weights, and a few requests' tokens); 57 kB of keys
 /// and values a token at 2.5 TB/s, against 14 GFLOP at 400 TFLOP/s.
 impl Default for Decoding {
@@ -158,6 +179,7 @@ impl Default for RouterConfig {
         Self {
             policy: Policy::default(),
             weights: Weights::default(),
+            stages: StageWeights::default(),
             decoding: Decoding::default(),
             temperature: 0.0,
             busy: BusyThresholds::default(),

@@ -6,7 +6,7 @@
 //!
 //! ```
 //! use chiasm_router::{RouteRequest, Router, RouterConfig, WorkerInfo};
-//! use chiasm_types::{BlockSize, PlanClassId, WorkerId};
+//! use chiasm_types::{BlockSize, PlanClassId, Role, WorkerId};
 //!
 //! let router = Router::new(RouterConfig::default());
 //! let block_size = BlockSize::new(32).unwrap();
@@ -17,6 +17,7 @@
 //!     encoder_cache_tokens: 8192,
 //!     receiver_cache_elements: 4 << 30,
 //!     class: PlanClassId(0),
+//!     role: Role::Aggregated,
 //!     max_prompt_tokens: 32_767,
 //!     max_encoder_tokens: 8192,
 //! };
@@ -35,7 +36,8 @@
 //! | `router` | the public face: workers, events, selection |
 //! | `worker` | what is known of one worker |
 //! | `roster` | the workers' state and its bookkeeping |
-//! | `select` | the choice itself, by cost |
+//! | `select` | the choice itself, by cost, of one worker or of one for each stage |
+//! | `route` | where a request goes, stage by stage |
 //! | `explain` | what was compared, for people |
 //! | `lately` | how much work workers did lately |
 //! | `promises` | blocks that requests in flight will leave behind |
@@ -56,6 +58,7 @@ mod media_holders;
 mod promises;
 mod reservation;
 mod roster;
+mod route;
 mod router;
 mod select;
 mod sessions;
@@ -63,9 +66,10 @@ mod worker;
 
 pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
-pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, UnknownPolicy, Weights};
+pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, StageWeights, UnknownPolicy, Weights};
 pub use error::RouteError;
 pub use explain::{Considered, Decision, Explanation, Terms};
 pub use reservation::Reservation;
+pub use route::{Route, Splitting};
 pub use router::{RouteItem, RouteRequest, Router};
 pub use worker::{EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use chiasm_kv::BlockKey;
-use chiasm_types::WorkerId;
+use chiasm_types::{Role, WorkerId};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
@@ -31,6 +31,8 @@ pub(crate) struct Roster {
     lately: Lately,
     requests: u64,
     lives: u32,
+    /// Workers that compute some stages alone.
+    specialists: usize,
 }
 
 pub(crate) struct Worker {
@@ -118,6 +120,7 @@ impl Roster {
             lately: Lately::default(),
             requests: 0,
             lives: 0,
+            specialists: 0,
         }
     }
 
@@ -132,6 +135,7 @@ impl Roster {
         // As much as the others: not one that is to catch up with them.
         let lately = self.mean_lately();
         self.lately.grow(lately);
+        self.specialists += usize::from(info.role != Role::Aggregated);
         let at = self.order.partition_point(|(other, _)| *other < id);
         self.order.insert(at, (id, place as u32));
         self.places[place] = Some(Worker {
@@ -161,7 +165,13 @@ impl Roster {
         let (_, place) = self.order.remove(at);
         let removed = self.places[place as usize].take()?;
         self.lately.grow(-removed.lately);
+        self.specialists -= usize::from(removed.info.role != Role::Aggregated);
         removed.believed
+    }
+
+    /// Whether some workers compute some stages alone.
+    pub(crate) fn has_roles(&self) -> bool {
+        self.specialists > 0
     }
 
     /// One more than the highest place.

@@ -18,7 +18,8 @@ use crate::error::RouteError;
 use crate::explain::Explanation;
 use crate::reservation::Reservation;
 use crate::roster::{Hold, Roster, Worker};
-use crate::select::{self, Assignment, Scratch};
+use crate::route::{Route, Splitting};
+use crate::select::{self, Assignment, Scratch, Stages};
 use crate::worker::{EngineStats, WorkerInfo, WorkerSnapshot};
 
 /// What decides where a request goes.
@@ -291,6 +292,54 @@ impl Router {
         Ok((Reservation::new(self.shared.clone(), &assignment, hold), explanation))
     }
 
+    /// Picks a worker that answers and, where workers have roles, it is allowed and cheaper, another one that computes the prompt before.
+    /// Policies that know no costs split whatever may be split. Without workers that have roles it does what [`Router::select_planned`]
+    /// does.
+    ///
+    /// # Errors
+    /// Those of [`Router::select_planned`], of the worker that answers.
+    pub fn select_stages(&self, plans: &[RouteRequest<'_>], splitting: Splitting) -> Result<Route, RouteError> {
+        let mut scratch = self.shared.scratch().pop().unwrap_or_default();
+        let route = self.stages(plans, splitting, &mut scratch).map(|(route, _)| route);
+        self.shared.scratch().push(scratch);
+        route
+    }
+
+    /// Does what [`Router::select_stages`] does, and tells what was compared of the workers that answer. Takes time and memory in
+    /// proportion to the workers beyond that: not for each request of many.
+    ///
+    /// # Errors
+    /// Those of [`Router::select_stages`].
+    pub fn select_stages_explained(
+        &self,
+        plans: &[RouteRequest<'_>],
+        splitting: Splitting,
+    ) -> Result<(Route, Explanation), RouteError> {
+        let mut scratch = self.shared.scratch().pop().unwrap_or_default();
+        let explained = self.stages(plans, splitting, &mut scratch).map(|(route, stages)| {
+            let explanation = scratch.explain(&self.shared.config, &stages.answers, plans);
+            (route, explanation)
+        });
+        self.shared.scratch().push(scratch);
+        explained
+    }
+
+    fn stages(
+        &self,
+        plans: &[RouteRequest<'_>],
+        splitting: Splitting,
+        scratch: &mut Scratch,
+    ) -> Result<(Route, Stages), RouteError> {
+        let reservation =
+            |(hold, assignment): (Hold, &Assignment)| Reservation::new(self.shared.clone(), assignment, hold);
+        let (stages, answers, prefills) = self.shared.assign_stages(plans, splitting, scratch)?;
+        let route = Route {
+            answers: reservation((answers, &stages.answers)),
+            prefills: prefills.zip(stages.prefills.as_ref()).map(reservation),
+        };
+        Ok((route, stages))
+    }
+
     /// Takes note of a request that another router has given to a worker: until it is dropped, and in its grace, it counts as one
     /// that this router has given to it.
     ///
@@ -346,6 +395,37 @@ impl Shared {
         scratch: &mut Scratch,
         choose: impl FnOnce(&RouterConfig, &mut Roster, &mut Scratch, &[RouteRequest<'_>]) -> Result<Assignment, RouteError>,
     ) -> Result<(Hold, Assignment), RouteError> {
+        let (mut roster, batches) = self.look_up(plans, scratch);
+        let assignment = choose(&self.config, &mut roster, scratch, plans)?;
+        let hold = self.hold(&mut roster, batches, plans, &assignment)?;
+        if self.config.policy == Policy::KvMedia {
+            scratch.note_media(&mut roster, &assignment);
+        }
+        Ok((hold, assignment))
+    }
+
+    /// Gives a request to the workers that are chosen for its stages: who they are, what it holds of the one that answers, and of the one
+    /// that computes the prompt before.
+    fn assign_stages(
+        &self,
+        plans: &[RouteRequest<'_>],
+        splitting: Splitting,
+        scratch: &mut Scratch,
+    ) -> Result<(Stages, Hold, Option<Hold>), RouteError> {
+        let (mut roster, batches) = self.look_up(plans, scratch);
+        let stages = select::choose_stages(&self.config, &mut roster, scratch, plans, splitting)?;
+        let prefills = stages.prefills.as_ref();
+        let prefills = prefills.map(|assignment| self.hold(&mut roster, batches, plans, assignment)).transpose()?;
+        let answers = self.hold(&mut roster, batches, plans, &stages.answers)?;
+        if self.config.policy == Policy::KvMedia {
+            // Whoever answers behind a prompt of others gets no tensors and encodes nothing.
+            scratch.note_media(&mut roster, stages.prefills.as_ref().unwrap_or(&stages.answers));
+        }
+        Ok((stages, answers, prefills))
+    }
+
+    /// Finds what workers hold of a request, before the roster is locked. The number is that of the batches which had been applied then.
+    fn look_up(&self, plans: &[RouteRequest<'_>], scratch: &mut Scratch) -> (MutexGuard<'_, Roster>, u64) {
         let batches = self.batches.load(Ordering::Acquire);
         let now = self.clock.now();
         self.expire_beliefs(now);
@@ -355,7 +435,17 @@ impl Shared {
         let mut roster = self.roster();
         roster.promises.expire(now);
         roster.fade(now, self.config.weights.prefill, self.config.decoding);
-        let assignment = choose(&self.config, &mut roster, scratch, plans)?;
+        (roster, batches)
+    }
+
+    /// Gives a request to a worker, with promises of what it will hold.
+    fn hold(
+        &self,
+        roster: &mut Roster,
+        batches: u64,
+        plans: &[RouteRequest<'_>],
+        assignment: &Assignment,
+    ) -> Result<Hold, RouteError> {
         let keys = plans.get(assignment.plan).map_or(&[][..], |plan| plan.keys);
         let hold = roster.hold(assignment.seat, assignment.blocks, assignment.pending, keys, assignment.overlap);
         let hold = hold.ok_or(RouteError::NoWorker)?;
@@ -366,10 +456,7 @@ impl Shared {
                 roster.promises.confirm(assignment.seat, *key);
             }
         }
-        if self.config.policy == Policy::KvMedia {
-            scratch.note_media(&mut roster, &assignment);
-        }
-        Ok((hold, assignment))
+        Ok(hold)
     }
 
     pub(crate) fn computed(&self, id: WorkerId, hold: &mut Hold) {

@@ -1,20 +1,23 @@
 //! The choice of a worker. `docs/routing.md` has the formula of the cost.
 
 mod candidate;
+mod stages;
 
 use chiasm_kv::{BlockKey, Overlaps};
-use chiasm_types::{BlockSize, WorkerId};
+use chiasm_types::{BlockSize, Role, WorkerId};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
 use crate::config::{BusyThresholds, Policy, RouterConfig, Weights};
 use crate::error::RouteError;
-use crate::explain::{Considered, Decision, Explanation, Terms, in_blocks};
+use crate::explain::{Considered, Decision, Explanation, in_blocks};
 use crate::media_holders::ItemUse;
 use crate::roster::{Pending, Roster, Seat, Worker};
 use crate::router::{RouteItem, RouteRequest};
 use crate::worker::Knowledge;
 use candidate::{Candidate, Held, Items};
+
+pub(crate) use stages::{Stages, choose_stages};
 
 /// A worker, what it holds of the request, and what it will have to do for it.
 pub(crate) struct Assignment {
@@ -64,11 +67,11 @@ pub(crate) fn choose(
     plans: &[RouteRequest<'_>],
 ) -> Result<Assignment, RouteError> {
     let first = plans.first().ok_or(RouteError::NoWorker)?;
-    let busy = scratch.gather(config, roster, plans);
+    let busy = scratch.gather(config, roster, plans, |_| true);
     if scratch.candidates.is_empty() {
         return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
     }
-    scratch.plans.iter_mut().zip(plans).for_each(|(of_plan, plan)| of_plan.items.fill(plan.media));
+    scratch.fill_items(plans);
     let by_session = first.session.and_then(|session| scratch.of_session(roster, session));
     let (chosen, decision) = match by_session {
         Some(chosen) => (chosen, Decision::Session),
@@ -118,8 +121,7 @@ impl Scratch {
         let candidate = &self.candidates[chosen];
         let plan = candidate.plan as usize;
         let items = &self.plans[plan].items;
-        let Terms { compute, fetch, encode, .. } = candidate.terms(candidate.encode(items), 0.0);
-        let work = Terms { compute, fetch, encode, ..Terms::default() }.cost(&config.weights);
+        let work = candidate.work(candidate.encode(items), &config.weights);
         let tokens = plans[plan].prompt_tokens.saturating_sub(candidate.covered_tokens()) as u64;
         let worker = roster.at(candidate.seat).ok_or(RouteError::NoWorker)?;
         Ok(Assignment {
@@ -166,6 +168,11 @@ impl Scratch {
         }
     }
 
+    /// Finds the media items of each plan.
+    fn fill_items(&mut self, plans: &[RouteRequest<'_>]) {
+        self.plans.iter_mut().zip(plans).for_each(|(of_plan, plan)| of_plan.items.fill(plan.media));
+    }
+
     /// Room for so many plans.
     pub(crate) fn for_plans(&mut self, plans: usize) -> &mut [OfPlan] {
         if self.plans.len() < plans {
@@ -188,13 +195,19 @@ impl Scratch {
         roster.sweep_media();
     }
 
-    /// The workers that may get the request, in the order of their ids, with their overlaps and loads. Returns how many are too
-    /// busy.
-    fn gather(&mut self, config: &RouterConfig, roster: &Roster, plans: &[RouteRequest<'_>]) -> usize {
+    /// The workers of some roles that may get the request, in the order of their ids, with their overlaps and loads. Returns how many
+    /// are too busy.
+    fn gather(
+        &mut self,
+        config: &RouterConfig,
+        roster: &Roster,
+        plans: &[RouteRequest<'_>],
+        takes: impl Fn(Role) -> bool + Copy,
+    ) -> usize {
         self.candidates.clear();
         let mut busy = 0;
         for (at, plan) in plans.iter().enumerate() {
-            busy += self.gather_for(config, roster, at, plan);
+            busy += self.gather_for(config, roster, at, plan, takes);
         }
         if plans.len() > 1 {
             self.candidates.sort_unstable_by_key(|candidate| candidate.id);
@@ -208,7 +221,14 @@ impl Scratch {
     }
 
     /// The workers of one plan's class.
-    fn gather_for(&mut self, config: &RouterConfig, roster: &Roster, at: usize, plan: &RouteRequest<'_>) -> usize {
+    fn gather_for(
+        &mut self,
+        config: &RouterConfig,
+        roster: &Roster,
+        at: usize,
+        plan: &RouteRequest<'_>,
+        takes: impl Fn(Role) -> bool,
+    ) -> usize {
         let Self { plans, candidates, .. } = self;
         let overlaps = &plans[at].overlaps;
         let mut found = overlaps.found().iter().peekable();
@@ -217,7 +237,9 @@ impl Scratch {
         // The block size of nearly all.
         let (mut size, mut blocks) = (0, 0);
         let mean_lately = roster.mean_lately();
-        for (id, worker) in roster.workers().filter(|(_, worker)| worker.info.class == plan.class) {
+        for (id, worker) in
+            roster.workers().filter(|(_, worker)| worker.info.class == plan.class && takes(worker.info.role))
+        {
             while found.next_if(|(other, _)| *other < id).is_some() {}
             let overlap = found.next_if(|(other, _)| *other == id).map_or(0, |(_, overlap)| *overlap);
             while lower.next_if(|(other, _)| *other < id).is_some() {}

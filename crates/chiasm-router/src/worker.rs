@@ -1,7 +1,7 @@
 //! What is known of one worker.
 
 use chiasm_kv::WorkerIndexStats;
-use chiasm_types::{BlockSize, PlanClassId, WorkerId};
+use chiasm_types::{BlockSize, PlanClassId, Role, WorkerId};
 
 /// What is fixed about a worker while its engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct WorkerInfo {
     pub receiver_cache_elements: u64,
     /// The class whose plan of a request counts for the worker.
     pub class: PlanClassId,
+    /// Which stages of requests it computes.
+    pub role: Role,
     /// Longest prompt that leaves room for an answer, in tokens.
     pub max_prompt_tokens: usize,
     /// Embeddings of one item that the engine can always encode at once, in tokens.

@@ -8,6 +8,7 @@ mod labels;
 mod latency;
 mod media;
 mod objectives;
+mod roles;
 mod vllm_names;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use chiasm_backend::{Delivered, Finish, Transfer};
 use chiasm_otlp::ExportCounts;
-use chiasm_router::{Knowledge, WorkerSnapshot};
+use chiasm_router::{Knowledge, Reservation, WorkerSnapshot};
 use chiasm_types::WorkerId;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -36,12 +37,13 @@ use self::labels::{
 pub(crate) use self::latency::{LatencyCounts, LatencyHistogram};
 use self::objectives::ObjectiveMetrics;
 pub use self::objectives::Objectives;
+use self::roles::RoleMetrics;
 use crate::connections::ConnectionMetrics;
 use crate::cpu::CpuMetrics;
 use crate::door_metrics::DoorMetrics;
 use crate::frontend::{Frontend, LogCounts};
 use crate::openai::Usage;
-use crate::pipeline::Attempted;
+use crate::pipeline::{Attempted, PrefilledBy};
 use crate::process_metrics::ProcessMetrics;
 use crate::traces::Traces;
 
@@ -85,6 +87,7 @@ pub struct Metrics {
     found: Mutex<Found>,
     fleet: FleetMetrics,
     door: DoorMetrics,
+    roles: RoleMetrics,
     pub(crate) connections: ConnectionMetrics,
     slots: Gauge,
     /// How long work waits for the CPU pool.
@@ -129,6 +132,7 @@ impl Default for Metrics {
             found: Mutex::default(),
             fleet: FleetMetrics::default(),
             door: DoorMetrics::default(),
+            roles: RoleMetrics::default(),
             connections: ConnectionMetrics::default(),
             slots: Gauge::default(),
             cpu: CpuMetrics::default(),
@@ -236,6 +240,7 @@ impl Metrics {
         self.no_objectives.register(r);
         self.fleet.register(r);
         self.door.register(r);
+        self.roles.register(r);
         self.connections.register(r);
         r.register("request_slots", "Requests that may be in flight at once", self.slots.clone());
         self.cpu.register(r);
@@ -267,6 +272,30 @@ impl Metrics {
         self.routed.get_or_create(&WorkerLabel { worker: attempted.worker.to_string() }).inc();
         self.prompt_blocks.inc_by(attempted.total_blocks as u64);
         self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
+    }
+
+    /// A worker has computed a prompt for another one that answers.
+    pub(crate) fn prefilled(&self, by: &PrefilledBy) {
+        self.roles.prefilled(by);
+    }
+
+    /// A prompt was computed again by the worker that answers.
+    pub(crate) fn recomputed(&self) {
+        self.roles.recomputed();
+    }
+
+    /// An engine found so many leading tokens of a prompt in its cache, where so many blocks were predicted.
+    pub(crate) fn prompt_found(
+        &self,
+        reservation: &Reservation,
+        predicted: usize,
+        prompt_tokens: usize,
+        cached_tokens: usize,
+    ) {
+        let block_size = reservation.block_size.get();
+        // The engine computes the last token of a prompt in any case.
+        let most = prompt_tokens.saturating_sub(1) / block_size;
+        self.overlap_found(predicted.min(most), cached_tokens / block_size, reservation.knowledge);
     }
 
     /// An engine found so many leading blocks in its cache that were predicted to be `predicted`.

@@ -154,6 +154,8 @@ impl Drop for Line {
             media_cached = attempted.map(|it| it.delivered.cached).filter(|&items| items > 0),
             media_shm = attempted.map(|it| it.delivered.shared_memory).filter(|&items| items > 0),
             media_inline = attempted.map(|it| it.delivered.inline).filter(|&items| items > 0),
+            prefill_worker = attempted.and_then(|it| it.prefilled).map(|by| tracing::field::display(by.worker)),
+            prefill_ms = attempted.and_then(|it| it.prefilled).map(|by| milliseconds(by.took)),
             moves = attempted.map(|it| it.moves).filter(|&moves| moves > 0),
             fetch_ms = attempted.filter(|it| it.delivered != Delivered::default()).map(|it| milliseconds(it.took.fetch)),
             plan_ms = attempted.map(|it| it.took.plan).map(milliseconds),

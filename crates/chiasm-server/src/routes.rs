@@ -83,6 +83,9 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
         }
     };
     put("x-chiasm-worker", attempted.worker.to_string());
+    if let Some(by) = &attempted.prefilled {
+        put("x-chiasm-prefill-worker", by.worker.to_string());
+    }
     put("x-chiasm-overlap", format!("{}/{}", attempted.overlap_blocks, attempted.total_blocks));
     put("x-chiasm-transfer", attempted.delivered.transfer().name().to_owned());
     put("server-timing", attempted.server_timing());

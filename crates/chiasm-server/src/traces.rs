@@ -128,15 +128,26 @@ impl Traced {
             let times = (self.arrived + from, self.arrived + to.max(from));
             spans.push(Span::new(TraceId(trace), SpanId::random(), Some(SpanId(parent)), name, Kind::Internal, times));
         };
-        let Attempted { took: prepared, picked, hand_off, .. } = *attempted;
+        let Attempted { took: prepared, picked, hand_off, prefilled, .. } = *attempted;
         let planned_from = prepared.before + prepared.fetch;
         if attempted.delivered != Delivered::default() {
             part("fetch", prepared.before, planned_from);
         }
         part("plan", planned_from, planned_from + prepared.plan);
-        part("hand_off", picked, picked + hand_off);
         let first = attempted.first_token.unwrap_or(took);
-        part("prefill", picked + hand_off, first);
+        match prefilled {
+            None => {
+                part("hand_off", picked, picked + hand_off);
+                part("prefill", picked + hand_off, first);
+            }
+            // Two workers, one after the other.
+            Some(by) => {
+                let left = picked + by.took;
+                part("hand_off", picked, picked + by.hand_off);
+                part("prefill", picked + by.hand_off, left);
+                part("kv_transfer", left, first);
+            }
+        }
         if attempted.first_token.is_some() {
             part("decode", first, took);
         }
@@ -164,6 +175,9 @@ fn describe(span: &mut Span, attempted: &Attempted, over: &Over<'_>) {
     }
     span.number("gen_ai.latency.e2e", over.took.as_secs_f64());
     span.text("chiasm.worker", attempted.worker.to_string());
+    if let Some(by) = &attempted.prefilled {
+        span.text("chiasm.prefill_worker", by.worker.to_string());
+    }
     span.count("chiasm.overlap_blocks", attempted.overlap_blocks);
     span.count("chiasm.total_blocks", attempted.total_blocks);
     span.text("chiasm.transfer", attempted.delivered.transfer().name());

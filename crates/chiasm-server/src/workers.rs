@@ -42,6 +42,7 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
 fn of_router(worker: &WorkerSnapshot) -> Value {
     json!({
         "id": worker.id.to_string(),
+        "role": worker.info.role.name(),
         "knowledge": worker.knowledge.name(),
         "block_size": worker.info.block_size.get(),
         "total_blocks": worker.info.total_blocks,

@@ -12,6 +12,10 @@ impl BlockHash {
     pub(crate) fn external(self) -> u64 {
         self.0 as u64
     }
+
+    pub(crate) fn bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
 }
 
 /// Where a media item's placeholder lies in the prompt.
@@ -42,6 +46,10 @@ impl BlockChain {
     pub(crate) fn new(block_size: usize, media: Vec<MediaRange>, lora: Option<String>, salt: Option<String>) -> Self {
         let salt = salt.filter(|salt| !salt.is_empty());
         Self { block_size, media, lora, salt, hashes: Vec::new(), extra_keys: Vec::new() }
+    }
+
+    pub(crate) fn block_size(&self) -> usize {
+        self.block_size
     }
 
     pub(crate) fn hashes(&self) -> &[BlockHash] {

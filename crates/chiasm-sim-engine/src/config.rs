@@ -51,6 +51,10 @@ pub struct SimConfig {
     pub vocab_size: u32,
     /// Rules that image tensors must keep.
     pub images: ImageRules,
+    /// Whether it has a KV connector, as engines that prefill for others or decode behind them. Default false.
+    pub leaves_prompts: bool,
+    /// How long it keeps a prompt that it has left for another engine. Default 30 s, vLLM's `kv_lease_duration`.
+    pub prompt_lease: Duration,
     /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and
     /// computes a request that names one by the model alone. Default `None`.
     pub lora: Option<LoraLimits>,
@@ -157,6 +161,8 @@ impl SimConfig {
             eos: None,
             vocab_size: 151_936,
             images: ImageRules::default(),
+            leaves_prompts: false,
+            prompt_lease: Duration::from_secs(30),
             lora: None,
             plugin: true,
             verify_slots: true,

@@ -135,7 +135,9 @@ impl Core {
 
     fn handle(&mut self, work: Work, stopping: &mut bool) -> Result<(), Fatal> {
         match work {
-            Work::Add(sequence) if *stopping => self.send_aborted(sequence.client, vec![sequence.id]),
+            Work::Add(sequence) | Work::Await(sequence) if *stopping => {
+                self.send_aborted(sequence.client, vec![sequence.id])
+            }
             Work::Add(sequence) => {
                 // Within the step that begins with it, in vLLM; it dies of what it can't read, too.
                 if let (Some(loras), Some(lora)) = (&mut self.loras, &sequence.lora) {
@@ -143,6 +145,9 @@ impl Core {
                 }
                 self.scheduler.add(*sequence, self.time.now())?;
             }
+            Work::Await(sequence) => self.scheduler.wait_for_prompt(*sequence, self.time.now())?,
+            Work::Given(id, is_given) => self.scheduler.given(&id, is_given),
+            Work::LetGo(number) => self.scheduler.let_go(number),
             Work::Abort(ids) => self.scheduler.abort(&ids),
             Work::Call(call) => self.call(&call, *stopping),
             Work::Die(reason) => return Err(Fatal(reason)),

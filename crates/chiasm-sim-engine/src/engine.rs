@@ -14,6 +14,7 @@ use crate::faults::Death;
 use crate::handshake::{self, Handshake};
 use crate::intake::{Intake, Work};
 use crate::kv_publisher::KvPublisher;
+use crate::left_prompts::LeftPrompts;
 use crate::lent_slot::Alarm;
 use crate::loras::Loras;
 use crate::monotonic_time::MonotonicTime;
@@ -162,6 +163,14 @@ async fn start(
     for (address, queue) in init.addresses.outputs.into_iter().zip(queues) {
         senders.spawn(sockets::send(address, queue, lost.clone()));
     }
+    let left_prompts = match config.leaves_prompts {
+        true => {
+            let (left, listener) = LeftPrompts::bind(config.prompt_lease).await.map_err(SimError::SideChannel)?;
+            tasks.spawn(left.clone().serve(listener, work.clone()));
+            Some(left)
+        }
+        false => None,
+    };
     let intake = Intake {
         receiver_cache: receiver_cache.clone(),
         plugin: plugin.clone(),
@@ -171,6 +180,7 @@ async fn start(
         time,
         outbox: outbox.clone(),
         work,
+        left_prompts: left_prompts.clone(),
     };
     let ready = handshake::ready(config, kv_events_config).encode();
     let mut inputs = Vec::new();
@@ -187,7 +197,7 @@ async fn start(
     handshake.finish().await?;
 
     let step_log = config.step_log.as_deref().map(StepLog::create).transpose()?;
-    let scheduler = Scheduler::new(config.clone());
+    let scheduler = Scheduler::new(config.clone(), left_prompts);
     let loras = config.lora.clone().map(Loras::new);
     Ok(Core { config: config.clone(), scheduler, loras, receiver_cache, plugin, time, outbox, kv_events, step_log })
 }

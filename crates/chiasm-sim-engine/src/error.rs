@@ -20,6 +20,9 @@ pub enum SimError {
         /// The socket's error.
         source: zeromq::ZmqError,
     },
+    /// The socket for prompts that are left for other engines could not be bound.
+    #[error("could not bind a side channel for prompts: {0}")]
+    SideChannel(io::Error),
     /// The file for the moments of steps could not be made.
     #[error("could not create {path} for the moments of steps: {source}")]
     StepLog {

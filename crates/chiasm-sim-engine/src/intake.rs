@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use crate::handle::Refused;
 use crate::image::cached_bytes;
 use crate::item::Item;
+use crate::left_prompts::{self, Computed, Handed, LeftPrompts, Origin};
 use crate::lent_slot::{Alarm, LentSlot};
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
@@ -23,10 +24,16 @@ use crate::sequence::Sequence;
 /// Work for the engine's loop.
 pub(crate) enum Work {
     Add(Box<Sequence>),
+    /// A request whose prompt is got from another engine: [`Work::Given`] follows.
+    Await(Box<Sequence>),
     Abort(Vec<String>),
     Call(Utility),
     /// SIGTERM.
     Stop,
+    /// A request whose prompt was left elsewhere can be computed: whether it was had from there.
+    Given(String, bool),
+    /// The blocks of a prompt that was left are not needed any more.
+    LetGo(u64),
     /// Something was noticed that the engine must not outlive; what, in words.
     Die(String),
 }
@@ -46,6 +53,8 @@ pub(crate) struct Intake {
     pub(crate) time: MonotonicTime,
     pub(crate) outbox: Outbox,
     pub(crate) work: mpsc::UnboundedSender<Work>,
+    /// `None` without a KV connector.
+    pub(crate) left_prompts: Option<LeftPrompts>,
 }
 
 /// What the input thread's variables still refer to when a message has been dealt with.
@@ -56,6 +65,14 @@ pub(crate) struct Held {
     /// Items of what last went on to the engine's loop, vLLM's `request`. They are held until something else does; there are
     /// none if it was no ADD.
     passed_on: Vec<Item>,
+}
+
+/// A prompt that a request waits for.
+struct Getting {
+    id: String,
+    /// What it has to be.
+    wanted: Computed,
+    origin: Origin,
 }
 
 /// Why a request is not passed on.
@@ -78,21 +95,70 @@ impl Intake {
         let message = request::decode(frames).map_err(|error| error.to_string())?;
         // vLLM has one thread for all input sockets.
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut getting = None;
         let work = match message {
-            ClientMessage::Add(request) => match self.admit(*request, &mut held)? {
-                Some(sequence) => Work::Add(Box::new(sequence)),
-                None => return Ok(()),
-            },
+            ClientMessage::Add(request) => {
+                let handed = match self.handed(&request) {
+                    Ok(handed) => handed,
+                    Err(reason) => {
+                        let _ = self.work.send(Work::Die(reason));
+                        return Ok(());
+                    }
+                };
+                let Some(sequence) = self.admit(*request, &mut held)? else { return Ok(()) };
+                let (work, get) = self.hand(sequence, handed);
+                getting = get;
+                work
+            }
             ClientMessage::Abort(ids) => Work::Abort(ids),
             ClientMessage::Utility(call) => Work::Call(call),
         };
         held.passed_on = match work {
-            Work::Add(_) => held.decoded.clone(),
+            Work::Add(_) | Work::Await(_) => held.decoded.clone(),
             _ => Vec::new(),
         };
         // The loop is gone only while everything is being torn down.
         let _ = self.work.send(work);
+        getting.into_iter().for_each(|getting| self.get(getting));
         Ok(())
+    }
+
+    /// What a request asks for of its prompt beyond an answer.
+    fn handed(&self, request: &EngineCoreRequest) -> Result<Option<Handed>, String> {
+        let extra = request.sampling_params.extra_args.as_ref();
+        match (extra.and_then(|extra| extra.kv_transfer_params.as_ref()), &self.left_prompts) {
+            (Some(params), Some(_)) => Handed::read(params),
+            // vLLM warns, and goes on without.
+            (Some(_), None) | (None, _) => Ok(None),
+        }
+    }
+
+    /// A request that is to leave its prompt, or to get it from elsewhere first: what is to be done once it has been passed on.
+    fn hand(&self, mut sequence: Sequence, handed: Option<Handed>) -> (Work, Option<Getting>) {
+        match handed {
+            None => (Work::Add(Box::new(sequence)), None),
+            Some(Handed::Leave) => {
+                sequence.left_as = self.left_prompts.as_ref().map(LeftPrompts::number);
+                (Work::Add(Box::new(sequence)), None)
+            }
+            Some(Handed::Get(origin)) => {
+                let (id, wanted) = (sequence.id.clone(), sequence.computed());
+                (Work::Await(Box::new(sequence)), Some(Getting { id, wanted, origin }))
+            }
+        }
+    }
+
+    /// Gets a prompt from another engine, for a request that waits for it.
+    fn get(&self, Getting { id, wanted, origin }: Getting) {
+        let work = self.work.clone();
+        tokio::spawn(async move {
+            let got = left_prompts::get(&origin).await;
+            // vLLM would go on with the keys and values of another prompt, in silence.
+            let _ = work.send(match got {
+                Some(got) if got != wanted => Work::Die(format!("request {id} got another prompt than its own")),
+                got => Work::Given(id, got.is_some()),
+            });
+        });
     }
 
     fn admit(&self, mut request: EngineCoreRequest, held: &mut Held) -> Result<Option<Sequence>, String> {

@@ -31,9 +31,10 @@
 //! | caches | `cache_events` (on `block_chain`), `receiver_cache`; batches, the KV cache and that of encoded images are `chiasm-engine-model`'s |
 //! | adapters | `loras`: which are loaded; that a step uses at most so many of them is not simulated |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
+//! | other engines | `left_prompts`: prompts that one computes for another |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
-//! Not simulated: pooling, structured outputs, speculative decoding, KV connectors, priority scheduling, and the
+//! Not simulated: pooling, structured outputs, speculative decoding, the time that a prompt takes to another engine, priority scheduling, and the
 //! one step by which vLLM's asynchronous scheduling runs ahead.
 #![forbid(unsafe_code)]
 
@@ -52,6 +53,7 @@ mod image;
 mod intake;
 mod item;
 mod kv_publisher;
+mod left_prompts;
 mod lent_slot;
 mod logprobs;
 mod loras;

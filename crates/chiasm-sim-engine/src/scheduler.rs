@@ -13,6 +13,7 @@ use crate::block_chain::BlockHash;
 use crate::cache_events::CacheEvents;
 use crate::config::SimConfig;
 use crate::item::Item;
+use crate::left_prompts::LeftPrompts;
 use crate::lent_slot::CheckedSlots;
 use crate::logprobs;
 use crate::pace::StepWork;
@@ -30,6 +31,8 @@ pub(crate) struct Scheduler {
     batch: Batch<Executor>,
     executor: Executor,
     ids: HashSet<String>,
+    /// Requests whose prompts are got from other engines.
+    awaiting: Vec<Sequence>,
     /// Requests ended since the last step: the engine takes one more step for them, even with nothing to compute.
     ended: bool,
     /// Items of requests that ended since the last step. The worker has them, too, and hears of the end with the next step
@@ -51,10 +54,11 @@ struct Executor {
     images: usize,
     /// Slots that the current step has looked at.
     checked: CheckedSlots,
+    left_prompts: Option<LeftPrompts>,
 }
 
 impl Scheduler {
-    pub(crate) fn new(config: Arc<SimConfig>) -> Self {
+    pub(crate) fn new(config: Arc<SimConfig>, left_prompts: Option<LeftPrompts>) -> Self {
         let limits = BatchLimits {
             max_running: config.max_num_seqs,
             max_batched_tokens: config.max_num_batched_tokens,
@@ -73,7 +77,9 @@ impl Scheduler {
                 now: 0.0,
                 images: 0,
                 checked: CheckedSlots::default(),
+                left_prompts,
             },
+            awaiting: Vec::new(),
             ids: HashSet::new(),
             ended: false,
             leaving: Vec::new(),
@@ -91,13 +97,47 @@ impl Scheduler {
     /// # Errors
     /// The id is already in use.
     pub(crate) fn add(&mut self, mut sequence: Sequence, now: f64) -> Result<(), Fatal> {
+        self.take_note(&mut sequence, now)?;
+        self.queue(sequence);
+        Ok(())
+    }
+
+    /// Adds a request whose prompt is on its way from another engine.
+    ///
+    /// # Errors
+    /// The id is already in use.
+    pub(crate) fn wait_for_prompt(&mut self, mut sequence: Sequence, now: f64) -> Result<(), Fatal> {
+        self.take_note(&mut sequence, now)?;
+        self.awaiting.push(sequence);
+        Ok(())
+    }
+
+    /// A prompt has come from another engine, or can't be had any more, and is computed here. Requests that have ended are passed over.
+    pub(crate) fn given(&mut self, id: &str, is_given: bool) {
+        let Some(at) = self.awaiting.iter().position(|sequence| sequence.id == id) else { return };
+        let mut sequence = self.awaiting.swap_remove(at);
+        sequence.given = if is_given { sequence.prompt } else { 0 };
+        self.queue(sequence);
+    }
+
+    /// A prompt that was left is not needed any more.
+    pub(crate) fn let_go(&mut self, number: u64) {
+        self.batch.let_go(number);
+        // The next step tells what is in use.
+        self.ended = true;
+    }
+
+    fn take_note(&mut self, sequence: &mut Sequence, now: f64) -> Result<(), Fatal> {
         if !self.ids.insert(sequence.id.clone()) {
             return Err(Fatal(format!("duplicate request id {}", sequence.id)));
         }
         sequence.record(Moment::Queued, now);
+        Ok(())
+    }
+
+    fn queue(&mut self, sequence: Sequence) {
         let (prompt, items_end) = (sequence.prompt, sequence.items_end());
         self.batch.add(Scheduled::new(sequence, prompt, items_end));
-        Ok(())
     }
 
     /// Forgets these requests without a word. Unknown ids are ignored.
@@ -121,7 +161,8 @@ impl Scheduler {
 
     /// Ends the first request for which `is` holds; its client and its id.
     fn remove(&mut self, is: impl Fn(&Sequence) -> bool) -> Option<(u32, String)> {
-        let sequence = self.batch.remove(is)?;
+        let awaiting = self.awaiting.iter().position(&is).map(|at| self.awaiting.swap_remove(at));
+        let sequence = awaiting.or_else(|| self.batch.remove(is))?;
         let client = sequence.client;
         Some((client, self.end(sequence)))
     }
@@ -158,8 +199,16 @@ impl Scheduler {
     pub(crate) fn update(&mut self, now: f64) -> Vec<ClientOutputs> {
         let config = &self.executor.config;
         let mut outputs = StepOutputs::new(u32::from(config.rank), now);
+        let left_prompts = self.executor.left_prompts.as_ref();
         let ended = self.batch.advance(|running| {
-            let output = sample(running, config);
+            let mut output = sample(running, config);
+            if output.finish_reason.is_some()
+                && let (Some(left), Some(number)) = (left_prompts, running.request.left_as)
+            {
+                let sequence = &running.request;
+                let blocks = sequence.prompt.div_ceil(config.block_size.get());
+                output.kv_transfer_params = Some(left.leave(&sequence.id, number, sequence.computed(), blocks));
+            }
             let is_last = output.finish_reason.is_some();
             outputs.push(running.request.client, output);
             is_last
@@ -256,6 +305,14 @@ impl BatchEngine for Executor {
 
     fn reads_prefix_cache(sequence: &Sequence) -> bool {
         sequence.reads_prefix_cache()
+    }
+
+    fn given(sequence: &Sequence) -> usize {
+        sequence.given
+    }
+
+    fn kept_as(sequence: &Sequence) -> Option<u64> {
+        sequence.left_as
     }
 
     fn look(&mut self, sequence: &mut Sequence) -> Result<(), Fatal> {

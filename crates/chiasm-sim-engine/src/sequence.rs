@@ -10,6 +10,7 @@ use crate::block_chain::{BlockChain, MediaRange};
 use crate::config::SimConfig;
 use crate::image::{self, SeenItem};
 use crate::item::Item;
+use crate::left_prompts::Computed;
 use crate::reply::{self, Answer};
 
 /// A request that waits or runs.
@@ -25,6 +26,10 @@ pub(crate) struct Sequence {
     pub(crate) media: Vec<Media>,
     pub(crate) chain: BlockChain,
     pub(crate) lora: Option<Arc<LoraRequest>>,
+    /// The number under which its blocks are kept when it has ended, if its prompt is left for another engine.
+    pub(crate) left_as: Option<u64>,
+    /// Leading tokens whose keys and values came from another engine.
+    pub(crate) given: usize,
     /// What the engine saw, once the request has been looked at.
     seen: Option<Vec<SeenItem>>,
     answer: Option<Answer>,
@@ -81,6 +86,8 @@ impl Sequence {
             media: media.collect(),
             chain,
             lora: request.lora_request,
+            left_as: None,
+            given: 0,
             seen: None,
             answer: None,
             prefill: Some(PrefillStats::default()),
@@ -95,6 +102,13 @@ impl Sequence {
             .map(|media| media.placeholder.offset.saturating_add(media.placeholder.length))
             .max()
             .unwrap_or(0)
+    }
+
+    /// What stands for its prompt's keys and values.
+    pub(crate) fn computed(&self) -> Computed {
+        let blocks = self.prompt / self.chain.block_size();
+        let rest: Vec<u32> = self.tokens[blocks * self.chain.block_size()..self.prompt].iter().map(|id| id.0).collect();
+        Computed::of(&self.chain.hashes()[..blocks], &rest)
     }
 
     /// Tokens generated so far.
@@ -149,7 +163,8 @@ impl Sequence {
                 num_prompt_tokens: self.prompt as u64,
                 num_computed_tokens: (self.prompt - cached) as u64,
                 num_cached_tokens: cached as u64,
-                num_local_cached_tokens: cached as u64,
+                num_local_cached_tokens: cached.saturating_sub(self.given) as u64,
+                num_external_cached_tokens: self.given.min(cached) as u64,
                 ..PrefillStats::default()
             };
         }

@@ -157,6 +157,7 @@ fn worker_info(scenario: &Scenario) -> WorkerInfo {
         // Raw values, a byte each.
         receiver_cache_elements: model.receiver_cache_bytes,
         class: PlanClassId(0),
+        role: chiasm_types::Role::Aggregated,
         max_prompt_tokens: usize::MAX,
         max_encoder_tokens: usize::MAX,
     }

@@ -12,6 +12,7 @@
 //! | [`Dtype`] | element type of a tensor |
 //! | [`TensorField`] | how an engine joins a tensor with those of other items |
 //! | [`Modality`] | image, video, audio, or what a model's own processor brings |
+//! | [`Role`] | which stages of a request a worker computes |
 //! | [`VllmVersion`] | the release number of an engine's vLLM |
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ mod mm_hash;
 mod modality;
 mod placeholder;
 mod plan_class_id;
+mod role;
 mod tensor_field;
 mod token;
 mod vllm_version;
@@ -32,6 +34,7 @@ pub use mm_hash::{MmHash, ParseMmHashError};
 pub use modality::Modality;
 pub use placeholder::Placeholder;
 pub use plan_class_id::PlanClassId;
+pub use role::Role;
 pub use tensor_field::TensorField;
 pub use token::{TokenId, TokenRun};
 pub use vllm_version::VllmVersion;

@@ -7,7 +7,7 @@ use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
     PlanClass, VllmItems,
 };
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
 use crate::gauges;
@@ -117,6 +117,7 @@ impl Found {
                 keys: KeyScheme::Chiasm,
                 block_size: self.block_size,
             },
+            role: Role::Aggregated,
             max_model_len: self.max_model_len,
             // It does not tell, and refuses by itself what is too large for a step.
             max_batched_tokens: self.max_model_len,

@@ -5,7 +5,7 @@ use chiasm_backend::{
     Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource, Lacks, Locality,
     MediaForm, PlaceholderForm, PlanClass, VllmItems,
 };
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, Role};
 use futures_util::stream::{self, StreamExt};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
@@ -73,6 +73,7 @@ impl FoundPlain {
                 keys: KeyScheme::Text,
                 block_size: BLOCK_SIZE,
             },
+            role: Role::Aggregated,
             max_model_len: self.max_model_len.unwrap_or(ANY_LENGTH),
             max_batched_tokens: ANY_LENGTH,
             max_running: 0,

@@ -14,6 +14,7 @@ mod media;
 mod processor;
 #[cfg(test)]
 mod reference;
+mod roles;
 mod routing;
 mod simulate;
 mod traces;
@@ -41,6 +42,7 @@ pub(crate) use limits::LimitArgs;
 pub(crate) use lora::LoraArgs;
 pub(crate) use media::MediaArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
+pub(crate) use roles::{AttachArg, EngineCounts, RoleArgs};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;
@@ -168,6 +170,8 @@ pub(crate) struct ServeArgs {
     pub(crate) traces: TraceArgs,
     #[command(flatten, next_help_heading = "Engines")]
     pub(crate) engines: EngineArgs,
+    #[command(flatten, next_help_heading = "Roles")]
+    pub(crate) roles: RoleArgs,
     #[command(flatten, next_help_heading = "Other machines")]
     pub(crate) agents: AgentArgs,
     #[command(flatten, next_help_heading = "LoRA")]
@@ -230,6 +234,12 @@ pub(crate) struct SimArgs {
     /// Takes LoRA adapters, as with --lora-modules
     #[arg(long)]
     pub(crate) sim_lora: bool,
+    /// Has a KV connector, as engines with roles (chiasm sim-engine; those of chiasm serve have it by their roles)
+    #[arg(long)]
+    pub(crate) sim_kv_connector: bool,
+    /// Seconds for which it keeps a prompt that it has left for another engine
+    #[arg(long, default_value = "30", value_parser = some_seconds)]
+    pub(crate) sim_prompt_lease: Duration,
     /// Publishes no KV events
     #[arg(long)]
     pub(crate) sim_no_kv_events: bool,
@@ -363,7 +373,7 @@ mod tests {
     fn vllm_flags_come_after_two_dashes() {
         let cli = Cli::parse_from(["chiasm", "serve", "m", "--engines", "2", "--", "--dtype", "float32"]);
         let Command::Serve(args) = cli.command else { panic!("serve") };
-        assert_eq!(args.engines.engines, Some(2));
+        assert_eq!(args.engines.engines, Some(EngineCounts::aggregated(2)));
         assert_eq!(args.vllm_args, ["--dtype", "float32"]);
     }
 
@@ -373,7 +383,7 @@ mod tests {
         let Ok(Cli { command: Command::Agent(args) }) = read(&["--sim", "2", "--mm-transfer", "inline"]) else {
             panic!("agent")
         };
-        assert_eq!((args.engines.sim, args.port), (Some(2), 8100));
+        assert_eq!((args.engines.sim, args.port), (Some(EngineCounts::aggregated(2)), 8100));
         let Ok(Cli { command: Command::Serve(args) }) = Cli::read(["chiasm", "serve", "m"]) else { panic!("serve") };
         assert_eq!(args.port, 8000);
         for (flag, value) in [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")] {

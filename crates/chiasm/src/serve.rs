@@ -20,11 +20,12 @@ use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
 use chiasm_sim_engine::SimConfig;
+use chiasm_types::Role;
 use chiasm_upstream::UpstreamConnector;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::cli::{ServeArgs, UpstreamArg};
+use crate::cli::{AttachArg, EngineCounts, ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
@@ -215,6 +216,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         format: format_policy(args, &flags, &model),
         arena: arena_policy(args, takes_media),
         processor: model.processor(),
+        role: Role::Aggregated,
     };
     let loras = lora::prepare(args, &model.name).await?;
     let mut connectors = connectors(args, &model, &options, &loras)?;
@@ -229,7 +231,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         door,
         patience,
         connectors,
-        router: router_config(&args.routing),
+        router: RouterConfig { stages: args.roles.weights(), ..router_config(&args.routing) },
         limits: limits(args),
         adapters: loras.adapters,
         helper,
@@ -314,18 +316,23 @@ fn connectors(
     loras: &Loras,
 ) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let engines = &args.engines;
-    if let Some(count) = engines.sim {
+    let of_role = |role| EngineOptions { role, ..options.clone() };
+    if let Some(counts) = &engines.sim {
         let config = SimConfig {
             receiver_cache_bytes: receiver_cache_bytes(args),
             ..sim_config(&args.sim_args, Some(model), model.vision.is_some().then_some(options.format))
         };
         let config = SimConfig { lora: loras.of_sim.clone().or(config.lora), ..config };
-        return Ok((0..count).map(|_| connector(SimHost::new(config.clone()), options)).collect());
+        let sim =
+            |role| SimConfig { leaves_prompts: config.leaves_prompts || role != Role::Aggregated, ..config.clone() };
+        return Ok(counts.roles().map(|role| connector(SimHost::new(sim(role)), &of_role(role))).collect());
     }
     if !engines.attach.is_empty() {
         let state = state_folder::open(engines.state_dir.as_deref())?;
-        let attached = engines.attach.iter().map(AttachHost::new);
-        return Ok(attached.map(|host| remembering(host, options, state.as_ref(), model)).collect());
+        let attached = |AttachArg { role, handshake }: &AttachArg| {
+            remembering(AttachHost::new(handshake), &of_role(*role), state.as_ref(), model)
+        };
+        return Ok(engines.attach.iter().map(attached).collect());
     }
     let state = match engines.keep_engines {
         Some(_) => Some(state_folder::required(engines.state_dir.as_deref())?),
@@ -336,31 +343,48 @@ fn connectors(
         tracing::debug!(ended, "forgot engines that had ended without a frontend");
     }
     let has_others = args.agents.has_agents() || !engines.upstream.is_empty();
-    let launched = engines.engines.unwrap_or(if has_others { 0 } else { 1 });
-    (0..launched)
-        .map(|index| {
-            let gpus = engines.gpus_per_engine.map(|count| {
-                let first = if engines.share_gpu { 0 } else { index * count };
-                (first..first + count).collect()
-            });
-            let handshake_port = match engines.engine_port {
-                None => 0,
-                Some(first) => u16::try_from(u32::from(first) + index)
-                    .map_err(|_| CliError::Usage(format!("--engine-port {first} leaves no port for engine {index}")))?,
-            };
-            let host = LaunchHost {
-                vllm: engines.vllm.clone(),
-                model: args.model.clone(),
-                extra_args: [vllm_args(args, model.answers.engine_parser()), loras.engine_args.clone()].concat(),
-                gpus,
-                receiver_cache_gb: receiver_cache_gb(args),
-                handshake_port,
-                keep: engines.keep_engines,
-            };
+    let none_said = || EngineCounts::aggregated(if has_others { 0 } else { 1 });
+    let launched = engines.engines.clone().unwrap_or_else(none_said);
+    (0..)
+        .zip(launched.roles())
+        .map(|(index, role)| {
+            let host = launch_host(args, model, loras, index, role)?;
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
-            Ok(remembering(host, options, state.as_ref(), model))
+            Ok(remembering(host, &of_role(role), state.as_ref(), model))
         })
         .collect()
+}
+
+/// What launches the engine of this number.
+fn launch_host(
+    args: &ServeArgs,
+    model: &ServedModel,
+    loras: &Loras,
+    index: u32,
+    role: Role,
+) -> Result<LaunchHost, CliError> {
+    let engines = &args.engines;
+    let gpus = engines.gpus_per_engine.map(|count| {
+        let first = if engines.share_gpu { 0 } else { index * count };
+        (first..first + count).collect()
+    });
+    let handshake_port = match engines.engine_port {
+        None => 0,
+        Some(first) => u16::try_from(u32::from(first) + index)
+            .map_err(|_| CliError::Usage(format!("--engine-port {first} leaves no port for engine {index}")))?,
+    };
+    let of_all = vllm_args(args, model.answers.engine_parser());
+    Ok(LaunchHost {
+        vllm: engines.vllm.clone(),
+        model: args.model.clone(),
+        extra_args: of_all.into_iter().chain(loras.engine_args.iter().cloned()).chain(args.roles.of(role)).collect(),
+        gpus,
+        receiver_cache_gb: receiver_cache_gb(args),
+        handshake_port,
+        role,
+        kv_connector: args.roles.kv_connector.clone(),
+        keep: engines.keep_engines,
+    })
 }
 
 /// The connectors of servers that somebody else runs.

@@ -40,6 +40,8 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
         config.block_size = block_size;
     }
     config.plugin = !args.sim_no_plugin;
+    config.leaves_prompts = args.sim_kv_connector;
+    config.prompt_lease = args.sim_prompt_lease;
     config.lora = args.sim_lora.then(LoraLimits::default);
     config.kv_events =
         (!args.sim_no_kv_events).then(|| KvEvents { buffer_steps: args.sim_replay_batches, ..KvEvents::default() });

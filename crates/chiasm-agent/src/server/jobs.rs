@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use chiasm_backend::{Input, Job, JobError, RunningJob};
+use chiasm_backend::{Input, Job, JobError, RunningJob, Stage};
 use chiasm_server::fleet::Worker;
 use chiasm_server::{CheckedJob, MachineMedia};
 use futures_util::Stream;
@@ -181,6 +181,7 @@ async fn run_to_end(
         priority,
         trace,
         reasoning,
+        stage: Stage::Whole,
     };
     let mut running = worker.backend.start(Arc::new(job)).await?;
     let (stop, mut stops) = mpsc::unbounded_channel();

@@ -27,6 +27,9 @@ struct Request {
     family: u32,
     prompt: usize,
     len: usize,
+    /// Tokens that another engine has computed.
+    given: usize,
+    kept_as: Option<u64>,
 }
 
 impl BatchEngine for Notes {
@@ -40,6 +43,14 @@ impl BatchEngine for Notes {
             true => (request.family, block),
             false => (1000 + request.id, block),
         }
+    }
+
+    fn given(request: &Request) -> usize {
+        request.given
+    }
+
+    fn kept_as(request: &Request) -> Option<u64> {
+        request.kept_as
     }
 
     fn encode(&mut self, request: &mut Request, tokens: Range<usize>, _: bool) -> Result<bool, Infallible> {
@@ -85,7 +96,12 @@ impl Bench {
 
     /// Its id is the number of requests before it.
     fn add(&mut self, family: u32, prompt: usize, answer: usize) {
-        let request = Request { id: self.next, family, prompt, len: prompt + answer };
+        self.add_handed(family, prompt, answer, 0, None);
+    }
+
+    /// A request that is handed from one engine to another.
+    fn add_handed(&mut self, family: u32, prompt: usize, answer: usize, given: usize, kept_as: Option<u64>) {
+        let request = Request { id: self.next, family, prompt, len: prompt + answer, given, kept_as };
         self.next += 1;
         self.batch.add(Scheduled::new(request, prompt, prompt));
     }
@@ -140,6 +156,48 @@ fn long_prompts_are_computed_in_chunks_beside_those_who_decode() {
     assert_eq!(bench.batch.cache().free(), 100);
     // From the end of its items on, nothing of a request is encoded.
     assert_eq!(bench.notes.encoded, [(0, 0..6), (1, 0..4), (1, 4..13), (1, 13..20)]);
+}
+
+#[test]
+fn of_a_prompt_that_is_given_the_last_token_is_computed_and_others_find_the_rest() {
+    let mut bench = Bench::new(100, 8, 100);
+    bench.add_handed(1, 12, 3, 12, None);
+    assert_eq!(bench.step(), (vec![(0, 1)], vec![]));
+    assert_eq!(bench.notes.admitted, [(0, 11)]);
+    assert_eq!(bench.notes.findable.len(), 3);
+    // What is here already is not overwritten, and what was given to one is found by the next.
+    bench.add(1, 12, 1);
+    bench.add_handed(1, 12, 1, 12, None);
+    assert_eq!(bench.step(), (vec![(0, 1), (1, 4), (2, 1)], vec![1, 2]));
+}
+
+#[test]
+fn a_prompt_that_is_given_is_computed_after_its_blocks_were_given_back() {
+    let mut bench = Bench::new(6, 8, 100);
+    bench.add(1, 12, 9);
+    bench.add_handed(2, 11, 9, 11, None);
+    assert_eq!(bench.step(), (vec![(0, 12), (1, 1)], vec![]));
+    while bench.notes.preempted.is_empty() {
+        bench.step();
+    }
+    while bench.notes.admitted.len() < 3 {
+        bench.step();
+    }
+    let (id, cached) = bench.notes.admitted[2];
+    assert!(id == 1 && cached < 11, "{cached}");
+}
+
+#[test]
+fn blocks_that_are_kept_are_given_back_when_they_are_let_go_of() {
+    let mut bench = Bench::new(6, 8, 100);
+    bench.add_handed(1, 12, 1, 0, Some(7));
+    assert_eq!(bench.step(), (vec![(0, 12)], vec![0]));
+    assert_eq!(bench.batch.cache().free(), 3);
+    assert!(!bench.batch.reset_cache());
+    bench.batch.let_go(8);
+    assert_eq!(bench.batch.cache().free(), 3);
+    bench.batch.let_go(7);
+    assert_eq!(bench.batch.cache().free(), 6);
 }
 
 #[test]

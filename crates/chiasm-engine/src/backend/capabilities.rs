@@ -7,7 +7,7 @@ use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
     PlanClass, TensorFormat, VllmItems,
 };
-use chiasm_types::{BlockSize, Dtype};
+use chiasm_types::{BlockSize, Dtype, Role};
 
 use super::connector::FormatPolicy;
 use crate::wire::EngineReady;
@@ -20,6 +20,7 @@ pub(super) struct Beyond {
     pub(super) locality: Locality,
     pub(super) has_arena: bool,
     pub(super) receiver_cache_bytes: u64,
+    pub(super) role: Role,
 }
 
 /// The capabilities of an engine that has just said what it became. `Err` says why it can't be used.
@@ -35,6 +36,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
             keys: KeyScheme::Chiasm,
             block_size,
         },
+        role: beyond.role,
         engine,
         max_model_len: ready.max_model_len,
         max_batched_tokens: ready.max_num_batched_tokens as usize,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver};
-use chiasm_types::{VllmVersion, WorkerId};
+use chiasm_types::{Role, VllmVersion, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::arena_policy::ArenaPolicy;
@@ -54,6 +54,8 @@ pub struct EngineOptions {
     pub arena: ArenaPolicy,
     /// The processor that makes its tensors, with all settings: a part of its plan class.
     pub processor: Arc<[u8]>,
+    /// Which stages of requests it is given; whoever starts it has told it so.
+    pub role: Role,
 }
 
 /// Connects to the engines of one worker, one after the other.
@@ -125,7 +127,7 @@ impl EngineConnector {
         observer: Arc<dyn MediaObserver>,
         client: &EngineClient,
     ) -> Result<EngineBackend, ConnectError> {
-        let EngineOptions { client: options, format, arena, processor, .. } = &self.options;
+        let EngineOptions { client: options, format, arena, processor, role, .. } = &self.options;
         let ready = client.info();
         let unsuitable = |why: String| ConnectError::new(format!("it does not fit: {why}"));
         let format = capabilities::format(ready, *format).map_err(unsuitable)?;
@@ -137,6 +139,7 @@ impl EngineConnector {
             locality: capabilities::locality(over_unix_sockets, client.peer()),
             has_arena: client.arena().is_some(),
             receiver_cache_bytes: options.receiver_cache_bytes.unwrap_or(0),
+            role: *role,
         };
         let capabilities = capabilities::of(ready, beyond).map_err(unsuitable)?;
         let wants_arena = arena.bytes().is_some();

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chiasm_backend::{Activity, ConnectError};
-use chiasm_types::WorkerId;
+use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::host::{EngineHost, KeptAs, RunningEngine};
-use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LaunchSpec};
+use super::kv_connector::KvConnector;
+use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LaunchSpec, free_ports};
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
@@ -37,6 +38,10 @@ pub struct LaunchHost {
     pub receiver_cache_gb: f64,
     /// The loopback port where it says hello; 0 for a free one at each start.
     pub handshake_port: u16,
+    /// Which stages of requests the engine computes.
+    pub role: Role,
+    /// How it hands keys and values to others, if its role has it do so.
+    pub kv_connector: KvConnector,
     /// How long an engine outlives this process and waits for another frontend; `None` for engines that end with it.
     pub keep: Option<Duration>,
 }
@@ -45,8 +50,9 @@ impl LaunchHost {
     /// A name that engines have which were launched by the same command, wherever they listen.
     fn command_name(&self) -> String {
         let Self { vllm, model, extra_args, gpus, receiver_cache_gb, .. } = self;
+        let kv_transfer = self.kv_connector.config(self.role);
         let model = model.canonicalize().unwrap_or_else(|_| model.clone());
-        let command = format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb}");
+        let command = format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}");
         let digest = blake3::hash(command.as_bytes()).to_hex();
         let model = model.file_name().unwrap_or_default().to_string_lossy();
         format!("{model}-{}", &digest[..8])
@@ -59,6 +65,7 @@ impl LaunchHost {
     fn spec(&self, name: &str, handshake: &str) -> LaunchSpec {
         LaunchSpec {
             receiver_cache_gb: self.receiver_cache_gb,
+            kv_transfer: self.kv_connector.config(self.role),
             extra_args: self.extra_args.clone(),
             gpus: self.gpus.clone(),
             ..LaunchSpec::new(name, &self.vllm, &self.model, handshake)
@@ -101,7 +108,11 @@ impl EngineHost for LaunchHost {
             keep: self.keep(sockets),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
-        let launched = spec.launch().map_err(ConnectError::new).map(|process| {
+        let with_ports = || match spec.kv_transfer.is_some() {
+            true => Ok(LaunchSpec { env: self.kv_connector.env(free_ports::<1>()?[0]), ..spec }),
+            false => Ok(spec),
+        };
+        let launched = with_ports().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {
             tracing::info!(%worker, process_group = process.pid(), "engine process started");
             Box::new(Process(process)) as Box<dyn RunningEngine>
         });
@@ -179,6 +190,8 @@ mod tests {
             gpus: None,
             receiver_cache_gb: 4.0,
             handshake_port: port,
+            role: Role::Aggregated,
+            kv_connector: KvConnector::Nixl,
             keep: Some(Duration::from_secs(1)),
         };
         let name = |host: LaunchHost| match host.kept_as() {

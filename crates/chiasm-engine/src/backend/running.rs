@@ -5,16 +5,20 @@ use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::{
-    Content, Death, Delivered, Finish, Job, JobError, Output, Prefill, PromptLogprobs, RunningJob, TokenLogprob,
+    Content, Death, Delivered, Finish, Job, JobError, Left, Output, Prefill, PromptLogprobs, RunningJob, Stage,
+    TokenLogprob,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::media::{Tensors, Wanted};
-use super::{Engine, adapters, sampling};
+use super::{Engine, adapters, sampling, stage};
 use crate::client::OutputStream;
 use crate::error::EngineError;
-use crate::wire::{EngineCoreOutput, EngineCoreRequest, FinishReason, Logprobs, LoraRequest, RequestError, StopReason};
+use crate::wire::{
+    EngineCoreOutput, EngineCoreRequest, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams,
+    StopReason,
+};
 
 /// Times that one continuation is sent again because the engine lacked media items. More would mean a fault of ours.
 const MAX_MISSES: usize = 2;
@@ -26,6 +30,8 @@ pub(super) struct RunningEngineJob {
     sender: Sender,
     /// The continuation whose output is looked for first: none may starve the others.
     next: usize,
+    /// What a job that prefills has left.
+    left: Option<Left>,
 }
 
 struct Continuation {
@@ -48,7 +54,8 @@ impl RunningEngineJob {
     /// Sends one request per continuation, with the media items that the engine lacks.
     pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
         let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
-        let sender = Sender { engine, job, prompt, lora };
+        let extra_args = stage::extra_args(&job.stage)?;
+        let sender = Sender { engine, job, prompt, lora, extra_args };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
         let continuations = streams.into_iter().map(|stream| Continuation {
             delivered: delivered(&stream),
@@ -58,7 +65,7 @@ impl RunningEngineJob {
             unread: false,
         });
         let continuations: Vec<_> = continuations.collect();
-        Ok(Self { continuations, sender, next: 0 })
+        Ok(Self { continuations, sender, next: 0, left: None })
     }
 
     /// The next output of one continuation. `Ready(None)` if it has ended.
@@ -160,6 +167,9 @@ impl RunningEngineJob {
         if finish.is_some() {
             continuation.state = State::Ended;
         }
+        if self.sender.job.stage == Stage::Prefill {
+            self.left = self.left.take().or_else(|| output.kv_transfer_params.as_ref().and_then(stage::left));
+        }
         let top = self.sender.job.sampling.logprobs;
         let logprobs = top.map(|top| {
             output.new_logprobs.as_ref().map(|logprobs| top_logprobs(logprobs, top as usize)).unwrap_or_default()
@@ -205,6 +215,10 @@ impl RunningJob for RunningEngineJob {
         self.continuations.iter().for_each(|continuation| all += continuation.delivered);
         all
     }
+
+    fn left(&mut self) -> Option<Left> {
+        self.left.take()
+    }
 }
 
 /// Sends continuations of one job.
@@ -214,6 +228,7 @@ struct Sender {
     job: Arc<Job>,
     prompt: Arc<Vec<TokenId>>,
     lora: Option<Arc<LoraRequest>>,
+    extra_args: Option<ExtraArgs>,
 }
 
 impl Sender {
@@ -234,7 +249,10 @@ impl Sender {
                         request_id: format!("{id}-{choice}"),
                         prompt_token_ids: self.prompt.clone(),
                         mm_features: features.clone(),
-                        sampling_params: sampling::params(&job.sampling, choice),
+                        sampling_params: SamplingParams {
+                            extra_args: self.extra_args.clone(),
+                            ..sampling::params(&job.sampling, choice)
+                        },
                         arrival_time: SystemTime::now()
                             .duration_since(UNIX_EPOCH)
                             .map_or(0.0, |since| since.as_secs_f64()),

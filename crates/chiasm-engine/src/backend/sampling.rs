@@ -36,5 +36,6 @@ pub(super) fn params(sampling: &Sampling, choice: usize) -> SamplingParams {
         repetition_detection: sampling.repetition.map(|Repetition { max_pattern, min_pattern, count }| {
             RepetitionDetection { max_pattern_size: max_pattern, min_pattern_size: min_pattern, min_count: count }
         }),
+        extra_args: None,
     }
 }

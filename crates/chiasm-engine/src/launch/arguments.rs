@@ -24,9 +24,14 @@ const OWNED: [(&str, &str); 16] = [
     ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
 
+/// What belongs to Chiasm where engines have roles.
+const KV_TRANSFER: (&str, &str) = ("--kv-transfer-config*", "Chiasm sets it for each role, see --kv-connector");
+
 pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     for arg in &spec.extra_args {
-        if let Some(instead) = owned(arg) {
+        let (flag, instead) = KV_TRANSFER;
+        let of_role = || (spec.kv_transfer.is_some() && is_flag(arg, flag)).then_some(instead);
+        if let Some(instead) = owned(arg).or_else(of_role) {
             return Err(EngineError::OwnedFlag { flag: arg.clone(), instead });
         }
     }
@@ -48,6 +53,9 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
         });
         flag("--kv-events-config", config.to_string());
     }
+    if let Some(config) = &spec.kv_transfer {
+        flag("--kv-transfer-config", config.to_string());
+    }
     arguments.push("--enable-prefix-caching".to_owned());
     arguments.extend(spec.extra_args.iter().cloned());
     Ok(arguments)
@@ -57,17 +65,21 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
 ///
 /// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse, abbreviations.
 fn owned(arg: &str) -> Option<&'static str> {
+    OWNED.iter().find(|(owned, _)| is_flag(arg, owned)).map(|&(_, instead)| instead)
+}
+
+/// Whether this argument is a flag, in any spelling; one ending in `*` stands for all that start so.
+fn is_flag(arg: &str, flag: &str) -> bool {
     let name = arg.split(['=', '.']).next().unwrap_or_default().replace('_', "-");
     if !name.starts_with('-') || name.len() < 3 {
-        return None;
+        return false;
     }
-    let matches = |owned: &str| match owned.strip_suffix('*') {
+    match flag.strip_suffix('*') {
         Some(start) => {
             name.starts_with(start) || (name.starts_with("--") && name.len() > 3 && start.starts_with(&name))
         }
-        None => owned == name || (name.starts_with("--") && name.len() > 3 && owned.starts_with(&name)),
-    };
-    OWNED.iter().find(|(owned, _)| matches(owned)).map(|&(_, instead)| instead)
+        None => flag == name || (name.starts_with("--") && name.len() > 3 && flag.starts_with(&name)),
+    }
 }
 
 /// `tcp://host:port`, split.
@@ -140,6 +152,20 @@ mod tests {
             let spec = LaunchSpec { extra_args: vec![flag.into()], ..spec() };
             assert!(matches!(spec.arguments(), Err(EngineError::OwnedFlag { .. })), "{flag}");
         }
+    }
+
+    #[test]
+    fn how_engines_hand_over_keys_and_values_is_the_users_unless_they_have_roles() {
+        let told = |kv_transfer| {
+            let extra_args = vec!["--kv-transfer-config={}".to_owned()];
+            LaunchSpec { kv_transfer, extra_args, ..spec() }.arguments()
+        };
+        assert!(told(None).is_ok());
+        let config = serde_json::json!({"kv_connector": "NixlConnector"});
+        assert!(matches!(told(Some(config.clone())), Err(EngineError::OwnedFlag { .. })));
+        let arguments = LaunchSpec { kv_transfer: Some(config.clone()), ..spec() }.arguments().unwrap();
+        let at = arguments.iter().position(|argument| argument == "--kv-transfer-config").unwrap();
+        assert_eq!(arguments[at + 1], config.to_string());
     }
 
     #[test]

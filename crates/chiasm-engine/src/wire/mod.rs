@@ -39,7 +39,7 @@ pub use output::{
     EngineCoreOutput, EngineCoreOutputs, EngineMessage, FinishReason, RequestError, StopReason, UtilityOutput,
 };
 pub use request::{ClientMessage, EngineCoreRequest, Utility};
-pub use sampling::{RepetitionDetection, SamplingParams, StructuredOutputs, XGRAMMAR};
+pub use sampling::{ExtraArgs, RepetitionDetection, SamplingParams, StructuredOutputs, XGRAMMAR};
 pub use stats::{PrefillStats, SchedulerStats};
 pub use tensor::{TensorData, WireTensor};
 

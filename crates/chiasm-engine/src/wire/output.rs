@@ -53,7 +53,7 @@ pub struct EngineCoreOutputs {
 
 /// What one step brought for one request (`EngineCoreOutput` in `vllm/v1/engine/__init__.py`).
 ///
-/// Fields for pooling, KV transfer, routed experts and speculative decoding are passed over.
+/// Fields for pooling, routed experts and speculative decoding are passed over.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineCoreOutput {
     /// The `request_id` that the request was sent with.
@@ -70,6 +70,10 @@ pub struct EngineCoreOutput {
     pub stop_reason: Option<StopReason>,
     /// When it was queued, scheduled and preempted.
     pub events: Vec<EngineCoreEvent>,
+    /// How another engine gets the keys and values that this one has been asked to leave; in the last output.
+    pub kv_transfer_params: Option<Value>,
+    /// How another engine gets the embeddings that this one has made; in the last output.
+    pub ec_transfer_params: Option<Value>,
     /// How the prompt was computed; in the first output only.
     pub prefill_stats: Option<PrefillStats>,
     /// More than 0 when the result is not to be trusted.
@@ -231,7 +235,9 @@ impl Wire for EngineCoreOutput {
         self.finish_reason.write(to);
         self.stop_reason.write(to);
         write_list_or_nil(&self.events, to);
-        (0..3).for_each(|_| to.nil()); // kv_transfer_params, ec_transfer_params, trace_headers
+        self.kv_transfer_params.write(to);
+        self.ec_transfer_params.write(to);
+        to.nil(); // trace_headers
         self.prefill_stats.write(to);
         to.nil(); // routed_experts
         self.num_nans_in_logits.write(to);
@@ -252,8 +258,8 @@ impl Wire for EngineCoreOutput {
         let finish_reason = fields.next(from).named("finish_reason")?;
         let stop_reason = fields.next(from).named("stop_reason")?;
         let events = fields.next(from).named("events")?;
-        fields.skip(from)?; // kv_transfer_params
-        fields.skip(from)?; // ec_transfer_params
+        let kv_transfer_params = fields.next::<Option<Value>>(from).named("kv_transfer_params")?;
+        let ec_transfer_params = fields.next::<Option<Value>>(from).named("ec_transfer_params")?;
         fields.skip(from)?; // trace_headers
         let prefill_stats = fields.next(from).named("prefill_stats")?;
         fields.skip(from)?; // routed_experts
@@ -272,6 +278,8 @@ impl Wire for EngineCoreOutput {
             finish_reason,
             stop_reason,
             events,
+            kv_transfer_params,
+            ec_transfer_params,
             prefill_stats,
             num_nans_in_logits,
             mm_cache_miss_hashes,

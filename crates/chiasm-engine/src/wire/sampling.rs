@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chiasm_backend::Constraint;
 use chiasm_types::TokenId;
+use rmpv::Value;
 
 use super::codec::{Wire, wire_map};
 use super::error::{Problem, WireError};
@@ -62,6 +63,17 @@ pub struct SamplingParams {
     pub thinking_token_budget: Option<u32>,
     /// Repetition that ends generation.
     pub repetition_detection: Option<RepetitionDetection>,
+    /// What the engine's connectors are told.
+    pub extra_args: Option<ExtraArgs>,
+}
+
+/// What vLLM's connectors find in `extra_args` of a request (`Request.__init__` in `vllm/v1/request.py`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ExtraArgs {
+    /// What a KV connector is asked for: to leave keys and values for another engine, or to get them from there.
+    pub kv_transfer_params: Option<Value>,
+    /// What an encoder-cache connector is told of embeddings that another engine has made.
+    pub ec_transfer_params: Option<Value>,
 }
 
 /// `RepetitionDetectionParams` of `vllm/sampling_params.py`. A request whose numbers are out of bounds is not decoded, which makes the
@@ -115,6 +127,7 @@ impl Default for SamplingParams {
             structured_outputs: None,
             thinking_token_budget: None,
             repetition_detection: None,
+            extra_args: None,
         }
     }
 }
@@ -143,6 +156,12 @@ wire_map!(sparse SamplingParams {
     structured_outputs = "structured_outputs",
     thinking_token_budget = "thinking_token_budget",
     repetition_detection = "repetition_detection",
+    extra_args = "extra_args",
+});
+
+wire_map!(sparse ExtraArgs {
+    kv_transfer_params = "kv_transfer_params",
+    ec_transfer_params = "ec_transfer_params",
 });
 
 wire_map!(sparse RepetitionDetection {
@@ -194,8 +213,6 @@ fn entry(to: &mut Writer, key: &str, value: &str) {
 
 #[cfg(test)]
 mod tests {
-    use rmpv::Value;
-
     use super::*;
 
     fn written(params: &SamplingParams) -> bytes::Bytes {

@@ -1,8 +1,8 @@
 //! What a choice compares: a worker that may get a request, with what it would have to do, and the media items of the request.
 
-use chiasm_types::WorkerId;
+use chiasm_types::{Role, WorkerId};
 
-use crate::config::Weights;
+use crate::config::{RouterConfig, Weights};
 use crate::explain::{Terms, in_blocks};
 use crate::roster::{Roster, Seat, Worker};
 use crate::router::RouteItem;
@@ -11,6 +11,9 @@ use crate::router::RouteItem;
 pub(super) struct Candidate {
     pub(super) id: WorkerId,
     pub(super) seat: Seat,
+    pub(super) role: Role,
+    /// Requests that it has.
+    pub(super) requests: usize,
     /// The index of its class's plan among the request's.
     pub(super) plan: u32,
     /// Prompt blocks in its own block size.
@@ -58,6 +61,8 @@ impl Candidate {
         Self {
             id: worker.id,
             seat: worker.seat,
+            role: worker.info.role,
+            requests: worker.requests,
             plan: plan as u32,
             blocks,
             block_size: worker.info.block_size.get() as u32,
@@ -96,6 +101,24 @@ impl Candidate {
             load: self.load,
             excess: self.excess,
         }
+    }
+
+    /// What it has to do before the first token, in the unit of costs.
+    pub(super) fn work(&self, encode: f64, weights: &Weights) -> f64 {
+        let Terms { compute, fetch, encode, .. } = self.terms(encode, 0.0);
+        Terms { compute, fetch, encode, ..Terms::default() }.cost(weights)
+    }
+
+    /// Blocks of the prompt that it has to be sent by whoever computes it.
+    pub(super) fn missing(&self) -> f64 {
+        in_blocks(self.blocks.saturating_sub(self.covered().into()) as f64 * f64::from(self.block_size))
+    }
+
+    /// What it costs to have it answer behind a prompt that another worker computes.
+    pub(super) fn cost_behind(&self, config: &RouterConfig) -> f64 {
+        let Self { waiting_work: waiting, load, excess, .. } = *self;
+        let terms = Terms { waiting, load, excess, ..Terms::default() };
+        config.stages.transfer * self.missing() + terms.cost(&config.weights)
     }
 
     /// Blocks that the embeddings fill which it has to encode, whatever it is spared.

@@ -10,5 +10,6 @@ mod cost;
 mod elsewhere;
 mod explained;
 mod scenarios;
+mod stages;
 mod threads;
 mod workload;

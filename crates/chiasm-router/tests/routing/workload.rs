@@ -95,6 +95,7 @@ pub(crate) const INFO: WorkerInfo = WorkerInfo {
     encoder_cache_tokens: 2000,
     receiver_cache_elements: 1 << 20,
     class: PlanClassId(0),
+    role: chiasm_types::Role::Aggregated,
     max_prompt_tokens: usize::MAX,
     max_encoder_tokens: usize::MAX,
 };

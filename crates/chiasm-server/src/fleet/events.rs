@@ -292,6 +292,7 @@ mod tests {
 
     fn info() -> WorkerInfo {
         WorkerInfo {
+            role: chiasm_types::Role::Aggregated,
             total_blocks: 10,
             block_size: BlockSize::new(1).unwrap(),
             publishes_events: true,

@@ -310,6 +310,7 @@ impl Fleet {
             encoder_cache_tokens: can.encoder_cache_tokens,
             receiver_cache_elements: element_bytes(can.media).map_or(0, |bytes| can.receiver_cache_bytes / bytes),
             class: worker.class,
+            role: can.role,
             // At exactly the context's length an engine never answers.
             max_prompt_tokens: can.max_model_len.saturating_sub(1),
             max_encoder_tokens: can.max_batched_tokens,

@@ -45,7 +45,7 @@ struct Timing {
     kv_hit_rate: Option<f64>,
 }
 
-/// The worker, once for each of the phases that Dynamo may give to two.
+/// The worker of each phase, which may be one or two.
 #[derive(Debug, Serialize)]
 struct WorkerIds {
     prefill_worker_id: u32,
@@ -73,9 +73,10 @@ impl ExtraFields {
     pub(crate) fn of(self, attempted: &Attempted, arrived: Instant) -> Option<Nvext> {
         let Self { timing, worker_id } = self;
         let worker = attempted.worker.0;
+        let prefilled = attempted.prefilled.map_or(worker, |by| by.worker.0);
         (timing || worker_id).then(|| Nvext {
             timing: timing.then(|| Timing::of(attempted, arrived.elapsed())),
-            worker_id: worker_id.then_some(WorkerIds { prefill_worker_id: worker, decode_worker_id: worker }),
+            worker_id: worker_id.then_some(WorkerIds { prefill_worker_id: prefilled, decode_worker_id: worker }),
         })
     }
 }

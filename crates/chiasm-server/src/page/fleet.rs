@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chiasm_backend::{Locality, MemoryUsage};
 use chiasm_router::WorkerSnapshot;
-use chiasm_types::WorkerId;
+use chiasm_types::{Role, WorkerId};
 use serde::Serialize;
 
 use crate::fleet::{Fleet, Worker};
@@ -15,6 +15,8 @@ pub(super) struct Row {
     id: String,
     /// The engine and its version.
     runs: Option<String>,
+    /// Which stages of requests it computes; `None` for all.
+    role: Option<&'static str>,
     /// The address of its machine; `None` for this one.
     machine: Option<String>,
     condition: Option<&'static str>,
@@ -67,6 +69,7 @@ impl Row {
         Self {
             id: worker.id.to_string(),
             runs: can.map(|can| can.engine.clone()),
+            role: Some(worker.info.role).filter(|role| *role != Role::Aggregated).map(Role::name),
             machine: can.and_then(|can| match &can.locality {
                 Locality::Here => None,
                 Locality::Host(address) => Some(address.to_string()),

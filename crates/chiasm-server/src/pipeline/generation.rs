@@ -2,6 +2,7 @@
 //! one dies, as long as the client has not been sent a token.
 
 mod attempts;
+mod prefill;
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -9,8 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Job, Output, Prefill, RunningJob};
-use chiasm_router::Reservation;
+use chiasm_backend::{Death, Delivered, Job, Output, Prefill, RunningJob, Stage};
+use chiasm_router::{Reservation, Route};
 use chiasm_types::{PlanClassId, WorkerId};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -19,6 +20,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
 use self::attempts::{Attempts, Failure};
+pub(crate) use self::prefill::PrefilledBy;
+use self::prefill::{Prefilled, prefill};
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
 use super::deadlines::{Deadlines, within};
 use super::error::RequestError;
@@ -31,8 +34,10 @@ use crate::frontend::Frontend;
 /// Where a request went and what it found there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attempted {
-    /// The worker.
+    /// The worker that answers.
     pub worker: WorkerId,
+    /// Whoever computed the prompt, if that was another worker.
+    pub prefilled: Option<PrefilledBy>,
     /// The worker's plan class.
     pub class: PlanClassId,
     /// Leading blocks of the prompt that the worker held when it was picked.
@@ -81,7 +86,8 @@ impl Attempted {
     pub(crate) fn server_timing(&self) -> String {
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         let mut timing = format!("prepare;dur={:.2}", milliseconds(self.took.fetch + self.took.plan + self.hand_off));
-        let known = [("queue", self.prefill.queued), ("ttft", self.first_token)];
+        let known =
+            [("queue", self.prefill.queued), ("prefill", self.prefilled.map(|by| by.took)), ("ttft", self.first_token)];
         for (name, time) in known.into_iter().filter_map(|(name, time)| Some((name, time?))) {
             timing.push_str(&format!(", {name};dur={:.2}", milliseconds(time)));
         }
@@ -150,9 +156,21 @@ impl Generation {
 
     async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, before: &Attempts) -> Result<Self, Failure> {
         let started = Instant::now();
-        let (reservation, explained) = {
+        let (Route { answers: reservation, prefills }, explained) = {
             let _span = tracing::debug_span!("route").entered();
             pick(frontend, prepared, &before.exclude)?
+        };
+        let picked = started.saturating_duration_since(prepared.arrived);
+        let prefilled = match prefills {
+            None => None,
+            Some(prefills) => {
+                let span = tracing::debug_span!("prefill", worker = %prefills.worker);
+                Some(prefill(frontend, prepared, prefills).instrument(span).await?)
+            }
+        };
+        let (stage, prefilled) = match prefilled {
+            None => (Stage::Whole, None),
+            Some(Prefilled { left, by }) => (left.map_or(Stage::Whole, Stage::Decode), Some(by)),
         };
         let worker = reservation.worker;
         // It left in this moment.
@@ -164,12 +182,13 @@ impl Generation {
         let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(worker))?;
         let mut attempted = Attempted {
             worker,
+            prefilled,
             class: plan.class,
-            overlap_blocks: reservation.overlap_blocks,
+            overlap_blocks: prefilled.map_or(reservation.overlap_blocks, |by| by.overlap_blocks),
             total_blocks: plan.keys.len(),
             prompt_tokens: plan.tokens.len(),
             delivered: Delivered::default(),
-            prefill: Prefill::default(),
+            prefill: prefilled.map(|by| by.prefill).unwrap_or_default(),
             asked: Asked {
                 temperature: prepared.sampling.temperature,
                 top_p: prepared.sampling.top_p,
@@ -177,9 +196,9 @@ impl Generation {
                 choices: prepared.sampling.n as usize,
             },
             took: prepared.took,
-            picked: started.saturating_duration_since(prepared.arrived),
+            picked,
             hand_off: Duration::ZERO,
-            prefill_wait: None,
+            prefill_wait: prefilled.and_then(|by| Some(picked + by.hand_off + by.prefill.queued?)),
             first_token: None,
             moves: before.lost,
             explained,
@@ -205,8 +224,10 @@ impl Generation {
             priority: prepared.priority,
             trace: prepared.trace.clone(),
             reasoning: prepared.reasoning.clone(),
+            stage,
         };
         let handing_over = tracing::debug_span!("hand_off", %worker);
+        let handed_over = Instant::now();
         let deadlines = prepared.deadlines;
         let starting = serving.backend.start(Arc::new(job)).instrument(handing_over);
         let running = within(deadlines.first_token, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
@@ -214,7 +235,7 @@ impl Generation {
             page.sent(&plan.job_items);
         }
         attempted.delivered = running.delivered();
-        attempted.hand_off = started.elapsed();
+        attempted.hand_off = handed_over.elapsed();
         let reading = prepared.reading.as_ref();
         let choice = |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling, reading);
         Ok(Self {
@@ -231,7 +252,8 @@ impl Generation {
             alarm: deadlines.first_token.map(|deadline| Box::pin(sleep_until(deadline.at))),
             waits: None,
             had_output: false,
-            knows_prefill: false,
+            // What the worker that answers finds is what it was sent.
+            knows_prefill: prefilled.is_some(),
             _adapter: prepared.adapter.clone(),
         })
     }
@@ -319,11 +341,24 @@ impl Generation {
             }
             (alarm, _) => *alarm = None,
         }
-        if let Some(prefill) = output.prefill {
-            self.saw_prefill(prefill);
+        match (output.prefill, self.attempted.prefilled) {
+            (Some(prefill), None) => self.saw_prefill(prefill),
+            (Some(prefill), Some(by)) => self.saw_what_it_was_given(prefill, by.worker),
+            (None, _) => {}
         }
         self.reservation.first_token();
         self.frontend.metrics.first_token(&self.attempted, self.started.elapsed());
+    }
+
+    /// Takes note of how much of its prompt the worker that answers has got from the one that has computed it.
+    fn saw_what_it_was_given(&self, prefill: Prefill, from: WorkerId) {
+        let had = prefill.cached_tokens + self.reservation.block_size.get();
+        if had < self.attempted.prompt_tokens {
+            let worker = self.attempted.worker;
+            let tokens = self.attempted.prompt_tokens - prefill.cached_tokens;
+            tracing::warn!(%worker, %from, tokens, "a prompt was computed again: it could not be had from where it was computed");
+            self.frontend.metrics.recomputed();
+        }
     }
 
     /// Takes note of how the prompt was computed.
@@ -332,12 +367,8 @@ impl Generation {
         self.attempted.prefill = prefill;
         let begun = self.started + self.attempted.hand_off;
         self.attempted.prefill_wait = prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
-        let block_size = self.reservation.block_size.get();
-        // The engine computes the last token of a prompt in any case.
-        let most = self.attempted.prompt_tokens.saturating_sub(1) / block_size;
-        let predicted = self.attempted.overlap_blocks.min(most);
-        let found = prefill.cached_tokens / block_size;
-        self.frontend.metrics.overlap_found(predicted, found, self.reservation.knowledge);
+        let (predicted, prompt) = (self.attempted.overlap_blocks, self.attempted.prompt_tokens);
+        self.frontend.metrics.prompt_found(&self.reservation, predicted, prompt, prefill.cached_tokens);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chiasm_router::{Reservation, RouteRequest};
+use chiasm_router::{Route, RouteRequest, Splitting};
 use chiasm_types::WorkerId;
 
 use super::error::{Cause, RequestError};
@@ -12,8 +12,8 @@ use crate::fleet::Worker;
 use crate::frontend::Frontend;
 use crate::page::Plan;
 
-/// Picks a worker, each judged by the plan of its class, but none of `exclude`. The number is that of the request on the live page, if
-/// that tells of it.
+/// Picks a worker, each judged by the plan of its class, but none of `exclude`, and where workers have roles perhaps another one for the
+/// prompt. The number is that of the request on the live page, if that tells of it.
 ///
 /// # Errors
 /// [`Cause::NoWorker`] and [`Cause::NoAdapter`].
@@ -21,7 +21,7 @@ pub(super) fn pick(
     frontend: &Frontend,
     prepared: &Prepared,
     exclude: &[WorkerId],
-) -> Result<(Reservation, Option<u64>), RequestError> {
+) -> Result<(Route, Option<u64>), RequestError> {
     let router = frontend.fleet.router();
     let lacking = prepared.adapter.as_ref().map(|adapter| without(frontend, adapter, exclude)).transpose()?;
     let exclude = lacking.as_deref().unwrap_or(exclude);
@@ -29,20 +29,26 @@ pub(super) fn pick(
     let exclude = unable.as_deref().unwrap_or(exclude);
     if let Some(page) = frontend.page.as_ref().filter(|page| page.requests.wants_next()) {
         let plans: Vec<_> = prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
-        let (reservation, explanation) = router.select_explained(&plans)?;
-        return Ok((
-            reservation,
-            page.requests.sent(&prepared.id, prepared.plans.iter().map(Plan::of).collect(), explanation),
-        ));
+        let (route, explanation) = router.select_stages_explained(&plans, splitting(prepared))?;
+        let number = page.requests.sent(&prepared.id, prepared.plans.iter().map(Plan::of).collect(), explanation);
+        return Ok((route, number));
     }
-    let reservation = match prepared.plans.as_slice() {
-        [only] => router.select(&to_route(only, prepared, exclude)),
+    let route = match prepared.plans.as_slice() {
+        [only] => router.select_stages(&[to_route(only, prepared, exclude)], splitting(prepared)),
         plans => {
             let plans: Vec<_> = plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
-            router.select_planned(&plans)
+            router.select_stages(&plans, splitting(prepared))
         }
     };
-    Ok((reservation?, None))
+    Ok((route?, None))
+}
+
+/// What a worker leaves of a prompt is good for one continuation, and log probabilities of a prompt are told by whoever computes it.
+fn splitting(prepared: &Prepared) -> Splitting {
+    match prepared.sampling.n == 1 && prepared.sampling.prompt_logprobs.is_none() {
+        true => Splitting::Allowed,
+        false => Splitting::Forbidden,
+    }
 }
 
 /// The workers that can't be given a request with an adapter.

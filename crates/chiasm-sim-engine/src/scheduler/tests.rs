@@ -18,7 +18,7 @@ fn config() -> SimConfig {
 fn scheduler(change: impl FnOnce(&mut SimConfig)) -> Scheduler {
     let mut config = config();
     change(&mut config);
-    Scheduler::new(Arc::new(config))
+    Scheduler::new(Arc::new(config), None)
 }
 
 fn request(id: &str, family: u32, length: u32, max_tokens: u32) -> EngineCoreRequest {

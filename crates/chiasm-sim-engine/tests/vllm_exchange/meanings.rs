@@ -59,6 +59,7 @@ fn output_of(output: &EngineCoreOutput) -> Value {
             StopReason::Text(text) => json!(text),
         }),
         "events": events,
+        "kv_transfer_params": output.kv_transfer_params.as_ref().map(unpacked),
         "prefill_stats": output.prefill_stats.as_ref().map(prefill),
         "num_nans_in_logits": output.num_nans_in_logits,
         "mm_cache_miss_hashes": output.mm_cache_miss_hashes,

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chiasm_backend::Constraint;
 use chiasm_engine::wire::{
-    EngineCoreRequest, FieldKind, InitMessage, LoraRequest, MmData, MmFeature, MmField, MmItem, RepetitionDetection,
-    SamplingParams, StructuredOutputs, TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR, request,
+    EngineCoreRequest, ExtraArgs, FieldKind, InitMessage, LoraRequest, MmData, MmFeature, MmField, MmItem,
+    RepetitionDetection, SamplingParams, StructuredOutputs, TensorData, Utility, Value as Packed, WireTensor, XGRAMMAR,
+    request,
 };
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use serde_json::{Value, json};
@@ -105,6 +106,13 @@ fn greedy_text() -> Message {
     add("greedy_text", &EngineCoreRequest { sampling_params, ..request("greedy") }, means)
 }
 
+/// A part of what an engine says of a prompt that it has left for another one.
+fn handed_over() -> Packed {
+    let blocks = Packed::Array(vec![Packed::Array(vec![7.into(), 300.into()])]);
+    let said = [("do_remote_prefill", true.into()), ("remote_block_ids", blocks), ("remote_port", 5600.into())];
+    Packed::Map(said.into_iter().map(|(name, value)| (name.into(), value)).collect())
+}
+
 fn every_setting() -> Message {
     let sampling_params = SamplingParams {
         presence_penalty: 0.5,
@@ -130,6 +138,7 @@ fn every_setting() -> Message {
         structured_outputs: None,
         thinking_token_budget: Some(300),
         repetition_detection: Some(RepetitionDetection { max_pattern_size: 20, min_pattern_size: 2, min_count: 3 }),
+        extra_args: Some(ExtraArgs { kv_transfer_params: Some(handed_over()), ec_transfer_params: None }),
     };
     let request = EngineCoreRequest {
         sampling_params,
@@ -154,6 +163,7 @@ fn every_setting() -> Message {
             "logit_bias": {"9": -100.0, "300": 2.5}, "allowed_token_ids": [7, 9, 300, 70_000], "skip_reading_prefix_cache": true,
             "_bad_words_token_ids": [[7], [300, 70_000]], "thinking_token_budget": 300,
             "repetition_detection": {"max_pattern_size": 20, "min_pattern_size": 2, "min_count": 3},
+            "extra_args": {"kv_transfer_params": {"do_remote_prefill": true, "remote_block_ids": [[7, 300]], "remote_port": 5600}},
         },
     });
     add("every_setting", &request, means)

@@ -7,7 +7,7 @@ use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
     PlanClass, VllmItems,
 };
-use chiasm_types::BlockSize;
+use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
 use super::GENERATE;
@@ -183,6 +183,7 @@ impl Found {
                 keys: if is_known { KeyScheme::Sglang } else { KeyScheme::Chiasm },
                 block_size,
             },
+            role: Role::Aggregated,
             max_model_len,
             // It computes long prompts in pieces, whatever is in them.
             max_batched_tokens: max_model_len,

@@ -93,6 +93,7 @@ pub fn job(sampling: Sampling) -> Job {
         priority: 0,
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
         reasoning: Default::default(),
+        stage: Default::default(),
     }
 }
 

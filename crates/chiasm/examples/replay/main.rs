@@ -104,6 +104,8 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         receiver_cache_gb,
         handshake_port: 0,
         keep: None,
+        role: chiasm_types::Role::Aggregated,
+        kv_connector: chiasm_engine::KvConnector::Nixl,
     };
     host.check()?;
     let kept = Arc::new(Kept::default());
@@ -145,6 +147,7 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
             .map_or(FormatPolicy::Float, FormatPolicy::RawSince),
         arena: ArenaPolicy::Required { bytes: gib(arena_gb) },
         processor: model.processor(),
+        role: chiasm_types::Role::Aggregated,
     }
 }
 

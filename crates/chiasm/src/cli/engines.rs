@@ -6,14 +6,16 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
+use super::roles::{AttachArg, EngineCounts};
 use super::upstream::UpstreamArg;
 use super::{json_object, positive, seconds, some_seconds, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Number of vLLM engines to launch [default: 1, or none with --agents or --upstream]
-    #[arg(long, env = "CHIASM_ENGINES", conflicts_with_all = ["sim", "attach"])]
-    pub(crate) engines: Option<u32>,
+    /// Number of vLLM engines to launch, by role if some only prefill or decode: prefill=2,decode=4 [default: 1, or none with --agents
+    /// or --upstream]
+    #[arg(long, env = "CHIASM_ENGINES", value_name = "N", conflicts_with_all = ["sim", "attach"])]
+    pub(crate) engines: Option<EngineCounts>,
     /// The vllm command
     #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
     pub(crate) vllm: PathBuf,
@@ -26,12 +28,13 @@ pub(crate) struct EngineArgs {
     /// Handshake port of the first launched engine; the next ones follow it [default: free ones]
     #[arg(long, env = "CHIASM_ENGINE_PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) engine_port: Option<u16>,
-    /// Use this many simulated engines instead
+    /// Use this many simulated engines instead, by role as with --engines
     #[arg(long, env = "CHIASM_SIM", value_name = "N", conflicts_with = "attach")]
-    pub(crate) sim: Option<u32>,
-    /// Wait on these handshake addresses (tcp://host:port) for engines that somebody else starts
+    pub(crate) sim: Option<EngineCounts>,
+    /// Wait on these handshake addresses (tcp://host:port, or of an engine with a role prefill=tcp://host:port) for engines that somebody
+    /// else starts
     #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
-    pub(crate) attach: Vec<String>,
+    pub(crate) attach: Vec<AttachArg>,
     /// Give requests to this server, which somebody else runs: vllm+http://HOST:PORT (or vllm+https:) is vllm serve of the same model with
     /// --enable-scale-out, or with mode=chat behind it as it is, sglang+http://HOST:PORT SGLang with --enable-metrics, trtllm+http://HOST:PORT
     /// trtllm-serve, http://HOST:PORT (or https:) any server of OpenAI's API, dynamo+etcd://HOST:PORT,…/NAMESPACE (or dynamo+etcds:, with the

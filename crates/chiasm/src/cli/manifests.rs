@@ -133,7 +133,7 @@ fn agents_and_frontends_serve_the_same_model_and_know_each_other() {
     assert_eq!(agent.engines.mm_processor_kwargs, frontend.engines.mm_processor_kwargs);
     assert!(agent.agents.tls.agent_certfile.is_some() && frontend.agents.tls.agent_certfile.is_some());
     let gpus = &agents.container()["resources"]["limits"]["nvidia.com/gpu"];
-    let wanted = agent.engines.engines.unwrap() * agent.engines.gpus_per_engine.unwrap();
+    let wanted = agent.engines.engines.unwrap().roles().count() as u32 * agent.engines.gpus_per_engine.unwrap();
     assert_eq!(gpus.as_i64(), Some(wanted.into()));
     // Whoever looks for agents finds those that nobody has admitted yet.
     let services = all("Service");

@@ -16,6 +16,7 @@ use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::page::PageOptions;
 use chiasm_server::{Frontend, Limits};
+use chiasm_types::Role;
 
 use crate::cli::{DemoArgs, SimArgs};
 use crate::error::CliError;
@@ -50,6 +51,8 @@ const ENGINE: SimArgs = SimArgs {
     sim_image_ms: 25.0,
     sim_speedup: 1.0,
     sim_no_plugin: false,
+    sim_kv_connector: false,
+    sim_prompt_lease: Duration::from_secs(30),
     sim_no_kv_events: false,
     sim_lose_kv_batches: 0..0,
     sim_lora: false,
@@ -123,6 +126,7 @@ impl Stand {
             format,
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
             processor: model.processor(),
+            role: Role::Aggregated,
         };
         options.arena.check(ENGINES)?;
         let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();

@@ -76,9 +76,15 @@ impl Environment {
     }
 
     pub(crate) fn serve_in_mode(&self, mode: &str, model: &str, engines: &str, flags: &[&str]) -> Server {
+        self.serve_with(mode, model, engines, &[], flags)
+    }
+
+    /// The same with flags for Chiasm alone.
+    pub(crate) fn serve_with(&self, mode: &str, model: &str, engines: &str, own: &[&str], flags: &[&str]) -> Server {
         let model = self.model(model);
         let mut args = [model.as_str(), "--engines", engines, "--vllm", &self.vllm].map(str::to_owned).to_vec();
         args.extend(serve_flags(mode, ARENA_GB));
+        args.extend(own.iter().map(|&flag| flag.to_owned()));
         args.extend([&["--port", "0", "--"], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
         let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
         Server::start_with(&args, &[("PYTHONPATH", &self.plugin)])

@@ -14,6 +14,7 @@ mod predictions;
 mod processes;
 mod prompts;
 mod requests;
+mod roles;
 #[path = "../support/mod.rs"]
 mod support;
 mod tools;

@@ -100,7 +100,8 @@ class Tile {
     badge(this.state, state, state === "answers");
     badge(this.knowledge, row.knowledge, row.knowledge === "exact");
     const machine = row.machine == null ? "this machine" : `machine ${row.machine}`;
-    write(this.runs, `${row.runs ?? "engine"} · ${machine}${row.unnamed ? " · not named any more" : ""}`);
+    const role = row.role == null ? "" : `${row.role} · `;
+    write(this.runs, `${role}${row.runs ?? "engine"} · ${machine}${row.unnamed ? " · not named any more" : ""}`);
     const engine = row.running == null ? "says nothing yet" : `${count(row.running)} running, ${count(row.waiting)} waiting`;
     write(this.load, `${engine} · ${count(row.pending_tokens)} tokens to compute`);
     const [kv, hits, arena] = this.gauges;

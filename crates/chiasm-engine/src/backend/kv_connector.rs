@@ -1,0 +1,78 @@
+//! How engines of one fleet hand keys and values of prompts to each other.
+
+use std::path::PathBuf;
+
+use chiasm_types::Role;
+use serde_json::{Map, Value, json};
+
+/// The connector of vLLM that engines with roles have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvConnector {
+    /// The engine that decodes reads the memory of the one that has prefilled: `NixlConnector`. Needs the packages `nixl` and, beside CUDA,
+    /// `nixl-cu12` or `nixl-cu13` in vLLM's environment.
+    Nixl,
+    /// Keys and values go through files of this folder, which nobody removes: `ExampleConnector`, for trials.
+    Files(PathBuf),
+    /// Another one, as vLLM's `--kv-transfer-config` has it, to which `kv_role` is added unless it is there.
+    Other(Map<String, Value>),
+}
+
+impl KvConnector {
+    /// What an engine of a role is told with `--kv-transfer-config`; `None` if it neither leaves keys and values nor gets any.
+    pub(super) fn config(&self, role: Role) -> Option<Value> {
+        let kv_role = match role {
+            Role::Aggregated => return None,
+            Role::Prefill => "kv_producer",
+            Role::Decode => "kv_consumer",
+        };
+        // An engine that can't get what another one has left computes it: its answer is late and not lost.
+        let policy = "recompute";
+        Some(match self {
+            Self::Nixl => {
+                json!({"kv_connector": "NixlConnector", "kv_role": kv_role, "kv_load_failure_policy": policy})
+            }
+            Self::Files(folder) => json!({
+                "kv_connector": "ExampleConnector",
+                "kv_role": kv_role,
+                "kv_connector_extra_config": {"shared_storage_path": folder},
+            }),
+            Self::Other(config) => {
+                let mut config = config.clone();
+                config.entry("kv_role").or_insert_with(|| kv_role.into());
+                Value::Object(config)
+            }
+        })
+    }
+
+    /// The environment of an engine that others find at this loopback port.
+    pub(super) fn env(&self, port: u16) -> Vec<(String, String)> {
+        match self {
+            Self::Nixl => [("HOST", "127.0.0.1".to_owned()), ("PORT", port.to_string())]
+                .map(|(name, value)| (format!("VLLM_NIXL_SIDE_CHANNEL_{name}"), value))
+                .into(),
+            Self::Files(_) | Self::Other(_) => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_told_their_role_unless_somebody_else_has_said_it() {
+        assert_eq!(KvConnector::Nixl.config(Role::Aggregated), None);
+        let nixl = KvConnector::Nixl.config(Role::Decode).unwrap();
+        assert_eq!((&nixl["kv_role"], &nixl["kv_load_failure_policy"]), (&json!("kv_consumer"), &json!("recompute")));
+        let files = KvConnector::Files("/kv".into()).config(Role::Prefill).unwrap();
+        assert_eq!(files["kv_connector_extra_config"], json!({"shared_storage_path": "/kv"}));
+        let other = |config: Value| match config {
+            Value::Object(config) => KvConnector::Other(config).config(Role::Prefill).unwrap(),
+            _ => panic!("an object"),
+        };
+        assert_eq!(other(json!({"kv_connector": "X"})), json!({"kv_connector": "X", "kv_role": "kv_producer"}));
+        let both = json!({"kv_connector": "X", "kv_role": "kv_both"});
+        assert_eq!(other(both.clone()), both);
+        assert_eq!(KvConnector::Nixl.env(7)[1], ("VLLM_NIXL_SIDE_CHANNEL_PORT".to_owned(), "7".to_owned()));
+    }
+}

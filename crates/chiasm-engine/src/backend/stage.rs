@@ -1,0 +1,92 @@
+//! A job's stage as the engine's KV connector is told it, and what that says of keys and values that it leaves.
+
+use bytes::Bytes;
+use chiasm_backend::{JobError, Left, Stage};
+use rmpv::Value;
+
+use crate::wire::ExtraArgs;
+
+/// Nesting of what an engine says: blocks of groups of its layers.
+const MAX_DEPTH: usize = 16;
+
+/// Who is told where keys and values are has to know all of this, and of some blocks: an engine dies of a request that lacks some
+/// (`add_new_req_to_recv` and `update_state_after_alloc` of `vllm/distributed/kv_transfer/kv_connector/v1/nixl`).
+const NEEDED: [&str; 5] = ["remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port"];
+
+/// What the engine's connectors are told of a job.
+///
+/// # Errors
+/// [`JobError::Failed`]: what another engine has left is not what one says.
+pub(super) fn extra_args(stage: &Stage) -> Result<Option<ExtraArgs>, JobError> {
+    let kv_transfer_params = match stage {
+        Stage::Whole => return Ok(None),
+        Stage::Prefill => asked(),
+        Stage::Decode(left) => read(left).ok_or(JobError::Failed)?,
+    };
+    Ok(Some(ExtraArgs { kv_transfer_params: Some(kv_transfer_params), ..ExtraArgs::default() }))
+}
+
+/// What an engine says that it has left. `None` if it left nothing that another one could use.
+pub(super) fn left(said: &Value) -> Option<Left> {
+    let mut words = Vec::new();
+    rmpv::encode::write_value(&mut words, said).ok()?;
+    Left::new(Bytes::from(words)).filter(|left| read(left).is_some())
+}
+
+/// Keys and values are to be left for another engine.
+fn asked() -> Value {
+    let nothing = ["remote_engine_id", "remote_block_ids", "remote_host", "remote_port"].map(|name| (name, Value::Nil));
+    let flags =
+        [("do_remote_decode", true), ("do_remote_prefill", false)].map(|(name, flag)| (name, Value::from(flag)));
+    Value::Map(flags.into_iter().chain(nothing).map(|(name, value)| (name.into(), value)).collect())
+}
+
+/// What the other engine has said, if an engine can be told that.
+fn read(left: &Left) -> Option<Value> {
+    let mut words = left.words().as_ref();
+    let said = rmpv::decode::read_value_with_max_depth(&mut words, MAX_DEPTH).ok().filter(|_| words.is_empty())?;
+    let has = |name: &str| said[name] != Value::Nil;
+    let has_blocks = said["remote_block_ids"].as_array().is_some_and(|groups| !groups.is_empty());
+    let can_be_had = said["do_remote_prefill"] == Value::from(true) && has_blocks && NEEDED.into_iter().all(has);
+    can_be_had.then_some(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(change: impl Fn(&str) -> Option<Value>) -> Value {
+        let all = NEEDED.into_iter().chain(["do_remote_prefill"]);
+        let blocks = || Value::Array(vec![Value::Array(vec![7.into()])]);
+        let all_but = |name: &str| if name == "remote_block_ids" { blocks() } else { Value::from(true) };
+        let value = |name: &str| change(name).unwrap_or_else(|| all_but(name));
+        Value::Map(all.map(|name| (name.into(), value(name))).collect())
+    }
+
+    #[test]
+    fn what_an_engine_leaves_comes_to_the_other_as_it_was_said() {
+        let words = said(|_| None);
+        let told = extra_args(&Stage::Decode(left(&words).unwrap())).unwrap().unwrap();
+        assert_eq!(told.kv_transfer_params, Some(words));
+        let asked = extra_args(&Stage::Prefill).unwrap().unwrap().kv_transfer_params.unwrap();
+        assert_eq!(
+            (&asked["do_remote_decode"], &asked["do_remote_prefill"]),
+            (&Value::from(true), &Value::from(false))
+        );
+        assert!(matches!(extra_args(&Stage::Whole), Ok(None)));
+    }
+
+    #[test]
+    fn what_would_kill_the_other_engine_is_nothing() {
+        for lacks in NEEDED.into_iter().chain(["do_remote_prefill"]) {
+            let without = said(|name| (name == lacks).then_some(Value::Nil));
+            assert_eq!(left(&without), None, "{lacks}");
+        }
+        let of_nothing = said(|name| (name == "remote_block_ids").then(|| Value::Array(Vec::new())));
+        for words in [of_nothing, Value::Nil, Value::from(1), Value::Map(Vec::new()), Value::from("remote_host")] {
+            assert_eq!(left(&words), None, "{words}");
+        }
+        let trailing = Left::new(Bytes::from_static(b"\x80\x80")).unwrap();
+        assert!(matches!(extra_args(&Stage::Decode(trailing)), Err(JobError::Failed)));
+    }
+}

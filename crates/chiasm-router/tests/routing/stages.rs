@@ -1,0 +1,157 @@
+//! Workers that prefill for others and workers that decode.
+
+use chiasm_router::{Policy, Route, RouteError, RouteRequest, Router, RouterConfig, Splitting, WorkerInfo};
+use chiasm_types::{Role, WorkerId};
+
+use crate::workload::{INFO, Prompt, router};
+
+const PREFILL: WorkerId = WorkerId(0);
+const OTHER_PREFILL: WorkerId = WorkerId(1);
+const DECODE: WorkerId = WorkerId(2);
+const OTHER_DECODE: WorkerId = WorkerId(3);
+
+/// Two workers of each role.
+fn fleet(change: impl FnOnce(&mut RouterConfig)) -> Router {
+    let router = router(0, change);
+    for id in [PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE] {
+        let role = if id < DECODE { Role::Prefill } else { Role::Decode };
+        router.add_worker(id, WorkerInfo { role, ..INFO });
+        router.set_caught_up(id, true);
+    }
+    router
+}
+
+fn split(router: &Router, prompt: &Prompt) -> Route {
+    router.select_stages(&[prompt.request()], Splitting::Allowed).unwrap()
+}
+
+/// Who computes the prompt, if not whoever answers.
+fn prefills(route: &Route) -> Option<WorkerId> {
+    route.prefills.as_ref().map(|prefills| prefills.worker)
+}
+
+/// As if several answers were under way on each worker that decodes.
+fn busy(router: &Router, answers: usize) -> Vec<Route> {
+    let others = [Splitting::Forbidden].into_iter().cycle().take(2 * answers);
+    let mut routes: Vec<Route> = others
+        .enumerate()
+        .map(|(number, splitting)| {
+            let prompt = Prompt::text(1000 + number as u32, 16);
+            router.select_stages(&[prompt.request()], splitting).unwrap()
+        })
+        .collect();
+    routes.iter_mut().for_each(|route| route.answers.first_token());
+    routes
+}
+
+#[test]
+fn long_prompts_are_computed_elsewhere_where_many_answers_would_wait_and_short_ones_are_not() {
+    let router = fleet(|_| {});
+    let (long, short) = (Prompt::text(1, 4000), Prompt::text(2, 200));
+    // Nobody would wait but the request itself.
+    assert_eq!(prefills(&split(&router, &long)), None);
+    let _answers = busy(&router, 40);
+    let route = split(&router, &long);
+    assert!(prefills(&route).is_some_and(|id| id < DECODE) && route.answers.worker >= DECODE);
+    assert_eq!(prefills(&split(&router, &short)), None);
+}
+
+#[test]
+fn what_a_worker_that_decodes_holds_is_not_computed_elsewhere() {
+    let router = fleet(|_| {});
+    let _answers = busy(&router, 40);
+    let prompt = Prompt::text(1, 4000);
+    router.apply(OTHER_DECODE, &prompt.stored());
+    let route = split(&router, &prompt);
+    assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
+}
+
+#[test]
+fn a_prompt_goes_to_the_worker_of_its_role_that_holds_most_of_it() {
+    let router = fleet(|config| config.stages.disturb = 1000.0);
+    let prompt = Prompt::text(1, 4000);
+    for holder in [OTHER_PREFILL, PREFILL] {
+        router.apply(holder, &prompt.stored());
+        let route = split(&router, &prompt);
+        let prefills = route.prefills.as_ref().unwrap();
+        assert_eq!((prefills.worker, prefills.overlap_blocks, route.answers.overlap_blocks), (holder, 250, 0));
+        router.apply(holder, &prompt.removed());
+    }
+}
+
+#[test]
+fn of_those_that_decode_the_one_with_less_to_do_answers() {
+    let router = fleet(|config| config.stages.disturb = 1000.0);
+    let first = split(&router, &Prompt::text(1, 4000));
+    let second = split(&router, &Prompt::text(2, 4000));
+    assert_ne!(first.answers.worker, second.answers.worker);
+    assert_ne!(prefills(&first), prefills(&second));
+}
+
+#[test]
+fn a_request_that_must_not_be_split_is_not() {
+    let router = fleet(|config| config.stages.disturb = 1000.0);
+    let prompt = Prompt::text(1, 4000);
+    let route = router.select_stages(&[prompt.request()], Splitting::Forbidden).unwrap();
+    assert!(route.prefills.is_none() && route.answers.worker >= DECODE);
+}
+
+#[test]
+fn who_is_left_does_what_there_is_to_do() {
+    let router = fleet(|config| config.stages.disturb = 1000.0);
+    let prompt = Prompt::text(1, 4000);
+    let but = |exclude: &[WorkerId]| {
+        let request = RouteRequest { exclude, ..prompt.request() };
+        let route = router.select_stages(&[request], Splitting::Allowed)?;
+        Ok::<_, RouteError>((prefills(&route), route.answers.worker))
+    };
+    assert_eq!(but(&[PREFILL, DECODE]), Ok((Some(OTHER_PREFILL), OTHER_DECODE)));
+    assert_eq!(but(&[PREFILL, OTHER_PREFILL, DECODE]), Ok((None, OTHER_DECODE)));
+    assert_eq!(but(&[PREFILL, DECODE, OTHER_DECODE]), Ok((None, OTHER_PREFILL)));
+    assert_eq!(but(&[PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE]), Err(RouteError::NoWorker));
+}
+
+#[test]
+fn policies_without_costs_take_each_worker_for_what_it_is_there_for() {
+    for policy in [Policy::RoundRobin, Policy::Random, Policy::LeastLoaded, Policy::PowerOfTwo] {
+        let router = fleet(|config| config.policy = policy);
+        for number in 0..8 {
+            let route = split(&router, &Prompt::text(number, 32));
+            assert!(prefills(&route).is_some_and(|id| id < DECODE) && route.answers.worker >= DECODE, "{policy}");
+        }
+    }
+}
+
+#[test]
+fn a_session_is_answered_where_it_was() {
+    let router = fleet(|config| config.stages.disturb = 1000.0);
+    let ask = |number| {
+        let prompt = Prompt::text(number, 4000);
+        let request = RouteRequest { session: Some(7), ..prompt.request() };
+        router.select_stages(&[request], Splitting::Allowed).unwrap()
+    };
+    let first = ask(1);
+    for number in 2..6 {
+        let next = ask(number);
+        assert_eq!(next.answers.worker, first.answers.worker);
+        assert!(prefills(&next).is_some());
+    }
+}
+
+#[test]
+fn both_workers_are_let_go_of() {
+    let router = fleet(|config| config.stages.disturb = 1000.0);
+    let mut route = split(&router, &Prompt::text(1, 4000));
+    let requests = || router.workers().iter().map(|worker| worker.requests).sum::<usize>();
+    assert_eq!(requests(), 2);
+    let promised = || router.workers().iter().map(|worker| worker.promised_blocks).sum::<usize>();
+    assert_eq!(promised(), 500);
+    if let Some(mut prefills) = route.prefills.take() {
+        prefills.first_token();
+    }
+    assert_eq!(requests(), 1);
+    route.answers.first_token();
+    drop(route);
+    assert_eq!(requests(), 0);
+    assert!(router.workers().iter().all(|worker| worker.blocks_in_use == 0 && worker.pending_tokens == 0));
+}

@@ -1,0 +1,130 @@
+//! A prompt that another worker computes than the one that answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_backend::{Death, Delivered, Job, JobError, Left, Prefill, RunningJob, Sampling, Stage};
+use chiasm_router::Reservation;
+use chiasm_types::WorkerId;
+use tokio::time::Instant;
+
+use super::attempts::Failure;
+use crate::fleet::Worker;
+use crate::frontend::Frontend;
+use crate::pipeline::deadlines::within;
+use crate::pipeline::prepare::Prepared;
+use crate::pipeline::sampling;
+
+/// What came of a prompt on a worker of its own.
+pub(super) struct Prefilled {
+    /// How the worker that answers gets its keys and values; `None` where it finds them by itself, as in a store that both share.
+    pub(super) left: Option<Left>,
+    /// Who computed it.
+    pub(super) by: PrefilledBy,
+}
+
+/// The worker that computed a prompt, and what it found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PrefilledBy {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Leading blocks of the prompt that it held when it was picked.
+    pub overlap_blocks: usize,
+    /// How the media items travelled to it.
+    pub delivered: Delivered,
+    /// How it computed the prompt, by its own account.
+    pub prefill: Prefill,
+    /// Time that it took to take the job, with the media items that it lacked.
+    pub hand_off: Duration,
+    /// Time from when it was picked until it had left the prompt.
+    pub took: Duration,
+}
+
+/// Has a worker compute a prompt and leave it.
+pub(super) async fn prefill(
+    frontend: &Arc<Frontend>,
+    prepared: &Prepared,
+    mut reservation: Reservation,
+) -> Result<Prefilled, Failure> {
+    let started = Instant::now();
+    let worker = reservation.worker;
+    let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
+    let job = job(frontend, prepared, &serving)?;
+    let deadline = prepared.deadlines.first_token;
+    let starting = serving.backend.start(Arc::new(job));
+    let mut running = within(deadline, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
+    let hand_off = started.elapsed();
+    let computed = async {
+        tokio::select! {
+            found = to_end(running.as_mut()) => found.map_err(|error| Failure::of_job(worker, error)),
+            () = serving.hung() => Err(Failure::Lost(worker, Death::new("it hangs"))),
+        }
+    };
+    let found = within(deadline, computed).await??;
+    reservation.first_token();
+    let prefill = found.unwrap_or_default();
+    if found.is_some() {
+        let prompt = prepared.plan(serving.class).map_or(0, |plan| plan.tokens.len());
+        frontend.metrics.prompt_found(&reservation, reservation.overlap_blocks, prompt, prefill.cached_tokens);
+    }
+    let by = PrefilledBy {
+        worker,
+        overlap_blocks: reservation.overlap_blocks,
+        delivered: running.delivered(),
+        prefill,
+        hand_off,
+        took: started.elapsed(),
+    };
+    frontend.metrics.prefilled(&by);
+    Ok(Prefilled { left: running.left(), by })
+}
+
+/// The job of a prompt alone.
+fn job(frontend: &Frontend, prepared: &Prepared, serving: &Worker) -> Result<Job, Failure> {
+    let worker = serving.id;
+    if prepared.adapter.as_ref().is_some_and(|adapter| !serving.has_adapter(adapter)) {
+        return Err(Failure::NotTaken(worker));
+    }
+    let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(worker))?;
+    let limits = serving.backend.capabilities();
+    let resolved = sampling::resolve(&frontend.model, &prepared.sampling, plan.tokens.len(), limits.max_model_len)?;
+    Ok(Job {
+        id: prepared.id.clone(),
+        input: plan.input(),
+        media: plan.job_items.clone(),
+        sampling: of_prompt(resolved),
+        adapter: prepared.adapter.as_ref().map(|adapter| adapter.engine().clone()),
+        cache_salt: prepared.cache_salt.clone(),
+        priority: prepared.priority,
+        trace: prepared.trace.clone(),
+        reasoning: prepared.reasoning.clone(),
+        stage: Stage::Prefill,
+    })
+}
+
+/// One token that nobody sees: nothing that makes it dear, or could end the job another way.
+fn of_prompt(sampling: Sampling) -> Sampling {
+    Sampling {
+        max_tokens: 1,
+        min_tokens: 0,
+        stop_token_ids: Vec::new(),
+        eos_token: None,
+        all_stop_token_ids: Vec::new(),
+        ignore_eos: true,
+        logprobs: None,
+        bad_words: Vec::new(),
+        structured: None,
+        thinking_budget: None,
+        repetition: None,
+        ..sampling
+    }
+}
+
+/// Waits until a job has ended; how it computed its prompt, if it tells.
+async fn to_end(running: &mut (dyn RunningJob + 'static)) -> Result<Option<Prefill>, JobError> {
+    let mut found = None;
+    while let Some(output) = running.next().await {
+        found = output?.prefill.or(found);
+    }
+    Ok(found)
+}

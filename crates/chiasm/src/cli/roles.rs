@@ -1,0 +1,174 @@
+//! Flags of engines that compute some stages of requests alone.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use chiasm_engine::KvConnector;
+use chiasm_router::StageWeights;
+use chiasm_types::Role;
+use clap::Args;
+
+use super::{json_object, weight};
+
+#[derive(Debug, Args)]
+pub(crate) struct RoleArgs {
+    /// How engines that prefill hand prompts to those that decode: nixl, files:DIR for trials, or vLLM's --kv-transfer-config as JSON, to
+    /// which each role's kv_role is added
+    #[arg(long, env = "CHIASM_KV_CONNECTOR", value_name = "CONNECTOR", default_value = "nixl", value_parser = kv_connector)]
+    pub(crate) kv_connector: KvConnector,
+    /// Flags of vLLM for the engines of one role, such as decode='--max-num-seqs 512', behind those for all; may be given several times
+    #[arg(long, env = "CHIASM_ROLE_ARGS", value_name = "ROLE=FLAGS", value_delimiter = ';')]
+    pub(crate) role_args: Vec<RoleFlags>,
+    /// Cost of a prompt block that an engine gets from the one that has computed it
+    #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().transfer)]
+    pub(crate) transfer_weight: f64,
+    /// Cost of having a second engine, whatever the length of the prompt
+    #[arg(long, env = "CHIASM_HOP_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().hop)]
+    pub(crate) hop_weight: f64,
+    /// What the work of a prompt counts for, in parts of it, for each request whose answer waits while a decode engine computes it
+    #[arg(long, env = "CHIASM_DISTURB_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().disturb)]
+    pub(crate) disturb_weight: f64,
+}
+
+impl RoleArgs {
+    /// The flags of vLLM for engines of a role.
+    pub(crate) fn of(&self, role: Role) -> impl Iterator<Item = String> {
+        self.role_args.iter().filter(move |of| of.role == role).flat_map(|of| of.flags.iter().cloned())
+    }
+
+    /// What splitting a request counts for.
+    pub(crate) fn weights(&self) -> StageWeights {
+        StageWeights { transfer: self.transfer_weight, hop: self.hop_weight, disturb: self.disturb_weight }
+    }
+}
+
+/// Numbers of engines: `4`, or by their roles `prefill=2,decode=4`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EngineCounts(Vec<(Role, u32)>);
+
+impl EngineCounts {
+    /// So many that do everything.
+    pub(crate) fn aggregated(count: u32) -> Self {
+        Self(vec![(Role::Aggregated, count)])
+    }
+
+    /// The role of each engine.
+    pub(crate) fn roles(&self) -> impl Iterator<Item = Role> {
+        self.0.iter().flat_map(|&(role, count)| std::iter::repeat_n(role, count as usize))
+    }
+}
+
+impl FromStr for EngineCounts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(count) = text.parse() {
+            return Ok(Self::aggregated(count));
+        }
+        let mut counts: Vec<(Role, u32)> = Vec::new();
+        for part in text.split(',') {
+            let (role, count) = part.split_once('=').ok_or("expected a number, or ROLE=NUMBER,…")?;
+            let role = role_named(role)?;
+            if counts.iter().any(|(other, _)| *other == role) {
+                return Err(format!("{role} is there twice"));
+            }
+            counts.push((role, count.parse().map_err(|_| format!("expected a number of {role} engines"))?));
+        }
+        Ok(Self(counts))
+    }
+}
+
+/// The handshake address of an engine that somebody else starts: `tcp://host:port`, or `prefill=tcp://host:port`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AttachArg {
+    pub(crate) role: Role,
+    pub(crate) handshake: String,
+}
+
+impl FromStr for AttachArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (role, handshake) = match text.split_once('=') {
+            Some((role, handshake)) => (role_named(role)?, handshake),
+            None => (Role::Aggregated, text),
+        };
+        Ok(Self { role, handshake: handshake.to_owned() })
+    }
+}
+
+/// Flags of vLLM for the engines of a role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RoleFlags {
+    role: Role,
+    flags: Vec<String>,
+}
+
+impl FromStr for RoleFlags {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (role, flags) = text.split_once('=').ok_or("expected ROLE=FLAGS, such as decode='--max-num-seqs 512'")?;
+        let flags = shlex::split(flags).ok_or("a quotation mark is open")?;
+        Ok(Self { role: role_named(role)?, flags })
+    }
+}
+
+fn role_named(name: &str) -> Result<Role, String> {
+    Role::parse(name).ok_or_else(|| {
+        let all: Vec<_> = Role::ALL.iter().map(|role| role.name()).collect();
+        format!("unknown role '{name}'; there are {}", all.join(", "))
+    })
+}
+
+fn kv_connector(text: &str) -> Result<KvConnector, String> {
+    match (text, text.strip_prefix("files:")) {
+        ("nixl", _) => Ok(KvConnector::Nixl),
+        (_, Some(folder)) if !folder.is_empty() => Ok(KvConnector::Files(PathBuf::from(folder))),
+        _ if text.starts_with('{') => json_object(text).map(KvConnector::Other),
+        _ => Err("expected nixl, files:DIR, or a JSON object".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_counted_by_role() {
+        let roles = |text: &str| text.parse::<EngineCounts>().map(|counts| counts.roles().collect::<Vec<_>>());
+        assert_eq!(roles("2"), Ok(vec![Role::Aggregated; 2]));
+        assert_eq!(roles("prefill=1,decode=2"), Ok(vec![Role::Prefill, Role::Decode, Role::Decode]));
+        for wrong in ["", "x", "prefill", "prefill=x", "prefills=1", "decode=1,decode=2", "-1", "1,2"] {
+            assert!(roles(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_may_have_a_role() {
+        let of = |text: &str| text.parse::<AttachArg>().map(|arg| (arg.role, arg.handshake));
+        assert_eq!(of("tcp://h:1"), Ok((Role::Aggregated, "tcp://h:1".to_owned())));
+        assert_eq!(of("decode=tcp://h:1"), Ok((Role::Decode, "tcp://h:1".to_owned())));
+        assert!(of("decoder=tcp://h:1").is_err());
+    }
+
+    #[test]
+    fn flags_of_a_role_are_words_as_a_shell_has_them() {
+        let flags = "prefill=--a 1 --b '{\"c\": 2}'".parse::<RoleFlags>().unwrap();
+        assert_eq!(
+            (flags.role, flags.flags),
+            (Role::Prefill, vec!["--a".into(), "1".into(), "--b".into(), "{\"c\": 2}".into()])
+        );
+        assert!("prefill=--a 'x".parse::<RoleFlags>().is_err() && "--a".parse::<RoleFlags>().is_err());
+    }
+
+    #[test]
+    fn a_connector_has_a_name_or_is_spelled_out() {
+        assert_eq!(kv_connector("nixl"), Ok(KvConnector::Nixl));
+        assert_eq!(kv_connector("files:/kv"), Ok(KvConnector::Files("/kv".into())));
+        assert!(matches!(kv_connector(r#"{"kv_connector": "X"}"#), Ok(KvConnector::Other(_))));
+        for wrong in ["", "files:", "NIXL", "[1]", "{"] {
+            assert!(kv_connector(wrong).is_err(), "{wrong}");
+        }
+    }
+}

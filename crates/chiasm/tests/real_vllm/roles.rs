@@ -1,0 +1,88 @@
+//! Engines that prefill and engines that decode: token for token what `vllm serve` answers by itself.
+
+use serde_json::json;
+
+use crate::environment::{BLOCK_SIZE, ENGINES, Environment, Reference, STARTUP};
+use crate::processes::engine_process;
+use crate::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests};
+use crate::support::{Server, scenario_run, send_signal, wait_for};
+
+/// Whatever is not computed yet is computed by an engine that is there for it.
+const ALWAYS: [&str; 4] = ["--disturb-weight", "1000", "--hop-weight", "0"];
+
+/// Prompts that were computed for another engine.
+async fn prefilled(server: &Server) -> f64 {
+    server.metric("chiasm_prefilled_requests_total").await
+}
+
+/// Prompts that were computed twice.
+async fn recomputed(server: &Server) -> f64 {
+    server.metric("chiasm_recomputed_prompts_total").await
+}
+
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn engines_with_roles_answer_as_one() {
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    let requests = comparable_requests();
+    let server = environment.serve_with("shm", "qwen2vl", "prefill=1,decode=1", &ALWAYS, &[]);
+    let vllm_serve = environment.reference("qwen2vl", &[]);
+    let reference = vllm_serve.answers(&requests).await;
+    drop(vllm_serve);
+    server.wait_ready(2, STARTUP).await;
+    answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+    assert_eq!((prefilled(&server).await, recomputed(&server).await), (requests.len() as f64, 0.0));
+    scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
+    assert_eq!(recomputed(&server).await, 0.0);
+    // One of them dies: the other does everything until there is a new one.
+    for (worker, left) in [("worker_0", "prefill"), ("worker_1", "decode")] {
+        send_signal(engine_process(&server, worker, "VLLM::EngineCore"), "KILL");
+        answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+        server.wait_ready(2, STARTUP).await;
+        let before = prefilled(&server).await;
+        let mut unseen = requests.clone();
+        unseen.iter_mut().for_each(|request| request["cache_salt"] = json!(left));
+        answers_are_those_of_vllm_serve(&server, &unseen, &reference).await;
+        assert!(prefilled(&server).await > before, "after the end of the engine that does {left}");
+    }
+    wait_for("nothing to be left", STARTUP, async || {
+        let workers = server.client.get(format!("{}/workers", server.url)).send().await.expect("workers");
+        let workers = crate::support::json(workers).await;
+        let all = workers["workers"].as_array().expect("a list");
+        all.iter().all(|worker| worker["requests"] == 0)
+    })
+    .await;
+}
+
+/// Engines of a model that hand prompts over through files, and by NIXL: `CHIASM_TEST_ROLE_MODELS=qwen25vl,llava` by hand.
+#[tokio::test]
+#[ignore = "by hand: CHIASM_TEST_ROLE_MODELS names the models"]
+async fn engines_with_roles_answer_as_one_for_more_models() {
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    let models = std::env::var("CHIASM_TEST_ROLE_MODELS").expect("CHIASM_TEST_ROLE_MODELS");
+    for model in models.split(',') {
+        let vllm_serve: Reference = environment.reference(model, &[]);
+        let requests = match model.starts_with("qwen") {
+            true => comparable_requests(),
+            false => family_requests(&json!({})),
+        };
+        let reference = vllm_serve.answers(&requests).await;
+        drop(vllm_serve);
+        let folder = tempfile::tempdir().expect("a folder");
+        let files = format!("files:{}", folder.path().display());
+        for connector in ["nixl", &files] {
+            let own = [&ALWAYS[..], &["--kv-connector", connector]].concat();
+            let server = environment.serve_with("shm", model, "prefill=1,decode=1", &own, &[]);
+            server.wait_ready(2, STARTUP).await;
+            answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+            let (prefilled, recomputed) = (prefilled(&server).await, recomputed(&server).await);
+            eprintln!(
+                "{model} by {connector}: {prefilled} prompts of {} were handed over, {recomputed} computed again",
+                requests.len()
+            );
+            assert!(prefilled > 0.0 && recomputed == 0.0);
+        }
+    }
+}
