@@ -233,7 +233,7 @@ const STEPS: &[Step] = &[
     real_engine_test("vLLM's processor: server", REAL_PROCESSOR, seconds(180)),
     real_engine_test("clients of others", CLIENTS, seconds(90)),
     real_engine_test("real engine: client", REAL_ENGINE, seconds(120)),
-    real_engine_test("real engines: server", REAL_VLLM, seconds(600)),
+    real_engine_test("real engines: server", REAL_VLLM, seconds(720)),
     Step {
         title: "real SGLang",
         action: Action::Cargo(REAL_SGLANG),

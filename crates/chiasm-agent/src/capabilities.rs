@@ -29,6 +29,7 @@ pub(crate) fn to_message(can: &Capabilities, life: u64, takes_tensors: bool) -> 
             KvSource::Events(_) | KvSource::Backend => String::new(),
         },
         takes_tensors,
+        role: can.role.name().to_owned(),
     }
 }
 
@@ -45,7 +46,10 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
             keys: KeyScheme::Chiasm,
             block_size: BlockSize::new(ready.block_size)?,
         },
-        role: Role::Aggregated,
+        role: match ready.role.as_str() {
+            "" => Role::Aggregated,
+            name => Role::parse(name)?,
+        },
         engine: ready.engine,
         max_model_len: ready.max_model_len.try_into().ok()?,
         max_batched_tokens: ready.max_batched_tokens.try_into().ok()?,

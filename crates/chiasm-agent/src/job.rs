@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Constraint, Job, JobItem, ReasoningHints, Repetition, RequestId, Sampling, Structured, TraceContext,
+    Constraint, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured, TraceContext,
 };
 use chiasm_media::ContentHash;
 use chiasm_server::{ItemOrigin, PlannedItem};
@@ -25,6 +25,7 @@ pub(crate) struct JobParts {
     pub(crate) priority: i64,
     pub(crate) trace: Option<TraceContext>,
     pub(crate) reasoning: ReasoningHints,
+    pub(crate) stage: Stage,
 }
 
 fn raw(tokens: &[TokenId]) -> Vec<u32> {
@@ -111,6 +112,11 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
             .map(|(name, value)| proto::ReasoningVariable { name: (*name).to_owned(), value: *value })
             .collect(),
         frontend,
+        leaves_prompt: job.stage == Stage::Prefill,
+        left: match &job.stage {
+            Stage::Decode(left) => left.words().clone(),
+            Stage::Whole | Stage::Prefill => Bytes::new(),
+        },
     })
 }
 
@@ -142,6 +148,11 @@ pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, 
         reasoning: ReasoningHints {
             is_over: message.reasoning_is_over,
             variables: message.reasoning_variables.into_iter().map(variable).collect::<Result<_, _>>()?,
+        },
+        stage: match (message.leaves_prompt, message.left) {
+            (true, _) => Stage::Prefill,
+            (false, left) if left.is_empty() => Stage::Whole,
+            (false, left) => Stage::Decode(Left::new(left).ok_or_else(|| wrong("left", "is too long"))?),
         },
     })
 }

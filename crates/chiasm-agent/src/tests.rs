@@ -10,8 +10,8 @@ use bytes::Bytes;
 use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
 use chiasm_backend::{
     Backend, Connected, Connector, Constraint, Delivered, EncodedItem, FieldValue, Finish, Input, ItemField, Job,
-    JobError, JobItem, MediaObserver, MediaSource, PlanClass, ReasoningHints, Repetition, RequestId, Sampling,
-    SourceError, Structured, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
+    JobError, JobItem, Left, MediaObserver, MediaSource, PlanClass, ReasoningHints, Repetition, RequestId, Sampling,
+    SourceError, Stage, Structured, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
 use chiasm_router::RouterConfig;
@@ -161,6 +161,7 @@ fn job(tokens: &[TokenId]) -> Job {
         priority: -3,
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Some("a=b")),
         reasoning: ReasoningHints { is_over: true, variables: vec![("enable_thinking", false)] },
+        stage: Stage::Whole,
     }
 }
 
@@ -171,6 +172,17 @@ fn sent(job: &Job, life: u64) -> GenerateRequest {
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);
     GenerateRequest::decode(&bytes[..]).unwrap()
+}
+
+#[test]
+fn a_job_s_stage_is_the_same_at_the_other_end() {
+    let left = Left::new(Bytes::from_static(b"where it is")).unwrap();
+    for stage in [Stage::Whole, Stage::Prefill, Stage::Decode(left)] {
+        let told = Job { stage, ..job(&[TokenId(3)]) };
+        assert_eq!(job::from_message(sent(&told, 7)).unwrap().stage, told.stage);
+    }
+    let endless = GenerateRequest { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)]), 7) };
+    assert_eq!(job::from_message(endless).unwrap_err().0, "left");
 }
 
 #[test]
@@ -199,6 +211,7 @@ fn a_job_is_the_same_at_the_other_end() {
         assert_eq!((heard.id, heard.sampling), (told.id, told.sampling));
         assert_eq!((heard.cache_salt, heard.priority, heard.trace), (told.cache_salt, told.priority, told.trace));
         assert_eq!(heard.reasoning, told.reasoning);
+        assert_eq!(heard.stage, told.stage);
         let [item] = &heard.media[..] else { panic!("one item") };
         let origin = ItemOrigin::File { content: ContentHash::new([8; 32]), processor_kwargs: Map::new() };
         assert_eq!((item.hash, &item.origin), (told.media[0].hash, &origin));

@@ -18,6 +18,7 @@
 //!     receiver_cache_elements: 4 << 30,
 //!     class: PlanClassId(0),
 //!     role: Role::Aggregated,
+//!     machine: 0,
 //!     max_prompt_tokens: 32_767,
 //!     max_encoder_tokens: 8192,
 //! };

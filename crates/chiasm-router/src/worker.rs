@@ -22,6 +22,8 @@ pub struct WorkerInfo {
     pub class: PlanClassId,
     /// Which stages of requests it computes.
     pub role: Role,
+    /// The machine that it runs on, as a number: workers of one machine hand prompts to each other.
+    pub machine: u64,
     /// Longest prompt that leaves room for an answer, in tokens.
     pub max_prompt_tokens: usize,
     /// Embeddings of one item that the engine can always encode at once, in tokens.

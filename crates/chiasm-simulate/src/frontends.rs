@@ -158,6 +158,7 @@ fn worker_info(scenario: &Scenario) -> WorkerInfo {
         receiver_cache_elements: model.receiver_cache_bytes,
         class: PlanClassId(0),
         role: chiasm_types::Role::Aggregated,
+        machine: 0,
         max_prompt_tokens: usize::MAX,
         max_encoder_tokens: usize::MAX,
     }

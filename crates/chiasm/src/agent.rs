@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use chiasm_agent::AgentServer;
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::Fleet;
-use chiasm_types::Role;
 
 use crate::cli::{ProcessorChoice, ServeArgs};
 use crate::error::CliError;
@@ -21,13 +20,6 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     }
     if args.processor.processor == ProcessorChoice::Vllm && !args.agents.take_tensors {
         let message = "--processor vllm: frontends make the tensors then, and an agent takes them with --take-tensors";
-        return Err(CliError::Usage(message.to_owned()));
-    }
-    let engines = &args.engines;
-    let counts = [&engines.engines, &engines.sim].into_iter().flatten();
-    let attached = engines.attach.iter().map(|attach| attach.role);
-    if counts.flat_map(|counts| counts.roles()).chain(attached).any(|role| role != Role::Aggregated) {
-        let message = "engines of an agent have no roles yet: give them to chiasm serve on their machine";
         return Err(CliError::Usage(message.to_owned()));
     }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use chiasm_backend::{
-    Death, Delivered, Job, JobError, JobItem, Output, RunningJob, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    Death, Delivered, Job, JobError, JobItem, Left, Output, RunningJob, TensorBytes, TensorFormat, TensorMemory,
+    TensorOrder,
 };
 use chiasm_transfer::SlotWriter;
 use futures_util::future::BoxFuture;
@@ -31,6 +32,7 @@ pub(super) struct RunningAgentJob {
     /// The continuations that have not ended.
     open: Vec<bool>,
     delivered: Delivered,
+    left: Option<Left>,
     /// Why an item could not be sent.
     unsent: (mpsc::UnboundedSender<JobError>, mpsc::UnboundedReceiver<JobError>),
     /// The end of the engine, which may be known before its connection fails.
@@ -46,7 +48,8 @@ impl RunningAgentJob {
         let (came, delivered) = (VecDeque::new(), Delivered::default());
         let ended = shared.when_ended();
         let unsent = mpsc::unbounded_channel();
-        let mut running = Self { shared, job, events: Some(events), number: 0, came, open, delivered, unsent, ended };
+        let mut running =
+            Self { shared, job, events: Some(events), number: 0, came, open, delivered, left: None, unsent, ended };
         loop {
             let event = running.next_event().await?;
             if let Event::Started(Started { job, delivered }) = event {
@@ -85,6 +88,7 @@ impl RunningAgentJob {
             Event::Started(_) => {}
             Event::Lacking(Lacking { items }) => self.send_media(&items),
             Event::Delivered(delivered) => self.take_delivered(delivered),
+            Event::Left(words) => self.left = Left::new(words),
             Event::Failure(failure) => {
                 let constraint = self.job.sampling.structured.as_ref().map(|structured| structured.field);
                 return Err(failure_from_message(failure, constraint));
@@ -203,6 +207,10 @@ impl RunningJob for RunningAgentJob {
             // All that the agent needs to know.
             self.events = None;
         }
+    }
+
+    fn left(&mut self) -> Option<Left> {
+        self.left.take()
     }
 
     fn delivered(&self) -> Delivered {

@@ -173,6 +173,9 @@ pub struct Ready {
     /// Whether media items are taken that the frontend has made tensors of.
     #[prost(bool, tag = "13")]
     pub takes_tensors: bool,
+    /// Which stages of requests it computes: aggregated, which is also said by nothing, prefill or decode.
+    #[prost(string, tag = "14")]
+    pub role: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SnapshotPart {
@@ -236,6 +239,12 @@ pub struct GenerateRequest {
     /// Of tokens that stand once for several, in order.
     #[prost(message, repeated, tag = "14")]
     pub repeats: ::prost::alloc::vec::Vec<Repeats>,
+    /// The prompt alone is computed, and left for another engine.
+    #[prost(bool, tag = "15")]
+    pub leaves_prompt: bool,
+    /// What another engine has said of the prompt that it has left; empty if none has.
+    #[prost(bytes = "bytes", tag = "16")]
+    pub left: ::prost::bytes::Bytes,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Repeats {
@@ -368,7 +377,7 @@ pub mod constraint {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateEvent {
-    #[prost(oneof = "generate_event::Event", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "generate_event::Event", tags = "1, 2, 3, 4, 5, 6")]
     pub event: ::core::option::Option<generate_event::Event>,
 }
 /// Nested message and enum types in `GenerateEvent`.
@@ -389,6 +398,9 @@ pub mod generate_event {
         /// How items travelled after all, as some were sent again.
         #[prost(message, tag = "5")]
         Delivered(super::Delivered),
+        /// What the engine says of the prompt that it has left; before the last outputs.
+        #[prost(bytes, tag = "6")]
+        Left(::prost::bytes::Bytes),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

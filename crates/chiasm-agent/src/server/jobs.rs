@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use chiasm_backend::{Input, Job, JobError, RunningJob, Stage};
+use chiasm_backend::{Input, Job, JobError, RunningJob};
 use chiasm_server::fleet::Worker;
 use chiasm_server::{CheckedJob, MachineMedia};
 use futures_util::Stream;
@@ -155,7 +155,7 @@ async fn run_to_end(
     parts: JobParts,
     events: &Arc<Teller>,
 ) -> Result<(), JobError> {
-    let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning } = parts;
+    let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning, stage } = parts;
     // Whoever keeps the job's items longer than it runs keeps nobody waiting for its end.
     let asking = Arc::downgrade(events);
     let ask = Arc::new(move |item: usize| {
@@ -181,7 +181,7 @@ async fn run_to_end(
         priority,
         trace,
         reasoning,
-        stage: Stage::Whole,
+        stage,
     };
     let mut running = worker.backend.start(Arc::new(job)).await?;
     let (stop, mut stops) = mpsc::unbounded_channel();
@@ -202,6 +202,10 @@ async fn run_to_end(
             events.tell(Event::Delivered(delivered_to_message(delivered)));
         }
         let (outputs, ended) = outputs;
+        // Before the outputs: with the last of them the frontend has heard all.
+        if let Some(left) = running.left() {
+            events.tell(Event::Left(left.words().clone()));
+        }
         if !outputs.is_empty() {
             announced.computed();
             events.tell(Event::Outputs(Outputs { outputs }));

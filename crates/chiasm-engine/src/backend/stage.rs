@@ -1,5 +1,7 @@
 //! A job's stage as the engine's KV connector is told it, and what that says of keys and values that it leaves.
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
 use chiasm_backend::{JobError, Left, Stage};
 use rmpv::Value;
@@ -41,14 +43,21 @@ fn asked() -> Value {
     Value::Map(flags.into_iter().chain(nothing).map(|(name, value)| (name.into(), value)).collect())
 }
 
-/// What the other engine has said, if an engine can be told that.
+/// What the other engine has said, if an engine can be told that. Keys and values leave no machine: nothing protects them on the way, and an
+/// engine connects to whatever address it is told.
 fn read(left: &Left) -> Option<Value> {
     let mut words = left.words().as_ref();
     let said = rmpv::decode::read_value_with_max_depth(&mut words, MAX_DEPTH).ok().filter(|_| words.is_empty())?;
     let has = |name: &str| said[name] != Value::Nil;
     let has_blocks = said["remote_block_ids"].as_array().is_some_and(|groups| !groups.is_empty());
-    let can_be_had = said["do_remote_prefill"] == Value::from(true) && has_blocks && NEEDED.into_iter().all(has);
+    let is_here = said["remote_host"].as_str().is_some_and(is_loopback);
+    let can_be_had =
+        said["do_remote_prefill"] == Value::from(true) && has_blocks && is_here && NEEDED.into_iter().all(has);
     can_be_had.then_some(said)
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -58,7 +67,11 @@ mod tests {
     fn said(change: impl Fn(&str) -> Option<Value>) -> Value {
         let all = NEEDED.into_iter().chain(["do_remote_prefill"]);
         let blocks = || Value::Array(vec![Value::Array(vec![7.into()])]);
-        let all_but = |name: &str| if name == "remote_block_ids" { blocks() } else { Value::from(true) };
+        let all_but = |name: &str| match name {
+            "remote_block_ids" => blocks(),
+            "remote_host" => "127.0.0.1".into(),
+            _ => Value::from(true),
+        };
         let value = |name: &str| change(name).unwrap_or_else(|| all_but(name));
         Value::Map(all.map(|name| (name.into(), value(name))).collect())
     }
@@ -83,6 +96,10 @@ mod tests {
             assert_eq!(left(&without), None, "{lacks}");
         }
         let of_nothing = said(|name| (name == "remote_block_ids").then(|| Value::Array(Vec::new())));
+        for host in ["10.0.0.7", "example.org", "0.0.0.0", ""] {
+            let elsewhere = said(|name| (name == "remote_host").then(|| host.into()));
+            assert_eq!(left(&elsewhere), None, "{host}");
+        }
         for words in [of_nothing, Value::Nil, Value::from(1), Value::Map(Vec::new()), Value::from("remote_host")] {
             assert_eq!(left(&words), None, "{words}");
         }

@@ -12,6 +12,7 @@ pub(super) struct Candidate {
     pub(super) id: WorkerId,
     pub(super) seat: Seat,
     pub(super) role: Role,
+    pub(super) machine: u64,
     /// Requests that it has.
     pub(super) requests: usize,
     /// The index of its class's plan among the request's.
@@ -62,6 +63,7 @@ impl Candidate {
             id: worker.id,
             seat: worker.seat,
             role: worker.info.role,
+            machine: worker.info.machine,
             requests: worker.requests,
             plan: plan as u32,
             blocks,

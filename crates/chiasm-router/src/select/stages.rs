@@ -2,6 +2,7 @@
 
 use chiasm_types::Role;
 
+use super::candidate::Candidate;
 use super::{Assignment, Scratch, choose};
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
@@ -19,10 +20,11 @@ pub(crate) struct Stages {
 /// A worker for one stage, and what that costs.
 struct Priced {
     assignment: Assignment,
+    machine: u64,
     cost: f64,
 }
 
-/// Picks the worker that answers, and if it is cheaper, and allowed, another one that computes the prompt.
+/// Picks the worker that answers, and if it is cheaper, and allowed, another one of its machine that computes the prompt.
 pub(crate) fn choose_stages(
     config: &RouterConfig,
     roster: &mut Roster,
@@ -34,24 +36,22 @@ pub(crate) fn choose_stages(
         return choose(config, roster, scratch, plans).map(|answers| Stages { answers, prefills: None });
     }
     // First, as what is compared in the end is told: the workers that answer.
-    let prefill = match splitting {
+    let prefills = match splitting {
         Splitting::Allowed => scratch.for_prompt(config, roster, plans)?,
-        Splitting::Forbidden => None,
+        Splitting::Forbidden => Vec::new(),
     };
     let whole = scratch.for_all(config, roster, plans);
-    let decode = match &prefill {
-        Some(_) => scratch.for_answer(config, roster, plans)?,
-        None => None,
+    let split = match prefills.is_empty() {
+        true => None,
+        false => scratch.cheapest_pair(config, roster, plans, prefills)?,
     };
-    let is_cheaper = |split: f64| match (&whole, config.policy) {
-        (Ok(whole), Policy::KvMedia | Policy::Kv) => split < whole.cost,
+    let is_cheaper = |cost: f64| match (&whole, config.policy) {
+        (Ok(whole), Policy::KvMedia | Policy::Kv) => cost < whole.cost,
         // A policy that knows no costs takes each worker for what it is there for.
         (Ok(_) | Err(_), _) => true,
     };
-    let stages = match (prefill, decode) {
-        (Some(prefill), Some(decode)) if is_cheaper(prefill.cost + decode.cost + config.stages.hop) => {
-            Stages { answers: decode.assignment, prefills: Some(prefill.assignment) }
-        }
+    let stages = match split {
+        Some((stages, cost)) if is_cheaper(cost + config.stages.hop) => stages,
         _ => Stages { answers: whole?.assignment, prefills: None },
     };
     let first = plans.first().ok_or(RouteError::NoWorker)?;
@@ -63,25 +63,36 @@ pub(crate) fn choose_stages(
 }
 
 impl Scratch {
-    /// The worker for the prompt alone. `None` if there is none, or all are busy.
+    /// The workers for the prompt alone: by cost the cheapest of each machine, else the one that the policy picks. None if there are
+    /// none, or all are busy.
     fn for_prompt(
         &mut self,
         config: &RouterConfig,
         roster: &mut Roster,
         plans: &[RouteRequest<'_>],
-    ) -> Result<Option<Priced>, RouteError> {
+    ) -> Result<Vec<Priced>, RouteError> {
         self.gather(config, roster, plans, |role| role == Role::Prefill);
         if self.candidates.is_empty() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         self.fill_items(plans);
         let (chosen, decision) = self.pick(config, roster, plans);
-        let assignment = self.assignment(config, roster, plans, chosen, decision)?;
-        Ok(Some(Priced { assignment, cost: self.candidates[chosen].cost }))
+        let of_each = match decision {
+            // Of several that cost the same the one that was drawn.
+            Decision::Cost(_) => {
+                self.of_each_machine(0..self.candidates.len(), |at| (self.candidates[at].cost, at != chosen))
+            }
+            Decision::Session | Decision::Policy(_) => vec![chosen],
+        };
+        let priced = of_each.into_iter().map(|at| {
+            let Candidate { machine, cost, .. } = self.candidates[at];
+            Ok(Priced { assignment: self.assignment(config, roster, plans, at, decision)?, machine, cost })
+        });
+        priced.collect()
     }
 
     /// The worker for everything: one whose role is to prefill only if there is no other. Leaves the candidates that
-    /// [`Scratch::for_answer`] goes by.
+    /// [`Scratch::cheapest_pair`] goes by.
     fn for_all(
         &mut self,
         config: &RouterConfig,
@@ -97,18 +108,16 @@ impl Scratch {
             return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
         }
         self.fill_items(plans);
-        let session = plans.first().and_then(|plan| plan.session);
-        let by_session = session.and_then(|session| self.of_session(roster, session));
         let (mut chosen, mut decision) = self.pick(config, roster, plans);
         if let Decision::Cost(_) = decision {
             self.disturb(config);
             chosen = self.cheapest(&mut roster.rng, config.temperature);
         }
-        if let Some(by_session) = by_session {
+        if let Some(by_session) = self.by_session(roster, plans) {
             (chosen, decision) = (by_session, Decision::Session);
         }
-        let assignment = self.assignment(config, roster, plans, chosen, decision)?;
-        Ok(Priced { assignment, cost: self.candidates[chosen].cost })
+        let Candidate { machine, cost, .. } = self.candidates[chosen];
+        Ok(Priced { assignment: self.assignment(config, roster, plans, chosen, decision)?, machine, cost })
     }
 
     /// A worker that decodes has answers waiting for each prompt that it computes.
@@ -121,27 +130,52 @@ impl Scratch {
         }
     }
 
-    /// The worker for the answer behind a prompt that another one computes: that of the session, or the one with the least to do, what it
-    /// has to be sent being a part of that.
-    fn for_answer(
+    /// Of the workers for the prompt and those for the answer behind it the two of one machine that cost the least together: the latter
+    /// by what they have to do and to be sent, or that of the session. `None` if no two are of one machine.
+    fn cheapest_pair(
         &self,
         config: &RouterConfig,
         roster: &mut Roster,
         plans: &[RouteRequest<'_>],
-    ) -> Result<Option<Priced>, RouteError> {
-        let session = plans.first().and_then(|plan| plan.session);
-        let by_session = session.and_then(|session| self.of_session(roster, session));
+        prefills: Vec<Priced>,
+    ) -> Result<Option<(Stages, f64)>, RouteError> {
         let decodes = |at: &usize| self.candidates[*at].role == Role::Decode;
         let cost = |at: usize| self.candidates[at].cost_behind(config);
-        let cheapest =
-            || (0..self.candidates.len()).filter(decodes).min_by(|one, other| cost(*one).total_cmp(&cost(*other)));
-        let Some(chosen) = by_session.filter(decodes).or_else(cheapest) else { return Ok(None) };
-        let candidate = &self.candidates[chosen];
-        let decision = Decision::Cost(config.policy);
-        let assignment = self.assignment(config, roster, plans, chosen, decision)?;
+        let by_session = self.by_session(roster, plans).filter(decodes);
+        let decoding = (0..self.candidates.len()).filter(|at| decodes(at) && by_session.is_none_or(|only| only == *at));
+        let of_each = self.of_each_machine(decoding, |at| (cost(at), false));
+        let pairs = prefills.into_iter().filter_map(|prefill| {
+            let at = of_each.iter().copied().find(|&at| self.candidates[at].machine == prefill.machine)?;
+            let together = prefill.cost + cost(at);
+            Some((prefill.assignment, at, together))
+        });
+        let Some((prefill, at, cost)) = pairs.min_by(|one, other| one.2.total_cmp(&other.2)) else { return Ok(None) };
+        let candidate = &self.candidates[at];
+        let assignment = self.assignment(config, roster, plans, at, Decision::Cost(config.policy))?;
         // It computes nothing but the last token.
         let work = config.stages.transfer * candidate.missing();
-        let assignment = Assignment { pending: Pending { tokens: 1, work }, encodes_from: usize::MAX, ..assignment };
-        Ok(Some(Priced { assignment, cost: cost(chosen) }))
+        let answers = Assignment { pending: Pending { tokens: 1, work }, encodes_from: usize::MAX, ..assignment };
+        Ok(Some((Stages { answers, prefills: Some(prefill) }, cost)))
+    }
+
+    /// The worker that the request's session went to, if it may get the request.
+    fn by_session(&self, roster: &mut Roster, plans: &[RouteRequest<'_>]) -> Option<usize> {
+        let session = plans.first()?.session?;
+        self.of_session(roster, session)
+    }
+
+    /// Of these candidates the first of each machine, in the order of `rank`.
+    fn of_each_machine(
+        &self,
+        candidates: impl Iterator<Item = usize>,
+        rank: impl Fn(usize) -> (f64, bool),
+    ) -> Vec<usize> {
+        let mut ranked: Vec<(u64, (f64, bool), usize)> =
+            candidates.map(|at| (self.candidates[at].machine, rank(at), at)).collect();
+        ranked.sort_unstable_by(|(one, (cost, last), _), (other, (other_cost, other_last), _)| {
+            one.cmp(other).then(cost.total_cmp(other_cost)).then(last.cmp(other_last))
+        });
+        ranked.dedup_by_key(|(machine, ..)| *machine);
+        ranked.into_iter().map(|(_, _, at)| at).collect()
     }
 }

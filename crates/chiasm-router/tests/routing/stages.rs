@@ -155,3 +155,25 @@ fn both_workers_are_let_go_of() {
     assert_eq!(requests(), 0);
     assert!(router.workers().iter().all(|worker| worker.blocks_in_use == 0 && worker.pending_tokens == 0));
 }
+
+#[test]
+fn prompts_are_handed_over_within_a_machine() {
+    let router = router(0, |config| config.stages.disturb = 1000.0);
+    for (id, role, machine) in [
+        (PREFILL, Role::Prefill, 1),
+        (OTHER_PREFILL, Role::Prefill, 2),
+        (DECODE, Role::Decode, 2),
+        (OTHER_DECODE, Role::Decode, 3),
+    ] {
+        router.add_worker(id, WorkerInfo { role, machine, ..INFO });
+        router.set_caught_up(id, true);
+    }
+    let prompt = Prompt::text(1, 4000);
+    // What another machine holds is of no use.
+    router.apply(PREFILL, &prompt.stored());
+    let route = split(&router, &prompt);
+    assert_eq!((prefills(&route), route.answers.worker), (Some(OTHER_PREFILL), DECODE));
+    let but = RouteRequest { exclude: &[DECODE], ..prompt.request() };
+    let route = router.select_stages(&[but], Splitting::Allowed).unwrap();
+    assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
+}

@@ -11,6 +11,7 @@ mod links;
 mod network;
 mod probe;
 mod relay;
+mod roles;
 mod security;
 mod weather;
 

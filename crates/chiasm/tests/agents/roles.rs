@@ -1,0 +1,49 @@
+//! Engines of agents that prefill and others that decode.
+
+use crate::cluster::Cluster;
+use crate::support::{Answer, Server, scenario_run};
+use crate::{BLOCK, SOON, ask, workers};
+
+/// Whatever is not computed yet is computed by engines that are there for it.
+const ALWAYS: [&str; 5] = ["--disturb-weight", "1000", "--hop-weight", "0", "--allow-private-media"];
+
+fn prefilled(answer: &Answer) -> bool {
+    answer.headers.contains_key("x-chiasm-prefill-worker")
+}
+
+/// The machine's number in the order of the frontend's workers, by pairs of them.
+fn pair(answer: &Answer, header: &str) -> u32 {
+    let name = answer.header(header);
+    let number: u32 = name.trim_start_matches("worker_").parse().expect("a number");
+    number / 2
+}
+
+#[tokio::test]
+async fn prompts_are_handed_over_on_each_machine() {
+    let cluster = Cluster::new();
+    let both = ["--sim", "prefill=1,decode=1"];
+    let agents = [cluster.agent(1, &both), cluster.agent(2, &both)];
+    let server = cluster.serve(&agents, &ALWAYS);
+    server.wait_ready(4, SOON).await;
+    scenario_run::play_all(&server, "m", BLOCK, 8).await;
+    assert!(server.metric("chiasm_prefilled_requests_total").await > 10.0);
+    assert_eq!(server.metric("chiasm_recomputed_prompts_total").await, 0.0);
+    let roles: Vec<String> = workers(&server).await.iter().map(|worker| worker["role"].to_string()).collect();
+    assert_eq!(roles.iter().filter(|role| role.contains("prefill")).count(), 2);
+    for topic in 0..6 {
+        let answer = server.chat(&ask(&format!("{topic} {}", "one two three four ".repeat(40)), 2)).await;
+        answer.ok();
+        assert_eq!(pair(&answer, "x-chiasm-prefill-worker"), pair(&answer, "x-chiasm-worker"));
+    }
+}
+
+#[tokio::test]
+async fn prompts_are_not_handed_over_between_machines() {
+    let cluster = Cluster::new();
+    let agents = [cluster.agent(1, &["--sim", "prefill=1"]), cluster.agent(2, &["--sim", "decode=1"])];
+    let server: Server = cluster.serve(&agents, &ALWAYS);
+    server.wait_ready(2, SOON).await;
+    let answer = server.chat(&ask(&"one two three four ".repeat(40), 2)).await;
+    answer.ok();
+    assert!(!prefilled(&answer));
+}
