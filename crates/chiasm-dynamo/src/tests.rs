@@ -60,6 +60,7 @@ fn job(sampling: Sampling) -> Job {
         priority: 3,
         trace: None,
         reasoning: Default::default(),
+        stage: Default::default(),
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) struct Roster {
     pub(crate) rng: SmallRng,
     /// The worker that got the last request, for round-robin.
     pub(crate) last: Option<WorkerId>,
+    /// The same of those that compute prompts for others.
+    pub(crate) last_prefill: Option<WorkerId>,
     pub(crate) typical: Typical,
     lately: Lately,
     requests: u64,
@@ -116,6 +118,7 @@ impl Roster {
             sessions: Sessions::new(config.max_sessions),
             rng,
             last: None,
+            last_prefill: None,
             typical: Typical::default(),
             lately: Lately::default(),
             requests: 0,

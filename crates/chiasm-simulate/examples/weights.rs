@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use chiasm_router::{Policy, RouterConfig, Weights};
 use chiasm_simulate::{Arrivals, PolicyReport, Scenario, Source, Workload, WorkloadSize};
+use chiasm_types::Role;
 
 fn main() {
     let numbers: Vec<f64> = std::env::args().skip(1).map(|number| number.parse().unwrap()).collect();
@@ -20,7 +21,7 @@ fn main() {
     let scenarios: Vec<Scenario> = Workload::ALL
         .iter()
         .map(|workload| Scenario {
-            workers,
+            workers: vec![Role::Aggregated; workers],
             sized_for: workers,
             requests,
             warm_up: requests / 4,

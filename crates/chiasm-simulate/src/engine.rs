@@ -1,6 +1,7 @@
 //! A modelled engine: what vLLM's scheduler and caches do, in virtual time.
 
 mod cache_events;
+mod handover;
 mod live;
 mod run;
 
@@ -16,13 +17,15 @@ use crate::model::EngineModel;
 use crate::sequence::{Item, Sequence};
 use crate::virtual_time::{Nanos, nanos, seconds};
 use cache_events::{BlockHash, CacheEvents, Uniform};
-pub(crate) use live::Live;
+pub(crate) use live::{Live, Stage};
 use run::DecodeRun;
 
 /// Somebody who is told what an engine gives out.
 pub(crate) trait Observer {
     /// The whole prompt is computed.
     fn first_token(&mut self, live: &mut Live, now: Nanos);
+    /// The whole prompt is computed, for another engine.
+    fn prefilled(&mut self, live: Live, now: Nanos);
     /// The last token is there.
     fn finished(&mut self, live: Live, now: Nanos);
     /// `tokens` tokens came `gap` after those before them, one of each request that decodes at a time.
@@ -149,7 +152,11 @@ impl Engine {
     /// Queues a request that [`Engine::fits`].
     pub(crate) fn deliver(&mut self, live: Live, now: Nanos) {
         let sequence = &live.sequence;
-        let (prompt, len) = (sequence.prompt(), sequence.prompt() + sequence.answer());
+        let prompt = sequence.prompt();
+        let len = match live.stage {
+            Stage::Prefill => prompt + 1,
+            Stage::Whole | Stage::Decode => prompt + sequence.answer(),
+        };
         let items_end = sequence.items().last().map_or(0, Item::end);
         let request = InBatch { live: Box::new(live), len, has_first_token: false, preempted: None };
         self.batch.add(Scheduled::new(request, prompt, items_end));
@@ -191,7 +198,10 @@ impl Engine {
         let ended = self.batch.advance(|running| {
             let is_last = running.tokens() == running.request.len;
             let request = &mut running.request;
-            if !std::mem::replace(&mut request.has_first_token, true) {
+            let is_first = !std::mem::replace(&mut request.has_first_token, true);
+            if request.live.stage == Stage::Prefill {
+                // Nobody sees its token.
+            } else if is_first {
                 observer.first_token(&mut request.live, now);
             } else {
                 tokens += steps;
@@ -206,7 +216,10 @@ impl Engine {
             observer.gaps(gap, tokens, now);
         }
         for request in ended {
-            observer.finished(*request.live, now);
+            match request.live.stage {
+                Stage::Prefill => observer.prefilled(*request.live, now),
+                Stage::Whole | Stage::Decode => observer.finished(*request.live, now),
+            }
         }
     }
 
@@ -266,6 +279,17 @@ impl BatchEngine for Surroundings {
         cache_events::hash(request.live.keys[block])
     }
 
+    fn given(request: &InBatch) -> usize {
+        match request.live.stage {
+            Stage::Decode => request.live.sequence.prompt(),
+            Stage::Whole | Stage::Prefill => 0,
+        }
+    }
+
+    fn kept_as(request: &InBatch) -> Option<u64> {
+        (request.live.stage == Stage::Prefill).then_some(request.live.number)
+    }
+
     fn encode(&mut self, request: &mut InBatch, tokens: Range<usize>, admission: bool) -> Result<bool, Infallible> {
         let Live { sequence, next_item, encoded, .. } = &mut *request.live;
         if admission {
@@ -284,7 +308,8 @@ impl BatchEngine for Surroundings {
     }
 
     fn admitted(&mut self, running: &mut Scheduled<InBatch>, cached: usize) {
-        if !running.was_preempted() {
+        // What an engine is given was not found.
+        if !running.was_preempted() && running.request.live.stage != Stage::Decode {
             running.request.live.cached = cached;
         }
     }

@@ -1,17 +1,19 @@
 //! The discrete-event simulation: frontends, each with its router, and engines in virtual time.
 
+mod handover;
+
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Instant;
 
 use chiasm_engine_model::WeightedLru;
 use chiasm_kv::event::{KvEvent, KvEventBatch};
-use chiasm_router::{EngineStats, Policy, RouteItem, RouteRequest, VirtualClock};
+use chiasm_router::{EngineStats, Policy, Route, RouteItem, RouteRequest, VirtualClock};
 use chiasm_types::WorkerId;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-use crate::engine::{Engine, Live};
+use crate::engine::{Engine, Live, Stage};
 use crate::error::SimulateError;
 use crate::frontends::{Announced, Frontends};
 use crate::report::{Latency, PolicyReport};
@@ -31,6 +33,8 @@ pub(crate) struct Fleet<'a> {
     engines: Vec<Engine>,
     /// Per engine the tensors that it has or that are on their way, and when they are there.
     receivers: Vec<WeightedLru<u64, Nanos>>,
+    /// Per engine when it is done with giving and getting prompts.
+    links: Vec<Nanos>,
     /// The times at which the frontends' threads are free. All frontends share them.
     threads: BinaryHeap<Reverse<Nanos>>,
     planned: BinaryHeap<Planned>,
@@ -59,6 +63,10 @@ enum Plan {
     Wake,
     /// All tensors of the request are there.
     Deliver(Box<Live>),
+    /// The same at the engine that answers, which can get the prompt now from the engine of this number.
+    Get(usize, Box<Live>),
+    /// It has got it.
+    Got(usize, Box<Live>),
 }
 
 struct Published {
@@ -106,14 +114,15 @@ impl<'a> Fleet<'a> {
     pub(crate) fn new(scenario: &'a Scenario, policy: Policy, arrivals: Arrivals) -> Self {
         let model = scenario.engine;
         let clock = VirtualClock::default();
-        let threads = scenario.frontend.threads_per_worker * scenario.workers;
+        let threads = scenario.frontend.threads_per_worker * scenario.workers.len();
         Self {
             scenario,
             policy,
             frontends: Frontends::new(scenario, policy, &clock),
             clock,
-            engines: (0..scenario.workers).map(|_| Engine::new(model)).collect(),
-            receivers: (0..scenario.workers).map(|_| WeightedLru::new(model.receiver_cache_bytes)).collect(),
+            engines: scenario.workers.iter().map(|_| Engine::new(model)).collect(),
+            receivers: scenario.workers.iter().map(|_| WeightedLru::new(model.receiver_cache_bytes)).collect(),
+            links: vec![0; scenario.workers.len()],
             threads: vec![Reverse(0); threads].into(),
             planned: BinaryHeap::new(),
             plans: 0,
@@ -213,11 +222,12 @@ impl<'a> Fleet<'a> {
             ..RouteRequest::default()
         };
         let number = self.arrived;
-        let reservation = self.frontends.select(number, &routed, now)?;
-        let worker = reservation.worker.0 as usize;
+        let Route { answers, prefills } = self.frontends.select(number, &routed, now)?;
+        let worker = prefills.as_ref().unwrap_or(&answers).worker.0 as usize;
         let ready = self.make_tensors(worker, &sequence, now, counted);
         let mut live = Live::new(number, sequence, keys, now, counted);
-        live.reservation = Some(reservation);
+        live.stage = if prefills.is_some() { Stage::Prefill } else { Stage::Whole };
+        (live.reservation, live.prefills) = (Some(answers), prefills);
         if ready > now {
             self.plan(ready, worker, Plan::Deliver(Box::new(live)));
         } else {
@@ -267,13 +277,18 @@ impl<'a> Fleet<'a> {
         let Some(Planned { worker, what, .. }) = self.planned.pop() else { return };
         match what {
             Plan::Deliver(live) => self.deliver(worker, *live, now),
+            Plan::Get(from, live) => self.get(from, worker, live, now),
+            Plan::Got(from, live) => self.got(from, worker, *live, now),
             Plan::Wake if self.engines[worker].next_wake() == Some(now) => {
-                let mut observer = Announced { tally: &mut self.tally, frontends: &mut self.frontends };
+                let (tally, frontends) = (&mut self.tally, &mut self.frontends);
+                let mut observer = Announced { tally, frontends, prefilled: Vec::new() };
                 let events = self.engines[worker].wake(now, &mut observer);
+                let prefilled = observer.prefilled;
                 let at = now + nanos(self.scenario.engine.event_delay);
                 let stats = self.engines[worker].stats();
                 self.published.push_back(Published { at, worker, events, stats });
                 self.plan_wake(worker, None);
+                prefilled.into_iter().for_each(|live| self.hand_over(worker, live, now));
             }
             Plan::Wake => {}
         }
@@ -306,6 +321,7 @@ impl<'a> Fleet<'a> {
             balance: ratio(work.into_iter().fold(0.0, f64::max), mean),
             work: ratio(mean, passed),
             requests_per_second: ratio((to.completed - from.completed) as f64, passed),
+            split: self.scenario.has_roles().then(|| part(self.tally.split, self.tally.ended)),
             completed: self.tally.completed,
             refused: self.tally.refused,
             virtual_seconds: seconds(end),

@@ -5,9 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use chiasm_kv::BlockKey;
 use chiasm_kv::event::KvEventBatch;
 use chiasm_router::{
-    Clock, EngineStats, Policy, Reservation, RouteItem, RouteRequest, Router, RouterConfig, VirtualClock, WorkerInfo,
+    Clock, EngineStats, Policy, Reservation, Route, RouteItem, RouteRequest, Router, RouterConfig, Splitting,
+    VirtualClock, WorkerInfo,
 };
-use chiasm_types::{PlanClassId, WorkerId};
+use chiasm_types::{PlanClassId, Role, WorkerId};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -57,13 +58,13 @@ struct Choice {
 impl Frontends {
     pub(crate) fn new(scenario: &Scenario, policy: Policy, clock: &VirtualClock) -> Self {
         let model = scenario.frontend;
-        let info = worker_info(scenario);
         let router = |number: u64| {
             // The first one's is the scenario's own.
             let seed = if number == 0 { scenario.seed } else { mix(scenario.seed ^ mix(number)) };
             let config = RouterConfig { policy, seed: Some(seed), ..scenario.router.clone() };
             let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
-            (0..scenario.workers).for_each(|worker| router.add_worker(WorkerId(worker as u32), info));
+            let workers = scenario.workers.iter().enumerate();
+            workers.for_each(|(worker, role)| router.add_worker(WorkerId(worker as u32), worker_info(scenario, *role)));
             router
         };
         Self {
@@ -79,26 +80,27 @@ impl Frontends {
         &self.routers
     }
 
-    /// One of the frontends, drawn as by a load balancer that knows nothing, gives the request with this number to a worker.
+    /// One of the frontends, drawn as by a load balancer that knows nothing, gives the request with this number to a worker, or to two
+    /// where workers have roles. The others are told of the one that answers; where there are roles there is nothing to tell.
     pub(crate) fn select(
         &mut self,
         number: u64,
         request: &RouteRequest<'_>,
         now: Nanos,
-    ) -> Result<Reservation, SimulateError> {
+    ) -> Result<Route, SimulateError> {
         let frontend = self.rng.random_range(0..self.routers.len());
-        let reservation = self.routers[frontend].select(request)?;
+        let route = self.routers[frontend].select_stages(std::slice::from_ref(request), Splitting::Allowed)?;
         if self.announce_delay.is_some() {
             let choice = Choice {
                 frontend,
-                worker: reservation.worker,
+                worker: route.answers.worker,
                 keys: request.keys.to_vec(),
                 prompt_tokens: request.prompt_tokens,
                 media: request.media.to_vec(),
             };
             self.announce(number, News::Begun(choice), now);
         }
-        Ok(reservation)
+        Ok(route)
     }
 
     /// All frontends take in what an engine published.
@@ -146,8 +148,8 @@ impl Frontends {
     }
 }
 
-/// What every router knows of every engine, as they are all alike.
-fn worker_info(scenario: &Scenario) -> WorkerInfo {
+/// What every router knows of every engine of a role, as they are all alike.
+fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
     let model = scenario.engine;
     WorkerInfo {
         total_blocks: u64::from(model.num_blocks),
@@ -157,7 +159,7 @@ fn worker_info(scenario: &Scenario) -> WorkerInfo {
         // Raw values, a byte each.
         receiver_cache_elements: model.receiver_cache_bytes,
         class: PlanClassId(0),
-        role: chiasm_types::Role::Aggregated,
+        role,
         machine: 0,
         max_prompt_tokens: usize::MAX,
         max_encoder_tokens: usize::MAX,
@@ -168,12 +170,18 @@ fn worker_info(scenario: &Scenario) -> WorkerInfo {
 pub(crate) struct Announced<'a> {
     pub(crate) tally: &'a mut Tally,
     pub(crate) frontends: &'a mut Frontends,
+    /// Requests whose prompts are computed, for other engines.
+    pub(crate) prefilled: Vec<Live>,
 }
 
 impl Observer for Announced<'_> {
     fn first_token(&mut self, live: &mut Live, now: Nanos) {
         self.frontends.announce(live.number, News::FirstToken, now);
         self.tally.first_token(live, now);
+    }
+
+    fn prefilled(&mut self, live: Live, _: Nanos) {
+        self.prefilled.push(live);
     }
 
     fn finished(&mut self, live: Live, now: Nanos) {

@@ -4,10 +4,11 @@
 //! ```
 //! use chiasm_router::Policy;
 //! use chiasm_simulate::{Arrivals, Scenario, Source, Workload};
+//! use chiasm_types::Role;
 //!
 //! let source = Source::Generated(Workload::SharedImageQa, Default::default());
 //! let scenario = Scenario {
-//!     workers: 4,
+//!     workers: vec![Role::Aggregated; 4],
 //!     sized_for: 4,
 //!     requests: 400,
 //!     warm_up: 100,

@@ -44,6 +44,15 @@ pub struct EngineModel {
     pub kv_read: f64,
     /// Attention of one prompt token to one before it. Default 1 ns: 4 · 28 layers · 3584 FLOP at 400 TFLOP/s.
     pub attention: f64,
+    /// Bytes of the keys and values of one token, of which engines give each other prompts. Default 57,344: 2 · 28 layers · 4 heads · 128
+    /// · 2 bytes.
+    pub kv_bytes: f64,
+    /// Bytes per second at which an engine gets keys and values from another one, or gives them to one. Default 25 GB/s: a network card of
+    /// 200 Gbit/s.
+    pub transfer_bandwidth: f64,
+    /// Time that getting a prompt from another engine takes besides its bytes. Default 1 ms: that both engines hear of it, an
+    /// assumption.
+    pub transfer_latency: f64,
     /// Embeddings that the encoder's cache holds. Default 114,688: vLLM gives it room for the largest item that the model takes
     /// (`compute_mm_encoder_budget`), which is a video of 14 frames with 16,384 embeddings for every two. With
     /// `--limit-mm-per-prompt '{"video": 0}'` it is an image, 16,384.
@@ -75,6 +84,9 @@ impl Default for EngineModel {
             embed: 1.0 / 70_000.0,
             kv_read: 23e-9,
             attention: 1e-9,
+            kv_bytes: 57_344.0,
+            transfer_bandwidth: 25e9,
+            transfer_latency: 1e-3,
             encoder_cache_tokens: 114_688,
             receiver_cache_bytes: 4 << 30,
             event_delay: 1e-3,
@@ -107,13 +119,25 @@ impl Default for FrontendModel {
 impl EngineModel {
     /// Refuses what no engine could be.
     pub(crate) fn check(&self) -> Result<(), SimulateError> {
-        let times =
-            [self.overhead, self.weights, self.token, self.embed, self.kv_read, self.attention, self.event_delay];
+        let times = [
+            self.overhead,
+            self.weights,
+            self.token,
+            self.embed,
+            self.kv_read,
+            self.attention,
+            self.event_delay,
+            self.transfer_latency,
+            self.kv_bytes,
+        ];
         if times.iter().any(|time| !time.is_finite() || *time < 0.0) {
-            return Err(SimulateError::Config("the times of an engine must be 0 or more"));
+            return Err(SimulateError::Config("the times of an engine and the bytes of a token must be 0 or more"));
         }
         if self.overhead + self.weights.max(self.token) <= 0.0 {
             return Err(SimulateError::Config("an engine's step must take time; raise the overhead"));
+        }
+        if !self.transfer_bandwidth.is_finite() || self.transfer_bandwidth <= 0.0 {
+            return Err(SimulateError::Config("engines must be able to give each other more than 0 bytes a second"));
         }
         if self.num_blocks == 0 || self.max_running == 0 || self.max_batched_tokens <= self.max_running {
             return Err(SimulateError::Config(

@@ -54,6 +54,9 @@ pub struct PolicyReport {
     pub work: f64,
     /// Requests that ended per second, between the warm-up and the last arrival.
     pub requests_per_second: f64,
+    /// Part of the requests whose prompts another engine computed than the one that answered. `None` where no engine has a role.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<f64>,
     /// Requests that ended.
     pub completed: u64,
     /// Requests that no engine could hold.

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use chiasm_router::{Policy, RouterConfig};
+use chiasm_types::Role;
 
 use crate::error::SimulateError;
 use crate::fleet::Fleet;
@@ -44,9 +45,10 @@ pub enum Arrivals {
 /// A fleet, what is asked of it, and the routers before it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// Engines, 1 to 100,000.
-    pub workers: usize,
-    /// The number of workers that generated requests have images and conversations for: `workers`, unless fleets of several sizes are
+    /// The role of each engine, of 1 to 100,000. Where some have one, each request goes to where the router says, whose prompt may be
+    /// computed elsewhere than its answer.
+    pub workers: Vec<Role>,
+    /// The number of workers that generated requests have images and conversations for: those of `workers`, unless fleets of several sizes are
     /// to be asked the same.
     pub sized_for: usize,
     /// Requests; fewer when a trace has fewer.
@@ -57,7 +59,7 @@ pub struct Scenario {
     pub source: Source,
     /// Seed of the requests, their arrivals, the frontends they come to, and the routers' choices.
     pub seed: u64,
-    /// The engines, which are all alike.
+    /// The engines, which are all alike but for their roles.
     pub engine: EngineModel,
     /// The frontends before them.
     pub frontend: FrontendModel,
@@ -123,7 +125,7 @@ impl Scenario {
     /// # Errors
     /// As [`Scenario::run`].
     pub fn saturation(&self, policy: Policy) -> Result<f64, SimulateError> {
-        let workers = self.workers as u64;
+        let workers = self.workers.len() as u64;
         let (least, most) = (SATURATION_SAMPLE.start() * workers, SATURATION_SAMPLE.end() * workers);
         let requests = match self.source {
             Source::Generated(..) => self.requests.clamp(least, most),
@@ -145,11 +147,21 @@ impl Scenario {
         })
     }
 
+    /// Whether some engines compute some stages of requests alone.
+    pub fn has_roles(&self) -> bool {
+        self.workers.iter().any(|role| *role != Role::Aggregated)
+    }
+
     fn check(&self, arrivals: Arrivals) -> Result<(), SimulateError> {
         self.engine.check()?;
         self.frontend.check()?;
-        if !(1..=MOST_WORKERS).contains(&self.workers) {
+        if !(1..=MOST_WORKERS).contains(&self.workers.len()) {
             return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
+        }
+        if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some() {
+            return Err(SimulateError::Config(
+                "frontends before a fleet with roles can't be told of each other's requests; leave announcements out",
+            ));
         }
         if !(1..=MOST_WORKERS).contains(&self.sized_for) {
             return Err(SimulateError::Config("requests are generated for 1 to 100,000 workers"));

@@ -1,6 +1,6 @@
 //! What is counted during a run.
 
-use crate::engine::{Live, Observer};
+use crate::engine::{Live, Observer, Stage};
 use crate::histogram::Histogram;
 use crate::sequence::Sequence;
 use crate::timeline::Timeline;
@@ -21,6 +21,10 @@ pub(crate) struct Tally {
     pub(crate) reused_items: u64,
     /// All that ended, also those that don't count.
     pub(crate) completed: u64,
+    /// Those that count and went to two engines.
+    pub(crate) split: u64,
+    /// Those that count and ended.
+    pub(crate) ended: u64,
     /// Never given to an engine, as none could hold them.
     pub(crate) refused: u64,
     /// All of it, also what doesn't count.
@@ -40,6 +44,8 @@ impl Tally {
             items: 0,
             reused_items: 0,
             completed: 0,
+            split: 0,
+            ended: 0,
             refused: 0,
             timeline: Timeline::new(),
         }
@@ -61,6 +67,8 @@ impl Observer for Tally {
         }
     }
 
+    fn prefilled(&mut self, _: Live, _: Nanos) {}
+
     fn finished(&mut self, live: Live, _: Nanos) {
         self.completed += 1;
         self.timeline.ended(live.arrival, live.sequence.prompt() as u64, live.cached as u64);
@@ -69,6 +77,8 @@ impl Observer for Tally {
             self.cached_tokens += live.cached as u64;
             self.embeds += embeds(&live.sequence);
             self.encoded += live.encoded;
+            self.ended += 1;
+            self.split += u64::from(live.stage == Stage::Decode);
         }
     }
 

@@ -4,22 +4,24 @@
 //! |---|---|
 //! | `page` | runs as a page to look at |
 //! | `chart` | one chart of that page |
+//! | `side_by_side` | fleets of several shapes in one table |
 
 mod chart;
 mod page;
+mod side_by_side;
 
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use chiasm_router::{RouterConfig, Weights};
+use chiasm_router::{RouterConfig, StageWeights, Weights};
 use chiasm_simulate::{
     Arrivals, EngineModel, FrontendModel, PolicyReport, Scenario, SimulateError, Source, WorkloadSize, table,
 };
 use chiasm_types::BlockSize;
 use serde_json::json;
 
-use crate::cli::SimulateArgs;
+use crate::cli::{EngineCounts, SimulateArgs};
 use crate::error::CliError;
 use crate::stdout::line;
 
@@ -30,7 +32,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// One fleet that was asked one workload, under each policy.
 struct Run {
     workload: String,
-    workers: u32,
+    fleet: EngineCounts,
     /// It says in words how large the fleet is, what was asked of it, and how fast.
     about: String,
     reports: Vec<PolicyReport>,
@@ -49,8 +51,12 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
     };
     let mut runs = Vec::new();
     for (name, source) in sources {
-        for workers in &args.workers.0 {
-            runs.push(simulate(args, &name, *workers, source.clone()).map_err(usage)?);
+        let first = runs.len();
+        for fleet in args.fleets() {
+            runs.push(simulate(args, &name, fleet, source.clone()).map_err(usage)?);
+        }
+        if let Some(compared) = side_by_side::table(&runs[first..]).filter(|_| !args.json) {
+            line!("{name}, side by side\n\n{compared}");
         }
     }
     if let Some((path, mut file)) = page {
@@ -81,10 +87,10 @@ fn generated(args: &SimulateArgs, workload: chiasm_simulate::Workload) -> Source
     Source::Generated(workload, size)
 }
 
-fn simulate(args: &SimulateArgs, name: &str, workers: u32, source: Source) -> Result<Run, SimulateError> {
+fn simulate(args: &SimulateArgs, name: &str, workers: &EngineCounts, source: Source) -> Result<Run, SimulateError> {
     let trace = source.trace_summary()?;
     let largest = largest(args);
-    let most = trace.map_or(u64::from(largest) * REQUESTS_PER_WORKER, |trace| trace.requests);
+    let most = trace.map_or(largest * REQUESTS_PER_WORKER, |trace| trace.requests);
     let requests = match trace {
         Some(_) => args.requests.map_or(most, |requests| requests.min(most)),
         None => args.requests.unwrap_or(most),
@@ -110,12 +116,12 @@ fn simulate(args: &SimulateArgs, name: &str, workers: u32, source: Source) -> Re
     } else {
         line!("{about}\n\n{}", table(&reports));
     }
-    Ok(Run { workload: name.to_owned(), workers, about, reports })
+    Ok(Run { workload: name.to_owned(), fleet: workers.clone(), about, reports })
 }
 
 /// The workers of the largest fleet, for which requests are generated.
-fn largest(args: &SimulateArgs) -> u32 {
-    args.workers.0.iter().copied().max().unwrap_or(1)
+fn largest(args: &SimulateArgs) -> u64 {
+    args.fleets().map(EngineCounts::total).max().unwrap_or(1)
 }
 
 /// The frontends in words, if there are several.
@@ -134,7 +140,7 @@ fn announce_ms(args: &SimulateArgs) -> Option<f64> {
     (args.frontends > 1 && !args.no_announcements).then_some(args.announce_ms)
 }
 
-fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) -> Scenario {
+fn scenario(args: &SimulateArgs, workers: &EngineCounts, source: Source, requests: u64) -> Scenario {
     let model = &args.engine;
     let engine = EngineModel {
         block_size: BlockSize::new(model.block_size).unwrap_or(EngineModel::default().block_size),
@@ -145,6 +151,8 @@ fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) ->
         weights: model.weights_ms / 1e3,
         token: 1.0 / model.prefill_rate,
         embed: 1.0 / model.encode_rate,
+        transfer_bandwidth: model.transfer_rate * 1e9,
+        transfer_latency: model.transfer_latency_ms / 1e3,
         encoder_cache_tokens: model.encoder_cache_tokens,
         receiver_cache_bytes: (model.receiver_cache_gb * GIB) as u64,
         event_delay: model.event_delay_ms / 1e3,
@@ -159,8 +167,13 @@ fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) ->
         balance: args.weights.balance_weight,
         ..Weights::default()
     };
+    let stages = StageWeights {
+        transfer: args.weights.transfer_weight,
+        hop: args.weights.hop_weight,
+        disturb: args.weights.disturb_weight,
+    };
     Scenario {
-        workers: workers as usize,
+        workers: workers.roles().collect(),
         sized_for: largest(args) as usize,
         requests,
         warm_up: (requests as f64 * args.warm_up) as u64,
@@ -173,7 +186,12 @@ fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) ->
             threads_per_worker: model.threads_per_worker,
             pixel: model.pixel_ns / 1e9,
         },
-        router: RouterConfig { weights, temperature: args.weights.routing_temperature, ..RouterConfig::default() },
+        router: RouterConfig {
+            weights,
+            stages,
+            temperature: args.weights.routing_temperature,
+            ..RouterConfig::default()
+        },
     }
 }
 
@@ -181,7 +199,7 @@ fn scenario(args: &SimulateArgs, workers: u32, source: Source, requests: u64) ->
 fn row(
     args: &SimulateArgs,
     name: &str,
-    workers: u32,
+    workers: &EngineCounts,
     requests: u64,
     rate: Option<f64>,
     saturation: Option<f64>,
@@ -189,13 +207,17 @@ fn row(
 ) -> serde_json::Value {
     let mut row = json!({
         "workload": name,
-        "workers": workers,
+        "workers": workers.total(),
         "requests": requests,
         "announce_ms": announce_ms(args),
         "seed": args.seed,
         "rate": rate,
         "saturation": saturation,
     });
+    if let Some(row) = row.as_object_mut().filter(|_| workers.has_roles()) {
+        let counts = workers.by_role().iter().map(|(role, count)| (role.name().to_owned(), json!(count)));
+        row.insert("roles".to_owned(), serde_json::Value::Object(counts.collect()));
+    }
     // A report is an object of numbers: nothing in it can fail.
     if let (Some(row), Ok(serde_json::Value::Object(report))) = (row.as_object_mut(), serde_json::to_value(report)) {
         row.extend(report);

@@ -71,3 +71,34 @@ fn the_page_has_every_fleet_and_policy_and_a_file_that_can_not_be_written_is_tol
     let (ok, _, err) = simulate(&["--workers", "2,0"]);
     assert!(!ok && err.contains("from 1 to 100,000"), "{err}");
 }
+
+#[test]
+fn fleets_with_roles_are_named_by_them_and_stand_beside_those_without() {
+    let shapes = ["--workers", "2", "--workers", "prefill=1,decode=1", "--requests", "200"];
+    let split = ["--policy", "kv+media,random", "--workload", "mixed,unique-images", "--rate", "10"];
+    let (ok, out, err) = simulate(&[&shapes[..], &split].concat());
+    assert!(ok, "{err}");
+    assert!(out.contains("mixed: 2 workers, 200") && out.contains("mixed: 1 prefill + 1 decode workers, 200"), "{out}");
+    let (_, compared) = out.split_once("mixed, side by side").expect("a table of both");
+    for line in ["| 2 | kv+media |", "| 2 | random |", "| 1 prefill + 1 decode | kv+media |"] {
+        assert!(compared.contains(line), "{line} in {compared}");
+    }
+    let random = out.lines().find(|line| line.starts_with("| 1 prefill + 1 decode | random |")).expect("a line");
+    assert!(random.contains("| 100.0 % |"), "a policy that knows no costs splits all: {random}");
+
+    let (ok, out, err) = simulate(&[&shapes[..], &split, &["--json"]].concat());
+    assert!(ok, "{err}");
+    let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(rows.len(), 8);
+    assert!(rows[0].get("roles").is_none() && rows[0].get("split").is_none(), "{}", rows[0]);
+    assert_eq!(
+        (&rows[2]["roles"]["prefill"], &rows[2]["roles"]["decode"], &rows[2]["workers"]),
+        (&1.into(), &1.into(), &2.into())
+    );
+    assert!(rows[2]["split"].as_f64().is_some(), "{}", rows[2]);
+
+    for wrong in ["prefill=0,decode=0", "prefill=1,prefill=1", "prefil=1", "2,decode=2", "x"] {
+        let (ok, _, err) = simulate(&["--workers", wrong]);
+        assert!(!ok && err.contains("--workers"), "{wrong}: {err}");
+    }
+}

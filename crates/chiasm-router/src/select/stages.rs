@@ -59,6 +59,7 @@ pub(crate) fn choose_stages(
         roster.sessions.went_to(session, stages.answers.seat);
     }
     roster.last = Some(stages.answers.id);
+    roster.last_prefill = stages.prefills.as_ref().map(|prefills| prefills.id).or(roster.last_prefill);
     Ok(stages)
 }
 
@@ -76,7 +77,10 @@ impl Scratch {
             return Ok(Vec::new());
         }
         self.fill_items(plans);
+        // Whoever answers comes after others that answer, not after these.
+        let last_answer = std::mem::replace(&mut roster.last, roster.last_prefill);
         let (chosen, decision) = self.pick(config, roster, plans);
+        roster.last = last_answer;
         let of_each = match decision {
             // Of several that cost the same the one that was drawn.
             Decision::Cost(_) => {

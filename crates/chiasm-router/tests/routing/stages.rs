@@ -177,3 +177,11 @@ fn prompts_are_handed_over_within_a_machine() {
     let route = router.select_stages(&[but], Splitting::Allowed).unwrap();
     assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
 }
+
+#[test]
+fn one_after_the_other_means_those_of_a_role() {
+    let router = fleet(|config| config.policy = Policy::RoundRobin);
+    let routes: Vec<Route> = (0..4).map(|number| split(&router, &Prompt::text(number, 160))).collect();
+    let prefill: Vec<_> = routes.iter().filter_map(prefills).collect();
+    assert_eq!(prefill, [PREFILL, OTHER_PREFILL, PREFILL, OTHER_PREFILL]);
+}

@@ -6,6 +6,17 @@ use chiasm_router::Reservation;
 use crate::sequence::Sequence;
 use crate::virtual_time::Nanos;
 
+/// What an engine is to compute of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Prompt and answer.
+    Whole,
+    /// The prompt, and one token that nobody sees. The blocks are kept until the engine that answers has got them.
+    Prefill,
+    /// The answer: the engine is given the prompt's keys and values.
+    Decode,
+}
+
 /// A request that arrived and has not ended.
 pub(crate) struct Live {
     /// Counts requests in the order of their arrival.
@@ -16,10 +27,15 @@ pub(crate) struct Live {
     pub(crate) sequence: Sequence,
     /// Keys of all full blocks, the answer's too.
     pub(crate) keys: Vec<BlockKey>,
+    /// Its place on the engine that answers.
     pub(crate) reservation: Option<Reservation>,
-    /// Prompt tokens that the engine found in its cache when it began.
+    /// What the engine that has it, or gets it next, is to compute.
+    pub(crate) stage: Stage,
+    /// Its place on the engine that computes the prompt for another one, until it has.
+    pub(crate) prefills: Option<Reservation>,
+    /// Prompt tokens that the engine which computes the prompt found in its cache when it began.
     pub(crate) cached: usize,
-    /// Embeddings that the engine had to make.
+    /// Embeddings that engines had to make.
     pub(crate) encoded: u64,
     /// The first of its items that was not needed yet.
     pub(super) next_item: usize,
@@ -27,6 +43,18 @@ pub(crate) struct Live {
 
 impl Live {
     pub(crate) fn new(number: u64, sequence: Sequence, keys: Vec<BlockKey>, arrival: Nanos, counted: bool) -> Self {
-        Self { number, arrival, counted, sequence, keys, reservation: None, cached: 0, encoded: 0, next_item: 0 }
+        Self {
+            number,
+            arrival,
+            counted,
+            sequence,
+            keys,
+            reservation: None,
+            stage: Stage::Whole,
+            prefills: None,
+            cached: 0,
+            encoded: 0,
+            next_item: 0,
+        }
     }
 }

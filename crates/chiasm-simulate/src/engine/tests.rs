@@ -13,6 +13,7 @@ struct Notes {
     /// Arrival, time of the first token, prompt tokens, of them cached, embeddings made.
     first: Vec<(Nanos, Nanos, usize, usize, u64)>,
     ended: Vec<(Nanos, usize)>,
+    prefilled: Vec<(Nanos, Live)>,
     gaps: u64,
     longest_gap: Nanos,
 }
@@ -20,6 +21,10 @@ struct Notes {
 impl Observer for Notes {
     fn first_token(&mut self, live: &mut Live, now: Nanos) {
         self.first.push((live.arrival, now, live.sequence.prompt(), live.cached, live.encoded));
+    }
+
+    fn prefilled(&mut self, live: Live, now: Nanos) {
+        self.prefilled.push((now, live));
     }
 
     fn finished(&mut self, live: Live, now: Nanos) {
@@ -217,4 +222,48 @@ proptest! {
             prop_assert!(seconds(first - arrival) >= least);
         }
     }
+}
+
+/// A prompt that is computed for another engine.
+fn prefill(model: &EngineModel, number: u64, seed: u64) -> Live {
+    Live { number, stage: Stage::Prefill, ..live(model, &[text(seed, 96)], 30, 0) }
+}
+
+#[test]
+fn a_prompt_for_another_engine_keeps_its_blocks_and_is_let_go_of() {
+    // Room for one such prompt, not for two.
+    let model = EngineModel { num_blocks: 8, ..EngineModel::default() };
+    let (mut engine, mut notes) = (Engine::new(model), Notes::default());
+    engine.deliver(prefill(&model, 1, 1), 0);
+    engine.deliver(prefill(&model, 2, 2), 0);
+    let end = engine.next_wake().unwrap();
+    engine.wake(end, &mut notes);
+    // One token that nobody sees, and no answer.
+    assert_eq!((notes.first.len(), notes.ended.len(), notes.gaps), (0, 0, 0));
+    assert_eq!(notes.prefilled.iter().map(|(at, live)| (*at, live.number)).collect::<Vec<_>>(), [(end, 1)]);
+    // The second one waits for the first one's blocks, without being asked again and again.
+    assert_eq!((engine.batch.cache().free(), engine.batch.waiting(), engine.next_wake()), (2, 1, None));
+    engine.let_go(7, end + 1);
+    assert_eq!(engine.next_wake(), None);
+    engine.let_go(1, end + 2);
+    assert_eq!(engine.next_wake(), Some(end + 2 + end));
+    engine.wake(end + 2 + end, &mut notes);
+    engine.let_go(2, end + 2 + end);
+    assert_eq!((notes.prefilled.len(), engine.batch.cache().free(), engine.next_wake()), (2, 8, None));
+}
+
+#[test]
+fn an_engine_that_is_given_a_prompt_computes_its_last_token() {
+    let model = EngineModel::default();
+    let given = Live { stage: Stage::Decode, cached: 32, ..live(&model, &[image(1, 320), text(1, 1280)], 3, 0) };
+    assert_eq!(Engine::new(model).lacks(&given), 100);
+    let mut engine = Engine::new(model);
+    let notes = play(&mut engine, vec![given], |_, _| {});
+    let (_, first, prompt, cached, encoded) = notes.first[0];
+    assert!(close(first, 0.008 + 1e-9 * 1599.5), "{first}");
+    // What was found elsewhere stays what was found, and nothing is encoded.
+    assert_eq!((prompt, cached, encoded, notes.gaps), (1600, 32, 0, 2));
+    // The next one finds what the first was given.
+    let next = live(&model, &[image(1, 320), text(1, 1280)], 3, 1);
+    assert_eq!(engine.lacks(&next), 1);
 }

@@ -1,4 +1,7 @@
+mod roles;
+
 use chiasm_router::RouterConfig;
+use chiasm_types::Role;
 
 use super::*;
 use crate::model::{EngineModel, FrontendModel};
@@ -7,7 +10,7 @@ use crate::workload::{Workload, WorkloadSize};
 
 fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
     Scenario {
-        workers,
+        workers: vec![Role::Aggregated; workers],
         sized_for: workers,
         requests,
         warm_up: requests / 4,
@@ -21,7 +24,7 @@ fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
 
 fn requests(scenario: &Scenario) -> impl Iterator<Item = Result<Request, SimulateError>> {
     let Source::Generated(workload, size) = &scenario.source else { panic!("generated requests") };
-    let generator = crate::workload::Generator::new(*workload, size, scenario.workers, scenario.seed);
+    let generator = crate::workload::Generator::new(*workload, size, scenario.workers.len(), scenario.seed);
     generator.map(Ok).take(scenario.requests as usize)
 }
 
@@ -198,7 +201,7 @@ fn a_trace_is_played_at_its_times() {
 fn what_makes_no_sense_is_refused() {
     let good = scenario(Workload::Mixed, 2, 10);
     let refused = |scenario: &Scenario, arrivals| scenario.run(Policy::Kv, arrivals).is_err();
-    assert!(refused(&Scenario { workers: 0, ..good.clone() }, Arrivals::Poisson(1.0)));
+    assert!(refused(&Scenario { workers: Vec::new(), ..good.clone() }, Arrivals::Poisson(1.0)));
     assert!(refused(&Scenario { warm_up: 10, ..good.clone() }, Arrivals::Poisson(1.0)));
     assert!(refused(&good, Arrivals::Poisson(f64::NAN)));
     assert!(refused(&good, Arrivals::Traced(1.0)));
@@ -206,4 +209,29 @@ fn what_makes_no_sense_is_refused() {
     let engine = EngineModel { num_blocks: 2, ..EngineModel::default() };
     let tiny = Scenario { engine, ..good };
     assert!(matches!(tiny.run(Policy::Kv, Arrivals::Poisson(1.0)), Err(SimulateError::NothingFits)));
+}
+
+/// One line of JSON for each: policies, and numbers of frontends.
+fn aggregated_reports() -> String {
+    let mut lines = String::new();
+    for (workload, policy, frontends) in [
+        (Workload::Mixed, Policy::KvMedia, 1),
+        (Workload::Mixed, Policy::KvMedia, 3),
+        (Workload::MultiTurnImages, Policy::Kv, 1),
+        (Workload::SharedSystemPrompt, Policy::RoundRobin, 1),
+        (Workload::UniqueImages, Policy::PowerOfTwo, 1),
+    ] {
+        let frontend = FrontendModel { frontends, ..FrontendModel::default() };
+        let scenario = Scenario { frontend, ..scenario(workload, 4, 600) };
+        let report = scenario.run(policy, Arrivals::Poisson(40.0)).unwrap();
+        let report = PolicyReport { wall_seconds: 0.0, ..report };
+        lines += &format!("{}\n", serde_json::to_string(&report).unwrap());
+    }
+    lines
+}
+
+#[test]
+fn a_fleet_without_roles_is_what_it_was_before_there_were_any() {
+    // As the commit before roles printed them.
+    assert_eq!(aggregated_reports(), include_str!("tests/aggregated.jsonl"));
 }

@@ -1,4 +1,5 @@
 use chiasm_router::RouterConfig;
+use chiasm_types::Role;
 
 use crate::model::{EngineModel, FrontendModel};
 use crate::report::PolicyReport;
@@ -9,7 +10,7 @@ use super::*;
 
 fn scenario(workload: Workload, workers: usize, requests: u64) -> Scenario {
     Scenario {
-        workers,
+        workers: vec![Role::Aggregated; workers],
         sized_for: workers,
         requests,
         warm_up: requests / 4,

@@ -1,5 +1,6 @@
 //! Flags of engines that compute some stages of requests alone.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -52,9 +53,35 @@ impl EngineCounts {
         Self(vec![(Role::Aggregated, count)])
     }
 
+    /// How many engines there are in all.
+    pub(crate) fn total(&self) -> u64 {
+        self.0.iter().map(|(_, count)| u64::from(*count)).sum()
+    }
+
+    /// How many of each role there are, in the order in which they were given.
+    pub(crate) fn by_role(&self) -> &[(Role, u32)] {
+        &self.0
+    }
+
+    /// Whether some compute some stages alone.
+    pub(crate) fn has_roles(&self) -> bool {
+        self.0.iter().any(|(role, _)| *role != Role::Aggregated)
+    }
+
     /// The role of each engine.
     pub(crate) fn roles(&self) -> impl Iterator<Item = Role> {
         self.0.iter().flat_map(|&(role, count)| std::iter::repeat_n(role, count as usize))
+    }
+}
+
+/// `6`, or `2 prefill + 4 decode`.
+impl fmt::Display for EngineCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.has_roles() {
+            return write!(f, "{}", self.total());
+        }
+        let parts: Vec<_> = self.0.iter().map(|(role, count)| format!("{count} {role}")).collect();
+        f.pad(&parts.join(" + "))
     }
 }
 
@@ -139,6 +166,9 @@ mod tests {
         let roles = |text: &str| text.parse::<EngineCounts>().map(|counts| counts.roles().collect::<Vec<_>>());
         assert_eq!(roles("2"), Ok(vec![Role::Aggregated; 2]));
         assert_eq!(roles("prefill=1,decode=2"), Ok(vec![Role::Prefill, Role::Decode, Role::Decode]));
+        let told = |text: &str| text.parse::<EngineCounts>().unwrap().to_string();
+        assert_eq!([told("2"), told("aggregated=2")], ["2", "2"]);
+        assert_eq!(told("prefill=1,decode=2"), "1 prefill + 2 decode");
         for wrong in ["", "x", "prefill", "prefill=x", "prefills=1", "decode=1,decode=2", "-1", "1,2"] {
             assert!(roles(wrong).is_err(), "{wrong}");
         }

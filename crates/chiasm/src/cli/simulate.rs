@@ -2,17 +2,19 @@
 
 use std::path::PathBuf;
 
-use chiasm_router::{Policy, Weights};
+use chiasm_router::{Policy, StageWeights, Weights};
 use chiasm_simulate::Workload;
 use clap::Args;
 
+use super::roles::EngineCounts;
 use super::{positive, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Engines of the fleet; several numbers, separated by commas, are fleets of which all are asked the same
+    /// Engines of the fleet, such as 6 or prefill=2,decode=4; several numbers, separated by commas, or the flag several times, are fleets of
+    /// which all are asked the same
     #[arg(long, value_name = "LIST", default_value = "32", value_parser = fleets)]
-    pub(crate) workers: List<u32>,
+    pub(crate) workers: Vec<List<EngineCounts>>,
     /// Requests; of a trace at most so many [default: 1,000 per worker of the largest fleet, or the whole trace]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
@@ -89,6 +91,15 @@ pub(crate) struct WeightArgs {
     /// The work that a worker did in the last seconds beyond the mean, in parts of it
     #[arg(long, value_parser = weight, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
+    /// A prompt block that an engine gets from the one that has computed it
+    #[arg(long, value_parser = weight, default_value_t = StageWeights::default().transfer)]
+    pub(crate) transfer_weight: f64,
+    /// A second engine, whatever the length of the prompt
+    #[arg(long, value_parser = weight, default_value_t = StageWeights::default().hop)]
+    pub(crate) hop_weight: f64,
+    /// The work of a prompt, in parts of it, for each request whose answer waits while a decode engine computes it
+    #[arg(long, value_parser = weight, default_value_t = StageWeights::default().disturb)]
+    pub(crate) disturb_weight: f64,
     /// Spreads choices
     #[arg(long, value_parser = weight, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,
@@ -134,6 +145,12 @@ pub(crate) struct ModelArgs {
     /// Image embeddings that it encodes per second
     #[arg(long, value_parser = positive, default_value_t = 70_000.0)]
     pub(crate) encode_rate: f64,
+    /// GB per second at which an engine gives or gets keys and values of a prompt
+    #[arg(long, value_parser = positive, default_value_t = 25.0)]
+    pub(crate) transfer_rate: f64,
+    /// Milliseconds that getting a prompt takes besides
+    #[arg(long, value_parser = weight, default_value_t = 1.0)]
+    pub(crate) transfer_latency_ms: f64,
     /// Image embeddings that its encoder's cache holds
     #[arg(long, default_value_t = 114_688)]
     pub(crate) encoder_cache_tokens: u64,
@@ -170,12 +187,27 @@ fn policies(text: &str) -> Result<List<Policy>, String> {
     list(text, &Policy::ALL, |name| name.parse().map_err(|error: chiasm_router::UnknownPolicy| error.to_string()))
 }
 
-fn fleets(text: &str) -> Result<List<u32>, String> {
+/// Numbers, or one fleet by the roles of its engines.
+fn fleets(text: &str) -> Result<List<EngineCounts>, String> {
+    let checked = |fleet: EngineCounts| {
+        let is_right = (1..=100_000).contains(&fleet.total());
+        is_right.then_some(fleet).ok_or_else(|| "expected numbers from 1 to 100,000".to_owned())
+    };
+    if text.contains('=') {
+        return text.parse().and_then(checked).map(|fleet| List(vec![fleet]));
+    }
     let one = |number: &str| {
-        let workers = number.parse().ok().filter(|workers| (1..=100_000).contains(workers));
-        workers.ok_or_else(|| "expected numbers from 1 to 100,000".to_owned())
+        let fleet = number.parse().map(EngineCounts::aggregated);
+        fleet.map_err(|_| "expected numbers from 1 to 100,000, or ROLE=NUMBER,…".to_owned()).and_then(checked)
     };
     text.split(',').map(one).collect::<Result<_, _>>().map(List)
+}
+
+impl SimulateArgs {
+    /// The fleets, in the order in which they were given.
+    pub(crate) fn fleets(&self) -> impl Iterator<Item = &EngineCounts> {
+        self.workers.iter().flat_map(|list| &list.0)
+    }
 }
 
 fn part(text: &str) -> Result<f64, String> {

@@ -84,10 +84,12 @@ fn over_time(run: &Run, title: &str, y: Unit, value: impl Fn(&Interval) -> Optio
 /// What changes with the size of the fleet, for each workload.
 fn sizes(runs: &[Run]) -> Vec<Section> {
     let mut sections = Vec::new();
-    for of_workload in runs.chunk_by(|one, next| one.workload == next.workload).filter(|runs| runs.len() > 1) {
+    // What fleets with roles have beside their size is no number on an axis.
+    let alike: Vec<&Run> = runs.iter().filter(|run| !run.fleet.has_roles()).collect();
+    for of_workload in alike.chunk_by(|one, next| one.workload == next.workload).filter(|runs| runs.len() > 1) {
         let chart = |title: &str, y: Unit, value: fn(&PolicyReport) -> f64| {
             let policies = of_workload.iter().map(|run| run.reports.len()).min().unwrap_or(0);
-            let point = |run: &Run, policy: usize| (f64::from(run.workers), Some(value(&run.reports[policy])));
+            let point = |run: &Run, policy: usize| (run.fleet.total() as f64, Some(value(&run.reports[policy])));
             let line = |policy| of_workload.iter().map(|run| point(run, policy)).collect();
             let lines = (0..policies).map(line).collect();
             Plot { title: title.to_owned(), x: Unit::Workers, y, warm_up: None, lines }.draw()
@@ -120,12 +122,15 @@ fn row(report: &PolicyReport) -> Vec<String> {
 mod tests {
     use chiasm_router::Policy;
     use chiasm_simulate::{Arrivals, Scenario, Source, Workload};
+    use chiasm_types::Role;
 
     use super::*;
+    use crate::cli::EngineCounts;
 
     fn run(workers: u32) -> Run {
+        let fleet = EngineCounts::aggregated(workers);
         let scenario = Scenario {
-            workers: workers as usize,
+            workers: vec![Role::Aggregated; workers as usize],
             sized_for: 2,
             requests: 200,
             warm_up: 50,
@@ -137,7 +142,7 @@ mod tests {
         };
         let reports = scenario.run_all(&[Policy::KvMedia, Policy::RoundRobin], Arrivals::Poisson(20.0), 1).unwrap();
         let workload = "<b>&\"trace\".jsonl".to_owned();
-        Run { about: format!("{workload}: {workers} workers"), workload, workers, reports }
+        Run { about: format!("{workload}: {workers} workers"), workload, fleet, reports }
     }
 
     #[test]
@@ -148,6 +153,14 @@ mod tests {
         assert!(!page.contains("url(") && !page.contains("src="));
         assert_eq!(page.matches("<figure").count(), 6);
         assert!(!page.contains("by the number of workers"), "one fleet has one size");
+    }
+
+    #[test]
+    fn fleets_with_roles_are_no_points_on_an_axis_of_sizes() {
+        let split = Run { fleet: "prefill=1,decode=1".parse().unwrap(), ..run(2) };
+        let page = page("simulate", &[run(1), split]);
+        assert!(!page.contains("by the number of workers"), "{page}");
+        assert_eq!(page.matches("<figure").count(), 12);
     }
 
     #[test]

@@ -1,0 +1,126 @@
+//! What splitting requests counts for: how the weights of stages change times of fleets with roles, over all generated workloads, beside a
+//! fleet of as many engines without roles that is asked the same.
+//!
+//! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; `docs/routing.md` has a run. Loads are parts of the
+//! saturation of the fleet without roles under kv+media.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use chiasm_router::{Policy, RouterConfig, StageWeights};
+use chiasm_simulate::{Arrivals, PolicyReport, Scenario, Source, Workload, WorkloadSize};
+use chiasm_types::Role;
+
+const ENGINES: usize = 6;
+/// Engines that prefill, of all.
+const PREFILL: [usize; 2] = [2, 3];
+
+fn main() {
+    let numbers: Vec<f64> = std::env::args().skip(1).map(|number| number.parse().unwrap()).collect();
+    let requests = numbers.first().map_or(6_000, |number| *number as u64);
+    let loads = numbers.get(1..).filter(|loads| !loads.is_empty()).unwrap_or(&[0.6, 0.75, 0.9]);
+
+    let rates = parallel(Workload::ALL.len(), |at| {
+        scenario(Workload::ALL[at], 0, requests, StageWeights::default()).saturation(Policy::KvMedia).unwrap()
+    });
+    // What is asked: a workload at a load.
+    let asked: Vec<(Workload, f64)> = loads
+        .iter()
+        .flat_map(|load| Workload::ALL.iter().zip(&rates).map(move |(workload, rate)| (*workload, load * rate)))
+        .collect();
+    let run = |prefill: usize, weights: StageWeights, (workload, rate): (Workload, f64)| {
+        scenario(workload, prefill, requests, weights).run(Policy::KvMedia, Arrivals::Poisson(rate)).unwrap()
+    };
+    let without = parallel(asked.len(), |at| run(0, StageWeights::default(), asked[at]));
+    println!("{requests} requests, loads {loads:?}, defaults {:?}\n", StageWeights::default());
+    println!("| fleet | changed | split | TTFT p50 | p90 | p99 | ITL p50 | p99 | both p99 | worst TTFT p99 |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let candidates = candidates();
+    for prefill in PREFILL {
+        let reports = parallel(candidates.len() * asked.len(), |job| {
+            run(prefill, candidates[job / asked.len()].1, asked[job % asked.len()])
+        });
+        for ((name, _), reports) in candidates.iter().zip(reports.chunks(asked.len())) {
+            println!("| {prefill}P{}D | {name} | {} |", ENGINES - prefill, ratios(reports, &without));
+        }
+    }
+}
+
+/// Changes of the defaults: one weight, or two that have to do with each other.
+fn candidates() -> Vec<(String, StageWeights)> {
+    let default = StageWeights::default();
+    let mut candidates = vec![("defaults".to_owned(), default)];
+    candidates.push(("never split".to_owned(), StageWeights { hop: 1e12, ..default }));
+    candidates.push(("always split".to_owned(), StageWeights { hop: -1e12, ..default }));
+    for transfer in [0.0, 4.0, 16.0] {
+        candidates.push((format!("transfer {transfer}"), StageWeights { transfer, ..default }));
+    }
+    for hop in [0.0, 150.0, 300.0, 500.0, 1000.0] {
+        for disturb in [0.0, 0.01, 0.02, 0.03, 0.05, 0.1] {
+            let weights = StageWeights { hop, disturb, ..default };
+            if weights != default {
+                candidates.push((format!("hop {hop}, disturb {disturb}"), weights));
+            }
+        }
+    }
+    candidates
+}
+
+fn scenario(workload: Workload, prefill: usize, requests: u64, stages: StageWeights) -> Scenario {
+    let mut workers = vec![if prefill > 0 { Role::Decode } else { Role::Aggregated }; ENGINES];
+    workers[..prefill].fill(Role::Prefill);
+    Scenario {
+        workers,
+        sized_for: ENGINES,
+        requests,
+        warm_up: requests / 4,
+        source: Source::Generated(workload, WorkloadSize::default()),
+        seed: 1,
+        engine: Default::default(),
+        frontend: Default::default(),
+        router: RouterConfig { stages, ..RouterConfig::default() },
+    }
+}
+
+/// The mean part of requests that were split, geometric means of ratios to the fleet without roles, and the worst of them.
+fn ratios(reports: &[PolicyReport], without: &[PolicyReport]) -> String {
+    let of = |value: fn(&PolicyReport) -> f64| -> Vec<f64> {
+        reports.iter().zip(without).map(|(report, without)| value(report) / value(without)).collect()
+    };
+    let mean = |ratios: &[f64]| (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp();
+    let (ttft, itl) = (of(|report| report.ttft_ms.p99), of(|report| report.itl_ms.p99));
+    let split = reports.iter().filter_map(|report| report.split).sum::<f64>() / reports.len() as f64;
+    let cells = [
+        mean(&of(|report| report.ttft_ms.p50)),
+        mean(&of(|report| report.ttft_ms.p90)),
+        mean(&ttft),
+        mean(&of(|report| report.itl_ms.p50)),
+        mean(&itl),
+        (mean(&ttft) * mean(&itl)).sqrt(),
+        ttft.iter().copied().fold(0.0, f64::max),
+    ];
+    format!("{:.0} % | {}", 100.0 * split, cells.map(|cell| format!("{cell:.3}")).join(" | "))
+}
+
+/// Results in order, on two threads.
+fn parallel<T: Send>(jobs: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let job = next.fetch_add(1, Ordering::Relaxed);
+                    if job >= jobs {
+                        break;
+                    }
+                    let result = run(job);
+                    done.lock().unwrap().push((job, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap();
+    done.sort_by_key(|(job, _)| *job);
+    done.into_iter().map(|(_, result)| result).collect()
+}
