@@ -32,7 +32,7 @@ const TOOLS: &str = r#","tools":[{"type":"function","function":{"name":"note","d
 /// Tokens of a text prompt, with what the chat template adds.
 pub(crate) const PROMPT_TOKENS: u64 = 1_000;
 /// A text prompt may be so much shorter or longer than it should.
-const TOLERANCE: u64 = 100;
+const TOLERANCE: u64 = 150;
 /// The part of it that is a system prompt, where there is one.
 const SYSTEM_PART: f64 = 0.7;
 /// Seed of all that is drawn, so that each run asks the same. The number has no meaning.
