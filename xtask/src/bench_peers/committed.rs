@@ -9,7 +9,7 @@ use crate::bench_peers::{
     stream_note, upstream_note,
 };
 
-const BENCHES: [Bench; 8] = [
+const BENCHES: [Bench; 9] = [
     Bench::Pixels,
     Bench::Handoff,
     Bench::Index,
@@ -18,6 +18,7 @@ const BENCHES: [Bench; 8] = [
     Bench::Processor,
     Bench::Serve,
     Bench::Machines,
+    Bench::Upstream,
 ];
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
