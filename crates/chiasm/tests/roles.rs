@@ -88,8 +88,8 @@ async fn a_prompt_is_computed_by_one_engine_and_answered_by_another() {
     assert!(streamed.chunks().len() > 2 && prefilled(&streamed).is_some());
     let seen = server.chat(&picture(0, 1)).await;
     assert!(said(&seen).starts_with("1 image ") && prefilled(&seen).is_some());
-    // What is left of a prompt is good for one continuation, and its log probabilities come with the answer.
-    for fields in [json!({"n": 2}), json!({"prompt_logprobs": 1})] {
+    // What is left of a prompt is good for one continuation, and not for who wants it computed.
+    for fields in [json!({"n": 2}), json!({"prompt_logprobs": 1}), json!({"skip_reading_prefix_cache": true})] {
         let whole = server.chat(&with(ask(3, 400), fields)).await;
         whole.ok();
         assert_eq!(prefilled(&whole), None);

@@ -43,9 +43,10 @@ pub(super) fn pick(
     Ok((route?, None))
 }
 
-/// What a worker leaves of a prompt is good for one continuation, and log probabilities of a prompt are told by whoever computes it.
+/// What a worker leaves of a prompt is good for one continuation, and of no use to a request that has all of its prompt computed where it is
+/// answered, as for log probabilities.
 fn splitting(prepared: &Prepared) -> Splitting {
-    match prepared.sampling.n == 1 && prepared.sampling.prompt_logprobs.is_none() {
+    match prepared.sampling.n == 1 && prepared.sampling.reads_prefix_cache() {
         true => Splitting::Allowed,
         false => Splitting::Forbidden,
     }
