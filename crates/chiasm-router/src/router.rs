@@ -418,8 +418,9 @@ impl Shared {
         let prefills = prefills.map(|assignment| self.hold(&mut roster, batches, plans, assignment)).transpose()?;
         let answers = self.hold(&mut roster, batches, plans, &stages.answers)?;
         if self.config.policy == Policy::KvMedia {
-            // Whoever answers behind a prompt of others gets no tensors and encodes nothing.
-            scratch.note_media(&mut roster, stages.prefills.as_ref().unwrap_or(&stages.answers));
+            // Whoever answers behind a prompt of others gets the tensors too, and encodes nothing.
+            stages.prefills.iter().for_each(|prefills| scratch.note_media(&mut roster, prefills));
+            scratch.note_media(&mut roster, &stages.answers);
         }
         Ok((stages, answers, prefills))
     }

@@ -1,7 +1,7 @@
 //! Workers that prefill for others and workers that decode.
 
-use chiasm_router::{Policy, Route, RouteError, RouteRequest, Router, RouterConfig, Splitting, WorkerInfo};
-use chiasm_types::{Role, WorkerId};
+use chiasm_router::{Policy, Route, RouteError, RouteItem, RouteRequest, Router, RouterConfig, Splitting, WorkerInfo};
+use chiasm_types::{MmHash, Role, WorkerId};
 
 use crate::workload::{INFO, Prompt, router};
 
@@ -184,4 +184,20 @@ fn one_after_the_other_means_those_of_a_role() {
     let routes: Vec<Route> = (0..4).map(|number| split(&router, &Prompt::text(number, 160))).collect();
     let prefill: Vec<_> = routes.iter().filter_map(prefills).collect();
     assert_eq!(prefill, [PREFILL, OTHER_PREFILL, PREFILL, OTHER_PREFILL]);
+}
+
+#[test]
+fn the_tensors_of_a_split_request_are_at_both_workers() {
+    let router = fleet(|config| config.stages.disturb = 1000.0);
+    let ask = |question: u32| {
+        let prompt = Prompt::photo_question(7, question);
+        let media = [RouteItem { hash: MmHash::new([7; 32]), end: 1024, embeds: 1024, elements: 1000 }];
+        let request = RouteRequest { media: &media, ..prompt.request() };
+        router.select_stages_explained(&[request], Splitting::Allowed).unwrap()
+    };
+    let (first, _) = ask(1);
+    let (_, explanation) = ask(2);
+    let of = |id: WorkerId| explanation.candidates.iter().find(|considered| considered.worker == id).unwrap().terms;
+    let (here, elsewhere) = (of(first.answers.worker), of(WorkerId(5 - first.answers.worker.0)));
+    assert!(here.process < elsewhere.process, "{here:?} {elsewhere:?}");
 }
