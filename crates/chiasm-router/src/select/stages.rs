@@ -1,6 +1,7 @@
 //! The choice of workers where prompts and answers have workers of their own.
 
 use chiasm_types::Role;
+use rand::Rng;
 
 use super::candidate::Candidate;
 use super::{Assignment, Scratch, choose};
@@ -84,7 +85,7 @@ impl Scratch {
         let of_each = match decision {
             // Of several that cost the same the one that was drawn.
             Decision::Cost(_) => {
-                self.of_each_machine(0..self.candidates.len(), |at| (self.candidates[at].cost, at != chosen))
+                self.of_each_machine(0..self.candidates.len(), |at| (self.candidates[at].cost, u32::from(at != chosen)))
             }
             Decision::Session | Decision::Policy(_) => vec![chosen],
         };
@@ -147,7 +148,8 @@ impl Scratch {
         let cost = |at: usize| self.candidates[at].cost_behind(config);
         let by_session = self.by_session(roster, plans).filter(decodes);
         let decoding = (0..self.candidates.len()).filter(|at| decodes(at) && by_session.is_none_or(|only| only == *at));
-        let of_each = self.of_each_machine(decoding, |at| (cost(at), false));
+        // Equals with equal chance, so that idle workers all get something to hold.
+        let of_each = self.of_each_machine(decoding, |at| (cost(at), roster.rng.random()));
         let pairs = prefills.into_iter().filter_map(|prefill| {
             let at = of_each.iter().copied().find(|&at| self.candidates[at].machine == prefill.machine)?;
             let together = prefill.cost + cost(at);
@@ -172,12 +174,12 @@ impl Scratch {
     fn of_each_machine(
         &self,
         candidates: impl Iterator<Item = usize>,
-        rank: impl Fn(usize) -> (f64, bool),
+        mut rank: impl FnMut(usize) -> (f64, u32),
     ) -> Vec<usize> {
-        let mut ranked: Vec<(u64, (f64, bool), usize)> =
+        let mut ranked: Vec<(u64, (f64, u32), usize)> =
             candidates.map(|at| (self.candidates[at].machine, rank(at), at)).collect();
-        ranked.sort_unstable_by(|(one, (cost, last), _), (other, (other_cost, other_last), _)| {
-            one.cmp(other).then(cost.total_cmp(other_cost)).then(last.cmp(other_last))
+        ranked.sort_unstable_by(|(one, (cost, next), _), (other, (other_cost, other_next), _)| {
+            one.cmp(other).then(cost.total_cmp(other_cost)).then(next.cmp(other_next))
         });
         ranked.dedup_by_key(|(machine, ..)| *machine);
         ranked.into_iter().map(|(_, _, at)| at).collect()
