@@ -1,5 +1,6 @@
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use chiasm_discovery::{DiscoveryError, Etcd};
@@ -10,10 +11,11 @@ use crate::call_home::CallHome;
 const DEFAULT_NAMESPACE: &str = "dynamo";
 const LONGEST_NAMESPACE: usize = 128;
 
-/// Where workers of Dynamo are named, and how they call back: `dynamo+etcd://host:2379/namespace,model=m,listen=10.0.0.1:7000`.
+/// Where workers of Dynamo are named, and how they call back: `dynamo+etcd://host:2379/namespace,model=m,listen=10.0.0.1:7000`, or
+/// `dynamo+file:///folder/namespace`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DynamoAddress {
-    pub(crate) etcd: Etcd,
+    pub(crate) named_in: NamedIn,
     pub(crate) namespace: String,
     /// The name of the model whose workers are served, whatever its files are.
     pub(crate) model: Option<String>,
@@ -26,12 +28,26 @@ pub struct DynamoAddress {
     text: String,
 }
 
+/// What names workers.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum NamedIn {
+    /// An etcd.
+    Etcd(Etcd),
+    /// Files of a folder.
+    Folder(PathBuf),
+}
+
 /// A text is no address of workers of Dynamo.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// It begins with something else.
-    #[error("expected dynamo+etcd://HOST:PORT/NAMESPACE or dynamo+etcds://…: workers are found in etcd alone")]
+    #[error("expected dynamo+etcd://HOST:PORT/NAMESPACE, dynamo+etcds://… or dynamo+file:///FOLDER/NAMESPACE")]
     Scheme,
+    /// Its folder is none.
+    #[error(
+        "expected dynamo+file:///FOLDER/NAMESPACE, with the whole path of the folder that workers have as DYN_FILE_KV"
+    )]
+    Folder,
     /// The servers of etcd are none.
     #[error("{0}")]
     Etcd(String),
@@ -64,12 +80,20 @@ impl FromStr for DynamoAddress {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let url = text.strip_prefix("dynamo+").ok_or(AddressError::Scheme)?;
         let (scheme, rest) = url.split_once("://").ok_or(AddressError::Scheme)?;
-        if !matches!(scheme, "etcd" | "etcds") {
-            return Err(AddressError::Scheme);
-        }
-        let (servers, rest) = rest.split_once('/').unwrap_or((rest, ""));
-        let etcd = format!("{scheme}://{servers}").parse();
-        let etcd = etcd.map_err(|error: DiscoveryError| AddressError::Etcd(error.to_string()))?;
+        let (named_in, place, rest) = match scheme {
+            "etcd" | "etcds" => {
+                let (servers, rest) = rest.split_once('/').unwrap_or((rest, ""));
+                let etcd = format!("{scheme}://{servers}").parse();
+                let etcd = etcd.map_err(|error: DiscoveryError| AddressError::Etcd(error.to_string()))?;
+                (NamedIn::Etcd(etcd), servers, rest)
+            }
+            "file" => {
+                let folder = rest.split(',').next().and_then(|path| path.rsplit_once('/')).map(|(folder, _)| folder);
+                let folder = folder.filter(|folder| folder.starts_with('/')).ok_or(AddressError::Folder)?;
+                (NamedIn::Folder(folder.into()), folder, &rest[folder.len() + 1..])
+            }
+            _ => return Err(AddressError::Scheme),
+        };
         let mut parts = rest.split(',');
         let namespace = match parts.next().unwrap_or_default().trim_end_matches('/') {
             "" => DEFAULT_NAMESPACE,
@@ -79,9 +103,9 @@ impl FromStr for DynamoAddress {
         if namespace.len() > LONGEST_NAMESPACE || !namespace.bytes().all(is_plain) {
             return Err(AddressError::Namespace(namespace.chars().take(LONGEST_NAMESPACE).collect()));
         }
-        let text = format!("dynamo+{scheme}://{servers}/{namespace}");
+        let text = format!("dynamo+{scheme}://{place}/{namespace}");
         let mut address = Self {
-            etcd,
+            named_in,
             namespace: namespace.to_owned(),
             model: None,
             images: false,
@@ -108,7 +132,7 @@ impl FromStr for DynamoAddress {
 }
 
 impl fmt::Display for DynamoAddress {
-    /// The servers and the namespace alone.
+    /// The servers or the folder, and the namespace alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -122,6 +146,8 @@ impl fmt::Debug for DynamoAddress {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -138,12 +164,24 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_is_named_with_its_whole_path() {
+        let parsed: DynamoAddress = "dynamo+file:///var/dynamo/ns,images,model=org/m".parse().unwrap();
+        assert!(matches!(&parsed.named_in, NamedIn::Folder(folder) if folder.as_path() == Path::new("/var/dynamo")));
+        assert_eq!((parsed.namespace.as_str(), parsed.model.as_deref()), ("ns", Some("org/m")));
+        assert_eq!(parsed.to_string(), "dynamo+file:///var/dynamo/ns");
+        assert_eq!("dynamo+file:///var/dynamo/".parse::<DynamoAddress>().unwrap().namespace, "dynamo");
+    }
+
+    #[test]
     fn what_is_none_is_said_to_be_so() {
         let option = |text: &str| AddressError::Option(text.to_owned());
         for (text, error) in [
             ("etcd://a:1/ns", AddressError::Scheme),
             ("dynamo+nats://a:1", AddressError::Scheme),
-            ("dynamo+file:///tmp/x", AddressError::Scheme),
+            ("dynamo+file://tmp/x", AddressError::Folder),
+            ("dynamo+file://", AddressError::Folder),
+            ("dynamo+file:///x", AddressError::Folder),
+            ("dynamo+file:///tmp/x,images=1", option("images=1")),
             ("dynamo+etcd://a:1/n s", AddressError::Namespace("n s".to_owned())),
             ("dynamo+etcd://a:1/a/b", AddressError::Namespace("a/b".to_owned())),
             ("dynamo+etcd://a:1/ns,model=", option("model=")),

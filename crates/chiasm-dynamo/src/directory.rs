@@ -3,26 +3,30 @@
 mod joining;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use chiasm_discovery::{DiscoveryError, Following, Tls, Values};
 use chiasm_types::BlockSize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
-use crate::address::DynamoAddress;
+use crate::address::{DynamoAddress, NamedIn};
 use crate::card::ModelFiles;
+use crate::files;
 use crate::wire::Place;
 use joining::Joining;
 
-/// The workers of a namespace, as etcd names them, followed until this is dropped.
+/// The workers of a namespace, as etcd or the files of a folder name them, followed until this is dropped.
 #[derive(Debug)]
 pub struct Directory {
     workers: watch::Receiver<Workers>,
     task: JoinHandle<()>,
 }
 
-/// What is named now. While etcd is silent this stays as it was.
+/// What is named now. While etcd is silent, or the folder can't be read, this stays as it was.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workers {
     /// Workers that can be served, by `COMPONENT/ENDPOINT/INSTANCE`.
@@ -82,15 +86,19 @@ impl Directory {
     /// # Errors
     /// [`DiscoveryError`] if the address or the files of `tls` can't be used.
     pub fn follow(address: &DynamoAddress, tls: &Tls, files: ModelFiles) -> Result<Self, DiscoveryError> {
-        let follow = |kind: &str| {
-            let etcd = address.etcd.with_prefix(&format!("{kind}{}/", address.namespace))?;
-            etcd.follow_values(tls.clone())
-        };
-        let [models, instances, sources, channels] = KINDS.map(follow);
-        let followed = [models?, instances?, sources?, channels?];
         let (told, workers) = watch::channel(Workers::default());
         let joining = Joining::new(address.namespace.clone(), address.model.clone(), files);
-        Ok(Self { workers, task: tokio::spawn(join(followed, joining, told)) })
+        let prefixes = KINDS.map(|kind| format!("{kind}{}/", address.namespace));
+        let task = match &address.named_in {
+            NamedIn::Etcd(etcd) => {
+                let follow = |prefix: String| etcd.with_prefix(&prefix)?.follow_values(tls.clone());
+                let [models, instances, sources, channels] = prefixes.map(follow);
+                let followed = [models?, instances?, sources?, channels?];
+                tokio::spawn(join(followed, joining, told))
+            }
+            NamedIn::Folder(folder) => tokio::spawn(look(folder.clone(), prefixes, joining, told)),
+        };
+        Ok(Self { workers, task })
     }
 
     /// Tells of the workers that are named, now and after each change.
@@ -115,11 +123,7 @@ async fn join(followed: [Following<Values>; 4], mut joining: Joining, told: watc
             &sources.borrow_and_update().by_key,
             &channels.borrow_and_update().by_key,
         ]);
-        told.send_if_modified(|known| {
-            let is_other = *known != workers;
-            *known = workers;
-            is_other
-        });
+        tell(&told, workers);
         let changed = tokio::select! {
             changed = models.changed() => changed,
             changed = instances.changed() => changed,
@@ -130,4 +134,35 @@ async fn join(followed: [Following<Values>; 4], mut joining: Joining, told: watc
             return;
         }
     }
+}
+
+/// Looks at a folder again and again. While it can't be read the workers stay as they were.
+async fn look(folder: PathBuf, prefixes: [String; 4], mut joining: Joining, told: watch::Sender<Workers>) {
+    let mut looks = tokio::time::interval(files::LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_read = true;
+    loop {
+        looks.tick().await;
+        let (path, prefixes) = (folder.clone(), prefixes.clone());
+        let read = tokio::task::spawn_blocking(move || files::read(&path, prefixes, SystemTime::now())).await;
+        let Ok(read) = read else { return };
+        match read {
+            Ok(keys) => {
+                is_read = true;
+                tell(&told, joining.join(keys.each_ref()));
+            }
+            Err(error) if std::mem::replace(&mut is_read, false) => {
+                tracing::warn!(folder = %folder.display(), %error, "workers of Dynamo can't be looked for: who is known goes on");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn tell(told: &watch::Sender<Workers>, workers: Workers) {
+    told.send_if_modified(|known| {
+        let is_other = *known != workers;
+        *known = workers;
+        is_other
+    });
 }

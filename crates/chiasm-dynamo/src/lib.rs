@@ -1,11 +1,11 @@
 //! Backends that are workers of [Dynamo](https://github.com/ai-dynamo/dynamo) 1.6: Chiasm in the place of its frontend.
 //!
-//! A [`DynamoAddress`] names an etcd and a namespace in it, a [`Directory`] follows which workers are named there, and a
+//! A [`DynamoAddress`] names an etcd, or a folder, and a namespace in it, a [`Directory`] follows which workers are named there, and a
 //! [`DynamoConnector`] makes the backend of one start of one of them. A worker is given tokens over its TCP plane and sends the answer to
 //! a connection that it makes itself, to where [`CallHome`] listens. What its KV cache holds it tells in hashes alone: all of it when it is
 //! asked, changes over ZMQ.
 //!
-//! etcd only suggests: a worker that is not named any more goes on for as long as it can be connected to. What is proven is Dynamo's
+//! Both only suggest: a worker that is not named any more goes on for as long as it can be connected to. What is proven is Dynamo's
 //! mocker; `dynamo.vllm`, `dynamo.sglang` and `dynamo.trtllm` are unverified on hardware. Workers of other planes than TCP, other codecs
 //! than msgpack and other models than the one that is served are refused, each with the reason.
 //!
@@ -17,6 +17,7 @@
 //! | `address` | what an etcd and a namespace are given as |
 //! | `card` | what a worker says of itself and its model, and whether it can be served |
 //! | `directory` | which workers a namespace has now |
+//! | `files` | workers that files of a folder name |
 //! | `frame` | the frames of the TCP plane |
 //! | `call_home` | where workers call back |
 //! | `wire` | requests to one worker |
@@ -39,6 +40,7 @@ mod call_home;
 mod card;
 mod connector;
 mod directory;
+mod files;
 mod following;
 mod frame;
 mod kv_event;

@@ -38,8 +38,9 @@ pub(crate) struct EngineArgs {
     /// Give requests to this server, which somebody else runs: vllm+http://HOST:PORT (or vllm+https:) is vllm serve of the same model with
     /// --enable-scale-out, or with mode=chat behind it as it is, sglang+http://HOST:PORT SGLang with --enable-metrics, trtllm+http://HOST:PORT
     /// trtllm-serve, http://HOST:PORT (or https:) any server of OpenAI's API, dynamo+etcd://HOST:PORT,…/NAMESPACE (or dynamo+etcds:, with the
-    /// files of --etcd-ca-file and so on) the workers of Dynamo that an etcd names. Options go behind commas: mode=chat, block-size=N,
-    /// api-key-file=FILE, ca-file=FILE; of Dynamo model=NAME, images, listen=IP:PORT, announce=IP:PORT. May be given several times
+    /// files of --etcd-ca-file and so on, or dynamo+file:///FOLDER/NAMESPACE) the workers of Dynamo that an etcd or a folder names. Options
+    /// go behind commas: mode=chat, block-size=N, api-key-file=FILE, ca-file=FILE; of Dynamo model=NAME, images, listen=IP:PORT,
+    /// announce=IP:PORT. May be given several times
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
     pub(crate) upstream: Vec<UpstreamArg>,
     /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for

@@ -7,6 +7,7 @@
 mod support;
 
 mod failures;
+mod folder;
 mod mocker;
 
 use std::time::Duration;

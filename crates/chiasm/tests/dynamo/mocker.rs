@@ -22,14 +22,29 @@ impl Mocker {
 
     /// The same with another model.
     pub(crate) fn start_with(etcd: &Etcd, namespace: &str, model: &Path) -> Self {
+        let names = [
+            ("DYN_DISCOVERY_BACKEND", "etcd".to_owned()),
+            ("ETCD_ENDPOINTS", format!("http://{}", etcd.server())),
+            ("ETCD_LEASE_TTL", LEASE.to_owned()),
+        ];
+        Self::start_named(&names, namespace, model)
+    }
+
+    /// One that names itself by files of a folder.
+    pub(crate) fn start_in_folder(folder: &Path, namespace: &str) -> Self {
+        let names = [("DYN_DISCOVERY_BACKEND", "file".to_owned()), ("DYN_FILE_KV", folder.display().to_string())];
+        Self::start_named(&names, namespace, &demo_model())
+    }
+
+    fn start_named(names: &[(&str, String)], namespace: &str, model: &Path) -> Self {
         let python = std::env::var_os("CHIASM_TEST_DYNAMO")
             .expect("CHIASM_TEST_DYNAMO has to name the Python with Dynamo to test with");
         let mut mocker = Command::new(python);
         mocker.args(["-B", "-m", "dynamo.mocker", "--model-name", "mocked", "--block-size", "16"]);
         mocker.args(["--num-workers", "1", "--speedup-ratio", "1000"]);
         mocker.args(["--endpoint", &format!("dyn://{namespace}.backend.generate")]).arg("--model-path").arg(model);
-        mocker.envs([("ETCD_ENDPOINTS", format!("http://{}", etcd.server())), ("ETCD_LEASE_TTL", LEASE.to_owned())]);
-        let planes = [("DYN_DISCOVERY_BACKEND", "etcd"), ("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq")];
+        mocker.envs(names.iter().map(|(name, value)| (name, value)));
+        let planes = [("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq")];
         mocker.envs(planes).env("HF_HUB_OFFLINE", "1");
         for name in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"] {
             mocker.env(name, "127.0.0.1");
