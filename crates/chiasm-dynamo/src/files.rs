@@ -14,7 +14,7 @@ use percent_encoding::percent_decode_str;
 
 /// How often the folder is looked at.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// For how long a file counts after it was touched. Dynamo's own limit; clocks of two machines that share a folder may differ by less.
+/// A file counts for so long after it was touched, which is Dynamo's own limit. Clocks of machines that share a folder must differ by less.
 const LASTS: Duration = Duration::from_secs(10);
 /// Most files of a kind that are read.
 const MOST_FILES: usize = chiasm_discovery::MOST_ADDRESSES;

@@ -86,7 +86,7 @@ pub struct Weights {
 pub struct StageWeights {
     /// One block of a prompt that a worker gets from the one that has computed it.
     pub transfer: f64,
-    /// That there are two workers, whatever the length of the prompt: the steps of the second one until it has what it needs.
+    /// What a second worker costs whatever the length of the prompt: its steps until it has what it needs.
     pub hop: f64,
     /// One unit of the work (`prefill`, `fetch` and `encode`) that a worker whose role is to decode does for a prompt itself, for that
     /// request and each other one there, whose answers wait meanwhile.

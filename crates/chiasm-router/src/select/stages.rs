@@ -83,7 +83,7 @@ impl Scratch {
         let (chosen, decision) = self.pick(config, roster, plans);
         roster.last = last_answer;
         let of_each = match decision {
-            // Of several that cost the same the one that was drawn.
+            // The one that was drawn goes before others that cost the same.
             Decision::Cost(_) => {
                 self.of_each_machine(0..self.candidates.len(), |at| (self.candidates[at].cost, u32::from(at != chosen)))
             }
