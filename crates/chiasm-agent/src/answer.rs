@@ -3,12 +3,23 @@
 use std::fmt;
 use std::time::Duration;
 
+use bytes::Bytes;
 use chiasm_backend::{
-    Content, Death, Delivered, Finish, JobError, Output, Prefill, PromptLogprobs, SourceError, TokenLogprob,
+    Content, Death, Delivered, Embeddings, Finish, JobError, Output, Prefill, PromptLogprobs, SourceError, TokenLogprob,
 };
 use chiasm_types::TokenId;
 
+use crate::job::hash;
 use crate::proto::{self, finish::Reason, job_failure::Kind};
+
+pub(crate) fn embeddings_to_message(left: &Embeddings) -> proto::Embeddings {
+    proto::Embeddings { item: Bytes::copy_from_slice(left.item.as_bytes()), bytes: left.bytes }
+}
+
+/// `None` if they are malformed.
+pub(crate) fn embeddings_from_message(left: &proto::Embeddings) -> Option<Embeddings> {
+    Some(Embeddings { item: hash(&left.item)?, bytes: left.bytes })
+}
 
 pub(crate) fn delivered_to_message(delivered: Delivered) -> proto::Delivered {
     let Delivered { cached, shared_memory, inline } = delivered;

@@ -30,6 +30,7 @@ pub(crate) fn to_message(can: &Capabilities, life: u64, takes_tensors: bool) -> 
         },
         takes_tensors,
         role: can.role.name().to_owned(),
+        embedding_store_bytes: can.embedding_store_bytes,
     }
 }
 
@@ -50,6 +51,7 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
             "" => Role::Aggregated,
             name => Role::parse(name)?,
         },
+        embedding_store_bytes: ready.embedding_store_bytes,
         engine: ready.engine,
         max_model_len: ready.max_model_len.try_into().ok()?,
         max_batched_tokens: ready.max_batched_tokens.try_into().ok()?,

@@ -26,6 +26,7 @@ pub(crate) struct JobParts {
     pub(crate) trace: Option<TraceContext>,
     pub(crate) reasoning: ReasoningHints,
     pub(crate) stage: Stage,
+    pub(crate) embedded: Vec<MmHash>,
 }
 
 fn raw(tokens: &[TokenId]) -> Vec<u32> {
@@ -115,8 +116,10 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
         leaves_prompt: job.stage == Stage::Prefill,
         left: match &job.stage {
             Stage::Decode(left) => left.words().clone(),
-            Stage::Whole | Stage::Prefill => Bytes::new(),
+            Stage::Whole | Stage::Encode | Stage::Prefill => Bytes::new(),
         },
+        leaves_embeddings: job.stage == Stage::Encode,
+        embedded: job.embedded.iter().map(|item| Bytes::copy_from_slice(item.as_bytes())).collect(),
     })
 }
 
@@ -150,10 +153,17 @@ pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, 
             variables: message.reasoning_variables.into_iter().map(variable).collect::<Result<_, _>>()?,
         },
         stage: match (message.leaves_prompt, message.left) {
+            _ if message.leaves_embeddings => Stage::Encode,
             (true, _) => Stage::Prefill,
             (false, left) if left.is_empty() => Stage::Whole,
             (false, left) => Stage::Decode(Left::new(left).ok_or_else(|| wrong("left", "is too long"))?),
         },
+        embedded: message
+            .embedded
+            .iter()
+            .map(|item| hash(item))
+            .collect::<Option<_>>()
+            .ok_or_else(|| wrong("embedded", "is malformed"))?,
     })
 }
 
@@ -190,10 +200,15 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
     };
     Some(PlannedItem {
         modality: Modality::from_name(&item.modality),
-        hash: MmHash::new(item.mm_hash.as_ref().try_into().ok()?),
+        hash: hash(&item.mm_hash)?,
         origin,
         placeholder: Placeholder { offset: item.offset as usize, length, is_embed },
     })
+}
+
+/// `None` unless these are the bytes of an identity.
+pub(crate) fn hash(bytes: &[u8]) -> Option<MmHash> {
+    Some(MmHash::new(bytes.try_into().ok()?))
 }
 
 /// How many don't embed, then how many do, and so on.

@@ -162,6 +162,7 @@ fn job(tokens: &[TokenId]) -> Job {
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Some("a=b")),
         reasoning: ReasoningHints { is_over: true, variables: vec![("enable_thinking", false)] },
         stage: Stage::Whole,
+        embedded: Vec::new(),
     }
 }
 
@@ -177,10 +178,13 @@ fn sent(job: &Job, life: u64) -> GenerateRequest {
 #[test]
 fn a_job_s_stage_is_the_same_at_the_other_end() {
     let left = Left::new(Bytes::from_static(b"where it is")).unwrap();
-    for stage in [Stage::Whole, Stage::Prefill, Stage::Decode(left)] {
-        let told = Job { stage, ..job(&[TokenId(3)]) };
-        assert_eq!(job::from_message(sent(&told, 7)).unwrap().stage, told.stage);
+    for stage in [Stage::Whole, Stage::Encode, Stage::Prefill, Stage::Decode(left)] {
+        let told = Job { stage, embedded: vec![MmHash::new([3; 32])], ..job(&[TokenId(3)]) };
+        let heard = job::from_message(sent(&told, 7)).unwrap();
+        assert_eq!((heard.stage, heard.embedded), (told.stage, told.embedded));
     }
+    let short = GenerateRequest { embedded: vec![vec![3; 31].into()], ..sent(&job(&[TokenId(3)]), 7) };
+    assert_eq!(job::from_message(short).unwrap_err().0, "embedded");
     let endless = GenerateRequest { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)]), 7) };
     assert_eq!(job::from_message(endless).unwrap_err().0, "left");
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
 
-use crate::{Adapter, AdapterError, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, Left, Output};
+use crate::{
+    Adapter, AdapterError, Capabilities, Death, Delivered, Embeddings, Forward, Forwarded, Job, JobError, Left, Output,
+};
 
 /// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
 ///
@@ -98,6 +100,11 @@ pub trait RunningJob: Send {
     /// What a job of [`Stage::Prefill`](crate::Stage::Prefill) has left for another backend, once it has ended; `None` if it left nothing.
     fn left(&mut self) -> Option<Left> {
         None
+    }
+
+    /// What a job of [`Stage::Encode`](crate::Stage::Encode) has left for other backends, once it has ended.
+    fn embeddings(&mut self) -> Vec<Embeddings> {
+        Vec::new()
     }
 }
 

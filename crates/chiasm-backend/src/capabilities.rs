@@ -14,6 +14,8 @@ pub struct Capabilities {
     pub class: PlanClass,
     /// Which stages of requests it computes.
     pub role: Role,
+    /// Bytes of embeddings that engines of its machine have encoded and all of them find there; 0 where they leave none for each other.
+    pub embedding_store_bytes: u64,
     /// Tokens of prompt and answer together.
     pub max_model_len: usize,
     /// Tokens that one step computes. The engine's encoder cache holds at least as many embeddings.

@@ -212,6 +212,7 @@ pub fn fake_capabilities() -> Capabilities {
             block_size: SIXTEEN,
         },
         role: Role::Aggregated,
+        embedding_store_bytes: 0,
         max_model_len: 4096,
         max_batched_tokens: 2048,
         max_running: 8,

@@ -29,6 +29,8 @@ pub struct Job {
     pub reasoning: ReasoningHints,
     /// What of the request the backend is to compute.
     pub stage: Stage,
+    /// Of the media items those whose embeddings the backend's engine should find on its machine, as others have encoded them.
+    pub embedded: Vec<MmHash>,
 }
 
 /// The part of a request that a job is.
@@ -37,6 +39,10 @@ pub enum Stage {
     /// Prompt and answer.
     #[default]
     Whole,
+    /// The media items alone, which are all that the prompt consists of: their embeddings are left for other backends of the machine,
+    /// which find them by the items' identities. [`RunningJob::embeddings`](crate::RunningJob::embeddings) tells what was left; nothing
+    /// else comes of it.
+    Encode,
     /// The prompt alone: its keys and values are left for another backend, which [`RunningJob::left`](crate::RunningJob::left) tells how
     /// to get. The one token that comes of it is not part of the answer.
     Prefill,
@@ -62,6 +68,15 @@ impl Left {
     pub fn words(&self) -> &Bytes {
         &self.0
     }
+}
+
+/// The embeddings of a media item that a backend has left for others of its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embeddings {
+    /// The item.
+    pub item: MmHash,
+    /// The room that they take.
+    pub bytes: u64,
 }
 
 impl fmt::Debug for Left {

@@ -45,8 +45,8 @@ pub use connector::{Activity, ConnectError, Connected, Connector, Elsewhere, Lif
 pub use error::{Death, JobError, SourceError};
 pub use forward::{Forward, Forwarded};
 pub use job::{
-    Constraint, Input, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured,
-    TraceContext,
+    Constraint, Embeddings, Input, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage,
+    Structured, TraceContext,
 };
 pub use media::{
     Delivered, EncodedItem, FieldValue, ItemField, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory,

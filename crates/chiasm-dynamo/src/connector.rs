@@ -136,6 +136,7 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
             block_size: worker.block_size,
         },
         role: Role::Aggregated,
+        embedding_store_bytes: 0,
         max_model_len: worker.context,
         max_batched_tokens: worker.max_batched_tokens,
         max_running: worker.max_running,

@@ -61,6 +61,7 @@ fn job(sampling: Sampling) -> Job {
         trace: None,
         reasoning: Default::default(),
         stage: Default::default(),
+        embedded: Vec::new(),
     }
 }
 

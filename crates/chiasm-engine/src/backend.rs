@@ -4,6 +4,7 @@ mod adapters;
 mod arena_policy;
 mod capabilities;
 mod connector;
+mod embedding_store;
 mod host;
 mod kv_connector;
 mod launch_host;
@@ -26,6 +27,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 
 pub use self::arena_policy::{ArenaPolicy, ShmTooSmall};
 pub use self::connector::{EngineConnector, EngineOptions, FormatPolicy};
+pub use self::embedding_store::{EcConnector, EmbeddingStore};
 pub use self::host::{AttachHost, EngineHost, KeptAs, RunningEngine};
 pub use self::kv_connector::KvConnector;
 pub use self::launch_host::LaunchHost;
@@ -50,6 +52,8 @@ struct Engine {
     /// Shared memory was wanted for the engine, whether or not it has some.
     wants_arena: bool,
     observer: Arc<dyn MediaObserver>,
+    /// Where engines of its machine leave embeddings for each other, if they do.
+    embeddings: Option<Arc<EmbeddingStore>>,
 }
 
 impl std::fmt::Debug for Engine {

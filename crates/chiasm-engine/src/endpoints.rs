@@ -54,7 +54,7 @@ impl EngineEndpoints {
     }
 }
 
-/// A directory for the Unix sockets of one start of one engine, which nobody else can enter. Removed on drop, unless it is
+/// A directory for the Unix sockets of one start of one engine, or for other things of engines, which nobody else can enter. Removed on drop, unless it is
 /// [kept](Self::keep).
 ///
 /// Make a new one for each start: a path that is bound a second time by one process can be unlinked by the closing of the first.
@@ -76,7 +76,8 @@ impl SocketDir {
         Self::sweep_in(&parent())
     }
 
-    fn sweep_in(parent: &Path) -> usize {
+    /// Removes those in `parent`; how many.
+    pub(crate) fn sweep_in(parent: &Path) -> usize {
         let Ok(entries) = fs::read_dir(parent) else { return 0 };
         let ours =
             entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));

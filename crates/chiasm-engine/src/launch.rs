@@ -40,6 +40,9 @@ pub struct LaunchSpec {
     /// How it hands keys and values of prompts to other engines, or gets them (`--kv-transfer-config`); `None` for one that does neither,
     /// or as the user's flags say.
     pub kv_transfer: Option<serde_json::Value>,
+    /// How it hands embeddings of media items to other engines, or gets them (`--ec-transfer-config`); `None` for one that does neither, or
+    /// as the user's flags say.
+    pub ec_transfer: Option<serde_json::Value>,
     /// The user's flags. Flags that are set here are refused.
     pub extra_args: Vec<String>,
     /// Environment variables besides those of this process.
@@ -92,6 +95,7 @@ impl LaunchSpec {
             receiver_cache_gb: 0.0,
             kv_events: None,
             kv_transfer: None,
+            ec_transfer: None,
             extra_args: Vec::new(),
             env: Vec::new(),
             gpus: None,

@@ -59,8 +59,8 @@ pub mod state;
 pub mod wire;
 
 pub use backend::{
-    ArenaPolicy, AttachHost, EngineConnector, EngineHost, EngineOptions, FormatPolicy, KeptAs, KvConnector, LaunchHost,
-    RunningEngine, ShmTooSmall,
+    ArenaPolicy, AttachHost, EcConnector, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, FormatPolicy,
+    KeptAs, KvConnector, LaunchHost, RunningEngine, ShmTooSmall,
 };
 pub use client::{AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine};
 pub use endpoints::{EngineEndpoints, SocketDir};

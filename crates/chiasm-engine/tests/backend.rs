@@ -140,6 +140,7 @@ impl Stand {
             arena,
             processor: b"p"[..].into(),
             role: Role::Aggregated,
+            embeddings: None,
         };
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);
@@ -252,6 +253,7 @@ fn job(n: usize, media: Arc<[JobItem]>) -> Job {
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
         reasoning: ReasoningHints { is_over: true, variables: vec![("thinking", false)] },
         stage: Stage::Whole,
+        embedded: Vec::new(),
     }
 }
 

@@ -51,6 +51,7 @@ fn measure(workers: u32, policy: Policy) {
             receiver_cache_elements: 4 << 30,
             class: PlanClassId(0),
             role: chiasm_types::Role::Aggregated,
+            embedding_store_bytes: 0,
             machine: 0,
             max_prompt_tokens: usize::MAX,
             max_encoder_tokens: usize::MAX,

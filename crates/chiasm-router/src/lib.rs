@@ -18,6 +18,7 @@
 //!     receiver_cache_elements: 4 << 30,
 //!     class: PlanClassId(0),
 //!     role: Role::Aggregated,
+//!     embedding_store_bytes: 0,
 //!     machine: 0,
 //!     max_prompt_tokens: 32_767,
 //!     max_encoder_tokens: 8192,
@@ -52,6 +53,7 @@
 mod believed;
 mod clock;
 mod config;
+mod embeddings;
 mod error;
 mod explain;
 mod lately;
@@ -71,6 +73,6 @@ pub use config::{BusyThresholds, Decoding, Policy, RouterConfig, StageWeights, U
 pub use error::RouteError;
 pub use explain::{Considered, Decision, Explanation, Terms};
 pub use reservation::Reservation;
-pub use route::{Route, Splitting};
+pub use route::{Encodes, Route, Splitting};
 pub use router::{RouteItem, RouteRequest, Router};
 pub use worker::{EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use chiasm_types::{BlockSize, WorkerId};
+use chiasm_types::{BlockSize, MmHash, WorkerId};
 
 use crate::roster::Hold;
 use crate::router::Shared;
@@ -43,6 +43,14 @@ impl Reservation {
             hold: Some(hold),
             computed: false,
             shared,
+        }
+    }
+
+    /// The worker has left the embeddings of a media item that it was to encode, which take so many bytes: from now on workers of its machine
+    /// are taken to find them.
+    pub fn encoded(&self, item: MmHash, bytes: u64) {
+        if let Some(hold) = &self.hold {
+            self.shared.encoded(hold, item, bytes);
         }
     }
 

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use chiasm_kv::BlockKey;
-use chiasm_types::{Role, WorkerId};
+use chiasm_types::{MmHash, Role, WorkerId};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use crate::believed::Believed;
 use crate::config::{Decoding, RouterConfig};
+use crate::embeddings::Embeddings;
 use crate::lately::Lately;
 use crate::media_holders::{MediaHolders, Odometer, Odometers};
 use crate::promises::{Promises, RequestNumber};
@@ -23,6 +24,7 @@ pub(crate) struct Roster {
     order: Vec<(WorkerId, u32)>,
     pub(crate) promises: Promises,
     pub(crate) media: MediaHolders,
+    pub(crate) embeddings: Embeddings,
     pub(crate) sessions: Sessions,
     pub(crate) rng: SmallRng,
     /// The worker that got the last request, for round-robin.
@@ -35,6 +37,8 @@ pub(crate) struct Roster {
     lives: u32,
     /// Workers that compute some stages alone.
     specialists: usize,
+    /// Of these the ones that encode.
+    encoders: usize,
 }
 
 pub(crate) struct Worker {
@@ -92,6 +96,13 @@ pub(crate) struct Hold {
     pub(crate) promised: Vec<BlockKey>,
     /// Keys of the whole prompt, when the worker publishes no events; else empty.
     pub(crate) believed: Vec<BlockKey>,
+    /// Media items that the worker encodes for others.
+    encodes: Option<Encodes>,
+}
+
+struct Encodes {
+    machine: u64,
+    items: Vec<MmHash>,
 }
 
 impl Worker {
@@ -115,6 +126,7 @@ impl Roster {
             order: Vec::new(),
             promises: Promises::default(),
             media: MediaHolders::default(),
+            embeddings: Embeddings::default(),
             sessions: Sessions::new(config.max_sessions),
             rng,
             last: None,
@@ -124,6 +136,7 @@ impl Roster {
             requests: 0,
             lives: 0,
             specialists: 0,
+            encoders: 0,
         }
     }
 
@@ -139,6 +152,8 @@ impl Roster {
         let lately = self.mean_lately();
         self.lately.grow(lately);
         self.specialists += usize::from(info.role != Role::Aggregated);
+        self.encoders += usize::from(info.role == Role::Encode);
+        self.embeddings.joined(info.machine, info.embedding_store_bytes);
         let at = self.order.partition_point(|(other, _)| *other < id);
         self.order.insert(at, (id, place as u32));
         self.places[place] = Some(Worker {
@@ -169,7 +184,14 @@ impl Roster {
         let removed = self.places[place as usize].take()?;
         self.lately.grow(-removed.lately);
         self.specialists -= usize::from(removed.info.role != Role::Aggregated);
+        self.encoders -= usize::from(removed.info.role == Role::Encode);
+        self.embeddings.left(removed.info.machine, removed.info.embedding_store_bytes);
         removed.believed
+    }
+
+    /// Whether some workers encode media items for others.
+    pub(crate) fn has_encoders(&self) -> bool {
+        self.encoders > 0
     }
 
     /// Whether some workers compute some stages alone.
@@ -252,7 +274,20 @@ impl Roster {
         self.promises.make(seat, request, &promised);
         // Of the last hundred or so.
         self.typical.work += (pending.work - self.typical.work) / 100.0;
-        Some(Hold { seat, request, blocks, pending, promised, believed })
+        Some(Hold { seat, request, blocks, pending, promised, believed, encodes: None })
+    }
+
+    /// Has a worker encode media items for others, beside what it holds for the request.
+    pub(crate) fn encode(&mut self, hold: &mut Hold, items: &[MmHash]) {
+        let Some(machine) = self.at(hold.seat).map(|worker| worker.info.machine) else { return };
+        items.iter().for_each(|item| self.embeddings.begin(machine, *item, hold.seat));
+        hold.encodes = Some(Encodes { machine, items: items.to_vec() });
+    }
+
+    /// A worker has left the embeddings of an item, which take so many bytes.
+    pub(crate) fn encoded(&mut self, hold: &Hold, item: MmHash, bytes: u64) {
+        let Some(Encodes { machine, .. }) = hold.encodes else { return };
+        self.embeddings.kept(machine, item, bytes);
     }
 
     /// The worker has computed the prompt of a request.
@@ -286,6 +321,9 @@ impl Roster {
         if let Some(worker) = self.at_mut(hold.seat) {
             worker.requests -= 1;
             worker.blocks_in_use -= hold.blocks;
+        }
+        if let Some(Encodes { machine, items }) = hold.encodes {
+            items.iter().for_each(|item| self.embeddings.end(machine, *item, hold.seat));
         }
         self.promises.end(hold.seat, hold.request, hold.promised, until);
     }

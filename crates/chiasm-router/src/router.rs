@@ -20,8 +20,8 @@ use crate::error::RouteError;
 use crate::explain::Explanation;
 use crate::reservation::Reservation;
 use crate::roster::{Hold, Roster, Worker};
-use crate::route::{Route, Splitting};
-use crate::select::{self, Assignment, Scratch, Stages};
+use crate::route::{Encodes, Route, Splitting};
+use crate::select::{self, Assignment, Encoding, Scratch, Stages};
 use crate::worker::{EngineStats, WorkerInfo, WorkerSnapshot};
 
 /// What decides where a request goes.
@@ -294,8 +294,8 @@ impl Router {
         Ok((Reservation::new(self.shared.clone(), &assignment, hold), explanation))
     }
 
-    /// Picks a worker that answers and, where workers have roles, it is allowed and cheaper, another one that computes the prompt before.
-    /// Policies that know no costs split whatever may be split. Without workers that have roles it does what [`Router::select_planned`]
+    /// Picks a worker that answers and, where workers have roles, it is allowed and cheaper, another one that computes the prompt before, and
+    /// others that encode its media items before that. Policies that know no costs split whatever may be split. Without workers that have roles it does what [`Router::select_planned`]
     /// does.
     ///
     /// # Errors
@@ -334,10 +334,17 @@ impl Router {
     ) -> Result<(Route, Stages), RouteError> {
         let reservation =
             |(hold, assignment): (Hold, &Assignment)| Reservation::new(self.shared.clone(), assignment, hold);
-        let (stages, answers, prefills) = self.shared.assign_stages(plans, splitting, scratch)?;
+        let (mut stages, holds) = self.shared.assign_stages(plans, splitting, scratch)?;
+        let encodes = holds.encodes.into_iter().zip(std::mem::take(&mut stages.encodes));
+        let encodes = encodes.map(|(hold, Encoding { assignment, items })| Encodes {
+            reservation: reservation((hold, &assignment)),
+            items,
+        });
         let route = Route {
-            answers: reservation((answers, &stages.answers)),
-            prefills: prefills.zip(stages.prefills.as_ref()).map(reservation),
+            encodes: encodes.collect(),
+            embedded: std::mem::take(&mut stages.embedded),
+            answers: reservation((holds.answers, &stages.answers)),
+            prefills: holds.prefills.zip(stages.prefills.as_ref()).map(reservation),
         };
         Ok((route, stages))
     }

@@ -1,6 +1,7 @@
 //! The choice of a worker. `docs/routing.md` has the formula of the cost.
 
 mod candidate;
+mod encoders;
 mod stages;
 
 use chiasm_kv::{BlockKey, Overlaps};
@@ -16,7 +17,9 @@ use crate::roster::{Pending, Roster, Seat, Worker};
 use crate::router::{RouteItem, RouteRequest};
 use crate::worker::Knowledge;
 use candidate::{Candidate, Held, Items};
+use encoders::Encoder;
 
+pub(crate) use encoders::Encoding;
 pub(crate) use stages::{Stages, choose_stages};
 
 /// A worker, what it holds of the request, and what it will have to do for it.
@@ -35,6 +38,8 @@ pub(crate) struct Assignment {
     pub(crate) pending: Pending,
     /// The first of the items, in the order of their ends, that the encoder is needed for.
     pub(crate) encodes_from: usize,
+    /// Others of its machine encode what it would have to.
+    pub(crate) encodes_elsewhere: bool,
 }
 
 /// Buffers of selections, to be used again: nothing is allocated per worker.
@@ -45,6 +50,8 @@ pub(crate) struct Scratch {
     candidates: Vec<Candidate>,
     /// The candidate in each place, or [`NONE`].
     candidate_at: Vec<u32>,
+    /// Workers that encode media items for candidates.
+    encoders: Vec<Encoder>,
     depths: Vec<u32>,
     /// Workers that were too busy to be candidates.
     busy: usize,
@@ -67,7 +74,8 @@ pub(crate) fn choose(
     plans: &[RouteRequest<'_>],
 ) -> Result<Assignment, RouteError> {
     let first = plans.first().ok_or(RouteError::NoWorker)?;
-    let busy = scratch.gather(config, roster, plans, |_| true);
+    scratch.encoders.clear();
+    let busy = scratch.gather(config, roster, plans, Role::answers);
     if scratch.candidates.is_empty() {
         return Err(if busy > 0 { RouteError::Busy(busy) } else { RouteError::NoWorker });
     }
@@ -99,6 +107,7 @@ pub(crate) fn chosen_elsewhere(
     worker: WorkerId,
 ) -> Result<Assignment, RouteError> {
     let plans = std::slice::from_ref(plan);
+    scratch.encoders.clear();
     scratch.gather_one(roster, plan, worker)?;
     scratch.plans[0].items.fill(plan.media);
     scratch.expect_promised(roster, 0, plan.keys);
@@ -135,6 +144,7 @@ impl Scratch {
             overlap: candidate.overlap as usize,
             pending: Pending { tokens: tokens.max(1), work },
             encodes_from: items.encoded_from(candidate.covered_tokens()),
+            encodes_elsewhere: candidate.encodes_elsewhere,
         })
     }
 
@@ -297,8 +307,9 @@ impl Scratch {
                     if policy == Policy::KvMedia {
                         self.spare_media(roster, at as u32);
                     }
+                    self.find_embeddings(config, roster, at as u32);
                 }
-                self.cost(&config.weights);
+                self.cost(config);
                 return (self.cheapest(&mut roster.rng, config.temperature), Decision::Cost(policy));
             }
             Policy::LeastLoaded => {
@@ -317,6 +328,7 @@ impl Scratch {
                 after % self.candidates.len()
             }
         };
+        self.encode_elsewhere();
         (chosen, Decision::Policy(policy))
     }
 
@@ -365,8 +377,8 @@ impl Scratch {
         }
     }
 
-    fn cost(&mut self, weights: &Weights) {
-        let Self { candidates, plans, .. } = self;
+    fn cost(&mut self, config: &RouterConfig) {
+        let Self { candidates, plans, encoders, .. } = self;
         // Nearly all candidates expect the same.
         let (mut known, mut encode) = (None, 0.0);
         for candidate in candidates {
@@ -376,7 +388,9 @@ impl Scratch {
                 known = expects;
                 encode = candidate.encode(items);
             }
-            candidate.cost = candidate.terms(encode, candidate.process(items)).cost(weights);
+            candidate.cost = candidate.terms(encode, candidate.process(items)).cost(&config.weights);
+            candidate.cost += encoders::transfer(config, candidate.embedded);
+            candidate.offer(encoders, encode, config);
         }
     }
 

@@ -274,6 +274,11 @@ impl Metrics {
         self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
     }
 
+    /// A worker was asked to encode so many media items for others and has left the embeddings of so many, after this time.
+    pub(crate) fn encoded(&self, worker: WorkerId, asked: usize, left: usize, took: Duration) {
+        self.roles.encoded(worker, asked, left, took);
+    }
+
     /// A worker has computed a prompt for another one that answers.
     pub(crate) fn prefilled(&self, by: &PrefilledBy) {
         self.roles.prefilled(by);

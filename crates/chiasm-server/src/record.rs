@@ -154,6 +154,8 @@ impl Drop for Line {
             media_cached = attempted.map(|it| it.delivered.cached).filter(|&items| items > 0),
             media_shm = attempted.map(|it| it.delivered.shared_memory).filter(|&items| items > 0),
             media_inline = attempted.map(|it| it.delivered.inline).filter(|&items| items > 0),
+            encode_worker = attempted.and_then(|it| it.encoded).map(|by| tracing::field::display(by.worker)),
+            encode_ms = attempted.and_then(|it| it.encoded).map(|by| milliseconds(by.took)),
             prefill_worker = attempted.and_then(|it| it.prefilled).map(|by| tracing::field::display(by.worker)),
             prefill_ms = attempted.and_then(|it| it.prefilled).map(|by| milliseconds(by.took)),
             moves = attempted.map(|it| it.moves).filter(|&moves| moves > 0),

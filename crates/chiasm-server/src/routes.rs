@@ -83,6 +83,9 @@ pub(crate) fn routing_headers(headers: &mut HeaderMap, attempted: &Attempted) {
         }
     };
     put("x-chiasm-worker", attempted.worker.to_string());
+    if let Some(by) = &attempted.encoded {
+        put("x-chiasm-encode-worker", by.worker.to_string());
+    }
     if let Some(by) = &attempted.prefilled {
         put("x-chiasm-prefill-worker", by.worker.to_string());
     }

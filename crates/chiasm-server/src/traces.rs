@@ -128,13 +128,21 @@ impl Traced {
             let times = (self.arrived + from, self.arrived + to.max(from));
             spans.push(Span::new(TraceId(trace), SpanId::random(), Some(SpanId(parent)), name, Kind::Internal, times));
         };
-        let Attempted { took: prepared, picked, hand_off, prefilled, .. } = *attempted;
+        let Attempted { took: prepared, picked, hand_off, encoded, prefilled, .. } = *attempted;
         let planned_from = prepared.before + prepared.fetch;
         if attempted.delivered != Delivered::default() {
             part("fetch", prepared.before, planned_from);
         }
         part("plan", planned_from, planned_from + prepared.plan);
         let first = attempted.first_token.unwrap_or(took);
+        // Before anything else is done, as the embeddings have to be there.
+        let picked = match encoded {
+            None => picked,
+            Some(by) => {
+                part("encode", picked, picked + by.took);
+                picked + by.took
+            }
+        };
         match prefilled {
             None => {
                 part("hand_off", picked, picked + hand_off);
@@ -175,6 +183,9 @@ fn describe(span: &mut Span, attempted: &Attempted, over: &Over<'_>) {
     }
     span.number("gen_ai.latency.e2e", over.took.as_secs_f64());
     span.text("chiasm.worker", attempted.worker.to_string());
+    if let Some(by) = &attempted.encoded {
+        span.text("chiasm.encode_worker", by.worker.to_string());
+    }
     if let Some(by) = &attempted.prefilled {
         span.text("chiasm.prefill_worker", by.worker.to_string());
     }

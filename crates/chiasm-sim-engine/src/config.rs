@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use chiasm_types::{BlockSize, Dtype, TokenId};
 
+use crate::embeddings::EmbeddingFolder;
 use crate::error::SimError;
 use crate::faults::Faults;
 use crate::pace::Pace;
@@ -53,6 +54,8 @@ pub struct SimConfig {
     pub images: ImageRules,
     /// Whether it has a KV connector, as engines that prefill for others or decode behind them. Default false.
     pub leaves_prompts: bool,
+    /// Where it leaves embeddings for other engines, or finds them; `None` without an EC connector. Default `None`.
+    pub embeddings: Option<EmbeddingFolder>,
     /// How long it keeps a prompt that it has left for another engine. Default 30 s, vLLM's `kv_lease_duration`.
     pub prompt_lease: Duration,
     /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and
@@ -162,6 +165,7 @@ impl SimConfig {
             vocab_size: 151_936,
             images: ImageRules::default(),
             leaves_prompts: false,
+            embeddings: None,
             prompt_lease: Duration::from_secs(30),
             lora: None,
             plugin: true,

@@ -31,7 +31,7 @@
 //! | caches | `cache_events` (on `block_chain`), `receiver_cache`; batches, the KV cache and that of encoded images are `chiasm-engine-model`'s |
 //! | adapters | `loras`: which are loaded; that a step uses at most so many of them is not simulated |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
-//! | other engines | `left_prompts`: prompts that one computes for another |
+//! | other engines | `left_prompts`: prompts that one computes for another; `embeddings`: items that one encodes for others |
 //! | what it sees and says | `item`, `image`, `digest`, `reply`, `logprobs`, `sampling_rules` |
 //!
 //! Not simulated: pooling, structured outputs, speculative decoding, the time that a prompt takes to another engine, priority scheduling, and the
@@ -44,6 +44,7 @@ mod config;
 mod connection;
 mod core;
 mod digest;
+mod embeddings;
 mod engine;
 mod error;
 mod faults;
@@ -72,6 +73,7 @@ mod step_outputs;
 mod utility;
 
 pub use config::{ImageRules, KvEvents, LoraLimits, SimConfig, TextToTokens};
+pub use embeddings::EmbeddingFolder;
 pub use engine::{Exit, SimEngine};
 pub use error::SimError;
 pub use faults::{Death, Faults};

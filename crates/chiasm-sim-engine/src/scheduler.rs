@@ -12,6 +12,7 @@ use chiasm_kv::event::KvEvent;
 use crate::block_chain::BlockHash;
 use crate::cache_events::CacheEvents;
 use crate::config::SimConfig;
+use crate::embeddings::Embeddings;
 use crate::item::Item;
 use crate::left_prompts::LeftPrompts;
 use crate::lent_slot::CheckedSlots;
@@ -55,6 +56,7 @@ struct Executor {
     /// Slots that the current step has looked at.
     checked: CheckedSlots,
     left_prompts: Option<LeftPrompts>,
+    embeddings: Option<Embeddings>,
 }
 
 impl Scheduler {
@@ -70,6 +72,7 @@ impl Scheduler {
             batch: Batch::new(limits, config.num_blocks.saturating_sub(1), block_size),
             executor: Executor {
                 encoder: EncoderCache::new(config.encoder_cache_tokens as u64),
+                embeddings: config.embeddings.clone().map(Embeddings::new),
                 config,
                 events: CacheEvents::new(block_size),
                 lookups: PrefixCacheStats::default(),
@@ -200,7 +203,12 @@ impl Scheduler {
         let config = &self.executor.config;
         let mut outputs = StepOutputs::new(u32::from(config.rank), now);
         let left_prompts = self.executor.left_prompts.as_ref();
+        let leaves_embeddings = self.executor.embeddings.as_ref().filter(|embeddings| embeddings.leaves());
         let ended = self.batch.advance(|running| {
+            if let Some(embeddings) = leaves_embeddings {
+                outputs.push(running.request.client, encoded(&mut running.request, embeddings));
+                return true;
+            }
             let mut output = sample(running, config);
             if output.finish_reason.is_some()
                 && let (Some(left), Some(number)) = (left_prompts, running.request.left_as)
@@ -264,6 +272,18 @@ impl Scheduler {
     }
 }
 
+/// What an engine says that only encodes: no token, and what it has left.
+fn encoded(sequence: &mut Sequence, embeddings: &Embeddings) -> EngineCoreOutput {
+    let items = sequence.media.iter().map(|media| media.identifier.as_str());
+    EngineCoreOutput {
+        request_id: sequence.id.clone(),
+        finish_reason: Some(FinishReason::Stop),
+        ec_transfer_params: Some(embeddings.said(items)),
+        events: sequence.take_events(),
+        ..EngineCoreOutput::default()
+    }
+}
+
 /// Gives a request its next token.
 fn sample(running: &mut Scheduled<Sequence>, config: &SimConfig) -> EngineCoreOutput {
     let stored = running.stored() * config.block_size.get();
@@ -286,6 +306,17 @@ fn sample(running: &mut Scheduled<Sequence>, config: &SimConfig) -> EngineCoreOu
 }
 
 impl Executor {
+    /// Whether another engine has left the embeddings of an item, or this one, before it had to make room for others.
+    fn finds(&self, item: &str, embeds: usize) -> Result<bool, Fatal> {
+        self.embeddings.as_ref().map_or(Ok(false), |embeddings| embeddings.find(item, embeds)).map_err(Fatal)
+    }
+
+    /// Leaves the embeddings of an item for other engines, if that is what this one is there for.
+    fn leave(&mut self, item: &str, embeds: usize) -> Result<(), Fatal> {
+        let left = self.embeddings.as_mut().map_or(Ok(()), |embeddings| embeddings.leave(item, embeds));
+        left.map_err(|error| Fatal(format!("embeddings can't be left: {error}")))
+    }
+
     /// Looks whether an item is still what it was lent as.
     fn check(&mut self, item: Option<&Item>) -> Result<(), Fatal> {
         let slots = item.into_iter().flat_map(Item::slots);
@@ -332,11 +363,13 @@ impl BatchEngine for Executor {
         for media in &sequence.media {
             let position = &media.placeholder;
             if position.offset < tokens.end && tokens.start < position.offset + position.length {
-                match self.encoder.encode(media.identifier.as_str(), crate::image::embedding_tokens(position) as u64) {
-                    Encoded::Before => {}
+                let embeds = crate::image::embedding_tokens(position);
+                match self.encoder.encode(media.identifier.as_str(), embeds as u64) {
+                    Encoded::Before => self.leave(&media.identifier, embeds)?,
                     Encoded::Now => {
                         self.check(media.item.as_ref())?;
-                        self.images += 1;
+                        self.images += usize::from(!self.finds(&media.identifier, embeds)?);
+                        self.leave(&media.identifier, embeds)?;
                     }
                     Encoded::Mismatch => {
                         self.contradicting.push(sequence.id.clone());

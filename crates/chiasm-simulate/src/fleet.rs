@@ -222,7 +222,7 @@ impl<'a> Fleet<'a> {
             ..RouteRequest::default()
         };
         let number = self.arrived;
-        let Route { answers, prefills } = self.frontends.select(number, &routed, now)?;
+        let Route { answers, prefills, .. } = self.frontends.select(number, &routed, now)?;
         let worker = prefills.as_ref().unwrap_or(&answers).worker.0 as usize;
         let ready = self.make_tensors(worker, &sequence, now, counted);
         let mut live = Live::new(number, sequence, keys, now, counted);

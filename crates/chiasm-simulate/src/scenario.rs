@@ -158,6 +158,9 @@ impl Scenario {
         if !(1..=MOST_WORKERS).contains(&self.workers.len()) {
             return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
         }
+        if self.workers.contains(&Role::Encode) {
+            return Err(SimulateError::Config("engines that encode alone are not simulated"));
+        }
         if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some() {
             return Err(SimulateError::Config(
                 "frontends before a fleet with roles can't be told of each other's requests; leave announcements out",

@@ -6,6 +6,8 @@ pub enum Role {
     /// Prompts and answers: requests that are its own from the first token to the last.
     #[default]
     Aggregated,
+    /// Media items, whose embeddings other workers of its machine find.
+    Encode,
     /// Prompts, whose keys and values other workers read.
     Prefill,
     /// Answers behind prompts that others have computed; also what an aggregated worker computes.
@@ -14,20 +16,30 @@ pub enum Role {
 
 impl Role {
     /// Every role, in the order of the stages.
-    pub const ALL: [Self; 3] = [Self::Aggregated, Self::Prefill, Self::Decode];
+    pub const ALL: [Self; 4] = [Self::Aggregated, Self::Encode, Self::Prefill, Self::Decode];
 
     /// The name on command lines and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aggregated => "aggregated",
+            Self::Encode => "encode",
             Self::Prefill => "prefill",
             Self::Decode => "decode",
         }
     }
 
-    /// The role of this name.
+    /// The role of this name. `encode-prefill` is another word for prefill: a worker that computes prompts encodes what of their media
+    /// items nobody else has encoded.
     pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.name() == name)
+        match name {
+            "encode-prefill" => Some(Self::Prefill),
+            _ => Self::ALL.into_iter().find(|role| role.name() == name),
+        }
+    }
+
+    /// Whether a worker can answer a request, however that was begun.
+    pub fn answers(self) -> bool {
+        self != Self::Encode
     }
 }
 
@@ -46,6 +58,6 @@ mod tests {
         for role in Role::ALL {
             assert_eq!(Role::parse(role.name()), Some(role));
         }
-        assert_eq!(Role::parse("Prefill"), None);
+        assert_eq!((Role::parse("encode-prefill"), Role::parse("Prefill")), (Some(Role::Prefill), None));
     }
 }

@@ -118,6 +118,7 @@ impl Found {
                 block_size: self.block_size,
             },
             role: Role::Aggregated,
+            embedding_store_bytes: 0,
             max_model_len: self.max_model_len,
             // It does not tell, and refuses by itself what is too large for a step.
             max_batched_tokens: self.max_model_len,

@@ -74,6 +74,7 @@ impl FoundPlain {
                 block_size: BLOCK_SIZE,
             },
             role: Role::Aggregated,
+            embedding_store_bytes: 0,
             max_model_len: self.max_model_len.unwrap_or(ANY_LENGTH),
             max_batched_tokens: ANY_LENGTH,
             max_running: 0,

@@ -237,6 +237,12 @@ pub(crate) struct SimArgs {
     /// Has a KV connector, as engines with roles (chiasm sim-engine; those of chiasm serve have it by their roles)
     #[arg(long)]
     pub(crate) sim_kv_connector: bool,
+    /// Finds embeddings in this folder that other engines have left there (chiasm sim-engine; those of chiasm serve have one by their roles)
+    #[arg(long, value_name = "DIR")]
+    pub(crate) sim_embeddings: Option<PathBuf>,
+    /// Encodes alone, and leaves embeddings in that folder
+    #[arg(long, requires = "sim_embeddings")]
+    pub(crate) sim_encodes: bool,
     /// Seconds for which it keeps a prompt that it has left for another engine
     #[arg(long, default_value = "30", value_parser = some_seconds)]
     pub(crate) sim_prompt_lease: Duration,

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use chiasm_backend::Connector;
 use chiasm_engine::state::StateDir;
-use chiasm_engine::{AttachHost, ClientOptions, EngineConnector, EngineHost, EngineOptions, LaunchHost, SocketDir};
+use chiasm_engine::{
+    AttachHost, ClientOptions, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, LaunchHost, SocketDir,
+};
 use chiasm_media::MediaDoor;
 use chiasm_processor::ProcessorError;
 use chiasm_router::RouterConfig;
@@ -19,13 +21,13 @@ use chiasm_server::adapters::Adapters;
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{Certificate, Frontend, HelperOptions, Limits, LogCounts, Objectives, connections, page};
-use chiasm_sim_engine::SimConfig;
+use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
 use chiasm_types::Role;
 use chiasm_upstream::UpstreamConnector;
 use serde_json::Value;
 use tokio::net::TcpListener;
 
-use crate::cli::{AttachArg, EngineCounts, ServeArgs, UpstreamArg};
+use crate::cli::{AttachArg, EngineCounts, RoleArgs, ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora::{self, Loras};
 use crate::sim_host::{SimHost, sim_config};
@@ -217,6 +219,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         arena: arena_policy(args, takes_media),
         processor: model.processor(),
         role: Role::Aggregated,
+        embeddings: embedding_store(args)?,
     };
     let loras = lora::prepare(args, &model.name).await?;
     let mut connectors = connectors(args, &model, &options, &loras)?;
@@ -323,8 +326,12 @@ fn connectors(
             ..sim_config(&args.sim_args, Some(model), model.vision.is_some().then_some(options.format))
         };
         let config = SimConfig { lora: loras.of_sim.clone().or(config.lora), ..config };
-        let sim =
-            |role| SimConfig { leaves_prompts: config.leaves_prompts || role != Role::Aggregated, ..config.clone() };
+        let folder = options.embeddings.as_ref().and_then(|store| store.folder());
+        let sim = |role| SimConfig {
+            leaves_prompts: config.leaves_prompts || matches!(role, Role::Prefill | Role::Decode),
+            embeddings: folder.map(|folder| EmbeddingFolder { folder: folder.into(), leaves: role == Role::Encode }),
+            ..config.clone()
+        };
         return Ok(counts.roles().map(|role| connector(SimHost::new(sim(role)), &of_role(role))).collect());
     }
     if !engines.attach.is_empty() {
@@ -348,17 +355,37 @@ fn connectors(
     (0..)
         .zip(launched.roles())
         .map(|(index, role)| {
-            let host = launch_host(args, model, loras, index, role)?;
+            let host = launch_host(args, model, options.embeddings.clone(), loras, index, role)?;
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
             Ok(remembering(host, &of_role(role), state.as_ref(), model))
         })
         .collect()
 }
 
+/// Where engines leave embeddings for each other, if some encode alone.
+fn embedding_store(args: &ServeArgs) -> Result<Option<Arc<EmbeddingStore>>, CliError> {
+    let RoleArgs { ec_connector, embedding_store_bytes, .. } = &args.roles;
+    let counts = args.engines.sim.as_ref().or(args.engines.engines.as_ref());
+    if counts.is_some_and(|counts| counts.roles().any(|role| role == Role::Encode)) {
+        if args.engines.keep_engines.is_some() {
+            let why = "--keep-engines does not work with engines that encode: their store goes with this process";
+            return Err(CliError::Usage(why.to_owned()));
+        }
+        if !counts.is_some_and(|counts| counts.roles().any(Role::answers)) && !args.agents.has_agents() {
+            return Err(CliError::Usage("engines that encode alone can't answer: others have to be there".to_owned()));
+        }
+        let store = EmbeddingStore::new(ec_connector.clone(), *embedding_store_bytes);
+        return store.map(|store| Some(Arc::new(store))).map_err(|error| CliError::Usage(error.to_string()));
+    }
+    let attached = args.engines.attach.iter().any(|attached| attached.role == Role::Encode);
+    Ok(attached.then(|| Arc::new(EmbeddingStore::of_others(*embedding_store_bytes))))
+}
+
 /// What launches the engine of this number.
 fn launch_host(
     args: &ServeArgs,
     model: &ServedModel,
+    embeddings: Option<Arc<EmbeddingStore>>,
     loras: &Loras,
     index: u32,
     role: Role,
@@ -383,6 +410,7 @@ fn launch_host(
         handshake_port,
         role,
         kv_connector: args.roles.kv_connector.clone(),
+        embeddings,
         keep: engines.keep_engines,
     })
 }

@@ -6,7 +6,7 @@ use chiasm_backend::ConnectError;
 use chiasm_engine::{EngineEndpoints, EngineHost, FormatPolicy, RunningEngine, SocketDir};
 use chiasm_prompt::Tokenizer;
 use chiasm_server::model::ServedModel;
-use chiasm_sim_engine::{Exit, KvEvents, LoraLimits, Pace, SimConfig, SimEngine};
+use chiasm_sim_engine::{EmbeddingFolder, Exit, KvEvents, LoraLimits, Pace, SimConfig, SimEngine};
 use chiasm_types::{BlockSize, Dtype, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
@@ -41,6 +41,8 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
     }
     config.plugin = !args.sim_no_plugin;
     config.leaves_prompts = args.sim_kv_connector;
+    let folder = args.sim_embeddings.clone();
+    config.embeddings = folder.map(|folder| EmbeddingFolder { folder, leaves: args.sim_encodes });
     config.prompt_lease = args.sim_prompt_lease;
     config.lora = args.sim_lora.then(LoraLimits::default);
     config.kv_events =

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use chiasm_backend::{
-    Death, Delivered, Job, JobError, JobItem, Left, Output, RunningJob, TensorBytes, TensorFormat, TensorMemory,
-    TensorOrder,
+    Death, Delivered, Embeddings, Job, JobError, JobItem, Left, Output, RunningJob, TensorBytes, TensorFormat,
+    TensorMemory, TensorOrder,
 };
 use chiasm_transfer::SlotWriter;
 use futures_util::future::BoxFuture;
@@ -16,7 +16,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::backend::Shared;
 use super::lost;
-use crate::answer::{delivered_from_message, failure_from_message, output_from_message};
+use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
 use crate::proto::generate_event::Event;
 use crate::proto::{GenerateEvent, GenerateRequest, Lacking, Started, StopRequest};
 
@@ -33,6 +33,7 @@ pub(super) struct RunningAgentJob {
     open: Vec<bool>,
     delivered: Delivered,
     left: Option<Left>,
+    embeddings: Vec<Embeddings>,
     /// Why an item could not be sent.
     unsent: (mpsc::UnboundedSender<JobError>, mpsc::UnboundedReceiver<JobError>),
     /// The end of the engine, which may be known before its connection fails.
@@ -48,8 +49,19 @@ impl RunningAgentJob {
         let (came, delivered) = (VecDeque::new(), Delivered::default());
         let ended = shared.when_ended();
         let unsent = mpsc::unbounded_channel();
-        let mut running =
-            Self { shared, job, events: Some(events), number: 0, came, open, delivered, left: None, unsent, ended };
+        let mut running = Self {
+            shared,
+            job,
+            events: Some(events),
+            number: 0,
+            came,
+            open,
+            delivered,
+            left: None,
+            embeddings: Vec::new(),
+            unsent,
+            ended,
+        };
         loop {
             let event = running.next_event().await?;
             if let Event::Started(Started { job, delivered }) = event {
@@ -89,6 +101,7 @@ impl RunningAgentJob {
             Event::Lacking(Lacking { items }) => self.send_media(&items),
             Event::Delivered(delivered) => self.take_delivered(delivered),
             Event::Left(words) => self.left = Left::new(words),
+            Event::Embeddings(left) => self.embeddings.extend(left.items.iter().filter_map(embeddings_from_message)),
             Event::Failure(failure) => {
                 let constraint = self.job.sampling.structured.as_ref().map(|structured| structured.field);
                 return Err(failure_from_message(failure, constraint));
@@ -211,6 +224,10 @@ impl RunningJob for RunningAgentJob {
 
     fn left(&mut self) -> Option<Left> {
         self.left.take()
+    }
+
+    fn embeddings(&mut self) -> Vec<Embeddings> {
+        std::mem::take(&mut self.embeddings)
     }
 
     fn delivered(&self) -> Delivered {

@@ -173,9 +173,12 @@ pub struct Ready {
     /// Whether media items are taken that the frontend has made tensors of.
     #[prost(bool, tag = "13")]
     pub takes_tensors: bool,
-    /// Which stages of requests it computes: aggregated, which is also said by nothing, prefill or decode.
+    /// Which stages of requests it computes: aggregated, which is also said by nothing, encode, prefill or decode.
     #[prost(string, tag = "14")]
     pub role: ::prost::alloc::string::String,
+    /// Bytes of embeddings that engines of the machine leave for each other; 0 if they leave none.
+    #[prost(uint64, tag = "16")]
+    pub embedding_store_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SnapshotPart {
@@ -245,6 +248,12 @@ pub struct GenerateRequest {
     /// What another engine has said of the prompt that it has left; empty if none has.
     #[prost(bytes = "bytes", tag = "16")]
     pub left: ::prost::bytes::Bytes,
+    /// The media items alone are encoded, and their embeddings left for other engines of the machine.
+    #[prost(bool, tag = "17")]
+    pub leaves_embeddings: bool,
+    /// Identities of media items, 32 bytes each, whose embeddings other engines of the machine have left.
+    #[prost(bytes = "bytes", repeated, tag = "18")]
+    pub embedded: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Repeats {
@@ -377,7 +386,7 @@ pub mod constraint {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateEvent {
-    #[prost(oneof = "generate_event::Event", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "generate_event::Event", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub event: ::core::option::Option<generate_event::Event>,
 }
 /// Nested message and enum types in `GenerateEvent`.
@@ -401,7 +410,23 @@ pub mod generate_event {
         /// What the engine says of the prompt that it has left; before the last outputs.
         #[prost(bytes, tag = "6")]
         Left(::prost::bytes::Bytes),
+        /// The embeddings that the engine has left; before the last outputs.
+        #[prost(message, tag = "7")]
+        Embeddings(super::EmbeddingsLeft),
     }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EmbeddingsLeft {
+    #[prost(message, repeated, tag = "1")]
+    pub items: ::prost::alloc::vec::Vec<Embeddings>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Embeddings {
+    /// Identity of the media item, 32 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub item: ::prost::bytes::Bytes,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Started {

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use chiasm_backend::{Input, Job, JobError, RunningJob};
+use chiasm_backend::{Input, Job, JobError, RunningJob, Stage};
 use chiasm_server::fleet::Worker;
 use chiasm_server::{CheckedJob, MachineMedia};
 use futures_util::Stream;
@@ -15,10 +15,10 @@ use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
 use super::announcements::Announcements;
-use crate::answer::{delivered_to_message, failure_to_message, output_to_message};
+use crate::answer::{delivered_to_message, embeddings_to_message, failure_to_message, output_to_message};
 use crate::job::JobParts;
 use crate::proto::generate_event::Event;
-use crate::proto::{GenerateEvent, Lacking, Outputs, Started};
+use crate::proto::{EmbeddingsLeft, GenerateEvent, Lacking, Outputs, Started};
 
 /// Outputs in one message.
 const MOST_OUTPUTS: usize = 64;
@@ -155,7 +155,8 @@ async fn run_to_end(
     parts: JobParts,
     events: &Arc<Teller>,
 ) -> Result<(), JobError> {
-    let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning, stage } = parts;
+    let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning, stage, embedded } =
+        parts;
     // Whoever keeps the job's items longer than it runs keeps nobody waiting for its end.
     let asking = Arc::downgrade(events);
     let ask = Arc::new(move |item: usize| {
@@ -166,7 +167,7 @@ async fn run_to_end(
     let checked = media.check(worker, &tokens, planned, cache_salt.as_deref(), ask).await;
     let checked = checked.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
     let CheckedJob { items: media, mut told } = checked;
-    if sampling.skip_reading_prefix_cache {
+    if sampling.skip_reading_prefix_cache || stage == Stage::Encode {
         // What the engine holds is of no use to it.
         told.keys = Vec::new();
     }
@@ -182,6 +183,7 @@ async fn run_to_end(
         trace,
         reasoning,
         stage,
+        embedded,
     };
     let mut running = worker.backend.start(Arc::new(job)).await?;
     let (stop, mut stops) = mpsc::unbounded_channel();
@@ -205,6 +207,11 @@ async fn run_to_end(
         // Before the outputs: with the last of them the frontend has heard all.
         if let Some(left) = running.left() {
             events.tell(Event::Left(left.words().clone()));
+        }
+        let embeddings = running.embeddings();
+        if !embeddings.is_empty() {
+            let items = embeddings.iter().map(embeddings_to_message).collect();
+            events.tell(Event::Embeddings(EmbeddingsLeft { items }));
         }
         if !outputs.is_empty() {
             announced.computed();

@@ -21,6 +21,7 @@ pub(super) struct Beyond {
     pub(super) has_arena: bool,
     pub(super) receiver_cache_bytes: u64,
     pub(super) role: Role,
+    pub(super) embedding_store_bytes: u64,
 }
 
 /// The capabilities of an engine that has just said what it became. `Err` says why it can't be used.
@@ -37,6 +38,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
             block_size,
         },
         role: beyond.role,
+        embedding_store_bytes: beyond.embedding_store_bytes,
         engine,
         max_model_len: ready.max_model_len,
         max_batched_tokens: ready.max_num_batched_tokens as usize,

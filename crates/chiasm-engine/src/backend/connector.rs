@@ -9,6 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 
 use super::arena_policy::ArenaPolicy;
 use super::capabilities::{self, Beyond};
+use super::embedding_store::EmbeddingStore;
 use super::host::{EngineHost, RunningEngine};
 use super::memory::{Bound, Memory};
 use super::{Engine, EngineBackend};
@@ -56,6 +57,8 @@ pub struct EngineOptions {
     pub processor: Arc<[u8]>,
     /// Which stages of requests it is given; whoever starts it has told it so.
     pub role: Role,
+    /// Where engines of its machine leave embeddings for each other; `None` if they don't.
+    pub embeddings: Option<Arc<EmbeddingStore>>,
 }
 
 /// Connects to the engines of one worker, one after the other.
@@ -127,7 +130,7 @@ impl EngineConnector {
         observer: Arc<dyn MediaObserver>,
         client: &EngineClient,
     ) -> Result<EngineBackend, ConnectError> {
-        let EngineOptions { client: options, format, arena, processor, role, .. } = &self.options;
+        let EngineOptions { client: options, format, arena, processor, role, embeddings, .. } = &self.options;
         let ready = client.info();
         let unsuitable = |why: String| ConnectError::new(format!("it does not fit: {why}"));
         let format = capabilities::format(ready, *format).map_err(unsuitable)?;
@@ -140,10 +143,12 @@ impl EngineConnector {
             has_arena: client.arena().is_some(),
             receiver_cache_bytes: options.receiver_cache_bytes.unwrap_or(0),
             role: *role,
+            embedding_store_bytes: embeddings.as_ref().map_or(0, |store| store.max_bytes()),
         };
         let capabilities = capabilities::of(ready, beyond).map_err(unsuitable)?;
         let wants_arena = arena.bytes().is_some();
-        let engine = Arc::new(Engine { client: client.clone(), format, wants_arena, observer });
+        let embeddings = embeddings.clone();
+        let engine = Arc::new(Engine { client: client.clone(), format, wants_arena, observer, embeddings });
         Ok(EngineBackend { engine, capabilities })
     }
 }

@@ -21,7 +21,7 @@ impl KvConnector {
     /// What an engine of a role is told with `--kv-transfer-config`; `None` if it neither leaves keys and values nor gets any.
     pub(super) fn config(&self, role: Role) -> Option<Value> {
         let kv_role = match role {
-            Role::Aggregated => return None,
+            Role::Aggregated | Role::Encode => return None,
             Role::Prefill => "kv_producer",
             Role::Decode => "kv_consumer",
         };

@@ -2,12 +2,14 @@
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Activity, ConnectError};
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
+use super::embedding_store::EmbeddingStore;
 use super::host::{EngineHost, KeptAs, RunningEngine};
 use super::kv_connector::KvConnector;
 use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LaunchSpec, free_ports};
@@ -42,6 +44,8 @@ pub struct LaunchHost {
     pub role: Role,
     /// How it hands keys and values to others, if its role has it do so.
     pub kv_connector: KvConnector,
+    /// How it hands embeddings to others, or gets them; `None` if none of its machine does that.
+    pub embeddings: Option<Arc<EmbeddingStore>>,
     /// How long an engine outlives this process and waits for another frontend; `None` for engines that end with it.
     pub keep: Option<Duration>,
 }
@@ -66,6 +70,7 @@ impl LaunchHost {
         LaunchSpec {
             receiver_cache_gb: self.receiver_cache_gb,
             kv_transfer: self.kv_connector.config(self.role),
+            ec_transfer: self.embeddings.as_ref().map(|store| store.config(self.role)),
             extra_args: self.extra_args.clone(),
             gpus: self.gpus.clone(),
             ..LaunchSpec::new(name, &self.vllm, &self.model, handshake)
@@ -192,6 +197,7 @@ mod tests {
             handshake_port: port,
             role: Role::Aggregated,
             kv_connector: KvConnector::Nixl,
+            embeddings: None,
             keep: Some(Duration::from_secs(1)),
         };
         let name = |host: LaunchHost| match host.kept_as() {

@@ -5,8 +5,8 @@ use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::{
-    Content, Death, Delivered, Finish, Job, JobError, Left, Output, Prefill, PromptLogprobs, RunningJob, Stage,
-    TokenLogprob,
+    Content, Death, Delivered, Embeddings, Finish, Job, JobError, Left, Output, Prefill, PromptLogprobs, RunningJob,
+    Stage, TokenLogprob,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -32,6 +32,8 @@ pub(super) struct RunningEngineJob {
     next: usize,
     /// What a job that prefills has left.
     left: Option<Left>,
+    /// What a job that encodes has left.
+    embeddings: Vec<Embeddings>,
 }
 
 struct Continuation {
@@ -55,6 +57,7 @@ impl RunningEngineJob {
     pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
         let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
         let extra_args = stage::extra_args(&job.stage)?;
+        look_for_embeddings(&engine, &job);
         let sender = Sender { engine, job, prompt, lora, extra_args };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
         let continuations = streams.into_iter().map(|stream| Continuation {
@@ -65,7 +68,7 @@ impl RunningEngineJob {
             unread: false,
         });
         let continuations: Vec<_> = continuations.collect();
-        Ok(Self { continuations, sender, next: 0, left: None })
+        Ok(Self { continuations, sender, next: 0, left: None, embeddings: Vec::new() })
     }
 
     /// The next output of one continuation. `Ready(None)` if it has ended.
@@ -167,8 +170,16 @@ impl RunningEngineJob {
         if finish.is_some() {
             continuation.state = State::Ended;
         }
-        if self.sender.job.stage == Stage::Prefill {
-            self.left = self.left.take().or_else(|| output.kv_transfer_params.as_ref().and_then(stage::left));
+        match self.sender.job.stage {
+            Stage::Prefill => {
+                self.left = self.left.take().or_else(|| output.kv_transfer_params.as_ref().and_then(stage::left));
+            }
+            Stage::Encode => {
+                let said = output.ec_transfer_params.iter();
+                let store = self.sender.engine.embeddings.as_deref();
+                self.embeddings.extend(said.flat_map(|said| stage::embeddings(said, &self.sender.job.media, store)));
+            }
+            Stage::Whole | Stage::Decode(_) => {}
         }
         let top = self.sender.job.sampling.logprobs;
         let logprobs = top.map(|top| {
@@ -218,6 +229,20 @@ impl RunningJob for RunningEngineJob {
 
     fn left(&mut self) -> Option<Left> {
         self.left.take()
+    }
+
+    fn embeddings(&mut self) -> Vec<Embeddings> {
+        std::mem::take(&mut self.embeddings)
+    }
+}
+
+/// Counts embeddings that an engine should find on its machine and does not, as far as that can be told: it encodes the items itself.
+fn look_for_embeddings(engine: &Engine, job: &Job) {
+    let Some(store) = engine.embeddings.as_deref().filter(|store| store.folder().is_some()) else { return };
+    for _ in job.embedded.iter().filter(|item| store.bytes_of(&item.to_string()).is_none()) {
+        engine
+            .observer
+            .stepped_down("no_embeddings", &"embeddings of an item are not there any more: it is encoded again");
     }
 }
 

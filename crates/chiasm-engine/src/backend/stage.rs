@@ -1,11 +1,12 @@
-//! A job's stage as the engine's KV connector is told it, and what that says of keys and values that it leaves.
+//! A job's stage as the engine's connectors are told it, and what they say of keys and values, or embeddings, that it leaves.
 
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use chiasm_backend::{JobError, Left, Stage};
+use chiasm_backend::{Embeddings, JobError, JobItem, Left, Stage};
 use rmpv::Value;
 
+use super::embedding_store::EmbeddingStore;
 use crate::wire::ExtraArgs;
 
 /// Nesting of what an engine says: blocks of groups of its layers.
@@ -21,7 +22,7 @@ const NEEDED: [&str; 5] = ["remote_engine_id", "remote_request_id", "remote_bloc
 /// [`JobError::Failed`]: what another engine has left is not what one says.
 pub(super) fn extra_args(stage: &Stage) -> Result<Option<ExtraArgs>, JobError> {
     let kv_transfer_params = match stage {
-        Stage::Whole => return Ok(None),
+        Stage::Whole | Stage::Encode => return Ok(None),
         Stage::Prefill => asked(),
         Stage::Decode(left) => read(left).ok_or(JobError::Failed)?,
     };
@@ -33,6 +34,17 @@ pub(super) fn left(said: &Value) -> Option<Left> {
     let mut words = Vec::new();
     rmpv::encode::write_value(&mut words, said).ok()?;
     Left::new(Bytes::from(words)).filter(|left| read(left).is_some())
+}
+
+/// Of these items those whose embeddings an engine says that it has left, and the room that they take.
+pub(super) fn embeddings(said: &Value, items: &[JobItem], store: Option<&EmbeddingStore>) -> Vec<Embeddings> {
+    let of = |item: &JobItem| {
+        let (name, said) = (item.name(), &said[item.name().as_str()]);
+        // Connectors other than the plugin's don't tell the size.
+        let bytes = || said["bytes"].as_u64().or_else(|| store?.bytes_of(&name)).unwrap_or(0);
+        (!said.is_nil()).then(|| Embeddings { item: item.hash, bytes: bytes() })
+    };
+    items.iter().filter_map(of).collect()
 }
 
 /// Keys and values are to be left for another engine.

@@ -26,12 +26,16 @@ const OWNED: [(&str, &str); 16] = [
 
 /// What belongs to Chiasm where engines have roles.
 const KV_TRANSFER: (&str, &str) = ("--kv-transfer-config*", "Chiasm sets it for each role, see --kv-connector");
+/// What belongs to Chiasm where some engines encode.
+const EC_TRANSFER: (&str, &str) = ("--ec-transfer-config*", "Chiasm sets it for each role, see --ec-connector");
 
 pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     for arg in &spec.extra_args {
-        let (flag, instead) = KV_TRANSFER;
-        let of_role = || (spec.kv_transfer.is_some() && is_flag(arg, flag)).then_some(instead);
-        if let Some(instead) = owned(arg).or_else(of_role) {
+        let of_role = [(&spec.kv_transfer, KV_TRANSFER), (&spec.ec_transfer, EC_TRANSFER)]
+            .into_iter()
+            .find(|(config, (flag, _))| config.is_some() && is_flag(arg, flag))
+            .map(|(_, (_, instead))| instead);
+        if let Some(instead) = owned(arg).or(of_role) {
             return Err(EngineError::OwnedFlag { flag: arg.clone(), instead });
         }
     }
@@ -55,6 +59,9 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     }
     if let Some(config) = &spec.kv_transfer {
         flag("--kv-transfer-config", config.to_string());
+    }
+    if let Some(config) = &spec.ec_transfer {
+        flag("--ec-transfer-config", config.to_string());
     }
     arguments.push("--enable-prefix-caching".to_owned());
     arguments.extend(spec.extra_args.iter().cloned());

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use chiasm_types::WorkerId;
+use chiasm_types::{MmHash, WorkerId};
 
 use super::{BELIEFS_PAUSE, MOST_FORGOTTEN, RouteRequest, Shared};
 use crate::believed::Believed;
@@ -12,7 +12,14 @@ use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
 use crate::roster::{Hold, Roster};
 use crate::route::Splitting;
-use crate::select::{self, Assignment, Scratch, Stages};
+use crate::select::{self, Assignment, Encoding, Scratch, Stages};
+
+/// What a request holds of the workers of its stages, as [`Stages`] has them.
+pub(super) struct StageHolds {
+    pub(super) answers: Hold,
+    pub(super) prefills: Option<Hold>,
+    pub(super) encodes: Vec<Hold>,
+}
 
 impl Shared {
     /// Gives a request to the worker that `choose` says.
@@ -31,25 +38,31 @@ impl Shared {
         Ok((hold, assignment))
     }
 
-    /// Gives a request to the workers that are chosen for its stages: who they are, what it holds of the one that answers, and of the one
-    /// that computes the prompt before.
+    /// Gives a request to the workers that are chosen for its stages: who they are, and what it holds of each.
     pub(super) fn assign_stages(
         &self,
         plans: &[RouteRequest<'_>],
         splitting: Splitting,
         scratch: &mut Scratch,
-    ) -> Result<(Stages, Hold, Option<Hold>), RouteError> {
+    ) -> Result<(Stages, StageHolds), RouteError> {
         let (mut roster, batches) = self.look_up(plans, scratch);
         let stages = select::choose_stages(&self.config, &mut roster, scratch, plans, splitting)?;
         let prefills = stages.prefills.as_ref();
         let prefills = prefills.map(|assignment| self.hold(&mut roster, batches, plans, assignment)).transpose()?;
         let answers = self.hold(&mut roster, batches, plans, &stages.answers)?;
+        let mut encodes = Vec::with_capacity(stages.encodes.len());
+        for Encoding { assignment, items } in &stages.encodes {
+            let hold = roster.hold(assignment.seat, 0, assignment.pending, &[], 0);
+            let mut hold = hold.ok_or(RouteError::NoWorker)?;
+            roster.encode(&mut hold, items);
+            encodes.push(hold);
+        }
         if self.config.policy == Policy::KvMedia {
             // Whoever answers behind a prompt of others gets the tensors too, and encodes nothing.
             stages.prefills.iter().for_each(|prefills| scratch.note_media(&mut roster, prefills));
             scratch.note_media(&mut roster, &stages.answers);
         }
-        Ok((stages, answers, prefills))
+        Ok((stages, StageHolds { answers, prefills, encodes }))
     }
 
     /// Finds what workers hold of a request, before the roster is locked. The number is that of the batches which had been applied then.
@@ -100,6 +113,10 @@ impl Shared {
         keys.iter().for_each(|key| roster.promises.confirm(hold.seat, *key));
         let at = nanoseconds(now + self.config.believed_for);
         self.beliefs_expire_at.fetch_min(at, Ordering::AcqRel);
+    }
+
+    pub(crate) fn encoded(&self, hold: &Hold, item: MmHash, bytes: u64) {
+        self.roster().encoded(hold, item, bytes);
     }
 
     /// What was believed for long enough is forgotten, up to [`BELIEFS_PAUSE`] later, and much of it bit by bit.

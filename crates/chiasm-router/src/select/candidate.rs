@@ -1,6 +1,6 @@
 //! What a choice compares: a worker that may get a request, with what it would have to do, and the media items of the request.
 
-use chiasm_types::{Role, WorkerId};
+use chiasm_types::{PlanClassId, Role, WorkerId};
 
 use crate::config::{RouterConfig, Weights};
 use crate::explain::{Terms, in_blocks};
@@ -13,6 +13,7 @@ pub(super) struct Candidate {
     pub(super) seat: Seat,
     pub(super) role: Role,
     pub(super) machine: u64,
+    pub(super) class: PlanClassId,
     /// Requests that it has.
     pub(super) requests: usize,
     /// The index of its class's plan among the request's.
@@ -36,6 +37,10 @@ pub(super) struct Candidate {
     pub(super) encode_spared: f64,
     /// Blocks that the embeddings of items fill that need not be processed as it has the tensors.
     pub(super) process_spared: f64,
+    /// Blocks that the embeddings fill which it need not encode as others of its machine have.
+    pub(super) embedded: f64,
+    /// Others of its machine would encode what it would have to.
+    pub(super) encodes_elsewhere: bool,
     pub(super) cost: f64,
 }
 
@@ -64,6 +69,7 @@ impl Candidate {
             seat: worker.seat,
             role: worker.info.role,
             machine: worker.info.machine,
+            class: worker.info.class,
             requests: worker.requests,
             plan: plan as u32,
             blocks,
@@ -76,6 +82,8 @@ impl Candidate {
             excess: (worker.lately - mean_lately).max(0.0),
             encode_spared: 0.0,
             process_spared: 0.0,
+            embedded: 0.0,
+            encodes_elsewhere: false,
             cost: 0.0,
         }
     }
@@ -107,6 +115,7 @@ impl Candidate {
 
     /// What it has to do before the first token, in the unit of costs.
     pub(super) fn work(&self, encode: f64, weights: &Weights) -> f64 {
+        let encode = if self.encodes_elsewhere { 0.0 } else { encode };
         let Terms { compute, fetch, encode, .. } = self.terms(encode, 0.0);
         Terms { compute, fetch, encode, ..Terms::default() }.cost(weights)
     }

@@ -1,10 +1,10 @@
 //! The choice of workers where prompts and answers have workers of their own.
 
-use chiasm_types::Role;
+use chiasm_types::{MmHash, Role};
 use rand::Rng;
 
 use super::candidate::Candidate;
-use super::{Assignment, Scratch, choose};
+use super::{Assignment, Encoding, Scratch, choose};
 use crate::config::{Policy, RouterConfig};
 use crate::error::RouteError;
 use crate::explain::Decision;
@@ -16,6 +16,15 @@ use crate::router::RouteRequest;
 pub(crate) struct Stages {
     pub(crate) answers: Assignment,
     pub(crate) prefills: Option<Assignment>,
+    pub(crate) encodes: Vec<Encoding>,
+    /// Media items whose embeddings whoever computes the prompt finds.
+    pub(crate) embedded: Vec<MmHash>,
+}
+
+impl Stages {
+    fn new(answers: Assignment, prefills: Option<Assignment>) -> Self {
+        Self { answers, prefills, encodes: Vec::new(), embedded: Vec::new() }
+    }
 }
 
 /// A worker for one stage, and what that costs.
@@ -34,8 +43,9 @@ pub(crate) fn choose_stages(
     splitting: Splitting,
 ) -> Result<Stages, RouteError> {
     if !roster.has_roles() {
-        return choose(config, roster, scratch, plans).map(|answers| Stages { answers, prefills: None });
+        return choose(config, roster, scratch, plans).map(|answers| Stages::new(answers, None));
     }
+    scratch.gather_encoders(config, roster, plans);
     // First, as what is compared in the end is told: the workers that answer.
     let prefills = match splitting {
         Splitting::Allowed => scratch.for_prompt(config, roster, plans)?,
@@ -51,10 +61,12 @@ pub(crate) fn choose_stages(
         // A policy that knows no costs takes each worker for what it is there for.
         (Ok(_) | Err(_), _) => true,
     };
-    let stages = match split {
+    let mut stages = match split {
         Some((stages, cost)) if is_cheaper(cost + config.stages.hop) => stages,
-        _ => Stages { answers: whole?.assignment, prefills: None },
+        _ => Stages::new(whole?.assignment, None),
     };
+    let computes = stages.prefills.as_ref().unwrap_or(&stages.answers);
+    (stages.embedded, stages.encodes) = scratch.embeddings_for(config, roster, computes)?;
     let first = plans.first().ok_or(RouteError::NoWorker)?;
     if let Some(session) = first.session {
         roster.sessions.went_to(session, stages.answers.seat);
@@ -104,9 +116,9 @@ impl Scratch {
         roster: &mut Roster,
         plans: &[RouteRequest<'_>],
     ) -> Result<Priced, RouteError> {
-        let mut busy = self.gather(config, roster, plans, |role| role != Role::Prefill);
+        let mut busy = self.gather(config, roster, plans, |role| matches!(role, Role::Aggregated | Role::Decode));
         if self.candidates.is_empty() && busy == 0 {
-            busy = self.gather(config, roster, plans, |_| true);
+            busy = self.gather(config, roster, plans, Role::answers);
         }
         self.busy = busy;
         if self.candidates.is_empty() {
@@ -161,7 +173,7 @@ impl Scratch {
         // It computes nothing but the last token.
         let work = config.stages.transfer * candidate.missing();
         let answers = Assignment { pending: Pending { tokens: 1, work }, encodes_from: usize::MAX, ..assignment };
-        Ok(Some((Stages { answers, prefills: Some(prefill) }, cost)))
+        Ok(Some((Stages::new(answers, Some(prefill)), cost)))
     }
 
     /// The worker that the request's session went to, if it may get the request.

@@ -8,6 +8,7 @@ mod bookkeeping;
 mod classes;
 mod cost;
 mod elsewhere;
+mod encoders;
 mod explained;
 mod scenarios;
 mod stages;

@@ -96,6 +96,7 @@ pub(crate) const INFO: WorkerInfo = WorkerInfo {
     receiver_cache_elements: 1 << 20,
     class: PlanClassId(0),
     role: chiasm_types::Role::Aggregated,
+    embedding_store_bytes: 0,
     machine: 0,
     max_prompt_tokens: usize::MAX,
     max_encoder_tokens: usize::MAX,

@@ -293,6 +293,7 @@ mod tests {
     fn info() -> WorkerInfo {
         WorkerInfo {
             role: chiasm_types::Role::Aggregated,
+            embedding_store_bytes: 0,
             machine: 0,
             total_blocks: 10,
             block_size: BlockSize::new(1).unwrap(),

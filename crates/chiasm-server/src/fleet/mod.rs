@@ -313,6 +313,7 @@ impl Fleet {
             class: worker.class,
             role: can.role,
             machine: machine_number(&can.locality, id),
+            embedding_store_bytes: can.embedding_store_bytes,
             // At exactly the context's length an engine never answers.
             max_prompt_tokens: can.max_model_len.saturating_sub(1),
             max_encoder_tokens: can.max_batched_tokens,

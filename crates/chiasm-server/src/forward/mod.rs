@@ -373,6 +373,7 @@ impl Passing<'_> {
         Attempted {
             worker: reservation.worker,
             class,
+            encoded: None,
             prefilled: None,
             overlap_blocks: reservation.overlap_blocks,
             total_blocks: full_blocks.unwrap_or(reservation.total_blocks),

@@ -2,6 +2,7 @@
 //! one dies, as long as the client has not been sent a token.
 
 mod attempts;
+mod encode;
 mod prefill;
 
 use std::future::poll_fn;
@@ -20,6 +21,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
 use self::attempts::{Attempts, Failure};
+pub(crate) use self::encode::EncodedBy;
+use self::encode::encode;
 pub(crate) use self::prefill::PrefilledBy;
 use self::prefill::{Prefilled, prefill};
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
@@ -36,6 +39,8 @@ use crate::frontend::Frontend;
 pub(crate) struct Attempted {
     /// The worker that answers.
     pub worker: WorkerId,
+    /// Whoever encoded media items, if that was another worker than the one that computed the prompt.
+    pub encoded: Option<EncodedBy>,
     /// Whoever computed the prompt, if that was another worker.
     pub prefilled: Option<PrefilledBy>,
     /// The worker's plan class.
@@ -86,8 +91,12 @@ impl Attempted {
     pub(crate) fn server_timing(&self) -> String {
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         let mut timing = format!("prepare;dur={:.2}", milliseconds(self.took.fetch + self.took.plan + self.hand_off));
-        let known =
-            [("queue", self.prefill.queued), ("prefill", self.prefilled.map(|by| by.took)), ("ttft", self.first_token)];
+        let known = [
+            ("queue", self.prefill.queued),
+            ("encode", self.encoded.map(|by| by.took)),
+            ("prefill", self.prefilled.map(|by| by.took)),
+            ("ttft", self.first_token),
+        ];
         for (name, time) in known.into_iter().filter_map(|(name, time)| Some((name, time?))) {
             timing.push_str(&format!(", {name};dur={:.2}", milliseconds(time)));
         }
@@ -156,16 +165,18 @@ impl Generation {
 
     async fn attempt(frontend: &Arc<Frontend>, prepared: &Prepared, before: &Attempts) -> Result<Self, Failure> {
         let started = Instant::now();
-        let (Route { answers: reservation, prefills }, explained) = {
+        let (Route { answers: reservation, prefills, encodes, mut embedded }, explained) = {
             let _span = tracing::debug_span!("route").entered();
             pick(frontend, prepared, &before.exclude)?
         };
         let picked = started.saturating_duration_since(prepared.arrived);
+        let (now, encoded) = encode(frontend, prepared, encodes).instrument(tracing::debug_span!("encode")).await?;
+        embedded.extend(now);
         let prefilled = match prefills {
             None => None,
             Some(prefills) => {
                 let span = tracing::debug_span!("prefill", worker = %prefills.worker);
-                Some(prefill(frontend, prepared, prefills).instrument(span).await?)
+                Some(prefill(frontend, prepared, prefills, &embedded).instrument(span).await?)
             }
         };
         let (stage, prefilled) = match prefilled {
@@ -182,6 +193,7 @@ impl Generation {
         let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(worker))?;
         let mut attempted = Attempted {
             worker,
+            encoded,
             prefilled,
             class: plan.class,
             overlap_blocks: prefilled.map_or(reservation.overlap_blocks, |by| by.overlap_blocks),
@@ -225,6 +237,7 @@ impl Generation {
             trace: prepared.trace.clone(),
             reasoning: prepared.reasoning.clone(),
             stage,
+            embedded,
         };
         let handing_over = tracing::debug_span!("hand_off", %worker);
         let handed_over = Instant::now();

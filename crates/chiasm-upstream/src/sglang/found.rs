@@ -184,6 +184,7 @@ impl Found {
                 block_size,
             },
             role: Role::Aggregated,
+            embedding_store_bytes: 0,
             max_model_len,
             // It computes long prompts in pieces, whatever is in them.
             max_batched_tokens: max_model_len,

@@ -94,6 +94,7 @@ pub fn job(sampling: Sampling) -> Job {
         trace: TraceContext::parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", None),
         reasoning: Default::default(),
         stage: Default::default(),
+        embedded: Vec::new(),
     }
 }
 

@@ -105,6 +105,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         handshake_port: 0,
         keep: None,
         role: chiasm_types::Role::Aggregated,
+        embeddings: None,
         kv_connector: chiasm_engine::KvConnector::Nixl,
     };
     host.check()?;
@@ -148,6 +149,7 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
         arena: ArenaPolicy::Required { bytes: gib(arena_gb) },
         processor: model.processor(),
         role: chiasm_types::Role::Aggregated,
+        embeddings: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use chiasm_engine::KvConnector;
+use chiasm_engine::{EcConnector, KvConnector};
 use chiasm_router::StageWeights;
 use chiasm_types::Role;
 use clap::Args;
@@ -20,7 +20,14 @@ pub(crate) struct RoleArgs {
     /// Flags of vLLM for the engines of one role, such as decode='--max-num-seqs 512', behind those for all; may be given several times
     #[arg(long, env = "CHIASM_ROLE_ARGS", value_name = "ROLE=FLAGS", value_delimiter = ';')]
     pub(crate) role_args: Vec<RoleFlags>,
-    /// Cost of a prompt block that an engine gets from the one that has computed it
+    /// How engines that encode hand embeddings to the others of their machine: store (files in memory), files:DIR for trials, or vLLM's
+    /// --ec-transfer-config as JSON, to which each role's ec_role is added
+    #[arg(long, env = "CHIASM_EC_CONNECTOR", value_name = "CONNECTOR", default_value = "store", value_parser = ec_connector)]
+    pub(crate) ec_connector: EcConnector,
+    /// Bytes of embeddings that engines of one machine leave for each other; beyond them what was used longest ago is removed
+    #[arg(long, env = "CHIASM_EMBEDDING_STORE_BYTES", value_name = "BYTES", default_value_t = 4 << 30)]
+    pub(crate) embedding_store_bytes: u64,
+    /// Cost of a prompt block that an engine gets from the one that has computed it, or of a block's embeddings from the one that has encoded them
     #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
     /// Cost of having a second engine, whatever the length of the prompt
@@ -148,6 +155,15 @@ fn role_named(name: &str) -> Result<Role, String> {
     })
 }
 
+fn ec_connector(text: &str) -> Result<EcConnector, String> {
+    match (text, text.strip_prefix("files:")) {
+        ("store", _) => Ok(EcConnector::Store),
+        (_, Some(folder)) if !folder.is_empty() => Ok(EcConnector::Files(PathBuf::from(folder))),
+        _ if text.starts_with('{') => json_object(text).map(EcConnector::Other),
+        _ => Err("expected store, files:DIR, or a JSON object".to_owned()),
+    }
+}
+
 fn kv_connector(text: &str) -> Result<KvConnector, String> {
     match (text, text.strip_prefix("files:")) {
         ("nixl", _) => Ok(KvConnector::Nixl),
@@ -197,8 +213,11 @@ mod tests {
         assert_eq!(kv_connector("nixl"), Ok(KvConnector::Nixl));
         assert_eq!(kv_connector("files:/kv"), Ok(KvConnector::Files("/kv".into())));
         assert!(matches!(kv_connector(r#"{"kv_connector": "X"}"#), Ok(KvConnector::Other(_))));
+        assert_eq!(ec_connector("store"), Ok(EcConnector::Store));
+        assert_eq!(ec_connector("files:/ec"), Ok(EcConnector::Files("/ec".into())));
+        assert!(matches!(ec_connector(r#"{"ec_connector": "X"}"#), Ok(EcConnector::Other(_))));
         for wrong in ["", "files:", "NIXL", "[1]", "{"] {
-            assert!(kv_connector(wrong).is_err(), "{wrong}");
+            assert!(kv_connector(wrong).is_err() && ec_connector(wrong).is_err(), "{wrong}");
         }
     }
 }

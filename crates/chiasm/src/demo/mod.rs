@@ -52,6 +52,8 @@ const ENGINE: SimArgs = SimArgs {
     sim_speedup: 1.0,
     sim_no_plugin: false,
     sim_kv_connector: false,
+    sim_embeddings: None,
+    sim_encodes: false,
     sim_prompt_lease: Duration::from_secs(30),
     sim_no_kv_events: false,
     sim_lose_kv_batches: 0..0,
@@ -127,6 +129,7 @@ impl Stand {
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
             processor: model.processor(),
             role: Role::Aggregated,
+            embeddings: None,
         };
         options.arena.check(ENGINES)?;
         let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chiasm_backend::{Death, Delivered, Job, JobError, Left, Prefill, RunningJob, Sampling, Stage};
 use chiasm_router::Reservation;
-use chiasm_types::WorkerId;
+use chiasm_types::{MmHash, WorkerId};
 use tokio::time::Instant;
 
 use super::attempts::Failure;
@@ -40,16 +40,17 @@ pub(crate) struct PrefilledBy {
     pub took: Duration,
 }
 
-/// Has a worker compute a prompt and leave it.
+/// Has a worker compute a prompt and leave it. `embedded`: of its media items those whose embeddings the worker finds.
 pub(super) async fn prefill(
     frontend: &Arc<Frontend>,
     prepared: &Prepared,
     mut reservation: Reservation,
+    embedded: &[MmHash],
 ) -> Result<Prefilled, Failure> {
     let started = Instant::now();
     let worker = reservation.worker;
     let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
-    let job = job(frontend, prepared, &serving)?;
+    let job = job(frontend, prepared, &serving, embedded)?;
     let deadline = prepared.deadlines.first_token;
     let starting = serving.backend.start(Arc::new(job));
     let mut running = within(deadline, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
@@ -80,7 +81,7 @@ pub(super) async fn prefill(
 }
 
 /// The job of a prompt alone.
-fn job(frontend: &Frontend, prepared: &Prepared, serving: &Worker) -> Result<Job, Failure> {
+fn job(frontend: &Frontend, prepared: &Prepared, serving: &Worker, embedded: &[MmHash]) -> Result<Job, Failure> {
     let worker = serving.id;
     if prepared.adapter.as_ref().is_some_and(|adapter| !serving.has_adapter(adapter)) {
         return Err(Failure::NotTaken(worker));
@@ -99,12 +100,14 @@ fn job(frontend: &Frontend, prepared: &Prepared, serving: &Worker) -> Result<Job
         trace: prepared.trace.clone(),
         reasoning: prepared.reasoning.clone(),
         stage: Stage::Prefill,
+        embedded: embedded.to_vec(),
     })
 }
 
 /// One token that nobody sees: nothing that makes it dear, or could end the job another way.
-fn of_prompt(sampling: Sampling) -> Sampling {
+pub(super) fn of_prompt(sampling: Sampling) -> Sampling {
     Sampling {
+        n: 1,
         max_tokens: 1,
         min_tokens: 0,
         stop_token_ids: Vec::new(),
@@ -112,6 +115,7 @@ fn of_prompt(sampling: Sampling) -> Sampling {
         all_stop_token_ids: Vec::new(),
         ignore_eos: true,
         logprobs: None,
+        prompt_logprobs: None,
         bad_words: Vec::new(),
         structured: None,
         thinking_budget: None,
@@ -121,7 +125,7 @@ fn of_prompt(sampling: Sampling) -> Sampling {
 }
 
 /// Waits until a job has ended; how it computed its prompt, if it tells.
-async fn to_end(running: &mut (dyn RunningJob + 'static)) -> Result<Option<Prefill>, JobError> {
+pub(super) async fn to_end(running: &mut (dyn RunningJob + 'static)) -> Result<Option<Prefill>, JobError> {
     let mut found = None;
     while let Some(output) = running.next().await {
         found = output?.prefill.or(found);
