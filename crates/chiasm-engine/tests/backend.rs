@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Backend, ConnectError, Connected, Connector, Content, Death, Delivered, EncodedItem, FieldValue, Finish, HandOff,
-    Input, ItemField, Job, JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver, MediaSource, Output,
-    ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Tensor, TensorBytes, TensorFormat,
-    TensorOrder, TraceContext,
+    Backend, ConnectError, Connected, Connector, Content, Death, Delivered, Embeddings, EncodedItem, FieldValue,
+    Finish, HandOff, Input, ItemField, Job, JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver,
+    MediaSource, Output, ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Tensor, TensorBytes,
+    TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
@@ -21,8 +21,8 @@ use chiasm_engine::wire::{
     RequestError, SchedulerStats, TensorData, UtilityOutput, Value,
 };
 use chiasm_engine::{
-    ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions, FormatPolicy,
-    RunningEngine, SocketDir,
+    ArenaPolicy, ClientOptions, EcConnector, EmbeddingStore, EngineConnector, EngineEndpoints, EngineHost,
+    EngineOptions, FormatPolicy, RunningEngine, SocketDir,
 };
 use chiasm_transfer::LAYOUT_VERSION;
 use chiasm_types::{Dtype, MmHash, Modality, Placeholder, Role, TensorField, TokenId, WorkerId};
@@ -129,6 +129,16 @@ impl Stand {
         over_tcp: bool,
         arena: ArenaPolicy,
     ) -> Self {
+        Self::with_options(report, receiver_cache_bytes, over_tcp, arena, None).await
+    }
+
+    async fn with_options(
+        report: EngineReady,
+        receiver_cache_bytes: Option<u64>,
+        over_tcp: bool,
+        arena: ArenaPolicy,
+        embeddings: Option<Arc<EmbeddingStore>>,
+    ) -> Self {
         mock_engine::abort_on_panics_of_the_client();
         let (started, engine) = oneshot::channel();
         let has_plugin = arena != ArenaPolicy::Never;
@@ -140,7 +150,7 @@ impl Stand {
             arena,
             processor: b"p"[..].into(),
             role: Role::Aggregated,
-            embeddings: None,
+            embeddings,
         };
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);
@@ -293,6 +303,37 @@ async fn what_the_engine_reports_becomes_its_capabilities() {
     assert_eq!(can.media, MediaForm::Tensors(TensorFormat::Normalized(Dtype::BF16)));
     assert_eq!((&can.hand_off, &can.locality, &*can.class.processor), (&HandOff::Inline, &Locality::Here, &b"p"[..]));
     assert!(matches!(can.kv, KvSource::Unknown { .. }));
+}
+
+#[tokio::test]
+async fn embeddings_are_known_where_they_are_left_and_missed_where_they_are_not_found() {
+    let store = Arc::new(EmbeddingStore::new(EcConnector::Store, 1 << 20).unwrap());
+    let mut stand = Stand::with_options(report(), Some(1 << 20), false, ArenaPolicy::Never, Some(store.clone())).await;
+    assert_eq!(stand.backend.capabilities().embedding_store_bytes, 1 << 20);
+    let (media, _) = items(&[1, 2, 3]);
+    let [first, second, third] = [0, 1, 2].map(|at| media[at].hash);
+    let encodes = Job { stage: Stage::Encode, ..job(1, media.clone()) };
+    let mut running = stand.start(encodes).await.unwrap();
+    let request = stand.engine.receive_add().await;
+    assert_eq!(request.sampling_params.extra_args, None);
+    // The engine tells the size of one, has left another, and has not left the third.
+    std::fs::write(store.folder().unwrap().join(format!("{second}.safetensors")), "1234").unwrap();
+    let said = [(first, Value::Map(vec![("bytes".into(), 7.into())])), (second, Value::Map(Vec::new()))];
+    let output = EngineCoreOutput {
+        request_id: request.request_id.clone(),
+        finish_reason: Some(FinishReason::Stop),
+        ec_transfer_params: Some(Value::Map(said.map(|(item, value)| (item.to_string().into(), value)).into())),
+        ..EngineCoreOutput::default()
+    };
+    stand.engine.send(EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() }).await;
+    assert_eq!(tokens(soon(running.next()).await), []);
+    assert!(soon(running.next()).await.is_none());
+    let left = [Embeddings { item: first, bytes: 7 }, Embeddings { item: second, bytes: 4 }];
+    assert_eq!(running.embeddings(), left);
+    // Of what another job should find one is there.
+    let computes = Job { embedded: vec![second, third], ..job(1, media) };
+    let _running = stand.start(computes).await.unwrap();
+    assert_eq!(*stand.observed.steps.lock().unwrap(), ["no_embeddings"]);
 }
 
 #[tokio::test]

@@ -146,7 +146,7 @@ async fn ready(State(frontend): State<Arc<Frontend>>) -> Response {
         return ApiError::unavailable("going_down", "the server is going down").into_response();
     }
     let workers = frontend.fleet.ready_workers();
-    if workers == 0 {
+    if !frontend.fleet.can_answer() {
         return ApiError::unavailable("no_engine", "no engine is ready").into_response();
     }
     if frontend.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {

@@ -1,8 +1,9 @@
-//! Simulated engines that prefill and others that decode, which check what they hand to each other.
+//! Simulated engines that encode, prefill or decode alone, which check what they hand to each other.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 mod support;
 
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -52,6 +53,11 @@ fn prefilled(answer: &Answer) -> Option<String> {
     answer.headers.get("x-chiasm-prefill-worker").map(|worker| worker.to_str().expect("text").to_owned())
 }
 
+/// Who encoded pictures, if not whoever computed the prompt.
+fn encoded(answer: &Answer) -> Option<String> {
+    answer.headers.get("x-chiasm-encode-worker").map(|worker| worker.to_str().expect("text").to_owned())
+}
+
 fn said(answer: &Answer) -> String {
     answer.ok()["choices"][0]["message"]["content"].as_str().expect("text").to_owned()
 }
@@ -64,8 +70,10 @@ async fn workers(server: &Server) -> Vec<Value> {
 
 #[tokio::test]
 async fn the_ten_scenarios_go_where_they_should_stage_by_stage() {
-    let server = serve("prefill=2,decode=2", 4, &ALWAYS).await;
+    let server = serve("encode=1,prefill=2,decode=2", 5, &ALWAYS).await;
     scenario_run::play_all(&server, "m", 16, 8).await;
+    assert!(server.metric("chiasm_encoded_items_total").await > 5.0);
+    assert_eq!(server.metric("chiasm_unencoded_items_total").await, 0.0);
     assert!(server.metric("chiasm_prefilled_requests_total").await > 10.0);
     assert_eq!(server.metric("chiasm_overlap_error_blocks_total").await, 0.0);
 }
@@ -102,6 +110,38 @@ async fn a_prompt_is_computed_by_one_engine_and_answered_by_another() {
 }
 
 #[tokio::test]
+async fn a_picture_is_encoded_once_for_all_engines() {
+    let server = serve("encode=1,prefill=2,decode=1", 4, &ALWAYS).await;
+    let first = server.chat(&picture(0, 1)).await;
+    assert!(said(&first).starts_with("1 image "));
+    assert_eq!((encoded(&first).as_deref(), prefilled(&first).is_some()), (Some("worker_0"), true));
+    assert!(first.header("server-timing").contains("encode;dur="));
+    server.logged("encode_worker=worker_0");
+    // Nobody shares its blocks; wherever it goes, the embeddings are there.
+    for question in 2..8 {
+        let again = server.chat(&picture(0, question)).await;
+        assert_eq!((encoded(&again), said(&again).split(';').next()), (None, said(&first).split(';').next()));
+    }
+    assert_eq!(server.metric("chiasm_encoded_items_total").await, 1.0);
+    assert_eq!(server.metric("chiasm_media_step_downs_total").await, 0.0);
+    let text = server.chat(&ask(1, 400)).await;
+    text.ok();
+    assert_eq!(encoded(&text), None);
+    let all = workers(&server).await;
+    assert_eq!([&all[0]["role"], &all[1]["role"]], ["encode", "prefill"]);
+}
+
+#[tokio::test]
+async fn several_who_ask_about_a_picture_at_once_have_it_encoded_once() {
+    let server = serve("encode=2,aggregated=2", 4, &[&ALWAYS[..], &["--sim-image-ms", "300"]].concat()).await;
+    let ask = async |question| server.chat(&picture(1, question)).await;
+    let answers = futures_util::future::join_all((0..6).map(ask)).await;
+    let by: std::collections::BTreeSet<_> = answers.iter().filter_map(encoded).collect();
+    assert_eq!(by.len(), 1, "{by:?}");
+    answers.iter().for_each(|answer| assert!(said(answer).starts_with("1 image ")));
+}
+
+#[tokio::test]
 async fn an_idle_engine_computes_what_it_answers_and_what_it_holds_stays_there() {
     let server = serve("prefill=1,decode=1", 2, &[]).await;
     let first = server.chat(&ask(1, 400)).await;
@@ -111,31 +151,40 @@ async fn an_idle_engine_computes_what_it_answers_and_what_it_holds_stays_there()
 
 /// Engines as processes that can be killed, and their frontend.
 struct Stand {
-    engines: Vec<(String, Process)>,
+    engines: Vec<(&'static str, String, Process)>,
     frontend: Server,
+    /// Where engines leave embeddings for each other.
+    store: tempfile::TempDir,
 }
 
 impl Stand {
     async fn start() -> Self {
         let model = demo_model().display().to_string();
-        let roles = ["prefill", "prefill", "decode", "decode"];
+        let roles = ["encode", "prefill", "prefill", "decode", "decode"];
         let addresses = roles.map(|_| format!("tcp://127.0.0.1:{}", free_port()));
         let attach: Vec<_> = roles.iter().zip(&addresses).map(|(role, address)| format!("{role}={address}")).collect();
         let attach = attach.join(",");
         let args = [&model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", "0.1"];
         let frontend = Server::start(&[&args[..], &ALWAYS].concat());
-        let engines = addresses.map(|address| (address.clone(), engine(&address))).into();
-        let stand = Self { engines, frontend };
-        stand.frontend.wait_ready(4, SOON).await;
+        let store = tempfile::tempdir().expect("a folder");
+        let engines = roles.iter().zip(addresses).map(|(role, address)| {
+            let process = engine(role, &address, store.path());
+            (*role, address, process)
+        });
+        let stand = Self { engines: engines.collect(), frontend, store };
+        stand.frontend.wait_ready(5, SOON).await;
         stand
     }
 }
 
-fn engine(address: &str) -> Process {
+fn engine(role: &str, address: &str, store: &Path) -> Process {
     let model = demo_model().display().to_string();
     let args = ["sim-engine", "--handshake", address, "--model", &model, "--receiver-cache-gb", "0.1"];
-    let fast = ["--sim-kv-connector", "--sim-prompt-lease", "1", "--sim-decode-rate", "2000", "--sim-image-ms", "2"];
-    Process(chiasm(&args).args(fast).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("an engine"))
+    let fast = ["--sim-prompt-lease", "1", "--sim-decode-rate", "2000", "--sim-image-ms", "2"];
+    let does = if role == "encode" { "--sim-encodes" } else { "--sim-kv-connector" };
+    let mut engine = chiasm(&args);
+    engine.args(fast).args([does, "--sim-embeddings"]).arg(store);
+    Process(engine.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("an engine"))
 }
 
 /// Kills of engines: hundreds by hand.
@@ -176,9 +225,9 @@ async fn no_request_is_lost_before_its_first_token_whoever_dies() {
         tokio::time::sleep(Duration::from_millis(random.random_range(20..200))).await;
         let index = random.random_range(0..stand.engines.len());
         let ready = stand.frontend.lines_logged(&format!(" ready worker=worker_{index} "));
-        let (address, process) = &mut stand.engines[index];
+        let (role, address, process) = &mut stand.engines[index];
         process.end();
-        *process = engine(address);
+        *process = engine(role, address, stand.store.path());
         let frontend = &stand.frontend;
         let is_back = async || frontend.lines_logged(&format!(" ready worker=worker_{index} ")) > ready;
         wait_for("the engine that was started", SOON, is_back).await;
@@ -190,14 +239,15 @@ async fn no_request_is_lost_before_its_first_token_whoever_dies() {
     assert!(answered.load(Ordering::Relaxed) > kills());
     let frontend = &stand.frontend;
     assert!(frontend.metric("chiasm_prefilled_requests_total").await > 0.0);
+    assert!(frontend.metric("chiasm_encoded_items_total").await > 0.0);
     // What nobody came for is let go of when its lease ends.
     wait_for("nothing to be held", SOON, async || {
         let idle = |worker: &Value| worker["engine"]["kv_usage"] == 0.0 && worker["requests"] == 0;
         let all = workers(frontend).await;
-        all.len() == 4 && all.iter().all(idle)
+        all.len() == 5 && all.iter().all(idle)
     })
     .await;
-    for (_, engine) in &mut stand.engines {
+    for (.., engine) in &mut stand.engines {
         assert!(engine.0.try_wait().expect("it can be asked").is_none(), "an engine that nobody killed has ended");
     }
 }

@@ -118,7 +118,8 @@ impl State {
     }
 
     fn seats(&self) -> usize {
-        self.workers.values().map(|worker| worker.backend.capabilities().max_running).sum()
+        let can = self.workers.values().map(|worker| worker.backend.capabilities());
+        can.filter(|can| can.role.answers()).map(|can| can.max_running).sum()
     }
 }
 
@@ -235,6 +236,14 @@ impl Fleet {
     /// Number of workers that can take requests and answer.
     pub fn ready_workers(&self) -> usize {
         *self.ready.borrow()
+    }
+
+    /// Whether some worker can answer requests, and not only encode their media items.
+    pub fn can_answer(&self) -> bool {
+        let answers = |worker: &Arc<Worker>| {
+            worker.condition() == Condition::Answers && worker.backend.capabilities().role.answers()
+        };
+        self.state().workers.values().any(answers)
     }
 
     /// Requests that the workers run at once, all together; 0 while there is none.

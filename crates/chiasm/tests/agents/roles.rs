@@ -1,4 +1,4 @@
-//! Engines of agents that prefill and others that decode.
+//! Engines of agents that encode, prefill or decode alone.
 
 use crate::cluster::Cluster;
 use crate::support::{Answer, Server, scenario_run};
@@ -35,6 +35,18 @@ async fn prompts_are_handed_over_on_each_machine() {
         answer.ok();
         assert_eq!(pair(&answer, "x-chiasm-prefill-worker"), pair(&answer, "x-chiasm-worker"));
     }
+}
+
+#[tokio::test]
+async fn pictures_are_encoded_on_the_machine_where_they_are_needed() {
+    let cluster = Cluster::new();
+    let roles = ["--sim", "encode=1,prefill=1,decode=1"];
+    let agents = [cluster.agent(1, &roles), cluster.agent(2, &roles)];
+    let server = cluster.serve(&agents, &ALWAYS);
+    server.wait_ready(6, SOON).await;
+    scenario_run::play_all(&server, "m", BLOCK, 8).await;
+    assert!(server.metric("chiasm_encoded_items_total").await > 5.0);
+    assert_eq!(server.metric("chiasm_unencoded_items_total").await, 0.0);
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ async fn engines_with_roles_answer_as_one() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
     let requests = comparable_requests();
-    let server = environment.serve_with("shm", "qwen2vl", "prefill=1,decode=1", &ALWAYS, &[]);
+    let server = environment.serve_with("shm", "qwen2vl", "encode=1,prefill=1,decode=1", &ALWAYS, &[]);
     let vllm_serve = environment.reference("qwen2vl", &[]);
     let reference = vllm_serve.answers(&requests).await;
     drop(vllm_serve);

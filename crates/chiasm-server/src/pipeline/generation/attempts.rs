@@ -82,7 +82,7 @@ impl Attempts {
                 Ok(())
             }
             Failure::Final(RequestError { cause: Cause::NoWorker(_), .. }) if !self.exclude.is_empty() => {
-                if self.exclude.len() == self.lost || frontend.fleet.ready_workers() == 0 {
+                if self.exclude.len() == self.lost || !frontend.fleet.can_answer() {
                     return Err(Cause::NoOtherWorker.into());
                 }
                 self.exclude.truncate(self.lost);
