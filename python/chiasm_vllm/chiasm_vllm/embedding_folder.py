@@ -62,10 +62,10 @@ class EmbeddingFolder:
         self._path = Path(path)
         self._retired = self._path / "retired"
         self._max_bytes = max_bytes
-        # Freed at once by a scan, so that the next one is not due with the next file.
+        # What is kept free when the folder is tidied, and how much is written between two times: each of several
+        # writers may pass the bound by as much, and none reads the whole folder with every file.
         self._step = max_bytes // 8
-        # What may be written until the next scan. None was made yet.
-        self._room = 0
+        self._until_tidied = 0
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_if_others_write(self._path)
         self._retired.mkdir(mode=0o700, exist_ok=True)
@@ -106,8 +106,8 @@ class EmbeddingFolder:
         except BaseException:
             begun.unlink(missing_ok=True)
             raise
-        self._room -= len(data)
-        if self._room < 0:
+        self._until_tidied -= len(data)
+        if self._until_tidied <= 0:
             self.tidy()
 
     def tidy(self) -> None:
@@ -119,9 +119,8 @@ class EmbeddingFolder:
                 file.path.unlink(missing_ok=True)
         live = _list(self._path)
         live_bytes = self._retire_oldest(live, sum(file.bytes for file in live))
-        retired = _list(self._retired)
-        retired_bytes = _delete_oldest(retired, now, self._max_bytes - self._step - live_bytes)
-        self._room = max(self._max_bytes - live_bytes - retired_bytes, self._step)
+        _delete_oldest(_list(self._retired), now, self._max_bytes - self._step - live_bytes)
+        self._until_tidied = self._step
 
     def _retire_oldest(self, live: list[_Listed], live_bytes: int) -> int:
         """How many bytes of ``live_bytes`` are not retired."""
@@ -145,14 +144,13 @@ class EmbeddingFolder:
         return self._path / (identifier + SUFFIX)
 
 
-def _delete_oldest(retired: list[_Listed], now: float, fit: int) -> int:
-    """Deletes those that are due, and of the others the oldest until at most ``fit`` bytes are left. How many are."""
+def _delete_oldest(retired: list[_Listed], now: float, fit: int) -> None:
+    """Deletes those that are due, and of the others that may go the oldest, until at most ``fit`` bytes are left."""
     left = sum(file.bytes for file in retired)
     for file in _oldest_first(retired):
         if now - file.mtime > (RETIRED_AT_LEAST if left > fit else RETIRED_FOR):
             file.path.unlink(missing_ok=True)
             left -= file.bytes
-    return left
 
 
 def _oldest_first(files: Iterable[_Listed]) -> list[_Listed]:
