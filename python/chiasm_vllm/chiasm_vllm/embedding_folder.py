@@ -32,14 +32,15 @@ BEGUN_FOR = 300.0
 
 # A header of one tensor has some hundred bytes.
 _HEADER_AT_MOST = 4096
+# What embeddings are made of, in safetensors' words, and its bytes.
+_DTYPES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the header of a whole file says: the tensor's shape, its type in safetensors' words, the file's bytes."""
+    """A whole file: its tensor's shape, and the bytes of all of it."""
 
     shape: tuple[int, int]
-    dtype: str
     bytes: int
 
 
@@ -88,6 +89,12 @@ class EmbeddingFolder:
         """Where a file may be that was found a moment ago, in the order to look."""
         path = self._file(identifier)
         return [] if path is None else [path, self._retired / path.name]
+
+    def remove(self, identifier: str) -> None:
+        """For what can't be read, so that nobody finds it again."""
+        path = self._file(identifier)
+        if path is not None:
+            path.unlink(missing_ok=True)
 
     def write(self, identifier: str, data: bytes) -> None:
         """Stores a file, in place of one that is there, and retires others if that needs to be.
@@ -187,10 +194,12 @@ def _read_header(path: Path) -> Stored | None:
     try:
         entry = json.loads(start[8 : 8 + header_length])[TENSOR]
         rows, width = entry["shape"]
-        stored = Stored((int(rows), int(width)), str(entry["dtype"]), length)
-        whole = entry["data_offsets"][0] == 0 and 8 + header_length + entry["data_offsets"][1] == length
+        begin, end = entry["data_offsets"]
+        data_length = rows * width * _DTYPES[entry["dtype"]]
+        stored = Stored((int(rows), int(width)), length)
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
+    whole = (begin, end) == (0, data_length) and 8 + header_length + data_length == length
     return stored if whole else None
 
 

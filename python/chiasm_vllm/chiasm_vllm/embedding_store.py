@@ -165,12 +165,17 @@ class EmbeddingStore(ECConnectorBase):
                     self._warn_once("note", "%s", error)
 
     def _load(self, identifier: str, rows: int, device: str) -> torch.Tensor:
-        embeddings = _load_first(self._folder.places(identifier), identifier, device)
-        if embeddings.ndim != 2 or embeddings.shape[0] != rows or not embeddings.is_floating_point():
-            raise RuntimeError(
-                f"what is stored as {identifier} are not the {rows} embeddings that the item has, but "
-                f"{tuple(embeddings.shape)} of {embeddings.dtype}"
-            )
+        try:
+            embeddings = _load_first(self._folder.places(identifier), identifier, device)
+            if embeddings.ndim != 2 or embeddings.shape[0] != rows or not embeddings.is_floating_point():
+                raise RuntimeError(
+                    f"what is stored as {identifier} are not the {rows} embeddings that the item has, but "
+                    f"{tuple(embeddings.shape)} of {embeddings.dtype}"
+                )
+        except RuntimeError:
+            # The next engine that finds it would end as well.
+            self._folder.remove(identifier)
+            raise
         self._folder.touch(identifier)
         return embeddings
 

@@ -11,12 +11,13 @@ from chiasm_vllm.embedding_folder import EmbeddingFolder, Stored
 
 def embeddings(rows: int, width: int = 8, byte: int = 0) -> bytes:
     """A file as safetensors writes it."""
-    length = rows * width
-    header = json.dumps({"embeddings": {"dtype": "U8", "shape": [rows, width], "data_offsets": [0, length]}}).encode()
+    length = rows * width * 2
+    entry = {"dtype": "BF16", "shape": [rows, width], "data_offsets": [0, length]}
+    header = json.dumps({"embeddings": entry}).encode()
     return len(header).to_bytes(8, "little") + header + bytes([byte]) * length
 
 
-FILE = len(embeddings(1, 4000))
+FILE = len(embeddings(1, 2000))
 
 
 class FolderTest(unittest.TestCase):
@@ -33,7 +34,7 @@ class FolderTest(unittest.TestCase):
         return {path.name.removesuffix(".safetensors") for path in (self.path / where).iterdir() if path.is_file()}
 
     def write(self, folder: EmbeddingFolder, identifier: str, age: float = 0.0) -> None:
-        folder.write(identifier, embeddings(1, 4000))
+        folder.write(identifier, embeddings(1, 2000))
         self.age(identifier, age)
 
     def age(self, name: str, seconds: float) -> None:
@@ -56,7 +57,7 @@ class FolderTest(unittest.TestCase):
     def test_what_was_written_is_found_and_nothing_else(self) -> None:
         folder = self.folder()
         folder.write("ab-_09", embeddings(3, 5))
-        self.assertEqual(folder.find("ab-_09"), Stored((3, 5), "U8", len(embeddings(3, 5))))
+        self.assertEqual(folder.find("ab-_09"), Stored((3, 5), len(embeddings(3, 5))))
         self.assertIsNone(folder.find("ab-_0"))
         self.assertEqual(os.stat(self.path / "ab-_09.safetensors").st_mode & 0o777, 0o600)
 
@@ -84,8 +85,12 @@ class FolderTest(unittest.TestCase):
             whole.replace(b'"embeddings"', b'"embedding!"'),
             whole.replace(b"[3, 8]", b"[3,8,]"),
             whole.replace(b"[3, 8]", b"[3 ]  "),
-            whole.replace(b"[0, 24]", b"[1, 24]"),
+            whole.replace(b"[3, 8]", b"[4, 8]"),
+            whole.replace(b"[0, 48]", b"[1, 48]"),
+            whole.replace(b"BF16", b"BF17"),
+            whole.replace(b"BF16", b"F32 "),
         ):
+            self.assertNotEqual(damaged, whole)
             (self.path / "a.safetensors").write_bytes(damaged)
             self.assertIsNone(folder.find("a"), damaged[:100])
 
@@ -100,8 +105,8 @@ class FolderTest(unittest.TestCase):
 
         reader = threading.Thread(target=read)
         reader.start()
-        for byte in range(200):
-            folder.write("a", embeddings(1, 4000, byte))
+        for byte in range(50):
+            folder.write("a", embeddings(1, 2000, byte))
         written.set()
         reader.join()
         self.assertNotIn(True, seen)
@@ -112,7 +117,7 @@ class FolderTest(unittest.TestCase):
         with self.assertRaises(OSError):
             folder.write("a", embeddings(1))
         with self.assertRaisesRegex(OSError, "no room for others"):
-            folder.write("b", embeddings(15, 4000))
+            folder.write("b", embeddings(15, 2000))
         self.assertEqual(self.names(), set())
 
     def test_the_oldest_are_retired_and_can_still_be_had(self) -> None:
