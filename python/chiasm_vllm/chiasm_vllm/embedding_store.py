@@ -104,7 +104,8 @@ class EmbeddingStore(ECConnectorBase):
         """What is in the folder, unless it has another number of embeddings than the item."""
         stored = self._folder.find(identifier)
         if stored is not None and rows is not None and stored.shape[0] != rows:
-            self._warn_once("rows", "%s has %d embeddings and not %d. It is not used.", identifier, stored.shape[0], rows)
+            message = "%s has %d embeddings and not %d. It is not used."
+            self._warn_once("rows", message, identifier, stored.shape[0], rows)
             return None
         return stored
 

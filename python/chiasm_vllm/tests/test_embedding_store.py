@@ -6,6 +6,7 @@ import pickle
 import tempfile
 import types
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -40,7 +41,7 @@ class Engine:
         self.cached: set[str] = set()
         self.encoder_cache: dict[str, torch.Tensor] = {}
 
-    def run(self, items: Items, before_the_worker=lambda: None) -> tuple[list[str], dict | None]:
+    def run(self, items: Items, before_the_worker: Callable[[], object] = list) -> tuple[list[str], dict | None]:
         """One request of one step: what was encoded of it, and what is said when it is finished."""
         request = a_request(items)
         encode = self._schedule(request)
@@ -85,7 +86,9 @@ def a_request(items: Items) -> types.SimpleNamespace:
         for identifier, rows in items.items()
     ]
     return types.SimpleNamespace(
-        req_id="r", mm_features=features, get_num_encoder_embeds=lambda index: features[index].mm_position.get_num_embeds()
+        req_id="r",
+        mm_features=features,
+        get_num_encoder_embeds=lambda index: features[index].mm_position.get_num_embeds(),
     )
 
 
@@ -199,7 +202,10 @@ class EmbeddingStoreTest(unittest.TestCase):
     def test_what_was_found_is_loaded_although_it_was_retired_meanwhile(self) -> None:
         self.engine("ec_producer").run({"a": 3})
         consumer = self.engine("ec_consumer")
-        retire = lambda: os.rename(self.file("a"), self.folder / "retired/a.safetensors")
+
+        def retire() -> None:
+            os.rename(self.file("a"), self.folder / "retired/a.safetensors")
+
         self.assertEqual(consumer.run({"a": 3}, before_the_worker=retire)[0], [])
         self.assertTrue(torch.equal(consumer.encoder_cache["a"], an_embedding("a", 3)))
         consumer.forget()
