@@ -18,6 +18,7 @@ EVENTS = "distributed/kv_events.py"
 HASHES = "v1/core/kv_cache_utils.py"
 CACHE = "multimodal/cache"
 MANAGERS = "v1/core/single_type_kv_cache_manager.py"
+CONNECTOR = "distributed/ec_transfer/ec_connector"
 
 GROUPS = (
     Group(
@@ -284,6 +285,26 @@ GROUPS = (
             Code("v1/core/sched/scheduler.py", "Scheduler.schedule", "Scheduler._try_schedule_encoder_inputs"),
             Code("v1/core/sched/scheduler.py", "Scheduler._preempt_request", "Scheduler.update_from_output"),
             Code("v1/core/sched/scheduler.py", "Scheduler.make_stats"),
+        ),
+    ),
+    Group(
+        "embedding store",
+        "what vLLM calls of a connector for encoder outputs, and when",
+        (
+            "python/chiasm_vllm/chiasm_vllm/embedding_store.py",
+            "python/chiasm_vllm/tests/test_embedding_store.py",
+        ),
+        (
+            Code(f"{CONNECTOR}/base.py", "ECConnectorBase.*", "ECConnectorMetadata"),
+            Code(f"{CONNECTOR}/factory.py", "ECConnectorFactory.create_connector", "ECConnectorFactory.get_connector_class"),
+            Fields("config/ec_transfer.py", "ECTransferConfig"),
+            Code("v1/worker/ec_connector_model_runner_mixin.py", "ECConnectorModelRunnerMixin.*"),
+            Code("v1/worker/gpu/ec_connector.py", "ActiveECConnector.*"),
+            Code("v1/core/sched/scheduler.py", "Scheduler._allocate_encoder_inputs", "Scheduler._ec_transfer_pending"),
+            Code("v1/core/sched/scheduler.py", "Scheduler._free_request"),
+            Code("v1/outputs.py", "make_empty_encoder_model_runner_output"),
+            Code("utils/gpu_sync_debug.py", "gpu_sync_allowed"),
+            Code("distributed/parallel_state.py", "get_tensor_model_parallel_rank", "get_pcp_group"),
         ),
     ),
     *FRONTEND,

@@ -8,6 +8,11 @@
 - ``provider`` stands between the engine's decoder and the arena, and notes what failed.
 - ``handle`` is what a request says instead of a tensor's bytes.
 - ``arena`` maps the frontend's file and makes tensors of its slots.
+
+Beside the plugin, for engines that are started with it and loaded by vLLM alone:
+
+- ``embedding_store`` is a connector by which engines of one machine give each other what their encoders made.
+- ``embedding_folder`` is where it keeps that: whole files, within a bound.
 """
 
 import logging

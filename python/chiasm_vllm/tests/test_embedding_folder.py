@@ -1,0 +1,200 @@
+import json
+import os
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+from chiasm_vllm.embedding_folder import EmbeddingFolder, Stored
+
+
+def embeddings(rows: int, width: int = 8, byte: int = 0) -> bytes:
+    """A file as safetensors writes it."""
+    length = rows * width * 2
+    entry = {"dtype": "BF16", "shape": [rows, width], "data_offsets": [0, length]}
+    header = json.dumps({"embeddings": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes([byte]) * length
+
+
+FILE = len(embeddings(1, 2000))
+
+
+class FolderTest(unittest.TestCase):
+    def setUp(self) -> None:
+        parent = tempfile.TemporaryDirectory()
+        self.addCleanup(parent.cleanup)
+        self.path = Path(parent.name) / "made" / "here"
+
+    def folder(self, files: int = 16) -> EmbeddingFolder:
+        """One that is bounded to some files of 4000 bytes, of which it frees an eighth at a time."""
+        return EmbeddingFolder(str(self.path), files * FILE)
+
+    def names(self, where: str = ".") -> set[str]:
+        return {path.name.removesuffix(".safetensors") for path in (self.path / where).iterdir() if path.is_file()}
+
+    def write(self, folder: EmbeddingFolder, identifier: str, age: float = 0.0) -> None:
+        folder.write(identifier, embeddings(1, 2000))
+        self.age(identifier, age)
+
+    def age(self, name: str, seconds: float) -> None:
+        then = time.time() - seconds
+        os.utime(self.path / f"{name}.safetensors", (then, then))
+
+    def test_the_folder_is_made_for_its_user_alone(self) -> None:
+        self.folder()
+        self.assertEqual([os.stat(self.path / name).st_mode & 0o777 for name in (".", "retired")], [0o700, 0o700])
+
+    def test_a_folder_that_others_may_write_into_is_refused(self) -> None:
+        self.path.mkdir(parents=True)
+        for mode in (0o770, 0o702):
+            self.path.chmod(mode)
+            with self.assertRaisesRegex(ValueError, "others than this user"):
+                self.folder()
+        self.path.chmod(0o755)
+        self.folder()
+
+    def test_what_was_written_is_found_and_nothing_else(self) -> None:
+        folder = self.folder()
+        folder.write("ab-_09", embeddings(3, 5))
+        self.assertEqual(folder.find("ab-_09"), Stored((3, 5), len(embeddings(3, 5))))
+        self.assertIsNone(folder.find("ab-_0"))
+        self.assertEqual(os.stat(self.path / "ab-_09.safetensors").st_mode & 0o777, 0o600)
+
+    def test_what_is_no_identifier_never_reaches_the_file_system(self) -> None:
+        folder = self.folder()
+        self.path.with_name("outside.safetensors").write_bytes(embeddings(1))
+        for identifier in ("../outside", "a/b", "", ".", "a.b", "a\n", "ä", "lora:ab", "a" * 129, "a\0"):
+            folder.write(identifier, embeddings(1))
+            folder.touch(identifier)
+            self.assertIsNone(folder.find(identifier), identifier)
+            self.assertEqual(folder.places(identifier), [], identifier)
+        self.assertEqual(self.names(), set())
+
+    def test_what_is_no_whole_file_of_embeddings_is_not_found(self) -> None:
+        folder = self.folder()
+        whole = embeddings(3)
+        for damaged in (
+            b"",
+            whole[:7],
+            whole[:40],
+            whole[:-1],
+            whole + b"\0",
+            b"\xff" * len(whole),
+            (4000).to_bytes(8, "little") + b"[" * 5000,
+            whole.replace(b'"embeddings"', b'"embedding!"'),
+            whole.replace(b"[3, 8]", b"[3,8,]"),
+            whole.replace(b"[3, 8]", b"[3 ]  "),
+            whole.replace(b"[3, 8]", b"[4, 8]"),
+            whole.replace(b"[0, 48]", b"[1, 48]"),
+            whole.replace(b"BF16", b"BF17"),
+            whole.replace(b"BF16", b"F32 "),
+        ):
+            self.assertNotEqual(damaged, whole)
+            (self.path / "a.safetensors").write_bytes(damaged)
+            self.assertIsNone(folder.find("a"), damaged[:100])
+
+    def test_a_reader_sees_all_of_a_file_or_nothing(self) -> None:
+        folder = self.folder()
+        seen: list[object] = []
+        written = threading.Event()
+
+        def read() -> None:
+            while not written.is_set():
+                seen.append((self.path / "a.safetensors").exists() and folder.find("a") is None)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for byte in range(50):
+            folder.write("a", embeddings(1, 2000, byte))
+        written.set()
+        reader.join()
+        self.assertNotIn(True, seen)
+
+    def test_a_write_that_fails_raises_and_leaves_nothing(self) -> None:
+        folder = self.folder()
+        (self.path / "a.safetensors").mkdir()
+        with self.assertRaises(OSError):
+            folder.write("a", embeddings(1))
+        with self.assertRaisesRegex(OSError, "no room for others"):
+            folder.write("b", embeddings(15, 2000))
+        self.assertEqual(self.names(), set())
+
+    def test_the_oldest_are_retired_and_can_still_be_had(self) -> None:
+        folder = self.folder()
+        for number in range(14):
+            self.write(folder, f"f{number}", age=1000 - number)
+        folder.touch("f0")
+        for number in range(14, 17):
+            self.write(folder, f"f{number}", age=1000 - number)
+        self.assertEqual(self.names("retired"), {"f1", "f2", "f3"})
+        self.assertEqual(self.names(), {"f0", *(f"f{number}" for number in range(4, 17))})
+        self.assertIsNone(folder.find("f1"))
+        self.assertEqual([path.exists() for path in folder.places("f1")], [False, True])
+
+    def test_the_bound_holds_and_the_folder_is_not_read_with_each_file(self) -> None:
+        folder = self.folder(files=80)
+        scans = 0
+        tidy = folder.tidy
+
+        def counted() -> None:
+            nonlocal scans
+            scans += 1
+            tidy()
+
+        folder.tidy = counted
+        for number in range(400):
+            self.write(folder, f"f{number}", age=1000 - number)
+            self.assertLessEqual(len(self.names()), 80)
+        # With the first, and with each tenth.
+        self.assertLessEqual(scans, 41)
+
+    def test_two_writers_of_one_folder_keep_within_the_bound_but_for_a_step_of_one(self) -> None:
+        writers = [self.folder(files=80), self.folder(files=80)]
+        for number in range(400):
+            self.write(writers[number % 2], f"f{number}", age=1000 - number)
+            self.assertLessEqual(len(self.names()), 80 + 10)
+
+    def test_retired_files_are_deleted_after_two_minutes(self) -> None:
+        folder = self.folder()
+        self.write(folder, "a")
+        self.write(folder, "b")
+        for name, age in (("a", 125.0), ("b", 115.0)):
+            os.rename(self.path / f"{name}.safetensors", self.path / f"retired/{name}.safetensors")
+            self.age(f"retired/{name}", age)
+        folder.tidy()
+        self.assertEqual(self.names("retired"), {"b"})
+
+    def test_in_a_full_folder_they_are_deleted_sooner_but_not_at_once(self) -> None:
+        folder = self.folder()
+        for number, age in enumerate((60.0, 50.0, 15.0, 5.0, 1.0)):
+            self.write(folder, f"r{number}")
+            os.rename(self.path / f"r{number}.safetensors", self.path / f"retired/r{number}.safetensors")
+            self.age(f"retired/r{number}", age)
+        for number in range(11):
+            self.write(folder, f"f{number}")
+        folder.tidy()
+        # 14 fit.
+        self.assertEqual(self.names("retired"), {"r2", "r3", "r4"})
+        for number in range(11, 14):
+            self.write(folder, f"f{number}")
+        folder.tidy()
+        self.assertEqual(self.names("retired"), {"r3", "r4"})
+
+    def test_a_file_is_retired_now_however_old_its_last_use_is(self) -> None:
+        folder = self.folder()
+        for number in range(15):
+            self.write(folder, f"f{number}", age=5000 - number)
+        folder.tidy()
+        self.assertEqual(self.names("retired"), {"f0"})
+        folder.tidy()
+        self.assertEqual(self.names("retired"), {"f0"})
+
+    def test_what_dead_writers_have_begun_is_removed(self) -> None:
+        folder = self.folder()
+        for name, age in ((".tmp-1-a", 400.0), (".tmp-1-b", 200.0)):
+            (self.path / name).write_bytes(b"half")
+            then = time.time() - age
+            os.utime(self.path / name, (then, then))
+        self.write(folder, "a")
+        self.assertEqual(self.names(), {"a", ".tmp-1-b"})

@@ -1,0 +1,259 @@
+"""The connector as vLLM uses it, between vLLM's own worker code and a folder. No model."""
+
+import logging
+import os
+import pickle
+import tempfile
+import types
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import torch
+from safetensors.torch import load_file
+from vllm.config import ECTransferConfig
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
+from vllm.multimodal.inputs import PlaceholderRange
+from vllm.v1.worker import ec_connector_model_runner_mixin as worker_code
+
+from chiasm_vllm import embedding_store
+from chiasm_vllm.embedding_store import EmbeddingStore
+
+LOGGER = "vllm.chiasm_vllm.embedding_store"
+Items = dict[str, int]
+
+
+class Engine:
+    """Scheduler and worker of one engine, as far as they deal with embeddings."""
+
+    def __init__(self, folder: Path, role: str, max_bytes: object = 1 << 20) -> None:
+        config = ECTransferConfig(
+            ec_connector="EmbeddingStore",
+            ec_connector_module_path="chiasm_vllm.embedding_store",
+            ec_role=role,
+            ec_connector_extra_config={"folder": str(folder), "max_bytes": max_bytes},
+        )
+        vllm_config = types.SimpleNamespace(ec_transfer_config=config)
+        self.scheduler = ECConnectorFactory.create_connector(vllm_config, ECConnectorRole.SCHEDULER)
+        self.worker = ECConnectorFactory.create_connector(vllm_config, ECConnectorRole.WORKER)
+        self.cached: set[str] = set()
+        self.encoder_cache: dict[str, torch.Tensor] = {}
+
+    def run(self, items: Items, before_the_worker: Callable[[], object] = list) -> tuple[list[str], dict | None]:
+        """One request of one step: what was encoded of it, and what is said when it is finished."""
+        request = a_request(items)
+        encode = self._schedule(request)
+        output = types.SimpleNamespace(
+            scheduled_new_reqs=[request],
+            scheduled_encoder_inputs={request.req_id: encode},
+            finished_req_ids=set(),
+        )
+        # As it goes to other processes.
+        output.ec_connector_metadata = pickle.loads(pickle.dumps(self.scheduler.build_connector_meta(output)))
+        before_the_worker()
+        encoded = [request.mm_features[index].identifier for index in encode]
+        with (
+            mock.patch.object(worker_code, "get_ec_transfer", lambda: self.worker),
+            worker_code.ECConnectorModelRunnerMixin._get_ec_connector_output(output, self.encoder_cache),
+        ):
+            for identifier in encoded:
+                self.encoder_cache[identifier] = an_embedding(identifier, items[identifier])
+                self.worker.save_caches(encoder_cache=self.encoder_cache, mm_hash=identifier)
+        return encoded, self.scheduler.request_finished(request)[1]
+
+    def _schedule(self, request: types.SimpleNamespace) -> list[int]:
+        self.scheduler.ensure_cache_available(request, 0)
+        encode = []
+        for index, feature in enumerate(request.mm_features):
+            if feature.identifier in self.cached:
+                continue
+            if not self.scheduler.has_cache_item(feature.identifier):
+                encode.append(index)
+            self.cached.add(feature.identifier)
+            self.scheduler.update_state_after_alloc(request, index)
+        return encode
+
+    def forget(self) -> None:
+        self.cached.clear()
+        self.encoder_cache.clear()
+
+
+def a_request(items: Items) -> types.SimpleNamespace:
+    features = [
+        types.SimpleNamespace(identifier=identifier, mm_position=PlaceholderRange(offset=0, length=rows))
+        for identifier, rows in items.items()
+    ]
+    return types.SimpleNamespace(
+        req_id="r",
+        mm_features=features,
+        get_num_encoder_embeds=lambda index: features[index].mm_position.get_num_embeds(),
+    )
+
+
+def an_embedding(identifier: str, rows: int) -> torch.Tensor:
+    # A piece of a batch, as encoders return it.
+    batch = torch.rand(2 * rows, 16, generator=torch.Generator().manual_seed(len(identifier)))
+    return batch.to(torch.bfloat16)[rows:]
+
+
+class EmbeddingStoreTest(unittest.TestCase):
+    def setUp(self) -> None:
+        parent = tempfile.TemporaryDirectory()
+        self.addCleanup(parent.cleanup)
+        self.folder = Path(parent.name) / "store"
+        rank = mock.patch.object(embedding_store, "_is_writer", lambda: True)
+        rank.start()
+        self.addCleanup(rank.stop)
+        device = mock.patch.object(embedding_store, "_device", lambda: "cpu")
+        device.start()
+        self.addCleanup(device.stop)
+        # Warnings are what many tests provoke.
+        silence = logging.NullHandler()
+        logging.getLogger(LOGGER).addHandler(silence)
+        self.addCleanup(logging.getLogger(LOGGER).removeHandler, silence)
+
+    def engine(self, role: str, **options: object) -> Engine:
+        return Engine(self.folder, role, **options)
+
+    def file(self, identifier: str) -> Path:
+        return self.folder / f"{identifier}.safetensors"
+
+    def stored(self) -> set[str]:
+        return {path.stem for path in self.folder.glob("*.safetensors")}
+
+    def test_what_one_engine_encodes_another_loads(self) -> None:
+        producer, consumer = self.engine("ec_producer"), self.engine("ec_consumer")
+        encoded, answer = producer.run({"a": 3, "b": 5})
+        self.assertEqual(encoded, ["a", "b"])
+        self.assertEqual(answer, {name: {"bytes": self.file(name).stat().st_size} for name in ("a", "b")})
+        with self.assertNoLogs(LOGGER):
+            self.assertEqual(consumer.run({"a": 3, "b": 5, "c": 2}), (["c"], None))
+        for name in ("a", "b"):
+            self.assertEqual(consumer.encoder_cache[name].dtype, torch.bfloat16)
+            self.assertTrue(torch.equal(consumer.encoder_cache[name], producer.encoder_cache[name]))
+        self.assertEqual(self.stored(), {"a", "b"}, "a consumer writes nothing")
+
+    def test_an_engine_that_is_both_writes_and_loads(self) -> None:
+        engine = self.engine("ec_both")
+        self.assertEqual(engine.run({"a": 3})[0], ["a"])
+        engine.forget()
+        self.assertEqual(engine.run({"a": 3})[0], [])
+        self.assertTrue(torch.equal(engine.encoder_cache["a"], an_embedding("a", 3)))
+
+    def test_a_producer_encodes_nothing_that_is_stored(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        producer = self.engine("ec_producer")
+        # First it is found in the folder, then in its own cache.
+        for _ in range(2):
+            os.utime(self.file("a"), (1, 1))
+            encoded, answer = producer.run({"a": 3})
+            self.assertEqual((encoded, list(answer)), ([], ["a"]))
+            self.assertGreater(self.file("a").stat().st_mtime, 1, "who is told of it comes for it")
+
+    def test_a_producer_writes_again_what_is_gone(self) -> None:
+        first, second = self.engine("ec_producer"), self.engine("ec_producer")
+        first.run({"a": 3})
+        second.run({"a": 3})
+        # One has it as it encoded it, the other as it found it.
+        for producer in (first, second):
+            self.file("a").unlink()
+            encoded, answer = producer.run({"a": 3})
+            self.assertEqual((encoded, list(answer)), ([], ["a"]))
+            self.assertTrue(torch.equal(load_file(self.file("a"))["embeddings"], an_embedding("a", 3)))
+
+    def test_what_could_not_be_written_is_not_claimed(self) -> None:
+        producer = self.engine("ec_producer", max_bytes=4000)
+        with self.assertLogs(LOGGER) as logs:
+            self.assertEqual(producer.run({"big": 200}), (["big"], None))
+            self.assertEqual(producer.run({"bigger": 300, "small": 3})[1].keys(), {"small"})
+        self.assertEqual(len(logs.output), 1)
+        self.assertIn("no room for others within max_bytes", logs.output[0])
+        self.assertEqual([path.name for path in self.folder.iterdir() if path.name.startswith(".")], [])
+
+    def test_what_is_no_identifier_is_encoded_where_it_is_needed(self) -> None:
+        producer, consumer = self.engine("ec_producer"), self.engine("ec_consumer")
+        self.assertEqual(producer.run({"../a": 3}), (["../a"], None))
+        self.assertEqual(consumer.run({"../a": 3})[0], ["../a"])
+        self.assertEqual(list(self.folder.parent.glob("*.safetensors")), [])
+
+    def test_only_one_rank_writes(self) -> None:
+        with mock.patch.object(embedding_store, "_is_writer", lambda: False):
+            self.assertEqual(self.engine("ec_producer").run({"a": 3}), (["a"], None))
+
+    def test_a_damaged_file_is_encoded_anew_and_replaced(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        whole = self.file("a").read_bytes()
+        self.file("a").write_bytes(whole[:-10])
+        self.assertEqual(self.engine("ec_consumer").run({"a": 3})[0], ["a"])
+        encoded, answer = self.engine("ec_producer").run({"a": 3})
+        self.assertEqual((encoded, list(answer)), (["a"], ["a"]))
+        self.assertEqual(self.file("a").read_bytes(), whole)
+
+    def test_a_file_of_another_length_is_not_used(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        with self.assertLogs(LOGGER) as logs:
+            self.assertEqual(self.engine("ec_consumer").run({"a": 4})[0], ["a"])
+        self.assertIn("a has 3 embeddings and not 4", logs.output[0])
+        self.assertEqual(self.engine("ec_producer").run({"a": 4})[0], ["a"])
+        self.assertEqual(self.engine("ec_consumer").run({"a": 4})[0], [])
+
+    def test_what_was_found_is_loaded_although_it_was_retired_meanwhile(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        consumer = self.engine("ec_consumer")
+
+        def retire() -> None:
+            os.rename(self.file("a"), self.folder / "retired/a.safetensors")
+
+        self.assertEqual(consumer.run({"a": 3}, before_the_worker=retire)[0], [])
+        self.assertTrue(torch.equal(consumer.encoder_cache["a"], an_embedding("a", 3)))
+        consumer.forget()
+        self.assertEqual(consumer.run({"a": 3})[0], ["a"], "and not found any more")
+
+    def test_what_vllm_was_told_last_decides_what_is_loaded(self) -> None:
+        self.engine("ec_producer").run({"a": 3, "b": 3})
+        scheduler, request = self.engine("ec_consumer").scheduler, a_request({"a": 3, "b": 3})
+        self.assertEqual([scheduler.has_cache_item(name) for name in ("a", "b")], [True, True])
+        # The request got no place, and asks again. Then one more is gone, after vLLM was told that it is there.
+        self.file("a").unlink()
+        self.assertEqual([scheduler.has_cache_item(name) for name in ("a", "b")], [False, True])
+        self.file("b").unlink()
+        for index in range(2):
+            scheduler.update_state_after_alloc(request, index)
+        output = types.SimpleNamespace(scheduled_new_reqs=[], scheduled_encoder_inputs={})
+        self.assertEqual(scheduler.build_connector_meta(output).loads, {"b": 3})
+
+    def test_loading_makes_a_file_young(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        os.utime(self.file("a"), (1, 1))
+        self.engine("ec_consumer").run({"a": 3})
+        self.assertGreater(self.file("a").stat().st_mtime, 1)
+
+    def test_what_was_found_and_can_not_be_loaded_ends_this_engine_and_no_other(self) -> None:
+        for damage, reason in (
+            (lambda: self.file("a").unlink(), "gone although they were found"),
+            (lambda: self.file("a").write_bytes(b"?"), "can't be loaded from"),
+            (lambda: self.file("a").write_bytes(self.file("other").read_bytes()), r"not the 3 embeddings .* \(4, 16\)"),
+        ):
+            self.engine("ec_producer").run({"a": 3, "other": 4})
+            with self.assertRaisesRegex(RuntimeError, reason):
+                self.engine("ec_consumer").run({"a": 3}, before_the_worker=damage)
+            self.assertEqual(self.stored(), {"other"})
+            self.assertEqual(self.engine("ec_consumer").run({"a": 3})[0], ["a"])
+
+    def test_a_producer_lives_on_without_what_it_can_not_load(self) -> None:
+        self.engine("ec_producer").run({"a": 3})
+        producer = self.engine("ec_producer")
+        with self.assertLogs(LOGGER):
+            self.assertEqual(producer.run({"a": 3}, before_the_worker=self.file("a").unlink), ([], None))
+
+    def test_an_engine_with_settings_that_are_none_does_not_start(self) -> None:
+        for folder, max_bytes, reason in (
+            ("relative", 1, "folder"),
+            (self.folder, None, "max_bytes"),
+            (self.folder, 0, "max_bytes"),
+        ):
+            with self.assertRaisesRegex(ValueError, reason):
+                Engine(folder, "ec_producer", max_bytes)
+        Engine(self.folder, "ec_consumer", None)
