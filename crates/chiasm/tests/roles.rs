@@ -242,7 +242,9 @@ async fn no_request_is_lost_before_its_first_token_whoever_dies() {
     assert!(frontend.metric("chiasm_encoded_items_total").await > 0.0);
     // What nobody came for is let go of when its lease ends.
     wait_for("nothing to be held", SOON, async || {
-        let idle = |worker: &Value| worker["engine"]["kv_usage"] == 0.0 && worker["requests"] == 0;
+        // One that was started last, and encodes, may have had nothing to do yet.
+        let holds = |worker: &Value| worker["engine"]["kv_usage"].as_f64().unwrap_or(0.0) > 0.0;
+        let idle = |worker: &Value| !holds(worker) && worker["requests"] == 0;
         let all = workers(frontend).await;
         all.len() == 5 && all.iter().all(idle)
     })

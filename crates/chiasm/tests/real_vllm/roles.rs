@@ -1,4 +1,4 @@
-//! Engines that prefill and engines that decode: token for token what `vllm serve` answers by itself.
+//! Engines that encode, prefill or decode alone: token for token what `vllm serve` answers by itself.
 
 use serde_json::json;
 
@@ -20,6 +20,17 @@ async fn recomputed(server: &Server) -> f64 {
     server.metric("chiasm_recomputed_prompts_total").await
 }
 
+/// Images that were encoded for another engine.
+async fn encoded(server: &Server) -> f64 {
+    server.metric("chiasm_encoded_items_total").await
+}
+
+/// Images that an engine was to leave the embeddings of and did not, or that were not found where they were taken to be.
+async fn missed(server: &Server) -> f64 {
+    let gone = server.metric("chiasm_media_step_downs_total{cause=\"no_embeddings\"}").await;
+    server.metric("chiasm_unencoded_items_total").await + gone
+}
+
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn engines_with_roles_answer_as_one() {
@@ -30,21 +41,22 @@ async fn engines_with_roles_answer_as_one() {
     let vllm_serve = environment.reference("qwen2vl", &[]);
     let reference = vllm_serve.answers(&requests).await;
     drop(vllm_serve);
-    server.wait_ready(2, STARTUP).await;
+    server.wait_ready(3, STARTUP).await;
     answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
     assert_eq!((prefilled(&server).await, recomputed(&server).await), (requests.len() as f64, 0.0));
+    assert!(encoded(&server).await > 0.0);
     scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
-    assert_eq!(recomputed(&server).await, 0.0);
-    // One of them dies: the other does everything until there is a new one.
-    for (worker, left) in [("worker_0", "prefill"), ("worker_1", "decode")] {
+    assert_eq!((recomputed(&server).await, missed(&server).await), (0.0, 0.0));
+    // One of them dies: the others do everything until there is a new one.
+    for (worker, does) in [("worker_0", "encode"), ("worker_1", "prefill"), ("worker_2", "decode")] {
         send_signal(engine_process(&server, worker, "VLLM::EngineCore"), "KILL");
         answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-        server.wait_ready(2, STARTUP).await;
+        server.wait_ready(3, STARTUP).await;
         let before = prefilled(&server).await;
         let mut unseen = requests.clone();
-        unseen.iter_mut().for_each(|request| request["cache_salt"] = json!(left));
+        unseen.iter_mut().for_each(|request| request["cache_salt"] = json!(does));
         answers_are_those_of_vllm_serve(&server, &unseen, &reference).await;
-        assert!(prefilled(&server).await > before, "after the end of the engine that does {left}");
+        assert!(prefilled(&server).await > before, "after the end of the engine that does {does}");
     }
     wait_for("nothing to be left", STARTUP, async || {
         let workers = server.client.get(format!("{}/workers", server.url)).send().await.expect("workers");
@@ -77,16 +89,19 @@ async fn engines_with_roles_answer_as_one_for_more_models() {
         let files = format!("files:{}", folder.path().display());
         for connector in ["nixl", &files] {
             let own = [&ALWAYS[..], &["--kv-connector", connector]].concat();
-            let server = environment.serve_with("shm", model, "prefill=1,decode=1", &own, &[]);
-            server.wait_ready(2, STARTUP).await;
+            let server = environment.serve_with("shm", model, "encode=1,prefill=1,decode=1", &own, &[]);
+            server.wait_ready(3, STARTUP).await;
             answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
             let (prefilled, recomputed) = (prefilled(&server).await, recomputed(&server).await);
+            let (encoded, missed) = (encoded(&server).await, missed(&server).await);
             eprintln!(
-                "{model} by {connector}: {prefilled} prompts of {} were handed over, {recomputed} computed again",
+                "{model} by {connector}: {prefilled} prompts of {} were handed over, {recomputed} computed again; {encoded} images were \
+                 encoded elsewhere, {missed} missed",
                 requests.len()
             );
             // What files have is not always found again.
             assert!(prefilled > 0.0 && (recomputed == 0.0 || connector != "nixl"));
+            assert!(encoded > 0.0 && missed == 0.0);
         }
     }
 }
