@@ -22,13 +22,23 @@ pub(crate) fn embeddings_from_message(left: &proto::Embeddings) -> Option<Embedd
 }
 
 pub(crate) fn delivered_to_message(delivered: Delivered) -> proto::Delivered {
-    let Delivered { cached, shared_memory, inline } = delivered;
-    proto::Delivered { cached: cached as u32, shared_memory: shared_memory as u32, inline: inline as u32 }
+    let Delivered { cached, shared_memory, inline, unfound } = delivered;
+    proto::Delivered {
+        cached: cached as u32,
+        shared_memory: shared_memory as u32,
+        inline: inline as u32,
+        unfound: unfound as u32,
+    }
 }
 
 pub(crate) fn delivered_from_message(message: proto::Delivered) -> Delivered {
-    let proto::Delivered { cached, shared_memory, inline } = message;
-    Delivered { cached: cached as usize, shared_memory: shared_memory as usize, inline: inline as usize }
+    let proto::Delivered { cached, shared_memory, inline, unfound } = message;
+    Delivered {
+        cached: cached as usize,
+        shared_memory: shared_memory as usize,
+        inline: inline as usize,
+        unfound: unfound as usize,
+    }
 }
 
 /// The message of an output. Text is of backends that take messages, of which no agent has one.

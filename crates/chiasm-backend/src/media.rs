@@ -116,6 +116,8 @@ pub struct Delivered {
     pub shared_memory: usize,
     /// Items that were wholly in the message.
     pub inline: usize,
+    /// Of all of them those whose embeddings were to be found on the backend's machine and were not, as far as it can tell.
+    pub unfound: usize,
 }
 
 impl Delivered {
@@ -135,6 +137,7 @@ impl std::ops::AddAssign for Delivered {
         self.cached += other.cached;
         self.shared_memory += other.shared_memory;
         self.inline += other.inline;
+        self.unfound += other.unfound;
     }
 }
 
@@ -181,7 +184,8 @@ mod tests {
 
     #[test]
     fn the_costliest_way_names_a_jobs_transfer() {
-        let ways = |cached, shared_memory, inline| Delivered { cached, shared_memory, inline }.transfer().name();
+        let ways =
+            |cached, shared_memory, inline| Delivered { cached, shared_memory, inline, unfound: 0 }.transfer().name();
         assert_eq!([ways(0, 0, 0), ways(3, 0, 0), ways(3, 1, 0), ways(3, 1, 1)], ["none", "cached", "shm", "inline"]);
     }
 }

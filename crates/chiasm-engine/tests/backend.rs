@@ -309,7 +309,7 @@ async fn what_the_engine_reports_becomes_its_capabilities() {
 async fn embeddings_are_known_where_they_are_left_and_missed_where_they_are_not_found() {
     let store = Arc::new(EmbeddingStore::new(EcConnector::Store, 1 << 20).unwrap());
     let mut stand = Stand::with_options(report(), Some(1 << 20), false, ArenaPolicy::Never, Some(store.clone())).await;
-    assert_eq!(stand.backend.capabilities().embedding_store_bytes, 1 << 20);
+    assert_eq!(stand.backend.capabilities().embedding_store_bytes, 7 << 17);
     let (media, _) = items(&[1, 2, 3]);
     let [first, second, third] = [0, 1, 2].map(|at| media[at].hash);
     let encodes = Job { stage: Stage::Encode, ..job(1, media.clone()) };
@@ -332,7 +332,8 @@ async fn embeddings_are_known_where_they_are_left_and_missed_where_they_are_not_
     assert_eq!(running.embeddings(), left);
     // Of what another job should find one is there.
     let computes = Job { embedded: vec![second, third], ..job(1, media) };
-    let _running = stand.start(computes).await.unwrap();
+    let running = stand.start(computes).await.unwrap();
+    assert_eq!(running.delivered().unfound, 1);
     assert_eq!(*stand.observed.steps.lock().unwrap(), ["no_embeddings"]);
 }
 
@@ -387,7 +388,7 @@ async fn items_that_the_engine_holds_are_not_asked_for() {
     let second = stand.start(job(1, media)).await.unwrap();
     assert_eq!(sent(&stand.engine.receive_add().await), [None; 3]);
     assert_eq!(asked(&counts), [1, 1, 0]);
-    let ways = |cached, inline| Delivered { cached, inline, shared_memory: 0 };
+    let ways = |cached, inline| Delivered { cached, inline, ..Delivered::default() };
     assert_eq!((first.delivered(), second.delivered()), (ways(1, 2), ways(3, 0)));
     assert_eq!(*stand.observed.delivered.lock().unwrap(), ways(4, 2));
 }
@@ -405,7 +406,7 @@ async fn items_that_exceed_the_engines_cache_together_are_all_sent() {
     assert_eq!(asked(&counts), [1, 1]);
     // What it still holds when the request is read goes without data after all.
     assert_eq!(sent(&stand.engine.receive_add().await), [None, Some(2)]);
-    assert_eq!(second.delivered(), Delivered { cached: 1, inline: 1, shared_memory: 0 });
+    assert_eq!(second.delivered(), Delivered { cached: 1, inline: 1, ..Delivered::default() });
 }
 
 #[tokio::test]

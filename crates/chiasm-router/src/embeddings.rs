@@ -103,6 +103,12 @@ impl Embeddings {
         }
     }
 
+    /// The embeddings of an item were not there where they were taken to be.
+    pub(crate) fn forget(&mut self, machine: u64, item: MmHash) {
+        let Some(store) = self.stores.get_mut(&machine) else { return };
+        store.used -= store.kept.pop(&item).unwrap_or(0);
+    }
+
     /// The embeddings of an item were left and take so many bytes.
     pub(crate) fn kept(&mut self, machine: u64, item: MmHash, bytes: u64) {
         let Some(store) = self.stores.get_mut(&machine) else { return };
@@ -139,6 +145,10 @@ mod tests {
         let has = |number| embeddings.has(0, item(number));
         assert_eq!([has(0), has(1), has(2), has(3)], [true, false, true, true]);
         assert!(!embeddings.has(1, item(0)), "another machine");
+        embeddings.forget(0, item(0));
+        embeddings.forget(0, item(1));
+        embeddings.kept(0, item(4), 400);
+        assert_eq!([0, 2, 3, 4].map(|number| embeddings.has(0, item(number))), [false, true, true, true]);
     }
 
     #[test]

@@ -253,6 +253,14 @@ impl Router {
         }
     }
 
+    /// Takes note that a worker did not find the embeddings of some of these media items, whichever: they are encoded again when they are
+    /// needed next, or found by whoever is to encode them.
+    pub fn forget_embeddings(&self, id: WorkerId, items: &[MmHash]) {
+        let mut roster = self.shared.roster();
+        let Some(machine) = roster.get(id).map(|worker| worker.info.machine) else { return };
+        items.iter().for_each(|item| roster.embeddings.forget(machine, *item));
+    }
+
     /// Picks a worker for a request.
     ///
     /// # Errors
@@ -295,8 +303,8 @@ impl Router {
     }
 
     /// Picks a worker that answers and, where workers have roles, it is allowed and cheaper, another one that computes the prompt before, and
-    /// others that encode its media items before that. Policies that know no costs split whatever may be split. Without workers that have roles it does what [`Router::select_planned`]
-    /// does.
+    /// others that encode its media items before that. Policies that know no costs split whatever may be split. Without workers that have
+    /// roles it does what [`Router::select_planned`] does.
     ///
     /// # Errors
     /// Those of [`Router::select_planned`], of the worker that answers.

@@ -123,9 +123,13 @@ impl RunningAgentJob {
     }
 
     fn take_delivered(&mut self, delivered: crate::proto::Delivered) {
+        let counted = self.delivered.unfound;
         self.delivered = delivered_from_message(delivered);
         if self.delivered != Delivered::default() {
             self.shared.observer.delivered(self.delivered);
+        }
+        for _ in counted..self.delivered.unfound {
+            self.shared.observer.stepped_down("no_embeddings", &"the agent's machine does not have them");
         }
     }
 

@@ -177,7 +177,7 @@ pub struct Ready {
     #[prost(string, tag = "14")]
     pub role: ::prost::alloc::string::String,
     /// Bytes of embeddings that engines of the machine leave for each other; 0 if they leave none.
-    #[prost(uint64, tag = "16")]
+    #[prost(uint64, tag = "15")]
     pub embedding_store_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -444,6 +444,9 @@ pub struct Delivered {
     pub shared_memory: u32,
     #[prost(uint32, tag = "3")]
     pub inline: u32,
+    /// Of all of them those whose embeddings were to be found and were not.
+    #[prost(uint32, tag = "4")]
+    pub unfound: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lacking {

@@ -143,7 +143,7 @@ impl EngineConnector {
             has_arena: client.arena().is_some(),
             receiver_cache_bytes: options.receiver_cache_bytes.unwrap_or(0),
             role: *role,
-            embedding_store_bytes: embeddings.as_ref().map_or(0, |store| store.max_bytes()),
+            embedding_store_bytes: embeddings.as_ref().map_or(0, |store| store.kept_bytes()),
         };
         let capabilities = capabilities::of(ready, beyond).map_err(unsuitable)?;
         let wants_arena = arena.bytes().is_some();

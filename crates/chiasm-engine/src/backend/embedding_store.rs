@@ -54,9 +54,9 @@ impl EmbeddingStore {
         Self { connector: EcConnector::Other(Map::new()), max_bytes, folder: None }
     }
 
-    /// The room for embeddings, in bytes.
-    pub fn max_bytes(&self) -> u64 {
-        self.max_bytes
+    /// Bytes of embeddings that are there in any case, if so many were left: the store makes room in parts of an eighth.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.max_bytes / 8 * 7
     }
 
     /// The folder with one file of each item, for engines that have one.

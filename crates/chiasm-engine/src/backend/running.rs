@@ -30,6 +30,8 @@ pub(super) struct RunningEngineJob {
     sender: Sender,
     /// The continuation whose output is looked for first: none may starve the others.
     next: usize,
+    /// Media items whose embeddings should have been there.
+    unfound: usize,
     /// What a job that prefills has left.
     left: Option<Left>,
     /// What a job that encodes has left.
@@ -57,7 +59,7 @@ impl RunningEngineJob {
     pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
         let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
         let extra_args = stage::extra_args(&job.stage)?;
-        look_for_embeddings(&engine, &job);
+        let unfound = look_for_embeddings(&engine, &job);
         let sender = Sender { engine, job, prompt, lora, extra_args };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
         let continuations = streams.into_iter().map(|stream| Continuation {
@@ -68,7 +70,7 @@ impl RunningEngineJob {
             unread: false,
         });
         let continuations: Vec<_> = continuations.collect();
-        Ok(Self { continuations, sender, next: 0, left: None, embeddings: Vec::new() })
+        Ok(Self { continuations, sender, next: 0, unfound, left: None, embeddings: Vec::new() })
     }
 
     /// The next output of one continuation. `Ready(None)` if it has ended.
@@ -222,7 +224,7 @@ impl RunningJob for RunningEngineJob {
     }
 
     fn delivered(&self) -> Delivered {
-        let mut all = Delivered::default();
+        let mut all = Delivered { unfound: self.unfound, ..Delivered::default() };
         self.continuations.iter().for_each(|continuation| all += continuation.delivered);
         all
     }
@@ -236,14 +238,17 @@ impl RunningJob for RunningEngineJob {
     }
 }
 
-/// Counts embeddings that an engine should find on its machine and does not, as far as that can be told: it encodes the items itself.
-fn look_for_embeddings(engine: &Engine, job: &Job) {
-    let Some(store) = engine.embeddings.as_deref().filter(|store| store.folder().is_some()) else { return };
-    for _ in job.embedded.iter().filter(|item| store.bytes_of(&item.to_string()).is_none()) {
+/// How many items there are whose embeddings an engine should find on its machine and does not, as far as that can be told: it encodes
+/// them itself.
+fn look_for_embeddings(engine: &Engine, job: &Job) -> usize {
+    let Some(store) = engine.embeddings.as_deref().filter(|store| store.folder().is_some()) else { return 0 };
+    let unfound = job.embedded.iter().filter(|item| store.bytes_of(&item.to_string()).is_none()).count();
+    for _ in 0..unfound {
         engine
             .observer
             .stepped_down("no_embeddings", &"embeddings of an item are not there any more: it is encoded again");
     }
+    unfound
 }
 
 /// Sends continuations of one job.
@@ -328,7 +333,7 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
 
 fn delivered(stream: &OutputStream) -> Delivered {
     let how = stream.delivered();
-    Delivered { cached: how.cached, shared_memory: how.shm, inline: how.inline }
+    Delivered { cached: how.cached, shared_memory: how.shm, inline: how.inline, unfound: 0 }
 }
 
 /// What an engine's own words about an error mean, where they tell more than that the request failed.

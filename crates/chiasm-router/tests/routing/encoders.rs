@@ -89,6 +89,17 @@ fn what_was_left_is_found_by_all_and_encoded_by_nobody() {
 }
 
 #[test]
+fn what_is_not_found_is_encoded_again() {
+    let router = eager();
+    leave(&ask(&router, 1));
+    router.forget_embeddings(COMPUTE, &[MmHash::new([1; 32])]);
+    for exclude in [COMPUTE, OTHER_COMPUTE] {
+        let route = ask_but(&router, 1, &[exclude]).unwrap();
+        assert!(route.embedded.is_empty());
+    }
+}
+
+#[test]
 fn who_encodes_an_image_is_asked_by_all_who_need_it() {
     let router = eager();
     let first = ask(&router, 1);

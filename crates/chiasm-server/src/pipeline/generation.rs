@@ -237,7 +237,7 @@ impl Generation {
             trace: prepared.trace.clone(),
             reasoning: prepared.reasoning.clone(),
             stage,
-            embedded,
+            embedded: embedded.clone(),
         };
         let handing_over = tracing::debug_span!("hand_off", %worker);
         let handed_over = Instant::now();
@@ -248,6 +248,9 @@ impl Generation {
             page.sent(&plan.job_items);
         }
         attempted.delivered = running.delivered();
+        if attempted.delivered.unfound > 0 {
+            frontend.fleet.router().forget_embeddings(worker, &embedded);
+        }
         attempted.hand_off = handed_over.elapsed();
         let reading = prepared.reading.as_ref();
         let choice = |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling, reading);

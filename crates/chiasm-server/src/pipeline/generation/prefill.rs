@@ -54,6 +54,9 @@ pub(super) async fn prefill(
     let deadline = prepared.deadlines.first_token;
     let starting = serving.backend.start(Arc::new(job));
     let mut running = within(deadline, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
+    if running.delivered().unfound > 0 {
+        frontend.fleet.router().forget_embeddings(worker, embedded);
+    }
     let hand_off = started.elapsed();
     let computed = async {
         tokio::select! {
