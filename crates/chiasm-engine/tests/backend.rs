@@ -140,6 +140,8 @@ impl Stand {
             arena,
             processor: b"p"[..].into(),
             role: Role::Aggregated,
+            private_network: None,
+            starts: None,
         };
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);

@@ -52,6 +52,7 @@ fn measure(workers: u32, policy: Policy) {
             class: PlanClassId(0),
             role: chiasm_types::Role::Aggregated,
             machine: 0,
+            hands_over_in: 0,
             max_prompt_tokens: usize::MAX,
             max_encoder_tokens: usize::MAX,
         };

@@ -19,6 +19,7 @@
 //!     class: PlanClassId(0),
 //!     role: Role::Aggregated,
 //!     machine: 0,
+//!     hands_over_in: 0,
 //!     max_prompt_tokens: 32_767,
 //!     max_encoder_tokens: 8192,
 //! };

@@ -1,6 +1,7 @@
 //! Everything that can be set about a simulated engine.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +54,8 @@ pub struct SimConfig {
     pub images: ImageRules,
     /// Whether it has a KV connector, as engines that prefill for others or decode behind them. Default false.
     pub leaves_prompts: bool,
+    /// Where other engines find it with what it has left, at a free port. Default: a loopback address.
+    pub side_channel: IpAddr,
     /// How long it keeps a prompt that it has left for another engine. Default 30 s, vLLM's `kv_lease_duration`.
     pub prompt_lease: Duration,
     /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and
@@ -162,6 +165,7 @@ impl SimConfig {
             vocab_size: 151_936,
             images: ImageRules::default(),
             leaves_prompts: false,
+            side_channel: IpAddr::V4(Ipv4Addr::LOCALHOST),
             prompt_lease: Duration::from_secs(30),
             lora: None,
             plugin: true,

@@ -161,6 +161,7 @@ fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
         class: PlanClassId(0),
         role,
         machine: 0,
+        hands_over_in: 0,
         max_prompt_tokens: usize::MAX,
         max_encoder_tokens: usize::MAX,
     }

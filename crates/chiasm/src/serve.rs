@@ -1,6 +1,7 @@
 //! `chiasm serve`: engines, a frontend before them, and an orderly end.
 
 mod settings;
+mod shared_gpu;
 mod summary;
 
 use std::future::Future;
@@ -9,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::Connector;
+use chiasm_backend::{Connector, PrivateNetwork};
 use chiasm_engine::state::StateDir;
 use chiasm_engine::{AttachHost, ClientOptions, EngineConnector, EngineHost, EngineOptions, LaunchHost, SocketDir};
 use chiasm_media::MediaDoor;
@@ -39,6 +40,8 @@ use settings::{
 pub(crate) use settings::{cache_bytes, client_options};
 
 const REASONING_PARSER: &str = "--reasoning-parser";
+/// The GPUs that engines see, if it is set.
+const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 
 /// How long the errors of requests that were cut off may take on their way to the clients.
 const LAST_CHUNKS: Duration = Duration::from_secs(1);
@@ -205,6 +208,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     let takes_media = vllm_processor::takes_media(args, &model, helper.is_some() || args.agents.take_tensors);
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(args);
+    let private_network = args.roles.private_network(&args.engines)?;
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
         client: ClientOptions {
@@ -217,9 +221,11 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         arena: arena_policy(args, takes_media),
         processor: model.processor(),
         role: Role::Aggregated,
+        private_network: private_network.map(|PrivateNetwork { network, .. }| network),
+        starts: args.engines.share_gpu.then(Arc::default),
     };
     let loras = lora::prepare(args, &model.name).await?;
-    let mut connectors = connectors(args, &model, &options, &loras)?;
+    let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
     connectors.extend(upstreams(args, &model)?);
     let swept = SocketDir::sweep();
     if swept > 0 {
@@ -313,6 +319,7 @@ fn connectors(
     args: &ServeArgs,
     model: &ServedModel,
     options: &EngineOptions,
+    private_network: Option<PrivateNetwork>,
     loras: &Loras,
 ) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let engines = &args.engines;
@@ -322,7 +329,8 @@ fn connectors(
             receiver_cache_bytes: receiver_cache_bytes(args),
             ..sim_config(&args.sim_args, Some(model), model.vision.is_some().then_some(options.format))
         };
-        let config = SimConfig { lora: loras.of_sim.clone().or(config.lora), ..config };
+        let side_channel = private_network.map_or(config.side_channel, |here| here.address);
+        let config = SimConfig { lora: loras.of_sim.clone().or(config.lora), side_channel, ..config };
         let sim =
             |role| SimConfig { leaves_prompts: config.leaves_prompts || role != Role::Aggregated, ..config.clone() };
         return Ok(counts.roles().map(|role| connector(SimHost::new(sim(role)), &of_role(role))).collect());
@@ -345,10 +353,14 @@ fn connectors(
     let has_others = args.agents.has_agents() || !engines.upstream.is_empty();
     let none_said = || EngineCounts::aggregated(if has_others { 0 } else { 1 });
     let launched = engines.engines.clone().unwrap_or_else(none_said);
+    let shares = engines.share_gpu.then(|| shared_gpu::Shares::of(args, &launched)).transpose()?;
     (0..)
         .zip(launched.roles())
         .map(|(index, role)| {
             let host = launch_host(args, model, loras, index, role)?;
+            let side_channel = private_network.map(|here| here.address);
+            let host = LaunchHost { side_channel, ..host };
+            let host = shares.iter().fold(host, |host, shares| shares.told(host));
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
             Ok(remembering(host, &of_role(role), state.as_ref(), model))
         })
@@ -364,10 +376,10 @@ fn launch_host(
     role: Role,
 ) -> Result<LaunchHost, CliError> {
     let engines = &args.engines;
-    let gpus = engines.gpus_per_engine.map(|count| {
-        let first = if engines.share_gpu { 0 } else { index * count };
-        (first..first + count).collect()
-    });
+    let gpus = match engines.share_gpu {
+        true => shared_gpu::gpus(engines.gpus_per_engine, std::env::var_os(VISIBLE_GPUS).is_some()),
+        false => engines.gpus_per_engine.map(|count| (index * count..(index + 1) * count).collect()),
+    };
     let handshake_port = match engines.engine_port {
         None => 0,
         Some(first) => u16::try_from(u32::from(first) + index)
@@ -383,6 +395,7 @@ fn launch_host(
         handshake_port,
         role,
         kv_connector: args.roles.kv_connector.clone(),
+        side_channel: None,
         keep: engines.keep_engines,
     })
 }

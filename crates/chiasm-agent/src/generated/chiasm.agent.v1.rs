@@ -176,6 +176,10 @@ pub struct Ready {
     /// Which stages of requests it computes: aggregated, which is also said by nothing, prefill or decode.
     #[prost(string, tag = "14")]
     pub role: ::prost::alloc::string::String,
+    /// The network over which it hands prompts to engines of other machines and gets theirs, as 10.0.0.0/24; empty if prompts stay on the
+    /// machine.
+    #[prost(string, tag = "16")]
+    pub private_network: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SnapshotPart {

@@ -1,5 +1,6 @@
 //! How engines of one fleet hand keys and values of prompts to each other.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use chiasm_types::Role;
@@ -44,10 +45,10 @@ impl KvConnector {
         })
     }
 
-    /// The environment of an engine that others find at this loopback port.
-    pub(super) fn env(&self, port: u16) -> Vec<(String, String)> {
+    /// The environment of an engine that others find at this address.
+    pub(super) fn env(&self, host: IpAddr, port: u16) -> Vec<(String, String)> {
         match self {
-            Self::Nixl => [("HOST", "127.0.0.1".to_owned()), ("PORT", port.to_string())]
+            Self::Nixl => [("HOST", host.to_string()), ("PORT", port.to_string())]
                 .map(|(name, value)| (format!("VLLM_NIXL_SIDE_CHANNEL_{name}"), value))
                 .into(),
             Self::Files(_) | Self::Other(_) => Vec::new(),
@@ -73,6 +74,9 @@ mod tests {
         assert_eq!(other(json!({"kv_connector": "X"})), json!({"kv_connector": "X", "kv_role": "kv_producer"}));
         let both = json!({"kv_connector": "X", "kv_role": "kv_both"});
         assert_eq!(other(both.clone()), both);
-        assert_eq!(KvConnector::Nixl.env(7)[1], ("VLLM_NIXL_SIDE_CHANNEL_PORT".to_owned(), "7".to_owned()));
+        let env = KvConnector::Nixl.env([10, 0, 0, 7].into(), 7);
+        let told = [("VLLM_NIXL_SIDE_CHANNEL_HOST", "10.0.0.7"), ("VLLM_NIXL_SIDE_CHANNEL_PORT", "7")];
+        assert_eq!(env, told.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        assert_eq!(KvConnector::Files("/kv".into()).env([10, 0, 0, 7].into(), 7), []);
     }
 }

@@ -1,6 +1,7 @@
 //! vLLM engines that this process launches and ends.
 
 use std::env;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -42,6 +43,9 @@ pub struct LaunchHost {
     pub role: Role,
     /// How it hands keys and values to others, if its role has it do so.
     pub kv_connector: KvConnector,
+    /// This machine's address on a private network, where engines of other machines find it with a prompt that it has left; `None` for
+    /// a loopback address.
+    pub side_channel: Option<IpAddr>,
     /// How long an engine outlives this process and waits for another frontend; `None` for engines that end with it.
     pub keep: Option<Duration>,
 }
@@ -50,9 +54,12 @@ impl LaunchHost {
     /// A name that engines have which were launched by the same command, wherever they listen.
     fn command_name(&self) -> String {
         let Self { vllm, model, extra_args, gpus, receiver_cache_gb, .. } = self;
+        // Without one nothing is added, so that a new Chiasm takes over the engines of an older one.
+        let found_at = self.side_channel.map(|address| format!(" {address}")).unwrap_or_default();
         let kv_transfer = self.kv_connector.config(self.role);
         let model = model.canonicalize().unwrap_or_else(|_| model.clone());
-        let command = format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}");
+        let command =
+            format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}{found_at}");
         let digest = blake3::hash(command.as_bytes()).to_hex();
         let model = model.file_name().unwrap_or_default().to_string_lossy();
         format!("{model}-{}", &digest[..8])
@@ -108,8 +115,9 @@ impl EngineHost for LaunchHost {
             keep: self.keep(sockets),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
+        let host = self.side_channel.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let with_ports = || match spec.kv_transfer.is_some() {
-            true => Ok(LaunchSpec { env: self.kv_connector.env(free_ports::<1>()?[0]), ..spec }),
+            true => Ok(LaunchSpec { env: self.kv_connector.env(host, free_ports::<1>()?[0]), ..spec }),
             false => Ok(spec),
         };
         let launched = with_ports().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {
@@ -192,6 +200,7 @@ mod tests {
             handshake_port: port,
             role: Role::Aggregated,
             kv_connector: KvConnector::Nixl,
+            side_channel: None,
             keep: Some(Duration::from_secs(1)),
         };
         let name = |host: LaunchHost| match host.kept_as() {
@@ -203,6 +212,9 @@ mod tests {
         assert_eq!(name(host("/models/a", 7, &["--dtype", "half"])), one);
         assert_ne!(name(host("/models/a", 0, &["--dtype", "float"])), one);
         assert_ne!(name(host("/other/a", 0, &["--dtype", "half"])), one);
+        let elsewhere =
+            LaunchHost { side_channel: Some([10, 0, 0, 7].into()), ..host("/models/a", 0, &["--dtype", "half"]) };
+        assert_ne!(name(elsewhere), one);
         assert_eq!(LaunchHost { keep: None, ..host("/models/a", 0, &[]) }.kept_as(), None);
     }
 

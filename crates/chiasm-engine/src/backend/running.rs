@@ -54,7 +54,7 @@ impl RunningEngineJob {
     /// Sends one request per continuation, with the media items that the engine lacks.
     pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
         let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
-        let extra_args = stage::extra_args(&job.stage)?;
+        let extra_args = stage::extra_args(&job.stage, engine.private_network)?;
         let sender = Sender { engine, job, prompt, lora, extra_args };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
         let continuations = streams.into_iter().map(|stream| Continuation {
@@ -168,7 +168,9 @@ impl RunningEngineJob {
             continuation.state = State::Ended;
         }
         if self.sender.job.stage == Stage::Prefill {
-            self.left = self.left.take().or_else(|| output.kv_transfer_params.as_ref().and_then(stage::left));
+            let network = self.sender.engine.private_network;
+            let left = || output.kv_transfer_params.as_ref().and_then(|said| stage::left(said, network));
+            self.left = self.left.take().or_else(left);
         }
         let top = self.sender.job.sampling.logprobs;
         let logprobs = top.map(|top| {

@@ -97,6 +97,7 @@ pub(crate) const INFO: WorkerInfo = WorkerInfo {
     class: PlanClassId(0),
     role: chiasm_types::Role::Aggregated,
     machine: 0,
+    hands_over_in: 0,
     max_prompt_tokens: usize::MAX,
     max_encoder_tokens: usize::MAX,
 };

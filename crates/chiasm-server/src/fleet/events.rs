@@ -294,6 +294,7 @@ mod tests {
         WorkerInfo {
             role: chiasm_types::Role::Aggregated,
             machine: 0,
+            hands_over_in: 0,
             total_blocks: 10,
             block_size: BlockSize::new(1).unwrap(),
             publishes_events: true,

@@ -127,6 +127,8 @@ impl Stand {
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
             processor: model.processor(),
             role: Role::Aggregated,
+            private_network: None,
+            starts: None,
         };
         options.arena.check(ENGINES)?;
         let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
