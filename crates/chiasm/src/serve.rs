@@ -190,6 +190,7 @@ pub(crate) struct Machine {
 pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine, CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let chats = args.prompts.chats()?;
+    let private_network = args.roles.private_network(&args.engines)?;
     let flags = VllmFlags::read(&args.vllm_args)?;
     args.engines.vllm = vllm_command::locate(&args.engines.vllm);
     // From here on the model is a directory, for engines and processor too.
@@ -208,7 +209,6 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
     let takes_media = vllm_processor::takes_media(args, &model, helper.is_some() || args.agents.take_tensors);
     let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
     let patience = patience(args);
-    let private_network = args.roles.private_network(&args.engines)?;
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
         client: ClientOptions {
@@ -357,10 +357,12 @@ fn connectors(
     (0..)
         .zip(launched.roles())
         .map(|(index, role)| {
-            let host = launch_host(args, model, loras, index, role)?;
             let side_channel = private_network.map(|here| here.address);
-            let host = LaunchHost { side_channel, ..host };
-            let host = shares.iter().fold(host, |host, shares| shares.told(host));
+            let host = LaunchHost { side_channel, ..launch_host(args, model, loras, index, role)? };
+            let host = match &shares {
+                Some(shares) => shares.told(host),
+                None => host,
+            };
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
             Ok(remembering(host, &of_role(role), state.as_ref(), model))
         })

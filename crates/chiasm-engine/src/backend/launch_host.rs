@@ -1,7 +1,7 @@
 //! vLLM engines that this process launches and ends.
 
 use std::env;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::host::{EngineHost, KeptAs, RunningEngine};
-use super::kv_connector::KvConnector;
+use super::kv_connector::{KvConnector, NET_DEVICES};
 use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LaunchSpec, free_ports};
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
@@ -115,9 +115,12 @@ impl EngineHost for LaunchHost {
             keep: self.keep(sockets),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
-        let host = self.side_channel.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let devices_are_said = env::var_os(NET_DEVICES).is_some();
         let with_ports = || match spec.kv_transfer.is_some() {
-            true => Ok(LaunchSpec { env: self.kv_connector.env(host, free_ports::<1>()?[0]), ..spec }),
+            true => Ok(LaunchSpec {
+                env: self.kv_connector.env(self.side_channel, free_ports::<1>()?[0], devices_are_said),
+                ..spec
+            }),
             false => Ok(spec),
         };
         let launched = with_ports().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {

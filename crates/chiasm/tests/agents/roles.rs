@@ -56,6 +56,7 @@ async fn ask_two_machines(networks: [Option<&'static str>; 2]) -> (Server, Answe
 async fn prompts_are_handed_over_between_machines_of_one_private_network() {
     let (server, answer, _agents) = ask_two_machines([Some("127.0.0.2/24"), Some("127.0.0.3/24")]).await;
     assert!(prefilled(&answer));
+    assert!(workers(&server).await.iter().all(|worker| worker["private_network"] == "127.0.0.0/24"));
     let (answer, prompt) = (answer.ok(), answer.ok()["usage"]["prompt_tokens"].as_u64().expect("a count"));
     // All but the last token came from the other machine's engine, which was asked for it.
     let said = answer["choices"][0]["message"]["content"].as_str().expect("text");
