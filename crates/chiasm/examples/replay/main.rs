@@ -106,6 +106,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         keep: None,
         role: chiasm_types::Role::Aggregated,
         kv_connector: chiasm_engine::KvConnector::Nixl,
+        side_channel: None,
     };
     host.check()?;
     let kept = Arc::new(Kept::default());
@@ -148,6 +149,8 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
         arena: ArenaPolicy::Required { bytes: gib(arena_gb) },
         processor: model.processor(),
         role: chiasm_types::Role::Aggregated,
+        private_network: None,
+        starts: None,
     }
 }
 
