@@ -31,6 +31,7 @@ pub(crate) fn to_message(can: &Capabilities, life: u64, takes_tensors: bool) -> 
         takes_tensors,
         role: can.role.name().to_owned(),
         embedding_store_bytes: can.embedding_store_bytes,
+        private_network: can.private_network.map(|network| network.to_string()).unwrap_or_default(),
     }
 }
 
@@ -64,6 +65,10 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         lacks: Lacks::default(),
         input: InputForm::Tokens,
         media: if ready.takes_media { MediaForm::Encoded } else { MediaForm::None },
+        private_network: match ready.private_network.as_str() {
+            "" => None,
+            network => Some(network.parse().ok()?),
+        },
         hand_off: HandOff::None,
         locality: address.map_or(Locality::Unknown, Locality::Host),
         kv: match ready.kv_unknown {

@@ -3,7 +3,7 @@ use std::net::IpAddr;
 
 use chiasm_types::{Dtype, Role};
 
-use crate::PlanClass;
+use crate::{Network, PlanClass};
 
 /// What one worker can do, as its backend found out when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub struct Capabilities {
     pub hand_off: HandOff,
     /// Where it runs.
     pub locality: Locality,
+    /// The network over which it hands prompts to engines of other machines, and gets theirs; `None` if prompts stay on its machine.
+    pub private_network: Option<Network>,
     /// Where knowledge of its KV cache comes from.
     pub kv: KvSource,
 }

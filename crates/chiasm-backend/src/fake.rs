@@ -225,6 +225,7 @@ pub fn fake_capabilities() -> Capabilities {
         media: MediaForm::Tensors(TensorFormat::Raw),
         hand_off: HandOff::Inline,
         locality: Locality::Here,
+        private_network: None,
         kv: KvSource::Unknown { why: "it is a fake".to_owned() },
     }
 }

@@ -35,6 +35,7 @@ mod job;
 mod media;
 mod output;
 mod plan_class;
+mod private_network;
 
 pub use adapter::{Adapter, AdapterError};
 pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};
@@ -54,3 +55,4 @@ pub use media::{
 };
 pub use output::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, VllmItems};
+pub use private_network::{Network, PrivateNetwork};

@@ -160,6 +160,7 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
         media: MediaForm::None,
         hand_off: HandOff::None,
         locality: if peer.is_loopback() { Locality::Here } else { Locality::Host(peer) },
+        private_network: None,
         kv: match worker.events {
             Events::At(_) => KvSource::Backend,
             Events::Expected => unknown("it has not said where it publishes its KV events"),

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use chiasm_backend::{
     Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink, MediaObserver,
-    MemoryUsage, RunningJob, SourceError, TensorFormat,
+    MemoryUsage, Network, RunningJob, SourceError, TensorFormat,
 };
 use chiasm_transfer::Arena;
 use chiasm_types::MmHash;
@@ -49,6 +49,7 @@ pub(crate) struct EngineBackend {
 struct Engine {
     client: EngineClient,
     format: TensorFormat,
+    private_network: Option<Network>,
     /// Shared memory was wanted for the engine, whether or not it has some.
     wants_arena: bool,
     observer: Arc<dyn MediaObserver>,

@@ -151,6 +151,8 @@ impl Stand {
             processor: b"p"[..].into(),
             role: Role::Aggregated,
             embeddings,
+            private_network: None,
+            starts: None,
         };
         let observed = Arc::new(Observed::default());
         let connector = EngineConnector::new(host, options);

@@ -53,6 +53,7 @@ fn measure(workers: u32, policy: Policy) {
             role: chiasm_types::Role::Aggregated,
             embedding_store_bytes: 0,
             machine: 0,
+            hands_over_in: 0,
             max_prompt_tokens: usize::MAX,
             max_encoder_tokens: usize::MAX,
         };

@@ -86,6 +86,8 @@ pub struct Weights {
 pub struct StageWeights {
     /// One block of a prompt that a worker gets from the one that has computed it.
     pub transfer: f64,
+    /// The same where the two are on different machines.
+    pub network_transfer: f64,
     /// What a second worker costs whatever the length of the prompt: its steps until it has what it needs.
     pub hop: f64,
     /// One unit of the work (`prefill`, `fetch` and `encode`) that a worker whose role is to decode does for a prompt itself, for that
@@ -166,7 +168,7 @@ impl Default for Weights {
 /// nothing is split at all.
 impl Default for StageWeights {
     fn default() -> Self {
-        Self { transfer: 1.0, hop: 300.0, disturb: 0.03 }
+        Self { transfer: 1.0, network_transfer: 2.0, hop: 300.0, disturb: 0.03 }
     }
 }
 

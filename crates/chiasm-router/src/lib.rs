@@ -20,6 +20,7 @@
 //!     role: Role::Aggregated,
 //!     embedding_store_bytes: 0,
 //!     machine: 0,
+//!     hands_over_in: 0,
 //!     max_prompt_tokens: 32_767,
 //!     max_encoder_tokens: 8192,
 //! };

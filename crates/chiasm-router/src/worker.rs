@@ -22,10 +22,13 @@ pub struct WorkerInfo {
     pub class: PlanClassId,
     /// Which stages of requests it computes.
     pub role: Role,
-    /// The machine that it runs on, as a number: workers of one machine hand prompts to each other, and embeddings.
+    /// The machine that it runs on, as a number: workers of one machine find each other's embeddings.
     pub machine: u64,
     /// Bytes of embeddings that workers of its machine have encoded and all of them find there; 0 where they leave none for each other.
     pub embedding_store_bytes: u64,
+    /// Where prompts are handed over, as a number: workers that have the same hand prompts to each other. That of the machine, or that of
+    /// a network, which is none of a machine's.
+    pub hands_over_in: u64,
     /// Longest prompt that leaves room for an answer, in tokens.
     pub max_prompt_tokens: usize,
     /// Embeddings of one item that the engine can always encode at once, in tokens.

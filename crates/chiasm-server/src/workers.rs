@@ -24,6 +24,8 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
             let present = fleet.worker(worker.id);
             report["runs"] =
                 present.as_ref().map_or(Value::Null, |worker| worker.backend.capabilities().engine.clone().into());
+            let network = present.as_ref().and_then(|worker| worker.backend.capabilities().private_network);
+            report["private_network"] = network.map_or(Value::Null, |network| network.to_string().into());
             report["condition"] = present.as_ref().map_or(Value::Null, |worker| worker.condition().name().into());
             let adapters = fleet.adapters().all();
             let of_worker = present.as_deref().map(|worker| of_adapters(worker, &adapters));

@@ -1,6 +1,7 @@
 //! Everything that can be set about a simulated engine.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +57,8 @@ pub struct SimConfig {
     pub leaves_prompts: bool,
     /// Where it leaves embeddings for other engines, or finds them; `None` without an EC connector. Default `None`.
     pub embeddings: Option<EmbeddingFolder>,
+    /// Where other engines find it with what it has left, at a free port. Default: a loopback address.
+    pub side_channel: IpAddr,
     /// How long it keeps a prompt that it has left for another engine. Default 30 s, vLLM's `kv_lease_duration`.
     pub prompt_lease: Duration,
     /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says then that it takes none, and
@@ -166,6 +169,7 @@ impl SimConfig {
             images: ImageRules::default(),
             leaves_prompts: false,
             embeddings: None,
+            side_channel: IpAddr::V4(Ipv4Addr::LOCALHOST),
             prompt_lease: Duration::from_secs(30),
             lora: None,
             plugin: true,

@@ -165,7 +165,8 @@ async fn start(
     }
     let left_prompts = match config.leaves_prompts {
         true => {
-            let (left, listener) = LeftPrompts::bind(config.prompt_lease).await.map_err(SimError::SideChannel)?;
+            let left = LeftPrompts::bind(config.side_channel, config.prompt_lease).await;
+            let (left, listener) = left.map_err(SimError::SideChannel)?;
             tasks.spawn(left.clone().serve(listener, work.clone()));
             Some(left)
         }

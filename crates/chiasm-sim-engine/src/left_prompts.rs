@@ -2,7 +2,7 @@
 //! computed and says when it has it. Keys and values are digests here, which is enough to notice that they are another prompt's.
 
 use std::collections::HashMap;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -77,7 +77,7 @@ impl Handed {
         needed("remote_block_ids")?;
         let text = |name: &str| Ok::<_, String>(needed(name)?.as_str().unwrap_or_default().to_owned());
         let port = needed("remote_port")?.as_u64().and_then(|port| u16::try_from(port).ok());
-        let host = text("remote_host")?.parse().map(|host: std::net::IpAddr| host);
+        let host = text("remote_host")?.parse().map(|host: IpAddr| host);
         match (host, port) {
             (Ok(host), Some(port)) => {
                 Ok(Some(Self::Get(Origin { address: (host, port).into(), request: text("remote_request_id")? })))
@@ -109,9 +109,9 @@ struct LeftPrompt {
 }
 
 impl LeftPrompts {
-    /// Binds the side channel.
-    pub(crate) async fn bind(lease: Duration) -> std::io::Result<(Self, TcpListener)> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    /// Binds the side channel at this address of the machine.
+    pub(crate) async fn bind(host: IpAddr, lease: Duration) -> std::io::Result<(Self, TcpListener)> {
+        let listener = TcpListener::bind((host, 0)).await?;
         Ok((Self { address: listener.local_addr()?, lease, left: Arc::default() }, listener))
     }
 
@@ -201,6 +201,7 @@ mod tests {
     use super::*;
 
     const LEASE: Duration = Duration::from_secs(30);
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
     fn words(change: (&str, Value)) -> Value {
         let all = [
@@ -227,7 +228,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_left_can_be_had_once_and_is_let_go_of_then() {
-        let (left, listener) = LeftPrompts::bind(LEASE).await.unwrap();
+        let (left, listener) = LeftPrompts::bind(HERE, LEASE).await.unwrap();
         let (work, mut heard) = mpsc::unbounded_channel();
         let serving = tokio::spawn(left.clone().serve(listener, work));
         let computed = Computed::of(&[], &[1, 2]);
@@ -243,7 +244,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_nobody_gets_is_let_go_of() {
-        let (left, listener) = LeftPrompts::bind(LEASE).await.unwrap();
+        let (left, listener) = LeftPrompts::bind(HERE, LEASE).await.unwrap();
         let (work, mut heard) = mpsc::unbounded_channel();
         let serving = tokio::spawn(left.clone().serve(listener, work));
         let since = Instant::now();

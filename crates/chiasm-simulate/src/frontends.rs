@@ -162,6 +162,7 @@ fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
         role,
         machine: 0,
         embedding_store_bytes: 0,
+        hands_over_in: 0,
         max_prompt_tokens: usize::MAX,
         max_encoder_tokens: usize::MAX,
     }

@@ -132,6 +132,7 @@ impl Found {
             media: MediaForm::Encoded,
             hand_off: HandOff::None,
             locality,
+            private_network: None,
             kv: self.kv,
         }
     }

@@ -87,6 +87,7 @@ impl FoundPlain {
             media: MediaForm::Encoded,
             hand_off: HandOff::None,
             locality,
+            private_network: None,
             kv: KvSource::Unknown { why: "it does not tell what it holds".to_owned() },
         }
     }

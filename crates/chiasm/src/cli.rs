@@ -13,6 +13,8 @@ mod manifests;
 mod media;
 mod processor;
 #[cfg(test)]
+mod recipes;
+#[cfg(test)]
 mod reference;
 mod roles;
 mod routing;

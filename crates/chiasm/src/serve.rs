@@ -1,6 +1,7 @@
 //! `chiasm serve`: engines, a frontend before them, and an orderly end.
 
 mod settings;
+mod shared_gpu;
 mod summary;
 
 use std::future::Future;
@@ -9,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::Connector;
+use chiasm_backend::{Connector, PrivateNetwork};
 use chiasm_engine::state::StateDir;
 use chiasm_engine::{
     AttachHost, ClientOptions, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, LaunchHost, SocketDir,
@@ -41,6 +42,8 @@ use settings::{
 pub(crate) use settings::{cache_bytes, client_options};
 
 const REASONING_PARSER: &str = "--reasoning-parser";
+/// The GPUs that engines see, if it is set.
+const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 
 /// How long the errors of requests that were cut off may take on their way to the clients.
 const LAST_CHUNKS: Duration = Duration::from_secs(1);
@@ -189,6 +192,7 @@ pub(crate) struct Machine {
 pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine, CliError> {
     let name = args.served_model_name.clone().unwrap_or_else(|| args.model.display().to_string());
     let chats = args.prompts.chats()?;
+    let private_network = args.roles.private_network(&args.engines)?;
     let flags = VllmFlags::read(&args.vllm_args)?;
     args.engines.vllm = vllm_command::locate(&args.engines.vllm);
     // From here on the model is a directory, for engines and processor too.
@@ -220,9 +224,11 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         processor: model.processor(),
         role: Role::Aggregated,
         embeddings: embedding_store(args)?,
+        private_network: private_network.map(|PrivateNetwork { network, .. }| network),
+        starts: args.engines.share_gpu.then(Arc::default),
     };
     let loras = lora::prepare(args, &model.name).await?;
-    let mut connectors = connectors(args, &model, &options, &loras)?;
+    let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
     connectors.extend(upstreams(args, &model)?);
     let swept = SocketDir::sweep();
     if swept > 0 {
@@ -316,6 +322,7 @@ fn connectors(
     args: &ServeArgs,
     model: &ServedModel,
     options: &EngineOptions,
+    private_network: Option<PrivateNetwork>,
     loras: &Loras,
 ) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let engines = &args.engines;
@@ -325,7 +332,8 @@ fn connectors(
             receiver_cache_bytes: receiver_cache_bytes(args),
             ..sim_config(&args.sim_args, Some(model), model.vision.is_some().then_some(options.format))
         };
-        let config = SimConfig { lora: loras.of_sim.clone().or(config.lora), ..config };
+        let side_channel = private_network.map_or(config.side_channel, |here| here.address);
+        let config = SimConfig { lora: loras.of_sim.clone().or(config.lora), side_channel, ..config };
         let folder = options.embeddings.as_ref().and_then(|store| store.folder());
         let sim = |role| SimConfig {
             leaves_prompts: config.leaves_prompts || matches!(role, Role::Prefill | Role::Decode),
@@ -352,10 +360,17 @@ fn connectors(
     let has_others = args.agents.has_agents() || !engines.upstream.is_empty();
     let none_said = || EngineCounts::aggregated(if has_others { 0 } else { 1 });
     let launched = engines.engines.clone().unwrap_or_else(none_said);
+    let shares = engines.share_gpu.then(|| shared_gpu::Shares::of(args, &launched)).transpose()?;
     (0..)
         .zip(launched.roles())
         .map(|(index, role)| {
-            let host = launch_host(args, model, options.embeddings.clone(), loras, index, role)?;
+            let side_channel = private_network.map(|here| here.address);
+            let embeddings = options.embeddings.clone();
+            let host = LaunchHost { side_channel, embeddings, ..launch_host(args, model, loras, index, role)? };
+            let host = match &shares {
+                Some(shares) => shares.told(host),
+                None => host,
+            };
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
             Ok(remembering(host, &of_role(role), state.as_ref(), model))
         })
@@ -385,16 +400,15 @@ fn embedding_store(args: &ServeArgs) -> Result<Option<Arc<EmbeddingStore>>, CliE
 fn launch_host(
     args: &ServeArgs,
     model: &ServedModel,
-    embeddings: Option<Arc<EmbeddingStore>>,
     loras: &Loras,
     index: u32,
     role: Role,
 ) -> Result<LaunchHost, CliError> {
     let engines = &args.engines;
-    let gpus = engines.gpus_per_engine.map(|count| {
-        let first = if engines.share_gpu { 0 } else { index * count };
-        (first..first + count).collect()
-    });
+    let gpus = match engines.share_gpu {
+        true => shared_gpu::gpus(engines.gpus_per_engine, std::env::var_os(VISIBLE_GPUS).is_some()),
+        false => engines.gpus_per_engine.map(|count| (index * count..(index + 1) * count).collect()),
+    };
     let handshake_port = match engines.engine_port {
         None => 0,
         Some(first) => u16::try_from(u32::from(first) + index)
@@ -410,7 +424,8 @@ fn launch_host(
         handshake_port,
         role,
         kv_connector: args.roles.kv_connector.clone(),
-        embeddings,
+        embeddings: None,
+        side_channel: None,
         keep: engines.keep_engines,
     })
 }

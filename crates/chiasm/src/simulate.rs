@@ -171,6 +171,8 @@ fn scenario(args: &SimulateArgs, workers: &EngineCounts, source: Source, request
         transfer: args.weights.transfer_weight,
         hop: args.weights.hop_weight,
         disturb: args.weights.disturb_weight,
+        // There is one machine.
+        ..StageWeights::default()
     };
     Scenario {
         workers: workers.roles().collect(),

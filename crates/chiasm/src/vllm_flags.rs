@@ -131,7 +131,8 @@ impl<'a> Spelled<'a> {
         arg.starts_with("--").then(|| Self { name: name.replace('_', "-"), path, value })
     }
 
-    fn means(&self, flag: &str) -> bool {
+    /// Whether it is this flag, or could be short for it.
+    pub(crate) fn means(&self, flag: &str) -> bool {
         is_short_for(&self.name, flag)
     }
 }

@@ -179,6 +179,10 @@ pub struct Ready {
     /// Bytes of embeddings that engines of the machine leave for each other; 0 if they leave none.
     #[prost(uint64, tag = "15")]
     pub embedding_store_bytes: u64,
+    /// The network over which it hands prompts to engines of other machines and gets theirs, as 10.0.0.0/24; empty if prompts stay on the
+    /// machine.
+    #[prost(string, tag = "16")]
+    pub private_network: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SnapshotPart {

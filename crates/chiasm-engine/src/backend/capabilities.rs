@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
-    PlanClass, TensorFormat, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, Network,
+    PlaceholderForm, PlanClass, TensorFormat, VllmItems,
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
@@ -22,6 +22,7 @@ pub(super) struct Beyond {
     pub(super) receiver_cache_bytes: u64,
     pub(super) role: Role,
     pub(super) embedding_store_bytes: u64,
+    pub(super) private_network: Option<Network>,
 }
 
 /// The capabilities of an engine that has just said what it became. `Err` says why it can't be used.
@@ -53,6 +54,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         media: MediaForm::Tensors(beyond.format),
         hand_off: if beyond.has_arena { HandOff::SharedMemory } else { HandOff::Inline },
         locality: beyond.locality,
+        private_network: beyond.private_network,
         kv,
     })
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver};
+use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver, Network};
 use chiasm_types::{Role, VllmVersion, WorkerId};
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::arena_policy::ArenaPolicy;
 use super::capabilities::{self, Beyond};
@@ -59,6 +60,11 @@ pub struct EngineOptions {
     pub role: Role,
     /// Where engines of its machine leave embeddings for each other; `None` if they don't.
     pub embeddings: Option<Arc<EmbeddingStore>>,
+    /// The network on which engines of other machines find it, and it them; `None` if prompts stay on its machine.
+    pub private_network: Option<Network>,
+    /// Held by whichever engine starts, where they have to one after the other: those on one GPU would each count what the others take
+    /// meanwhile. `None` if they may start at once.
+    pub starts: Option<Arc<Mutex<()>>>,
 }
 
 /// Connects to the engines of one worker, one after the other.
@@ -102,26 +108,30 @@ impl EngineConnector {
         Ok(Bound { pending, sockets, may_return: false, launched: None })
     }
 
-    /// The engine that is waited for: the one that a frontend before this one has left, or a new one.
+    /// The engine that is waited for: the one that a frontend before this one has left, or a new one, with its turn if engines start one
+    /// after the other.
     async fn start(
         &self,
         worker: WorkerId,
         left: Option<Launched>,
         endpoints: &EngineEndpoints,
         sockets: &SocketDir,
-    ) -> Result<Box<dyn RunningEngine>, ConnectError> {
+    ) -> Result<(Box<dyn RunningEngine>, Option<OwnedMutexGuard<()>>), ConnectError> {
         let left = match left {
             Some(launched) => self.host.take_over(worker, launched, sockets)?,
             None => None,
         };
-        let engine = match left {
-            Some(engine) => engine,
-            None => self.host.start(worker, endpoints, sockets).await?,
+        let (engine, turn) = match left {
+            Some(engine) => (engine, None),
+            None => {
+                let turn = OptionFuture::from(self.options.starts.clone().map(Mutex::lock_owned)).await;
+                (self.host.start(worker, endpoints, sockets).await?, turn)
+            }
         };
         if let (Some(memory), Some(launched)) = (&self.memory, engine.outlives()) {
             warn_unless_written(worker, memory.runs(launched).await);
         }
-        Ok(engine)
+        Ok((engine, turn))
     }
 
     async fn ready(
@@ -130,7 +140,8 @@ impl EngineConnector {
         observer: Arc<dyn MediaObserver>,
         client: &EngineClient,
     ) -> Result<EngineBackend, ConnectError> {
-        let EngineOptions { client: options, format, arena, processor, role, embeddings, .. } = &self.options;
+        let EngineOptions { client: options, format, arena, processor, role, private_network, embeddings, .. } =
+            &self.options;
         let ready = client.info();
         let unsuitable = |why: String| ConnectError::new(format!("it does not fit: {why}"));
         let format = capabilities::format(ready, *format).map_err(unsuitable)?;
@@ -143,12 +154,19 @@ impl EngineConnector {
             has_arena: client.arena().is_some(),
             receiver_cache_bytes: options.receiver_cache_bytes.unwrap_or(0),
             role: *role,
+            private_network: *private_network,
             embedding_store_bytes: embeddings.as_ref().map_or(0, |store| store.kept_bytes()),
         };
         let capabilities = capabilities::of(ready, beyond).map_err(unsuitable)?;
         let wants_arena = arena.bytes().is_some();
-        let embeddings = embeddings.clone();
-        let engine = Arc::new(Engine { client: client.clone(), format, wants_arena, observer, embeddings });
+        let engine = Arc::new(Engine {
+            client: client.clone(),
+            format,
+            private_network: *private_network,
+            wants_arena,
+            observer,
+            embeddings: embeddings.clone(),
+        });
         Ok(EngineBackend { engine, capabilities })
     }
 }
@@ -163,7 +181,8 @@ impl Connector for EngineConnector {
             let started = Instant::now();
             let Bound { pending, sockets, may_return, launched } = self.bind(worker).await.map_err(ConnectError::new)?;
             let endpoints = pending.endpoints().clone();
-            let mut engine = self.start(worker, launched, &endpoints, &sockets).await?;
+            // Others have their turn when it is ready, or has ended.
+            let (mut engine, _turn) = self.start(worker, launched, &endpoints, &sockets).await?;
             let patience = match may_return && launched.is_some() {
                 true => RETURN_PATIENCE.min(self.options.startup_timeout),
                 false => self.options.startup_timeout,

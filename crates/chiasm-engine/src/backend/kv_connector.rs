@@ -1,9 +1,13 @@
 //! How engines of one fleet hand keys and values of prompts to each other.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use chiasm_types::Role;
 use serde_json::{Map, Value, json};
+
+/// The network devices that UCX uses, of which the operator may know better.
+pub(super) const NET_DEVICES: &str = "UCX_NET_DEVICES";
 
 /// The connector of vLLM that engines with roles have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,12 +48,18 @@ impl KvConnector {
         })
     }
 
-    /// The environment of an engine that others find at this loopback port.
-    pub(super) fn env(&self, port: u16) -> Vec<(String, String)> {
+    /// The environment of an engine that others find at this port of a private network's address; without one at a loopback address, and
+    /// its data through no interface that other machines reach, unless `devices_are_said`: UCX, which moves the data, would listen at
+    /// all, and gives it to whoever asks.
+    pub(super) fn env(&self, address: Option<IpAddr>, port: u16, devices_are_said: bool) -> Vec<(String, String)> {
         match self {
-            Self::Nixl => [("HOST", "127.0.0.1".to_owned()), ("PORT", port.to_string())]
-                .map(|(name, value)| (format!("VLLM_NIXL_SIDE_CHANNEL_{name}"), value))
-                .into(),
+            Self::Nixl => {
+                let host = address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)).to_string();
+                let devices = (address.is_none() && !devices_are_said).then(|| (NET_DEVICES, "lo".to_owned()));
+                let side_channel =
+                    [("VLLM_NIXL_SIDE_CHANNEL_HOST", host), ("VLLM_NIXL_SIDE_CHANNEL_PORT", port.to_string())];
+                side_channel.into_iter().chain(devices).map(|(name, value)| (name.to_owned(), value)).collect()
+            }
             Self::Files(_) | Self::Other(_) => Vec::new(),
         }
     }
@@ -73,6 +83,19 @@ mod tests {
         assert_eq!(other(json!({"kv_connector": "X"})), json!({"kv_connector": "X", "kv_role": "kv_producer"}));
         let both = json!({"kv_connector": "X", "kv_role": "kv_both"});
         assert_eq!(other(both.clone()), both);
-        assert_eq!(KvConnector::Nixl.env(7)[1], ("VLLM_NIXL_SIDE_CHANNEL_PORT".to_owned(), "7".to_owned()));
+    }
+
+    #[test]
+    fn engines_are_found_on_a_private_network_or_by_nobody_elsewhere() {
+        let env = |address: Option<[u8; 4]>, said| KvConnector::Nixl.env(address.map(IpAddr::from), 7, said);
+        let told = |host: &str| {
+            [("VLLM_NIXL_SIDE_CHANNEL_HOST", host), ("VLLM_NIXL_SIDE_CHANNEL_PORT", "7")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        };
+        let lo = [("UCX_NET_DEVICES".to_owned(), "lo".to_owned())];
+        assert_eq!(env(None, false), [&told("127.0.0.1")[..], &lo].concat());
+        assert_eq!(env(None, true), told("127.0.0.1"), "as the operator says");
+        assert_eq!(env(Some([10, 0, 0, 7]), false), told("10.0.0.7"));
+        assert_eq!(KvConnector::Files("/kv".into()).env(None, 7, false), []);
     }
 }

@@ -1,6 +1,7 @@
 //! vLLM engines that this process launches and ends.
 
 use std::env;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::embedding_store::EmbeddingStore;
 use super::host::{EngineHost, KeptAs, RunningEngine};
-use super::kv_connector::KvConnector;
+use super::kv_connector::{KvConnector, NET_DEVICES};
 use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LaunchSpec, free_ports};
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
@@ -46,6 +47,9 @@ pub struct LaunchHost {
     pub kv_connector: KvConnector,
     /// How it hands embeddings to others, or gets them; `None` if none of its machine does that.
     pub embeddings: Option<Arc<EmbeddingStore>>,
+    /// This machine's address on a private network, where engines of other machines find it with a prompt that it has left; `None` for
+    /// a loopback address.
+    pub side_channel: Option<IpAddr>,
     /// How long an engine outlives this process and waits for another frontend; `None` for engines that end with it.
     pub keep: Option<Duration>,
 }
@@ -54,9 +58,12 @@ impl LaunchHost {
     /// A name that engines have which were launched by the same command, wherever they listen.
     fn command_name(&self) -> String {
         let Self { vllm, model, extra_args, gpus, receiver_cache_gb, .. } = self;
+        // Without one nothing is added, so that a new Chiasm takes over the engines of an older one.
+        let found_at = self.side_channel.map(|address| format!(" {address}")).unwrap_or_default();
         let kv_transfer = self.kv_connector.config(self.role);
         let model = model.canonicalize().unwrap_or_else(|_| model.clone());
-        let command = format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}");
+        let command =
+            format!("{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}{found_at}");
         let digest = blake3::hash(command.as_bytes()).to_hex();
         let model = model.file_name().unwrap_or_default().to_string_lossy();
         format!("{model}-{}", &digest[..8])
@@ -113,8 +120,12 @@ impl EngineHost for LaunchHost {
             keep: self.keep(sockets),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
+        let devices_are_said = env::var_os(NET_DEVICES).is_some();
         let with_ports = || match spec.kv_transfer.is_some() {
-            true => Ok(LaunchSpec { env: self.kv_connector.env(free_ports::<1>()?[0]), ..spec }),
+            true => Ok(LaunchSpec {
+                env: self.kv_connector.env(self.side_channel, free_ports::<1>()?[0], devices_are_said),
+                ..spec
+            }),
             false => Ok(spec),
         };
         let launched = with_ports().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {
@@ -198,6 +209,7 @@ mod tests {
             role: Role::Aggregated,
             kv_connector: KvConnector::Nixl,
             embeddings: None,
+            side_channel: None,
             keep: Some(Duration::from_secs(1)),
         };
         let name = |host: LaunchHost| match host.kept_as() {
@@ -209,6 +221,9 @@ mod tests {
         assert_eq!(name(host("/models/a", 7, &["--dtype", "half"])), one);
         assert_ne!(name(host("/models/a", 0, &["--dtype", "float"])), one);
         assert_ne!(name(host("/other/a", 0, &["--dtype", "half"])), one);
+        let elsewhere =
+            LaunchHost { side_channel: Some([10, 0, 0, 7].into()), ..host("/models/a", 0, &["--dtype", "half"]) };
+        assert_ne!(name(elsewhere), one);
         assert_eq!(LaunchHost { keep: None, ..host("/models/a", 0, &[]) }.kept_as(), None);
     }
 

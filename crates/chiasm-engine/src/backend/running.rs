@@ -58,7 +58,7 @@ impl RunningEngineJob {
     /// Sends one request per continuation, with the media items that the engine lacks.
     pub(super) async fn start(engine: Arc<Engine>, job: Arc<Job>, prompt: Arc<Vec<TokenId>>) -> Result<Self, JobError> {
         let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
-        let extra_args = stage::extra_args(&job.stage)?;
+        let extra_args = stage::extra_args(&job.stage, engine.private_network)?;
         let unfound = look_for_embeddings(&engine, &job);
         let sender = Sender { engine, job, prompt, lora, extra_args };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
@@ -172,14 +172,15 @@ impl RunningEngineJob {
         if finish.is_some() {
             continuation.state = State::Ended;
         }
+        let Engine { private_network, embeddings: store, .. } = &*self.sender.engine;
         match self.sender.job.stage {
             Stage::Prefill => {
-                self.left = self.left.take().or_else(|| output.kv_transfer_params.as_ref().and_then(stage::left));
+                let left = || output.kv_transfer_params.as_ref().and_then(|said| stage::left(said, *private_network));
+                self.left = self.left.take().or_else(left);
             }
             Stage::Encode => {
-                let said = output.ec_transfer_params.iter();
-                let store = self.sender.engine.embeddings.as_deref();
-                self.embeddings.extend(said.flat_map(|said| stage::embeddings(said, &self.sender.job.media, store)));
+                let (said, items) = (output.ec_transfer_params.iter(), &self.sender.job.media);
+                self.embeddings.extend(said.flat_map(|said| stage::embeddings(said, items, store.as_deref())));
             }
             Stage::Whole | Stage::Decode(_) => {}
         }

@@ -14,6 +14,7 @@ pub(super) struct Candidate {
     pub(super) role: Role,
     pub(super) machine: u64,
     pub(super) class: PlanClassId,
+    pub(super) hands_over_in: u64,
     /// Requests that it has.
     pub(super) requests: usize,
     /// The index of its class's plan among the request's.
@@ -70,6 +71,7 @@ impl Candidate {
             role: worker.info.role,
             machine: worker.info.machine,
             class: worker.info.class,
+            hands_over_in: worker.info.hands_over_in,
             requests: worker.requests,
             plan: plan as u32,
             blocks,
@@ -125,11 +127,11 @@ impl Candidate {
         in_blocks(self.blocks.saturating_sub(self.covered().into()) as f64 * f64::from(self.block_size))
     }
 
-    /// What it costs to have it answer behind a prompt that another worker computes.
-    pub(super) fn cost_behind(&self, config: &RouterConfig) -> f64 {
+    /// What it costs to have it answer behind a prompt that another worker computes, of which a block takes this much to be sent.
+    pub(super) fn cost_behind(&self, config: &RouterConfig, transfer: f64) -> f64 {
         let Self { waiting_work: waiting, load, excess, .. } = *self;
         let terms = Terms { waiting, load, excess, ..Terms::default() };
-        config.stages.transfer * self.missing() + terms.cost(&config.weights)
+        transfer * self.missing() + terms.cost(&config.weights)
     }
 
     /// Blocks that the embeddings fill which it has to encode, whatever it is spared.

@@ -2,10 +2,11 @@
 
 use chiasm_types::{MmHash, Role};
 use rand::Rng;
+use rand::rngs::SmallRng;
 
 use super::candidate::Candidate;
 use super::{Assignment, Encoding, Scratch, choose};
-use crate::config::{Policy, RouterConfig};
+use crate::config::{Policy, RouterConfig, StageWeights};
 use crate::error::RouteError;
 use crate::explain::Decision;
 use crate::roster::{Pending, Roster};
@@ -27,14 +28,29 @@ impl Stages {
     }
 }
 
+/// Where a worker is: within what it hands over prompts, and its machine.
+type Place = (u64, u64);
+
 /// A worker for one stage, and what that costs.
 struct Priced {
     assignment: Assignment,
-    machine: u64,
+    place: Place,
     cost: f64,
 }
 
-/// Picks the worker that answers, and if it is cheaper, and allowed, another one of its machine that computes the prompt.
+/// Two workers for a request.
+struct Pair {
+    /// Which of those for the prompt.
+    prefills: usize,
+    /// Which of the candidates.
+    answers: usize,
+    /// What a block takes to be sent.
+    transfer: f64,
+    cost: f64,
+}
+
+/// Picks the worker that answers, and if it is cheaper, and allowed, another one that computes the prompt
+/// and can hand it over.
 pub(crate) fn choose_stages(
     config: &RouterConfig,
     roster: &mut Roster,
@@ -77,7 +93,7 @@ pub(crate) fn choose_stages(
 }
 
 impl Scratch {
-    /// The workers for the prompt alone: by cost the cheapest of each machine, else the one that the policy picks. None if there are
+    /// The workers for the prompt alone: by cost the cheapest of each place, else the one that the policy picks. None if there are
     /// none, or all are busy.
     fn for_prompt(
         &mut self,
@@ -97,13 +113,14 @@ impl Scratch {
         let of_each = match decision {
             // The one that was drawn goes before others that cost the same.
             Decision::Cost(_) => {
-                self.of_each_machine(0..self.candidates.len(), |at| (self.candidates[at].cost, u32::from(at != chosen)))
+                self.of_each(place, 0..self.candidates.len(), |at| (self.candidates[at].cost, u32::from(at != chosen)))
             }
             Decision::Session | Decision::Policy(_) => vec![chosen],
         };
         let priced = of_each.into_iter().map(|at| {
-            let Candidate { machine, cost, .. } = self.candidates[at];
-            Ok(Priced { assignment: self.assignment(config, roster, plans, at, decision)?, machine, cost })
+            let candidate = &self.candidates[at];
+            let (place, cost) = (place(candidate), candidate.cost);
+            Ok(Priced { assignment: self.assignment(config, roster, plans, at, decision)?, place, cost })
         });
         priced.collect()
     }
@@ -133,8 +150,9 @@ impl Scratch {
         if let Some(by_session) = self.by_session(roster, plans) {
             (chosen, decision) = (by_session, Decision::Session);
         }
-        let Candidate { machine, cost, .. } = self.candidates[chosen];
-        Ok(Priced { assignment: self.assignment(config, roster, plans, chosen, decision)?, machine, cost })
+        let candidate = &self.candidates[chosen];
+        let (place, cost) = (place(candidate), candidate.cost);
+        Ok(Priced { assignment: self.assignment(config, roster, plans, chosen, decision)?, place, cost })
     }
 
     /// A worker that decodes has answers waiting for each prompt that it computes.
@@ -147,8 +165,8 @@ impl Scratch {
         }
     }
 
-    /// Of the workers for the prompt and those for the answer behind it the two of one machine that cost the least together: the latter
-    /// by what they have to do and to be sent, or that of the session. `None` if no two are of one machine.
+    /// Of the workers for the prompt and those for the answer behind it the two that cost the least together, of those that hand over
+    /// prompts to each other: the latter by what they have to do and to be sent, or that of the session. `None` if there are no two.
     fn cheapest_pair(
         &self,
         config: &RouterConfig,
@@ -157,23 +175,44 @@ impl Scratch {
         prefills: Vec<Priced>,
     ) -> Result<Option<(Stages, f64)>, RouteError> {
         let decodes = |at: &usize| self.candidates[*at].role == Role::Decode;
-        let cost = |at: usize| self.candidates[at].cost_behind(config);
         let by_session = self.by_session(roster, plans).filter(decodes);
         let decoding = (0..self.candidates.len()).filter(|at| decodes(at) && by_session.is_none_or(|only| only == *at));
-        // Equals with equal chance, so that idle workers all get something to hold.
-        let of_each = self.of_each_machine(decoding, |at| (cost(at), roster.rng.random()));
-        let pairs = prefills.into_iter().filter_map(|prefill| {
-            let at = of_each.iter().copied().find(|&at| self.candidates[at].machine == prefill.machine)?;
-            let together = prefill.cost + cost(at);
-            Some((prefill.assignment, at, together))
-        });
-        let Some((prefill, at, cost)) = pairs.min_by(|one, other| one.2.total_cmp(&other.2)) else { return Ok(None) };
+        let StageWeights { transfer, network_transfer, .. } = config.stages;
+        let near = self.pairs(config, &prefills, decoding.clone(), transfer, |place| place, &mut roster.rng);
+        // The two that are cheapest within a network may be of one machine: then they are priced above, and lower.
+        let networked = decoding.filter(|&at| self.candidates[at].hands_over_in != self.candidates[at].machine);
+        let far = self.pairs(config, &prefills, networked, network_transfer, |(network, _)| network, &mut roster.rng);
+        let cheapest = near.into_iter().chain(far).min_by(|one, other| one.cost.total_cmp(&other.cost));
+        let Some(Pair { prefills: nth, answers: at, transfer, cost }) = cheapest else { return Ok(None) };
+        let Some(Priced { assignment: prefill, .. }) = prefills.into_iter().nth(nth) else { return Ok(None) };
         let candidate = &self.candidates[at];
         let assignment = self.assignment(config, roster, plans, at, Decision::Cost(config.policy))?;
         // It computes nothing but the last token.
-        let work = config.stages.transfer * candidate.missing();
+        let work = transfer * candidate.missing();
         let answers = Assignment { pending: Pending { tokens: 1, work }, encodes_from: usize::MAX, ..assignment };
         Ok(Some((Stages::new(answers, Some(prefill)), cost)))
+    }
+
+    /// Each worker for the prompt, and of these for the answer behind it the cheapest that has the same key, with what a block takes to be
+    /// sent from the one to the other.
+    fn pairs<K: Ord>(
+        &self,
+        config: &RouterConfig,
+        prefills: &[Priced],
+        decoding: impl Iterator<Item = usize>,
+        transfer: f64,
+        key: impl Fn(Place) -> K,
+        rng: &mut SmallRng,
+    ) -> Vec<Pair> {
+        let key_of = |candidate: &Candidate| key(place(candidate));
+        let cost = |at: usize| self.candidates[at].cost_behind(config, transfer);
+        // Equals with equal chance, so that idle workers all get something to hold.
+        let of_each = self.of_each(key_of, decoding, |at| (cost(at), rng.random()));
+        let pair = |(nth, prefill): (usize, &Priced)| {
+            let at = of_each.iter().copied().find(|&at| key_of(&self.candidates[at]) == key(prefill.place))?;
+            Some(Pair { prefills: nth, answers: at, transfer, cost: prefill.cost + cost(at) })
+        };
+        prefills.iter().enumerate().filter_map(pair).collect()
     }
 
     /// The worker that the request's session went to, if it may get the request.
@@ -182,18 +221,23 @@ impl Scratch {
         self.of_session(roster, session)
     }
 
-    /// Of these candidates the first of each machine, in the order of `rank`.
-    fn of_each_machine(
+    /// Of these candidates the first with each key, in the order of `rank`.
+    fn of_each<K: Ord>(
         &self,
+        key: impl Fn(&Candidate) -> K,
         candidates: impl Iterator<Item = usize>,
         mut rank: impl FnMut(usize) -> (f64, u32),
     ) -> Vec<usize> {
-        let mut ranked: Vec<(u64, (f64, u32), usize)> =
-            candidates.map(|at| (self.candidates[at].machine, rank(at), at)).collect();
+        let mut ranked: Vec<(K, (f64, u32), usize)> =
+            candidates.map(|at| (key(&self.candidates[at]), rank(at), at)).collect();
         ranked.sort_unstable_by(|(one, (cost, next), _), (other, (other_cost, other_next), _)| {
             one.cmp(other).then(cost.total_cmp(other_cost)).then(next.cmp(other_next))
         });
-        ranked.dedup_by_key(|(machine, ..)| *machine);
+        ranked.dedup_by(|(one, ..), (other, ..)| one == other);
         ranked.into_iter().map(|(_, _, at)| at).collect()
     }
+}
+
+fn place(candidate: &Candidate) -> Place {
+    (candidate.hands_over_in, candidate.machine)
 }

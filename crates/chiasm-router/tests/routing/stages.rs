@@ -165,7 +165,7 @@ fn prompts_are_handed_over_within_a_machine() {
         (DECODE, Role::Decode, 2),
         (OTHER_DECODE, Role::Decode, 3),
     ] {
-        router.add_worker(id, WorkerInfo { role, machine, ..INFO });
+        router.add_worker(id, WorkerInfo { role, machine, hands_over_in: machine, ..INFO });
         router.set_caught_up(id, true);
     }
     let prompt = Prompt::text(1, 4000);
@@ -176,6 +176,89 @@ fn prompts_are_handed_over_within_a_machine() {
     let but = RouteRequest { exclude: &[DECODE], ..prompt.request() };
     let route = router.select_stages(&[but], Splitting::Allowed).unwrap();
     assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
+}
+
+/// Where prompts are handed over on a network of these machines.
+const NETWORK: u64 = 1 << 63;
+const OTHER_NETWORK: u64 = 1 << 62;
+
+/// Engines with their roles, the networks or machines that they hand over prompts in, and their machines.
+fn on_machines(engines: [(WorkerId, Role, u64, u64); 4], network_transfer: f64) -> Router {
+    let router = router(0, |config| {
+        config.stages.disturb = 1000.0;
+        config.stages.network_transfer = network_transfer;
+    });
+    for (id, role, hands_over_in, machine) in engines {
+        router.add_worker(id, WorkerInfo { role, machine, hands_over_in, ..INFO });
+        router.set_caught_up(id, true);
+    }
+    router
+}
+
+#[test]
+fn prompts_are_handed_over_between_machines_of_one_private_network_and_of_no_two() {
+    let router = on_machines(
+        [
+            (PREFILL, Role::Prefill, NETWORK, 1),
+            (OTHER_PREFILL, Role::Prefill, OTHER_NETWORK, 2),
+            (DECODE, Role::Decode, NETWORK, 3),
+            (OTHER_DECODE, Role::Decode, 4, 4),
+        ],
+        2.0,
+    );
+    let prompt = Prompt::text(1, 4000);
+    // What is on another network is of no use.
+    router.apply(OTHER_PREFILL, &prompt.stored());
+    let route = split(&router, &prompt);
+    assert_eq!((prefills(&route), route.answers.worker), (Some(PREFILL), DECODE));
+    let without = |exclude: WorkerId| {
+        let request = RouteRequest { exclude: &[exclude], ..prompt.request() };
+        router.select_stages(&[request], Splitting::Allowed).unwrap()
+    };
+    assert_eq!(prefills(&without(PREFILL)), None);
+    let route = without(DECODE);
+    assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
+}
+
+#[test]
+fn a_machine_with_and_one_without_a_network_are_no_pair_although_they_are_one_machine() {
+    let router = on_machines(
+        [
+            (PREFILL, Role::Prefill, NETWORK, 1),
+            (DECODE, Role::Decode, 1, 1),
+            (OTHER_PREFILL, Role::Prefill, 2, 2),
+            (OTHER_DECODE, Role::Decode, OTHER_NETWORK, 2),
+        ],
+        2.0,
+    );
+    for number in 0..4 {
+        assert_eq!(prefills(&split(&router, &Prompt::text(number, 4000))), None);
+    }
+}
+
+#[test]
+fn a_prompt_goes_to_another_machine_if_that_has_less_to_do_for_what_the_network_takes() {
+    let engines = |decode_machine| {
+        [
+            (PREFILL, Role::Prefill, NETWORK, 1),
+            (OTHER_PREFILL, Role::Prefill, NETWORK, 2),
+            (DECODE, Role::Decode, NETWORK, decode_machine),
+            (OTHER_DECODE, Role::Decode, NETWORK, 2),
+        ]
+    };
+    let prompt = Prompt::text(1, 4000);
+    let pair = |router: &Router| {
+        // 128 of 250 blocks need not be computed by the one, which is worth 16 each.
+        router.apply(PREFILL, &Prompt::text(1, 2048).stored());
+        let route = split(router, &prompt);
+        (prefills(&route), route.answers.worker)
+    };
+    assert_eq!(pair(&on_machines(engines(1), 1000.0)), (Some(PREFILL), DECODE));
+    // Both decode on the other machine: what is held elsewhere is worth a cheap way, and not a dear one.
+    let (by, _) = pair(&on_machines(engines(2), 2.0));
+    assert_eq!(by, Some(PREFILL));
+    let (by, _) = pair(&on_machines(engines(2), 1000.0));
+    assert_eq!(by, Some(OTHER_PREFILL));
 }
 
 #[test]

@@ -98,6 +98,7 @@ pub(crate) const INFO: WorkerInfo = WorkerInfo {
     role: chiasm_types::Role::Aggregated,
     embedding_store_bytes: 0,
     machine: 0,
+    hands_over_in: 0,
     max_prompt_tokens: usize::MAX,
     max_encoder_tokens: usize::MAX,
 };

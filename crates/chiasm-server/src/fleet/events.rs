@@ -295,6 +295,7 @@ mod tests {
             role: chiasm_types::Role::Aggregated,
             embedding_store_bytes: 0,
             machine: 0,
+            hands_over_in: 0,
             total_blocks: 10,
             block_size: BlockSize::new(1).unwrap(),
             publishes_events: true,

@@ -10,15 +10,15 @@ mod events;
 mod keeper;
 mod loading;
 mod members;
+mod places;
 mod tap;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use chiasm_backend::{Backend, Connector, KvSource, Lacks, Load, Locality, MediaForm, TensorFormat};
+use chiasm_backend::{Backend, Connector, KvSource, Lacks, Load, MediaForm, TensorFormat};
 use chiasm_router::{Router, RouterConfig, WorkerInfo};
 use chiasm_types::{PlanClassId, WorkerId};
 use events::Followed;
@@ -321,7 +321,8 @@ impl Fleet {
             receiver_cache_elements: element_bytes(can.media).map_or(0, |bytes| can.receiver_cache_bytes / bytes),
             class: worker.class,
             role: can.role,
-            machine: machine_number(&can.locality, id),
+            machine: places::machine(&can.locality, id),
+            hands_over_in: places::hands_over_in(&can, id),
             embedding_store_bytes: can.embedding_store_bytes,
             // At exactly the context's length an engine never answers.
             max_prompt_tokens: can.max_model_len.saturating_sub(1),
@@ -369,20 +370,6 @@ impl Fleet {
 /// What is locked here is never left half-changed, so a panic elsewhere does not make it unusable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A number that workers of one machine share, and no others.
-fn machine_number(locality: &Locality, worker: WorkerId) -> u64 {
-    match locality {
-        Locality::Here => 0,
-        Locality::Host(address) => {
-            let mut hasher = DefaultHasher::new();
-            address.hash(&mut hasher);
-            hasher.finish() | 1
-        }
-        // On a machine of its own, as far as anybody knows.
-        Locality::Unknown => (u64::from(worker.0) + 1) << 1,
-    }
 }
 
 /// Bytes that a worker is sent per element of a large tensor; `None` where it is sent no tensors.

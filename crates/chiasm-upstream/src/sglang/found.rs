@@ -208,6 +208,7 @@ impl Found {
             media: if without_images.is_none() { MediaForm::Encoded } else { MediaForm::None },
             hand_off: HandOff::None,
             locality,
+            private_network: None,
             kv,
         }
     }

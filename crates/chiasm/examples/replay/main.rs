@@ -107,6 +107,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         role: chiasm_types::Role::Aggregated,
         embeddings: None,
         kv_connector: chiasm_engine::KvConnector::Nixl,
+        side_channel: None,
     };
     host.check()?;
     let kept = Arc::new(Kept::default());
@@ -150,6 +151,8 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
         processor: model.processor(),
         role: chiasm_types::Role::Aggregated,
         embeddings: None,
+        private_network: None,
+        starts: None,
     }
 }
 

@@ -22,8 +22,9 @@ pub(crate) struct EngineArgs {
     /// Give each engine this many GPUs of its own, by CUDA_VISIBLE_DEVICES [default: leave it to vLLM]
     #[arg(long, env = "CHIASM_GPUS_PER_ENGINE")]
     pub(crate) gpus_per_engine: Option<u32>,
-    /// Give all engines the same, first GPUs
-    #[arg(long, requires = "gpus_per_engine")]
+    /// Give all engines the same GPU (with --gpus-per-engine the same, first GPUs), each with its part of 0.9 of the memory unless its
+    /// flags have --gpu-memory-utilization; they start one after the other. For trials: they slow each other down
+    #[arg(long, env = "CHIASM_SHARE_GPU", conflicts_with_all = ["sim", "attach"])]
     pub(crate) share_gpu: bool,
     /// Handshake port of the first launched engine; the next ones follow it [default: free ones]
     #[arg(long, env = "CHIASM_ENGINE_PORT", value_parser = clap::value_parser!(u16).range(1..))]

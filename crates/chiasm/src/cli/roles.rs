@@ -1,15 +1,18 @@
 //! Flags of engines that compute some stages of requests alone.
 
 use std::fmt;
+use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use chiasm_backend::PrivateNetwork;
 use chiasm_engine::{EcConnector, KvConnector};
 use chiasm_router::StageWeights;
 use chiasm_types::Role;
 use clap::Args;
 
-use super::{json_object, weight};
+use super::{EngineArgs, json_object, weight};
+use crate::error::CliError;
 
 #[derive(Debug, Args)]
 pub(crate) struct RoleArgs {
@@ -20,6 +23,11 @@ pub(crate) struct RoleArgs {
     /// Flags of vLLM for the engines of one role, such as decode='--max-num-seqs 512', behind those for all; may be given several times
     #[arg(long, env = "CHIASM_ROLE_ARGS", value_name = "ROLE=FLAGS", value_delimiter = ';')]
     pub(crate) role_args: Vec<RoleFlags>,
+    /// Hand prompts over to engines of other machines, too, unencrypted and to whoever asks, on a network that nobody else is on: this
+    /// machine's address there and how many of its bits are the network's, such as 10.0.0.7/24. Machines that are told the same network
+    /// hand prompts to each other [default: prompts stay on their machine]
+    #[arg(long, env = "CHIASM_ROLES_PRIVATE_NETWORK", value_name = "ADDR/BITS")]
+    pub(crate) roles_private_network: Option<PrivateNetwork>,
     /// How engines that encode hand embeddings to the others of their machine: store (files in memory), files:DIR for trials, or vLLM's
     /// --ec-transfer-config as JSON, to which each role's ec_role is added
     #[arg(long, env = "CHIASM_EC_CONNECTOR", value_name = "CONNECTOR", default_value = "store", value_parser = ec_connector)]
@@ -27,9 +35,13 @@ pub(crate) struct RoleArgs {
     /// Bytes of embeddings that engines of one machine leave for each other; beyond them what was used longest ago is removed
     #[arg(long, env = "CHIASM_EMBEDDING_STORE_BYTES", value_name = "BYTES", default_value_t = 4 << 30)]
     pub(crate) embedding_store_bytes: u64,
-    /// Cost of a prompt block that an engine gets from the one that has computed it, or of a block's embeddings from the one that has encoded them
+    /// Cost of a prompt block that an engine gets from the one that has computed it; an eighth of it is that of a block's embeddings from
+    /// the one that has encoded them
     #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
+    /// The same where that is on another machine
+    #[arg(long, env = "CHIASM_NETWORK_TRANSFER_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().network_transfer)]
+    pub(crate) network_transfer_weight: f64,
     /// Cost of having a second engine, whatever the length of the prompt
     #[arg(long, env = "CHIASM_HOP_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
@@ -46,8 +58,39 @@ impl RoleArgs {
 
     /// What splitting a request counts for.
     pub(crate) fn weights(&self) -> StageWeights {
-        StageWeights { transfer: self.transfer_weight, hop: self.hop_weight, disturb: self.disturb_weight }
+        StageWeights {
+            transfer: self.transfer_weight,
+            network_transfer: self.network_transfer_weight,
+            hop: self.hop_weight,
+            disturb: self.disturb_weight,
+        }
     }
+
+    /// The network over which these engines hand prompts to those of other machines.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`]: nothing would be handed over there, or the address is none of this machine.
+    pub(crate) fn private_network(&self, engines: &EngineArgs) -> Result<Option<PrivateNetwork>, CliError> {
+        let Some(network) = self.roles_private_network else { return Ok(None) };
+        let wrong = |why: &str| Err(CliError::Usage(format!("--roles-private-network: {why}")));
+        let of_counts = [&engines.engines, &engines.sim].into_iter().flatten();
+        let mut roles = of_counts.flat_map(EngineCounts::roles).chain(engines.attach.iter().map(|attach| attach.role));
+        if roles.all(|role| role == Role::Aggregated) {
+            return wrong("is given where engines with roles are, of which this process has none");
+        }
+        if matches!(self.kv_connector, KvConnector::Files(_)) {
+            return wrong("prompts go through files (--kv-connector), and over no network");
+        }
+        match is_of_this_machine(network.address) {
+            true => Ok(Some(network)),
+            false => wrong(&format!("{} is no address of this machine", network.address)),
+        }
+    }
+}
+
+/// Whether something can listen there.
+fn is_of_this_machine(address: IpAddr) -> bool {
+    TcpListener::bind((address, 0)).is_ok()
 }
 
 /// Numbers of engines: `4`, or by their roles `prefill=2,decode=4`.
@@ -175,6 +218,9 @@ fn kv_connector(text: &str) -> Result<KvConnector, String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
+    use super::super::{Cli, Command};
     use super::*;
 
     #[test]
@@ -206,6 +252,34 @@ mod tests {
             (Role::Prefill, vec!["--a".into(), "1".into(), "--b".into(), "{\"c\": 2}".into()])
         );
         assert!("prefill=--a 'x".parse::<RoleFlags>().is_err() && "--a".parse::<RoleFlags>().is_err());
+    }
+
+    #[test]
+    fn a_network_is_this_machines_and_of_engines_that_use_it() {
+        let read = |words: &str| {
+            let all = ["chiasm", "agent", "m"].map(str::to_owned).into_iter().chain(shlex::split(words).unwrap());
+            let args = match Cli::try_parse_from(all).map_err(|error| error.to_string())?.command {
+                Command::Agent(args) => args,
+                other => panic!("{other:?}"),
+            };
+            args.roles.private_network(&args.engines).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("--engines prefill=1"), Ok(None));
+        let network = read("--engines prefill=1 --roles-private-network 127.0.0.2/24").unwrap().unwrap();
+        assert_eq!((network.address, network.network.to_string()), ([127, 0, 0, 2].into(), "127.0.0.0/24".to_owned()));
+        for engines in ["--sim decode=1", "--attach decode=tcp://127.0.0.1:1"] {
+            assert!(read(&format!("{engines} --roles-private-network 127.0.0.2/24")).unwrap().is_some(), "{engines}");
+        }
+        for (words, why) in [
+            ("--engines 2 --roles-private-network 127.0.0.2/24", "none"),
+            ("--roles-private-network 127.0.0.2/24", "none"),
+            ("--engines prefill=1 --kv-connector files:/kv --roles-private-network 127.0.0.2/24", "files"),
+            ("--engines prefill=1 --roles-private-network 192.0.2.7/24", "192.0.2.7 is no address of this machine"),
+            ("--engines prefill=1 --roles-private-network 10.0.0.7", "such as 10.0.0.7/24"),
+        ] {
+            let error = read(words).unwrap_err();
+            assert!(error.contains(why), "{words}: {error}");
+        }
     }
 
     #[test]

@@ -130,6 +130,8 @@ impl Stand {
             processor: model.processor(),
             role: Role::Aggregated,
             embeddings: None,
+            private_network: None,
+            starts: None,
         };
         options.arena.check(ENGINES)?;
         let connectors = (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();

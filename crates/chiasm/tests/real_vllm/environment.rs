@@ -66,6 +66,11 @@ impl Environment {
         Path::new(&self.other_python).with_file_name("vllm").display().to_string()
     }
 
+    /// What engines need that another process than the tests' own launches.
+    pub(crate) fn variables(&self) -> [(&str, &str); 1] {
+        [("PYTHONPATH", &self.plugin)]
+    }
+
     pub(crate) fn model(&self, name: &str) -> String {
         self.models.join(name).display().to_string()
     }

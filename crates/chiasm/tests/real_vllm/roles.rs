@@ -2,10 +2,10 @@
 
 use serde_json::json;
 
-use crate::environment::{BLOCK_SIZE, ENGINES, Environment, Reference, STARTUP};
+use crate::environment::{BLOCK_SIZE, ENGINE_FLAGS, ENGINES, Environment, Reference, STARTUP, serve_flags};
 use crate::processes::engine_process;
 use crate::requests::{answers_are_those_of_vllm_serve, comparable_requests, family_requests};
-use crate::support::{Server, scenario_run, send_signal, wait_for};
+use crate::support::{Process, Server, chiasm, free_port, scenario_run, send_signal, wait_for};
 
 /// Whatever is not computed yet is computed by an engine that is there for it.
 const ALWAYS: [&str; 4] = ["--disturb-weight", "1000", "--hop-weight", "0"];
@@ -71,13 +71,10 @@ async fn engines_with_roles_answer_as_one() {
 #[tokio::test]
 #[ignore = "needs vLLM, and the names of models in CHIASM_TEST_ROLE_MODELS"]
 async fn engines_with_roles_answer_as_one_for_more_models() {
-    let Ok(models) = std::env::var("CHIASM_TEST_ROLE_MODELS") else {
-        eprintln!("CHIASM_TEST_ROLE_MODELS names no models: this is a test to be run by hand");
-        return;
-    };
+    let Some(models) = models() else { return };
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
-    for model in models.split(',') {
+    for model in &models {
         let vllm_serve: Reference = environment.reference(model, &[]);
         let requests = match model.starts_with("qwen") {
             true => comparable_requests(),
@@ -103,5 +100,53 @@ async fn engines_with_roles_answer_as_one_for_more_models() {
             assert!(prefilled > 0.0 && (recomputed == 0.0 || connector != "nixl"));
             assert!(encoded > 0.0 && missed == 0.0);
         }
+    }
+}
+
+/// Models by hand.
+fn models() -> Option<Vec<String>> {
+    let models = std::env::var("CHIASM_TEST_ROLE_MODELS").ok();
+    if models.is_none() {
+        eprintln!("CHIASM_TEST_ROLE_MODELS names no models: this is a test to be run by hand");
+    }
+    models.map(|models| models.split(',').map(str::to_owned).collect())
+}
+
+/// Engines of agents on two addresses, one of which prefills for the other by NIXL: `CHIASM_TEST_ROLE_MODELS=qwen2vl` by hand.
+#[tokio::test]
+#[ignore = "needs vLLM, and the names of models in CHIASM_TEST_ROLE_MODELS"]
+async fn engines_with_roles_on_two_machines_answer_as_one() {
+    let Some(models) = models() else { return };
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    for model in models {
+        let vllm_serve: Reference = environment.reference(&model, &[]);
+        let requests = match model.starts_with("qwen") {
+            true => comparable_requests(),
+            false => family_requests(&json!({})),
+        };
+        let reference = vllm_serve.answers(&requests).await;
+        drop(vllm_serve);
+        let folder = tempfile::tempdir().expect("a folder");
+        let secret = folder.path().join("block-keys").display().to_string();
+        std::fs::write(&secret, "7".repeat(64)).expect("a secret");
+        let agent = |host: &str, engines: &str| {
+            let (port, network) = (free_port().to_string(), format!("{host}/24"));
+            let path = environment.model(&model);
+            let mut command = chiasm(&["agent", &path, "--host", host, "--port", &port, "--engines", engines]);
+            command.args(["--vllm", &environment.vllm, "--block-key-secret", &secret]);
+            // An agent has no name for its model.
+            command.args(&serve_flags("shm", "0.1")[2..]).args(["--roles-private-network", &network, "--"]);
+            command.args(ENGINE_FLAGS).envs(environment.variables()).env("CHIASM_STATE_DIR", folder.path());
+            (Process(command.spawn().expect("an agent")), format!("{host}:{port}"))
+        };
+        let ((_prefills, first), (_decodes, second)) =
+            (agent("127.0.0.2", "prefill=1"), agent("127.0.0.3", "decode=1"));
+        let (path, agents) = (environment.model(&model), format!("{first},{second}"));
+        let own = [&path, "--served-model-name", "m", "--agents", &agents, "--block-key-secret", &secret];
+        let server = Server::start(&[&own[..], &ALWAYS, &["--allow-private-media"]].concat());
+        server.wait_ready(2, STARTUP).await;
+        answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+        assert_eq!((prefilled(&server).await, recomputed(&server).await), (requests.len() as f64, 0.0));
     }
 }
