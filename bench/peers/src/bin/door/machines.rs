@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use crate::Measurement;
 use crate::client::Connection;
-use crate::dynamo::{self, Discovery};
+use crate::dynamo::{self, Discovery, Stage};
 use crate::load::Outcome;
 use crate::measure::{self, Outcomes, median};
 use crate::ours::{self, OURS};
@@ -33,12 +33,11 @@ use crate::side::{Inputs, Side};
 use crate::workload::{Case, Pace, Rate, Told, Workload};
 
 pub(crate) use echo::serve as echo;
-pub(crate) use transfer::sink;
+pub(crate) use machine::Machine;
+pub(crate) use transfer::{Transfer, sink};
 
 use certificates::Certificates;
 use echo::Echo;
-use machine::Machine;
-use transfer::Transfer;
 use wire::Wire;
 
 /// A frontend that has attached its engine itself.
@@ -77,7 +76,7 @@ pub(crate) async fn run(
         let (mut sides, agents) = start(inputs, &machines, &certificates, pace, workload)?;
         let dynamo = {
             let workload = workload.borrow();
-            dynamo::start(inputs, dynamo, pace, workload.origin(), Discovery::Etcd(etcd))?
+            dynamo::start(inputs, dynamo, pace, workload.origin(), Discovery::Etcd(etcd), &[Stage::All])?
         };
         sides.push(dynamo);
         let mut limits = Vec::new();
