@@ -14,8 +14,8 @@ const SPLIT: &str = ", split";
 pub(crate) const OURS: &str = "chiasm";
 /// How the names of the peer's sides begin.
 pub(crate) const DYNAMO: &str = "Dynamo";
-/// As many bytes as a request to an engine has, to whoever does nothing with them, and an answer.
-pub(crate) const BARE: &str = "bare TCP";
+/// A frontend that does nothing but pass on what comes.
+pub(crate) const NULL: &str = "null relay";
 
 pub(crate) const CPU: &str = "CPU per request";
 /// What a frontend spends more on a request that is split.
@@ -36,7 +36,7 @@ pub(crate) const METRICS: [(&str, &str); 6] = [
 
 /// Least that Dynamo's frontend spends on a split request, in times of ours.
 const CPU_TARGET: f64 = 4.0;
-/// Most that our frontend may take for the hop, in µs more than the bare way.
+/// Most that our frontend may take for the hop, in µs more than the null relay.
 const HOP_TARGET: f64 = 100.0;
 
 pub(crate) const MANDATORY: [Mandatory; 5] = [
@@ -62,7 +62,7 @@ pub(crate) const MANDATORY: [Mandatory; 5] = [
         ],
         lines: &[(ADDED, DYNAMO)],
     },
-    Mandatory { cases: &["1k-token text, 1 client"], lines: &[(HOP, BARE)] },
+    Mandatory { cases: &["1k-token text, 1 client"], lines: &[(HOP, NULL)] },
     Mandatory {
         cases: &["1k-token text, split", "1k-token text, 64 tokens streamed, split"],
         lines: &[(DIFFERENT, OURS), (DIFFERENT, DYNAMO)],
@@ -146,19 +146,19 @@ impl Case<'_> {
     /// How long it takes in ours, which is told of requests that come one after the other.
     fn hop(&self) -> Vec<Row> {
         let ours = ours_of(SPLIT);
-        let (Some(hop), Some(bare)) = (self.value(&ours, HOP), self.value(BARE, "there and back p50")) else {
+        let (Some(hop), Some(null)) = (self.value(&ours, HOP), self.value(NULL, HOP)) else {
             return Vec::new();
         };
-        let ratio = hop / (bare + HOP_TARGET);
-        let judged = Row { ratio: Some(rounded(ratio)), target: Some(1.0), ok: Some(ratio <= 1.0), ..self.bare(HOP) };
+        let ratio = hop / (null + HOP_TARGET);
+        let judged = Row { ratio: Some(rounded(ratio)), target: Some(1.0), ok: Some(ratio <= 1.0), ..self.null(HOP) };
         vec![
-            Row { ours: Some(rounded(hop)), peer: Some(rounded(bare)), ..judged },
-            Row { ours: self.value(&ours, SLOW_HOP).map(rounded), ..self.bare(SLOW_HOP) },
+            Row { ours: Some(rounded(hop)), peer: Some(rounded(null)), ..judged },
+            Row { ours: self.value(&ours, SLOW_HOP).map(rounded), ..self.null(SLOW_HOP) },
         ]
     }
 
-    fn bare(&self, metric: &str) -> Row {
-        row(&self.name(), metric, "µs", BARE)
+    fn null(&self, metric: &str) -> Row {
+        row(&self.name(), metric, "µs", NULL)
     }
 
     fn name(&self) -> String {
@@ -220,7 +220,7 @@ pub(crate) mod tests {
         }
         add("1k-token text", Some(1), "chiasm, split", HOP, 90.0);
         add("1k-token text", Some(1), "chiasm, split", SLOW_HOP, 300.0);
-        add("1k-token text", Some(1), BARE, "there and back p50", 20.0);
+        add("1k-token text", Some(1), NULL, HOP, 20.0);
         measurements
     }
 
@@ -229,7 +229,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_split_request_is_held_against_the_peers_and_the_hop_against_a_bare_way() {
+    fn a_split_request_is_held_against_the_peers_and_the_hop_against_a_null_relay() {
         let rows = rows(&measurements(0.0), 7, None);
         let split = find(&rows, "1k-token text, 16 clients, split", CPU, DYNAMO);
         assert_eq!((split.ours, split.peer, split.ratio), (Some(300.0), Some(1_800.0), Some(6.0)));
@@ -238,7 +238,7 @@ pub(crate) mod tests {
         assert_eq!((whole.ours, whole.target, whole.ok), (Some(200.0), None, None));
         let added = find(&rows, "1k-token text, 1 client", ADDED, "Dynamo 0.1");
         assert_eq!((added.ours, added.peer, added.target), (Some(100.0), Some(600.0), None));
-        let hop = find(&rows, "1k-token text, 1 client", HOP, BARE);
+        let hop = find(&rows, "1k-token text, 1 client", HOP, NULL);
         assert_eq!((hop.ours, hop.peer, hop.ratio, hop.ok), (Some(90.0), Some(20.0), Some(0.75), Some(true)));
         assert_eq!(rows.iter().filter(|row| row.metric == HOP).count(), 1);
         assert_eq!(missing(&rows, &MANDATORY), [""; 0]);
@@ -255,8 +255,8 @@ pub(crate) mod tests {
     #[test]
     fn a_run_that_lacks_the_hop_names_it() {
         let mut measurements = measurements(0.0);
-        measurements.retain(|it| it.metric != HOP);
+        measurements.retain(|it| it.side != NULL);
         let missing = missing(&rows(&measurements, 7, None), &MANDATORY);
-        assert_eq!(missing, ["1k-token text, 1 client, engine to engine p50, bare TCP"]);
+        assert_eq!(missing, ["1k-token text, 1 client, engine to engine p50, null relay"]);
     }
 }

@@ -3,7 +3,7 @@
 use crate::bench_peers::door::ROUNDS;
 use crate::bench_peers::load;
 use crate::bench_peers::page::{lengths, number, push, reached};
-use crate::bench_peers::roles::{ADDED, BARE, CPU, DYNAMO, METRICS, SLOW_HOP, WAYS};
+use crate::bench_peers::roles::{ADDED, CPU, DYNAMO, METRICS, NULL, SLOW_HOP, WAYS};
 use crate::bench_peers::row::Row;
 
 const HEAD: &str = "\
@@ -39,16 +39,17 @@ of one run mean something; those of CPU time are medians of the rounds' ratios.
   in the latencies of split requests and not in what frontends spend. Dynamo's mockers run at a speed-up of a million, with transfers that take
   no time. So latencies compare engines that pretend, and are told only to show what was waited for.
 - Dynamo's frontend is Rust below a Python process; what it spends is that of the process. Between it and its mockers is TCP, found by files.
-  As with vLLM's engines in Dynamo, its decoding worker is asked when the prompt has been computed, not meanwhile.
+  As with vLLM's engines and NIXL, its decoding worker is asked when the prompt has been computed, not meanwhile.
 - There are text requests alone: Dynamo's mocker makes nothing of an image, so what a second engine's tensors cost is not compared. Nor are
   agents of other machines, or fleets in which the router has a choice.
-- *CPU added by the second hop* is what a split request costs more than one that one engine has whole, the median of the rounds' differences. A
-  decoding mocker of Dynamo says nothing of its cache, as vLLM's under Dynamo does not, so there the frontend has less to keep track of than before aggregated ones, and the
-  difference may be negative.
+- *CPU added by the second hop* is what a split request costs more than one that one engine has whole, the median of the rounds' differences,
+  which are small parts of what they are taken from. A decoding mocker of Dynamo says nothing of its cache, which aggregated ones do, so the
+  frontend has less to keep track of. An engine of ours that waits for a prompt makes empty steps, up to 7,500 per second as vLLM does,
+  and says after each how busy it is, which our frontend reads. With one client there are most of them for each request.
 - *Engine to engine* is from when our engine that prefills has its output ready to be sent until the one that decodes has the request, before it
-  reads what is in it; both write down when that was. Requests come one after the other, so that nothing else is done meanwhile. It is more
-  than what the frontend takes: both engines' sockets and queues are in it. Its limit is what *bare TCP* takes on loopback, as many bytes as such a
-  request has to a process that waits for them and one byte back, and 100 µs.
+  reads what is in it; both write down when that was. Requests come one after the other, so that nothing else is done meanwhile. Both
+  engines' sockets and queues are in it, so it is more than what the frontend takes. Its limit is what the *null relay* takes, a process that does
+  nothing but send 2.2 kB on when 1 kB comes, over sockets of the same kind (ZMQ on loopback), asked every 2 ms; and 100 µs.
 - Each answer is a 200 with the expected number of prompt tokens, or the run fails. Before, the same prompts go to all: their lengths have
   to be those that *chiasm, aggregated* counts. All log as they do by default, into files.
 ";
@@ -65,7 +66,7 @@ pub(crate) fn write(rows: &[Row]) -> String {
     for row in rows {
         let Row { case, metric, peer_name, target: Some(target), .. } = row else { continue };
         let [ours, peer, ratio] = [row.ours, row.peer, row.ratio].map(number);
-        let (sign, reached) = (if peer_name == BARE { "≤" } else { "≥" }, reached(row));
+        let (sign, reached) = (if peer_name == NULL { "≤" } else { "≥" }, reached(row));
         push(
             &mut text,
             format_args!(
@@ -73,7 +74,7 @@ pub(crate) fn write(rows: &[Row]) -> String {
             ),
         );
     }
-    text.push_str("\nThe ratio of *engine to engine* is to the bare way's time and 100 µs.");
+    text.push_str("\nThe ratio of *engine to engine* is to the null relay's time and 100 µs.");
     if let Some(slow) = rows.iter().find(|row| row.metric == SLOW_HOP) {
         push(&mut text, format_args!(" Of 100 hops one took {} µs or more.", number(slow.ours)));
     }
@@ -137,8 +138,8 @@ mod tests {
         for line in [
             "Medians of 7 rounds, latencies of all rounds together.",
             "| 1k-token text, 16 clients, split | CPU per request | Dynamo 0.1 | 300 | 1800 | 6.00 | ≥ 4 | yes |",
-            "| 1k-token text, 1 client | engine to engine p50 | bare TCP | 90.0 | 20.0 | 0.75 | ≤ 1 | yes |",
-            "The ratio of *engine to engine* is to the bare way's time and 100 µs. Of 100 hops one took 300 µs or more.",
+            "| 1k-token text, 1 client | engine to engine p50 | null relay | 90.0 | 20.0 | 0.75 | ≤ 1 | yes |",
+            "The ratio of *engine to engine* is to the null relay's time and 100 µs. Of 100 hops one took 300 µs or more.",
             "| CPU added by the second hop, µs | chiasm | Dynamo 0.1 |",
             "| 1k-token text, 64 tokens streamed, 64 clients | 100 | 600 |",
             "| | unit | chiasm, aggregated | chiasm, split | Dynamo 0.1, aggregated | Dynamo 0.1, split |",

@@ -33,11 +33,12 @@ use crate::side::{Inputs, Side};
 use crate::workload::{Case, Pace, Rate, Told, Workload};
 
 pub(crate) use echo::serve as echo;
-pub(crate) use machine::Machine;
-pub(crate) use transfer::{Transfer, sink};
+pub(crate) use transfer::sink;
 
 use certificates::Certificates;
 use echo::Echo;
+use machine::Machine;
+use transfer::Transfer;
 use wire::Wire;
 
 /// A frontend that has attached its engine itself.

@@ -147,6 +147,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         "relay" => return relay::relay(flag("--listen")?.parse()?, flag("--engine")?).await,
         "beat" => return relay::beat(flag("--relay")?, flag("--rate")?.parse()?, flag("--step-log")?).await,
         "echo" => return machines::echo(flag("--listen")?.parse()?, Path::new(flag("--certificates")?)).await,
+        "pass" => return roles::pass([flag("--outputs")?.parse()?, flag("--requests")?.parse()?]).await,
         "sink" => return machines::sink(flag("--listen")?.parse()?),
         "upstream" => {
             let events = flags.get("--events").zip(flags.get("--replay"));

@@ -5,9 +5,11 @@
 //! |---|---|
 //! | `fleet` | our frontend and its engines |
 //! | `hop` | the way of a prompt from one engine to the other |
+//! | `pass` | a frontend that does nothing but pass it on: the limit for that |
 
 mod fleet;
 mod hop;
+mod pass;
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -20,6 +22,9 @@ use crate::measure::{self, Outcomes, median};
 use crate::side::{Inputs, Side};
 use crate::workload::{Case, Pace, Rate, Workload};
 
+pub(crate) use pass::serve as pass;
+
+use fleet::HopLogs;
 use hop::Hop;
 
 /// Sides' names, of which Dynamo's begin with its version's.
@@ -41,7 +46,8 @@ pub(crate) async fn run(
     workload: &RefCell<Workload>,
 ) -> Result<(), Box<dyn Error>> {
     for (pace, cases) in [(Pace::Unbounded, &REQUESTS), (Pace::Calls(Rate::Hundred), &ANSWERS)] {
-        let (mut sides, mut hop) = start(inputs, dynamo, pace, workload)?;
+        let (mut sides, logs) = start(inputs, dynamo, pace, workload)?;
+        let mut hop = Hop::new(inputs, logs).await?;
         for side in &mut sides {
             eprintln!("waiting for {}", side.name);
             side.wait(workload).await?;
@@ -62,10 +68,10 @@ pub(crate) async fn run(
         }
         costs(&sides, cases, &outcomes, rounds)?;
         if pace == Pace::Unbounded {
-            let [p50, p99, bare] = hop.medians();
+            let [p50, p99, null] = hop.medians();
             print(Case::Text, Some(1), OURS[1], "engine to engine p50", p50)?;
             print(Case::Text, Some(1), OURS[1], "engine to engine p99", p99)?;
-            print(Case::Text, Some(1), "bare TCP", "there and back p50", bare)?;
+            print(Case::Text, Some(1), "null relay", "engine to engine p50", null)?;
         }
     }
     Ok(())
@@ -77,7 +83,7 @@ fn start(
     dynamo: &(PathBuf, String),
     pace: Pace,
     workload: &RefCell<Workload>,
-) -> Result<(Vec<Side>, Hop), Box<dyn Error>> {
+) -> Result<(Vec<Side>, HopLogs), Box<dyn Error>> {
     let workload = workload.borrow();
     let origin = workload.origin();
     let aggregated = fleet::aggregated(inputs, OURS[0], pace, origin)?;
@@ -87,7 +93,7 @@ fn start(
         let side = dynamo::start(inputs, dynamo, pace, origin, Discovery::Files, &stages)?;
         sides.push(Side { name: format!("{}, {name}", side.name), ..side });
     }
-    Ok((sides, Hop::new(inputs, logs)?))
+    Ok((sides, logs))
 }
 
 /// Prints what each side spent, what Dynamo's did in times of ours, and what a split request costs more than one that is not.

@@ -5,35 +5,33 @@ use std::error::Error;
 use std::ops::RangeInclusive;
 
 use crate::load;
-use crate::machines::{Machine, Transfer};
 use crate::measure::median;
 use crate::roles::fleet::HopLogs;
+use crate::roles::pass::Pass;
 use crate::side::{Inputs, Side, moments};
 use crate::workload::{Case, Workload};
 
-/// Bytes of a request to an engine with a prompt of 1,000 tokens: its ids in msgpack, three bytes each, and what is asked for.
-const REQUEST_BYTES: usize = 4_000;
-/// Times that as many are sent in each round where nothing is done with them.
-const TRANSFERS: usize = 1_000;
+/// Times that something is passed on in each round by whoever does nothing else.
+const PASSED: usize = 200;
 
 /// The hop of a side, and the limit that it is held against.
 pub(crate) struct Hop {
     logs: HopLogs,
-    transfer: Transfer,
+    pass: Pass,
     /// Medians of the rounds, in µs.
     hops: Vec<f64>,
-    transfers: Vec<f64>,
+    passed: Vec<f64>,
     /// What 99 of 100 took at most, in each round.
     slow: Vec<f64>,
 }
 
 impl Hop {
-    pub(crate) fn new(inputs: &Inputs, logs: HopLogs) -> Result<Self, Box<dyn Error>> {
-        let transfer = Transfer::start(inputs, &Machine::here())?;
-        Ok(Self { logs, transfer, hops: Vec::new(), transfers: Vec::new(), slow: Vec::new() })
+    pub(crate) async fn new(inputs: &Inputs, logs: HopLogs) -> Result<Self, Box<dyn Error>> {
+        let pass = Pass::start(inputs).await?;
+        Ok(Self { logs, pass, hops: Vec::new(), passed: Vec::new(), slow: Vec::new() })
     }
 
-    /// Asks the side, whose engines have nothing else to do, one request after the other; then sends as many bytes to nobody.
+    /// Asks the side, whose engines have nothing else to do, one request after the other; then has as much passed on by nobody.
     pub(crate) async fn round(
         &mut self,
         side: &mut Side,
@@ -43,20 +41,18 @@ impl Hop {
         let before = moments(&self.logs.asked)?.len();
         load::run(side, workload, Case::Text, 1, Case::Text.time(), expected).await?;
         let (left, asked) = (moments(&self.logs.left)?, moments(&self.logs.asked)?);
-        let mut hops: Vec<f64> =
-            load::delays(&left, &asked[before..]).into_iter().map(|nanoseconds| nanoseconds as f64 / 1e3).collect();
+        let hops = load::delays(&left, asked.get(before..).unwrap_or_default());
+        let mut hops: Vec<f64> = hops.into_iter().map(|nanoseconds| nanoseconds as f64 / 1e3).collect();
         hops.sort_by(f64::total_cmp);
         self.slow.extend(hops.get(hops.len() * 99 / 100));
         self.hops.push(median(hops));
-        let request = vec![0; REQUEST_BYTES];
-        let times: Result<Vec<f64>, Box<dyn Error>> =
-            (0..TRANSFERS).map(|_| Ok(self.transfer.send(&request)?.as_secs_f64() * 1e6)).collect();
-        self.transfers.push(median(times?));
+        let passed = self.pass.ask(PASSED).await?;
+        self.passed.push(median(passed.iter().map(|time| time.as_secs_f64() * 1e6).collect()));
         Ok(())
     }
 
-    /// Medians over the rounds: of the hop, of what the slow ones took, and of the bare way there and back.
+    /// Medians over the rounds: of the hop, of what the slow ones took, and of what is passed on by nobody.
     pub(crate) fn medians(&self) -> [f64; 3] {
-        [&self.hops, &self.slow, &self.transfers].map(|times| median(times.clone()))
+        [&self.hops, &self.slow, &self.passed].map(|times| median(times.clone()))
     }
 }
