@@ -19,6 +19,8 @@
 //! | `serve_run` | a run of it |
 //! | `machines`, `machines_note` | the bench of an agent between frontend and engine: its targets, its note |
 //! | `machines_run` | a run of it |
+//! | `roles`, `roles_note` | the bench of engines that prefill and engines that decode: its targets, its note |
+//! | `roles_run` | a run of it |
 //! | `upstream`, `upstream_note` | the bench of routers before servers that run already: its targets, its note |
 //! | `upstream_run`, `router_peers` | a run of it; the routers that it is measured against |
 //! | `page` | what several notes are written with |
@@ -50,6 +52,9 @@ mod pixels_note;
 mod processor;
 mod processor_note;
 mod processor_run;
+mod roles;
+mod roles_note;
+mod roles_run;
 mod router_peers;
 mod row;
 mod serve;
@@ -77,6 +82,7 @@ use crate::vllm_env::{self, Setup, VllmEnv};
 pub(crate) use door_run::Sides as DoorSides;
 pub(crate) use machines_run::SHORT as SHORT_MACHINES;
 pub(crate) use processor_run::SHORT as SHORT_PROCESSOR;
+pub(crate) use roles_run::SHORT as SHORT_ROLES;
 pub(crate) use serve_run::SHORT as SHORT_SERVE;
 pub(crate) use upstream_run::SHORT as SHORT_UPSTREAM;
 
@@ -108,6 +114,8 @@ pub(crate) enum Bench {
     Serve,
     /// `chiasm serve` before an agent, before an engine of its own, and Dynamo's frontend.
     Machines,
+    /// `chiasm serve` and Dynamo's frontend before engines with roles.
+    Roles,
     /// `chiasm serve`, SMG, Envoy and nginx before the same servers, and Dynamo's frontend.
     Upstream,
 }
@@ -123,6 +131,7 @@ impl Bench {
             processor::BENCH => Some(Self::Processor),
             serve::BENCH => Some(Self::Serve),
             machines::BENCH => Some(Self::Machines),
+            roles::BENCH => Some(Self::Roles),
             upstream::BENCH => Some(Self::Upstream),
             _ => None,
         }
@@ -138,6 +147,7 @@ impl Bench {
             Self::Processor => processor::BENCH,
             Self::Serve => serve::BENCH,
             Self::Machines => machines::BENCH,
+            Self::Roles => roles::BENCH,
             Self::Upstream => upstream::BENCH,
         }
     }
@@ -153,6 +163,7 @@ impl Bench {
             Self::Processor => &processor::MANDATORY,
             Self::Serve => &serve::MANDATORY,
             Self::Machines => &machines::MANDATORY,
+            Self::Roles => &roles::MANDATORY,
             Self::Upstream => &upstream::MANDATORY,
         }
     }
@@ -163,7 +174,7 @@ impl Bench {
             Self::Pixels | Self::Index => 15,
             Self::Handoff => 21,
             // A round takes a minute.
-            Self::Door | Self::Machines | Self::Upstream => 7,
+            Self::Door | Self::Machines | Self::Roles | Self::Upstream => 7,
             // Two and a half, of which most is waiting for the engines' steps.
             Self::Stream => 5,
             Self::Processor => 9,
@@ -183,6 +194,7 @@ pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &
         Bench::Processor => processor_run::run(setup, rounds, json),
         Bench::Serve => serve_run::run(setup, rounds, json),
         Bench::Machines => machines_run::run(setup, rounds, json),
+        Bench::Roles => roles_run::run(setup, rounds, json),
         Bench::Upstream => upstream_run::run(setup, rounds, json),
     }
 }
@@ -262,11 +274,8 @@ fn write(setup: &Setup, bench: Bench, rows: &[Row], note: &str, json: bool) -> R
             println!("{line}");
         }
     }
-    let missing = row::missing(rows, bench.mandatory());
+    row::complete(bench.name(), rows, bench.mandatory())?;
     let bench = bench.name();
-    if !missing.is_empty() {
-        return Err(Error::MissingRows { bench, rows: missing.join("; ") });
-    }
     let results = setup.workspace.root.join(RESULTS);
     fs::create_dir_all(&results).map_err(Error::io("create", &results))?;
     row::write(&results.join(format!("{bench}.json")), rows)?;

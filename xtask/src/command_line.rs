@@ -1,6 +1,6 @@
 //! What was asked for: a handful of commands and flags, few enough to read by hand.
 
-use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_SERVE, SHORT_UPSTREAM};
+use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHORT_ROLES, SHORT_SERVE, SHORT_UPSTREAM};
 use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
@@ -65,6 +65,10 @@ usage: cargo xtask COMMAND
   bench-peers machines [--rounds N | --short] [--json]
                     measure what an agent between frontend and engine costs, against local engines and Dynamo, on loopback and, as
                     root, on a link of 10 Gbit/s; write docs/benchmarks/machines.*
+                    --rounds takes 7 or more; --short as for the processor
+  bench-peers roles [--rounds N | --short] [--json]
+                    measure what a request costs in the frontend that one engine prefills and another one answers, against Dynamo;
+                    write docs/benchmarks/roles.*
                     --rounds takes 7 or more; --short as for the processor
   bench-peers upstream [--rounds N | --short] [--json]
                     measure what a router costs before servers that run already, and what it has them find in their caches, against
@@ -182,6 +186,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             ("--short", Command::BenchPeers { bench: Bench::Processor, rounds, .. }) => *rounds = SHORT_PROCESSOR,
             ("--short", Command::BenchPeers { bench: Bench::Serve, rounds, .. }) => *rounds = SHORT_SERVE,
             ("--short", Command::BenchPeers { bench: Bench::Machines, rounds, .. }) => *rounds = SHORT_MACHINES,
+            ("--short", Command::BenchPeers { bench: Bench::Roles, rounds, .. }) => *rounds = SHORT_ROLES,
             ("--short", Command::BenchPeers { bench: Bench::Upstream, rounds, .. }) => *rounds = SHORT_UPSTREAM,
             ("--test", Command::Dist { test, .. }) => *test = true,
             ("--profile", Command::Dist { profile, .. }) => {
@@ -300,6 +305,8 @@ mod tests {
         assert_eq!(parse_words("bench-peers serve --short").unwrap(), asked(Bench::Serve, 1, false));
         assert_eq!(parse_words("bench-peers machines").unwrap(), asked(Bench::Machines, 7, false));
         assert_eq!(parse_words("bench-peers machines --short").unwrap(), asked(Bench::Machines, 1, false));
+        assert_eq!(parse_words("bench-peers roles").unwrap(), asked(Bench::Roles, 7, false));
+        assert_eq!(parse_words("bench-peers roles --short").unwrap(), asked(Bench::Roles, 1, false));
         assert_eq!(parse_words("bench-peers upstream").unwrap(), asked(Bench::Upstream, 7, false));
         assert_eq!(parse_words("bench-peers upstream --short").unwrap(), asked(Bench::Upstream, 1, false));
         assert!(parse_words("bench-peers serve --rounds 4").is_err());

@@ -76,6 +76,8 @@ pub struct SimConfig {
     /// The file to write the moments to at which outputs are ready to be sent, for measurements: nanoseconds since 1970, each as
     /// eight bytes, little endian. Default `None`.
     pub step_log: Option<PathBuf>,
+    /// The same of the moments at which requests have come, before they are decoded. Default `None`.
+    pub request_log: Option<PathBuf>,
     /// Failures to produce. Default none.
     pub faults: Faults,
 }
@@ -176,6 +178,7 @@ impl SimConfig {
             verify_slots: true,
             init_timeout: Duration::from_secs(300),
             step_log: None,
+            request_log: None,
             faults: Faults::default(),
         }
     }

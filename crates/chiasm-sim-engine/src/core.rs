@@ -12,12 +12,12 @@ use crate::config::SimConfig;
 use crate::intake::{SharedReceiverCache, Work};
 use crate::item::Item;
 use crate::loras::Loras;
+use crate::moment_log::MomentLog;
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::pace::StepWork;
 use crate::plugin::Plugin;
 use crate::scheduler::{Fatal, Scheduler};
-use crate::step_log::StepLog;
 use crate::step_outputs::ClientOutputs;
 use crate::utility::Callee;
 
@@ -47,7 +47,7 @@ pub(crate) struct Core {
     pub(crate) time: MonotonicTime,
     pub(crate) outbox: Outbox,
     pub(crate) kv_events: Option<mpsc::UnboundedSender<KvEventBatch>>,
-    pub(crate) step_log: Option<StepLog>,
+    pub(crate) step_log: Option<MomentLog>,
 }
 
 impl Core {
@@ -103,8 +103,8 @@ impl Core {
             for (client, outputs) in messages {
                 self.outbox.send(client, outputs);
             }
-            if let Some(log) = self.step_log.as_mut().filter(|_| has_outputs) {
-                log.write();
+            if let Some(log) = self.step_log.as_ref().filter(|_| has_outputs) {
+                log.write(SystemTime::now());
             }
         }
     }

@@ -17,13 +17,13 @@ use crate::kv_publisher::KvPublisher;
 use crate::left_prompts::LeftPrompts;
 use crate::lent_slot::Alarm;
 use crate::loras::Loras;
+use crate::moment_log::MomentLog;
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
 use crate::receiver_cache::ReceiverCache;
 use crate::scheduler::Scheduler;
 use crate::sockets;
-use crate::step_log::StepLog;
 
 /// How long the last messages may take to leave; vLLM's output sockets linger as long.
 const LINGER: Duration = Duration::from_secs(4);
@@ -182,6 +182,7 @@ async fn start(
         outbox: outbox.clone(),
         work,
         left_prompts: left_prompts.clone(),
+        request_log: config.request_log.as_deref().map(MomentLog::create).transpose()?.map(Arc::new),
     };
     let ready = handshake::ready(config, kv_events_config).encode();
     let mut inputs = Vec::new();
@@ -197,7 +198,7 @@ async fn start(
     }
     handshake.finish().await?;
 
-    let step_log = config.step_log.as_deref().map(StepLog::create).transpose()?;
+    let step_log = config.step_log.as_deref().map(MomentLog::create).transpose()?;
     let scheduler = Scheduler::new(config.clone(), left_prompts);
     let loras = config.lora.clone().map(Loras::new);
     Ok(Core { config: config.clone(), scheduler, loras, receiver_cache, plugin, time, outbox, kv_events, step_log })

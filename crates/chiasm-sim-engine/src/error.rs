@@ -23,9 +23,9 @@ pub enum SimError {
     /// The socket for prompts that are left for other engines could not be bound.
     #[error("could not bind a side channel for prompts: {0}")]
     SideChannel(io::Error),
-    /// The file for the moments of steps could not be made.
-    #[error("could not create {path} for the moments of steps: {source}")]
-    StepLog {
+    /// A file for moments could not be made.
+    #[error("could not create {path} for moments, name a file in a folder that is there: {source}")]
+    MomentLog {
         /// The configured file.
         path: PathBuf,
         /// What the system says.

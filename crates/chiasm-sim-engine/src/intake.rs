@@ -1,6 +1,7 @@
 //! From frames to work: what vLLM's input thread does (`process_input_sockets`).
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use chiasm_engine::wire::{
@@ -14,6 +15,7 @@ use crate::image::cached_bytes;
 use crate::item::Item;
 use crate::left_prompts::{self, Computed, Handed, LeftPrompts, Origin};
 use crate::lent_slot::{Alarm, LentSlot};
+use crate::moment_log::MomentLog;
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
@@ -55,6 +57,8 @@ pub(crate) struct Intake {
     pub(crate) work: mpsc::UnboundedSender<Work>,
     /// `None` without a KV connector.
     pub(crate) left_prompts: Option<LeftPrompts>,
+    /// When requests come; `None` when nobody measures.
+    pub(crate) request_log: Option<Arc<MomentLog>>,
 }
 
 /// What the input thread's variables still refer to when a message has been dealt with.
@@ -92,12 +96,16 @@ impl Intake {
     /// What could not be decoded. vLLM's input thread ends then, which closes its sockets; the rest of the engine
     /// lives on and hears nothing more.
     pub(crate) fn take(&self, frames: &[Bytes]) -> Result<(), String> {
+        let came = self.request_log.as_ref().map(|_| SystemTime::now());
         let message = request::decode(frames).map_err(|error| error.to_string())?;
         // vLLM has one thread for all input sockets.
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let mut getting = None;
         let work = match message {
             ClientMessage::Add(request) => {
+                if let (Some(log), Some(came)) = (&self.request_log, came) {
+                    log.write(came);
+                }
                 let handed = match self.handed(&request) {
                     Ok(handed) => handed,
                     Err(reason) => {

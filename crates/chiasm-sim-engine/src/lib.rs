@@ -27,7 +27,7 @@
 //! |---|---|
 //! | life of an engine | `engine` (start, kill, stop), `config`, `faults`, `error` |
 //! | towards the frontend | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
-//! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `step_log`, `utility`, `pace`, `monotonic_time` |
+//! | the loop | `core`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace`, `monotonic_time`, `moment_log` |
 //! | caches | `cache_events` (on `block_chain`), `receiver_cache`; batches, the KV cache and that of encoded images are `chiasm-engine-model`'s |
 //! | adapters | `loras`: which are loaded; that a step uses at most so many of them is not simulated |
 //! | shared memory | `plugin`, `handle`, `lent_slot` |
@@ -58,6 +58,7 @@ mod left_prompts;
 mod lent_slot;
 mod logprobs;
 mod loras;
+mod moment_log;
 mod monotonic_time;
 mod outbox;
 mod pace;
@@ -68,7 +69,6 @@ mod sampling_rules;
 mod scheduler;
 mod sequence;
 mod sockets;
-mod step_log;
 mod step_outputs;
 mod utility;
 

@@ -215,6 +215,9 @@ pub(crate) struct SimArgs {
     /// File to write the moments of its steps to: nanoseconds since 1970, eight bytes each, little endian
     #[arg(long, value_name = "FILE")]
     pub(crate) sim_step_log: Option<PathBuf>,
+    /// The same of the moments at which requests come
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sim_request_log: Option<PathBuf>,
     /// Prompt tokens that it computes per second
     #[arg(long, default_value_t = 20_000.0, value_parser = weight)]
     pub(crate) sim_prefill_rate: f64,

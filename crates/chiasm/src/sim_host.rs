@@ -52,6 +52,7 @@ pub(crate) fn sim_config(args: &SimArgs, model: Option<&ServedModel>, format: Op
     config.max_model_len = args.sim_max_model_len;
     config.max_num_seqs = args.sim_max_num_seqs;
     config.step_log = args.sim_step_log.clone();
+    config.request_log = args.sim_request_log.clone();
     config.pace = Pace {
         prefill_tokens_per_s: args.sim_prefill_rate,
         decode_tokens_per_s: args.sim_decode_rate,

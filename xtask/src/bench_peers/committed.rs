@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use crate::bench_peers::row::{Row, missing};
 use crate::bench_peers::{
-    Bench, RESULTS, door_note, handoff_note, index_note, machines_note, pixels_note, processor_note, serve_note,
-    stream_note, upstream_note,
+    Bench, RESULTS, door_note, handoff_note, index_note, machines_note, pixels_note, processor_note, roles_note,
+    serve_note, stream_note, upstream_note,
 };
 
-const BENCHES: [Bench; 9] = [
+const BENCHES: [Bench; 10] = [
     Bench::Pixels,
     Bench::Handoff,
     Bench::Index,
@@ -18,6 +18,7 @@ const BENCHES: [Bench; 9] = [
     Bench::Processor,
     Bench::Serve,
     Bench::Machines,
+    Bench::Roles,
     Bench::Upstream,
 ];
 
@@ -45,6 +46,7 @@ fn each_note_is_made_of_the_rows_beside_it() {
             Bench::Processor => processor_note::write(&rows),
             Bench::Serve => serve_note::write(&rows),
             Bench::Machines => machines_note::write(&rows),
+            Bench::Roles => roles_note::write(&rows),
             Bench::Upstream => upstream_note::write(&rows),
         };
         let committed = fs::read_to_string(file(bench, "md")).unwrap();

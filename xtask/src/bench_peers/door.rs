@@ -143,12 +143,8 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, engines: u32, load
         Row { ours: engines, ..row("all", OUR_ENGINES, "engines", OURS) },
     ];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let value = |case: &str, clients: Option<u32>, side: &str, metric: &str| {
-        let it = measurements
-            .iter()
-            .find(|it| (&*it.case, it.clients, &*it.side, &*it.metric) == (case, clients, side, metric));
-        it.map(|it| it.value)
-    };
+    let value =
+        |case: &str, clients: Option<u32>, side: &str, metric: &str| value(measurements, (case, clients), side, metric);
     let (mut cases, mut peers): (Vec<(&str, Option<u32>)>, Vec<&str>) = Default::default();
     for it in measurements {
         if !cases.contains(&(&it.case, it.clients)) {
@@ -236,7 +232,49 @@ pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
     Ok(())
 }
 
-fn name(case: &str, clients: u32) -> String {
+/// What was measured of a side.
+pub(crate) fn value(
+    measurements: &[Measurement],
+    (case, clients): (&str, Option<u32>),
+    side: &str,
+    metric: &str,
+) -> Option<f64> {
+    let is = |it: &&Measurement| (&*it.case, it.clients, &*it.side, &*it.metric) == (case, clients, side, metric);
+    measurements.iter().find(is).map(|it| it.value)
+}
+
+/// The cases with the numbers of clients that asked at once, in their order.
+pub(crate) fn cases(measurements: &[Measurement]) -> Vec<(&str, u32)> {
+    let mut cases = Vec::new();
+    for (case, clients) in measurements.iter().filter_map(|it| Some((&*it.case, it.clients?))) {
+        if !cases.contains(&(case, clients)) {
+            cases.push((case, clients));
+        }
+    }
+    cases
+}
+
+/// A row for each case and side whose prompts' lengths were compared with the first side's.
+pub(crate) fn lengths(bench: &'static str, measurements: &[Measurement]) -> Vec<Row> {
+    let different = measurements.iter().filter(|it| it.metric == "different");
+    let row = |it: &Measurement| Row {
+        metric: DIFFERENT.to_owned(),
+        unit: "prompts",
+        ours: value(measurements, (&it.case, None), &it.side, "compared"),
+        peer: Some(it.value),
+        equal: Some(it.value == 0.0),
+        ..Row::milliseconds(bench, &it.case, &it.side)
+    };
+    different.map(row).collect()
+}
+
+/// Whether a side counted the same tokens as the first; none where it counts others.
+pub(crate) fn counts_alike(measurements: &[Measurement], case: &str, side: &str) -> Option<bool> {
+    value(measurements, (case, None), side, "different").map(|different| different == 0.0)
+}
+
+/// A case's name with the number of clients.
+pub(crate) fn name(case: &str, clients: u32) -> String {
     format!("{case}, {clients} client{}", if clients == 1 { "" } else { "s" })
 }
 

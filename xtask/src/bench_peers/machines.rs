@@ -1,6 +1,6 @@
 //! Turns what the program `door machines` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{DIFFERENT, Measurement, ROUNDS};
+use crate::bench_peers::door::{self, Measurement, ROUNDS, cases, counts_alike, lengths};
 use crate::bench_peers::load::Load;
 use crate::bench_peers::row::{Mandatory, Row, missing, rounded};
 
@@ -104,26 +104,13 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
     let rounds = Some(f64::from(rounds));
     let mut rows = vec![Row { ours: rounds, peer: rounds, ..row("all", ROUNDS, "rounds", LOCAL) }];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let mut cases: Vec<(&str, u32)> = Vec::new();
-    for it in measurements {
-        if let Some(clients) = it.clients
-            && !cases.contains(&(&it.case, clients))
-        {
-            cases.push((&it.case, clients));
-        }
-    }
-    for (case, clients) in cases {
+    for (case, clients) in cases(measurements) {
         for link in LINKS {
             rows.extend(Case { measurements, case, clients, link }.rows());
         }
     }
-    let different = measurements.iter().filter(|it| it.metric == "different");
-    rows.extend(different.map(|it| {
-        let compared =
-            measurements.iter().find(|of| (&of.case, &of.side, &*of.metric) == (&it.case, &it.side, "compared"));
-        let (ours, peer, equal) = (compared.map(|it| it.value), Some(it.value), Some(it.value == 0.0));
-        Row { ours, peer, equal, ..row(name(&it.case), DIFFERENT, "prompts", &it.side) }
-    }));
+    let named = |row: Row| Row { case: name(&row.case).to_owned(), ..row };
+    rows.extend(lengths(BENCH, measurements).into_iter().map(named));
     rows
 }
 
@@ -178,32 +165,22 @@ impl Case<'_> {
         let has_target = self.case != NEW_IMAGE;
         if row.peer_name == LOCAL {
             let Some(ratio) = self.value(ours, "CPU in times of the local engine's") else { return row };
-            let equal = self.is_equal(ours);
+            let equal = counts_alike(self.measurements, self.case, ours);
             let row = Row { ratio: Some(rounded(ratio)), equal, ..row };
             return if has_target { at_most(CPU_TARGET, ratio, row) } else { row };
         }
         let Some(ratio) = self.value(ours, "CPU in times of Dynamo's").map(f64::recip) else { return row };
-        let equal = self.is_equal(&row.peer_name);
+        let equal = counts_alike(self.measurements, self.case, &row.peer_name);
         let ok = has_target.then_some(ratio >= DYNAMO_TARGET && equal != Some(false));
         Row { ratio: Some(rounded(ratio)), equal, target: has_target.then_some(DYNAMO_TARGET), ok, ..row }
     }
 
     fn value(&self, side: &str, metric: &str) -> Option<f64> {
-        let is = |it: &&Measurement| {
-            (&*it.case, it.clients, &*it.side, &*it.metric) == (self.case, Some(self.clients), side, metric)
-        };
-        self.measurements.iter().find(is).map(|it| it.value)
-    }
-
-    /// Whether a side counted the same tokens as the one with a local engine; none where it counts others.
-    fn is_equal(&self, side: &str) -> Option<bool> {
-        let is = |it: &&Measurement| (&*it.case, &*it.side, &*it.metric) == (self.case, side, "different");
-        self.measurements.iter().find(is).map(|it| it.value == 0.0)
+        door::value(self.measurements, (self.case, Some(self.clients)), side, metric)
     }
 
     fn row(&self, metric: &str, unit: &'static str, peer: &str, numbers: [Option<f64>; 2]) -> Row {
-        let clients = if self.clients == 1 { "client" } else { "clients" };
-        let case = format!("{}, {} {clients}, {}", name(self.case), self.clients, self.link);
+        let case = format!("{}, {}", door::name(name(self.case), self.clients), self.link);
         let [ours, theirs] = numbers.map(|number| number.map(rounded));
         Row { ours, peer: theirs, ..row(&case, metric, unit, peer) }
     }

@@ -75,6 +75,18 @@ pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
     missing
 }
 
+/// Whether a bench has measured all that it must not end without.
+///
+/// # Errors
+/// `MissingRows` with all that is not there.
+pub(crate) fn complete(bench: &'static str, rows: &[Row], mandatory: &[Mandatory]) -> Result<(), Error> {
+    let missing = missing(rows, mandatory);
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Error::MissingRows { bench, rows: missing.join("; ") }),
+    }
+}
+
 /// Rounds to three decimals, so that files stay readable.
 pub(crate) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3

@@ -1,9 +1,8 @@
 //! Turns what the program `door routers` measured into rows, with the targets that the project has set itself.
 
-use crate::bench_peers::door::{DIFFERENT, Measurement, ROUNDS};
+use crate::bench_peers::door::{self, DIFFERENT, Measurement, ROUNDS, cases, counts_alike, lengths};
 use crate::bench_peers::load::Load;
-use crate::bench_peers::row::{Mandatory, Row, missing, rounded};
-use crate::error::Error;
+use crate::bench_peers::row::{Mandatory, Row, rounded};
 
 /// The bench's name in rows and files.
 pub(crate) const BENCH: &str = "upstream";
@@ -101,18 +100,6 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
     },
 ];
 
-/// Whether a run that is not kept has measured what one that is has to.
-///
-/// # Errors
-/// `MissingRows` with all that is not there.
-pub(crate) fn complete(rows: &[Row]) -> Result<(), Error> {
-    let missing = missing(rows, &MANDATORY);
-    match missing.is_empty() {
-        true => Ok(()),
-        false => Err(Error::MissingRows { bench: BENCH, rows: missing.join("; ") }),
-    }
-}
-
 /// All rows of a run that began under some load.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, conversations: u32, load: Option<Load>) -> Vec<Row> {
     let [rounds, conversations] = [rounds, conversations].map(|number| Some(f64::from(number)));
@@ -121,29 +108,19 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, conversations: u32
         Row { ours: conversations, peer: conversations, ..row("all", CONVERSATIONS, "conversations", "all") },
     ];
     rows.extend(load.map(|load| load.row(BENCH)));
-    let (mut cases, mut peers): (Vec<(&str, u32)>, Vec<&str>) = Default::default();
+    let mut peers: Vec<&str> = Vec::new();
     for it in measurements {
-        if let Some(clients) = it.clients
-            && !cases.contains(&(&it.case, clients))
-        {
-            cases.push((&it.case, clients));
-        }
         if !is_ours(&it.side) && !peers.contains(&&*it.side) {
             peers.push(&it.side);
         }
     }
-    for (case, clients) in cases {
+    for (case, clients) in cases(measurements) {
         for ((way, ours), times) in WAYS.into_iter().zip(TIMES) {
             let compared = peers.iter().map(|peer| Compared { measurements, case, clients, way, ours, times, peer });
             rows.extend(compared.flat_map(|it| it.rows()));
         }
     }
-    for it in measurements.iter().filter(|it| it.metric == "different" && !is_ours(&it.side)) {
-        let of = |of: &&Measurement| (&of.case, &of.side, &*of.metric) == (&it.case, &it.side, "compared");
-        let compared = measurements.iter().find(of).map(|it| it.value);
-        let (peer, equal) = (Some(it.value), Some(it.value == 0.0));
-        rows.push(Row { ours: compared, peer, equal, ..row(&it.case, DIFFERENT, "prompts", &it.side) });
-    }
+    rows.extend(lengths(BENCH, measurements).into_iter().filter(|row| !is_ours(&row.peer_name)));
     rows
 }
 
@@ -188,27 +165,21 @@ impl Compared<'_> {
         let is_target =
             |(case, peer, _): &&(&str, &str, f64)| self.case.starts_with(case) && self.peer.starts_with(peer);
         let target = TARGETS.iter().find(is_target).map(|&(_, _, target)| target);
-        let different = |it: &&Measurement| (&*it.case, &*it.side, &*it.metric) == (self.case, self.peer, "different");
-        let equal = self.measurements.iter().find(different).map(|it| it.value == 0.0);
+        let equal = counts_alike(self.measurements, self.case, self.peer);
         let reached = |target| if is_floor { ratio <= target } else { ratio >= target };
         let ok = target.map(|target| reached(target) && equal != Some(false));
         Row { ratio: Some(rounded(ratio)), target, ok, equal, ..row }
     }
 
     fn value(&self, side: &str, metric: &str) -> Option<f64> {
-        let is = |it: &&Measurement| {
-            (&*it.case, it.clients, &*it.side, &*it.metric) == (self.case, Some(self.clients), side, metric)
-        };
-        self.measurements.iter().find(is).map(|it| it.value)
+        door::value(self.measurements, (self.case, Some(self.clients)), side, metric)
     }
 
     fn name(&self, is_shared: bool) -> String {
-        let (case, clients, way) = (self.case, self.clients, self.way);
-        match clients {
+        match is_shared {
             // How many clients there are follows from the upstreams.
-            _ if is_shared => format!("{case}{way}"),
-            1 => format!("{case}, 1 client{way}"),
-            _ => format!("{case}, {clients} clients{way}"),
+            true => format!("{}{}", self.case, self.way),
+            false => format!("{}{}", door::name(self.case, self.clients), self.way),
         }
     }
 }
@@ -220,6 +191,7 @@ fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::bench_peers::row::complete;
 
     const SIDES: [(&str, f64); 8] = [
         ("chiasm, http", 0.1),
@@ -309,9 +281,9 @@ pub(crate) mod tests {
     #[test]
     fn a_run_that_lacks_a_comparison_names_it() {
         let mut measurements = measurements(0.0);
-        complete(&rows(&measurements, 7, 1_000, None)).unwrap();
+        complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY).unwrap();
         measurements.retain(|it| it.side != ONE);
-        let error = complete(&rows(&measurements, 7, 1_000, None)).unwrap_err().to_string();
+        let error = complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY).unwrap_err().to_string();
         assert!(
             error.contains("shared images, conversations, 2 upstreams, http, cached prompt tokens, one upstream"),
             "{error}"

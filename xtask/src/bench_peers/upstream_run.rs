@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::{
-    Bench, built, door, door_inputs, door_peers, peers, router_peers, upstream, upstream_note, write,
+    Bench, built, door, door_inputs, door_peers, peers, router_peers, row, upstream, upstream_note, write,
 };
 use crate::error::Error;
 use crate::nginx;
@@ -50,7 +50,7 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let rows = upstream::rows(&measurements, rounds, conversations, load);
     let note = upstream_note::write(&rows);
     if rounds == SHORT {
-        upstream::complete(&rows)?;
+        row::complete(upstream::BENCH, &rows, &upstream::MANDATORY)?;
         return setup.output.say(&note);
     }
     setup.output.say(&write(setup, Bench::Upstream, &rows, &note, json)?)

@@ -46,6 +46,7 @@ const ENGINE: SimArgs = SimArgs {
     sim_max_num_seqs: 128,
     sim_answer: None,
     sim_step_log: None,
+    sim_request_log: None,
     sim_prefill_rate: 4000.0,
     sim_decode_rate: 400.0,
     sim_image_ms: 25.0,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use http_body_util::BodyExt;
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::{Request, StatusCode};
+use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::TcpStream;
@@ -14,6 +14,8 @@ use tokio::net::TcpStream;
 use crate::body::Pieces;
 use crate::workload::MODEL;
 
+/// The header in which Chiasm names the worker that has computed a prompt, if it is not the one that answers.
+const PREFILL_WORKER: &str = "x-chiasm-prefill-worker";
 /// Most of a refusal that goes into an error.
 const SHOWN: usize = 500;
 
@@ -34,6 +36,15 @@ struct Completion {
     usage: Usage,
 }
 
+/// What was read of any answer.
+struct Received {
+    status: StatusCode,
+    headers: HeaderMap,
+    text: String,
+    /// When its pieces came.
+    arrivals: Vec<u64>,
+}
+
 /// An answer that was read to its end.
 pub(crate) struct Answer {
     pub(crate) usage: Usage,
@@ -41,6 +52,8 @@ pub(crate) struct Answer {
     pub(crate) events: u64,
     /// When its pieces came, of which one mostly is an event: [`nanoseconds`].
     pub(crate) arrivals: Vec<u64>,
+    /// It says that another worker than the one that answers has computed the prompt.
+    pub(crate) is_split: bool,
 }
 
 impl Connection {
@@ -59,7 +72,7 @@ impl Connection {
             .header("host", &self.host)
             .header("content-type", "application/json")
             .body(body)?;
-        let (status, text, arrivals) = self.send(request).await?;
+        let Received { status, headers, text, arrivals } = self.send(request).await?;
         if status != StatusCode::OK {
             return Err(format!("{status}: {}", text.chars().take(SHOWN).collect::<String>()).into());
         }
@@ -70,7 +83,8 @@ impl Connection {
             }
             false => (&*text, 0),
         };
-        Ok(Answer { usage: serde_json::from_str::<Completion>(completion)?.usage, events, arrivals })
+        let usage = serde_json::from_str::<Completion>(completion)?.usage;
+        Ok(Answer { usage, events, arrivals, is_split: headers.contains_key(PREFILL_WORKER) })
     }
 
     /// How many engines the side says are ready, at the address where ours tells it.
@@ -91,23 +105,22 @@ impl Connection {
     /// What the side says at a path: the status and the body.
     pub(crate) async fn get(&mut self, path: &str) -> Result<(StatusCode, String), Box<dyn Error>> {
         let request = Request::get(path).header("host", &self.host).body(Pieces::default())?;
-        let (status, text, _) = self.send(request).await?;
+        let Received { status, text, .. } = self.send(request).await?;
         Ok((status, text))
     }
 
-    /// The status, the body, and when its pieces came.
-    async fn send(&mut self, request: Request<Pieces>) -> Result<(StatusCode, String, Vec<u64>), Box<dyn Error>> {
+    async fn send(&mut self, request: Request<Pieces>) -> Result<Received, Box<dyn Error>> {
         self.sender.ready().await?;
         let answer = self.sender.send_request(request).await?;
-        let status = answer.status();
-        let (mut pieces, mut text, mut arrivals) = (answer.into_body(), Vec::new(), Vec::new());
+        let (head, mut pieces) = answer.into_parts();
+        let (mut text, mut arrivals) = (Vec::new(), Vec::new());
         while let Some(piece) = pieces.frame().await {
             if let Some(data) = piece?.data_ref() {
                 arrivals.push(nanoseconds());
                 text.extend_from_slice(data);
             }
         }
-        Ok((status, String::from_utf8(text)?, arrivals))
+        Ok(Received { status: head.status, headers: head.headers, text: String::from_utf8(text)?, arrivals })
     }
 }
 

@@ -9,6 +9,7 @@ use std::process::Command;
 use crate::origin::Origin;
 use crate::program::Program;
 use crate::side::{Counts, Inputs, Side, command, free_address};
+use crate::splits::Splits;
 use crate::workload::{MODEL, MOST_STREAMS, Pace};
 
 /// By what its processes find each other.
@@ -19,6 +20,15 @@ pub(crate) enum Discovery<'a> {
     Etcd(&'a Path),
 }
 
+/// What its simulated engines compute, one for each of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Prompts and answers.
+    All,
+    Prompts,
+    Answers,
+}
+
 /// Starts it, by a Python that has it in the version that is named.
 pub(crate) fn start(
     inputs: &Inputs,
@@ -26,6 +36,7 @@ pub(crate) fn start(
     pace: Pace,
     origin: &Origin,
     discovery: Discovery,
+    stages: &[Stage],
 ) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
     let store = inputs.scratch.join(format!("dynamo-store-{}", address.port()));
@@ -39,7 +50,39 @@ pub(crate) fn start(
     };
     let mut frontend = python(program, &found, "dynamo.frontend");
     frontend.args(["--http-host", "127.0.0.1", "--http-port", &address.port().to_string(), "--router-mode", "kv"]);
-    let mut engine = python(program, &found, "dynamo.mocker");
+    let (mut engines, mut splits) = (Vec::new(), Splits::Never);
+    for (number, &stage) in stages.iter().enumerate() {
+        let mut engine = mocker(inputs, program, &found, pace, stage);
+        if stage == Stage::Prompts {
+            let told_at = free_address()?;
+            engine.env("DYN_SYSTEM_PORT", told_at.port().to_string());
+            splits = Splits::Counted(told_at);
+        }
+        let name = format!("dynamo-mocker-{}-{number}", address.port());
+        engines.push(Program::start(&name, &mut engine, &inputs.scratch)?);
+    }
+    engines.extend(etcd);
+    Ok(Side {
+        name: format!("Dynamo {version}"),
+        address,
+        url: origin.url(),
+        counts: Counts::Text,
+        frontend: Program::start(&format!("dynamo-frontend-{}", address.port()), &mut frontend, &inputs.scratch)?,
+        children: 0,
+        has_workers: false,
+        agents: Vec::new(),
+        engines,
+        splits,
+        tells_engines: false,
+        // Its mocker knows no log probabilities, and registers no parser of calls.
+        tells_text_alone: true,
+        steps: None,
+    })
+}
+
+/// One of its simulated engines.
+fn mocker(inputs: &Inputs, program: &Path, found: &[(&str, OsString)], pace: Pace, stage: Stage) -> Command {
+    let mut engine = python(program, found, "dynamo.mocker");
     engine.arg("--model-path").arg(&inputs.model).args(["--model-name", MODEL, "--block-size", "16"]);
     match pace {
         // 0, said to be infinite, costs 20 ms.
@@ -47,23 +90,14 @@ pub(crate) fn start(
         // Its steps take as long as it thinks they do on some GPU; no flag says how many there are per second.
         Pace::Calls(_) => engine.args(["--max-num-seqs", &MOST_STREAMS.to_string()]),
     };
-    let mut engines = vec![Program::start("dynamo-mocker", &mut engine, &inputs.scratch)?];
-    engines.extend(etcd);
-    Ok(Side {
-        name: format!("Dynamo {version}"),
-        address,
-        url: origin.url(),
-        counts: Counts::Text,
-        frontend: Program::start("dynamo-frontend", &mut frontend, &inputs.scratch)?,
-        children: 0,
-        has_workers: false,
-        agents: Vec::new(),
-        engines,
-        tells_engines: false,
-        // Its mocker knows no log probabilities, and registers no parser of calls.
-        tells_text_alone: true,
-        steps: None,
-    })
+    let mode = match stage {
+        Stage::All => return engine,
+        Stage::Prompts => "prefill",
+        Stage::Answers => "decode",
+    };
+    // Else it waits for as long as it thinks that keys and values take from one GPU to another.
+    engine.args(["--disaggregation-mode", mode, "--kv-transfer-bandwidth", "0"]);
+    engine
 }
 
 /// Starts etcd and waits until it listens; returns it with its address.

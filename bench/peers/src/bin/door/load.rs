@@ -48,6 +48,8 @@ pub(crate) struct Answered {
     pub(crate) tokens: u64,
     /// Events of all streams together.
     pub(crate) events: u64,
+    /// Answers that say that another worker has computed their prompts.
+    pub(crate) split: u64,
     /// When tokens of streams came, but the first and the last of each, which come with something else.
     pub(crate) arrivals: Vec<u64>,
     /// Time between the first request and the end of the last answer.
@@ -59,7 +61,8 @@ pub(crate) struct Answered {
 /// Asks with `clients` at once until `time` is over; what was asked by then is waited for.
 ///
 /// # Errors
-/// Any answer that is not a 200 with a number of prompt tokens in `expected` and as many of its own as the case has.
+/// Any answer that is not a 200 with a number of prompt tokens in `expected` and as many of its own as the case has, and any that was
+/// split where the side splits none, or was not where it splits all.
 pub(crate) async fn run(
     side: &mut Side,
     workload: &RefCell<Workload>,
@@ -69,7 +72,9 @@ pub(crate) async fn run(
     expected: &RangeInclusive<u64>,
 ) -> Result<Outcome, Box<dyn Error>> {
     // What other cases have pushed out of caches comes back untold.
-    if case.has_image() || !case.is_streamed() {
+    let before = side.splits.counted().await?;
+    let asks_first = case.has_image() || !case.is_streamed();
+    if asks_first {
         let first = workload.borrow_mut().next(case, &side.url);
         Connection::open(side.address).await?.chat(first).await?;
     }
@@ -81,6 +86,10 @@ pub(crate) async fn run(
     tokio::time::sleep(SETTLE).await;
     let (cpu, of_frontend) = (side.cpu()?.since(&cpu), side.frontend.cpu()?.since(&of_frontend));
     let engines = side.engines_cpu()?.since(&engines);
+    side.splits
+        .check(before, asks_first.into(), &answered)
+        .await
+        .map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
     let delays = delays(&side.steps()?, &answered.arrivals);
     let origin = workload.borrow().origin().requests() - origin;
     Ok(Outcome { answered, cpu, of_frontend, engines, origin, delays })
@@ -103,11 +112,11 @@ pub(crate) async fn ask(
     let (cpu, start) = (thread_cpu(), Instant::now());
     let end = start + time;
     let clients = connections.into_iter().map(async |mut connection| {
-        let (mut latencies, mut tokens, mut events, mut arrivals) = (Vec::new(), 0, 0, Vec::new());
+        let (mut latencies, mut tokens, mut events, mut split, mut arrivals) = (Vec::new(), 0, 0, 0, Vec::new());
         while latencies.is_empty() || Instant::now() < end {
             let body = workload.borrow_mut().next(case, url);
             let start = Instant::now();
-            let Answer { usage, events: of_answer, arrivals: pieces } = connection.chat(body).await?;
+            let Answer { usage, events: of_answer, arrivals: pieces, is_split } = connection.chat(body).await?;
             latencies.push(start.elapsed());
             let answer = case.answer_tokens();
             if !expected.contains(&usage.prompt_tokens) || !answer.contains(&usage.completion_tokens) {
@@ -115,25 +124,27 @@ pub(crate) async fn ask(
             }
             tokens += usage.completion_tokens;
             events += of_answer;
+            split += u64::from(is_split);
             arrivals.extend(pieces.get(EDGE..pieces.len().saturating_sub(EDGE)).unwrap_or_default());
         }
-        Ok::<_, Box<dyn Error>>(Answered { latencies, tokens, events, arrivals, ..Answered::default() })
+        Ok::<_, Box<dyn Error>>(Answered { latencies, tokens, events, split, arrivals, ..Answered::default() })
     });
     let answered =
         timeout(time + PATIENCE, try_join_all(clients)).await.map_err(|_| "some requests get no answer")??;
     let (wall, cpu) = (start.elapsed(), thread_cpu().saturating_sub(cpu));
     let mut all = Answered { wall, cpu, ..Answered::default() };
-    for Answered { latencies, tokens, events, arrivals, .. } in answered {
+    for Answered { latencies, tokens, events, split, arrivals, .. } in answered {
         all.latencies.extend(latencies);
         all.tokens += tokens;
         all.events += events;
+        all.split += split;
         all.arrivals.extend(arrivals);
     }
     Ok(all)
 }
 
 /// How long before each arrival the latest step was.
-fn delays(steps: &[u64], arrivals: &[u64]) -> Vec<u64> {
+pub(crate) fn delays(steps: &[u64], arrivals: &[u64]) -> Vec<u64> {
     let before =
         |arrival: &u64| steps[..steps.partition_point(|step| step <= arrival)].last().map(|step| arrival - step);
     arrivals.iter().filter_map(before).collect()

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use crate::Measurement;
 use crate::client::Connection;
-use crate::dynamo::{self, Discovery};
+use crate::dynamo::{self, Discovery, Stage};
 use crate::load::Outcome;
 use crate::measure::{self, Outcomes, median};
 use crate::ours::{self, OURS};
@@ -77,7 +77,7 @@ pub(crate) async fn run(
         let (mut sides, agents) = start(inputs, &machines, &certificates, pace, workload)?;
         let dynamo = {
             let workload = workload.borrow();
-            dynamo::start(inputs, dynamo, pace, workload.origin(), Discovery::Etcd(etcd))?
+            dynamo::start(inputs, dynamo, pace, workload.origin(), Discovery::Etcd(etcd), &[Stage::All])?
         };
         sides.push(dynamo);
         let mut limits = Vec::new();

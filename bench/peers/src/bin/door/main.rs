@@ -22,6 +22,12 @@
 //! measures what an agent between frontend and engines costs, for `bench-peers machines`.
 //!
 //! ```text
+//! door roles --chiasm PROGRAM --model DIR --pictures DIR --rounds N --python PROGRAM --dynamo VERSION
+//! ```
+//!
+//! measures what it costs that one engine computes a prompt and another one answers, for `bench-peers roles`.
+//!
+//! ```text
 //! door routers --chiasm PROGRAM --model DIR --pictures DIR --rounds N --conversations N --python PROGRAM --dynamo VERSION
 //!              --smg PROGRAM,VERSION --envoy PROGRAM,VERSION --nginx PROGRAM,VERSION
 //! ```
@@ -35,11 +41,12 @@
 //! | `origin` | the server that images are fetched from |
 //! | `body`, `client`, `load` | a request's body, a connection, many at once |
 //! | `program` | another program: its start, its CPU time, its end |
-//! | `side` | what all sides have in common |
+//! | `side`, `splits` | what all sides have in common; whether two engines had a request |
 //! | `ours`, `vllm_rs`, `dynamo` | the sides |
 //! | `relay` | a frontend that does nothing, and what stands for its engine |
 //! | `measure` | in which order what is asked, and what comes of it |
 //! | `machines` | the same, where an agent is between frontend and engine |
+//! | `roles` | the same, where one engine computes prompts and another one answers |
 //! | `routers` | the same, before servers of models that somebody else runs |
 
 #![forbid(unsafe_code)]
@@ -55,8 +62,10 @@ mod ours;
 mod picture;
 mod program;
 mod relay;
+mod roles;
 mod routers;
 mod side;
+mod splits;
 mod vllm_rs;
 mod words;
 mod workload;
@@ -71,7 +80,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::dynamo::Discovery;
+use crate::dynamo::{Discovery, Stage};
 use crate::ours::{BASELINE, OURS};
 use crate::side::{Inputs, Peers, Side};
 use crate::workload::{Case, Pace, Rate, Workload};
@@ -138,6 +147,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         "relay" => return relay::relay(flag("--listen")?.parse()?, flag("--engine")?).await,
         "beat" => return relay::beat(flag("--relay")?, flag("--rate")?.parse()?, flag("--step-log")?).await,
         "echo" => return machines::echo(flag("--listen")?.parse()?, Path::new(flag("--certificates")?)).await,
+        "pass" => return roles::pass([flag("--outputs")?.parse()?, flag("--requests")?.parse()?]).await,
         "sink" => return machines::sink(flag("--listen")?.parse()?),
         "upstream" => {
             let events = flags.get("--events").zip(flags.get("--replay"));
@@ -151,6 +161,18 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let model = Path::new(flag("--model")?);
     let workload = RefCell::new(Workload::new(Path::new(flag("--pictures")?), model)?);
     let rounds = || Ok::<usize, Box<dyn Error>>(flag("--rounds")?.parse()?);
+    let alone = |scratch: &Path| {
+        Ok::<_, Box<dyn Error>>(Inputs {
+            chiasm: flag("--chiasm")?.into(),
+            engines: 1,
+            baseline: None,
+            peers: None,
+            model: model.into(),
+            scratch: scratch.into(),
+            call: workload.borrow_mut().call(),
+        })
+    };
+    let dynamo = || Ok::<_, Box<dyn Error>>((PathBuf::from(flag("--python")?), flag("--dynamo")?.to_owned()));
     match command.as_str() {
         "run" | "streams" => {
             let paces = match command.as_str() {
@@ -162,7 +184,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
                 true => Some(Peers {
                     vllm_rs: (flag("--vllm-rs")?.into(), flag("--vllm")?.to_owned()),
                     libraries: flags.get("--libraries").map(PathBuf::from),
-                    dynamo: (flag("--python")?.into(), flag("--dynamo")?.to_owned()),
+                    dynamo: dynamo()?,
                 }),
                 false => None,
             };
@@ -182,29 +204,16 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         }
         "machines" => {
             let scratch = tempfile::tempdir()?;
-            let inputs = Inputs {
-                chiasm: flag("--chiasm")?.into(),
-                engines: 1,
-                baseline: None,
-                peers: None,
-                model: model.into(),
-                scratch: scratch.path().into(),
-                call: workload.borrow_mut().call(),
-            };
-            let dynamo = (flag("--python")?.into(), flag("--dynamo")?.to_owned());
-            machines::run(&inputs, &dynamo, Path::new(flag("--etcd")?), rounds()?, &workload).await
+            let inputs = alone(scratch.path())?;
+            machines::run(&inputs, &dynamo()?, Path::new(flag("--etcd")?), rounds()?, &workload).await
+        }
+        "roles" => {
+            let scratch = tempfile::tempdir()?;
+            roles::run(&alone(scratch.path())?, &dynamo()?, rounds()?, &workload).await
         }
         "routers" => {
             let scratch = tempfile::tempdir()?;
-            let inputs = Inputs {
-                chiasm: flag("--chiasm")?.into(),
-                engines: 1,
-                baseline: None,
-                peers: None,
-                model: model.into(),
-                scratch: scratch.path().into(),
-                call: workload.borrow_mut().call(),
-            };
+            let inputs = alone(scratch.path())?;
             let versioned = |name| {
                 let (program, version) = flag(name)?.rsplit_once(',').ok_or(USAGE)?;
                 Ok::<_, Box<dyn Error>>((PathBuf::from(program), version.to_owned()))
@@ -213,7 +222,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
                 smg: versioned("--smg")?,
                 envoy: versioned("--envoy")?,
                 nginx: versioned("--nginx")?,
-                dynamo: (flag("--python")?.into(), flag("--dynamo")?.to_owned()),
+                dynamo: dynamo()?,
             };
             routers::run(&inputs, &programs, rounds()?, flag("--conversations")?.parse()?, &workload).await
         }
@@ -262,7 +271,7 @@ fn start(inputs: &Inputs, pace: Pace, workload: &RefCell<Workload>) -> Result<Ve
     if let Some(peers) = &inputs.peers {
         sides.push(vllm_rs::start(inputs, peers, pace, origin)?);
         if pace != Pace::Steps {
-            sides.push(dynamo::start(inputs, &peers.dynamo, pace, origin, Discovery::Files)?);
+            sides.push(dynamo::start(inputs, &peers.dynamo, pace, origin, Discovery::Files, &[Stage::All])?);
         }
     }
     Ok(sides)

@@ -195,6 +195,11 @@ fn work(case: Case, outcome: &Outcome) -> f64 {
     if case.is_streamed() { outcome.answered.tokens as f64 } else { outcome.answered.latencies.len() as f64 }
 }
 
+/// CPU seconds of a frontend for each request, or each token of a stream.
+pub(crate) fn cpu(case: Case, outcome: &Outcome) -> f64 {
+    outcome.cpu.as_secs_f64() / work(case, outcome)
+}
+
 /// Medians over these outcomes of a side, by metric; latencies are those of all together.
 pub(crate) fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
     let requests = |outcome: &Outcome| outcome.answered.latencies.len() as f64;
@@ -210,7 +215,7 @@ pub(crate) fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f6
     let delay =
         |part: f64| delays.get((delays.len() as f64 * part) as usize).map_or(f64::NAN, |&time| time as f64 / 1e3);
     let per_cpu = of(&|it| work(case, it) / it.cpu.as_secs_f64());
-    let cpu = of(&|it| it.cpu.as_secs_f64() / work(case, it));
+    let cpu = of(&|it| cpu(case, it));
     let rate = of(&|it| work(case, it) / it.answered.wall.as_secs_f64());
     let mut values = if case.is_streamed() {
         vec![

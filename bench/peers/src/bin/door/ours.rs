@@ -8,6 +8,7 @@ use std::process::Command;
 use crate::origin::Origin;
 use crate::program::Program;
 use crate::side::{Counts, Inputs, RECEIVER_CACHE_GB, Side, command, engine_arguments, free_address};
+use crate::splits::Splits;
 use crate::workload::{MODEL, Pace};
 
 /// Side of the binary that is measured.
@@ -31,7 +32,7 @@ pub(crate) fn start(
     let steps = inputs.scratch.join(format!("{name}.steps"));
     for number in 0..count {
         let name = format!("{name} engine {number}");
-        let (engine, handshake) = engine(inputs, pace, &name, command(&inputs.chiasm), &steps)?;
+        let (engine, handshake) = engine(inputs, pace, &name, command(&inputs.chiasm), &steps, &[])?;
         engines.push(engine);
         handshakes.push(handshake);
     }
@@ -51,6 +52,7 @@ pub(crate) fn start(
         has_workers: false,
         agents: Vec::new(),
         engines,
+        splits: Splits::Never,
         tells_engines: true,
         // It may be of a time before there were tools.
         tells_text_alone: is_old,
@@ -58,16 +60,18 @@ pub(crate) fn start(
     })
 }
 
-/// Starts a simulated engine by `command`, which runs our binary; returns it with the address at which it waits to be attached.
+/// Starts a simulated engine by `command`, which runs our binary, with `more` flags; returns it with the address at which it waits to be
+/// attached.
 pub(crate) fn engine(
     inputs: &Inputs,
     pace: Pace,
     name: &str,
     mut command: Command,
     steps: &Path,
+    more: &[String],
 ) -> Result<(Program, String), Box<dyn Error>> {
     let handshake = format!("tcp://{}", free_address()?);
-    command.args(engine_arguments(inputs, pace, steps)).args(["--handshake", &handshake]);
+    command.args(engine_arguments(inputs, pace, steps)).args(["--handshake", &handshake]).args(more);
     Ok((Program::start(name, &mut command, &inputs.scratch)?, handshake))
 }
 

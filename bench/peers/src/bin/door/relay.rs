@@ -17,6 +17,7 @@ use zeromq::{PullSocket, PushSocket, Socket, SocketRecv, SocketSend};
 use crate::client::nanoseconds;
 use crate::program::Program;
 use crate::side::{Counts, Inputs, Side, command, free_address};
+use crate::splits::Splits;
 use crate::workload::{LONG_TOKENS, MODEL, Rate};
 
 /// Side of it.
@@ -43,6 +44,7 @@ pub(crate) fn start(inputs: &Inputs, rate: Rate) -> Result<Side, Box<dyn Error>>
         has_workers: false,
         agents: Vec::new(),
         engines: vec![Program::start("beat", &mut beat, &inputs.scratch)?],
+        splits: Splits::Never,
         tells_engines: false,
         tells_text_alone: true,
         steps: Some(steps),

@@ -24,7 +24,7 @@ use std::cell::RefCell;
 use std::error::Error;
 
 use crate::Measurement;
-use crate::dynamo::{self, Discovery};
+use crate::dynamo::{self, Discovery, Stage};
 use crate::measure::{self, Outcomes};
 use crate::side::{Counts, Inputs, Side};
 use crate::workload::{Case, Pace, Workload};
@@ -194,7 +194,7 @@ async fn costs(
     }
     let dynamo = {
         let workload = workload.borrow();
-        dynamo::start(inputs, &programs.dynamo, Pace::Unbounded, workload.origin(), Discovery::Files)?
+        dynamo::start(inputs, &programs.dynamo, Pace::Unbounded, workload.origin(), Discovery::Files, &[Stage::All])?
     };
     // Neither does it count images, nor is what it counts what an upstream here does.
     sides.push(Side { counts: Counts::Nothing, ..dynamo });

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::client::Connection;
 use crate::program::{CpuTime, Program};
+use crate::splits::Splits;
 use crate::workload::{Case, MOST_STREAMS, Pace, Rate, Told, Workload};
 
 /// How long a side may take to serve its first request. Python imports much.
@@ -74,6 +75,8 @@ pub(crate) struct Side {
     pub(crate) agents: Vec<Program>,
     /// Its engines, if the frontend has not started them. Ended after the frontend.
     pub(crate) engines: Vec<Program>,
+    /// Whether its prompts are computed by other engines than its answers.
+    pub(crate) splits: Splits,
     /// Whether it tells how many of them are ready.
     pub(crate) tells_engines: bool,
     /// It can tell nothing of a long answer but its text.
@@ -94,9 +97,7 @@ impl Side {
 
     /// When its engine said something, from the earliest.
     pub(crate) fn steps(&self) -> Result<Vec<u64>, Box<dyn Error>> {
-        let Some(path) = &self.steps else { return Ok(Vec::new()) };
-        let bytes = std::fs::read(path)?;
-        Ok(bytes.chunks_exact(8).filter_map(|step| Some(u64::from_le_bytes(step.try_into().ok()?))).collect())
+        self.steps.as_deref().map_or(Ok(Vec::new()), moments)
     }
 
     /// Whether it takes part in a case.
@@ -104,7 +105,7 @@ impl Side {
         !(self.tells_text_alone && matches!(case, Case::Long(Told::Call | Told::Logprobs, _)))
     }
 
-    /// Waits until a text is answered.
+    /// Waits until a text is answered, by two workers if the side splits requests.
     pub(crate) async fn wait(&mut self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
         let start = Instant::now();
         loop {
@@ -146,9 +147,20 @@ impl Side {
         if self.tells_engines && connection.ready_engines().await? < self.engines.len() as u64 {
             return Err("not all engines are ready".into());
         }
+        let counted = self.splits.counted().await?;
         let body = workload.borrow_mut().next(Case::Text, &self.url);
-        connection.chat(body).await.map(drop)
+        let is_split = connection.chat(body).await?.is_split;
+        match is_split || self.splits.counted().await? > counted || self.splits == Splits::Never {
+            true => Ok(()),
+            false => Err("requests are not split".into()),
+        }
     }
+}
+
+/// The moments that an engine has written down, from the earliest: [`nanoseconds`](crate::client::nanoseconds).
+pub(crate) fn moments(path: &Path) -> Result<Vec<u64>, Box<dyn Error>> {
+    let bytes = std::fs::read(path)?;
+    Ok(bytes.chunks_exact(8).filter_map(|moment| Some(u64::from_le_bytes(moment.try_into().ok()?))).collect())
 }
 
 /// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is measured, or one that takes

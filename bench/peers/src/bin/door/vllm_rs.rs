@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::origin::Origin;
 use crate::program::Program;
 use crate::side::{Counts, Inputs, Peers, Side, command, engine_arguments, free_address};
+use crate::splits::Splits;
 use crate::workload::{MODEL, Pace};
 
 /// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that is for examples (RFC 5737),
@@ -37,6 +38,7 @@ pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin)
         has_workers: false,
         agents: Vec::new(),
         engines: Vec::new(),
+        splits: Splits::Never,
         tells_engines: false,
         tells_text_alone: false,
         steps: matches!(pace, Pace::Calls(_)).then_some(steps),

@@ -1,4 +1,4 @@
-//! Who asks what: seven cases of requests and three of long streams, and the next request of each.
+//! Who asks what: eight cases of requests and three of long streams, and the next request of each.
 
 use std::error::Error;
 use std::ops::RangeInclusive;
@@ -23,6 +23,8 @@ const ANSWER_TOKENS: u64 = 4;
 const STREAM_TOKENS: u64 = 128;
 /// Words of the prompt before such a stream.
 const STREAM_WORDS: usize = 16;
+/// Tokens of an answer in [`Case::TextAnswered`].
+const CHAT_TOKENS: u64 = 64;
 /// Tokens of an answer in [`Case::Long`].
 pub(crate) const LONG_TOKENS: u64 = 256;
 /// Streams that an engine runs at once where answers are long.
@@ -51,6 +53,8 @@ pub(crate) enum Case {
     Text,
     /// A new text in every request, its short answer streamed.
     TextStreamed,
+    /// The same with an answer as chats have, token by token.
+    TextAnswered,
     /// A new text in every request after a system prompt that all have.
     TextAfterSystem,
     /// A short text, and an answer that is streamed token by token.
@@ -119,6 +123,7 @@ impl Case {
             Self::Distinct => "distinct images, data URI",
             Self::Text => "1k-token text",
             Self::TextStreamed => "1k-token text, streamed",
+            Self::TextAnswered => "1k-token text, 64 tokens streamed",
             Self::TextAfterSystem => "1k-token text, shared system prompt",
             Self::Streaming => "streaming",
             Self::Long(Told::Plain, _) => "plain",
@@ -131,6 +136,7 @@ impl Case {
         match self {
             Self::Streaming => Pace::Steps,
             Self::Long(_, rate) => Pace::Calls(rate),
+            Self::TextAnswered => Pace::Calls(Rate::Hundred),
             _ => Pace::Unbounded,
         }
     }
@@ -143,7 +149,7 @@ impl Case {
     /// Clients at once, one measurement for each number.
     pub(crate) fn clients(self) -> &'static [usize] {
         match self {
-            Self::Streaming => &[64],
+            Self::Streaming | Self::TextAnswered => &[64],
             Self::Long(_, Rate::Hundred) => &[1, 64],
             Self::Long(_, Rate::TwentyFive) => &[MOST_STREAMS],
             _ => &[1, 16, 64],
@@ -155,7 +161,7 @@ impl Case {
     pub(crate) fn time(self) -> Duration {
         Duration::from_millis(match self {
             Self::Streaming => 1_500,
-            Self::Long(..) => 3_000,
+            Self::Long(..) | Self::TextAnswered => 3_000,
             _ => 800,
         })
     }
@@ -163,7 +169,7 @@ impl Case {
     /// Prompt tokens that a request of this case may have, if one had `counted`.
     pub(crate) fn prompt_tokens(self, counted: u64) -> RangeInclusive<u64> {
         match self {
-            Self::Text | Self::TextStreamed | Self::TextAfterSystem => {
+            Self::Text | Self::TextStreamed | Self::TextAnswered | Self::TextAfterSystem => {
                 PROMPT_TOKENS - TOLERANCE..=PROMPT_TOKENS + TOLERANCE
             }
             // The words of a short text are of one token or of two.
@@ -176,6 +182,7 @@ impl Case {
     pub(crate) fn answer_tokens(self) -> RangeInclusive<u64> {
         match self {
             Self::Streaming => STREAM_TOKENS..=STREAM_TOKENS,
+            Self::TextAnswered => CHAT_TOKENS..=CHAT_TOKENS,
             Self::Long(..) => LONG_TOKENS..=LONG_TOKENS,
             _ => 1..=ANSWER_TOKENS,
         }
@@ -184,8 +191,8 @@ impl Case {
     /// Requests whose prompt tokens are compared.
     pub(crate) fn compared(self) -> usize {
         match self {
-            // One takes seconds.
-            Self::Long(_, Rate::Hundred) => 1,
+            // One takes a part of a second, or seconds.
+            Self::TextAnswered | Self::Long(_, Rate::Hundred) => 1,
             Self::Long(_, Rate::TwentyFive) => 0,
             _ => 20,
         }
@@ -279,6 +286,10 @@ impl Workload {
             Case::TextStreamed => {
                 let text = self.words.text(self.length, &mut self.rng);
                 streamed(ANSWER_TOKENS, &text, "")
+            }
+            Case::TextAnswered => {
+                let text = self.words.text(self.length, &mut self.rng);
+                streamed(CHAT_TOKENS, &text, "")
             }
             Case::TextAfterSystem => {
                 let own = self.length - (self.length as f64 * SYSTEM_PART) as usize;

@@ -9,6 +9,7 @@ use crate::origin::Origin;
 use crate::ours::{self, STATE_DIR};
 use crate::program::Program;
 use crate::side::{Counts, Inputs, Side, free_address};
+use crate::splits::Splits;
 use crate::workload::Pace;
 
 /// Starts all three, agent and engine on `machine`; returns them with the agent's address.
@@ -22,7 +23,7 @@ pub(crate) fn start(
     let name = format!("agent, {}", machine.link);
     let steps = inputs.scratch.join(format!("{name}.steps"));
     let (engine, handshake) =
-        ours::engine(inputs, pace, &format!("{name}: engine"), machine.command(&inputs.chiasm), &steps)?;
+        ours::engine(inputs, pace, &format!("{name}: engine"), machine.command(&inputs.chiasm), &steps, &[])?;
     let address = SocketAddr::new(machine.host, free_address()?.port());
     let mut agent = machine.command(&inputs.chiasm);
     agent.arg("agent").arg(&inputs.model).args(ours::attach(&[handshake])?).args(certificates.flags());
@@ -60,6 +61,7 @@ pub(crate) fn frontend(
         has_workers: false,
         agents: Vec::new(),
         engines: Vec::new(),
+        splits: Splits::Never,
         tells_engines: false,
         tells_text_alone: false,
         steps: None,

@@ -14,6 +14,7 @@ use crate::program::Program;
 use crate::routers::proxies;
 use crate::routers::server::Stats;
 use crate::side::{Counts, Inputs, Side, command, free_address};
+use crate::splits::Splits;
 use crate::workload::Workload;
 
 /// How long a router may take to know all its upstreams, once it has answered a request.
@@ -135,6 +136,7 @@ impl Router {
             has_workers: self == Self::Nginx,
             agents: Vec::new(),
             engines: upstreams.programs,
+            splits: Splits::Never,
             tells_engines: matches!(self, Self::Passing | Self::Tokens),
             tells_text_alone: false,
             steps: None,
