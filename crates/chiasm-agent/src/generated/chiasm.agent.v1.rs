@@ -419,7 +419,7 @@ pub mod generate_event {
         Embeddings(super::EmbeddingsLeft),
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct EmbeddingsLeft {
     #[prost(message, repeated, tag = "1")]
     pub items: ::prost::alloc::vec::Vec<Embeddings>,
