@@ -136,6 +136,18 @@ fn only_what_has_to_be_computed_is_encoded() {
 }
 
 #[test]
+fn who_holds_a_prompt_is_not_passed_over_for_one_that_has_its_images_encoded_elsewhere() {
+    let router = fleet(|config| {
+        config.stages.hop = 0.0;
+        config.stages.disturb = 1000.0;
+    });
+    let prompt = Prompt::photo_question(1, 1);
+    router.apply(OTHER_COMPUTE, &prompt.stored());
+    let route = ask(&router, 1);
+    assert_eq!((route.answers.worker, route.encodes.len()), (OTHER_COMPUTE, 0));
+}
+
+#[test]
 fn embeddings_stay_on_their_machine() {
     let router = router(0, |config| config.stages.hop = 0.0);
     for (id, role, machine) in

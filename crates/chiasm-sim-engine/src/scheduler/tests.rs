@@ -1,4 +1,5 @@
 use super::*;
+use crate::embeddings::EmbeddingFolder;
 use crate::image::tests::item;
 use crate::item::tests::{by_slot, inline};
 use crate::pace::Pace;
@@ -71,6 +72,27 @@ fn ids(outputs: &[EngineCoreOutput]) -> Vec<&str> {
 
 fn cached(output: &EngineCoreOutput) -> u64 {
     output.prefill_stats.as_ref().unwrap().num_cached_tokens
+}
+
+#[test]
+fn an_image_that_an_engine_has_encoded_is_encoded_by_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |leaves| EmbeddingFolder { folder: folder.path().to_owned(), leaves };
+    let mut computes = scheduler(|config| config.embeddings = Some(of(false)));
+    computes.start(with_image(request("a", 1, 8, 1), "one", 0));
+    assert_eq!(computes.step().0.images, 1, "nobody has encoded it");
+    let mut encodes = scheduler(|config| config.embeddings = Some(of(true)));
+    encodes.start(with_image(request("b", 2, 4, 1), "other", 0));
+    let (work, outputs) = encodes.step();
+    let said = outputs[0].ec_transfer_params.as_ref().unwrap();
+    assert_eq!((work.images, outputs[0].finish_reason), (1, Some(FinishReason::Stop)));
+    assert!(outputs[0].new_token_ids.is_empty() && said["other"]["bytes"].as_u64() > Some(0));
+    computes.start(with_image(request("c", 3, 8, 1), "other", 0));
+    assert_eq!(computes.step().0.images, 0, "it is there");
+    // What is there under that name is something else.
+    std::fs::write(folder.path().join("third.safetensors"), "4 embeddings of other").unwrap();
+    computes.start(with_image(request("d", 4, 8, 1), "third", 0));
+    assert!(computes.schedule(1.0).is_err());
 }
 
 #[test]
