@@ -42,8 +42,8 @@ pub struct PolicyReport {
     /// Part of the prompt tokens that the engines found in their KV caches.
     pub hit_rate: f64,
     /// Part of the images' embeddings that no engine had to encode for the request, neither the one that computed its prompt nor one that
-    /// encodes alone: the KV cache had them, an encoder's cache, or they were left by who encoded them for another request. `None` without
-    /// images.
+    /// encodes alone: the KV cache had them, an encoder's cache, or they were left by who encoded them for another request. Less than 0 if most were
+    /// encoded more than once. `None` without images.
     pub encoder_saved: Option<f64>,
     /// Part of the images whose tensors the chosen engine had. `None` without images.
     pub tensors_reused: Option<f64>,
