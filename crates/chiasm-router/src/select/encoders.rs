@@ -64,11 +64,8 @@ impl Candidate {
         let price = config.stages.hop + transfer(config, blocks) + config.weights.queue * encoders[at].waiting;
         if price < lost {
             self.encodes_elsewhere = true;
+            // What its other requests do not lose is no gain over workers that have fewer of them.
             self.cost += price;
-            // What a worker that decodes disturbs is in its cost anyway.
-            if self.role != Role::Decode {
-                self.cost -= lost;
-            }
         }
     }
 }
