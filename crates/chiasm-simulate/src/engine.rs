@@ -13,6 +13,7 @@ use chiasm_engine_model::{Batch, BatchEngine, BatchLimits, Encoded, EncoderCache
 use chiasm_kv::event::KvEvent;
 use chiasm_router::EngineStats;
 
+use crate::embedding_store::EmbeddingStore;
 use crate::model::EngineModel;
 use crate::sequence::{Item, Sequence};
 use crate::virtual_time::{Nanos, nanos, seconds};
@@ -71,6 +72,8 @@ struct Load {
     /// Pairs of such a token and one before it.
     pairs: f64,
     embeds: u64,
+    /// Embeddings that are read.
+    reads: u64,
 }
 
 /// A request in the batch.
@@ -86,15 +89,20 @@ struct InBatch {
 /// What is around the batch.
 struct Surroundings {
     encoder: EncoderCache<u64>,
+    /// Where embeddings are that other engines have left, in a fleet where some encode alone.
+    store: Option<EmbeddingStore>,
     events: CacheEvents,
     /// When the current step began.
     now: Nanos,
     /// Embeddings that the current step makes.
     embeds: u64,
+    /// Embeddings that it reads.
+    reads: u64,
 }
 
 impl Engine {
-    pub(crate) fn new(model: EngineModel) -> Self {
+    /// An engine that has nothing to do; `store` is where it finds embeddings that others have left.
+    pub(crate) fn new(model: EngineModel, store: Option<EmbeddingStore>) -> Self {
         let block_size = model.block_size.get();
         let limits = BatchLimits {
             max_running: model.max_running,
@@ -105,9 +113,11 @@ impl Engine {
             batch: Batch::new(limits, model.num_blocks, block_size),
             surroundings: Surroundings {
                 encoder: EncoderCache::new(model.encoder_cache_tokens),
+                store,
                 events: CacheEvents::new(block_size),
                 now: 0,
                 embeds: 0,
+                reads: 0,
             },
             model,
             load: Load::default(),
@@ -225,9 +235,9 @@ impl Engine {
 
     fn start_step(&mut self, now: Nanos) {
         self.surroundings.now = now;
-        self.surroundings.embeds = 0;
+        (self.surroundings.embeds, self.surroundings.reads) = (0, 0);
         let Ok(()) = self.batch.schedule(&mut self.surroundings);
-        self.load = Load::of(self.batch.running(), self.surroundings.embeds);
+        self.load = Load::of(self.batch.running(), &self.surroundings);
         let (first, work) = self.step_seconds();
         self.activity = if self.load.tokens > 0 {
             Activity::Step { start: now, end: now + nanos(first), work }
@@ -248,13 +258,15 @@ impl Engine {
         let tokens = (load.tokens as f64 + load.decoding as f64) * model.token;
         let rest =
             load.embeds as f64 * model.embed + load.context as f64 * model.kv_read + load.pairs * model.attention;
+        let rest = rest + load.reads as f64 * model.embed_bytes / model.transfer_bandwidth;
         (model.overhead + model.weights.max(tokens) + rest, tokens + rest)
     }
 }
 
 impl Load {
-    fn of(running: &[Scheduled<InBatch>], embeds: u64) -> Self {
-        let mut load = Self { embeds, ..Self::default() };
+    fn of(running: &[Scheduled<InBatch>], surroundings: &Surroundings) -> Self {
+        let Surroundings { embeds, reads, .. } = *surroundings;
+        let mut load = Self { embeds, reads, ..Self::default() };
         for running in running {
             let (start, end) = (running.computed(), running.computed() + running.step());
             if running.decodes() {
@@ -299,7 +311,12 @@ impl BatchEngine for Surroundings {
         while let Some(item) = sequence.items().get(*next_item).filter(|item| item.start < tokens.end) {
             *next_item += 1;
             let embeds = u64::from(item.image.embeds);
-            if self.encoder.encode(&item.image.id, embeds) == Encoded::Now {
+            if self.encoder.encode(&item.image.id, embeds) != Encoded::Now {
+                continue;
+            }
+            if self.store.as_ref().is_some_and(|store| store.has(item.image)) {
+                self.reads += embeds;
+            } else {
                 *encoded += embeds;
                 self.embeds += embeds;
             }

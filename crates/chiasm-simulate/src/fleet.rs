@@ -1,24 +1,27 @@
 //! The discrete-event simulation: frontends, each with its router, and engines in virtual time.
 
+mod encode;
 mod handover;
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::time::Instant;
 
 use chiasm_engine_model::WeightedLru;
 use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_router::{EngineStats, Policy, Route, RouteItem, RouteRequest, VirtualClock};
-use chiasm_types::WorkerId;
+use chiasm_types::{Role, WorkerId};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
+use crate::embedding_store::EmbeddingStore;
+use crate::encoder::{Encoder, Encoding};
 use crate::engine::{Engine, Live, Stage};
 use crate::error::SimulateError;
 use crate::frontends::{Announced, Frontends};
 use crate::report::{Latency, PolicyReport};
 use crate::scenario::{Arrivals, Scenario};
-use crate::sequence::{Sequence, mix};
+use crate::sequence::{Image, Sequence, mix};
 use crate::tally::Tally;
 use crate::virtual_time::{Nanos, nanos, seconds};
 use crate::workload::{Request, exponential};
@@ -30,7 +33,14 @@ pub(crate) struct Fleet<'a> {
     policy: Policy,
     frontends: Frontends,
     clock: VirtualClock,
+    /// One for each worker. Of those that encode alone it never gets anything.
     engines: Vec<Engine>,
+    /// Those that encode alone, by their numbers as workers.
+    encoders: BTreeMap<usize, Encoder>,
+    /// What these have left.
+    store: EmbeddingStore,
+    /// Requests that wait for their images to be encoded, by their numbers.
+    awaiting: HashMap<u64, encode::Awaiting>,
     /// Per engine the tensors that it has or that are on their way, and when they are there.
     receivers: Vec<WeightedLru<u64, Nanos>>,
     /// Per engine when it is done with giving and getting prompts.
@@ -61,6 +71,10 @@ struct Planned {
 enum Plan {
     /// The engine is to be woken, unless it has changed its mind.
     Wake,
+    /// All tensors are there of what an engine that encodes alone is to encode.
+    Encode(Encoding),
+    /// It ends a step.
+    Encoded,
     /// All tensors of the request are there.
     Deliver(Box<Live>),
     /// The same at the engine that answers, which can get the prompt now from the engine of this number.
@@ -115,12 +129,17 @@ impl<'a> Fleet<'a> {
         let model = scenario.engine;
         let clock = VirtualClock::default();
         let threads = scenario.frontend.threads_per_worker * scenario.workers.len();
+        let store = EmbeddingStore::new(&model);
+        let engine = || Engine::new(model, scenario.has_encoders().then(|| store.clone()));
+        let encoding = scenario.workers.iter().enumerate().filter(|(_, role)| **role == Role::Encode);
         Self {
             scenario,
             policy,
             frontends: Frontends::new(scenario, policy, &clock),
             clock,
-            engines: scenario.workers.iter().map(|_| Engine::new(model)).collect(),
+            engines: scenario.workers.iter().map(|_| engine()).collect(),
+            encoders: encoding.map(|(worker, _)| (worker, Encoder::new(model, store.clone()))).collect(),
+            awaiting: HashMap::new(),
             receivers: scenario.workers.iter().map(|_| WeightedLru::new(model.receiver_cache_bytes)).collect(),
             links: vec![0; scenario.workers.len()],
             threads: vec![Reverse(0); threads].into(),
@@ -132,6 +151,7 @@ impl<'a> Fleet<'a> {
             arrived: 0,
             marks: Default::default(),
             items: Vec::new(),
+            store,
         }
     }
 
@@ -169,7 +189,7 @@ impl<'a> Fleet<'a> {
             let Some(at) = [arrival, published, announced, planned].into_iter().flatten().min() else { return Ok(now) };
             now = at;
             self.clock.set(now);
-            self.tally.timeline.pass(now, || self.engines.iter().map(Engine::work).collect());
+            self.tally.timeline.pass(now, || work(&self.engines, &self.encoders));
             if published == Some(now) {
                 self.receive();
             } else if announced == Some(now) {
@@ -189,8 +209,7 @@ impl<'a> Fleet<'a> {
     }
 
     fn mark(&self, now: Nanos) -> Mark {
-        let work = self.engines.iter().map(Engine::work).collect();
-        Mark { at: now, completed: self.tally.completed, work }
+        Mark { at: now, completed: self.tally.completed, work: work(&self.engines, &self.encoders) }
     }
 
     fn arrive(&mut self, request: Request, now: Nanos) -> Result<(), SimulateError> {
@@ -222,37 +241,48 @@ impl<'a> Fleet<'a> {
             ..RouteRequest::default()
         };
         let number = self.arrived;
-        let Route { answers, prefills, .. } = self.frontends.select(number, &routed, now)?;
-        let worker = prefills.as_ref().unwrap_or(&answers).worker.0 as usize;
-        let ready = self.make_tensors(worker, &sequence, now, counted);
+        let Route { answers, prefills, encodes, .. } = self.frontends.select(number, &routed, now)?;
         let mut live = Live::new(number, sequence, keys, now, counted);
         live.stage = if prefills.is_some() { Stage::Prefill } else { Stage::Whole };
         (live.reservation, live.prefills) = (Some(answers), prefills);
+        if encodes.is_empty() {
+            self.give(live, now);
+        } else {
+            self.encode(encodes, live, now);
+        }
+        Ok(())
+    }
+
+    /// Gives a request to the engine that computes its prompt, with the tensors that it lacks.
+    fn give(&mut self, live: Live, now: Nanos) {
+        let Some(computes) = live.prefills.as_ref().or(live.reservation.as_ref()) else { return };
+        let worker = computes.worker.0 as usize;
+        let ready = self.make_tensors(worker, &live.sequence, now, live.counted);
         if ready > now {
             self.plan(ready, worker, Plan::Deliver(Box::new(live)));
         } else {
             self.deliver(worker, live, now);
         }
-        Ok(())
     }
 
     /// Makes the tensors that an engine lacks; returns when all are there.
     fn make_tensors(&mut self, worker: usize, sequence: &Sequence, now: Nanos, counted: bool) -> Nanos {
-        let mut ready = now;
-        for item in sequence.items() {
-            let there = self.receivers[worker].get(&item.image.id).copied();
-            self.tally.items += u64::from(counted);
-            self.tally.reused_items += u64::from(counted && there.is_some());
-            let at = there.unwrap_or_else(|| {
-                let free = self.threads.pop().map_or(now, |Reverse(free)| free);
-                let done = now.max(free) + nanos(item.image.pixels() as f64 * self.scenario.frontend.pixel);
-                self.threads.push(Reverse(done));
-                self.receivers[worker].insert(item.image.id, item.image.tensor_bytes(), done);
-                done
-            });
-            ready = ready.max(at);
-        }
-        ready
+        let items = sequence.items().iter();
+        items.map(|item| self.make_tensor(worker, item.image, now, counted)).fold(now, Nanos::max)
+    }
+
+    /// Makes the tensor of an image if an engine lacks it; returns when it is there.
+    fn make_tensor(&mut self, worker: usize, image: Image, now: Nanos, counted: bool) -> Nanos {
+        let there = self.receivers[worker].get(&image.id).copied();
+        self.tally.items += u64::from(counted);
+        self.tally.reused_items += u64::from(counted && there.is_some());
+        there.unwrap_or_else(|| {
+            let free = self.threads.pop().map_or(now, |Reverse(free)| free);
+            let done = now.max(free) + nanos(image.pixels() as f64 * self.scenario.frontend.pixel);
+            self.threads.push(Reverse(done));
+            self.receivers[worker].insert(image.id, image.tensor_bytes(), done);
+            done
+        })
     }
 
     fn plan(&mut self, at: Nanos, worker: usize, what: Plan) {
@@ -276,6 +306,8 @@ impl<'a> Fleet<'a> {
     fn carry_out(&mut self, now: Nanos) {
         let Some(Planned { worker, what, .. }) = self.planned.pop() else { return };
         match what {
+            Plan::Encode(encoding) => self.begin_encoding(worker, encoding, now),
+            Plan::Encoded => self.encoded(worker, now),
             Plan::Deliver(live) => self.deliver(worker, *live, now),
             Plan::Get(from, live) => self.get(from, worker, live, now),
             Plan::Got(from, live) => self.got(from, worker, *live, now),
@@ -322,6 +354,10 @@ impl<'a> Fleet<'a> {
             work: ratio(mean, passed),
             requests_per_second: ratio((to.completed - from.completed) as f64, passed),
             split: self.scenario.has_roles().then(|| part(self.tally.split, self.tally.ended)),
+            encoded_elsewhere: self
+                .scenario
+                .has_encoders()
+                .then(|| part(self.tally.encoded_elsewhere, self.tally.images)),
             completed: self.tally.completed,
             refused: self.tally.refused,
             virtual_seconds: seconds(end),
@@ -330,6 +366,12 @@ impl<'a> Fleet<'a> {
             wall_seconds,
         }
     }
+}
+
+/// What each worker has done so far.
+fn work(engines: &[Engine], encoders: &BTreeMap<usize, Encoder>) -> Vec<f64> {
+    let encoder = |worker| encoders.get(&worker).map_or(0.0, Encoder::work);
+    engines.iter().enumerate().map(|(worker, engine)| engine.work() + encoder(worker)).collect()
 }
 
 // The earliest plan is the greatest.

@@ -161,8 +161,8 @@ fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
         class: PlanClassId(0),
         role,
         machine: 0,
-        embedding_store_bytes: 0,
         hands_over_in: 0,
+        embedding_store_bytes: if scenario.has_encoders() { model.embedding_store_bytes } else { 0 },
         max_prompt_tokens: usize::MAX,
         max_encoder_tokens: usize::MAX,
     }

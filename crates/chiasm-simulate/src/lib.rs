@@ -35,11 +35,15 @@
 //! | `fleet` | the event loop: frontends, engines |
 //! | `frontends` | the routers, and what they are told of each other's choices |
 //! | `engine` | a modelled engine: scheduler, KV cache, encoder's cache |
+//! | `encoder` | a modelled engine that encodes images for others |
+//! | `embedding_store` | what such engines leave |
 //! | `model` | the engines' and the frontends' speeds and sizes, and where the numbers come from |
 //! | `tally`, `timeline`, `histogram` | what is counted, in all and over time |
 //! | `report` | what a run tells |
 #![forbid(unsafe_code)]
 
+mod embedding_store;
+mod encoder;
 mod engine;
 mod error;
 mod fleet;

@@ -13,7 +13,8 @@ use crate::error::SimulateError;
 /// overhead + max(weights, t · token) + e · embed + c · kv_read + p · attention
 /// ```
 ///
-/// where `p` counts, for each prompt token computed, the tokens before it. The first `max` is the roofline of the matrix
+/// where `p` counts, for each prompt token computed, the tokens before it; embeddings that other engines have left are read at
+/// `transfer_bandwidth` instead of encoded. The first `max` is the roofline of the matrix
 /// products: either reading the weights or the arithmetic is what takes time.
 ///
 /// The defaults are Qwen2.5-VL-7B in bfloat16 on a GPU of the H100's class: 3.35 TB/s and 989 TFLOP/s on paper, of which
@@ -47,8 +48,10 @@ pub struct EngineModel {
     /// Bytes of the keys and values of one token, of which engines give each other prompts. Default 57,344: 2 · 28 layers · 4 heads · 128
     /// · 2 bytes.
     pub kv_bytes: f64,
-    /// Bytes per second at which an engine gets keys and values from another one, or gives them to one. Default 25 GB/s: a network card of
-    /// 200 Gbit/s.
+    /// Bytes of a token's embedding, which engines that encode leave for others. Default 7,168: 3584 · 2 bytes.
+    pub embed_bytes: f64,
+    /// Bytes per second at which an engine gets keys and values from another one, or gives them to one, or reads embeddings that others
+    /// have left. Default 25 GB/s: a network card of 200 Gbit/s.
     pub transfer_bandwidth: f64,
     /// Time that getting a prompt from another engine takes besides its bytes. Default 1 ms: that both engines hear of it, an
     /// assumption.
@@ -57,6 +60,9 @@ pub struct EngineModel {
     /// (`compute_mm_encoder_budget`), which is a video of 14 frames with 16,384 embeddings for every two. With
     /// `--limit-mm-per-prompt '{"video": 0}'` it is an image, 16,384.
     pub encoder_cache_tokens: u64,
+    /// Bytes of embeddings that engines which encode leave for all; beyond them what was used longest ago is gone. Default 4 GiB, that of
+    /// `chiasm serve`.
+    pub embedding_store_bytes: u64,
     /// Bytes of the receiver cache. Default 4 GiB, vLLM's `--mm-processor-cache-gb 4`.
     pub receiver_cache_bytes: u64,
     /// Delay from the end of a step until the frontend has its KV events and statistics. Default 1 ms.
@@ -85,9 +91,11 @@ impl Default for EngineModel {
             kv_read: 23e-9,
             attention: 1e-9,
             kv_bytes: 57_344.0,
+            embed_bytes: 7168.0,
             transfer_bandwidth: 25e9,
             transfer_latency: 1e-3,
             encoder_cache_tokens: 114_688,
+            embedding_store_bytes: 4 << 30,
             receiver_cache_bytes: 4 << 30,
             event_delay: 1e-3,
         }
@@ -129,6 +137,7 @@ impl EngineModel {
             self.event_delay,
             self.transfer_latency,
             self.kv_bytes,
+            self.embed_bytes,
         ];
         if times.iter().any(|time| !time.is_finite() || *time < 0.0) {
             return Err(SimulateError::Config("the times of an engine and the bytes of a token must be 0 or more"));

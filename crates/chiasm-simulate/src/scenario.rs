@@ -152,14 +152,19 @@ impl Scenario {
         self.workers.iter().any(|role| *role != Role::Aggregated)
     }
 
+    /// Whether some engines encode images for the others.
+    pub fn has_encoders(&self) -> bool {
+        self.workers.contains(&Role::Encode)
+    }
+
     fn check(&self, arrivals: Arrivals) -> Result<(), SimulateError> {
         self.engine.check()?;
         self.frontend.check()?;
         if !(1..=MOST_WORKERS).contains(&self.workers.len()) {
             return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
         }
-        if self.workers.contains(&Role::Encode) {
-            return Err(SimulateError::Config("engines that encode alone are not simulated"));
+        if !self.workers.iter().any(|role| role.answers()) {
+            return Err(SimulateError::Config("engines that encode answer nothing; add others"));
         }
         if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some() {
             return Err(SimulateError::Config(

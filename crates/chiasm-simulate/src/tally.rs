@@ -16,6 +16,10 @@ pub(crate) struct Tally {
     pub(crate) cached_tokens: u64,
     pub(crate) embeds: u64,
     pub(crate) encoded: u64,
+    /// Images of those that ended, and of them those that engines which encode alone were given.
+    pub(crate) images: u64,
+    pub(crate) encoded_elsewhere: u64,
+    /// Items that engines were given, each engine's.
     pub(crate) items: u64,
     /// Items whose tensors the chosen engine had.
     pub(crate) reused_items: u64,
@@ -41,6 +45,8 @@ impl Tally {
             cached_tokens: 0,
             embeds: 0,
             encoded: 0,
+            images: 0,
+            encoded_elsewhere: 0,
             items: 0,
             reused_items: 0,
             completed: 0,
@@ -77,6 +83,8 @@ impl Observer for Tally {
             self.cached_tokens += live.cached as u64;
             self.embeds += embeds(&live.sequence);
             self.encoded += live.encoded;
+            self.images += live.sequence.items().len() as u64;
+            self.encoded_elsewhere += live.encoded_elsewhere;
             self.ended += 1;
             self.split += u64::from(live.stage == Stage::Decode);
         }

@@ -154,6 +154,7 @@ fn scenario(args: &SimulateArgs, workers: &EngineCounts, source: Source, request
         transfer_bandwidth: model.transfer_rate * 1e9,
         transfer_latency: model.transfer_latency_ms / 1e3,
         encoder_cache_tokens: model.encoder_cache_tokens,
+        embedding_store_bytes: model.embedding_store_bytes,
         receiver_cache_bytes: (model.receiver_cache_gb * GIB) as u64,
         event_delay: model.event_delay_ms / 1e3,
         ..EngineModel::default()

@@ -97,6 +97,20 @@ fn fleets_with_roles_are_named_by_them_and_stand_beside_those_without() {
     );
     assert!(rows[2]["split"].as_f64().is_some(), "{}", rows[2]);
 
+    let encoders = ["--workers", "prefill=1,decode=1", "--workers", "encode=1,aggregated=1", "--requests", "200"];
+    let asked = ["--policy", "random", "--workload", "unique-images", "--rate", "10"];
+    let (ok, out, err) = simulate(&[&encoders[..], &asked].concat());
+    assert!(ok, "{err}");
+    let cells = |fleet: &str| -> Vec<String> {
+        let line = out.lines().find(|line| line.starts_with(fleet)).expect("a line");
+        line.split(" | ").map(str::to_owned).collect()
+    };
+    assert_eq!(cells("| fleet | policy")[9..11], ["split", "encoded elsewhere"]);
+    assert_eq!(cells("| 1 prefill + 1 decode | random")[9..11], ["100.0 %", "–"]);
+    assert_eq!(cells("| 1 encode + 1 aggregated | random")[9..11], ["0.0 %", "100.0 %"]);
+
+    let (ok, _, err) = simulate(&["--workers", "encode=1", "--requests", "200", "--rate", "10"]);
+    assert!(!ok && err.contains("add others"), "{err}");
     for wrong in ["prefill=0,decode=0", "prefill=1,prefill=1", "prefil=1", "2,decode=2", "x"] {
         let (ok, _, err) = simulate(&["--workers", wrong]);
         assert!(!ok && err.contains("--workers"), "{wrong}: {err}");

@@ -52,28 +52,20 @@ pub(super) fn transfer(config: &RouterConfig, blocks: f64) -> f64 {
 }
 
 impl Candidate {
-    /// Adds to the cost what other requests lose while the worker encodes media items, in a fleet where some only encode; or what it costs to
-    /// have the items encoded by one of those, if it works for this worker and that is less. `encode` is the blocks that the embeddings of
-    /// items fill which end after what it need not compute.
+    /// Has the worker's media items encoded elsewhere, if its other requests lose more by waiting for it than that costs. `encode` is the
+    /// blocks that the embeddings of items fill which end after what it need not compute.
     pub(super) fn offer(&mut self, encoders: &[Encoder], encode: f64, config: &RouterConfig) {
-        if encoders.is_empty() {
-            return;
-        }
+        let Some(at) = least_loaded(encoders, self.class, self.machine) else { return };
         let blocks = self.terms(encode, 0.0).encode;
         if blocks == 0.0 {
             return;
         }
         let lost = config.stages.disturb * (self.requests + 1) as f64 * config.weights.encode * blocks;
-        let price = least_loaded(encoders, self.class, self.machine)
-            .map(|at| config.stages.hop + transfer(config, blocks) + config.weights.queue * encoders[at].waiting);
-        match price.filter(|price| *price < lost) {
-            Some(price) => {
-                self.encodes_elsewhere = true;
-                self.cost += price;
-            }
-            // That of a worker that decodes is added with all else that it computes.
-            None if self.role == Role::Decode => {}
-            None => self.cost += lost,
+        let price = config.stages.hop + transfer(config, blocks) + config.weights.queue * encoders[at].waiting;
+        if price < lost {
+            self.encodes_elsewhere = true;
+            // What its other requests do not lose is no gain over workers that have fewer of them.
+            self.cost += price;
         }
     }
 }

@@ -76,6 +76,21 @@ fn an_image_is_encoded_elsewhere_where_others_would_wait_for_it() {
 }
 
 #[test]
+fn who_has_more_to_do_is_no_better_for_having_images_encoded_elsewhere() {
+    // What waits, runs and was done counts for nothing: all that differs is what would be lost.
+    let router = fleet(|config| {
+        (config.weights.load, config.weights.queue, config.weights.balance) = (0.0, 0.0, 0.0);
+        config.stages.disturb = 10.0;
+    });
+    let busy: Vec<Route> = (2..30).map(|image| ask_but(&router, image, &[OTHER_COMPUTE]).unwrap()).collect();
+    assert!(busy.iter().all(|route| route.answers.worker == COMPUTE));
+    // The idle one has most of the prompt.
+    let prompt = Prompt::photo_question(1, 1);
+    router.apply(OTHER_COMPUTE, &prompt.stored());
+    assert_eq!(ask(&router, 1).answers.worker, OTHER_COMPUTE);
+}
+
+#[test]
 fn what_was_left_is_found_by_all_and_encoded_by_nobody() {
     let router = eager();
     let first = ask(&router, 1);

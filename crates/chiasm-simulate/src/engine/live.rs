@@ -35,8 +35,10 @@ pub(crate) struct Live {
     pub(crate) prefills: Option<Reservation>,
     /// Prompt tokens that the engine which computes the prompt found in its cache when it began.
     pub(crate) cached: usize,
-    /// Embeddings that engines had to make.
+    /// Embeddings that engines had to make for it.
     pub(crate) encoded: u64,
+    /// Its images that engines which encode alone were given.
+    pub(crate) encoded_elsewhere: u64,
     /// The first of its items that was not needed yet.
     pub(super) next_item: usize,
 }
@@ -54,6 +56,7 @@ impl Live {
             prefills: None,
             cached: 0,
             encoded: 0,
+            encoded_elsewhere: 0,
             next_item: 0,
         }
     }

@@ -70,7 +70,7 @@ fn play(engine: &mut Engine, requests: Vec<Live>, mut published: impl FnMut(&Eng
 }
 
 fn run(model: &EngineModel, requests: Vec<Live>) -> Notes {
-    play(&mut Engine::new(*model), requests, |_, _| {})
+    play(&mut Engine::new(*model, None), requests, |_, _| {})
 }
 
 fn close(found: Nanos, expected: f64) -> bool {
@@ -196,7 +196,7 @@ proptest! {
         let tokens: u64 = lives.iter().map(|live| live.sequence.answer() as u64 - 1).sum();
         let index = PrefixIndex::new();
         index.add_worker(WorkerId(0), model.block_size);
-        let mut engine = Engine::new(model);
+        let mut engine = Engine::new(model, None);
         let notes = play(&mut engine, lives, |_, events| {
             index.apply(WorkerId(0), &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
         });
@@ -233,7 +233,7 @@ fn prefill(model: &EngineModel, number: u64, seed: u64) -> Live {
 fn a_prompt_for_another_engine_keeps_its_blocks_and_is_let_go_of() {
     // Room for one such prompt, not for two.
     let model = EngineModel { num_blocks: 8, ..EngineModel::default() };
-    let (mut engine, mut notes) = (Engine::new(model), Notes::default());
+    let (mut engine, mut notes) = (Engine::new(model, None), Notes::default());
     engine.deliver(prefill(&model, 1, 1), 0);
     engine.deliver(prefill(&model, 2, 2), 0);
     let end = engine.next_wake().unwrap();
@@ -256,8 +256,8 @@ fn a_prompt_for_another_engine_keeps_its_blocks_and_is_let_go_of() {
 fn an_engine_that_is_given_a_prompt_computes_its_last_token() {
     let model = EngineModel::default();
     let given = Live { stage: Stage::Decode, cached: 32, ..live(&model, &[image(1, 320), text(1, 1280)], 3, 0) };
-    assert_eq!(Engine::new(model).lacks(&given), 100);
-    let mut engine = Engine::new(model);
+    assert_eq!(Engine::new(model, None).lacks(&given), 100);
+    let mut engine = Engine::new(model, None);
     let notes = play(&mut engine, vec![given], |_, _| {});
     let (_, first, prompt, cached, encoded) = notes.first[0];
     assert!(close(first, 0.008 + 1e-9 * 1599.5), "{first}");

@@ -1,3 +1,4 @@
+mod encoders;
 mod roles;
 
 use chiasm_router::RouterConfig;

@@ -11,7 +11,7 @@ use super::{positive, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Engines of the fleet, such as 6 or prefill=2,decode=4; several numbers, separated by commas, or the flag several times, are fleets of
+    /// Engines of the fleet, such as 6, prefill=2,decode=4 or encode=1,aggregated=5; several numbers, separated by commas, or the flag several times, are fleets of
     /// which all are asked the same
     #[arg(long, value_name = "LIST", default_value = "32", value_parser = fleets)]
     pub(crate) workers: Vec<List<EngineCounts>>,
@@ -91,7 +91,7 @@ pub(crate) struct WeightArgs {
     /// The work that a worker did in the last seconds beyond the mean, in parts of it
     #[arg(long, value_parser = weight, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
-    /// A prompt block that an engine gets from the one that has computed it
+    /// A prompt block that an engine gets from the one that has computed it, or a block's embeddings from the one that has encoded them
     #[arg(long, value_parser = weight, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
     /// A second engine, whatever the length of the prompt
@@ -145,7 +145,7 @@ pub(crate) struct ModelArgs {
     /// Image embeddings that it encodes per second
     #[arg(long, value_parser = positive, default_value_t = 70_000.0)]
     pub(crate) encode_rate: f64,
-    /// GB per second at which an engine gives or gets keys and values of a prompt
+    /// GB per second at which an engine gives or gets keys and values of a prompt, or reads embeddings that others have left
     #[arg(long, value_parser = positive, default_value_t = 25.0)]
     pub(crate) transfer_rate: f64,
     /// Milliseconds that getting a prompt takes besides
@@ -154,6 +154,9 @@ pub(crate) struct ModelArgs {
     /// Image embeddings that its encoder's cache holds
     #[arg(long, default_value_t = 114_688)]
     pub(crate) encoder_cache_tokens: u64,
+    /// Bytes of embeddings that engines which encode leave for all
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
+    pub(crate) embedding_store_bytes: u64,
     /// GiB of its cache of tensors
     #[arg(long, value_parser = weight, default_value_t = 4.0)]
     pub(crate) receiver_cache_gb: f64,
