@@ -52,6 +52,8 @@ pub(crate) struct Scratch {
     candidate_at: Vec<u32>,
     /// Workers that encode media items for candidates.
     encoders: Vec<Encoder>,
+    /// Candidates that have an item's embeddings themselves.
+    spared: Vec<bool>,
     depths: Vec<u32>,
     /// Workers that were too busy to be candidates.
     busy: usize,

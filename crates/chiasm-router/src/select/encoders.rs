@@ -101,19 +101,29 @@ impl Scratch {
         if roster.embeddings.is_empty() {
             return;
         }
-        let Self { plans, candidates, .. } = self;
-        for item in &plans[plan as usize].items.sorted {
+        let mut spared = std::mem::take(&mut self.spared);
+        for at in 0..self.plans[plan as usize].items.sorted.len() {
+            let item = self.plans[plan as usize].items.sorted[at];
             let blocks = in_blocks(item.embeds as f64);
-            for candidate in candidates.iter_mut().filter(|candidate| candidate.plan == plan) {
-                if item.end > candidate.covered_tokens()
+            // What a worker has itself it is spared already.
+            spared.clear();
+            spared.resize(self.candidates.len(), false);
+            for seat in holders(config, roster, &item) {
+                if let Some(at) = self.candidate_of(seat) {
+                    spared[at] = true;
+                }
+            }
+            for (candidate, _) in self.candidates.iter_mut().zip(&spared).filter(|(_, spared)| !**spared) {
+                if candidate.plan == plan
+                    && item.end > candidate.covered_tokens()
                     && roster.embeddings.has(candidate.machine, item.hash)
-                    && !has_embeddings(config, roster, candidate.seat, item)
                 {
                     candidate.encode_spared += blocks;
                     candidate.embedded += blocks;
                 }
             }
         }
+        self.spared = spared;
     }
 
     /// Has all that would encode something have it done elsewhere, where there is somebody for it: what policies do that know no costs.
@@ -143,7 +153,7 @@ impl Scratch {
                 embedded.push(item.hash);
                 continue;
             }
-            if !computes.encodes_elsewhere || has_embeddings(config, roster, computes.seat, item) {
+            if !computes.encodes_elsewhere || holders(config, roster, item).any(|holder| holder == computes.seat) {
                 continue;
             }
             // One that encodes it for another request already does so once.
@@ -163,11 +173,12 @@ impl Scratch {
     }
 }
 
-/// Whether a worker is taken to have an item's embeddings in its own cache.
-fn has_embeddings(config: &RouterConfig, roster: &Roster, seat: Seat, item: &RouteItem) -> bool {
+/// The workers that are taken to have an item's embeddings in their own caches.
+fn holders<'a>(config: &RouterConfig, roster: &'a Roster, item: &RouteItem) -> impl Iterator<Item = Seat> + use<'a> {
     let odometers = |seat| roster.at(seat).map(|worker| worker.odometers);
-    let mut held = roster.media.of(item.hash, item.elements, item.embeds, odometers);
-    config.policy == Policy::KvMedia && held.any(|(holder, held)| holder == seat && held.embeddings)
+    let held = roster.media.of(item.hash, item.elements, item.embeds, odometers);
+    let looks = config.policy == Policy::KvMedia;
+    held.filter(move |(_, held)| looks && held.embeddings).map(|(seat, _)| seat)
 }
 
 /// Adds an item to what a worker encodes.

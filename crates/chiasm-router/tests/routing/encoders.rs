@@ -163,6 +163,20 @@ fn who_holds_a_prompt_is_not_passed_over_for_one_that_has_its_images_encoded_els
 }
 
 #[test]
+fn what_a_worker_has_itself_and_finds_counts_once() {
+    let router = eager();
+    let first = ask(&router, 1);
+    leave(&first);
+    let prompt = Prompt::photo_question(9, 1);
+    let media = [item(1, 500), item(2, 1024)];
+    let request = RouteRequest { media: &media, ..prompt.request() };
+    let (_, explanation) = router.select_stages_explained(&[request], Splitting::Allowed).unwrap();
+    // The second image is to be encoded by both, whoever has used the first one.
+    let encode = explanation.candidates.iter().map(|considered| considered.terms.encode);
+    assert_eq!(encode.collect::<Vec<_>>(), [64.0, 64.0]);
+}
+
+#[test]
 fn embeddings_stay_on_their_machine() {
     let router = router(0, |config| config.stages.hop = 0.0);
     for (id, role, machine) in
