@@ -1,7 +1,7 @@
 //! What to do about an engine that ends with an error that many meet.
 
 /// What an engine says before it ends, and what helps. The words are those of vLLM 0.31 to 0.33, of PyTorch and of the hub's client.
-const KNOWN: [(&str, &str); 12] = [
+const KNOWN: [(&str, &str); 13] = [
     (
         "No available memory for the cache blocks",
         "the model fills the memory that the engine may take: raise --gpu-memory-utilization behind --, or give each engine more GPUs \
@@ -42,6 +42,11 @@ const KNOWN: [(&str, &str); 12] = [
         "engines with roles hand prompts over by NIXL: install nixl, and nixl-cu12 or nixl-cu13, in vLLM's environment, or name another way \
          (--kv-connector)",
     ),
+    (
+        "No module named 'chiasm_vllm",
+        "engines that encode leave embeddings by Chiasm's plugin: install it in vLLM's environment (docs/shared-memory.md), or name another \
+         way (--ec-connector)",
+    ),
     ("No space left on device", "a disk or /dev/shm is full: df shows which"),
 ];
 
@@ -78,6 +83,7 @@ mod tests {
             ("RuntimeError: Cannot find any model weights with `/models/x`", ".safetensors"),
             ("OSError: You are trying to access a gated repo.", "HF_TOKEN"),
             ("RuntimeError: NIXL is not available", "--kv-connector"),
+            ("ModuleNotFoundError: No module named 'chiasm_vllm.embedding_store'", "--ec-connector"),
             ("vllm: error: unrecognized arguments: --engines 2", "before --"),
         ] {
             assert!(advice(line).is_some_and(|advice| advice.contains(told)), "{line}: {:?}", advice(line));
