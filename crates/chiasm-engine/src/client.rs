@@ -20,7 +20,7 @@ use bytes::Bytes;
 use chiasm_transfer::Arena;
 use tokio::sync::watch;
 
-pub use self::delivery::{AttachError, Delivered};
+pub use self::delivery::{AttachError, Delivered, Plugin};
 pub use self::handshake::PendingEngine;
 pub use self::stream::OutputStream;
 
@@ -154,11 +154,11 @@ impl EngineClient {
     }
 
     /// Makes shared memory for so many bytes of tensors and lets the engine open it. Tensors in its slots are then sent as
-    /// handles. Returns the version of the engine's plugin.
+    /// handles.
     ///
     /// # Errors
     /// [`AttachError`] says why not; everything is sent in messages then.
-    pub async fn attach_arena(&self, bytes: u64, timeout: Duration) -> Result<String, AttachError> {
+    pub async fn attach_arena(&self, bytes: u64, timeout: Duration) -> Result<Plugin, AttachError> {
         delivery::attach(self, bytes, timeout).await
     }
 

@@ -62,7 +62,9 @@ pub use backend::{
     ArenaPolicy, AttachHost, EcConnector, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, FormatPolicy,
     KeptAs, KvConnector, LaunchHost, RunningEngine, ShmTooSmall,
 };
-pub use client::{AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine};
+pub use client::{
+    AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine, Plugin,
+};
 pub use endpoints::{EngineEndpoints, SocketDir};
 pub use error::{DeathCause, EngineError};
 pub use mirror::ReceiverMirror;

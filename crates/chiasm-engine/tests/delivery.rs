@@ -12,7 +12,9 @@ use chiasm_engine::wire::{
     ClientMessage, EngineCoreOutputs, EngineCoreRequest, FinishReason, MmFeature, MmField, MmItem, TensorData,
     UtilityOutput, Value, WireTensor,
 };
-use chiasm_engine::{AttachError, ClientOptions, Delivered, EngineClient, EngineEndpoints, OutputStream, SocketDir};
+use chiasm_engine::{
+    AttachError, ClientOptions, Delivered, EngineClient, EngineEndpoints, OutputStream, Plugin, SocketDir,
+};
 use chiasm_transfer::{Arena, ArenaReader, Handle, LAYOUT_VERSION, SHM_DIR, SlotView};
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use mock_engine::{MockEngine, Order, connect, report, soon, text_request};
@@ -33,7 +35,7 @@ async fn attach(
     client: &EngineClient,
     engine: &mut MockEngine,
     answer: impl FnOnce(&str) -> Result<Value, String>,
-) -> Result<String, AttachError> {
+) -> Result<Plugin, AttachError> {
     let (attached, ()) = tokio::join!(client.attach_arena(ARENA, Duration::from_secs(20)), async {
         let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
         assert_eq!(call.method, "chiasm_attach");
@@ -49,9 +51,11 @@ async fn attached(client: &EngineClient, engine: &mut MockEngine) -> ArenaReader
     let mut reader = None;
     let opened = attach(client, engine, |name| {
         reader = Some(ArenaReader::open(name).unwrap());
-        Ok(Value::Map(vec![("plugin".into(), "0.1.0".into()), ("layout".into(), LAYOUT_VERSION.into())]))
+        let size = ("encoder_cache_tokens".into(), 1234.into());
+        Ok(Value::Map(vec![("plugin".into(), "0.1.0".into()), ("layout".into(), LAYOUT_VERSION.into()), size]))
     });
-    assert_eq!(opened.await.unwrap(), "0.1.0");
+    let told = Plugin { version: "0.1.0".to_owned(), encoder_cache_tokens: Some(1234) };
+    assert_eq!(opened.await.unwrap(), told);
     reader.unwrap()
 }
 

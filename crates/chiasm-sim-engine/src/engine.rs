@@ -157,7 +157,7 @@ async fn start(
 
     let time = MonotonicTime::start();
     let receiver_cache = config.receiver_cache_bytes.map(ReceiverCache::new).map(Mutex::new).map(Arc::new);
-    let plugin = config.plugin.then(Plugin::default);
+    let plugin = config.plugin.then(|| Plugin::new(config.encoder_cache_tokens));
     let (outbox, queues) = Outbox::new(config.rank, init.addresses.outputs.len());
     let (losses, lost) = watch::channel(0);
     for (address, queue) in init.addresses.outputs.into_iter().zip(queues) {

@@ -13,12 +13,18 @@ const DTYPES: [&str; 10] =
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"];
 
 /// Clones are the same plugin: the engine's loop attaches, its input thread resolves.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Plugin {
     attached: Arc<Mutex<Option<ArenaReader>>>,
+    encoder_cache_tokens: usize,
 }
 
 impl Plugin {
+    /// In an engine whose encoder cache holds so many embeddings.
+    pub(crate) fn new(encoder_cache_tokens: usize) -> Self {
+        Self { attached: Arc::default(), encoder_cache_tokens }
+    }
+
     /// Opens an arena, which replaces the one before for new handles, and says who we are.
     ///
     /// # Errors
@@ -32,6 +38,7 @@ impl Plugin {
             (Value::from("plugin"), Value::from(env!("CARGO_PKG_VERSION"))),
             (Value::from("layout"), Value::from(LAYOUT_VERSION)),
             (Value::from("pid"), Value::from(std::process::id())),
+            (Value::from("encoder_cache_tokens"), Value::from(self.encoder_cache_tokens)),
         ]))
     }
 
@@ -73,7 +80,7 @@ mod tests {
     }
 
     fn attached() -> (Arena, Plugin) {
-        let (arena, plugin) = (Arena::create(1 << 20).unwrap(), Plugin::default());
+        let (arena, plugin) = (Arena::create(1 << 20).unwrap(), Plugin::new(7));
         plugin.attach(&Value::from(arena.name())).unwrap();
         (arena, plugin)
     }
@@ -103,12 +110,13 @@ mod tests {
 
     #[test]
     fn attaching_says_who_we_are_and_replaces_the_arena_before() {
-        let plugin = Plugin::default();
+        let plugin = Plugin::new(7);
         let (first, second) = (Arena::create(1 << 20).unwrap(), Arena::create(1 << 20).unwrap());
         assert_eq!(resolve(&plugin, &lend(&first)).unwrap_err(), Refused::NotAttached);
         let answer = plugin.attach(&Value::from(first.name())).unwrap();
         assert_eq!((answer["layout"].as_u64(), answer["pid"].as_u64()), (Some(1), Some(std::process::id().into())));
         assert_eq!(answer["plugin"].as_str(), Some(env!("CARGO_PKG_VERSION")));
+        assert_eq!(answer["encoder_cache_tokens"].as_u64(), Some(7));
         let view = resolve(&plugin, &lend(&first)).unwrap();
 
         plugin.attach(&Value::from(second.name())).unwrap();

@@ -94,16 +94,24 @@ def _patch(core: ModuleType) -> None:
         return preprocess_add_request(self, request)
 
     def chiasm_attach(self: Any, name: str) -> dict[str, str | int]:
-        """Opens the frontend's arena of this file name; see ``Provider.attach``."""
+        """Opens the frontend's arena of this file name; see ``Provider.attach``. Tells what READY does not, too."""
         if not isinstance(self.tensor_ipc_receiver, Provider):
             raise ValueError("this engine's input thread runs without chiasm_vllm")
-        return self.tensor_ipc_receiver.attach(name)
+        return self.tensor_ipc_receiver.attach(name) | encoder_cache_size(self)
 
     engine.process_input_sockets = process_input_sockets_with_handles
     engine.preprocess_add_request = preprocess_add_request_unless_failed
     core.MsgpackDecoder = _decoder_with_messages(core.MsgpackDecoder)
     # Last: who finds it finds the rest.
     engine.chiasm_attach = chiasm_attach
+
+
+def encoder_cache_size(engine: Any) -> dict[str, int]:
+    """How many embeddings the engine's encoder cache holds, for the frontend that has to guess it otherwise. Nothing if the scheduler is
+    not as known here."""
+    manager = getattr(getattr(engine, "scheduler", None), "encoder_cache_manager", None)
+    size = getattr(manager, "cache_size", None)
+    return {"encoder_cache_tokens": size} if isinstance(size, int) and size >= 0 else {}
 
 
 def _decoder_with_messages(decoder: type) -> type:

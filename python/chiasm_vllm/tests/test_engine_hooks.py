@@ -12,6 +12,7 @@ import unittest
 import torch
 import vllm.v1.engine.core as core
 from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.engine import FinishReason
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, OOBTensorConsumer
 
@@ -92,6 +93,10 @@ class InputThreadTest(unittest.TestCase):
         self.assertIsNone(answer.failure_message)
         expected = {"plugin": chiasm_vllm.__version__, "layout": 1, "pid": os.getpid()}
         self.assertEqual(answer.result.result, expected)
+        # An engine has a scheduler, which this one lacks.
+        thread.engine.scheduler = types.SimpleNamespace(encoder_cache_manager=EncoderCacheManager(cache_size=1234))
+        answer = thread.call("chiasm_attach", self.frontend.name)
+        self.assertEqual(answer.result.result, expected | {"encoder_cache_tokens": 1234})
         for arguments, reason in (
             (["chiasm.1.1.0123456789abcdef"], "No such file"),
             (["../chiasm"], "an arena is named"),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chiasm_types::WorkerId;
 
-use crate::{AttachError, EngineClient};
+use crate::{AttachError, EngineClient, Plugin};
 
 /// How long an engine may take to open its arena. It answers between two steps.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -73,17 +73,20 @@ impl ArenaPolicy {
         }
     }
 
-    /// Gives a new engine its arena. `Err` says why the engine can't be used.
-    pub(super) async fn attach(self, id: WorkerId, client: &EngineClient) -> Result<(), AttachError> {
-        let Some(bytes) = self.bytes() else { return Ok(()) };
+    /// Gives a new engine its arena; what its plugin says, if it has taken it. `Err` says why the engine can't be used.
+    pub(super) async fn attach(self, id: WorkerId, client: &EngineClient) -> Result<Option<Plugin>, AttachError> {
+        let Some(bytes) = self.bytes() else { return Ok(None) };
         match client.attach_arena(bytes, ATTACH_TIMEOUT).await {
             Ok(plugin) => {
-                tracing::info!(worker = %id, mib = bytes >> 20, plugin, "takes media in shared memory");
+                tracing::info!(worker = %id, mib = bytes >> 20, plugin = plugin.version, "takes media in shared memory");
+                Ok(Some(plugin))
             }
-            Err(error) if matches!(self, Self::Required { .. }) => return Err(error),
-            Err(error) => tracing::warn!(worker = %id, %error, "takes media in messages only"),
+            Err(error) if matches!(self, Self::Required { .. }) => Err(error),
+            Err(error) => {
+                tracing::warn!(worker = %id, %error, "takes media in messages only");
+                Ok(None)
+            }
         }
-        Ok(())
     }
 }
 

@@ -19,6 +19,8 @@ pub(super) struct Beyond {
     pub(super) format: TensorFormat,
     pub(super) locality: Locality,
     pub(super) has_arena: bool,
+    /// As its plugin says, if it does.
+    pub(super) encoder_cache_tokens: Option<u64>,
     pub(super) receiver_cache_bytes: u64,
     pub(super) role: Role,
     pub(super) embedding_store_bytes: u64,
@@ -45,8 +47,8 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         max_batched_tokens: ready.max_num_batched_tokens as usize,
         max_running: ready.max_num_seqs as usize,
         total_blocks: ready.num_gpu_blocks,
-        // At least; READY does not tell the size.
-        encoder_cache_tokens: ready.max_num_batched_tokens.into(),
+        // At least as many as a step computes; READY does not tell the size.
+        encoder_cache_tokens: beyond.encoder_cache_tokens.unwrap_or(ready.max_num_batched_tokens.into()),
         receiver_cache_bytes: beyond.receiver_cache_bytes,
         max_loras: if ready.supports_lora { ready.max_loras as usize } else { 0 },
         lacks: Lacks::default(),

@@ -145,13 +145,14 @@ impl EngineConnector {
         let ready = client.info();
         let unsuitable = |why: String| ConnectError::new(format!("it does not fit: {why}"));
         let format = capabilities::format(ready, *format).map_err(unsuitable)?;
-        arena.attach(worker, client).await.map_err(|error| unsuitable(error.to_string()))?;
+        let plugin = arena.attach(worker, client).await.map_err(|error| unsuitable(error.to_string()))?;
         let over_unix_sockets = client.endpoints().input.starts_with("ipc://");
         let beyond = Beyond {
             processor: processor.clone(),
             format,
             locality: capabilities::locality(over_unix_sockets, client.peer()),
             has_arena: client.arena().is_some(),
+            encoder_cache_tokens: plugin.and_then(|plugin| plugin.encoder_cache_tokens),
             receiver_cache_bytes: options.receiver_cache_bytes.unwrap_or(0),
             role: *role,
             private_network: *private_network,

@@ -32,6 +32,15 @@ pub struct Delivered {
     pub no_lease: usize,
 }
 
+/// What an engine's plugin says when it has opened an arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugin {
+    /// Its version.
+    pub version: String,
+    /// Embeddings that the engine's encoder cache holds, in tokens; `None` if it does not tell.
+    pub encoder_cache_tokens: Option<u64>,
+}
+
 /// Why an engine has no arena.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -177,7 +186,7 @@ fn value(handle: &Handle) -> Value {
     ])
 }
 
-pub(super) async fn attach(client: &EngineClient, bytes: u64, timeout: Duration) -> Result<String, AttachError> {
+pub(super) async fn attach(client: &EngineClient, bytes: u64, timeout: Duration) -> Result<Plugin, AttachError> {
     let arena = Arena::create(bytes).map_err(AttachError::Create)?;
     let answer =
         client.utility(ATTACH, vec![Value::from(arena.name())], timeout).await.map_err(|error| match error {
@@ -193,5 +202,8 @@ pub(super) async fn attach(client: &EngineClient, bytes: u64, timeout: Duration)
     tracing::debug!(%answer, "the engine has opened its arena");
     // A second arena would never be used.
     let _ = client.handle.delivery.arena.set(arena);
-    Ok(answer["plugin"].as_str().unwrap_or("of unknown version").to_owned())
+    Ok(Plugin {
+        version: answer["plugin"].as_str().unwrap_or("of unknown version").to_owned(),
+        encoder_cache_tokens: answer["encoder_cache_tokens"].as_u64(),
+    })
 }

@@ -110,7 +110,7 @@ async fn attaching_answers_who_is_there() {
     let arena = Arena::create(1 << 20).unwrap();
     let answer = attach(&mut frontend, &arena).await.unwrap();
     let names: Vec<_> = answer.as_map().unwrap().iter().map(|(name, _)| name.as_str().unwrap()).collect();
-    assert_eq!(names, ["plugin", "layout", "pid"]);
+    assert_eq!(names, ["plugin", "layout", "pid", "encoder_cache_tokens"]);
     assert_eq!((answer["layout"].as_u64(), answer["pid"].as_u64()), (Some(1), Some(std::process::id().into())));
 }
 
