@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use chiasm_transfer::SHM_DIR;
 use tempfile::TempDir;
 
 use crate::error::EngineError;
@@ -73,11 +74,11 @@ impl SocketDir {
 
     /// Removes those of this user that killed processes have left; how many.
     pub fn sweep() -> usize {
-        Self::sweep_in(&parent())
+        // What engines have left for each other lies in memory.
+        Self::sweep_in(&parent()) + Self::sweep_in(Path::new(SHM_DIR))
     }
 
-    /// Removes those in `parent`; how many.
-    pub(crate) fn sweep_in(parent: &Path) -> usize {
+    fn sweep_in(parent: &Path) -> usize {
         let Ok(entries) = fs::read_dir(parent) else { return 0 };
         let ours =
             entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));

@@ -3,14 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use chiasm_transfer::SHM_DIR;
 use chiasm_types::Role;
 use serde_json::{Map, Value, json};
 
 use crate::endpoints::SocketDir;
 use crate::error::EngineError;
-
-/// Where folders in memory are made.
-const SHM: &str = "/dev/shm";
 
 /// The connector of vLLM by which engines that encode leave embeddings, and all others of the machine find them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,8 +38,7 @@ impl EmbeddingStore {
     pub fn new(connector: EcConnector, max_bytes: u64) -> Result<Self, EngineError> {
         let folder = match connector {
             EcConnector::Store => {
-                let parent = Path::new(SHM);
-                SocketDir::sweep_in(parent);
+                let parent = Path::new(SHM_DIR);
                 Some(if parent.is_dir() { SocketDir::new_in(parent) } else { SocketDir::new() }?)
             }
             EcConnector::Files(_) | EcConnector::Other(_) => None,
