@@ -29,7 +29,7 @@ pub struct Job {
     pub reasoning: ReasoningHints,
     /// What of the request the backend is to compute.
     pub stage: Stage,
-    /// Of the media items those whose embeddings the backend's engine should find on its machine, as others have encoded them.
+    /// These are the media items whose embeddings the backend's engine should find on its machine, as others have encoded them.
     pub embedded: Vec<MmHash>,
 }
 

@@ -116,7 +116,7 @@ pub struct Delivered {
     pub shared_memory: usize,
     /// Items that were wholly in the message.
     pub inline: usize,
-    /// Of all of them those whose embeddings were to be found on the backend's machine and were not, as far as it can tell.
+    /// So many of them had embeddings that were to be found on the backend's machine and were not, as far as it can tell.
     pub unfound: usize,
 }
 

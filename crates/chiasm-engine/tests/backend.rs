@@ -332,7 +332,7 @@ async fn embeddings_are_known_where_they_are_left_and_missed_where_they_are_not_
     assert!(soon(running.next()).await.is_none());
     let left = [Embeddings { item: first, bytes: 7 }, Embeddings { item: second, bytes: 4 }];
     assert_eq!(running.embeddings(), left);
-    // Of what another job should find one is there.
+    // Another job should find two items, of which one is there.
     let computes = Job { embedded: vec![second, third], ..job(1, media) };
     let running = stand.start(computes).await.unwrap();
     assert_eq!(running.delivered().unfound, 1);

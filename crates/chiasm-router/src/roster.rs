@@ -37,7 +37,7 @@ pub(crate) struct Roster {
     lives: u32,
     /// Workers that compute some stages alone.
     specialists: usize,
-    /// Of these the ones that encode.
+    /// So many of these encode.
     encoders: usize,
 }
 

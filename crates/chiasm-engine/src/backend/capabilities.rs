@@ -19,7 +19,7 @@ pub(super) struct Beyond {
     pub(super) format: TensorFormat,
     pub(super) locality: Locality,
     pub(super) has_arena: bool,
-    /// As its plugin says, if it does.
+    /// Its plugin may say how many embeddings its encoder cache holds.
     pub(super) encoder_cache_tokens: Option<u64>,
     pub(super) receiver_cache_bytes: u64,
     pub(super) role: Role,

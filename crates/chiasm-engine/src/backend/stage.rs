@@ -36,7 +36,7 @@ pub(super) fn left(said: &Value, private_network: Option<Network>) -> Option<Lef
     Left::new(Bytes::from(words)).filter(|left| read(left, private_network).is_some())
 }
 
-/// Of these items those whose embeddings an engine says that it has left, and the room that they take.
+/// Returns those of these items whose embeddings an engine says that it has left, and the room that they take.
 pub(super) fn embeddings(said: &Value, items: &[JobItem], store: Option<&EmbeddingStore>) -> Vec<Embeddings> {
     let of = |item: &JobItem| {
         let (name, said) = (item.name(), &said[item.name().as_str()]);
