@@ -41,6 +41,21 @@ impl Sides {
     }
 }
 
+/// What the program `door` measures when it is asked for this, and the machine's load before, if that can be told.
+pub(crate) fn measured(
+    setup: &Setup,
+    what: &str,
+    flags: impl IntoIterator<Item = (&'static str, PathBuf)>,
+) -> Result<(Vec<door::Measurement>, Option<Load>), Error> {
+    let mut measure = Command::new(peers::build(setup, door::BENCH)?);
+    measure.arg(what).stdin(Stdio::null());
+    for (flag, value) in flags {
+        measure.arg(flag).arg(value);
+    }
+    let load = Load::now();
+    Ok((door::parse(&peers::lines(&mut measure, "the program door")?)?, load))
+}
+
 /// Runs it. The note is written if peers were measured; a comparison with a baseline is told and not kept.
 pub(crate) fn run(setup: &Setup, bench: Bench, rounds: u32, json: bool, sides: &Sides) -> Result<(), Error> {
     if let Some(path) = sides.baseline.as_ref().filter(|path| !path.is_file()) {

@@ -1,9 +1,6 @@
 //! A run of the bench of other machines: what it needs is made ready, the program `door` measures, its results are told.
 
-use std::process::{Command, Stdio};
-
-use crate::bench_peers::load::Load;
-use crate::bench_peers::{Bench, built, door, door_inputs, door_peers, machines, machines_note, peers, write};
+use crate::bench_peers::{Bench, built, door_inputs, door_peers, door_run, machines, machines_note, write};
 use crate::error::Error;
 use crate::etcd;
 use crate::vllm_env::Setup;
@@ -23,13 +20,7 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         ("--rounds", rounds.to_string().into()),
         ("--chiasm", built::chiasm(setup)?),
     ];
-    let mut measure = Command::new(peers::build(setup, door::BENCH)?);
-    measure.arg("machines").stdin(Stdio::null());
-    for (flag, value) in flags {
-        measure.arg(flag).arg(value);
-    }
-    let load = Load::now();
-    let measurements = door::parse(&peers::lines(&mut measure, "the program door")?)?;
+    let (measurements, load) = door_run::measured(setup, "machines", flags)?;
     let rows = machines::rows(&measurements, rounds, load);
     let note = machines_note::write(&rows);
     if rounds == SHORT {

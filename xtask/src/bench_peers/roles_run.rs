@@ -1,9 +1,6 @@
 //! A run of the bench of roles: what it needs is made ready, the program `door` measures, its results are told.
 
-use std::process::{Command, Stdio};
-
-use crate::bench_peers::load::Load;
-use crate::bench_peers::{Bench, built, door, door_inputs, door_peers, peers, roles, roles_note, row, write};
+use crate::bench_peers::{Bench, built, door_inputs, door_peers, door_run, roles, roles_note, row, write};
 use crate::error::Error;
 use crate::vllm_env::Setup;
 
@@ -21,13 +18,7 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         ("--rounds", rounds.to_string().into()),
         ("--chiasm", built::chiasm(setup)?),
     ];
-    let mut measure = Command::new(peers::build(setup, door::BENCH)?);
-    measure.arg("roles").stdin(Stdio::null());
-    for (flag, value) in flags {
-        measure.arg(flag).arg(value);
-    }
-    let load = Load::now();
-    let measurements = door::parse(&peers::lines(&mut measure, "the program door")?)?;
+    let (measurements, load) = door_run::measured(setup, "roles", flags)?;
     let rows = roles::rows(&measurements, rounds, load);
     let note = roles_note::write(&rows);
     if rounds == SHORT {

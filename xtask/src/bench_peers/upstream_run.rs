@@ -1,16 +1,13 @@
 //! A run of the bench of routers: what it needs is made ready, the program `door` measures, its results are told.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-
-use crate::bench_peers::load::Load;
 use crate::bench_peers::{
-    Bench, built, door, door_inputs, door_peers, peers, router_peers, row, upstream, upstream_note, write,
+    Bench, built, door_inputs, door_peers, door_run, router_peers, row, upstream, upstream_note, write,
 };
 use crate::error::Error;
 use crate::nginx;
 use crate::vllm_env::Setup;
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// Rounds of a run that is only to see whether all of it works.
 pub(crate) const SHORT: u32 = 1;
@@ -40,13 +37,7 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
         ("--conversations", conversations.to_string().into()),
         ("--chiasm", built::chiasm(setup)?),
     ];
-    let mut measure = Command::new(peers::build(setup, door::BENCH)?);
-    measure.arg("routers").stdin(Stdio::null());
-    for (flag, value) in flags {
-        measure.arg(flag).arg(value);
-    }
-    let load = Load::now();
-    let measurements = door::parse(&peers::lines(&mut measure, "the program door")?)?;
+    let (measurements, load) = door_run::measured(setup, "routers", flags)?;
     let rows = upstream::rows(&measurements, rounds, conversations, load);
     let note = upstream_note::write(&rows);
     if rounds == SHORT {
