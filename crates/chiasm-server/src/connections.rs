@@ -37,6 +37,7 @@ pub(crate) use self::metrics::ConnectionMetrics;
 use self::socket::Socket;
 use self::table::Table;
 use crate::frontend::Frontend;
+use crate::turn::in_turns;
 use crate::{Certificate, layers, routes};
 
 /// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be gigabytes for all connections. A head
@@ -99,7 +100,7 @@ pub async fn serve(
             }
         };
         let (frontend, its) = (frontend.clone(), connection.clone());
-        let task = tokio::spawn(async move { frontend.bulk.serve(its, served).await });
+        let task = tokio::spawn(async move { frontend.bulk.serve(its, in_turns(served)).await });
         // Before another one arrives, for which it may have to be closed.
         connection.served_by(task.abort_handle());
     }

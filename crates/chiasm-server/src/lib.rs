@@ -25,6 +25,7 @@
 //! | `anthropic` | Anthropic's Messages API, on the same pipeline |
 //! | `cpu` | threads for CPU-heavy work, and what it costs |
 //! | [`page`] | the live page |
+//! | `turn` | turns of a connection's task |
 //! | `traces` | which requests OpenTelemetry is told of, and what |
 //! | `record` | the line in the log when a request has finished |
 //! | `pipeline` | the way of a request: media, prompt, plan, keys, router, backend |
@@ -76,6 +77,7 @@ mod stand;
 mod tls;
 mod tokenize;
 mod traces;
+mod turn;
 mod workers;
 
 pub use access::ApiKeys;

@@ -1,11 +1,12 @@
 //! A streamed answer on its way to the client, and the count of its tokens: for `usage` in its chunks, and for metrics and log when
 //! it ends or is dropped.
 
+use std::cell::Cell;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::stream::{Stream, StreamExt};
 use tracing::Span;
 
@@ -14,6 +15,7 @@ use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::openai::{StreamOptions, Usage};
 use crate::pipeline::{Attempted, ChoiceDelta, RequestError};
+use crate::turn::Turn;
 
 /// The count of one streamed answer. Holds the request's place among those in flight.
 pub(crate) struct Meter {
@@ -73,15 +75,24 @@ impl Drop for Meter {
 /// Bytes of events after which no more deltas are looked for before these are sent.
 const ENOUGH: usize = 16 << 10;
 
+/// Bytes of memory to write in that a thread keeps.
+const MOST_KEPT: usize = 4 * ENOUGH;
+
 /// A streamed answer: its deltas turned into events, of which each item is all that there are at a time. So whoever reads slowly,
 /// or several continuations at once, gets them by fewer writes.
 pub(crate) struct Events<S, W, E> {
     /// `None` when all has been told.
     running: Option<Running<S, W, E>>,
-    /// Events that have not been sent.
-    events: Vec<u8>,
-    /// Where they are sent from: memory that is used again once it was sent.
-    memory: BytesMut,
+    /// Events before those of the deltas.
+    begin: Vec<u8>,
+    /// In which there was no delta any more.
+    pending_in: Option<Turn>,
+}
+
+thread_local! {
+    /// Where events are written before they are copied to memory of their size. A stream's own buffers would be out of the near caches
+    /// each time, where there are hundreds of streams.
+    static WRITTEN: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 struct Running<S, W, E> {
@@ -103,7 +114,7 @@ where
 {
     let span = tracing::debug_span!("stream");
     let running = Running { deltas, meter, write, end, has_failed: false, span };
-    Events { running: Some(running), events: begin, memory: BytesMut::new() }
+    Events { running: Some(running), begin, pending_in: None }
 }
 
 impl<D, S, W, E> Stream for Events<S, W, E>
@@ -114,11 +125,38 @@ where
 {
     type Item = Bytes;
 
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let Self { running, events, memory } = self.get_mut();
-        while let Some(Running { deltas, meter, write, has_failed, span, .. }) = running
-            && events.len() < ENOUGH
-        {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.pending_in.is_some() && self.pending_in == Turn::current() {
+            return Poll::Pending;
+        }
+        let mut events = WRITTEN.take();
+        events.extend_from_slice(&std::mem::take(&mut self.begin));
+        let is_over = self.tell(context, &mut events).is_ready();
+        let written = (!events.is_empty()).then(|| Bytes::copy_from_slice(&events));
+        if events.capacity() <= MOST_KEPT {
+            events.clear();
+            WRITTEN.set(events);
+        }
+        match written {
+            Some(written) => Poll::Ready(Some(written)),
+            None if is_over => Poll::Ready(None),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<D, S, W, E> Events<S, W, E>
+where
+    S: Stream<Item = Result<D, RequestError>> + Unpin,
+    W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
+    E: FnOnce(Option<Usage>, &mut Vec<u8>) + Unpin,
+{
+    /// Appends the events of the deltas that there are, up to [`ENOUGH`]. Ready when all has been told.
+    fn tell(&mut self, context: &mut Context<'_>, events: &mut Vec<u8>) -> Poll<()> {
+        while let Some(Running { deltas, meter, write, has_failed, span, .. }) = &mut self.running {
+            if events.len() >= ENOUGH {
+                return Poll::Pending;
+            }
             let _entered = span.enter();
             match deltas.poll_next_unpin(context) {
                 Poll::Ready(Some(delta)) => {
@@ -131,20 +169,17 @@ where
                 }
                 Poll::Ready(None) => {
                     drop(_entered);
-                    if let Some(ended) = running.take() {
+                    if let Some(ended) = self.running.take() {
                         ended.end(events);
                     }
                 }
-                Poll::Pending if events.is_empty() => return Poll::Pending,
-                Poll::Pending => break,
+                Poll::Pending => {
+                    self.pending_in = Turn::current();
+                    return Poll::Pending;
+                }
             }
         }
-        if events.is_empty() {
-            return Poll::Ready(None);
-        }
-        memory.extend_from_slice(events);
-        events.clear();
-        Poll::Ready(Some(memory.split().freeze()))
+        Poll::Ready(())
     }
 }
 

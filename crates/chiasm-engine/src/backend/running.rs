@@ -15,6 +15,7 @@ use super::media::{Tensors, Wanted};
 use super::{Engine, adapters, sampling, stage};
 use crate::client::OutputStream;
 use crate::error::EngineError;
+use crate::wire::output::Brought;
 use crate::wire::{
     EngineCoreOutput, EngineCoreRequest, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams,
     StopReason,
@@ -69,8 +70,14 @@ impl RunningEngineJob {
             misses: 0,
             unread: false,
         });
-        let continuations: Vec<_> = continuations.collect();
-        Ok(Self { continuations, sender, next: 0, unfound, left: None, embeddings: Vec::new() })
+        Ok(Self {
+            continuations: continuations.collect(),
+            sender,
+            next: 0,
+            unfound,
+            left: None,
+            embeddings: Vec::new(),
+        })
     }
 
     /// The next output of one continuation. `Ready(None)` if it has ended.
@@ -91,7 +98,8 @@ impl RunningEngineJob {
                 State::Running(stream) => std::task::ready!(stream.poll_next(context)),
             };
             let output = match arrival {
-                Some(Ok(output)) => output,
+                Some(Ok(Brought::Tokens(tokens))) => return Poll::Ready(Some(Ok(self.tokens(index, tokens)))),
+                Some(Ok(Brought::More(output))) => output,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(Some(Err(JobError::Unfinished))),
             };
@@ -163,6 +171,14 @@ impl RunningEngineJob {
             }
             (error, _) => error,
         }
+    }
+
+    /// An output of tokens and nothing else.
+    fn tokens(&mut self, index: usize, tokens: Vec<TokenId>) -> Output {
+        self.continuations[index].has_output = true;
+        let logprobs = self.sender.job.sampling.logprobs.map(|_| Vec::new());
+        let content = Content::Tokens { tokens, logprobs };
+        Output { choice: index, content, finish: None, prefill: None, prompt_logprobs: None }
     }
 
     fn output(&mut self, index: usize, output: EngineCoreOutput) -> Output {

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use super::pulse::Pulse;
 use super::registry::Registry;
 use crate::error::{DeathCause, EngineError};
+use crate::wire::output::ReceivedOutput;
 use crate::wire::{EngineCoreOutputs, EngineCoreRequest, SchedulerStats, request};
 
 /// What is to be sent to the engine, without its identity.
@@ -77,7 +78,7 @@ impl Connection {
         &self.pulse
     }
 
-    pub(super) fn dispatch(&self, mut outputs: EngineCoreOutputs) {
+    pub(super) fn dispatch(&self, mut outputs: EngineCoreOutputs<ReceivedOutput>) {
         if let Some(stats) = outputs.scheduler_stats.take() {
             if let Some(sink) = &*self.stats_sink.read().unwrap_or_else(PoisonError::into_inner) {
                 sink(&stats);

@@ -94,6 +94,7 @@ mod tests {
 
     use super::*;
     use crate::error::EngineError;
+    use crate::wire::output::Brought;
 
     async fn next(receiver: &mut Receiver) -> Option<Arrival> {
         poll_fn(|context| receiver.poll_next(context)).await
@@ -102,7 +103,7 @@ mod tests {
     #[tokio::test]
     async fn what_arrives_is_read_in_order_and_then_its_end() {
         let (sender, mut receiver) = inbox();
-        sender.send(Ok(Box::default()));
+        sender.send(Ok(Brought::default()));
         sender.send(Err(EngineError::Ended));
         assert_eq!(sender.unread(), 2);
         assert!(matches!(next(&mut receiver).await, Some(Ok(_))));
@@ -118,7 +119,7 @@ mod tests {
             let reading = tokio::spawn(async move { next(&mut receiver).await.is_some() });
             tokio::time::sleep(Duration::from_millis(5)).await;
             if !ends {
-                sender.send(Ok(Box::default()));
+                sender.send(Ok(Brought::default()));
             }
             drop(sender);
             let told = tokio::time::timeout(Duration::from_secs(20), reading).await.unwrap().unwrap();

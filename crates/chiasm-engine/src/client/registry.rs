@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
 
 use super::inbox::{Receiver, Sender, inbox};
 use crate::error::{DeathCause, EngineError};
-use crate::wire::{EngineCoreOutput, EngineCoreOutputs, Value};
+use crate::wire::output::{Brought, ReceivedOutput};
+use crate::wire::{EngineCoreOutputs, Value};
 
-/// What arrives on a request's stream. In a box, as a stream has room for some dozens of them.
-pub(super) type Arrival = Result<Box<EngineCoreOutput>, EngineError>;
+/// What arrives on a request's stream.
+pub(super) type Arrival = Result<Brought, EngineError>;
 
 /// What arrives for a method call: the result, or the engine's words.
 pub(super) type Answer = Result<Value, String>;
@@ -22,7 +24,8 @@ const MOST_UNREAD: usize = 1 << 14;
 ///
 /// A slow reader never holds up another request or the engine: when too many outputs wait for it, its stream ends.
 pub(super) struct Registry {
-    streams: HashMap<String, Stream>,
+    /// Each output is looked up here. Nobody else chooses the ids, as each ends with digits of chance.
+    streams: HashMap<String, Stream, RandomState>,
     calls: HashMap<i64, oneshot::Sender<Answer>>,
     last_call: i64,
     death: Option<DeathCause>,
@@ -39,7 +42,7 @@ impl Default for Registry {
     fn default() -> Self {
         // Not from 1 on: an engine that is adopted may be about to answer calls of the frontend before.
         let last_call = i64::from(rand::random::<u32>());
-        Self { streams: HashMap::new(), calls: HashMap::new(), last_call, death: None }
+        Self { streams: HashMap::default(), calls: HashMap::new(), last_call, death: None }
     }
 }
 
@@ -103,23 +106,23 @@ impl Registry {
     /// that have timed out. With `strangers`, requests whose outputs nobody waits for are returned as well: those of an adopted
     /// engine that waited in it begin to run at some time. A request of our own that was aborted while its output was under way is
     /// aborted once more, which engines take no notice of.
-    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs, strangers: bool) -> Vec<String> {
+    pub(super) fn dispatch(&mut self, outputs: EngineCoreOutputs<ReceivedOutput>, strangers: bool) -> Vec<String> {
         let mut nobodys = Vec::new();
-        for output in outputs.outputs {
-            let has_ended = output.finish_reason.is_some();
-            let Some(stream) = self.streams.get(&output.request_id) else {
+        for ReceivedOutput { request_id, brought } in outputs.outputs {
+            let has_ended = brought.finish_reason().is_some();
+            let Some(stream) = self.streams.get(&request_id) else {
                 if strangers && !has_ended {
-                    nobodys.push(output.request_id);
+                    nobodys.push(request_id);
                 }
                 continue;
             };
             if stream.arrivals.unread() < MOST_UNREAD && !has_ended {
-                stream.arrivals.send(Ok(Box::new(output)));
-            } else if let Some(stream) = self.streams.remove(&output.request_id) {
+                stream.arrivals.send(Ok(brought));
+            } else if let Some(stream) = self.streams.remove(&request_id) {
                 if !has_ended {
-                    nobodys.push(output.request_id.clone());
+                    nobodys.push(request_id);
                 }
-                stream.arrivals.send(if has_ended { Ok(Box::new(output)) } else { Err(EngineError::Unread) });
+                stream.arrivals.send(if has_ended { Ok(brought) } else { Err(EngineError::Unread) });
             }
         }
         for request_id in outputs.finished_requests {

@@ -8,6 +8,8 @@ use super::connection::Connection;
 use super::delivery::Delivered;
 use super::inbox::Receiver;
 use super::registry::Arrival;
+use crate::error::EngineError;
+use crate::wire::EngineCoreOutput;
 
 /// Outputs of one request, in order. Dropping it before the last one aborts the request in the engine.
 #[derive(Debug)]
@@ -38,7 +40,8 @@ impl OutputStream {
         &self.request_id
     }
 
-    /// The poll form of [`next`](Self::next), for who waits for several streams at once.
+    /// The poll form of [`next`](Self::next), for who waits for several streams at once. Without room for what outputs mostly don't
+    /// have.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Arrival>> {
         self.arrivals.poll_next(context)
     }
@@ -47,8 +50,9 @@ impl OutputStream {
     ///
     /// Whether a request that ends with [`EngineError::Dead`](crate::EngineError::Dead) may be sent to another
     /// engine is up to the caller, who knows what has been passed on. Cancel safe.
-    pub async fn next(&mut self) -> Option<Arrival> {
-        poll_fn(|context| self.poll_next(context)).await
+    pub async fn next(&mut self) -> Option<Result<Box<EngineCoreOutput>, EngineError>> {
+        let arrival = poll_fn(|context| self.poll_next(context)).await?;
+        Some(arrival.map(|brought| brought.into_output(&self.request_id)))
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) async fn receive_outputs(mut socket: Outputs, mut events: Events, con
                     }
                 };
                 connection.pulse().beat();
-                match output::decode(&message.into_vec()) {
+                match output::receive(&message.into_vec()) {
                     Ok(EngineMessage::Outputs(outputs)) => connection.dispatch(outputs),
                     Ok(EngineMessage::Dead) => break DeathCause::Reported,
                     Err(error) => break DeathCause::Protocol(error),

@@ -232,6 +232,16 @@ impl Fields {
         T::read(from)
     }
 
+    /// Passes over all fields that are left if they are these, of one byte each. False, and nothing read, when one is another, or
+    /// when there are more.
+    pub(crate) fn are_all(&mut self, from: &mut Reader<'_>, expected: &[u8]) -> bool {
+        let passed = expected.get(..self.left).is_some_and(|expected| from.pass(expected));
+        if passed {
+            self.left = 0;
+        }
+        passed
+    }
+
     /// Passes over the next field if it is there.
     pub(crate) fn skip(&mut self, from: &mut Reader<'_>) -> Result<(), WireError> {
         if self.left > 0 {

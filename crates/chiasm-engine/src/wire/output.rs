@@ -21,20 +21,20 @@ pub const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
 /// What an engine says to a frontend.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "one exists at a time, and almost all are outputs")]
-pub enum EngineMessage {
+pub enum EngineMessage<Output = EngineCoreOutput> {
     /// What one step brought.
-    Outputs(EngineCoreOutputs),
+    Outputs(EngineCoreOutputs<Output>),
     /// The engine has failed and takes no more requests.
     Dead,
 }
 
 /// What one step of an engine brought (`EngineCoreOutputs` in `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct EngineCoreOutputs {
+pub struct EngineCoreOutputs<Output = EngineCoreOutput> {
     /// Data-parallel rank.
     pub engine_index: u32,
     /// What the step brought for single requests, at most one entry for each.
-    pub outputs: Vec<EngineCoreOutput>,
+    pub outputs: Vec<Output>,
     /// Present in most messages.
     pub scheduler_stats: Option<SchedulerStats>,
     /// The engine's monotonic clock, in seconds.
@@ -82,6 +82,47 @@ pub struct EngineCoreOutput {
     pub mm_cache_miss_hashes: Vec<String>,
     /// Goes with [`FinishReason::Error`]. Since vLLM 0.33.
     pub error: Option<RequestError>,
+}
+
+/// An [`EngineCoreOutput`] as it is received: nearly all bring tokens and nothing else, and have no room for the rest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReceivedOutput {
+    pub(crate) request_id: String,
+    pub(crate) brought: Brought,
+}
+
+/// What a [`ReceivedOutput`] brought.
+#[derive(Clone, Debug)]
+pub(crate) enum Brought {
+    Tokens(Vec<TokenId>),
+    /// Something else, too, with the `request_id` left empty.
+    More(Box<EngineCoreOutput>),
+}
+
+impl Default for Brought {
+    fn default() -> Self {
+        Self::Tokens(Vec::new())
+    }
+}
+
+impl Brought {
+    /// Set in the last output.
+    pub(crate) fn finish_reason(&self) -> Option<FinishReason> {
+        match self {
+            Self::Tokens(_) => None,
+            Self::More(output) => output.finish_reason,
+        }
+    }
+
+    /// All of it, as an output for this request.
+    pub(crate) fn into_output(self, request_id: &str) -> Box<EngineCoreOutput> {
+        let mut output = match self {
+            Self::Tokens(new_token_ids) => Box::new(EngineCoreOutput { new_token_ids, ..EngineCoreOutput::default() }),
+            Self::More(output) => output,
+        };
+        request_id.clone_into(&mut output.request_id);
+        output
+    }
 }
 
 /// Why an engine could not do a request (`RequestError` in `vllm/outputs.py`).
@@ -178,6 +219,15 @@ pub fn encode_dead() -> Vec<Bytes> {
 
 /// Reads a message from the output socket: the frontend's side.
 pub fn decode(frames: &[Bytes]) -> Result<EngineMessage, WireError> {
+    read(frames)
+}
+
+/// As [`decode`], without room for what outputs mostly don't have.
+pub(crate) fn receive(frames: &[Bytes]) -> Result<EngineMessage<ReceivedOutput>, WireError> {
+    read(frames)
+}
+
+fn read<Output: Wire>(frames: &[Bytes]) -> Result<EngineMessage<Output>, WireError> {
     if let [only] = frames
         && only == ENGINE_CORE_DEAD
     {
@@ -187,7 +237,14 @@ pub fn decode(frames: &[Bytes]) -> Result<EngineMessage, WireError> {
     Ok(EngineMessage::Outputs(outputs))
 }
 
-impl Wire for EngineCoreOutputs {
+/// What follows the tokens of an output that brings nothing else, as nearly all do: nil for each field, and no NaNs.
+const NOTHING_BESIDE_TOKENS: [u8; 17] = {
+    let mut nothing = [0xc0; 17];
+    nothing[11] = 0;
+    nothing
+};
+
+impl<Output: Wire> Wire for EngineCoreOutputs<Output> {
     fn write(&self, to: &mut Writer) {
         to.array(OUTPUTS_FIELDS);
         self.engine_index.write(to);
@@ -249,9 +306,32 @@ impl Wire for EngineCoreOutput {
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
+        let ReceivedOutput { request_id, brought } = ReceivedOutput::read(from)?;
+        Ok(*brought.into_output(&request_id))
+    }
+}
+
+impl Wire for ReceivedOutput {
+    fn write(&self, to: &mut Writer) {
+        self.brought.clone().into_output(&self.request_id).write(to);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let mut fields = Fields::open(from, 2)?;
         let request_id = fields.next(from).named("request_id")?;
         let new_token_ids = fields.next(from).named("new_token_ids")?;
+        let brought = if fields.are_all(from, &NOTHING_BESIDE_TOKENS) {
+            Brought::Tokens(new_token_ids)
+        } else {
+            Brought::More(Box::new(EngineCoreOutput::read_rest(new_token_ids, fields, from)?))
+        };
+        Ok(Self { request_id, brought })
+    }
+}
+
+impl EngineCoreOutput {
+    /// Reads what follows the tokens.
+    fn read_rest(new_token_ids: Vec<TokenId>, mut fields: Fields, from: &mut Reader<'_>) -> Result<Self, WireError> {
         let new_logprobs = fields.next::<Option<AnyLogprobs>>(from).named("new_logprobs")?;
         let prompt_logprobs = fields.next::<Option<AnyLogprobs>>(from).named("new_prompt_logprobs_tensors")?;
         fields.skip(from)?; // pooling_output
@@ -271,7 +351,7 @@ impl Wire for EngineCoreOutput {
         let error = fields.next(from).named("error")?;
         fields.close(from)?;
         Ok(Self {
-            request_id,
+            request_id: String::new(),
             new_token_ids,
             new_logprobs: new_logprobs.map(|AnyLogprobs(logprobs)| logprobs),
             prompt_logprobs: prompt_logprobs.map(|AnyLogprobs(logprobs)| logprobs),
@@ -375,5 +455,44 @@ impl Wire for UtilityOutput {
         }
         fields.close_after(read, from)?;
         Ok(Self { call_id, result: failure.map_or(Ok(result), Err) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is received when an engine says this.
+    fn received(output: &EngineCoreOutput) -> ReceivedOutput {
+        let outputs = EngineCoreOutputs { outputs: vec![output.clone()], ..EngineCoreOutputs::default() };
+        match receive(&encode(&outputs)).unwrap() {
+            EngineMessage::Outputs(mut outputs) => outputs.outputs.remove(0),
+            EngineMessage::Dead => panic!("dead"),
+        }
+    }
+
+    #[test]
+    fn an_output_of_tokens_alone_is_received_without_room_for_the_rest() {
+        let (request_id, new_token_ids) = ("r".to_owned(), vec![TokenId(7)]);
+        let tokens = EngineCoreOutput { request_id, new_token_ids, ..EngineCoreOutput::default() };
+        let ReceivedOutput { request_id, brought } = received(&tokens);
+        assert!(matches!(&brought, Brought::Tokens(tokens) if *tokens == [TokenId(7)]));
+        assert_eq!(*brought.into_output(&request_id), tokens);
+    }
+
+    #[test]
+    fn whatever_else_an_output_brings_is_received() {
+        let tokens = EngineCoreOutput { request_id: "r".to_owned(), ..EngineCoreOutput::default() };
+        let error = Some(RequestError::default());
+        for output in [
+            EngineCoreOutput { finish_reason: Some(FinishReason::Stop), ..tokens.clone() },
+            EngineCoreOutput { num_nans_in_logits: 1, ..tokens.clone() },
+            EngineCoreOutput { mm_cache_miss_hashes: vec!["m".to_owned()], ..tokens.clone() },
+            EngineCoreOutput { error, ..tokens.clone() },
+        ] {
+            let ReceivedOutput { request_id, brought } = received(&output);
+            assert!(matches!(brought, Brought::More(_)), "{output:?}");
+            assert_eq!(*brought.into_output(&request_id), output);
+        }
     }
 }

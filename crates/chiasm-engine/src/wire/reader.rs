@@ -41,6 +41,13 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
+    /// Passes over these bytes. False, and nothing read, when others come next.
+    pub(crate) fn pass(&mut self, bytes: &[u8]) -> bool {
+        let rest = self.rest.strip_prefix(bytes);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
     /// A big-endian unsigned integer of `len` bytes, at most 8.
     fn big_endian(&mut self, len: usize) -> Result<u64, WireError> {
         Ok(self.take(len)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))

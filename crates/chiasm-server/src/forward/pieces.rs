@@ -58,20 +58,21 @@ impl Pieces<'_> {
     }
 
     fn push_text(&mut self, text: &str) {
-        let piece = |bytes: &[u8]| {
+        let (pieces, rest) = text.as_bytes().as_chunks();
+        self.made.extend(pieces.iter().map(|piece| TokenId(u32::from_le_bytes(*piece))));
+        if !rest.is_empty() {
             let mut piece = [0; 4];
-            piece[..bytes.len()].copy_from_slice(bytes);
-            TokenId(u32::from_le_bytes(piece))
-        };
-        self.made.extend(text.as_bytes().chunks(4).map(piece));
+            piece[..rest.len()].copy_from_slice(rest);
+            self.made.push(TokenId(u32::from_le_bytes(piece)));
+        }
     }
 
     /// Equal items are equal pieces, and others differ from the first piece on.
     fn push_item(&mut self, url: &str, count: usize) {
         let mut bytes = vec![0; 4 * count];
         blake3::Hasher::new().update(url.as_bytes()).finalize_xof().fill(&mut bytes);
-        let piece = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes).map(TokenId).ok();
-        self.made.extend(bytes.chunks_exact(4).filter_map(piece));
+        let (pieces, _) = bytes.as_chunks();
+        self.made.extend(pieces.iter().map(|piece| TokenId(u32::from_le_bytes(*piece))));
     }
 }
 

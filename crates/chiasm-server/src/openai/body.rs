@@ -85,6 +85,11 @@ impl ChunkHead {
         Self(head.into_bytes())
     }
 
+    /// What all chunks begin with, up to their choices.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Appends a chunk with these choices, an array.
     pub(super) fn write(&self, events: &mut Vec<u8>, choices: &impl Serialize, beside: &Beside<'_>) {
         let begin = events.len();

@@ -21,6 +21,7 @@ use super::{AnswerHead, Nvext, request, tools};
 use crate::error::ApiError;
 use crate::frontend::ReasoningFields;
 use crate::pipeline::{Chat, ChoiceDelta, FinishedChoice, GenerateRequest, ToolUse};
+use crate::sse;
 
 /// A parsed body.
 pub(crate) struct ChatRequest {
@@ -132,6 +133,8 @@ pub(crate) fn answer<'a>(
 /// What all chunks of a streamed answer have in common.
 pub(crate) struct Chunks {
     head: ChunkHead,
+    /// What a chunk of the first choice begins with that has text and nothing else.
+    text_head: Vec<u8>,
     tokenizer: Tokenizer,
     fields: ReasoningFields,
     with_ids: bool,
@@ -139,7 +142,9 @@ pub(crate) struct Chunks {
 
 impl Chunks {
     pub(crate) fn new(head: &AnswerHead, tokenizer: Tokenizer, fields: ReasoningFields, with_ids: bool) -> Self {
-        Self { head: ChunkHead::new(head, CHUNK), tokenizer, fields, with_ids }
+        let head = ChunkHead::new(head, CHUNK);
+        let text_head = [head.bytes(), br#"[{"index":0,"delta":{"content":"#].concat();
+        Self { head, text_head, tokenizer, fields, with_ids }
     }
 
     /// Appends the first chunk of a choice: its role.
@@ -164,7 +169,30 @@ impl Chunks {
         usage: Option<Usage>,
         nvext: Option<Nvext>,
     ) {
-        let Self { head, tokenizer, fields, with_ids } = self;
+        if usage.is_none() && nvext.is_none() && self.is_text(delta) {
+            return self.write_text(events, &delta.text);
+        }
+        self.write_whole(events, delta, usage, nvext);
+    }
+
+    /// Whether a delta adds text to the first choice, and nothing else is to be told of it: nearly every one.
+    fn is_text(&self, delta: &ChoiceDelta) -> bool {
+        let says_more = !delta.reasoning.is_empty() || !delta.tool_calls.is_empty() || delta.logprobs.is_some();
+        delta.index == 0 && delta.finish.is_none() && !self.with_ids && !says_more
+    }
+
+    /// Appends what [`write_whole`](Self::write_whole) would for such a delta, in a third of the time.
+    fn write_text(&self, events: &mut Vec<u8>, text: &str) {
+        let begin = events.len();
+        events.extend_from_slice(&self.text_head);
+        match serde_json::to_writer(&mut *events, text) {
+            Ok(()) => events.extend_from_slice(TEXT_TAIL),
+            Err(failed) => sse::write_failed(events, begin, &failed),
+        }
+    }
+
+    fn write_whole(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, usage: Option<Usage>, nvext: Option<Nvext>) {
+        let Self { head, tokenizer, fields, with_ids, .. } = self;
         let choice = ChunkChoice {
             index: delta.index,
             delta: Delta {
@@ -189,6 +217,9 @@ impl Chunks {
 }
 
 const CHUNK: &str = "chat.completion.chunk";
+
+/// What a chunk ends with that has text and nothing else.
+const TEXT_TAIL: &[u8] = b"},\"logprobs\":null,\"finish_reason\":null}]}\n\n";
 
 #[derive(Serialize)]
 struct WholeChoice<'a> {
@@ -284,6 +315,9 @@ fn tool_calls(calls: &[ToolCallDelta], in_chunk: bool) -> Vec<ToolCall<'_>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use chiasm_backend::RequestId;
     use serde_json::{Value, json};
 
     use super::*;
@@ -318,6 +352,24 @@ mod tests {
         assert_eq!(refused(json!({"top_logprobs": 2})).as_deref(), Some("top_logprobs"));
         assert_eq!(refused(json!({"top_logprobs": 21, "logprobs": true})).as_deref(), Some("top_logprobs"));
         assert_eq!(refused(json!({"top_logprobs": 2, "logprobs": true})), None);
+    }
+
+    #[test]
+    fn a_chunk_of_text_alone_is_as_any_other() {
+        let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model"));
+        let tokenizer = Tokenizer::from_model_dir(model).unwrap();
+        let head = AnswerHead::new("chatcmpl", &RequestId::new("r").unwrap(), "a \"model\"");
+        let chunks = Chunks::new(&head, tokenizer, ReasoningFields::default(), false);
+        for text in ["", "hello", "\"quoted\"\n\\ \u{0}\u{7f} é 😀", "</script>"] {
+            let delta = ChoiceDelta { text: text.to_owned(), tokens: vec![TokenId(1)], ..ChoiceDelta::default() };
+            assert!(chunks.is_text(&delta));
+            let (mut written, mut whole) = (Vec::new(), Vec::new());
+            chunks.write_delta(&mut written, &delta, None, None);
+            chunks.write_whole(&mut whole, &delta, None, None);
+            assert_eq!(String::from_utf8(written), String::from_utf8(whole));
+        }
+        let more = ChoiceDelta { index: 1, text: "x".to_owned(), ..ChoiceDelta::default() };
+        assert!(!chunks.is_text(&more));
     }
 
     #[test]
