@@ -15,6 +15,7 @@ mod probe;
 mod relay;
 mod roles;
 mod security;
+mod sharing;
 mod weather;
 
 use std::time::Duration;
