@@ -41,7 +41,7 @@ async fn main() {
 
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
     let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
-    let media = MachineMedia::new(model, door, of_agent.clone(), &Limits::default(), None);
+    let media = MachineMedia::new(model, door, of_agent.clone(), &Limits::default(), None, false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(serve(

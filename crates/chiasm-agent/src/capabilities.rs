@@ -3,15 +3,29 @@
 use std::net::IpAddr;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Lacks, Locality, MediaForm, PlaceholderForm, PlanClass,
-    VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Lacks, Locality, MediaForm, OwnAdapter, PlaceholderForm,
+    PlanClass, VllmItems, adapter_engine_name,
 };
 use chiasm_types::{BlockSize, Role};
 
 use crate::proto;
 
-/// `takes_tensors`: whether the agent does.
-pub(crate) fn to_message(can: &Capabilities, life: u64, takes_tensors: bool) -> proto::Ready {
+/// The longest name and folder of an adapter, in bytes.
+const MOST_NAME_BYTES: usize = 4096;
+
+/// What an agent tells of an engine beside what that can do.
+pub(crate) struct OfAgent {
+    /// Of this start of the engine.
+    pub(crate) life: u64,
+    /// Whether the agent takes tensors.
+    pub(crate) takes_tensors: bool,
+    /// Whether the agent fetches media items.
+    pub(crate) fetches_media: bool,
+    pub(crate) adapters: Vec<OwnAdapter>,
+}
+
+pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready {
+    let OfAgent { life, takes_tensors, fetches_media, adapters } = of_agent;
     proto::Ready {
         life,
         engine: can.engine.clone(),
@@ -32,7 +46,23 @@ pub(crate) fn to_message(can: &Capabilities, life: u64, takes_tensors: bool) -> 
         role: can.role.name().to_owned(),
         embedding_store_bytes: can.embedding_store_bytes,
         private_network: can.private_network.map(|network| network.to_string()).unwrap_or_default(),
+        adapters: adapters.into_iter().map(adapter_to_message).collect(),
+        fetches_media,
     }
+}
+
+fn adapter_to_message(OwnAdapter { name, root, stamp, refused }: OwnAdapter) -> proto::Adapter {
+    proto::Adapter { name, root, stamp: u64::from_be_bytes(stamp), refused: refused.unwrap_or_default() }
+}
+
+/// The adapter, with the name that engines know it by. `None` if it is malformed.
+fn adapter_from_message(message: proto::Adapter) -> Option<(String, OwnAdapter)> {
+    let proto::Adapter { name, root, stamp, refused } = message;
+    if !(1..=MOST_NAME_BYTES).contains(&name.len()) || root.len() > MOST_NAME_BYTES {
+        return None;
+    }
+    let (stamp, refused) = (stamp.to_be_bytes(), Some(refused).filter(|why| !why.is_empty()));
+    Some((adapter_engine_name(&name, stamp), OwnAdapter { name, root, stamp, refused }))
 }
 
 /// The capabilities of an engine on the machine of this address. `None` if they are malformed.
@@ -60,8 +90,9 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         total_blocks: ready.total_blocks,
         encoder_cache_tokens: ready.encoder_cache_tokens,
         receiver_cache_bytes: ready.receiver_cache_bytes,
-        // Frontends number adapters each by itself: an engine would take those of two for one.
+        // Which it has is for the agent's operator to say: frontends load none.
         max_loras: 0,
+        adapters: ready.adapters.into_iter().map(adapter_from_message).collect::<Option<_>>()?,
         lacks: Lacks::default(),
         input: InputForm::Tokens,
         media: if ready.takes_media { MediaForm::Encoded } else { MediaForm::None },

@@ -27,6 +27,8 @@ pub(crate) struct JobParts {
     pub(crate) reasoning: ReasoningHints,
     pub(crate) stage: Stage,
     pub(crate) embedded: Vec<MmHash>,
+    /// The LoRA adapter, by the name that engines know it by.
+    pub(crate) adapter: Option<String>,
 }
 
 fn raw(tokens: &[TokenId]) -> Vec<u32> {
@@ -74,6 +76,9 @@ fn expanded(once: Vec<u32>, repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> 
     Some(all)
 }
 
+/// The longest URL that an agent is told: some servers take no longer ones.
+const MOST_URL_BYTES: usize = 8 << 10;
+
 fn tokens(raw: Vec<u32>) -> Vec<TokenId> {
     raw.into_iter().map(TokenId).collect()
 }
@@ -84,12 +89,14 @@ pub(crate) struct To {
     pub(crate) engine: u32,
     pub(crate) life: u64,
     pub(crate) frontend: u64,
+    /// Whether its agent is told where files are.
+    pub(crate) fetches_media: bool,
 }
 
-/// The message of a job for an engine, without an adapter. `None` if an item is too long. Those that can't be had as files are to be had as
+/// The message of a job for an engine. `None` if an item is too long. Those that can't be had as files are to be had as
 /// tensors.
 pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto::GenerateRequest> {
-    let To { engine, life, frontend } = to;
+    let To { engine, life, frontend, fetches_media } = to;
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
     let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
     let (tokens, repeats) = collapsed(prompt);
@@ -99,7 +106,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
         request_id: job.id.as_str().to_owned(),
         tokens,
         repeats,
-        media: job.media.iter().map(item_to_message).collect::<Option<_>>()?,
+        media: job.media.iter().map(|item| item_to_message(item, fetches_media)).collect::<Option<_>>()?,
         sampling: Some(sampling_to_message(&job.sampling)),
         cache_salt: job.cache_salt.clone(),
         priority: job.priority,
@@ -120,6 +127,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
         },
         leaves_embeddings: job.stage == Stage::Encode,
         embedded: job.embedded.iter().map(|item| Bytes::copy_from_slice(item.as_bytes())).collect(),
+        adapter: job.adapter.as_ref().map(|adapter| adapter.name.clone()).unwrap_or_default(),
     })
 }
 
@@ -164,12 +172,14 @@ pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, 
             .map(|item| hash(item))
             .collect::<Option<_>>()
             .ok_or_else(|| wrong("embedded", "is malformed"))?,
+        adapter: Some(message.adapter).filter(|name| !name.is_empty()),
     })
 }
 
-fn item_to_message(item: &JobItem) -> Option<proto::MediaItem> {
+fn item_to_message(item: &JobItem, fetches_media: bool) -> Option<proto::MediaItem> {
     let encoded = item.source.encoded();
     let Placeholder { offset, length, is_embed } = &item.placeholder;
+    let url = encoded.as_ref().and_then(|encoded| encoded.url.as_deref());
     Some(proto::MediaItem {
         modality: item.modality.name().to_owned(),
         mm_hash: Bytes::copy_from_slice(item.hash.as_bytes()),
@@ -179,6 +189,7 @@ fn item_to_message(item: &JobItem) -> Option<proto::MediaItem> {
         length: u32::try_from(*length).ok()?,
         embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
         elements: if encoded.is_none() { item.elements } else { 0 },
+        url: url.filter(|url| fetches_media && url.len() <= MOST_URL_BYTES).unwrap_or_default().to_owned(),
     })
 }
 
@@ -195,7 +206,12 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
         false => {
             let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&item.processor_kwargs) else { return None };
             let content = ContentHash::new(item.content.as_ref().try_into().ok()?);
-            ItemOrigin::File { content, processor_kwargs }
+            let url = Some(item.url).filter(|url| !url.is_empty());
+            // Nothing else of this machine is a frontend's to name.
+            if !url.as_deref().is_none_or(is_on_the_web) {
+                return None;
+            }
+            ItemOrigin::File { content, processor_kwargs, url }
         }
     };
     Some(PlannedItem {
@@ -204,6 +220,10 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
         origin,
         placeholder: Placeholder { offset: item.offset as usize, length, is_embed },
     })
+}
+
+fn is_on_the_web(url: &str) -> bool {
+    url.len() <= MOST_URL_BYTES && ["http://", "https://"].into_iter().any(|scheme| url.starts_with(scheme))
 }
 
 /// `None` unless these are the bytes of an identity.

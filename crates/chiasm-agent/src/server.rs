@@ -173,6 +173,7 @@ impl Agent for AgentServer {
             fleet: self.fleet.clone(),
             id,
             takes_tensors: self.media.max_tensor_bytes().is_some(),
+            fetches_media: self.media.fetches(),
             announcements,
             frontend,
             draining: self.drain.begun.subscribe(),
@@ -191,7 +192,14 @@ impl Agent for AgentServer {
         let owner = Owner { frontend: request.frontend, announcements: self.announcements(request.engine)?.clone() };
         let parts =
             job::from_message(request).map_err(|(field, what)| Status::invalid_argument(format!("{field}: {what}")))?;
-        let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, owner, parts);
+        let adapter = match &parts.adapter {
+            // The frontend learns of what there is now when it connects again.
+            Some(name) => Some(self.fleet.adapter_of(&worker, name).ok_or_else(|| {
+                Status::unavailable(format!("the engine has no LoRA adapter that it knows as '{name}'"))
+            })?),
+            None => None,
+        };
+        let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, owner, parts, adapter);
         Ok(Response::new(Box::pin(events)))
     }
 

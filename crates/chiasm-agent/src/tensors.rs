@@ -28,6 +28,18 @@ pub(crate) fn to_messages(hash: &MmHash, fields: &[ItemField]) -> impl Iterator<
     [first].into_iter().chain(chunks.map(|bytes| TensorChunk { bytes, ..TensorChunk::default() }))
 }
 
+/// Bytes of an item's tensors.
+pub(crate) fn bytes(fields: &[ItemField]) -> u64 {
+    fn of(value: &FieldValue) -> u64 {
+        match value {
+            FieldValue::Int(_) | FieldValue::Float(_) => 0,
+            FieldValue::List(list) => list.iter().map(of).sum(),
+            FieldValue::Tensor(tensor) => tensor.bytes.as_ref().len() as u64,
+        }
+    }
+    fields.iter().map(|field| of(&field.value)).sum()
+}
+
 fn tensors_of(value: &FieldValue, tensors: &mut Vec<Bytes>) {
     match value {
         FieldValue::Int(_) | FieldValue::Float(_) => {}

@@ -9,12 +9,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
 use chiasm_backend::{
-    Backend, Connected, Connector, Constraint, Delivered, EncodedItem, FieldValue, Finish, Input, ItemField, Job,
-    JobError, JobItem, Left, MediaObserver, MediaSource, PlanClass, ReasoningHints, Repetition, RequestId, Sampling,
-    SourceError, Stage, Structured, Tensor, TensorBytes, TensorFormat, TensorOrder, TraceContext,
+    Adapter, AdapterError, Backend, Capabilities, Connected, Connector, Constraint, Delivered, EncodedItem, FieldValue,
+    Finish, Input, ItemField, Job, JobError, JobItem, Left, MediaObserver, MediaSource, OwnAdapter, PlanClass,
+    ReasoningHints, Repetition, RequestId, Sampling, SourceError, Stage, Structured, Tensor, TensorBytes, TensorFormat,
+    TensorOrder, TraceContext,
 };
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
 use chiasm_router::RouterConfig;
+use chiasm_server::adapters::{AdapterFiles, AdapterSource, Adapters, Stamps};
 use chiasm_server::fleet::{Fleet, Patience};
 use chiasm_server::model::ServedModel;
 use chiasm_server::{ItemOrigin, Limits, MachineMedia};
@@ -27,8 +29,11 @@ use tokio::net::TcpListener;
 use tonic::Code;
 
 use crate::client::{AgentConnector, AgentLink, LinkError, OwnMemory};
+use crate::proto::watch_event::Event;
 use crate::proto::{GenerateRequest, HelloRequest, MediaChunk, TensorChunk, WatchRequest};
 use crate::{AgentServer, job, serve};
+
+mod messages;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 const PICTURE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
@@ -53,13 +58,18 @@ struct Stand {
 
 impl Stand {
     async fn new() -> Self {
-        let engine = FakeBackend::new();
+        Self::of(FakeBackend::new(), Arc::default()).await
+    }
+
+    /// An agent with these adapters.
+    async fn of(engine: FakeBackend, adapters: Arc<Adapters>) -> Self {
         let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(engine.clone())]));
-        let fleet = Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
+        let (config, patience) = (RouterConfig::default(), Patience::default());
+        let fleet = Fleet::start_with_adapters(vec![connector], config, patience, adapters).unwrap();
         assert!(fleet.wait_ready(1).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
         let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
-        let media = MachineMedia::new(model.clone(), door, fleet.clone(), &Limits::default(), Some(1 << 20));
+        let media = MachineMedia::new(model.clone(), door, fleet.clone(), &Limits::default(), Some(1 << 20), false);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let link = AgentLink::new(&listener.local_addr().unwrap().to_string(), None).unwrap();
         let agent = AgentServer::new(fleet.clone(), media, 1);
@@ -95,7 +105,7 @@ impl Stand {
             hash: chiasm_media::mm_hash(&media.content, &Modality::Image, &fingerprint),
             placeholder: Placeholder { offset: 3, length, is_embed: None },
             elements: 1,
-            source: Arc::new(File { bytes: file.clone(), content: media.content }),
+            source: Arc::new(File::new(file, media.content)),
         };
         Job { media: vec![item].into(), ..job(&tokens) }
     }
@@ -104,6 +114,13 @@ impl Stand {
 struct File {
     bytes: Bytes,
     content: ContentHash,
+    url: Option<Arc<str>>,
+}
+
+impl File {
+    fn new(bytes: &Bytes, content: ContentHash) -> Self {
+        Self { bytes: bytes.clone(), content, url: None }
+    }
 }
 
 impl MediaSource for File {
@@ -117,6 +134,7 @@ impl MediaSource for File {
             content: *self.content.as_bytes(),
             media_type: "image/jpeg",
             processor_kwargs: "{}".into(),
+            url: self.url.clone(),
         })
     }
 }
@@ -169,96 +187,55 @@ fn job(tokens: &[TokenId]) -> Job {
 /// The message of a job as it is read at the other end, after a later version has added a field to it.
 fn sent(job: &Job, life: u64) -> GenerateRequest {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
-    let mut bytes = job::to_message(job, prompt, job::To { engine: 0, life, frontend: 9 }).unwrap().encode_to_vec();
+    let mut bytes = job::to_message(job, prompt, job::To { engine: 0, life, frontend: 9, fetches_media: true })
+        .unwrap()
+        .encode_to_vec();
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);
     GenerateRequest::decode(&bytes[..]).unwrap()
 }
 
-#[test]
-fn a_job_s_stage_is_the_same_at_the_other_end() {
-    let left = Left::new(Bytes::from_static(b"where it is")).unwrap();
-    for stage in [Stage::Whole, Stage::Encode, Stage::Prefill, Stage::Decode(left)] {
-        let told = Job { stage, embedded: vec![MmHash::new([3; 32])], ..job(&[TokenId(3)]) };
-        let heard = job::from_message(sent(&told, 7)).unwrap();
-        assert_eq!((heard.stage, heard.embedded), (told.stage, told.embedded));
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_with_an_adapter_has_it_and_is_announced_with_blocks_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("adapter_config.json"), r#"{"r": 8}"#).unwrap();
+    let source = AdapterSource { name: "a".to_owned(), path: dir.path().display().to_string() };
+    let adapters = Arc::new(Adapters::new(1));
+    adapters.serve(&source, &AdapterFiles::look(&source, false, Stamps::Content).unwrap()).unwrap();
+    let adapter = adapters.get("a").unwrap().engine().clone();
+    let taking = FakeBackend::with(Capabilities { max_loras: 1, ..fake_capabilities() });
+    let stand = Stand::of(taking, adapters).await;
+    let engine = stand.connect().await;
+    assert_eq!(engine.capabilities().adapters[&adapter.name].root, source.path);
+    // Another frontend listens.
+    let (mut jobs, _) = stand.link.clients();
+    let mut heard = jobs.watch(WatchRequest { engine: 0, frontend: 9 }).await.unwrap().into_inner();
+    let mut keys = Vec::new();
+    for adapter in [None, Some(adapter.clone())] {
+        let mut told = Job { adapter: adapter.clone(), ..job(&[TokenId(3); 40]) };
+        told.sampling.skip_reading_prefix_cache = false;
+        let _running = engine.start(Arc::new(told)).await.unwrap();
+        // Engines are told what the agent has loaded, not what a frontend says of it.
+        assert_eq!(stand.engine.jobs().last().unwrap().adapter, adapter);
+        keys.push(loop {
+            if let Some(Event::OthersJob(told)) = heard.message().await.unwrap().unwrap().event {
+                break told.block_keys;
+            }
+        });
     }
-    let short = GenerateRequest { embedded: vec![vec![3; 31].into()], ..sent(&job(&[TokenId(3)]), 7) };
-    assert_eq!(job::from_message(short).unwrap_err().0, "embedded");
-    let endless = GenerateRequest { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)]), 7) };
-    assert_eq!(job::from_message(endless).unwrap_err().0, "left");
+    assert!(keys[0].len() == 2 * 16 && keys[1].len() == keys[0].len() && keys[0] != keys[1], "{keys:?}");
 }
 
-#[test]
-fn a_job_is_the_same_at_the_other_end() {
-    let tokens = [3, 1, 2].map(TokenId);
-    let constraints = [
-        Constraint::JsonSchema("{}".into()),
-        Constraint::JsonObject,
-        Constraint::Regex("a".into()),
-        Constraint::Grammar("root ::= \"a\"".into()),
-        Constraint::StructuralTag("{}".into()),
-    ];
-    for constraint in constraints {
-        let mut told = job(&tokens);
-        told.sampling.structured = Some(Structured { constraint, field: "structured_outputs" });
-        let mask = vec![true, false];
-        told.media = Arc::new([JobItem {
-            modality: Modality::Image,
-            hash: MmHash::new([7; 32]),
-            placeholder: Placeholder { offset: 1, length: 2, is_embed: Some(mask) },
-            elements: 1,
-            source: Arc::new(File { bytes: Bytes::new(), content: ContentHash::new([8; 32]) }),
-        }]);
-        let heard = job::from_message(sent(&told, 5)).unwrap();
-        assert_eq!(heard.tokens, tokens);
-        assert_eq!((heard.id, heard.sampling), (told.id, told.sampling));
-        assert_eq!((heard.cache_salt, heard.priority, heard.trace), (told.cache_salt, told.priority, told.trace));
-        assert_eq!(heard.reasoning, told.reasoning);
-        assert_eq!(heard.stage, told.stage);
-        let [item] = &heard.media[..] else { panic!("one item") };
-        let origin = ItemOrigin::File { content: ContentHash::new([8; 32]), processor_kwargs: Map::new() };
-        assert_eq!((item.hash, &item.origin), (told.media[0].hash, &origin));
-        assert_eq!(item.placeholder, told.media[0].placeholder);
-    }
-}
-
-#[test]
-fn malformed_messages_are_refused_with_the_field() {
-    let wrong = |change: &dyn Fn(&mut GenerateRequest)| {
-        let mut message = sent(&job(&[TokenId(1), TokenId(2)]), 5);
-        change(&mut message);
-        job::from_message(message).unwrap_err().0
-    };
-    let item = crate::proto::MediaItem {
-        modality: "image".to_owned(),
-        mm_hash: Bytes::from_static(&[1; 32]),
-        content: Bytes::from_static(&[1; 32]),
-        processor_kwargs: "{}".to_owned(),
-        offset: 0,
-        length: 2,
-        embeds: vec![1, 1],
-        elements: 0,
-    };
-    let with = |change: &dyn Fn(&mut crate::proto::MediaItem)| {
-        let mut item = item.clone();
-        change(&mut item);
-        wrong(&|message| message.media = vec![item.clone()])
-    };
-    assert_eq!(wrong(&|message| message.sampling = None), "sampling_params");
-    assert_eq!(wrong(&|message| message.request_id = "a b".to_owned()), "request_id");
-    assert_eq!(wrong(&|message| message.sampling.as_mut().unwrap().logit_bias.push(1.0)), "sampling_params");
-    assert_eq!(
-        wrong(&|message| message.sampling.as_mut().unwrap().constraint = Some(Default::default())),
-        "sampling_params"
-    );
-    assert_eq!(wrong(&|message| message.reasoning_variables[0].name = "x".to_owned()), "chat_template_kwargs");
-    assert_eq!(with(&|item| item.mm_hash = Bytes::from_static(&[1; 31])), "media[0]");
-    assert_eq!(with(&|item| item.content = Bytes::from_static(&[1; 31])), "media[0]");
-    assert_eq!(with(&|item| item.processor_kwargs = "[]".to_owned()), "media[0]");
-    assert_eq!(with(&|item| item.length = 3), "media[0]");
-    assert_eq!(with(&|item| item.length = 0), "media[0]");
-    assert_eq!(with(&|item| item.embeds = vec![u32::MAX, 3]), "media[0]");
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_whose_adapter_is_gone_is_for_another_engine() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let adapter = Adapter { id: std::num::NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
+    let told = Job { adapter: Some(Arc::new(adapter.clone())), ..job(&[TokenId(3)]) };
+    assert_eq!(job::from_message(sent(&told, 5)).unwrap().adapter.as_deref(), Some("a@1"));
+    let Err(JobError::NotTaken(why)) = engine.start(Arc::new(told)).await.map(drop) else { panic!("not taken") };
+    assert!(why.to_string().contains("no LoRA adapter that it knows as 'a@1'"), "{why}");
+    assert!(matches!(engine.load_adapter(&adapter).await, Err(AdapterError::NotOwn)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

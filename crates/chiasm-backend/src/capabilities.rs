@@ -1,9 +1,10 @@
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
 use chiasm_types::{Dtype, Role};
 
-use crate::{Network, PlanClass};
+use crate::{Network, OwnAdapter, PlanClass};
 
 /// What one worker can do, as its backend found out when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +29,10 @@ pub struct Capabilities {
     pub encoder_cache_tokens: u64,
     /// Bytes of processed media items that the engine keeps, so that they need not be sent again; 0 for none.
     pub receiver_cache_bytes: u64,
-    /// LoRA adapters that the requests of one step may use; 0 if it takes none.
+    /// LoRA adapters that the requests of one step may use; 0 if it can't be made to load any.
     pub max_loras: usize,
+    /// LoRA adapters that it has by itself, by the names that engines know them by.
+    pub adapters: BTreeMap<String, OwnAdapter>,
     /// What it can't be asked for.
     pub lacks: Lacks,
     /// What a job for it consists of.

@@ -11,7 +11,7 @@
 //! assert_eq!(backend.capabilities().max_model_len, 4096);
 //! ```
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -220,6 +220,7 @@ pub fn fake_capabilities() -> Capabilities {
         encoder_cache_tokens: 2048,
         receiver_cache_bytes: 1 << 20,
         max_loras: 0,
+        adapters: BTreeMap::new(),
         lacks: Lacks::default(),
         input: InputForm::Tokens,
         media: MediaForm::Tensors(TensorFormat::Raw),

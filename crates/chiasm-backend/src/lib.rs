@@ -37,7 +37,7 @@ mod output;
 mod plan_class;
 mod private_network;
 
-pub use adapter::{Adapter, AdapterError};
+pub use adapter::{Adapter, AdapterError, OwnAdapter, adapter_engine_name};
 pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};
 pub use capabilities::{
     Capabilities, HandOff, InputForm, KvEventStream, KvSource, Lacks, Locality, MediaForm, TensorFormat,

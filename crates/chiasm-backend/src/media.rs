@@ -31,6 +31,8 @@ pub struct EncodedItem {
     pub media_type: &'static str,
     /// The request's settings for its processor, as a JSON object.
     pub processor_kwargs: Arc<str>,
+    /// Where it was had, if at an `http:` or `https:` URL. May hold secrets.
+    pub url: Option<Arc<str>>,
 }
 
 /// What a backend wants of a source.
@@ -174,7 +176,10 @@ pub trait MediaObserver: Send + Sync {
     /// The backend lacked so many items that it was believed to hold; they are sent again.
     fn missed(&self, items: usize);
 
-    /// An item that was to travel in shared memory does not. `cause` is one of a few words, `why` explains it to people.
+    /// So many bytes of a file or of tensors were sent to another machine, which lacked them.
+    fn sent(&self, _bytes: u64) {}
+
+    /// An item that was to travel in shared memory does not, or one that was to be fetched elsewhere is sent. `cause` is one of a few words, `why` explains it to people.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display);
 }
 

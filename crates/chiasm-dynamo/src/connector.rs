@@ -1,5 +1,6 @@
 //! Connecting to one worker, for as long as it is named.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,6 +145,7 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
         encoder_cache_tokens: 0,
         receiver_cache_bytes: 0,
         max_loras: 0,
+        adapters: BTreeMap::new(),
         lacks: Lacks {
             bad_words: true,
             prompt_logprobs: true,

@@ -285,7 +285,13 @@ impl MediaSource for Picture {
 
     fn encoded(&self) -> Option<EncodedItem> {
         let bytes = Bytes::from_static(b"picture");
-        Some(EncodedItem { bytes, content: [0; 32], media_type: "image/jpeg", processor_kwargs: "{}".into() })
+        Some(EncodedItem {
+            bytes,
+            content: [0; 32],
+            media_type: "image/jpeg",
+            processor_kwargs: "{}".into(),
+            url: None,
+        })
     }
 }
 

@@ -210,7 +210,10 @@ impl MediaDoor {
         let parsed = str::from_utf8(&url).ok().and_then(|url| Url::parse(url).ok());
         let url = parsed.ok_or(MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
         match url.scheme() {
-            "http" | "https" => self.open_http(url, modality).await,
+            "http" | "https" => {
+                let from = Some(Arc::from(url.as_str()));
+                self.open_http(url, modality).await.map(|item| EncodedMedia { url: from, ..item })
+            }
             "file" => {
                 inner.counters.files.inc();
                 let (inner, modality) = (inner.clone(), modality.clone());

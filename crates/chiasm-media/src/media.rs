@@ -1,6 +1,7 @@
 //! A media item of any modality, as it came.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_types::Modality;
@@ -22,6 +23,8 @@ pub struct EncodedMedia {
     pub modality: Modality,
     /// What the file is, found from its bytes; declared media types are not trusted.
     pub header: MediaHeader,
+    /// Where it was had this time, if at an `http:` or `https:` URL. May hold secrets.
+    pub url: Option<Arc<str>>,
 }
 
 /// What a file says of itself in front of what has to be decoded, by its modality.
@@ -66,7 +69,7 @@ impl EncodedMedia {
     /// [`MediaError::TooManyBytes`] or another of the modality's limits.
     pub fn of(bytes: Bytes, modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
         let header = MediaHeader::read(&bytes, modality, limits)?;
-        Ok(Self { content: ContentHash::of(&bytes), bytes, modality: modality.clone(), header })
+        Ok(Self { content: ContentHash::of(&bytes), bytes, modality: modality.clone(), header, url: None })
     }
 
     /// The same file, taken for another kind of thing if it was taken for one.

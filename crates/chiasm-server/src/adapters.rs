@@ -5,6 +5,9 @@
 //! KV cache with the one before, and no engine takes one for the other. The same content has the same stamp after a restart
 //! of this process, and engines that outlive it keep adapter and blocks.
 //!
+//! Agents have adapters of their own, which they tell of: requests may name them for as long as an agent has them.
+//! Which of several contents a name stands for is not changed while any agent has it.
+//!
 //! An adapter that was unloaded is forgotten by the engines when the last request with it has ended: an engine that is made to
 //! forget one it needs reads it again within a step, and dies if it can't.
 
@@ -13,12 +16,13 @@ mod found;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
-use chiasm_backend::{Adapter, AdapterError};
+use chiasm_backend::{Adapter, AdapterError, OwnAdapter, adapter_engine_name};
+use chiasm_types::WorkerId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-pub use found::AdapterFiles;
+pub use found::{AdapterFiles, Stamps};
 
 /// What clients call an adapter, and where it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,6 +48,9 @@ pub enum LoadError {
     /// No adapter has this name.
     #[error("the adapter '{0}' is not loaded")]
     NotLoaded(String),
+    /// Agents have it: it is theirs to load and unload.
+    #[error("the adapter '{0}' is one of agents, which load what chiasm agent is given (--lora-modules)")]
+    OfAgents(String),
     /// There are as many as there may be. Those that were unloaded count until their last request has ended.
     #[error("there are {0} adapters, as many as allowed (--max-lora-adapters)")]
     Full(usize),
@@ -71,6 +78,9 @@ pub struct ServedAdapter {
     /// Its folder, as it was given.
     pub root: String,
     engine: Arc<Adapter>,
+    stamp: [u8; 8],
+    /// Whether workers have it by themselves. No other can be made to load it.
+    pub(crate) is_offered: bool,
     /// Taken when the adapter goes.
     leaving: Option<Leaving>,
     left: mpsc::UnboundedSender<Leaving>,
@@ -78,13 +88,18 @@ pub struct ServedAdapter {
 
 impl ServedAdapter {
     /// What engines know it by.
-    pub(crate) fn engine(&self) -> &Arc<Adapter> {
+    pub fn engine(&self) -> &Arc<Adapter> {
         &self.engine
     }
 
     /// Whether this is what was found at a source.
     pub(crate) fn is(&self, source: &AdapterSource, files: &AdapterFiles) -> bool {
-        self.engine.name == engine_name(source, files)
+        self.engine.name == adapter_engine_name(&source.name, files.stamp)
+    }
+
+    /// What tells its content from others.
+    pub(crate) fn stamp(&self) -> [u8; 8] {
+        self.stamp
     }
 
     /// The id that engines know it by.
@@ -106,6 +121,8 @@ impl Drop for ServedAdapter {
 #[derive(Debug)]
 pub(crate) struct Leaving {
     pub(crate) adapter: Arc<Adapter>,
+    /// As of the adapter.
+    pub(crate) was_offered: bool,
     _place: OwnedSemaphorePermit,
 }
 
@@ -113,6 +130,11 @@ pub(crate) struct Leaving {
 #[derive(Debug)]
 pub struct Adapters {
     served: RwLock<BTreeMap<String, Arc<ServedAdapter>>>,
+    /// What workers have by themselves, as each of them has last told.
+    offers: Mutex<BTreeMap<WorkerId, Vec<OwnAdapter>>>,
+    /// The model's name, which no adapter can have.
+    model: String,
+    stamps: Stamps,
     limit: usize,
     places: Arc<Semaphore>,
     left: mpsc::UnboundedSender<Leaving>,
@@ -135,12 +157,32 @@ impl Adapters {
         let limit = limit.min(Semaphore::MAX_PERMITS);
         Self {
             served: RwLock::default(),
+            offers: Mutex::default(),
+            model: String::new(),
+            stamps: Stamps::default(),
             limit,
             places: Arc::new(Semaphore::new(limit)),
             left,
             leavings: Mutex::new(Some(leavings)),
             changes: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// The same, beside a model of this name.
+    #[must_use]
+    pub fn beside(self, model: &str) -> Self {
+        Self { model: model.to_owned(), ..self }
+    }
+
+    /// The same, whose contents are told apart so.
+    #[must_use]
+    pub fn with_stamps(self, stamps: Stamps) -> Self {
+        Self { stamps, ..self }
+    }
+
+    /// How contents are told apart.
+    pub fn stamps(&self) -> Stamps {
+        self.stamps
     }
 
     /// Serves an adapter before there are engines: they load it when they come.
@@ -155,6 +197,49 @@ impl Adapters {
         Ok(())
     }
 
+    /// Takes note of what a worker has by itself, in place of what it had before.
+    pub(crate) fn offer(&self, worker: WorkerId, own: Vec<OwnAdapter>) {
+        let mut offers = self.offers();
+        match own.is_empty() {
+            true => offers.remove(&worker),
+            false => offers.insert(worker, own),
+        };
+        self.settle(&offers);
+    }
+
+    /// Serves what workers have by themselves, one content of each name, and nothing else of what was served for that reason.
+    fn settle(&self, offers: &BTreeMap<WorkerId, Vec<OwnAdapter>>) {
+        let all = || offers.values().flatten();
+        let is_there = |served: &ServedAdapter| all().any(|own| own.stamp == served.stamp && own.name == served.name);
+        self.write().retain(|_, served| !served.is_offered || is_there(served));
+        for own in all() {
+            if own.name == self.model {
+                tracing::warn!(
+                    adapter = own.name,
+                    "a LoRA adapter of an agent has the model's name: nobody can ask for it"
+                );
+                continue;
+            }
+            if self.get(&own.name).is_some() {
+                continue;
+            }
+            match self.take_in(own) {
+                Ok(adapter) => {
+                    tracing::info!(adapter = own.name, "serving a LoRA adapter of agents");
+                    // One that was loaded here in this moment stays.
+                    self.write().entry(own.name.clone()).or_insert(adapter);
+                }
+                Err(error) => tracing::warn!(adapter = own.name, %error, "a LoRA adapter of an agent is not served"),
+            }
+        }
+    }
+
+    fn take_in(&self, own: &OwnAdapter) -> Result<Arc<ServedAdapter>, LoadError> {
+        let source = AdapterSource { name: own.name.clone(), path: own.root.clone() };
+        let files = AdapterFiles { path: own.root.clone(), rank: None, stamp: own.stamp };
+        self.make_of(&source, &files, true)
+    }
+
     /// The adapter of this name.
     pub fn get(&self, name: &str) -> Option<Arc<ServedAdapter>> {
         self.served.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
@@ -167,30 +252,51 @@ impl Adapters {
 
     /// An adapter that is not served yet.
     pub(crate) fn make(&self, source: &AdapterSource, files: &AdapterFiles) -> Result<Arc<ServedAdapter>, LoadError> {
+        self.make_of(source, files, false)
+    }
+
+    fn make_of(
+        &self,
+        source: &AdapterSource,
+        files: &AdapterFiles,
+        is_offered: bool,
+    ) -> Result<Arc<ServedAdapter>, LoadError> {
         let place = self.places.clone().try_acquire_owned().map_err(|_| LoadError::Full(self.limit))?;
         let engine = Arc::new(Adapter {
             id: self.free_id(files.id()),
-            name: engine_name(source, files),
+            name: adapter_engine_name(&source.name, files.stamp),
             path: files.path.clone(),
         });
-        let leaving = Some(Leaving { adapter: engine.clone(), _place: place });
+        let leaving = Some(Leaving { adapter: engine.clone(), was_offered: is_offered, _place: place });
         let (name, root) = (source.name.clone(), source.path.clone());
-        Ok(Arc::new(ServedAdapter { name, root, engine, leaving, left: self.left.clone() }))
+        let (stamp, left) = (files.stamp, self.left.clone());
+        Ok(Arc::new(ServedAdapter { name, root, engine, stamp, is_offered, leaving, left }))
     }
 
     /// Lets requests name the adapter. Returns the one that had the name.
     pub(crate) fn insert(&self, adapter: Arc<ServedAdapter>) -> Option<Arc<ServedAdapter>> {
-        self.served.write().unwrap_or_else(PoisonError::into_inner).insert(adapter.name.clone(), adapter)
+        self.write().insert(adapter.name.clone(), adapter)
     }
 
-    /// No further request may name it.
+    /// No further request may name it, but where workers have one of the name by themselves.
     pub(crate) fn remove(&self, name: &str) -> Option<Arc<ServedAdapter>> {
-        self.served.write().unwrap_or_else(PoisonError::into_inner).remove(name)
+        let offers = self.offers();
+        let removed = self.write().remove(name);
+        self.settle(&offers);
+        removed
     }
 
     /// Those that nobody needs any more, as they come. `None` for all but the first who asks.
     pub(crate) fn leavings(&self) -> Option<mpsc::UnboundedReceiver<Leaving>> {
         self.leavings.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn offers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Vec<OwnAdapter>>> {
+        self.offers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Arc<ServedAdapter>>> {
+        self.served.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first id from this one on that no adapter has which is served.
@@ -201,10 +307,6 @@ impl Adapters {
         }
         id
     }
-}
-
-fn engine_name(source: &AdapterSource, files: &AdapterFiles) -> String {
-    format!("{}@{}", source.name, files.stamp())
 }
 
 #[cfg(test)]

@@ -85,7 +85,9 @@ pub use cors::{Allowed, Cors, CorsError};
 pub use frontend::{Frontend, ItemLimits, Limits, LogCounts, ReasoningFields, RoutingOptions};
 pub use metrics::Objectives;
 pub use owner::{Network, NoNetwork, TrustedProxies};
-pub use pipeline::{AskForFile, CheckedJob, HelperOptions, ItemOrigin, MachineMedia, PlannedItem, PutError};
+pub use pipeline::{
+    AskForFile, CheckedJob, HelperOptions, ItemOrigin, MachineMedia, NotFetched, PlannedItem, PutError,
+};
 pub use root_path::{NoRootPath, RootPath};
 pub use tls::{Certificate, CertificateError};
 pub use traces::Traces;

@@ -46,7 +46,9 @@ fn told(error: LoadError) -> ApiError {
         LoadError::Engine(AdapterError::NotFound(_)) => not_found("lora_path"),
         LoadError::NoEngine | LoadError::Engine(AdapterError::Gone(_)) => ApiError::unavailable("no_engine", message),
         LoadError::Empty(field) => ApiError::invalid(field, message),
-        LoadError::IsModel(_) | LoadError::IsLoaded(_) | LoadError::Full(_) => ApiError::invalid("lora_name", message),
+        LoadError::IsModel(_) | LoadError::IsLoaded(_) | LoadError::OfAgents(_) | LoadError::Full(_) => {
+            ApiError::invalid("lora_name", message)
+        }
         LoadError::Files { .. } | LoadError::Engine(_) => ApiError::invalid("lora_path", message),
     }
 }

@@ -127,6 +127,7 @@ impl Found {
             encoder_cache_tokens: 0,
             receiver_cache_bytes: 0,
             max_loras: 0,
+            adapters: BTreeMap::new(),
             lacks: Lacks { bad_words: true, prompt_logprobs: true, processor_kwargs: true, ..Lacks::default() },
             input: InputForm::Tokens,
             media: MediaForm::Encoded,

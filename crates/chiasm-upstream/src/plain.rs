@@ -1,5 +1,7 @@
 //! A server that is given requests as they come: what it says of itself, and passing requests on.
 
+use std::collections::BTreeMap;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use chiasm_backend::{
     Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource, Lacks, Locality,
@@ -82,6 +84,7 @@ impl FoundPlain {
             encoder_cache_tokens: 0,
             receiver_cache_bytes: 0,
             max_loras: 0,
+            adapters: BTreeMap::new(),
             lacks: Lacks::default(),
             input: InputForm::Messages,
             media: MediaForm::Encoded,

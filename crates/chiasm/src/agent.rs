@@ -23,13 +23,14 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(message.to_owned()));
     }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
-    let Machine { model, door, patience, connectors, router, limits, .. } =
+    let Machine { model, door, patience, connectors, router, limits, adapters, .. } =
         serve::machine(&mut args, Side::Agent).await?;
     let engines = connectors.len() as u32;
     let listener = serve::listen(address).await?;
-    let fleet = Fleet::start(connectors, router, patience)?;
+    let fleet = Fleet::start_with_adapters(connectors, router, patience, adapters)?;
     let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
-    let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits, tensor_bytes);
+    let fetches = args.agents.fetch_media;
+    let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits, tensor_bytes, fetches);
     if let Ok(address) = listener.local_addr() {
         tracing::info!(model = model.name, engines, %address, tls = tls.is_some(), "an agent waits for frontends");
     }

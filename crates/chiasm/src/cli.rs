@@ -59,9 +59,17 @@ pub(crate) struct Cli {
 }
 
 /// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
-const NOT_OF_AGENTS: [&str; 6] = ["Access", "HTTP", "Traces", "Prompts", "LoRA", "vLLM's processor"];
-const NOR_THESE: [&str; 7] =
-    ["upstream", "agents", "discovery", "served_model_name", "agent_tls_name", "slo_ttft", "slo_itl"];
+const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Traces", "Prompts", "vLLM's processor"];
+const NOR_THESE: [&str; 8] = [
+    "upstream",
+    "agents",
+    "discovery",
+    "served_model_name",
+    "agent_tls_name",
+    "slo_ttft",
+    "slo_itl",
+    "allow_runtime_lora_updating",
+];
 /// Of the first, what concerns tensors that frontends have made.
 const BUT_THESE: [&str; 2] = ["processor", "processor_item_bytes"];
 

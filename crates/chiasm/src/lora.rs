@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use chiasm_server::adapters::{AdapterFiles, AdapterSource, Adapters};
+use chiasm_server::adapters::{AdapterFiles, AdapterSource, Adapters, Stamps};
 use chiasm_sim_engine::LoraLimits;
 
 use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::hub_model;
+use crate::serve::Side;
 use crate::vllm_flags::Spelled;
 
 /// vLLM's default of `--max-lora-rank`.
@@ -38,17 +39,25 @@ pub(crate) struct Loras {
     pub(crate) of_sim: Option<LoraLimits>,
 }
 
+/// How contents of adapters are told apart: agents and frontends that have one each find that it is the same.
+pub(crate) fn stamps(args: &ServeArgs, side: Side) -> Stamps {
+    match side == Side::Agent || args.agents.has_agents() {
+        true => Stamps::Content,
+        false => Stamps::Place,
+    }
+}
+
 /// Finds the adapters, and those of the hub after they have been downloaded. `model` is the name that none may have.
 ///
 /// # Errors
 /// [`CliError::Usage`] names the adapter that can't be served, or the flag for vLLM that is against it.
-pub(crate) async fn prepare(args: &ServeArgs, model: &str) -> Result<Loras, CliError> {
+pub(crate) async fn prepare(args: &ServeArgs, model: &str, stamps: Stamps) -> Result<Loras, CliError> {
     let given = Given::read(&args.vllm_args)?;
     let limit = usize::from(args.lora.max_lora_adapters);
-    let adapters = Adapters::new(limit);
+    let adapters = Adapters::new(limit).beside(model).with_stamps(stamps);
     let (mut rank, mut modules) = (1, 0);
     for source in args.lora.modules() {
-        let files = find(args, source).await?;
+        let files = find(args, source, stamps).await?;
         let fault = |problem: String| CliError::Usage(format!("--lora-modules {}: {problem}", source.name));
         if source.name == model {
             return Err(fault("the model has this name".to_owned()));
@@ -64,6 +73,11 @@ pub(crate) async fn prepare(args: &ServeArgs, model: &str) -> Result<Loras, CliE
             found => rank = rank.max(found.unwrap_or(1)),
         }
         modules += 1;
+    }
+    if args.lora.wants_adapters() && args.agents.has_agents() && !args.engines.has_any() {
+        let message = "--lora-modules and --allow-runtime-lora-updating are for engines of this frontend, and it has none: agents serve \
+                       the adapters that chiasm agent is given";
+        return Err(CliError::Usage(message.to_owned()));
     }
     if !args.lora.wants_adapters() {
         return Ok(Loras { adapters: Arc::new(adapters), engine_args: Vec::new(), of_sim: None });
@@ -88,7 +102,7 @@ pub(crate) async fn prepare(args: &ServeArgs, model: &str) -> Result<Loras, CliE
 }
 
 /// An adapter's files: in a folder, or of the hub.
-async fn find(args: &ServeArgs, source: &AdapterSource) -> Result<AdapterFiles, CliError> {
+async fn find(args: &ServeArgs, source: &AdapterSource, stamps: Stamps) -> Result<AdapterFiles, CliError> {
     let elsewhere = !args.engines.attach.is_empty();
     let fault =
         |error: &dyn ToString| CliError::Usage(format!("--lora-modules {}: {}", source.name, error.to_string()));
@@ -100,7 +114,10 @@ async fn find(args: &ServeArgs, source: &AdapterSource) -> Result<AdapterFiles, 
         Some(folder) => folder.into_os_string().into_string().map_err(|_| fault(&"its folder is not UTF-8"))?,
         None => source.path.clone(),
     };
-    AdapterFiles::look(&AdapterSource { path, ..source.clone() }, elsewhere).map_err(|error| fault(&error))
+    let source = AdapterSource { path, ..source.clone() };
+    let look = move || AdapterFiles::look(&source, elsewhere, stamps);
+    let found = tokio::task::spawn_blocking(look).await.map_err(|error| fault(&error))?;
+    found.map_err(|error| fault(&error))
 }
 
 /// What engines take.

@@ -56,6 +56,9 @@ pub(crate) async fn run(
     if args.agents.take_tensors {
         return Err(CliError::Usage("--take-tensors is of chiasm agent: frontends make them".to_owned()));
     }
+    if args.agents.fetch_media {
+        return Err(CliError::Usage("--fetch-media is of chiasm agent: frontends fetch in any case".to_owned()));
+    }
     if args.agents.has_agents() {
         key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     }
@@ -219,7 +222,8 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         private_network: private_network.map(|PrivateNetwork { network, .. }| network),
         starts: args.engines.share_gpu.then(Arc::default),
     };
-    let loras = lora::prepare(args, &model.name).await?;
+    let stamps = lora::stamps(args, side);
+    let loras = lora::prepare(args, &model.name, stamps).await?;
     let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
     connectors.extend(upstreams(args, &model)?);
     let swept = SocketDir::sweep();

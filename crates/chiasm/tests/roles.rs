@@ -123,7 +123,7 @@ async fn a_picture_is_encoded_once_for_all_engines() {
         assert_eq!((encoded(&again), said(&again).split(';').next()), (None, said(&first).split(';').next()));
     }
     assert_eq!(server.metric("chiasm_encoded_items_total").await, 1.0);
-    assert_eq!(server.metric("chiasm_media_step_downs_total").await, 0.0);
+    assert_eq!(server.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
     let text = server.chat(&ask(1, 400)).await;
     text.ok();
     assert_eq!(encoded(&text), None);

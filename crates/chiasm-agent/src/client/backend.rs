@@ -36,6 +36,8 @@ pub(super) struct Shared {
     pub(super) link: AgentLink,
     pub(super) engine: u32,
     pub(super) life: u64,
+    /// Whether the agent is told where media items are.
+    pub(super) fetches_media: bool,
     pub(super) observer: Arc<dyn MediaObserver>,
     pub(super) load: Mutex<Option<LoadSink>>,
     /// The time in which the engine has said nothing, in milliseconds.
@@ -84,7 +86,7 @@ impl AgentBackend {
     pub(super) fn new(
         link: AgentLink,
         engine: u32,
-        life: u64,
+        (life, fetches_media): (u64, bool),
         capabilities: Capabilities,
         observer: Arc<dyn MediaObserver>,
         events: Streaming<WatchEvent>,
@@ -93,6 +95,7 @@ impl AgentBackend {
             link,
             engine,
             life,
+            fetches_media,
             observer,
             load: Mutex::new(None),
             silent_ms: AtomicU64::new(0),
@@ -128,14 +131,12 @@ impl Backend for AgentBackend {
             let Input::Tokens(prompt) = &job.input else {
                 return Err(refused("input", "must be token ids: the engine takes nothing else"));
             };
-            if job.adapter.is_some() {
-                return Err(refused("model", "is an adapter, and agents take none"));
-            }
             if let Some(death) = self.shared.ended.borrow().clone() {
                 return Err(JobError::NotTaken(death));
             }
-            let Shared { link, engine, life, .. } = &*self.shared;
-            let to = job::To { engine: *engine, life: *life, frontend: link.frontend };
+            let Shared { link, engine, life, fetches_media, .. } = &*self.shared;
+            let (engine, life, fetches_media) = (*engine, *life, *fetches_media);
+            let to = job::To { engine, life, frontend: link.frontend, fetches_media };
             let request = job::to_message(&job, prompt, to);
             let request = request.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
             let running = RunningAgentJob::start(self.shared.clone(), job, request).await?;
@@ -145,7 +146,7 @@ impl Backend for AgentBackend {
     }
 
     fn load_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {
-        async { Err(AdapterError::NotEnabled) }.boxed()
+        async { Err(AdapterError::NotOwn) }.boxed()
     }
 
     fn unload_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, ()> {

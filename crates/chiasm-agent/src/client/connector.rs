@@ -53,14 +53,15 @@ impl Connector for AgentConnector {
                 Some(WatchEvent { event: Some(Event::Ready(ready)) }) => ready,
                 _ => return Err(failed("it tells of no engine".to_owned())),
             };
-            let life = ready.life;
+            let (life, fetches_media) = (ready.life, ready.fetches_media);
             let capabilities = capabilities::from_message(ready, link.ip);
             let capabilities = capabilities.ok_or_else(|| failed("it tells nonsense of its engine".to_owned()))?;
             if capabilities.class.processor != *processor {
                 let other = "it serves another model than this frontend, or with other settings of its processor";
                 return Err(failed(other.to_owned()));
             }
-            let backend = AgentBackend::new(link.clone(), *engine, life, capabilities, observer, events);
+            let backend =
+                AgentBackend::new(link.clone(), *engine, (life, fetches_media), capabilities, observer, events);
             Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
         }
         .boxed()

@@ -8,6 +8,7 @@ use chiasm_backend::{
     Death, Delivered, Embeddings, Job, JobError, JobItem, Left, Output, RunningJob, TensorBytes, TensorFormat,
     TensorMemory, TensorOrder,
 };
+use chiasm_server::NotFetched;
 use chiasm_transfer::SlotWriter;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
@@ -19,6 +20,7 @@ use super::lost;
 use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
 use crate::proto::generate_event::Event;
 use crate::proto::{GenerateEvent, GenerateRequest, Lacking, Started, StopRequest};
+use crate::tensors;
 
 /// A job, and what has come of it that nobody has asked for yet.
 pub(super) struct RunningAgentJob {
@@ -98,7 +100,14 @@ impl RunningAgentJob {
     fn take(&mut self, event: Event) -> Result<(), JobError> {
         match event {
             Event::Started(_) => {}
-            Event::Lacking(Lacking { items }) => self.send_media(&items),
+            Event::Lacking(Lacking { items, not_fetched, reason }) => {
+                if !not_fetched.is_empty() {
+                    // A later version may know more causes.
+                    let cause = NotFetched::CAUSES.into_iter().find(|cause| *cause == not_fetched);
+                    self.shared.observer.stepped_down(cause.unwrap_or("fetch_failed"), &reason);
+                }
+                self.send_media(&items);
+            }
             Event::Delivered(delivered) => self.take_delivered(delivered),
             Event::Left(words) => self.left = Left::new(words),
             Event::Embeddings(left) => self.embeddings.extend(left.items.iter().filter_map(embeddings_from_message)),
@@ -152,7 +161,10 @@ impl RunningAgentJob {
 /// Sends an item's file, or its tensors where that does not say what they are: made for that if they were not kept.
 async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
     let sent = match item.source.encoded() {
-        Some(encoded) => shared.link.put(encoded.content, item.modality.name(), encoded.bytes).await,
+        Some(encoded) => {
+            shared.observer.sent(encoded.bytes.len() as u64);
+            shared.link.put(encoded.content, item.modality.name(), encoded.bytes).await
+        }
         None => {
             let order = TensorOrder {
                 // What makes them knows what engines want.
@@ -161,7 +173,9 @@ async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
                 still_wanted: Arc::new(|| true),
             };
             let fields = item.source.tensors(order).await.map_err(JobError::Source)?;
-            shared.link.put_tensors(&item.hash, &fields.unwrap_or_default()).await
+            let fields = fields.unwrap_or_default();
+            shared.observer.sent(tensors::bytes(&fields));
+            shared.link.put_tensors(&item.hash, &fields).await
         }
     };
     sent.map_err(|status| not_taken(shared, &status))

@@ -141,7 +141,7 @@ pub struct OthersItem {
     #[prost(uint64, tag = "4")]
     pub elements: u64,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Ready {
     /// Of this start of the engine: jobs name it.
     #[prost(fixed64, tag = "1")]
@@ -183,6 +183,27 @@ pub struct Ready {
     /// machine.
     #[prost(string, tag = "16")]
     pub private_network: ::prost::alloc::string::String,
+    /// The LoRA adapters that requests may name there. They do not change.
+    #[prost(message, repeated, tag = "17")]
+    pub adapters: ::prost::alloc::vec::Vec<Adapter>,
+    /// Whether the agent fetches media items that are at a URL: it is told where they are then.
+    #[prost(bool, tag = "18")]
+    pub fetches_media: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Adapter {
+    /// In requests.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Its folder, as the agent was given it.
+    #[prost(string, tag = "2")]
+    pub root: ::prost::alloc::string::String,
+    /// Of its content: what tells it from others of its name. Engines and the keys of its blocks have it behind the name.
+    #[prost(fixed64, tag = "3")]
+    pub stamp: u64,
+    /// Why the engine does without it; empty if it has it.
+    #[prost(string, tag = "4")]
+    pub refused: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SnapshotPart {
@@ -258,6 +279,9 @@ pub struct GenerateRequest {
     /// Identities of media items, 32 bytes each, whose embeddings other engines of the machine have left.
     #[prost(bytes = "bytes", repeated, tag = "18")]
     pub embedded: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// The LoRA adapter, by the name that engines know it by: its name, an @ and its stamp in 16 hexadecimal digits; empty for the model alone.
+    #[prost(string, tag = "19")]
+    pub adapter: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Repeats {
@@ -298,6 +322,9 @@ pub struct MediaItem {
     /// Without a file: elements of the largest tensor.
     #[prost(uint64, tag = "8")]
     pub elements: u64,
+    /// Where the frontend has got the file, for an agent that fetches media items; empty if from no http or https URL.
+    #[prost(string, tag = "9")]
+    pub url: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {
@@ -456,6 +483,11 @@ pub struct Delivered {
 pub struct Lacking {
     #[prost(uint32, repeated, tag = "1")]
     pub items: ::prost::alloc::vec::Vec<u32>,
+    /// Why the agent has not fetched the file of such an item, if it was to: one of a few words, and an explanation for people.
+    #[prost(string, tag = "2")]
+    pub not_fetched: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Outputs {

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use chiasm_backend::{Input, Job, JobError, RunningJob, Stage};
+use chiasm_server::adapters::ServedAdapter;
 use chiasm_server::fleet::Worker;
-use chiasm_server::{CheckedJob, MachineMedia};
+use chiasm_server::{CheckedJob, MachineMedia, NotFetched};
 use futures_util::Stream;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::task::AtomicWaker;
@@ -115,11 +116,12 @@ pub(super) fn run(
     worker: Arc<Worker>,
     owner: Owner,
     parts: JobParts,
+    adapter: Option<Arc<ServedAdapter>>,
 ) -> RunningEvents {
     let (teller, running) = (Arc::<Teller>::default(), Running::new(jobs));
     let events = teller.clone();
     let job = async move {
-        if let Err(error) = run_to_end(&running, &media, &worker, owner, parts, &events).await {
+        if let Err(error) = run_to_end(&running, &media, &worker, owner, parts, adapter, &events).await {
             events.tell(Event::Failure(failure_to_message(&error)));
         }
     };
@@ -153,18 +155,24 @@ async fn run_to_end(
     worker: &Worker,
     owner: Owner,
     parts: JobParts,
+    // Let go of last: the engine has let go of the job before it may forget the adapter.
+    adapter: Option<Arc<ServedAdapter>>,
     events: &Arc<Teller>,
 ) -> Result<(), JobError> {
-    let JobParts { id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning, stage, embedded } =
-        parts;
+    let JobParts {
+        id, tokens, media: planned, sampling, cache_salt, priority, trace, reasoning, stage, embedded, ..
+    } = parts;
+    let adapter = adapter.as_ref().map(|adapter| adapter.engine().clone());
     // Whoever keeps the job's items longer than it runs keeps nobody waiting for its end.
     let asking = Arc::downgrade(events);
-    let ask = Arc::new(move |item: usize| {
+    let ask = Arc::new(move |item: usize, why: Option<NotFetched>| {
         if let Some(events) = asking.upgrade() {
-            events.tell(Event::Lacking(Lacking { items: vec![item as u32] }));
+            let (not_fetched, reason) = why.map(|why| (why.cause.to_owned(), why.reason)).unwrap_or_default();
+            events.tell(Event::Lacking(Lacking { items: vec![item as u32], not_fetched, reason }));
         }
     });
-    let checked = media.check(worker, &tokens, planned, cache_salt.as_deref(), ask).await;
+    let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
+    let checked = media.check(worker, &tokens, planned, lora, cache_salt.as_deref(), ask).await;
     let checked = checked.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
     let CheckedJob { items: media, mut told } = checked;
     if sampling.skip_reading_prefix_cache || stage == Stage::Encode {
@@ -177,7 +185,7 @@ async fn run_to_end(
         input: Input::Tokens(Arc::new(tokens)),
         media,
         sampling,
-        adapter: None,
+        adapter,
         cache_salt,
         priority,
         trace,

@@ -14,9 +14,10 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
 use super::announcements::Announcements;
+use crate::capabilities::{self, OfAgent};
+use crate::others;
 use crate::proto::watch_event::Event;
 use crate::proto::{KvBatch, Load, SnapshotPart, WatchEvent};
-use crate::{capabilities, others};
 
 /// Messages that wait for a frontend to take them. What comes meanwhile waits in the fleet, which has a limit of its own.
 const MOST_WAITING: usize = 16;
@@ -31,6 +32,8 @@ pub(super) struct Watch {
     pub(super) id: WorkerId,
     /// Whether the agent takes tensors that frontends have made.
     pub(super) takes_tensors: bool,
+    /// Whether it fetches media items.
+    pub(super) fetches_media: bool,
     /// Jobs on the engine.
     pub(super) announcements: Arc<Announcements>,
     /// Who watches: it is told of the jobs of others.
@@ -70,11 +73,13 @@ async fn tell(events: &Teller, event: Event) -> Result<(), Gone> {
 }
 
 async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Infallible, Gone> {
-    tell(
-        events,
-        Event::Ready(capabilities::to_message(worker.backend.capabilities(), worker.life, watch.takes_tensors)),
-    )
-    .await?;
+    let of_agent = OfAgent {
+        life: worker.life,
+        takes_tensors: watch.takes_tensors,
+        fetches_media: watch.fetches_media,
+        adapters: worker.own_adapters(watch.fleet.adapters()),
+    };
+    tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), of_agent))).await?;
     let load = tell_load(worker, watch.draining.clone(), events);
     let others = tell_others(watch, events);
     let kv = async {

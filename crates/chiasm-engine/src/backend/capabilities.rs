@@ -1,5 +1,6 @@
 //! What an engine says of itself when it is ready, as capabilities.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -51,6 +52,7 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         encoder_cache_tokens: beyond.encoder_cache_tokens.unwrap_or(ready.max_num_batched_tokens.into()),
         receiver_cache_bytes: beyond.receiver_cache_bytes,
         max_loras: if ready.supports_lora { ready.max_loras as usize } else { 0 },
+        adapters: BTreeMap::new(),
         lacks: Lacks::default(),
         input: InputForm::Tokens,
         media: MediaForm::Tensors(beyond.format),

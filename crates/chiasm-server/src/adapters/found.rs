@@ -27,6 +27,16 @@ pub struct AdapterFiles {
     pub(super) stamp: [u8; 8],
 }
 
+/// What tells an adapter's content from another's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stamps {
+    /// Where its files lie and when they have last changed: nothing is read, as there may be gigabytes. Says nothing on another machine.
+    #[default]
+    Place,
+    /// The bytes of its files: the same on every machine.
+    Content,
+}
+
 /// What an adapter is. The rest is the engine's to judge.
 #[derive(Deserialize)]
 struct Config {
@@ -41,7 +51,7 @@ impl AdapterFiles {
     ///
     /// # Errors
     /// [`LoadError`] says what is wrong with name, path or files.
-    pub fn look(source: &AdapterSource, elsewhere: bool) -> Result<Self, LoadError> {
+    pub fn look(source: &AdapterSource, elsewhere: bool, stamps: Stamps) -> Result<Self, LoadError> {
         if source.name.is_empty() {
             return Err(LoadError::Empty("lora_name"));
         }
@@ -54,7 +64,7 @@ impl AdapterFiles {
         match fs::metadata(&folder) {
             Ok(_) => {
                 let rank = Some(rank(&folder)?);
-                Ok(Self { stamp: stamp(source, &folder)?, path, rank })
+                Ok(Self { stamp: stamp(source, &folder, stamps)?, path, rank })
             }
             // An engine would take a path that is not absolute for the id of a model on the hub.
             Err(error) if error.kind() == ErrorKind::NotFound && elsewhere && given.is_absolute() => {
@@ -65,11 +75,6 @@ impl AdapterFiles {
             }
             Err(error) => Err(fault(&folder, error)),
         }
-    }
-
-    /// What tells it from another adapter of its name: 16 hexadecimal digits.
-    pub(super) fn stamp(&self) -> String {
-        format!("{:016x}", u64::from_be_bytes(self.stamp))
     }
 
     /// The id that follows from it.
@@ -112,9 +117,8 @@ fn rank(folder: &Path) -> Result<u64, LoadError> {
     Ok(patterns.into_values().fold(config.r, u64::max))
 }
 
-/// A digest of what the folder holds: name, size and identity of each file, and the moment of its last change, which nobody can
-/// set. The bytes are not read, as there may be gigabytes.
-fn stamp(source: &AdapterSource, folder: &Path) -> Result<[u8; 8], LoadError> {
+/// A digest of what the folder holds.
+fn stamp(source: &AdapterSource, folder: &Path, stamps: Stamps) -> Result<[u8; 8], LoadError> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| fault(folder, error))?.take(MAX_FILES) {
         let entry = entry.map_err(|error| fault(folder, error))?;
@@ -126,21 +130,36 @@ fn stamp(source: &AdapterSource, folder: &Path) -> Result<[u8; 8], LoadError> {
     }
     files.sort_by(|(one, _), (other, _)| one.cmp(other));
     let mut hasher = blake3::Hasher::new();
-    let mut put = |bytes: &[u8]| {
-        hasher.update(&(bytes.len() as u64).to_le_bytes());
-        hasher.update(bytes);
-    };
-    put(source.name.as_bytes());
-    put(folder.as_os_str().as_encoded_bytes());
+    put(&mut hasher, source.name.as_bytes());
+    if stamps == Stamps::Place {
+        put(&mut hasher, folder.as_os_str().as_encoded_bytes());
+    }
     for (name, metadata) in &files {
-        put(name.as_encoded_bytes());
-        put(&version(metadata));
+        put(&mut hasher, name.as_encoded_bytes());
+        match stamps {
+            Stamps::Place => put(&mut hasher, &version(metadata)),
+            Stamps::Content => put(&mut hasher, content(&folder.join(name))?.as_bytes()),
+        }
     }
     let mut stamp = [0; 8];
     stamp.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
     Ok(stamp)
 }
 
+fn put(hasher: &mut blake3::Hasher, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    hasher.update(bytes);
+}
+
+/// The hash of all of a file.
+fn content(path: &Path) -> Result<blake3::Hash, LoadError> {
+    let mut hasher = blake3::Hasher::new();
+    let read = fs::File::open(path).and_then(|file| hasher.update_reader(file).map(drop));
+    read.map_err(|error| fault(path, error))?;
+    Ok(hasher.finalize())
+}
+
+/// Size and identity of a file, and the moment of its last change, which nobody can set.
 fn version(metadata: &Metadata) -> [u8; 40] {
     let numbers = [
         metadata.dev(),

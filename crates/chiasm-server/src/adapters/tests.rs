@@ -17,7 +17,7 @@ fn source(name: &str, path: &Path) -> AdapterSource {
 }
 
 fn look(source: &AdapterSource) -> Result<AdapterFiles, LoadError> {
-    AdapterFiles::look(source, false)
+    AdapterFiles::look(source, false, Stamps::Place)
 }
 
 #[test]
@@ -29,14 +29,32 @@ fn an_adapter_is_its_name_its_place_and_its_content() {
     let first = look(&source("x", &a)).unwrap();
     assert_eq!(first, look(&source("x", &a)).unwrap(), "the same again");
     assert_eq!(first.rank, Some(8));
-    assert_ne!(first.stamp(), look(&source("y", &a)).unwrap().stamp());
-    assert_ne!(first.stamp(), look(&source("x", &b)).unwrap().stamp());
+    assert_ne!(first.stamp, look(&source("y", &a)).unwrap().stamp);
+    assert_ne!(first.stamp, look(&source("x", &b)).unwrap().stamp);
     // The same size, and written with the time of before.
     let weights = a.join("adapter_model.safetensors");
     let modified = fs::metadata(&weights).unwrap().modified().unwrap();
     fs::write(&weights, b"two").unwrap();
     fs::File::options().write(true).open(&weights).unwrap().set_modified(modified).unwrap();
-    assert_ne!(first.stamp(), look(&source("x", &a)).unwrap().stamp());
+    assert_ne!(first.stamp, look(&source("x", &a)).unwrap().stamp);
+}
+
+#[test]
+fn the_same_content_is_one_adapter_wherever_it_lies() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let stamp =
+        |name: &str, path: &Path| AdapterFiles::look(&source(name, path), false, Stamps::Content).unwrap().stamp;
+    write(&a, 8, b"one");
+    write(&b, 8, b"one");
+    assert_eq!(stamp("x", &a), stamp("x", &b));
+    assert_ne!(stamp("x", &a), stamp("y", &a));
+    write(&b, 8, b"two");
+    assert_ne!(stamp("x", &a), stamp("x", &b));
+    // A file more.
+    write(&b, 8, b"one");
+    fs::write(b.join("new_embeddings.safetensors"), b"").unwrap();
+    assert_ne!(stamp("x", &a), stamp("x", &b));
 }
 
 #[test]
@@ -59,11 +77,11 @@ fn what_is_no_adapter_is_refused_with_its_path() {
 #[test]
 fn what_only_engines_see_is_taken_as_new() {
     let elsewhere = source("x", Path::new("/nowhere/adapter"));
-    let one = AdapterFiles::look(&elsewhere, true).unwrap();
+    let one = AdapterFiles::look(&elsewhere, true, Stamps::Place).unwrap();
     assert_eq!((one.path.as_str(), one.rank), ("/nowhere/adapter", None));
-    assert_ne!(one.stamp(), AdapterFiles::look(&elsewhere, true).unwrap().stamp());
+    assert_ne!(one.stamp, AdapterFiles::look(&elsewhere, true, Stamps::Place).unwrap().stamp);
     let of_hub = AdapterSource { path: "owner/name".to_owned(), ..elsewhere };
-    assert!(AdapterFiles::look(&of_hub, true).is_err(), "an engine would download it within a step");
+    assert!(AdapterFiles::look(&of_hub, true, Stamps::Place).is_err(), "an engine would download it within a step");
 }
 
 #[test]

@@ -56,6 +56,7 @@ pub(super) async fn keep(
         }
     }
     fleet.metrics.forget(id);
+    fleet.adapters.offer(id, Vec::new());
 }
 
 impl Fleet {
@@ -111,6 +112,7 @@ async fn live(
     if let KvSource::Unknown { why } = &can.kv {
         tracing::warn!(worker = %id, why, "served in approximate mode: the worker is taken to hold what it was sent");
     }
+    fleet.adapters.offer(id, can.adapters.values().cloned().collect());
     let loaded = Arc::new(Loaded::default());
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
     let worker = fleet.join(id, backend.clone(), loaded.clone());

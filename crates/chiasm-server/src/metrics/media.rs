@@ -23,10 +23,14 @@ impl MediaObserver for Metrics {
         self.mm_cache_misses.inc_by(items as u64);
     }
 
+    fn sent(&self, bytes: u64) {
+        self.media_sent_bytes.inc_by(bytes);
+    }
+
     /// Logs each cause once.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
-            tracing::warn!(cause, %why, "a media item does not travel in shared memory; told once for each cause");
+            tracing::warn!(cause, %why, "a media item does not travel as it was to; told once for each cause");
         }
     }
 }

@@ -197,6 +197,7 @@ impl MediaSource for ImageSource {
 
     fn encoded(&self) -> Option<EncodedItem> {
         Some(EncodedItem {
+            url: self.encoded.url.clone(),
             bytes: self.encoded.bytes.clone(),
             content: *self.encoded.content.as_bytes(),
             media_type: self.header.format.media_type(),

@@ -10,10 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, OthersItem, OthersJob, SourceError, TensorOrder};
 use chiasm_kv::{BlockKey, PromptBlocks};
-use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor, MediaError};
+use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, Fault, MediaDoor, MediaError};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
 use chiasm_vision::{ImagePlan, PixelFormat};
-use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -34,6 +34,9 @@ const FILE_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a file that another job has asked for is waited for before it is asked for again: that one's frontend may be gone.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a file may take from where it is: the frontend has it, and mostly sends it sooner.
+const FETCH_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Files of up to this many bytes are hashed in place.
 const IN_PLACE: usize = 512 << 10;
 
@@ -48,6 +51,7 @@ pub struct MachineMedia {
     waiting: Mutex<HashMap<ContentHash, Vec<oneshot::Sender<EncodedMedia>>>>,
     /// Items whose tensors frontends have made; `None` if none are taken.
     tensors: Option<Arc<Tensors>>,
+    fetches: bool,
 }
 
 /// A media item as a frontend on another machine has planned it.
@@ -72,6 +76,8 @@ pub enum ItemOrigin {
         content: ContentHash,
         /// The request's settings for its processor.
         processor_kwargs: Map<String, Value>,
+        /// Where the frontend has got it, if at an `http:` or `https:` URL.
+        url: Option<String>,
     },
     /// Its tensors.
     Tensors {
@@ -89,25 +95,65 @@ pub struct CheckedJob {
     pub told: OthersJob,
 }
 
-/// Asks a job's frontend for the file of its item of this number.
-pub type AskForFile = Arc<dyn Fn(usize) + Send + Sync>;
+/// Asks a job's frontend for the file of its item of this number, and says why it was not fetched if it was to be.
+pub type AskForFile = Arc<dyn Fn(usize, Option<NotFetched>) + Send + Sync>;
+
+/// The same for one item.
+type AskForItem = Arc<dyn Fn(Option<NotFetched>) + Send + Sync>;
+
+/// Why a file was not fetched from where a frontend has got it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotFetched {
+    /// One of a few words.
+    pub cause: &'static str,
+    /// The same for people, without the URL.
+    pub reason: String,
+}
+
+impl NotFetched {
+    /// All causes.
+    pub const CAUSES: [&'static str; 4] = ["fetch_refused", "fetch_slow", "fetch_failed", "fetched_other"];
+
+    fn new(cause: &'static str, reason: impl ToString) -> Self {
+        Self { cause, reason: reason.to_string() }
+    }
+}
+
+impl From<MediaError> for NotFetched {
+    fn from(error: MediaError) -> Self {
+        let cause = match error.fault() {
+            Fault::Forbidden => "fetch_refused",
+            Fault::OriginTimeout => "fetch_slow",
+            _ => "fetch_failed",
+        };
+        Self::new(cause, error)
+    }
+}
 
 impl MachineMedia {
     /// Keeps files in the door's cache. Takes tensors that frontends have made if an item's may have some number of bytes: whoever
-    /// may speak to this agent is believed that they are what the engines want then.
+    /// may speak to this agent is believed that they are what the engines want then. With `fetches` a file that a frontend has got at a URL
+    /// is fetched from there by the door, within its policy, and asked for only if that does not bring what the frontend has.
     pub fn new(
         model: Arc<ServedModel>,
         door: MediaDoor,
         fleet: Arc<Fleet>,
         limits: &Limits,
         tensor_bytes: Option<u64>,
+        fetches: bool,
     ) -> Arc<Self> {
         let metrics = fleet.metrics();
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let images = Images::new(model.clone(), cpu.clone(), door.budget().clone(), metrics, limits.processed_bytes);
         let tensors = tensor_bytes.map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone())));
         let door = door.with_workers(Arc::new(cpu.clone()));
-        Arc::new(Self { model, images: Arc::new(images), door, cpu, fleet, waiting: Mutex::default(), tensors })
+        let images = Arc::new(images);
+        Arc::new(Self { model, images, door, cpu, fleet, waiting: Mutex::default(), tensors, fetches })
+    }
+
+    /// Whether files are fetched from where frontends have got them.
+    pub fn fetches(&self) -> bool {
+        self.fetches
     }
 
     /// Takes in a file that a frontend has, for all who wait for it now or ask for it later.
@@ -166,6 +212,7 @@ impl MachineMedia {
         worker: &Worker,
         tokens: &[TokenId],
         planned: Vec<PlannedItem>,
+        lora: Option<&str>,
         salt: Option<&str>,
         ask: AskForFile,
     ) -> Result<CheckedJob, String> {
@@ -177,25 +224,29 @@ impl MachineMedia {
         }
         let classes = self.fleet.classes();
         let class = classes.iter().find(|class| class.id == worker.class).ok_or("the engine is gone")?;
-        let mut items = Vec::with_capacity(planned.len());
-        let mut told = Vec::with_capacity(planned.len());
-        let mut media = Vec::with_capacity(planned.len());
         let mut end = 0;
-        for (number, planned) in planned.into_iter().enumerate() {
-            if planned.placeholder.offset < end {
+        for (number, PlannedItem { placeholder, .. }) in planned.iter().enumerate() {
+            if placeholder.offset < end {
                 return Err(format!("media[{number}]: its place is not behind that of the one before"));
             }
-            end = planned.placeholder.offset.saturating_add(planned.placeholder.length);
+            end = placeholder.offset.saturating_add(placeholder.length);
+        }
+        // At once, as each may wait for its file.
+        let items = planned.into_iter().enumerate().map(async |(number, planned)| {
             let ask = ask.clone();
-            let item = self.item(worker, tokens, planned, class, Arc::new(move || ask(number))).await;
-            let item = item.map_err(|error| format!("media[{number}]: {error}"))?;
+            let item = self.item(worker, tokens, planned, class, Arc::new(move |why| ask(number, why))).await;
+            item.map_err(|error| format!("media[{number}]: {error}"))
+        });
+        let items = try_join_all(items).await?;
+        let mut told = Vec::with_capacity(items.len());
+        let mut media = Vec::with_capacity(items.len());
+        for item in &items {
             let Placeholder { offset, length, .. } = item.placeholder;
             let embeds = item.placeholder.embeds();
             media.extend(spans(&class.class, item.hash, &item.placeholder));
             told.push(OthersItem { hash: item.hash, end: offset + length, embeds, elements: item.elements });
-            items.push(item);
         }
-        let blocks = PromptBlocks { tokens, media: &media, lora: None, salt };
+        let blocks = PromptBlocks { tokens, media: &media, lora, salt };
         let keys = keys_for(&class.class, &blocks).into_iter().map(BlockKey::get).collect();
         let told = OthersJob { keys, prompt_tokens: tokens.len(), media: told };
         Ok(CheckedJob { items: items.into(), told })
@@ -207,17 +258,17 @@ impl MachineMedia {
         tokens: &[TokenId],
         planned: PlannedItem,
         class: &PresentClass,
-        ask: Arc<dyn Fn() + Send + Sync>,
+        ask: AskForItem,
     ) -> Result<JobItem, String> {
         let PlannedItem { modality, hash, origin, placeholder } = planned;
-        let (content, processor_kwargs) = match origin {
-            ItemOrigin::File { content, processor_kwargs } => (content, processor_kwargs),
+        let (content, processor_kwargs, url) = match origin {
+            ItemOrigin::File { content, processor_kwargs, url } => (content, processor_kwargs, url),
             ItemOrigin::Tensors { elements } => {
                 let tensors = self.tensors.as_ref().ok_or("this agent takes no tensors (--take-tensors)")?;
                 if placeholder.embeds() == 0 || placeholder.offset + placeholder.length > tokens.len() {
                     return Err("its placeholder is none".to_owned());
                 }
-                let source = tensors.source(hash, ask);
+                let source = tensors.source(hash, Arc::new(move || ask(None)));
                 return Ok(JobItem { modality, hash, placeholder, elements, source });
             }
         };
@@ -231,7 +282,7 @@ impl MachineMedia {
                 "its identity is another one here: the agent's model, settings or version are others".to_owned()
             );
         }
-        let source = FileSource { media: self.clone(), content, settings, class: class.clone(), ask };
+        let source = FileSource { media: self.clone(), content, url, settings, class: class.clone(), ask };
         let plan = match self.images.known_plan(&hash) {
             Some(plan) => plan,
             None => source.image_plan().await.map_err(words)?,
@@ -249,11 +300,39 @@ impl MachineMedia {
         Ok(JobItem { modality, hash, placeholder, elements, source: Arc::new(source) })
     }
 
-    /// The file of this content: kept, or asked for.
-    async fn file(&self, content: &ContentHash, ask: &(dyn Fn() + Send + Sync)) -> Result<EncodedMedia, RequestError> {
+    /// The file of this content: kept, fetched, or asked for.
+    async fn file(
+        &self,
+        content: &ContentHash,
+        url: Option<&str>,
+        ask: &AskForItem,
+    ) -> Result<EncodedMedia, RequestError> {
         if let Some(kept) = self.door.kept(content) {
             return Ok(kept);
         }
+        match url.filter(|_| self.fetches) {
+            None => self.sent(content, || ask(None)).await,
+            Some(url) => match self.fetched(content, url).await {
+                Ok(file) => Ok(file),
+                Err(why) => self.sent(content, || ask(Some(why))).await,
+            },
+        }
+    }
+
+    /// The file of this content from where a frontend has got it.
+    async fn fetched(&self, content: &ContentHash, url: &str) -> Result<EncodedMedia, NotFetched> {
+        let opened = timeout(FETCH_PATIENCE, self.door.open(url)).await;
+        let file = opened.map_err(|_| NotFetched::new("fetch_slow", "its origin is too slow"))??;
+        match file.content == *content {
+            true => Ok(file),
+            false => {
+                Err(NotFetched::new("fetched_other", "its origin has something else than the frontend has got there"))
+            }
+        }
+    }
+
+    /// The file of this content from the frontend that `ask` asks.
+    async fn sent(&self, content: &ContentHash, ask: impl FnOnce()) -> Result<EncodedMedia, RequestError> {
         let (here, mut came) = oneshot::channel();
         let is_asked_for = {
             let mut waiting = self.waiting();
@@ -326,14 +405,15 @@ fn stands_at(runs: &[TokenRun], placeholder: &Placeholder, tokens: &[TokenId]) -
 struct FileSource {
     media: Arc<MachineMedia>,
     content: ContentHash,
+    url: Option<String>,
     settings: Arc<ImageSettings>,
     class: PresentClass,
-    ask: Arc<dyn Fn() + Send + Sync>,
+    ask: AskForItem,
 }
 
 impl FileSource {
     async fn planned(&self) -> Result<super::item::ItemPlan, RequestError> {
-        let file = self.media.file(&self.content, &*self.ask).await?;
+        let file = self.media.file(&self.content, self.url.as_deref(), &self.ask).await?;
         self.media.images.plan(&file, &self.settings, &self.class, "media", &CpuBudget::shared())
     }
 

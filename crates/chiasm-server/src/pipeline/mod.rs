@@ -57,7 +57,7 @@ pub use helped::HelperOptions;
 pub(crate) use helped::Helpers;
 pub(crate) use image::Images;
 pub(crate) use keys::{index_scheme, keys_for};
-pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, PlannedItem, PutError};
+pub use machine::{AskForFile, CheckedJob, ItemOrigin, MachineMedia, NotFetched, PlannedItem, PutError};
 pub(crate) use prepare::{Planned, Prepared, Took, prepare};
 pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,

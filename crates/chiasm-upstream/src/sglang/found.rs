@@ -1,5 +1,6 @@
 //! What a server says of itself, as capabilities.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -193,6 +194,7 @@ impl Found {
             encoder_cache_tokens: 0,
             receiver_cache_bytes: 0,
             max_loras: 0,
+            adapters: BTreeMap::new(),
             lacks: Lacks {
                 bad_words: true,
                 prompt_logprobs: true,

@@ -49,7 +49,13 @@ impl MediaSource for Picture {
 
     fn encoded(&self) -> Option<EncodedItem> {
         let bytes = Bytes::from_static(b"\xff\xd8 picture");
-        Some(EncodedItem { bytes, content: [0; 32], media_type: "image/jpeg", processor_kwargs: self.0.into() })
+        Some(EncodedItem {
+            bytes,
+            content: [0; 32],
+            media_type: "image/jpeg",
+            processor_kwargs: self.0.into(),
+            url: None,
+        })
     }
 }
 

@@ -17,6 +17,10 @@ pub(crate) struct AgentArgs {
     /// then that the tensors are what the engines want: wrong ones end an engine
     #[arg(long, env = "CHIASM_TAKE_TENSORS")]
     pub(crate) take_tensors: bool,
+    /// Of chiasm agent: fetch images from where frontends have got them, within the limits and the policy of this agent's flags for media.
+    /// Frontends send what that does not bring, as they do with all images otherwise
+    #[arg(long, env = "CHIASM_FETCH_MEDIA")]
+    pub(crate) fetch_media: bool,
     /// The agents of other machines whose engines are served too, as host:port; without --engines, --sim or --attach theirs alone
     #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
     pub(crate) agents: Vec<String>,

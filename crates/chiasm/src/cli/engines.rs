@@ -88,6 +88,14 @@ pub(crate) struct EngineArgs {
     pub(crate) engine_hang_timeout: Duration,
 }
 
+impl EngineArgs {
+    /// Whether engines are launched, simulated or attached where agents have others.
+    pub(crate) fn has_any(&self) -> bool {
+        let counts = [&self.engines, &self.sim].into_iter().flatten();
+        !self.attach.is_empty() || counts.map(EngineCounts::total).sum::<u64>() > 0
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MmTransfer {
     /// Not at all if the engine has them, else in shared memory, else in messages

@@ -10,7 +10,8 @@ use serde::Deserialize;
 #[derive(Debug, Args)]
 pub(crate) struct LoraArgs {
     /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name": "a", "path": "/adapters/a"}. PATH
-    /// is a folder, or the id of an adapter on the Hugging Face hub. Launched engines are told what they need for them
+    /// is a folder, or the id of an adapter on the Hugging Face hub. Launched engines are told what they need for them. Engines of agents have
+    /// those that chiasm agent is given
     #[arg(long, env = "CHIASM_LORA_MODULES", value_name = "NAME=PATH", num_args = 1..)]
     pub(crate) lora_modules: Vec<LoraModules>,
     /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and /v1/unload_lora_adapter: whoever may ask can then

@@ -4,15 +4,18 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod adapters;
 mod cluster;
 mod discovery;
 mod failures;
+mod fetching;
 mod links;
 mod network;
 mod probe;
 mod relay;
 mod roles;
 mod security;
+mod sharing;
 mod weather;
 
 use std::time::Duration;
@@ -25,6 +28,8 @@ use support::{Server, demo_model, scenario_run, wait_for};
 const SOON: Duration = Duration::from_secs(30);
 /// Tokens of a block.
 const BLOCK: u64 = 16;
+/// Simulated engines for tests of what they answer, and not of when.
+const FAST: [&str; 2] = ["--sim-speedup", "20"];
 
 fn ask(text: &str, tokens: u32) -> Value {
     json!({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": true})
@@ -39,11 +44,14 @@ async fn workers(server: &Server) -> Vec<Value> {
 #[tokio::test]
 async fn the_ten_scenarios_are_answered_as_by_local_engines() {
     let model = demo_model().display().to_string();
-    let local = Server::start(&[&model, "--served-model-name", "m", "--sim", "4", "--allow-private-media"]);
+    let local = Server::start(
+        &[&[&*model, "--served-model-name", "m", "--allow-private-media", "--sim", "4"], &FAST[..]].concat(),
+    );
     local.wait_ready(4, SOON).await;
     let expected = scenario_run::play_all(&local, "m", BLOCK, 64).await;
     let cluster = Cluster::new();
-    let agents = [cluster.agent(1, &["--sim", "2"]), cluster.agent(2, &["--sim", "2"])];
+    let flags = [&["--sim", "2"], &FAST[..]].concat();
+    let agents = [cluster.agent(1, &flags), cluster.agent(2, &flags)];
     let server = cluster.serve(&agents, &["--allow-private-media"]);
     server.wait_ready(4, SOON).await;
     let found = scenario_run::play_all(&server, "m", BLOCK, 64).await;
@@ -52,6 +60,13 @@ async fn the_ten_scenarios_are_answered_as_by_local_engines() {
     let (cached, shared) = (server.metric(&ways("cached")).await, server.metric(&ways("shm")).await);
     assert!(cached > 0.0 && shared > 0.0, "{cached} {shared}");
     assert_eq!(server.metric(&ways("inline")).await, 0.0);
+    // Agents that fetch by themselves.
+    let flags = [&flags[..], &["--fetch-media", "--allow-private-media"]].concat();
+    let agents = [cluster.agent(3, &flags), cluster.agent(4, &flags)];
+    let fetching = cluster.serve(&agents, &["--allow-private-media"]);
+    fetching.wait_ready(4, SOON).await;
+    assert_eq!(scenario_run::play_all(&fetching, "m", BLOCK, 64).await, expected);
+    assert_eq!(fetching.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
 }
 
 #[tokio::test]

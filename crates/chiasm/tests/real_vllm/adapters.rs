@@ -44,6 +44,12 @@ async fn adapters_answer_as_in_vllm_serve() {
     each_answers_in_its_own_way(&server).await;
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
     assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+    // So does an agent, whose frontend knows adapters and blocks from it.
+    let own = ["--lora-modules", &modules[0], &modules[1]];
+    let (_agent, server) = engine.behind_agent(&own, &flags);
+    server.wait_ready(1, STARTUP).await;
+    answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
+    each_answers_in_its_own_way(&server).await;
 }
 
 fn requests_of(adapter: &str) -> Vec<Value> {

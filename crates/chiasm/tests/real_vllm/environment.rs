@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::requests::ids;
 use crate::support::vllm_serves::{Group, VllmServes};
-use crate::support::{self, Answer, Server, free_port, wait_for};
+use crate::support::{self, Answer, Process, Server, chiasm, free_port, wait_for};
 
 /// Engines start one after the other on a small machine.
 pub(crate) const STARTUP: Duration = Duration::from_secs(240);
@@ -130,7 +130,7 @@ impl Environment {
         // For what vLLM's own processor makes: as the engine has it.
         let helper = ["--vllm", &self.vllm, "--trust-request-mm-kwargs", "--port", "0", "--"];
         args.extend([&helper[..], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
-        let engine = AttachedEngine { _group: engine, _place: place, _state: state, args };
+        let engine = AttachedEngine { _group: engine, place, state, args };
         (engine.serve(), engine)
     }
 
@@ -184,8 +184,8 @@ impl Place {
 /// An engine that a server attaches to. Killed when dropped.
 pub(crate) struct AttachedEngine {
     _group: Group,
-    _place: Place,
-    _state: TempDir,
+    place: Place,
+    state: TempDir,
     /// Those of its frontends.
     args: Vec<String>,
 }
@@ -195,6 +195,19 @@ impl AttachedEngine {
     pub(crate) fn serve(&self) -> Server {
         let args: Vec<&str> = self.args.iter().map(AsRef::as_ref).collect();
         Server::start(&args)
+    }
+
+    /// Starts an agent for it, and a frontend of that. `own` are flags of the agent, `flags` those of the engine.
+    pub(crate) fn behind_agent(&self, own: &[&str], flags: &[&str]) -> (Process, Server) {
+        let (model, state) = (self.args[0].as_str(), self.state.path().display().to_string());
+        let address = format!("127.0.0.2:{}", free_port());
+        let (host, port) = address.split_once(':').expect("host:port");
+        let mut agent = chiasm(&["agent", model, "--host", host, "--port", port, "--attach", &self.place.handshake]);
+        // An agent has no name for its model.
+        agent.args(["--state-dir", &state]).args(&serve_flags("shm", ROOMY_ARENA_GB)[2..]).args(own);
+        let agent = agent.arg("--").args(ENGINE_FLAGS).args(flags).spawn().expect("an agent");
+        let own = [model, "--served-model-name", "m", "--state-dir", &state, "--agents", &address];
+        (Process(agent), Server::start(&[&own[..], &["--allow-private-media"]].concat()))
     }
 }
 

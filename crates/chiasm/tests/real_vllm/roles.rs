@@ -27,7 +27,7 @@ async fn encoded(server: &Server) -> f64 {
 
 /// Images that an engine was to leave the embeddings of and did not, or that were not found where they were taken to be.
 async fn missed(server: &Server) -> f64 {
-    let gone = server.metric("chiasm_media_step_downs_total{cause=\"no_embeddings\"}").await;
+    let gone = server.metric("chiasm_mm_transfer_fallback_total{cause=\"no_embeddings\"}").await;
     server.metric("chiasm_unencoded_items_total").await + gone
 }
 

@@ -1,6 +1,7 @@
 //! A `chiasm` process and an HTTP client, as a user has them.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
+pub mod adapters;
 pub mod etcd;
 pub mod origin;
 pub mod scenario_run;
