@@ -25,7 +25,7 @@ pub struct Capabilities {
     pub max_running: usize,
     /// Blocks of the KV cache.
     pub total_blocks: u64,
-    /// Embeddings that the engine keeps between requests, in tokens; 0 when it keeps none or does not tell.
+    /// Embeddings that the engine keeps between requests, in tokens, or is taken to keep if it does not tell; 0 for none.
     pub encoder_cache_tokens: u64,
     /// Bytes of processed media items that the engine keeps, so that they need not be sent again; 0 for none.
     pub receiver_cache_bytes: u64,

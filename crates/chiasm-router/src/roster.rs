@@ -54,6 +54,8 @@ pub(crate) struct Worker {
     pub(crate) lately: f64,
     pub(crate) odometers: Odometers,
     pub(crate) engine: Option<EngineStats>,
+    /// Requests that waited in the engine when it last told, and were not this router's: such as another frontend's.
+    pub(crate) waiting_of_others: u64,
     /// It does not answer.
     pub(crate) suspect: bool,
     /// Whether no event is missing that could be had. Means nothing for a worker without events.
@@ -106,6 +108,14 @@ struct Encodes {
 }
 
 impl Worker {
+    /// Takes note of what the engine says about itself. Which of its requests are others' shows only now: it may say nothing more
+    /// for a second, in which this router's own come and go.
+    pub(crate) fn tell(&mut self, stats: EngineStats) {
+        let of_others = (stats.running + stats.waiting).saturating_sub(self.requests as u64);
+        self.waiting_of_others = stats.waiting.min(of_others);
+        self.engine = Some(stats);
+    }
+
     pub(crate) fn knowledge(&self) -> Knowledge {
         match (self.info.publishes_events && !self.caught_up, &self.believed) {
             (true, _) => Knowledge::CatchingUp,
@@ -169,6 +179,7 @@ impl Roster {
                 embeddings: Odometer::new(info.encoder_cache_tokens),
             },
             engine: None,
+            waiting_of_others: 0,
             suspect: false,
             caught_up: false,
             believed: (!info.publishes_events).then(|| Believed::new(info.total_blocks)),

@@ -242,7 +242,7 @@ impl Router {
     /// which is known earlier; of the engine's counts it takes the waiting requests of others.
     pub fn set_stats(&self, id: WorkerId, stats: EngineStats) {
         if let Some(worker) = self.shared.roster().get_mut(id) {
-            worker.engine = Some(stats);
+            worker.tell(stats);
         }
     }
 

@@ -155,7 +155,7 @@ fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
         total_blocks: u64::from(model.num_blocks),
         block_size: model.block_size,
         publishes_events: true,
-        encoder_cache_tokens: model.encoder_cache_tokens,
+        encoder_cache_tokens: scenario.frontend.believed_encoder_cache_tokens.unwrap_or(model.encoder_cache_tokens),
         // Raw values, a byte each.
         receiver_cache_elements: model.receiver_cache_bytes,
         class: PlanClassId(0),

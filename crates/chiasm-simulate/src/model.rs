@@ -116,11 +116,19 @@ pub struct FrontendModel {
     /// Seconds per pixel of an image that the chosen engine's receiver cache lacks. Default 5 ns: a JPEG of 1024² takes
     /// 4.6 ms (`docs/benchmarks/pixels.md`), and its tensor has to be written into shared memory.
     pub pixel: f64,
+    /// Embeddings that routers take an engine's encoder cache to hold; `None` when they know.
+    pub believed_encoder_cache_tokens: Option<u64>,
 }
 
 impl Default for FrontendModel {
     fn default() -> Self {
-        Self { frontends: 1, announce_delay: Some(1e-3), threads_per_worker: 2, pixel: 5e-9 }
+        Self {
+            frontends: 1,
+            announce_delay: Some(1e-3),
+            threads_per_worker: 2,
+            pixel: 5e-9,
+            believed_encoder_cache_tokens: None,
+        }
     }
 }
 

@@ -124,7 +124,9 @@ impl Found {
             max_batched_tokens: self.max_model_len,
             max_running: 0,
             total_blocks: self.total_blocks,
-            encoder_cache_tokens: 0,
+            // It does not tell. vLLM has room for the largest item that the model takes, often a video as long as the context. Where
+            // that is too much it matters little; with too little, encoders would seem to be what all requests wait for.
+            encoder_cache_tokens: self.max_model_len as u64,
             receiver_cache_bytes: 0,
             max_loras: 0,
             adapters: BTreeMap::new(),

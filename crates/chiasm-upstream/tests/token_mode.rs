@@ -122,6 +122,7 @@ async fn a_server_says_what_it_can_do() {
     let backend = server.connect("").await.unwrap();
     let can = backend.capabilities();
     assert_eq!((can.max_model_len, can.total_blocks, can.class.block_size.get()), (4096, 100, 16));
+    assert_eq!(can.encoder_cache_tokens, 4096, "room for an item as long as the context");
     assert_eq!((can.class.placeholders, can.media), (PlaceholderForm::Marker, MediaForm::Encoded));
     assert_eq!(can.engine, "vllm serve 0.33.0, token mode");
     let KvSource::Events(stream) = &can.kv else { panic!("{:?}", can.kv) };

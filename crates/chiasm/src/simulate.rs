@@ -188,6 +188,7 @@ fn scenario(args: &SimulateArgs, workers: &EngineCounts, source: Source, request
             announce_delay: announce_ms(args).map(|ms| ms / 1e3),
             threads_per_worker: model.threads_per_worker,
             pixel: model.pixel_ns / 1e9,
+            believed_encoder_cache_tokens: model.believed_encoder_cache_tokens,
         },
         router: RouterConfig {
             weights,

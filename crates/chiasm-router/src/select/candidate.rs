@@ -184,13 +184,7 @@ impl Items {
 fn work_of_others(roster: &Roster, worker: &Worker, weights: &Weights) -> f64 {
     let told = worker.engine.map_or(0, |engine| engine.pending_tokens_of_others);
     match told {
-        0 => roster.typical.work * waiting_of_others(worker) as f64,
+        0 => roster.typical.work * worker.waiting_of_others as f64,
         tokens => weights.prefill * in_blocks(tokens as f64),
     }
-}
-
-/// Requests in the engine's queue that this router did not send, such as another frontend's.
-fn waiting_of_others(worker: &Worker) -> u64 {
-    let Some(engine) = worker.engine else { return 0 };
-    engine.waiting.min((engine.running + engine.waiting).saturating_sub(worker.requests as u64))
 }

@@ -160,6 +160,24 @@ fn requests_of_others_that_wait_in_an_engine_count_as_usual_ones() {
 }
 
 #[test]
+fn own_requests_that_an_engine_told_of_are_nobody_elses_once_they_have_ended() {
+    let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
+    (0..500).for_each(|text| drop(Prompt::text(text, 160).select(&router)));
+    let own: Vec<_> =
+        (1000..1010).map(|text| Prompt::text(text, 160).select_but(&router, &[WorkerId(1)]).unwrap()).collect();
+    // Servers tell once a second, and answer many requests in that time.
+    router.set_stats(WorkerId(0), EngineStats { running: 1, waiting: 9, kv_usage: 0.1, ..EngineStats::default() });
+    drop(own);
+    assert!((2000..2050).any(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(0)));
+    // Nor are others' fewer when own ones come.
+    router.set_stats(WorkerId(0), EngineStats { running: 1, waiting: 2, kv_usage: 0.1, ..EngineStats::default() });
+    let _own = Prompt::text(3000, 0).select_but(&router, &[WorkerId(1)]).unwrap();
+    let _more = Prompt::text(3001, 0).select_but(&router, &[WorkerId(1)]).unwrap();
+    let _most = Prompt::text(3002, 0).select_but(&router, &[WorkerId(1)]).unwrap();
+    assert!((4000..4020).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
+}
+
+#[test]
 fn a_busy_worker_gets_nothing_and_if_all_are_busy_that_is_said() {
     let stats = EngineStats { running: 10, waiting: 5, kv_usage: 0.9, ..EngineStats::default() };
     for threshold in 0..3 {

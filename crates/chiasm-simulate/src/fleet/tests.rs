@@ -52,6 +52,20 @@ fn a_seed_is_a_report() {
     assert_ne!(run(&scenario), run(&Scenario { seed: 6, ..scenario.clone() }));
 }
 
+/// Why a server that does not tell its encoder cache's size is taken to have much room: see "A cache of unknown size" in
+/// `docs/routing.md`.
+#[test]
+fn embeddings_that_seem_to_be_gone_cost_more_than_those_that_seem_to_be_there() {
+    let engine = EngineModel { encoder_cache_tokens: 16_384, ..EngineModel::default() };
+    let p90 = |believed| {
+        let frontend = FrontendModel { believed_encoder_cache_tokens: believed, ..FrontendModel::default() };
+        let scenario = Scenario { engine, frontend, ..scenario(Workload::SharedImageQa, 8, 6000) };
+        scenario.run(Policy::KvMedia, Arrivals::Poisson(380.0)).unwrap().ttft_ms.p90
+    };
+    let [known, many, none] = [None, Some(131_072), Some(0)].map(p90);
+    assert!(1.5 * known < none && 1.5 * many < none, "{known}, {many} and {none}");
+}
+
 #[test]
 fn every_router_s_view_is_the_engines() {
     // Small caches, so that much is evicted.

@@ -191,7 +191,8 @@ impl Found {
             max_batched_tokens: max_model_len,
             max_running: running.sum(),
             total_blocks: info.max_total_num_tokens / block_size.get() as u64,
-            encoder_cache_tokens: 0,
+            // It has room for so many bytes, which are of another number of embeddings with each model: taken to be as many as vLLM's.
+            encoder_cache_tokens: max_model_len as u64,
             receiver_cache_bytes: 0,
             max_loras: 0,
             adapters: BTreeMap::new(),

@@ -19,6 +19,7 @@ async fn a_server_says_what_it_can_do() {
     let backend = server.connect().await.unwrap();
     let can = backend.capabilities();
     assert_eq!((can.max_model_len, can.total_blocks, can.class.block_size.get()), (4096, 100, 16));
+    assert_eq!(can.encoder_cache_tokens, 4096, "room for an item as long as the context");
     assert_eq!((can.class.placeholders, can.class.keys), (PlaceholderForm::Marker, KeyScheme::Sglang));
     assert_eq!((can.engine.as_str(), can.max_running), ("SGLang 0.5.23, token mode", 64));
     assert!(!format!("{backend:?}{can:?}").contains("secret"));

@@ -154,6 +154,9 @@ pub(crate) struct ModelArgs {
     /// Image embeddings that its encoder's cache holds
     #[arg(long, default_value_t = 114_688)]
     pub(crate) encoder_cache_tokens: u64,
+    /// Those that frontends take it to hold, if others
+    #[arg(long)]
+    pub(crate) believed_encoder_cache_tokens: Option<u64>,
     /// Bytes of embeddings that engines which encode leave for all
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
     pub(crate) embedding_store_bytes: u64,
