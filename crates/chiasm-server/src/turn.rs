@@ -9,8 +9,9 @@ use std::num::NonZeroU64;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers that a thread has for its turns before it needs others: those of a thousand years.
-const TURNS_OF_THREAD: u64 = 1 << 40;
+/// Numbers that a thread has for its turns before it comes to those of the next: years of them, and nothing that was pending is asked
+/// again after so long.
+const TURNS_OF_THREAD: u64 = 1 << 48;
 
 thread_local! {
     static CURRENT: Cell<Option<Turn>> = const { Cell::new(None) };
