@@ -18,12 +18,12 @@ use crate::pipeline::Caller;
 use crate::record::Record;
 use crate::slots::{NoSlot, Slot};
 
-/// A request's place among those in flight, until its answer has been read to the end or dropped.
+/// A request's place among those in flight, until its answer has been read to the end or dropped. Clones are the same place.
+#[derive(Clone)]
 pub(crate) struct Admission {
     pub(crate) record: Record,
     connection: Arc<Connection>,
-    _slot: Slot,
-    _in_flight: InFlight,
+    _held: Arc<(Slot, InFlight)>,
 }
 
 impl Admission {
@@ -63,9 +63,10 @@ impl<T: RequestBody> FromRequest<Arc<Frontend>> for Admitted<T> {
             Ok::<_, ApiError>((slot, body::parse(frontend, &cpu, body).await?))
         };
         let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
+        let held = Arc::new((slot, frontend.metrics.in_flight()));
         Ok(Self {
             caller: frontend.caller(identity, cpu, &head.headers),
-            admission: Admission { record, connection, _slot: slot, _in_flight: frontend.metrics.in_flight() },
+            admission: Admission { record, connection, _held: held },
             body,
         })
     }

@@ -293,7 +293,7 @@ pub(crate) async fn planned(
         classes = classes.iter().filter(|class| class.input == InputForm::Tokens).cloned().collect();
     }
     if classes.is_empty() {
-        return Err(RequestError::not_ready());
+        return Err(caller.tried.or_servers(frontend, RequestError::not_ready()));
     }
     prepare(frontend, request, adapter, caller, classes).await
 }

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A body that has arrived.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Arrived {
     pub(crate) bytes: Bytes,
     /// An upper bound on how many JSON values there are beside the first.

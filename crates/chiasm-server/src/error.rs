@@ -7,7 +7,7 @@ use chiasm_media::{Fault, MediaError};
 use chiasm_processor::ProcessorError;
 use serde_json::{Value, json};
 
-use crate::pipeline::{Cause, RequestError};
+use crate::pipeline::{Attempts, Cause, RequestError};
 
 /// A failed request, ready to be told to the client.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -21,11 +21,13 @@ pub(crate) struct ApiError {
     pub param: Option<String>,
     /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
     pub code: &'static str,
+    /// What the request has been through, if it is not to be told this: a server that is given messages may still answer it.
+    pub left_to_servers: Option<Box<Attempts>>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code }
+        Self { status, message: message.into(), param: None, code, left_to_servers: None }
     }
 
     /// 400: the client can fix it by changing `param`.
@@ -217,6 +219,10 @@ impl From<RequestError> for ApiError {
             Cause::NoWorker(_) | Cause::NoOtherWorker => Self::unavailable("no_engine", message),
             Cause::NoAdapter(_) => Self::unavailable("no_adapter", message).at("model"),
             Cause::Busy(_) => Self::unavailable("engines_busy", message),
+            Cause::LeftToServers { why, tried } => Self {
+                left_to_servers: Some(Box::new(tried.clone())),
+                ..Self::from(RequestError::from((**why).clone()))
+            },
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
             Cause::Quarantined => Self::new(StatusCode::BAD_GATEWAY, "quarantined", message),
             Cause::TimedOut { .. } => Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message),

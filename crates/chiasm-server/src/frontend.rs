@@ -23,7 +23,7 @@ use crate::metrics::{Metrics, Objectives};
 use crate::model::ServedModel;
 use crate::owner::TrustedProxies;
 use crate::page::{Page, PageOptions};
-use crate::pipeline::{Caller, Cause, HelperOptions, Helpers, Images, RequestError, Retries};
+use crate::pipeline::{Attempts, Caller, Cause, HelperOptions, Helpers, Images, RequestError, Retries};
 use crate::root_path::RootPath;
 use crate::slots::Slots;
 use crate::traces::Traces;
@@ -387,6 +387,7 @@ impl Frontend {
             cpu,
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: access::credentials(headers).cloned(),
+            tried: Attempts::default(),
         }
     }
 

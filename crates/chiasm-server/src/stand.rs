@@ -19,7 +19,9 @@ use crate::cpu::CpuBudget;
 use crate::fleet::{Fleet, Patience};
 use crate::model::ServedModel;
 use crate::owner::Owner;
-use crate::pipeline::{Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare};
+use crate::pipeline::{
+    Attempts, Caller, Chat, GenerateRequest, MediaRef, Prepared, Prompt, RequestError, Sampling, prepare,
+};
 use crate::{Frontend, Limits};
 
 /// The demo's model: Qwen2-VL's template and processor, and a small tokenizer.
@@ -78,6 +80,7 @@ fn caller() -> Caller {
         cpu: CpuBudget::new(Owner::at(Ipv4Addr::LOCALHOST.into()), Limits::default().request_cost),
         session: None,
         credentials: None,
+        tried: Attempts::default(),
     }
 }
 

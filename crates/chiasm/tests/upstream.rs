@@ -4,6 +4,7 @@
 mod support;
 
 use std::collections::HashMap;
+use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use support::{Answer, Server, demo_model, wait_for};
+use support::{Answer, Process, Server, chiasm, demo_model, free_port, send_signal, wait_for};
+use tempfile::NamedTempFile;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -376,6 +378,115 @@ async fn engines_and_servers_share_the_work_of_one_fleet() {
 /// The server's worker.
 fn server_of(homes: &[(&str, String, bool)]) -> String {
     homes.iter().find(|home| home.2).map(|home| home.1.clone()).unwrap_or_default()
+}
+
+/// A fleet of an engine that is a process of its own, and takes seconds for a prompt, and a stand-in for a server that is given messages.
+struct Mixed {
+    frontend: Server,
+    address: String,
+    engine: Process,
+    /// A line for each request that the engine was given.
+    given: NamedTempFile,
+    stand: Stand,
+}
+
+impl Mixed {
+    /// What the server says to all.
+    const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 18\r\nconnection: close\r\n\r\n{\"model\":\"theirs\"}";
+
+    async fn start(answer: &'static str, flags: &[&str]) -> Self {
+        let (stand, url) = Stand::start(answer).await;
+        let (model, address) = (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+        let args = [&model, "--served-model-name", "m", "--attach", &address, "--upstream", &url];
+        let frontend = Server::start(&[&args[..], &["--policy", "round-robin"], flags].concat());
+        let given = NamedTempFile::new().expect("a file");
+        let engine = Self::engine(&address, &given);
+        frontend.wait_ready(2, SOON).await;
+        Self { frontend, address, engine, given, stand }
+    }
+
+    fn engine(address: &str, given: &NamedTempFile) -> Process {
+        let (model, log) = (demo_model().display().to_string(), given.path().display().to_string());
+        let args = ["sim-engine", "--handshake", address, "--model", &model, "--sim-request-log", &log];
+        let slow = ["--sim-prefill-rate", "2"];
+        Process(chiasm(&args).args(slow).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("an engine"))
+    }
+
+    /// Another engine in the place of one that was killed.
+    async fn engine_again(&mut self) {
+        let alone = async || self.frontend.ready_workers().await == 1;
+        wait_for("the engine to be let go", SOON, alone).await;
+        self.given = NamedTempFile::new().expect("a file");
+        self.engine = Self::engine(&self.address, &self.given);
+        self.frontend.wait_ready(2, SOON).await;
+    }
+
+    fn heard(&self) -> usize {
+        self.stand.heard.lock().expect("not poisoned").len()
+    }
+
+    /// Sends a request until the engine has it, which gets this signal then; the answer.
+    async fn answer_after(&mut self, signal: &str, path: &str, body: &Value) -> Answer {
+        let mut answer = String::new();
+        for _ in 0..8 {
+            let (url, body) = (format!("{}{path}", self.frontend.url), body.to_string());
+            let request = self.frontend.client.post(url).header("content-type", "application/json").body(body);
+            let asked = tokio::spawn(async move { Answer::of(request.send().await.expect("an answer")).await });
+            let is_given = || std::fs::metadata(self.given.path()).expect("a file").len() > 0;
+            wait_for("it to be with a worker", SOON, async || asked.is_finished() || is_given()).await;
+            if is_given() {
+                send_signal(self.engine.0.id(), signal);
+                return asked.await.expect("an answer");
+            }
+            answer = asked.await.expect("an answer").text;
+        }
+        panic!("the engine is not given it: {answer}");
+    }
+
+    async fn retries(&self, cause: &str) -> f64 {
+        self.frontend.metric(&format!("chiasm_retries_total{{cause=\"{cause}\"}}")).await
+    }
+}
+
+#[tokio::test]
+async fn what_an_engine_dies_with_before_a_token_moves_to_a_server_once() {
+    let mut fleet = Mixed::start(Mixed::ANSWER, &["--max-requests", "1"]).await;
+    let hi = json!([{"role": "user", "content": "hi"}]);
+    let body = json!({"model": "m", "messages": hi, "stream": true, "user": "it's me"});
+    let answer = fleet.answer_after("KILL", "/v1/chat/completions", &body).await;
+    assert_eq!((answer.status, answer.text.as_str()), (200, r#"{"model":"theirs"}"#));
+    let sent = fleet.stand.heard.lock().expect("not poisoned").last().cloned().unwrap_or_default();
+    assert!(sent.ends_with(&body.to_string().replace("\"m\"", "\"theirs\"")), "{sent}");
+    assert_eq!((fleet.retries("lost").await, fleet.retries("over_budget").await), (1.0, 0.0));
+    assert!(fleet.frontend.logged_line("moves=1").contains(&answer.header("x-chiasm-worker")));
+    let lines = (fleet.frontend.lines_logged("endpoint=\"chat\""), fleet.frontend.lines_logged("moves=1"));
+    assert_eq!(lines, (fleet.heard(), 1), "one for each request");
+
+    // As many have moved as may be in flight at once, and few requests have come since.
+    fleet.engine_again().await;
+    let body = json!({"model": "m", "max_tokens": 6, "messages": hi});
+    let answer = fleet.answer_after("KILL", "/v1/messages", &body).await;
+    assert_eq!(answer.status, 502, "{}", answer.text);
+    assert_eq!((fleet.retries("lost").await, fleet.retries("over_budget").await), (1.0, 1.0));
+}
+
+#[tokio::test]
+async fn a_request_moves_twice_at_most_whatever_it_moves_between() {
+    const FAILS: &str = "HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\nconnection: close\r\n\r\nboom";
+    let mut fleet = Mixed::start(FAILS, &[]).await;
+    let body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    let answer = fleet.answer_after("KILL", "/v1/chat/completions", &body).await;
+    assert!(answer.status == 502 || answer.status == 503, "{}", answer.text);
+    assert_eq!((fleet.retries("lost").await, fleet.heard()), (2.0, 1), "it was with each of them once");
+}
+
+#[tokio::test]
+async fn what_waits_for_an_engine_that_hangs_moves_to_a_server() {
+    let mut fleet = Mixed::start(Mixed::ANSWER, &["--engine-timeout", "0.5", "--engine-hang-timeout", "1.5"]).await;
+    let answer = fleet.answer_after("STOP", "/v1/completions", &json!({"model": "m", "prompt": "hello"})).await;
+    assert_eq!(answer.ok()["model"], "theirs");
+    fleet.frontend.logged("death=it hangs");
+    assert_eq!(fleet.retries("lost").await, 1.0);
 }
 
 /// A double of `trtllm-serve`, by TensorRT-LLM's sources: it keeps all blocks of 32 tokens, and tells of them once.

@@ -39,7 +39,7 @@ impl Foreseen {
         caller: &Caller,
         classes: PresentClasses,
     ) -> Option<Self> {
-        let body = Arrived { bytes: body.bytes.clone(), values: body.values };
+        let body = body.clone();
         let request = understood(frontend, path, body, caller).await?;
         let prepared = prepare(frontend, request, None, caller, classes.clone()).await;
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;

@@ -1,7 +1,7 @@
 //! Requests that are passed on as they came, to servers that take them so. Where one goes is decided by its text and media items alone,
 //! or, for servers that tell what their KV caches hold, by what it will become there. Nothing of it is refused, changed or understood
 //! but the model's name, and the names of media items, where a server goes by them. In a fleet that also has engines that are given tokens
-//! a request goes to whichever is the better place for it.
+//! a request goes to whichever is the better place for it, and from the ones to the others while its client has been sent nothing.
 //!
 //! | module | is |
 //! |---|---|
@@ -38,18 +38,18 @@ use self::foreseen::Foreseen;
 use self::named::{has_names, named};
 use self::passage::response;
 use self::pieces::pieces;
-use crate::admission::Admitted;
+use crate::admission::{Admission, Admitted};
 use crate::answer::check_model;
 use crate::anthropic;
 use crate::arrival::Arrived;
+use crate::body::{JsonBody, parse};
 use crate::cpu::price;
 use crate::error::ApiError;
 use crate::fleet::{PresentClass, Worker};
 use crate::frontend::Frontend;
-use crate::metrics::Retry;
 use crate::openai::{Intake, RequestBody};
 use crate::page::Plan;
-use crate::pipeline::{Asked, Attempted, Caller, Cause, Deadlines, MAX_MOVES, RequestError, Took, keys_for, within};
+use crate::pipeline::{Asked, Attempted, Attempts, Caller, Cause, Deadlines, RequestError, Took, keys_for, within};
 
 /// Text up to this many bytes is cut into pieces at once.
 const SMALL: usize = 64 << 10;
@@ -73,6 +73,13 @@ struct Head<'a> {
 /// Null is a value here.
 fn as_it_is<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
+}
+
+impl ForwardBody {
+    /// The same to be read as something else.
+    fn arrived(&self) -> Arrived {
+        Arrived { bytes: self.body.clone(), values: self.fields.values().map(values).sum() }
+    }
 }
 
 impl RequestBody for ForwardBody {
@@ -104,8 +111,7 @@ struct Passing<'a> {
     fields: Arc<Map<String, Value>>,
     forward: Forward,
     prospects: Prospects,
-    exclude: Vec<WorkerId>,
-    lost: usize,
+    tried: Attempts,
 }
 
 /// How a request looks to the router, by what is known of the servers.
@@ -136,8 +142,8 @@ struct Passed {
 enum Taken {
     /// To a server, which has begun to answer.
     Passed(Box<Passed>),
-    /// To an engine that is given tokens.
-    Engine,
+    /// To an engine that is given tokens, after this.
+    Engine(Attempts),
 }
 
 /// Passes on a request that was sent to this path, unless an engine that is given tokens is the better place for it.
@@ -146,9 +152,8 @@ pub(crate) async fn forward(
     State(frontend): State<Arc<Frontend>>,
     request: Admitted<ForwardBody>,
 ) -> Result<Response, ApiError> {
-    let Admitted { caller, admission, body } = request;
-    let (ForwardBody { body, model, name, fields }, charge) = (body.request, body.charge);
-    let is_for_adapter = check_model(&frontend, name.as_deref())?.is_some();
+    let Admitted { mut caller, admission, body: JsonBody { request, charge } } = request;
+    let is_for_adapter = check_model(&frontend, request.name.as_deref())?.is_some();
     let classes = frontend.fleet.classes();
     let has_engines = classes.iter().any(|class| class.input == InputForm::Tokens);
     if is_for_adapter && !has_engines {
@@ -158,25 +163,72 @@ pub(crate) async fn forward(
         ));
     }
     admission.ends_with_client();
-    let arrived = Arrived { bytes: body.clone(), values: fields.values().map(values).sum() };
+    let arrived = request.arrived();
     // Counting needs no engine.
     if has_engines && (is_for_adapter || path == anthropic::COUNT_TOKENS) {
         return engines::answer(path, frontend, caller, admission, arrived).await;
     }
-    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
-    let placing = async {
-        let prospects = prospects(&frontend, path, &arrived, &fields, &caller, &classes).await?;
-        let below = path.trim_start_matches('/');
-        let forward = Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone() };
-        let (exclude, lost) = (Vec::new(), 0);
-        Passing { frontend: &frontend, prospects, fields, forward, exclude, lost, caller: &caller }.find().await
-    };
-    let taken = within(deadlines.first_token, placing).await.and_then(|taken| taken);
+    let taken = place(&frontend, path, &caller, request, &classes).await;
     drop(charge);
     match taken.map_err(|error| frontend.told(error))? {
-        Taken::Passed(passed) => Ok(response(frontend, admission, *passed, caller.arrived, deadlines)),
-        Taken::Engine => engines::answer(path, frontend, caller, admission, arrived).await,
+        Taken::Passed(passed) => {
+            frontend.retries.earn();
+            Ok(response(frontend, admission, *passed, caller.arrived))
+        }
+        Taken::Engine(tried) => {
+            caller.tried = Attempts { may_be_passed_on: true, ..tried };
+            by_engine(path, frontend, caller, admission, arrived).await
+        }
     }
+}
+
+/// Has an engine answer. Where none can, and the client has been sent nothing, a server is tried after all: for that the body is kept until
+/// the answer begins.
+async fn by_engine(
+    path: &'static str,
+    frontend: Arc<Frontend>,
+    mut caller: Caller,
+    admission: Admission,
+    body: Arrived,
+) -> Result<Response, ApiError> {
+    let answer = engines::answer(path, frontend.clone(), caller.clone(), admission.clone(), body.clone()).await;
+    let mut error = match answer {
+        Ok(answer) => return Ok(answer),
+        Err(error) => error,
+    };
+    let Some(tried) = error.left_to_servers.take() else { return Err(error) };
+    caller.tried = *tried;
+    let JsonBody { request, charge } = parse::<ForwardBody>(&frontend, &caller.cpu, body).await?;
+    let classes = frontend.fleet.classes();
+    let servers: Vec<_> = classes.iter().filter(|class| class.input == InputForm::Messages).cloned().collect();
+    let taken = place(&frontend, path, &caller, request, &servers).await;
+    drop(charge);
+    match taken {
+        Ok(Taken::Passed(passed)) => Ok(response(frontend, admission, *passed, caller.arrived)),
+        // What no server can be asked for is no fault of a request that an engine takes.
+        Ok(Taken::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => Err(error),
+        Err(error) => Err(frontend.told(error)),
+    }
+}
+
+/// Finds the best place for a request that was sent to this path, among the workers of these classes.
+async fn place(
+    frontend: &Arc<Frontend>,
+    path: &'static str,
+    caller: &Caller,
+    request: ForwardBody,
+    classes: &[PresentClass],
+) -> Result<Taken, RequestError> {
+    let deadlines = Deadlines::of(caller.arrived, &frontend.limits);
+    let placing = async {
+        let arrived = request.arrived();
+        let ForwardBody { body, model, fields, .. } = request;
+        let prospects = prospects(frontend, path, &arrived, &fields, caller, classes).await?;
+        let below = path.trim_start_matches('/');
+        let forward = Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone() };
+        Passing { frontend, prospects, fields, forward, tried: caller.tried.clone(), caller }.find().await
+    };
+    within(deadlines.first_token, placing).await.and_then(|taken| taken)
 }
 
 /// What the request looks like for each class of workers that there is.
@@ -228,10 +280,12 @@ impl Passing<'_> {
     async fn find(mut self) -> Result<Taken, RequestError> {
         loop {
             let begun = Instant::now();
-            let Some((reservation, explanation)) = self.pick()? else { return Ok(Taken::Engine) };
+            let Some((reservation, explanation)) = self.pick()? else { return Ok(Taken::Engine(self.tried)) };
             let worker = reservation.worker;
             let taken = match self.frontend.fleet.worker(worker) {
-                Some(server) if server.backend.capabilities().input == InputForm::Tokens => return Ok(Taken::Engine),
+                Some(server) if server.backend.capabilities().input == InputForm::Tokens => {
+                    return Ok(Taken::Engine(self.tried));
+                }
                 Some(server) => {
                     let explained = explanation.and_then(|explanation| self.tell_page(explanation));
                     self.give(server, reservation, begun, explained).await?
@@ -239,10 +293,7 @@ impl Passing<'_> {
                 None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
             };
             match taken {
-                Ok(passed) => {
-                    self.frontend.retries.earn();
-                    return Ok(Taken::Passed(Box::new(passed)));
-                }
+                Ok(passed) => return Ok(Taken::Passed(Box::new(passed))),
                 Err(error) => self.moves_on(worker, error)?,
             }
         }
@@ -251,7 +302,7 @@ impl Passing<'_> {
     /// The best place; `None` if there is no server that could be given the request.
     fn pick(&self) -> Result<Option<(Reservation, Option<Explanation>)>, RequestError> {
         let Prospects { texts, foreseen, unforeseen, unable, pieces } = &self.prospects;
-        let (session, exclude) = (self.caller.session, &*[&unable[..], &self.exclude].concat());
+        let (session, exclude) = (self.caller.session, &*[&unable[..], &self.tried.exclude].concat());
         // Where a prompt is foreseen all workers have its items to encode.
         let media = foreseen.as_ref().map_or(&[][..], Foreseen::route_items);
         let known_by = |class, keys| RouteRequest {
@@ -275,7 +326,7 @@ impl Passing<'_> {
             true => router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation))),
             false => router.select_planned(&plans).map(|picked| (picked, None)),
         };
-        picked.map(Some).map_err(|error| match self.exclude.is_empty() {
+        picked.map(Some).map_err(|error| match self.tried.exclude.is_empty() {
             true => RequestError::from(error),
             false => Cause::NoOtherWorker.into(),
         })
@@ -340,26 +391,15 @@ impl Passing<'_> {
 
     /// After a failed try: returns if there is to be another one.
     fn moves_on(&mut self, worker: WorkerId, error: JobError) -> Result<(), RequestError> {
-        let metrics = &self.frontend.metrics;
         match error {
             JobError::NotTaken(death) => {
                 tracing::debug!(%worker, %death, "a request was not taken");
-                metrics.retried(Retry::NotTaken);
+                self.tried.not_taken_by(self.frontend, worker);
+                Ok(())
             }
-            JobError::Dead(death) if self.lost == MAX_MOVES => return Err(Cause::EngineGone(death).into()),
-            JobError::Dead(death) if !self.frontend.retries.may_move(self.frontend.slots.limit()) => {
-                metrics.retried(Retry::OverBudget);
-                return Err(Cause::EngineGone(death).into());
-            }
-            JobError::Dead(death) => {
-                tracing::warn!(%worker, %death, "a server failed before it answered, trying another");
-                metrics.retried(Retry::Lost);
-                self.lost += 1;
-            }
-            error => return Err(error.into()),
+            JobError::Dead(death) => self.tried.lost_with(self.frontend, worker, death),
+            error => Err(error.into()),
         }
-        self.exclude.push(worker);
-        Ok(())
     }
 
     fn attempted(
@@ -387,7 +427,7 @@ impl Passing<'_> {
             hand_off: Duration::ZERO,
             prefill_wait: None,
             first_token: None,
-            moves: self.lost,
+            moves: self.tried.lost,
             explained: None,
         }
     }

@@ -43,13 +43,7 @@ struct Passage {
 }
 
 /// The response to the client that the request came from.
-pub(super) fn response(
-    frontend: Arc<Frontend>,
-    admission: Admission,
-    passed: Passed,
-    arrived: Instant,
-    deadlines: Deadlines,
-) -> Response {
+pub(super) fn response(frontend: Arc<Frontend>, admission: Admission, passed: Passed, arrived: Instant) -> Response {
     let Passed { reservation, server, attempted, foreseen, answer } = passed;
     let Forwarded { status, content_type, body } = answer;
     let is_stream = content_type.as_deref().is_some_and(|kind| kind.starts_with("text/event-stream"));
@@ -57,6 +51,7 @@ pub(super) fn response(
         admission.record.streamed();
     }
     admission.record.attempted(attempted);
+    let deadlines = Deadlines::of(arrived, &frontend.limits);
     let tail = BytesMut::new();
     let passage = Passage {
         frontend,

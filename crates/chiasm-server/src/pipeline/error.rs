@@ -11,6 +11,8 @@ use chiasm_prompt::PromptError;
 use chiasm_router::RouteError;
 use chiasm_vision::VisionError;
 
+use super::generation::Attempts;
+
 /// A failed request: what went wrong, and the request's field at fault where it is one's.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestError {
@@ -77,6 +79,14 @@ pub(crate) enum Cause {
     /// An engine died or hangs, and no other can take the request.
     #[error("the engine failed and no other can take the request")]
     NoOtherWorker,
+    /// No worker that is given tokens takes the request, for this reason, and a server that is given messages may.
+    #[error("{why}")]
+    LeftToServers {
+        /// What it would be told if there were no such server.
+        why: Box<Cause>,
+        /// What it has been through.
+        tried: Attempts,
+    },
     /// The prompt was in several engines when they died.
     #[error("this prompt was in several engines when they died; it is not given to another one for now (--quarantine)")]
     Quarantined,

@@ -20,7 +20,8 @@ use futures_util::stream::Stream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
-use self::attempts::{Attempts, Failure};
+pub(crate) use self::attempts::Attempts;
+use self::attempts::Failure;
 pub(crate) use self::encode::EncodedBy;
 use self::encode::encode;
 pub(crate) use self::prefill::PrefilledBy;

@@ -52,7 +52,7 @@ pub(crate) use chiasm_backend::{Repetition, Structured};
 pub(crate) use choice::{ChoiceDelta, FinishedChoice};
 pub(crate) use deadlines::{Deadlines, within};
 pub(crate) use error::{Cause, RequestError};
-pub(crate) use generation::{Asked, Attempted, Generation, PrefilledBy, collect};
+pub(crate) use generation::{Asked, Attempted, Attempts, Generation, PrefilledBy, collect};
 pub use helped::HelperOptions;
 pub(crate) use helped::Helpers;
 pub(crate) use image::Images;
@@ -62,5 +62,5 @@ pub(crate) use prepare::{Planned, Prepared, Took, prepare};
 pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
 };
-pub(crate) use retries::{MAX_MOVES, Retries};
+pub(crate) use retries::Retries;
 pub(crate) use tokenize::{Tokenizable, detokenize, tokenize};

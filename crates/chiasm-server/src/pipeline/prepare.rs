@@ -18,6 +18,7 @@ use tracing::Instrument;
 
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
+use super::generation::Attempts;
 use super::image::Images;
 use super::item::ItemPlan;
 use super::keys::{keys_for, spans};
@@ -60,6 +61,8 @@ pub(crate) struct Prepared {
     pub arrived: Instant,
     /// How long it may take.
     pub deadlines: Deadlines,
+    /// What it has been through before it was prepared.
+    pub tried: Attempts,
     /// What preparing it took.
     pub took: Took,
 }
@@ -185,7 +188,7 @@ async fn prepared(
         prompt => preparation.plan(prompt, media).instrument(span).await,
     };
     let plans = plans.map_err(|error| error.at(field))?;
-    let Caller { id, trace, session, arrived, .. } = caller.clone();
+    let Caller { id, trace, session, arrived, tried, .. } = caller.clone();
     let before = begun.saturating_duration_since(arrived);
     let took = Took { before, fetch, plan: begun.elapsed() - fetch };
     Ok(Prepared {
@@ -202,6 +205,7 @@ async fn prepared(
         session,
         arrived,
         deadlines,
+        tried,
         took,
     })
 }

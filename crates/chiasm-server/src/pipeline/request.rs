@@ -10,6 +10,7 @@ use chiasm_types::{Modality, TokenId};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use super::generation::Attempts;
 use crate::cpu::CpuBudget;
 use crate::model::ChatDefaults;
 
@@ -54,7 +55,7 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
-/// Who asks, as the request's headers tell.
+/// Who asks, as the request's headers tell, and what became of the request so far.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     /// The request's identity: the client's `x-request-id`, or one that was made.
@@ -69,6 +70,8 @@ pub(crate) struct Caller {
     pub session: Option<u64>,
     /// The header with the client's key: names that clients give to media items are their own.
     pub credentials: Option<HeaderValue>,
+    /// What the request has been through.
+    pub tried: Attempts,
 }
 
 /// What to continue.

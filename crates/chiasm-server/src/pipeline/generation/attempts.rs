@@ -1,10 +1,12 @@
 //! Which attempt follows one that failed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Death, JobError};
+use chiasm_backend::{Death, InputForm, JobError};
 use chiasm_types::WorkerId;
 
+use crate::fleet::{Condition, Worker};
 use crate::frontend::Frontend;
 use crate::metrics::Retry;
 use crate::pipeline::deadlines::within;
@@ -26,12 +28,16 @@ pub(super) enum Failure {
 }
 
 /// What a request has been through.
-#[derive(Default)]
-pub(super) struct Attempts {
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attempts {
     /// The workers that it was lost with, then those that never had it.
-    pub(super) exclude: Vec<WorkerId>,
+    pub(crate) exclude: Vec<WorkerId>,
     /// How many of them it was lost with.
-    pub(super) lost: usize,
+    pub(crate) lost: usize,
+    /// How many of those were given tokens: a server's failures don't say that a prompt kills engines.
+    pub(crate) lost_in_engines: usize,
+    /// A server that is given messages may answer it, too.
+    pub(crate) may_be_passed_on: bool,
 }
 
 impl Attempts {
@@ -43,7 +49,7 @@ impl Attempts {
         frontend.retries.earn();
         match frontend.retries.is_quarantined(prepared) {
             true => Err(Cause::Quarantined.into()),
-            false => Ok(Self::default()),
+            false => Ok(prepared.tried.clone()),
         }
     }
 
@@ -57,38 +63,76 @@ impl Attempts {
         prepared: &Prepared,
         failure: Failure,
     ) -> Result<(), RequestError> {
-        let metrics = &frontend.metrics;
-        match failure {
+        let error = match failure {
             Failure::NotTaken(worker) => {
-                metrics.retried(Retry::NotTaken);
-                self.exclude.push(worker);
-                Ok(())
+                self.not_taken_by(frontend, worker);
+                return Ok(());
             }
-            Failure::Lost(_, death) if self.lost == MAX_MOVES => {
+            Failure::Lost(_, death) if self.lost_in_engines == MAX_MOVES => {
                 frontend.retries.quarantine(prepared);
-                metrics.retried(Retry::Quarantined);
+                frontend.metrics.retried(Retry::Quarantined);
                 tracing::warn!(%death, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
-                Err(Cause::EngineGone(death).into())
-            }
-            Failure::Lost(_, death) if !frontend.retries.may_move(frontend.slots.limit()) => {
-                metrics.retried(Retry::OverBudget);
-                Err(Cause::EngineGone(death).into())
+                return Err(Cause::EngineGone(death).into());
             }
             Failure::Lost(worker, death) => {
-                tracing::warn!(%worker, %death, "engine lost before the client was sent a token, trying another");
-                metrics.retried(Retry::Lost);
-                self.exclude.insert(self.lost, worker);
-                self.lost += 1;
-                Ok(())
+                self.lost_with(frontend, worker, death)?;
+                self.lost_in_engines += 1;
+                return Ok(());
             }
-            Failure::Final(RequestError { cause: Cause::NoWorker(_), .. }) if !self.exclude.is_empty() => {
-                if self.exclude.len() == self.lost || !frontend.fleet.can_answer() {
-                    return Err(Cause::NoOtherWorker.into());
-                }
-                self.exclude.truncate(self.lost);
-                within(prepared.deadlines.first_token, tokio::time::sleep(PAUSE)).await
-            }
-            Failure::Final(error) => Err(error),
+            Failure::Final(error) => self.or_servers(frontend, error),
+        };
+        if !matches!(error.cause, Cause::NoWorker(_)) || self.exclude.is_empty() {
+            return Err(error);
+        }
+        if self.exclude.len() == self.lost || !frontend.fleet.can_answer() {
+            return Err(Cause::NoOtherWorker.into());
+        }
+        self.exclude.truncate(self.lost);
+        within(prepared.deadlines.first_token, tokio::time::sleep(PAUSE)).await
+    }
+
+    /// A worker never had the request: another one is to be tried.
+    pub(crate) fn not_taken_by(&mut self, frontend: &Frontend, worker: WorkerId) {
+        frontend.metrics.retried(Retry::NotTaken);
+        self.exclude.push(worker);
+    }
+
+    /// A worker failed with the request in it: another one is to be tried.
+    ///
+    /// # Errors
+    /// [`Cause::EngineGone`] when it may not move any more.
+    pub(crate) fn lost_with(
+        &mut self,
+        frontend: &Frontend,
+        worker: WorkerId,
+        death: Death,
+    ) -> Result<(), RequestError> {
+        if self.lost == MAX_MOVES {
+            return Err(Cause::EngineGone(death).into());
+        }
+        if !frontend.retries.may_move(frontend.slots.limit()) {
+            frontend.metrics.retried(Retry::OverBudget);
+            return Err(Cause::EngineGone(death).into());
+        }
+        tracing::warn!(%worker, %death, "a worker was lost before the client was sent a token, trying another");
+        frontend.metrics.retried(Retry::Lost);
+        self.exclude.insert(self.lost, worker);
+        self.lost += 1;
+        Ok(())
+    }
+
+    /// The error of a request that no worker takes which is given tokens. It is left to servers that are given messages if it may be and
+    /// one of them is there that it has not been to.
+    pub(crate) fn or_servers(&self, frontend: &Frontend, error: RequestError) -> RequestError {
+        let is_for_want_of_workers = matches!(error.cause, Cause::NoWorker(_) | Cause::Busy(_));
+        let can_be_asked = |worker: &Arc<Worker>| {
+            worker.backend.capabilities().input == InputForm::Messages
+                && worker.condition() == Condition::Answers
+                && !self.exclude.contains(&worker.id)
+        };
+        match is_for_want_of_workers && self.may_be_passed_on && frontend.fleet.workers().iter().any(can_be_asked) {
+            true => Cause::LeftToServers { why: Box::new(error.cause), tried: self.clone() }.into(),
+            false => error,
         }
     }
 }

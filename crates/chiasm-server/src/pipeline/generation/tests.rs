@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
-use chiasm_backend::{Capabilities, Content, Finish, Input, JobError, Lacks, Load, PlaceholderForm, ToolCallDelta};
+use chiasm_backend::{
+    Capabilities, Content, Finish, Input, InputForm, JobError, Lacks, Load, PlaceholderForm, ToolCallDelta,
+};
 use chiasm_types::{BlockSize, Placeholder, TokenId};
 use futures_util::StreamExt;
 
@@ -9,6 +11,7 @@ use super::*;
 use crate::Limits;
 use crate::fleet::Condition;
 use crate::metrics::Retry;
+use crate::pipeline::retries::MAX_MOVES;
 use crate::pipeline::{Cause, Prompt, Sampling};
 use crate::stand::{Stand, broken_picture, picture};
 
@@ -113,6 +116,42 @@ async fn no_more_requests_move_than_the_budget_has_room_for() {
         collect(&stand.frontend, &prompt).await.unwrap_err();
     }
     assert_eq!((retries(&stand), stand.frontend.metrics.retries(Retry::OverBudget)), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_no_engine_takes_is_left_to_a_server_that_it_has_not_been_to() {
+    let server = FakeBackend::with(Capabilities { input: InputForm::Messages, ..fake_capabilities() });
+    let stand = Stand::with(vec![FakeBackend::new(), server]).await;
+    let class = stand.frontend.fleet.worker(WorkerId(0)).unwrap().class;
+    let mut prompt = stand.text(Sampling::default()).await;
+    prompt.plans.retain(|plan| plan.class == class);
+    prompt.tried.may_be_passed_on = true;
+    for (refused, lost) in [(not_taken(), 0), (died(), 1)] {
+        stand.backends[0].next_job(Script::refuse(refused));
+        let error = collect(&stand.frontend, &prompt).await.unwrap_err();
+        let Cause::LeftToServers { tried, .. } = error.cause else { panic!("{error}") };
+        assert_eq!((tried.exclude, tried.lost), (vec![WorkerId(0)], lost));
+    }
+    // That server has failed with it, or can't be passed on: the engine is all that there is.
+    let gone_to_both = Attempts { exclude: vec![WorkerId(1)], lost: 1, may_be_passed_on: true, ..Attempts::default() };
+    for tried in [gone_to_both, Attempts::default()] {
+        prompt.tried = tried;
+        stand.backends[0].next_job(Script::refuse(died()));
+        let error = collect(&stand.frontend, &prompt).await.unwrap_err();
+        assert!(!matches!(error.cause, Cause::LeftToServers { .. }), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn moves_between_servers_count_but_quarantine_no_prompt() {
+    let stand = Stand::of(2).await;
+    let mut prompt = stand.text(Sampling::default()).await;
+    let servers = vec![WorkerId(7), WorkerId(8)];
+    prompt.tried = Attempts { exclude: servers, lost: MAX_MOVES, ..Attempts::default() };
+    stand.backends[0].next_job(Script::refuse(died()));
+    let error = collect(&stand.frontend, &prompt).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
+    assert_eq!((stand.backends[1].jobs().len(), stand.frontend.metrics.retries(Retry::Quarantined)), (0, 0));
 }
 
 /// Waits until a worker's silence is taken for this.
