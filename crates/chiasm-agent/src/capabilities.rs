@@ -15,7 +15,7 @@ const MOST_NAME_BYTES: usize = 4096;
 
 /// What an agent tells of an engine beside what that can do.
 pub(crate) struct OfAgent {
-    /// Of this start of the engine.
+    /// Tells this start of the engine from others.
     pub(crate) life: u64,
     /// Whether the agent takes tensors.
     pub(crate) takes_tensors: bool,
@@ -90,7 +90,7 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         total_blocks: ready.total_blocks,
         encoder_cache_tokens: ready.encoder_cache_tokens,
         receiver_cache_bytes: ready.receiver_cache_bytes,
-        // Which it has is for the agent's operator to say: frontends load none.
+        // Frontends load none: which it has is for the agent's operator to say.
         max_loras: 0,
         adapters: ready.adapters.into_iter().map(adapter_from_message).collect::<Option<_>>()?,
         lacks: Lacks::default(),

@@ -28,7 +28,7 @@ pub struct OwnAdapter {
     pub name: String,
     /// Its folder, as the backend was given it.
     pub root: String,
-    /// Of its content.
+    /// Tells its content from others.
     pub stamp: [u8; 8],
     /// Why requests can't name it there after all.
     pub refused: Option<String>,

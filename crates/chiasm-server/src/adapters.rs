@@ -121,7 +121,7 @@ impl Drop for ServedAdapter {
 #[derive(Debug)]
 pub(crate) struct Leaving {
     pub(crate) adapter: Arc<Adapter>,
-    /// As of the adapter.
+    /// Whether workers had it by themselves.
     pub(crate) was_offered: bool,
     _place: OwnedSemaphorePermit,
 }

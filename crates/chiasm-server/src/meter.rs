@@ -85,13 +85,12 @@ pub(crate) struct Events<S, W, E> {
     running: Option<Running<S, W, E>>,
     /// Events before those of the deltas.
     begin: Vec<u8>,
-    /// In which there was no delta any more.
+    /// The turn in which there was no delta any more.
     pending_in: Option<Turn>,
 }
 
 thread_local! {
-    /// Where events are written before they are copied to memory of their size. A stream's own buffers would be out of the near caches
-    /// each time, where there are hundreds of streams.
+    /// Where events are written before they are copied to memory of their size, so that no stream keeps buffers of its own.
     static WRITTEN: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 

@@ -192,13 +192,13 @@ pub struct Ready {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Adapter {
-    /// In requests.
+    /// Requests name it so.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// Its folder, as the agent was given it.
     #[prost(string, tag = "2")]
     pub root: ::prost::alloc::string::String,
-    /// Of its content: what tells it from others of its name. Engines and the keys of its blocks have it behind the name.
+    /// Tells its content from others of its name. Engines and the keys of its blocks have it behind the name.
     #[prost(fixed64, tag = "3")]
     pub stamp: u64,
     /// Why the engine does without it; empty if it has it.

@@ -70,14 +70,8 @@ impl RunningEngineJob {
             misses: 0,
             unread: false,
         });
-        Ok(Self {
-            continuations: continuations.collect(),
-            sender,
-            next: 0,
-            unfound,
-            left: None,
-            embeddings: Vec::new(),
-        })
+        let continuations: Vec<_> = continuations.collect();
+        Ok(Self { continuations, sender, next: 0, unfound, left: None, embeddings: Vec::new() })
     }
 
     /// The next output of one continuation. `Ready(None)` if it has ended.

@@ -1,22 +1,20 @@
 //! Media items of jobs that a frontend on another machine has planned: checked, and made here from the same files; or taken as the
 //! tensors that the frontend has made.
 
+mod files;
 mod tensors;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, OthersItem, OthersJob, SourceError, TensorOrder};
 use chiasm_kv::{BlockKey, PromptBlocks};
-use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, Fault, MediaDoor, MediaError};
+use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
 use chiasm_vision::{ImagePlan, PixelFormat};
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::error::{Cause, RequestError};
 use super::image::{ImageSettings, Images};
@@ -26,19 +24,9 @@ use crate::cpu::{CpuBudget, CpuPool};
 use crate::fleet::{Fleet, PresentClass, Worker};
 use crate::frontend::Limits;
 use crate::model::ServedModel;
+use files::AskForItem;
+pub use files::{NotFetched, PutError};
 use tensors::Tensors;
-
-/// How long a file may take from the frontend that has it.
-const FILE_PATIENCE: Duration = Duration::from_secs(30);
-
-/// How long a file that another job has asked for is waited for before it is asked for again: that one's frontend may be gone.
-const OTHERS_PATIENCE: Duration = Duration::from_secs(2);
-
-/// How long a file may take from where it is: the frontend has it, and mostly sends it sooner.
-const FETCH_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Files of up to this many bytes are hashed in place.
-const IN_PLACE: usize = 512 << 10;
 
 /// Makes the media items of jobs that frontends on other machines have planned.
 pub struct MachineMedia {
@@ -98,38 +86,6 @@ pub struct CheckedJob {
 /// Asks a job's frontend for the file of its item of this number, and says why it was not fetched if it was to be.
 pub type AskForFile = Arc<dyn Fn(usize, Option<NotFetched>) + Send + Sync>;
 
-/// The same for one item.
-type AskForItem = Arc<dyn Fn(Option<NotFetched>) + Send + Sync>;
-
-/// Why a file was not fetched from where a frontend has got it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotFetched {
-    /// One of a few words.
-    pub cause: &'static str,
-    /// The same for people, without the URL.
-    pub reason: String,
-}
-
-impl NotFetched {
-    /// All causes.
-    pub const CAUSES: [&'static str; 4] = ["fetch_refused", "fetch_slow", "fetch_failed", "fetched_other"];
-
-    fn new(cause: &'static str, reason: impl ToString) -> Self {
-        Self { cause, reason: reason.to_string() }
-    }
-}
-
-impl From<MediaError> for NotFetched {
-    fn from(error: MediaError) -> Self {
-        let cause = match error.fault() {
-            Fault::Forbidden => "fetch_refused",
-            Fault::OriginTimeout => "fetch_slow",
-            _ => "fetch_failed",
-        };
-        Self::new(cause, error)
-    }
-}
-
 impl MachineMedia {
     /// Keeps files in the door's cache. Takes tensors that frontends have made if an item's may have some number of bytes: whoever
     /// may speak to this agent is believed that they are what the engines want then. With `fetches` a file that a frontend has got at a URL
@@ -154,30 +110,6 @@ impl MachineMedia {
     /// Whether files are fetched from where frontends have got them.
     pub fn fetches(&self) -> bool {
         self.fetches
-    }
-
-    /// Takes in a file that a frontend has, for all who wait for it now or ask for it later.
-    ///
-    /// # Errors
-    /// It can't be an item of this modality, is too large for one, or is not the file of this content.
-    pub async fn put(&self, content: ContentHash, modality: &Modality, bytes: Bytes) -> Result<(), PutError> {
-        let item = if bytes.len() <= IN_PLACE {
-            self.door.keep(bytes, modality)?
-        } else {
-            let (door, modality) = (self.door.clone(), modality.clone());
-            let ticket = CpuBudget::shared().ticket(Duration::from_nanos(bytes.len() as u64));
-            let ticket = ticket.map_err(|_| PutError::Overloaded)?;
-            let kept = self.cpu.run(&ticket, move || door.keep(bytes, &modality)).await;
-            kept.map_err(|_| PutError::Overloaded)??
-        };
-        // What came is kept under what it is, whatever it was called.
-        if item.content != content {
-            return Err(PutError::OtherContent);
-        }
-        for waiting in self.waiting().remove(&content).unwrap_or_default() {
-            let _ = waiting.send(item.clone());
-        }
-        Ok(())
     }
 
     /// Takes in the tensors of an item, for all who wait for them now or ask for them soon.
@@ -299,93 +231,6 @@ impl MachineMedia {
         let elements = plan.pixel_bytes(PixelFormat::RawU8) as u64;
         Ok(JobItem { modality, hash, placeholder, elements, source: Arc::new(source) })
     }
-
-    /// The file of this content: kept, fetched, or asked for.
-    async fn file(
-        &self,
-        content: &ContentHash,
-        url: Option<&str>,
-        ask: &AskForItem,
-    ) -> Result<EncodedMedia, RequestError> {
-        if let Some(kept) = self.door.kept(content) {
-            return Ok(kept);
-        }
-        match url.filter(|_| self.fetches) {
-            None => self.sent(content, || ask(None)).await,
-            Some(url) => match self.fetched(content, url).await {
-                Ok(file) => Ok(file),
-                Err(why) => self.sent(content, || ask(Some(why))).await,
-            },
-        }
-    }
-
-    /// The file of this content from where a frontend has got it.
-    async fn fetched(&self, content: &ContentHash, url: &str) -> Result<EncodedMedia, NotFetched> {
-        let opened = timeout(FETCH_PATIENCE, self.door.open(url)).await;
-        let file = opened.map_err(|_| NotFetched::new("fetch_slow", "its origin is too slow"))??;
-        match file.content == *content {
-            true => Ok(file),
-            false => {
-                Err(NotFetched::new("fetched_other", "its origin has something else than the frontend has got there"))
-            }
-        }
-    }
-
-    /// The file of this content from the frontend that `ask` asks.
-    async fn sent(&self, content: &ContentHash, ask: impl FnOnce()) -> Result<EncodedMedia, RequestError> {
-        let (here, mut came) = oneshot::channel();
-        let is_asked_for = {
-            let mut waiting = self.waiting();
-            let others = waiting.entry(*content).or_default();
-            others.push(here);
-            others.len() > 1
-        };
-        let _waits = Waits { media: self, content };
-        if is_asked_for && let Ok(Ok(file)) = timeout(OTHERS_PATIENCE, &mut came).await {
-            return Ok(file);
-        }
-        ask();
-        match timeout(FILE_PATIENCE, came).await {
-            Ok(Ok(file)) => Ok(file),
-            Ok(Err(_)) | Err(_) => Err(RequestError::internal("the frontend did not send a media item's file")),
-        }
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, HashMap<ContentHash, Vec<oneshot::Sender<EncodedMedia>>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Forgets, when dropped, those who wait no more for a file.
-struct Waits<'a> {
-    media: &'a MachineMedia,
-    content: &'a ContentHash,
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        let mut waiting = self.media.waiting();
-        if let Some(others) = waiting.get_mut(self.content) {
-            others.retain(|other| !other.is_closed());
-            if others.is_empty() {
-                waiting.remove(self.content);
-            }
-        }
-    }
-}
-
-/// Why a file is not taken.
-#[derive(Debug, thiserror::Error)]
-pub enum PutError {
-    /// It is not what it is called, or too large.
-    #[error(transparent)]
-    Media(#[from] MediaError),
-    /// It has another hash than it was said to have.
-    #[error("the bytes are not those of this content")]
-    OtherContent,
-    /// There is no time to look at it.
-    #[error("too much else is to be done")]
-    Overloaded,
 }
 
 /// Whether an item of these runs stands there in a prompt. Tokens of it that don't embed may have been joined with their neighbours.

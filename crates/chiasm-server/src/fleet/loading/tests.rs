@@ -143,7 +143,7 @@ async fn adapters_of_agents_are_served_where_they_are() {
     let dir = folder();
     assert!(matches!(fleet.load_adapter(source("a", dir.path()), true).await, Err(LoadError::OfAgents(_))));
     assert!(matches!(fleet.unload_adapter("a").await, Err(LoadError::OfAgents(_))));
-    // As many as there may be.
+    // There are as many as there may be.
     assert!(matches!(fleet.load_adapter(source("c", dir.path()), false).await, Err(LoadError::Full(2))));
 }
 
