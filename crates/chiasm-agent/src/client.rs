@@ -3,6 +3,7 @@
 mod backend;
 mod connecting;
 mod connector;
+mod jobs;
 mod running;
 mod watching;
 

@@ -83,26 +83,14 @@ fn tokens(raw: Vec<u32>) -> Vec<TokenId> {
     raw.into_iter().map(TokenId).collect()
 }
 
-/// The start of an engine that is to do a job, and whose job it is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct To {
-    pub(crate) engine: u32,
-    pub(crate) life: u64,
-    pub(crate) frontend: u64,
-    /// Whether its agent is told where files are.
-    pub(crate) fetches_media: bool,
-}
-
-/// The message of a job for an engine. `None` if an item is too long. Those that can't be had as files are to be had as
-/// tensors.
-pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto::GenerateRequest> {
-    let To { engine, life, frontend, fetches_media } = to;
+/// The message of a job, without its number; where files are is told to who fetches media. `None` if an item is too long. Those that
+/// can't be had as files are to be had as tensors.
+pub(crate) fn to_message(job: &Job, prompt: &[TokenId], fetches_media: bool) -> Option<proto::Job> {
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
     let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
     let (tokens, repeats) = collapsed(prompt);
-    Some(proto::GenerateRequest {
-        engine,
-        life,
+    Some(proto::Job {
+        number: 0,
         request_id: job.id.as_str().to_owned(),
         tokens,
         repeats,
@@ -119,7 +107,6 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
             .iter()
             .map(|(name, value)| proto::ReasoningVariable { name: (*name).to_owned(), value: *value })
             .collect(),
-        frontend,
         leaves_prompt: job.stage == Stage::Prefill,
         left: match &job.stage {
             Stage::Decode(left) => left.words().clone(),
@@ -135,7 +122,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
 ///
 /// # Errors
 /// The field at fault, and what is wrong with it.
-pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, (String, String)> {
+pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, String)> {
     let wrong = |field: &str, what: &str| (field.to_owned(), what.to_owned());
     let sampling = message.sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
     let prompt = expanded(message.tokens, &message.repeats);

@@ -38,7 +38,7 @@ mod proto {
 }
 
 /// The versions of the protocol that this build speaks.
-const PROTOCOLS: std::ops::RangeInclusive<u32> = 1..=1;
+const PROTOCOLS: std::ops::RangeInclusive<u32> = 2..=2;
 
 /// Bytes of a file or of tensors in one message.
 const CHUNK: usize = 256 << 10;

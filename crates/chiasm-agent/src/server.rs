@@ -2,6 +2,7 @@
 
 mod accepting;
 mod announcements;
+mod call;
 mod files;
 mod jobs;
 mod watching;
@@ -25,19 +26,21 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
+use crate::proto::generate_request::Request as JobRequest;
 use crate::proto::{
-    AdmitEvent, AdmitRequest, DrainReply, DrainRequest, GenerateEvent, GenerateRequest, HelloReply, HelloRequest,
-    MediaChunk, PutMediaReply, PutTensorsReply, StatusReply, StatusRequest, StopReply, StopRequest, TensorChunk,
-    WatchEvent, WatchRequest,
+    AdmitEvent, AdmitRequest, DrainReply, DrainRequest, GenerateReply, GenerateRequest, HelloReply, HelloRequest,
+    MediaChunk, Open, PutMediaReply, PutTensorsReply, StatusReply, StatusRequest, TensorChunk, WatchEvent,
+    WatchRequest,
 };
 use crate::tls::AgentTls;
-use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW, job};
+use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
 use announcements::Announcements;
-use jobs::{Jobs, Owner};
+use call::JobCall;
+use jobs::{Jobs, Place};
 use watching::Watch;
 
-/// Streams of one connection, most of them jobs. A frontend that wants more waits.
-const MOST_STREAMS: u32 = 16_384;
+/// Calls of one connection: a few for each engine, and files that are under way. A frontend that wants more waits.
+const MOST_STREAMS: u32 = 4096;
 
 /// The engines of this machine, for frontends on any.
 pub struct AgentServer {
@@ -181,26 +184,27 @@ impl Agent for AgentServer {
         Ok(Response::new(Box::pin(ReceiverStream::new(watch.begin()))))
     }
 
-    type GenerateStream = Events<GenerateEvent>;
+    type GenerateStream = Events<GenerateReply>;
 
-    async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
-        let request = request.into_inner();
-        if *self.drain.begun.borrow() {
-            return Err(Status::unavailable("the agent takes no new jobs"));
-        }
-        let worker = self.worker(request.engine, request.life)?;
-        let owner = Owner { frontend: request.frontend, announcements: self.announcements(request.engine)?.clone() };
-        let parts =
-            job::from_message(request).map_err(|(field, what)| Status::invalid_argument(format!("{field}: {what}")))?;
-        let adapter = match &parts.adapter {
-            // The frontend learns of what there is now when it connects again.
-            Some(name) => Some(self.fleet.adapter_of(&worker, name).ok_or_else(|| {
-                Status::unavailable(format!("the engine has no LoRA adapter that it knows as '{name}'"))
-            })?),
-            None => None,
+    async fn generate(
+        &self,
+        request: Request<Streaming<GenerateRequest>>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let mut requests = request.into_inner();
+        let Some(GenerateRequest { request: Some(JobRequest::Open(open)) }) = requests.message().await? else {
+            return Err(Status::invalid_argument("the first message says which engine the jobs are for"));
         };
-        let events = jobs::run(self.jobs.clone(), self.media.clone(), worker, owner, parts, adapter);
-        Ok(Response::new(Box::pin(events)))
+        let Open { engine, life, frontend } = open;
+        let place = Place {
+            fleet: self.fleet.clone(),
+            media: self.media.clone(),
+            worker: self.worker(engine, life)?,
+            frontend,
+            announcements: self.announcements(engine)?.clone(),
+            jobs: self.jobs.clone(),
+            draining: self.drain.begun.subscribe(),
+        };
+        Ok(Response::new(Box::pin(JobCall::new(place, requests))))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
@@ -225,12 +229,6 @@ impl Agent for AgentServer {
         let is_admitted = |admission: &&Arc<()>| Arc::strong_count(admission) > 1;
         let admitted = self.admissions.iter().filter(is_admitted).count() as u32;
         Ok(Response::new(StatusReply { engines: self.engines, admitted, draining: *self.drain.begun.borrow() }))
-    }
-
-    async fn stop(&self, request: Request<StopRequest>) -> Result<Response<StopReply>, Status> {
-        let StopRequest { job, choice } = request.into_inner();
-        self.jobs.stop(job, choice as usize);
-        Ok(Response::new(StopReply {}))
     }
 
     async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {

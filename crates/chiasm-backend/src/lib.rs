@@ -19,6 +19,7 @@
 //! | `forward` | requests that are passed on as they came |
 //! | `media` | items, and the forms in which their sources give them |
 //! | `output` | what comes back |
+//! | `inbox` | what has come back and nobody has read yet |
 //! | `error` | what goes wrong, and whose fault it is |
 //! | `fake` | with the feature of that name, a backend that follows a script |
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@ mod error;
 #[cfg(feature = "fake")]
 pub mod fake;
 mod forward;
+pub mod inbox;
 mod job;
 mod media;
 mod output;

@@ -4,7 +4,6 @@ mod adoption;
 mod connection;
 mod delivery;
 mod handshake;
-mod inbox;
 mod pulse;
 mod registry;
 mod stream;

@@ -11,11 +11,12 @@ use chiasm_backend::{
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tonic::Streaming;
 
 use super::AgentLink;
+use super::jobs::Jobs;
 use super::running::RunningAgentJob;
 use super::watching::watch;
 use crate::job;
@@ -42,31 +43,11 @@ pub(super) struct Shared {
     pub(super) load: Mutex<Option<LoadSink>>,
     /// The time in which the engine has said nothing, in milliseconds.
     pub(super) silent_ms: AtomicU64,
-    pub(super) ended: watch::Sender<Option<Death>>,
+    /// Knows of the engine's end, too.
+    pub(super) jobs: Arc<Jobs>,
 }
 
 impl Shared {
-    /// Takes note of the engine's end, unless one is known.
-    pub(super) fn end(&self, death: Death) {
-        self.ended.send_if_modified(|ended| {
-            let is_new = ended.is_none();
-            ended.get_or_insert(death);
-            is_new
-        });
-    }
-}
-
-impl Shared {
-    /// Returns once the engine has ended.
-    pub(super) fn when_ended(&self) -> BoxFuture<'static, Death> {
-        let mut ended = self.ended.subscribe();
-        async move {
-            let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
-            death.unwrap_or_else(|| Death::new("it was let go"))
-        }
-        .boxed()
-    }
-
     /// Lets the agent know that this frontend gives the engine jobs, for as long as this is not dropped and the engine lives.
     async fn admit(self: Arc<Self>) {
         let mut watches = self.link.watches.clone();
@@ -85,6 +66,7 @@ impl AgentBackend {
     /// The backend of the engine that `events` tell of.
     pub(super) fn new(
         link: AgentLink,
+        jobs: Jobs,
         engine: u32,
         (life, fetches_media): (u64, bool),
         capabilities: Capabilities,
@@ -99,7 +81,7 @@ impl AgentBackend {
             observer,
             load: Mutex::new(None),
             silent_ms: AtomicU64::new(0),
-            ended: watch::Sender::new(None),
+            jobs: Arc::new(jobs),
         });
         let (kv, sink) = oneshot::channel();
         let mut tasks = JoinSet::new();
@@ -131,15 +113,12 @@ impl Backend for AgentBackend {
             let Input::Tokens(prompt) = &job.input else {
                 return Err(refused("input", "must be token ids: the engine takes nothing else"));
             };
-            if let Some(death) = self.shared.ended.borrow().clone() {
+            if let Some(death) = self.shared.jobs.ended() {
                 return Err(JobError::NotTaken(death));
             }
-            let Shared { link, engine, life, fetches_media, .. } = &*self.shared;
-            let (engine, life, fetches_media) = (*engine, *life, *fetches_media);
-            let to = job::To { engine, life, frontend: link.frontend, fetches_media };
-            let request = job::to_message(&job, prompt, to);
-            let request = request.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
-            let running = RunningAgentJob::start(self.shared.clone(), job, request).await?;
+            let told = job::to_message(&job, prompt, self.shared.fetches_media);
+            let told = told.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
+            let running = RunningAgentJob::start(self.shared.clone(), job, told).await?;
             Ok(Box::new(running) as Box<dyn RunningJob>)
         }
         .boxed()
@@ -172,7 +151,12 @@ impl Backend for AgentBackend {
     }
 
     fn ended(&self) -> BoxFuture<'_, Death> {
-        self.shared.when_ended()
+        let mut ended = self.shared.jobs.when_ended();
+        async move {
+            let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
+            death.unwrap_or_else(|| Death::new("it was let go"))
+        }
+        .boxed()
     }
 
     fn silent_for(&self) -> Duration {
@@ -180,7 +164,7 @@ impl Backend for AgentBackend {
     }
 
     fn declare_dead(&self, death: Death) {
-        self.shared.end(death);
+        self.shared.jobs.end(death);
     }
 
     fn memory(&self) -> Option<MemoryUsage> {

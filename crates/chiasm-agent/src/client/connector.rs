@@ -8,6 +8,7 @@ use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::backend::AgentBackend;
+use super::jobs::Jobs;
 use super::{AgentLink, words};
 use crate::capabilities;
 use crate::proto::watch_event::Event;
@@ -60,8 +61,9 @@ impl Connector for AgentConnector {
                 let other = "it serves another model than this frontend, or with other settings of its processor";
                 return Err(failed(other.to_owned()));
             }
-            let backend =
-                AgentBackend::new(link.clone(), *engine, (life, fetches_media), capabilities, observer, events);
+            let jobs = Jobs::open(link, *engine, life).await.map_err(|status| failed(words(&status)))?;
+            let link = link.clone();
+            let backend = AgentBackend::new(link, jobs, *engine, (life, fetches_media), capabilities, observer, events);
             Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
         }
         .boxed()

@@ -1,8 +1,8 @@
 //! One job that runs on an engine of an agent.
 
-use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use chiasm_backend::{
     Death, Delivered, Embeddings, Job, JobError, JobItem, Left, Output, RunningJob, TensorBytes, TensorFormat,
@@ -10,96 +10,58 @@ use chiasm_backend::{
 };
 use chiasm_server::NotFetched;
 use chiasm_transfer::SlotWriter;
-use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, StreamExt};
-use tokio::sync::mpsc;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
 use super::backend::Shared;
+use super::jobs::Call;
 use super::lost;
 use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
-use crate::proto::generate_event::Event;
-use crate::proto::{GenerateEvent, GenerateRequest, Lacking, Started, StopRequest};
+use crate::proto::job_event::Event;
+use crate::proto::{self, Lacking};
 use crate::tensors;
 
-/// A job, and what has come of it that nobody has asked for yet.
+/// A job, and what it has left so far.
 pub(super) struct RunningAgentJob {
     shared: Arc<Shared>,
     job: Arc<Job>,
     /// `None` once all has come.
-    events: Option<Streaming<GenerateEvent>>,
-    /// The agent's name of the job.
-    number: u64,
-    came: VecDeque<Output>,
+    call: Option<Call>,
     /// The continuations that have not ended.
     open: Vec<bool>,
     delivered: Delivered,
     left: Option<Left>,
     embeddings: Vec<Embeddings>,
-    /// Why an item could not be sent.
-    unsent: (mpsc::UnboundedSender<JobError>, mpsc::UnboundedReceiver<JobError>),
-    /// The end of the engine, which may be known before its connection fails.
-    ended: BoxFuture<'static, Death>,
 }
 
 impl RunningAgentJob {
     /// Hands a job over, and the files and tensors that the agent lacks before it can begin.
-    pub(super) async fn start(shared: Arc<Shared>, job: Arc<Job>, request: GenerateRequest) -> Result<Self, JobError> {
-        let mut jobs = shared.link.jobs.clone();
-        let events = jobs.generate(request).await.map_err(|status| not_taken(&shared, &status))?.into_inner();
+    pub(super) async fn start(shared: Arc<Shared>, job: Arc<Job>, told: proto::Job) -> Result<Self, JobError> {
+        let call = Some(shared.jobs.begin(told)?);
         let open = vec![true; job.sampling.n];
-        let (came, delivered) = (VecDeque::new(), Delivered::default());
-        let ended = shared.when_ended();
-        let unsent = mpsc::unbounded_channel();
-        let mut running = Self {
-            shared,
-            job,
-            events: Some(events),
-            number: 0,
-            came,
-            open,
-            delivered,
-            left: None,
-            embeddings: Vec::new(),
-            unsent,
-            ended,
-        };
+        let (delivered, left, embeddings) = (Delivered::default(), None, Vec::new());
+        let mut running = Self { shared, job, call, open, delivered, left, embeddings };
         loop {
-            let event = running.next_event().await?;
-            if let Event::Started(Started { job, delivered }) = event {
-                running.number = job;
-                running.take_delivered(delivered.unwrap_or_default());
+            let event = poll_fn(|context| running.poll_event(context)).await?;
+            if let Event::Started(delivered) = event {
+                running.take_delivered(delivered);
                 return Ok(running);
             }
             running.take(event)?;
         }
     }
 
-    async fn next_event(&mut self) -> Result<Event, JobError> {
-        std::future::poll_fn(|context| self.poll_event(context)).await
-    }
-
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, JobError>> {
-        if let Poll::Ready(Some(error)) = self.unsent.1.poll_recv(context) {
-            return Poll::Ready(Err(error));
-        }
-        loop {
-            let Some(events) = &mut self.events else { return Poll::Ready(Err(JobError::Unfinished)) };
-            let event = match std::task::ready!(events.poll_next_unpin(context)) {
-                Some(Ok(GenerateEvent { event: Some(event) })) => Ok(event),
-                // A kind of event that a later version tells of.
-                Some(Ok(GenerateEvent { event: None })) => continue,
-                Some(Err(status)) => Err(JobError::Dead(lost(&self.shared.link.address, &status))),
-                None => Err(JobError::Unfinished),
-            };
-            return Poll::Ready(event);
+        match &mut self.call {
+            Some(call) => call.poll_event(context),
+            None => Poll::Ready(Err(JobError::Unfinished)),
         }
     }
 
-    /// Takes in what the agent says.
-    fn take(&mut self, event: Event) -> Result<(), JobError> {
+    /// Takes in what the agent says, which may be an output.
+    fn take(&mut self, event: Event) -> Result<Option<Output>, JobError> {
         match event {
             Event::Started(_) => {}
+            Event::Ended(_) => return Err(JobError::Unfinished),
             Event::Lacking(Lacking { items, not_fetched, reason }) => {
                 if !not_fetched.is_empty() {
                     // A later version may know more causes.
@@ -115,23 +77,22 @@ impl RunningAgentJob {
                 let constraint = self.job.sampling.structured.as_ref().map(|structured| structured.field);
                 return Err(failure_from_message(failure, constraint));
             }
-            Event::Outputs(outputs) => {
-                for output in outputs.outputs {
-                    let output = output_from_message(output).filter(|output| output.choice < self.open.len());
-                    let output = output.ok_or_else(|| {
-                        JobError::Dead(Death::new(format!("the agent at {} tells nonsense", self.shared.link.address)))
-                    })?;
-                    if self.open[output.choice] {
-                        self.open[output.choice] = output.finish.is_none();
-                        self.came.push_back(output);
-                    }
+            Event::Output(output) => {
+                let output = output_from_message(output).filter(|output| output.choice < self.open.len());
+                let output = output.ok_or_else(|| {
+                    JobError::Dead(Death::new(format!("the agent at {} tells nonsense", self.shared.link.address)))
+                })?;
+                // Otherwise the agent has not heard yet that it is not wanted.
+                if self.open[output.choice] {
+                    self.open[output.choice] = output.finish.is_none();
+                    return Ok(Some(output));
                 }
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn take_delivered(&mut self, delivered: crate::proto::Delivered) {
+    fn take_delivered(&mut self, delivered: proto::Delivered) {
         let counted = self.delivered.unfound;
         self.delivered = delivered_from_message(delivered);
         if self.delivered != Delivered::default() {
@@ -144,14 +105,15 @@ impl RunningAgentJob {
 
     /// Sends the files of items that the agent lacks, or their tensors. What can't be sent ends the job.
     fn send_media(&self, items: &[u32]) {
+        let Some(job) = self.call.as_ref().map(Call::number) else { return };
         for item in items.iter().filter_map(|&item| self.job.media.get(item as usize)) {
-            let (shared, item, unsent) = (self.shared.clone(), item.clone(), self.unsent.0.clone());
+            let (shared, item) = (self.shared.clone(), item.clone());
             tokio::spawn(async move {
                 if let Err(error) = send(&shared, &item).await {
                     let (agent, modality) = (shared.link.address(), &item.modality);
                     tracing::warn!(agent, %modality, %error, "a media item did not get there");
                     shared.observer.stepped_down("not_sent", &error);
-                    let _ = unsent.send(error);
+                    shared.jobs.fail(job, error);
                 }
             });
         }
@@ -207,21 +169,20 @@ fn not_taken(shared: &Shared, status: &Status) -> JobError {
 impl RunningJob for RunningAgentJob {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
         loop {
-            if let Some(output) = self.came.pop_front() {
-                return Poll::Ready(Some(Ok(output)));
-            }
             if self.open.iter().all(|open| !open) {
-                self.events = None;
+                if let Some(call) = self.call.take() {
+                    call.finish();
+                }
                 return Poll::Ready(None);
             }
-            let event = match self.poll_event(context) {
-                Poll::Ready(event) => event,
-                Poll::Pending => Err(JobError::Dead(std::task::ready!(self.ended.poll_unpin(context)))),
-            };
-            if let Err(error) = event.and_then(|event| self.take(event)) {
-                self.open.fill(false);
-                self.events = None;
-                return Poll::Ready(Some(Err(error)));
+            match ready!(self.poll_event(context)).and_then(|event| self.take(event)) {
+                Ok(Some(output)) => return Poll::Ready(Some(Ok(output))),
+                Ok(None) => {}
+                Err(error) => {
+                    self.open.fill(false);
+                    self.call = None;
+                    return Poll::Ready(Some(Err(error)));
+                }
             }
         }
     }
@@ -229,14 +190,11 @@ impl RunningJob for RunningAgentJob {
     fn stop(&mut self, choice: usize) {
         let Some(open) = self.open.get_mut(choice) else { return };
         *open = false;
-        self.came.retain(|output| output.choice != choice);
-        if self.open.iter().any(|open| *open) {
-            let (mut jobs, request) =
-                (self.shared.link.jobs.clone(), StopRequest { job: self.number, choice: choice as u32 });
-            tokio::spawn(async move { jobs.stop(request).await });
-        } else {
+        if self.open.iter().all(|open| !open) {
             // All that the agent needs to know.
-            self.events = None;
+            self.call = None;
+        } else if let Some(call) = &self.call {
+            call.stop(choice);
         }
     }
 

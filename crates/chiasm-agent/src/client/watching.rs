@@ -25,7 +25,7 @@ pub(super) async fn watch(
     sink: oneshot::Receiver<Box<dyn KvSink>>,
 ) {
     let death = follow(&shared, events, sink).await;
-    shared.end(death);
+    shared.jobs.end(death);
 }
 
 async fn follow(

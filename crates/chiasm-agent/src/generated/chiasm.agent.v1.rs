@@ -236,10 +236,50 @@ pub struct Load {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateRequest {
+    #[prost(oneof = "generate_request::Request", tags = "1, 2, 3, 4")]
+    pub request: ::core::option::Option<generate_request::Request>,
+}
+/// Nested message and enum types in `GenerateRequest`.
+pub mod generate_request {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Request {
+        /// The first one, and no other.
+        #[prost(message, tag = "1")]
+        Open(super::Open),
+        #[prost(message, tag = "2")]
+        Begin(super::Job),
+        /// Ends one continuation of a job whose others go on.
+        #[prost(message, tag = "3")]
+        Stop(super::Stop),
+        /// Ends the job of this number.
+        #[prost(uint64, tag = "4")]
+        Abort(u64),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Open {
     #[prost(uint32, tag = "1")]
     pub engine: u32,
+    /// The start of the engine, as in Ready.
     #[prost(fixed64, tag = "2")]
     pub life: u64,
+    /// Whose jobs they are, as in WatchRequest.
+    #[prost(fixed64, tag = "3")]
+    pub frontend: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Stop {
+    /// As in Job.
+    #[prost(uint64, tag = "1")]
+    pub job: u64,
+    #[prost(uint32, tag = "2")]
+    pub choice: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Job {
+    /// The frontend's choice: no two jobs of a call have the same.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
     #[prost(string, tag = "3")]
     pub request_id: ::prost::alloc::string::String,
     /// The prompt. A token that follows itself often, as in the place of an image, may stand once.
@@ -261,9 +301,6 @@ pub struct GenerateRequest {
     pub reasoning_is_over: bool,
     #[prost(message, repeated, tag = "12")]
     pub reasoning_variables: ::prost::alloc::vec::Vec<ReasoningVariable>,
-    /// Whose job it is, as in WatchRequest.
-    #[prost(fixed64, tag = "13")]
-    pub frontend: u64,
     /// Of tokens that stand once for several, in order.
     #[prost(message, repeated, tag = "14")]
     pub repeats: ::prost::alloc::vec::Vec<Repeats>,
@@ -416,34 +453,45 @@ pub mod constraint {
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct GenerateEvent {
-    #[prost(oneof = "generate_event::Event", tags = "1, 2, 3, 4, 5, 6, 7")]
-    pub event: ::core::option::Option<generate_event::Event>,
+pub struct GenerateReply {
+    #[prost(message, repeated, tag = "1")]
+    pub events: ::prost::alloc::vec::Vec<JobEvent>,
 }
-/// Nested message and enum types in `GenerateEvent`.
-pub mod generate_event {
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobEvent {
+    /// As in Job.
+    #[prost(uint64, tag = "8")]
+    pub job: u64,
+    #[prost(oneof = "job_event::Event", tags = "1, 2, 3, 4, 5, 6, 7, 9")]
+    pub event: ::core::option::Option<job_event::Event>,
+}
+/// Nested message and enum types in `JobEvent`.
+pub mod job_event {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Event {
-        /// The job is on its way.
+        /// The job is on its way; how its items travel.
         #[prost(message, tag = "1")]
-        Started(super::Started),
+        Started(super::Delivered),
         /// The agent lacks files or tensors of these media items: it waits for PutMedia or PutTensors.
         #[prost(message, tag = "2")]
         Lacking(super::Lacking),
         #[prost(message, tag = "3")]
-        Outputs(super::Outputs),
-        /// The last one.
+        Output(super::Output),
+        /// The last one of a job that has failed.
         #[prost(message, tag = "4")]
         Failure(super::JobFailure),
         /// How items travelled after all, as some were sent again.
         #[prost(message, tag = "5")]
         Delivered(super::Delivered),
-        /// What the engine says of the prompt that it has left; before the last outputs.
+        /// What the engine says of the prompt that it has left; before the last output.
         #[prost(bytes, tag = "6")]
         Left(::prost::bytes::Bytes),
-        /// The embeddings that the engine has left; before the last outputs.
+        /// The embeddings that the engine has left; before the last output.
         #[prost(message, tag = "7")]
         Embeddings(super::EmbeddingsLeft),
+        /// The last one of a job that has not failed.
+        #[prost(bool, tag = "9")]
+        Ended(bool),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -458,14 +506,6 @@ pub struct Embeddings {
     pub item: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Started {
-    /// Names it for Stop.
-    #[prost(fixed64, tag = "1")]
-    pub job: u64,
-    #[prost(message, optional, tag = "2")]
-    pub delivered: ::core::option::Option<Delivered>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Delivered {
@@ -488,11 +528,6 @@ pub struct Lacking {
     pub not_fetched: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Outputs {
-    #[prost(message, repeated, tag = "1")]
-    pub outputs: ::prost::alloc::vec::Vec<Output>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Output {
@@ -629,15 +664,6 @@ pub mod job_failure {
         }
     }
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct StopRequest {
-    #[prost(fixed64, tag = "1")]
-    pub job: u64,
-    #[prost(uint32, tag = "2")]
-    pub choice: u32,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct StopReply {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MediaChunk {
     /// In the first one: blake3 of the file, 32 bytes, its length, and what it is.
@@ -857,12 +883,13 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "Watch"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// One job. It is aborted when its caller goes away.
+        /// All jobs of a frontend on one engine: it says what it wants, the agent what comes of it. What the engine tells in one step is one
+        /// message. They are aborted when the frontend goes away.
         pub async fn generate(
             &mut self,
-            request: impl tonic::IntoRequest<super::GenerateRequest>,
+            request: impl tonic::IntoStreamingRequest<Message = super::GenerateRequest>,
         ) -> std::result::Result<
-            tonic::Response<tonic::codec::Streaming<super::GenerateEvent>>,
+            tonic::Response<tonic::codec::Streaming<super::GenerateReply>>,
             tonic::Status,
         > {
             self.inner
@@ -877,32 +904,10 @@ pub mod agent_client {
             let path = http::uri::PathAndQuery::from_static(
                 "/chiasm.agent.v1.Agent/Generate",
             );
-            let mut req = request.into_request();
+            let mut req = request.into_streaming_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "Generate"));
-            self.inner.server_streaming(req, path, codec).await
-        }
-        /// Ends one continuation of a job whose others go on.
-        pub async fn stop(
-            &mut self,
-            request: impl tonic::IntoRequest<super::StopRequest>,
-        ) -> std::result::Result<tonic::Response<super::StopReply>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/chiasm.agent.v1.Agent/Stop",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "Stop"));
-            self.inner.unary(req, path, codec).await
+            self.inner.streaming(req, path, codec).await
         }
         /// Whether engines are given new jobs, until the next such call. Jobs that run go on.
         pub async fn drain(
@@ -1053,20 +1058,16 @@ pub mod agent_server {
         ) -> std::result::Result<tonic::Response<Self::WatchStream>, tonic::Status>;
         /// Server streaming response type for the Generate method.
         type GenerateStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::GenerateEvent, tonic::Status>,
+                Item = std::result::Result<super::GenerateReply, tonic::Status>,
             >
             + std::marker::Send
             + 'static;
-        /// One job. It is aborted when its caller goes away.
+        /// All jobs of a frontend on one engine: it says what it wants, the agent what comes of it. What the engine tells in one step is one
+        /// message. They are aborted when the frontend goes away.
         async fn generate(
             &self,
-            request: tonic::Request<super::GenerateRequest>,
+            request: tonic::Request<tonic::Streaming<super::GenerateRequest>>,
         ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
-        /// Ends one continuation of a job whose others go on.
-        async fn stop(
-            &self,
-            request: tonic::Request<super::StopRequest>,
-        ) -> std::result::Result<tonic::Response<super::StopReply>, tonic::Status>;
         /// Whether engines are given new jobs, until the next such call. Jobs that run go on.
         async fn drain(
             &self,
@@ -1269,9 +1270,9 @@ pub mod agent_server {
                     struct GenerateSvc<T: Agent>(pub Arc<T>);
                     impl<
                         T: Agent,
-                    > tonic::server::ServerStreamingService<super::GenerateRequest>
+                    > tonic::server::StreamingService<super::GenerateRequest>
                     for GenerateSvc<T> {
-                        type Response = super::GenerateEvent;
+                        type Response = super::GenerateReply;
                         type ResponseStream = T::GenerateStream;
                         type Future = BoxFuture<
                             tonic::Response<Self::ResponseStream>,
@@ -1279,7 +1280,9 @@ pub mod agent_server {
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::GenerateRequest>,
+                            request: tonic::Request<
+                                tonic::Streaming<super::GenerateRequest>,
+                            >,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
@@ -1305,50 +1308,7 @@ pub mod agent_server {
                                 max_decoding_message_size,
                                 max_encoding_message_size,
                             );
-                        let res = grpc.server_streaming(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                "/chiasm.agent.v1.Agent/Stop" => {
-                    #[allow(non_camel_case_types)]
-                    struct StopSvc<T: Agent>(pub Arc<T>);
-                    impl<T: Agent> tonic::server::UnaryService<super::StopRequest>
-                    for StopSvc<T> {
-                        type Response = super::StopReply;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::Response>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<super::StopRequest>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Agent>::stop(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = StopSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.unary(method, req).await;
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

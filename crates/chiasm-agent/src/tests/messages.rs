@@ -8,12 +8,12 @@ fn a_job_s_stage_is_the_same_at_the_other_end() {
     let left = Left::new(Bytes::from_static(b"where it is")).unwrap();
     for stage in [Stage::Whole, Stage::Encode, Stage::Prefill, Stage::Decode(left)] {
         let told = Job { stage, embedded: vec![MmHash::new([3; 32])], ..job(&[TokenId(3)]) };
-        let heard = job::from_message(sent(&told, 7)).unwrap();
+        let heard = job::from_message(sent(&told)).unwrap();
         assert_eq!((heard.stage, heard.embedded), (told.stage, told.embedded));
     }
-    let short = GenerateRequest { embedded: vec![vec![3; 31].into()], ..sent(&job(&[TokenId(3)]), 7) };
+    let short = proto::Job { embedded: vec![vec![3; 31].into()], ..sent(&job(&[TokenId(3)])) };
     assert_eq!(job::from_message(short).unwrap_err().0, "embedded");
-    let endless = GenerateRequest { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)]), 7) };
+    let endless = proto::Job { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)])) };
     assert_eq!(job::from_message(endless).unwrap_err().0, "left");
 }
 
@@ -38,7 +38,7 @@ fn a_job_is_the_same_at_the_other_end() {
             elements: 1,
             source: Arc::new(File::new(&Bytes::new(), ContentHash::new([8; 32]))),
         }]);
-        let heard = job::from_message(sent(&told, 5)).unwrap();
+        let heard = job::from_message(sent(&told)).unwrap();
         assert_eq!(heard.tokens, tokens);
         assert_eq!((heard.id, heard.sampling), (told.id, told.sampling));
         assert_eq!((heard.cache_salt, heard.priority, heard.trace), (told.cache_salt, told.priority, told.trace));
@@ -65,15 +65,15 @@ fn where_a_file_is_is_told_to_agents_that_fetch_alone() {
         }]);
         told
     };
-    let url_of = |message: GenerateRequest| match job::from_message(message).unwrap().media.remove(0).origin {
+    let url_of = |message: proto::Job| match job::from_message(message).unwrap().media.remove(0).origin {
         ItemOrigin::File { url, .. } => url,
         ItemOrigin::Tensors { .. } => panic!("a file"),
     };
-    let (told, to) = (at("https://a/b"), job::To { engine: 0, life: 5, frontend: 9, fetches_media: false });
-    assert_eq!(url_of(sent(&told, 5)).as_deref(), Some("https://a/b"));
-    assert_eq!(url_of(job::to_message(&told, &[TokenId(3)], to).unwrap()), None);
+    let told = at("https://a/b");
+    assert_eq!(url_of(sent(&told)).as_deref(), Some("https://a/b"));
+    assert_eq!(url_of(job::to_message(&told, &[TokenId(3)], false).unwrap()), None);
     // Longer than servers take: it is sent.
-    assert_eq!(url_of(sent(&at(&format!("https://a/{}", "b".repeat(8 << 10))), 5)), None);
+    assert_eq!(url_of(sent(&at(&format!("https://a/{}", "b".repeat(8 << 10))))), None);
 }
 
 #[test]
@@ -99,12 +99,12 @@ fn adapters_are_the_same_at_the_other_end() {
 
 #[test]
 fn malformed_messages_are_refused_with_the_field() {
-    let wrong = |change: &dyn Fn(&mut GenerateRequest)| {
-        let mut message = sent(&job(&[TokenId(1), TokenId(2)]), 5);
+    let wrong = |change: &dyn Fn(&mut proto::Job)| {
+        let mut message = sent(&job(&[TokenId(1), TokenId(2)]));
         change(&mut message);
         job::from_message(message).unwrap_err().0
     };
-    let item = crate::proto::MediaItem {
+    let item = proto::MediaItem {
         modality: "image".to_owned(),
         mm_hash: Bytes::from_static(&[1; 32]),
         content: Bytes::from_static(&[1; 32]),
@@ -115,7 +115,7 @@ fn malformed_messages_are_refused_with_the_field() {
         elements: 0,
         url: String::new(),
     };
-    let with = |change: &dyn Fn(&mut crate::proto::MediaItem)| {
+    let with = |change: &dyn Fn(&mut proto::MediaItem)| {
         let mut item = item.clone();
         change(&mut item);
         wrong(&|message| message.media = vec![item.clone()])

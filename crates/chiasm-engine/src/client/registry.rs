@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use chiasm_backend::inbox::{MOST_UNREAD, Receiver, Sender, inbox};
 use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
 
-use super::inbox::{Receiver, Sender, inbox};
 use crate::error::{DeathCause, EngineError};
 use crate::wire::output::{Brought, ReceivedOutput};
 use crate::wire::{EngineCoreOutputs, Value};
@@ -16,9 +16,6 @@ pub(super) type Arrival = Result<Brought, EngineError>;
 
 /// What arrives for a method call: the result, or the engine's words.
 pub(super) type Answer = Result<Value, String>;
-
-/// Outputs that may wait for one stream's reader: minutes of an answer at reading speed, some megabytes.
-const MOST_UNREAD: usize = 1 << 14;
 
 /// Open requests and calls. After death it is empty and takes no more.
 ///
@@ -33,7 +30,7 @@ pub(super) struct Registry {
 
 /// The way to one request's stream.
 struct Stream {
-    arrivals: Sender,
+    arrivals: Sender<Arrival>,
     /// The engine may have the request.
     sent: bool,
 }
@@ -55,7 +52,7 @@ impl Registry {
     }
 
     /// Opens a stream. The id must not be open.
-    pub(super) fn open(&mut self, request_id: &str) -> Result<Receiver, EngineError> {
+    pub(super) fn open(&mut self, request_id: &str) -> Result<Receiver<Arrival>, EngineError> {
         if let Some(cause) = &self.death {
             return Err(EngineError::NotSent { cause: cause.clone() });
         }

@@ -4,9 +4,10 @@ use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use chiasm_backend::inbox::Receiver;
+
 use super::connection::Connection;
 use super::delivery::Delivered;
-use super::inbox::Receiver;
 use super::registry::Arrival;
 use crate::error::EngineError;
 use crate::wire::EngineCoreOutput;
@@ -15,7 +16,7 @@ use crate::wire::EngineCoreOutput;
 #[derive(Debug)]
 pub struct OutputStream {
     request_id: String,
-    arrivals: Receiver,
+    arrivals: Receiver<Arrival>,
     connection: Arc<Connection>,
     delivered: Delivered,
 }
@@ -23,7 +24,7 @@ pub struct OutputStream {
 impl OutputStream {
     pub(super) fn new(
         request_id: String,
-        arrivals: Receiver,
+        arrivals: Receiver<Arrival>,
         connection: Arc<Connection>,
         delivered: Delivered,
     ) -> Self {

@@ -1,4 +1,4 @@
-//! What an engine has said about one request and nobody has read yet.
+//! What has come of one request and nobody has read yet.
 //!
 //! A channel of tokio's has room for 32 messages in each piece of its memory, which at one message per step and some hundred
 //! streams is more than a processor's cache; here it is a list of those that wait, mostly none or one.
@@ -9,43 +9,45 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::task::coop;
 
-use super::registry::Arrival;
+/// Arrivals that should wait for one reader at most: minutes of an answer at reading speed, some megabytes. Who sends more ends the
+/// request instead: a slow reader holds up neither others nor the engine.
+pub const MOST_UNREAD: usize = 1 << 14;
 
-/// The end that the engine's outputs are put into. When it is dropped, nothing more comes.
+/// The end that arrivals are put into. When it is dropped, nothing more comes.
 #[derive(Debug)]
-pub(super) struct Sender(Arc<Inbox>);
+pub struct Sender<T>(Arc<Inbox<T>>);
 
 /// The end that is read.
 #[derive(Debug)]
-pub(super) struct Receiver(Arc<Inbox>);
+pub struct Receiver<T>(Arc<Inbox<T>>);
 
-#[derive(Debug, Default)]
-struct Inbox(Mutex<State>);
+#[derive(Debug)]
+struct Inbox<T>(Mutex<State<T>>);
 
-#[derive(Debug, Default)]
-struct State {
-    arrivals: VecDeque<Arrival>,
+#[derive(Debug)]
+struct State<T> {
+    arrivals: VecDeque<T>,
     /// Waits for the next arrival.
     reader: Option<Waker>,
     is_closed: bool,
 }
 
 /// A new inbox.
-pub(super) fn inbox() -> (Sender, Receiver) {
-    let inbox = Arc::<Inbox>::default();
+pub fn inbox<T>() -> (Sender<T>, Receiver<T>) {
+    let inbox = Arc::new(Inbox(Mutex::new(State { arrivals: VecDeque::new(), reader: None, is_closed: false })));
     (Sender(inbox.clone()), Receiver(inbox))
 }
 
-impl Inbox {
+impl<T> Inbox<T> {
     /// The state is never left half-changed, so a panic elsewhere does not make it unusable.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Sender {
+impl<T> Sender<T> {
     /// Adds an arrival.
-    pub(super) fn send(&self, arrival: Arrival) {
+    pub fn send(&self, arrival: T) {
         let mut state = self.0.state();
         state.arrivals.push_back(arrival);
         let reader = state.reader.take();
@@ -54,12 +56,12 @@ impl Sender {
     }
 
     /// How many wait to be read.
-    pub(super) fn unread(&self) -> usize {
+    pub fn unread(&self) -> usize {
         self.0.state().arrivals.len()
     }
 }
 
-impl Drop for Sender {
+impl<T> Drop for Sender<T> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.is_closed = true;
@@ -69,9 +71,9 @@ impl Drop for Sender {
     }
 }
 
-impl Receiver {
+impl<T> Receiver<T> {
     /// The next arrival; `None` when no more come. Reads in turns with other streams of the task, by tokio's budget.
-    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Arrival>> {
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         let budget = ready!(coop::poll_proceed(context));
         let mut state = self.0.state();
         let arrival = state.arrivals.pop_front();
@@ -93,22 +95,20 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::error::EngineError;
-    use crate::wire::output::Brought;
 
-    async fn next(receiver: &mut Receiver) -> Option<Arrival> {
+    async fn next(receiver: &mut Receiver<u32>) -> Option<u32> {
         poll_fn(|context| receiver.poll_next(context)).await
     }
 
     #[tokio::test]
     async fn what_arrives_is_read_in_order_and_then_its_end() {
         let (sender, mut receiver) = inbox();
-        sender.send(Ok(Brought::default()));
-        sender.send(Err(EngineError::Ended));
+        sender.send(1);
+        sender.send(2);
         assert_eq!(sender.unread(), 2);
-        assert!(matches!(next(&mut receiver).await, Some(Ok(_))));
+        assert_eq!(next(&mut receiver).await, Some(1));
         drop(sender);
-        assert!(matches!(next(&mut receiver).await, Some(Err(EngineError::Ended))));
+        assert_eq!(next(&mut receiver).await, Some(2));
         assert!(next(&mut receiver).await.is_none() && next(&mut receiver).await.is_none());
     }
 
@@ -119,7 +119,7 @@ mod tests {
             let reading = tokio::spawn(async move { next(&mut receiver).await.is_some() });
             tokio::time::sleep(Duration::from_millis(5)).await;
             if !ends {
-                sender.send(Ok(Brought::default()));
+                sender.send(1);
             }
             drop(sender);
             let told = tokio::time::timeout(Duration::from_secs(20), reading).await.unwrap().unwrap();

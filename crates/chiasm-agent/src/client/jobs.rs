@@ -1,0 +1,208 @@
+//! The call over which an engine of an agent is given jobs.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use chiasm_backend::inbox::{MOST_UNREAD, Receiver, Sender, inbox};
+use chiasm_backend::{Death, JobError};
+use foldhash::fast::RandomState;
+use prost::Message;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Status, Streaming};
+
+use super::{AgentLink, HELLO_WITHIN, lost};
+use crate::MOST_MESSAGE_BYTES;
+use crate::proto::generate_request::Request;
+use crate::proto::job_event::Event;
+use crate::proto::{GenerateReply, GenerateRequest, Job, JobEvent, Open, Stop};
+
+/// The largest job that is sent. With what is around it, it fits into a message.
+const MOST_JOB_BYTES: usize = MOST_MESSAGE_BYTES - 64;
+
+/// What an agent says of a job, or why it says no more.
+pub(super) type Told = Result<Event, JobError>;
+
+/// All jobs on one start of an engine, until its end.
+pub(super) struct Jobs {
+    requests: mpsc::UnboundedSender<GenerateRequest>,
+    running: Arc<Running>,
+    last: AtomicU64,
+    /// Hears what the agent says.
+    _hearing: JoinSet<()>,
+}
+
+/// The jobs that have not ended.
+#[derive(Default)]
+struct Running {
+    jobs: Mutex<HashMap<u64, Sender<Told>, RandomState>>,
+    /// How the engine went, if it did: there are no jobs then, and no new ones. Changed with the jobs locked.
+    ended: watch::Sender<Option<Death>>,
+}
+
+impl Jobs {
+    /// Makes the call.
+    ///
+    /// # Errors
+    /// The agent's.
+    pub(super) async fn open(link: &AgentLink, engine: u32, life: u64) -> Result<Self, Status> {
+        let (requests, sent) = mpsc::unbounded_channel();
+        let _ = requests.send(message(Request::Open(Open { engine, life, frontend: link.frontend })));
+        let mut client = link.jobs.clone();
+        let call = client.generate(UnboundedReceiverStream::new(sent));
+        let replies = tokio::time::timeout(HELLO_WITHIN, call).await;
+        let replies = replies.map_err(|_| Status::deadline_exceeded("it does not answer"))??.into_inner();
+        let running = Arc::<Running>::default();
+        let mut hearing = JoinSet::new();
+        let (hears, aborts, address) = (running.clone(), requests.clone(), link.address.clone());
+        hearing.spawn(async move {
+            let death = hears.hear(replies, &aborts, &address).await;
+            hears.end(death);
+        });
+        Ok(Self { requests, running, last: AtomicU64::new(0), _hearing: hearing })
+    }
+
+    /// Gives the agent a job, of a number that is chosen here.
+    ///
+    /// # Errors
+    /// [`JobError::NotTaken`] if the engine has ended, and [`JobError::Refused`] if no message has room for the job.
+    pub(super) fn begin(self: &Arc<Self>, job: Job) -> Result<Call, JobError> {
+        let number = self.last.fetch_add(1, Relaxed) + 1;
+        let job = Job { number, ..job };
+        if job.encoded_len() > MOST_JOB_BYTES {
+            return Err(JobError::Refused { field: "body".to_owned(), message: "is too long".to_owned() });
+        }
+        let (sender, events) = inbox();
+        {
+            let mut jobs = self.running.jobs();
+            if let Some(death) = self.ended() {
+                return Err(JobError::NotTaken(death));
+            }
+            jobs.insert(number, sender);
+        }
+        self.send(Request::Begin(job));
+        Ok(Call { jobs: self.clone(), number, events })
+    }
+
+    /// Ends all jobs, and takes no more. Nothing if that was done before.
+    pub(super) fn end(&self, death: Death) {
+        self.running.end(death);
+    }
+
+    /// How the engine went, if it did.
+    pub(super) fn ended(&self) -> Option<Death> {
+        self.running.ended.borrow().clone()
+    }
+
+    /// Tells how the engine went, once it has.
+    pub(super) fn when_ended(&self) -> watch::Receiver<Option<Death>> {
+        self.running.ended.subscribe()
+    }
+
+    /// Ends a job that can't go on.
+    pub(super) fn fail(&self, number: u64, error: JobError) {
+        if let Some(job) = self.running.jobs().remove(&number) {
+            self.send(Request::Abort(number));
+            job.send(Err(error));
+        }
+    }
+
+    fn send(&self, request: Request) {
+        // Whoever waits for an answer is told if the call is over.
+        let _ = self.requests.send(message(request));
+    }
+}
+
+fn message(request: Request) -> GenerateRequest {
+    GenerateRequest { request: Some(request) }
+}
+
+impl Running {
+    /// Passes on what is told, to the end of the call.
+    async fn hear(
+        &self,
+        mut replies: Streaming<GenerateReply>,
+        aborts: &mpsc::UnboundedSender<GenerateRequest>,
+        address: &str,
+    ) -> Death {
+        loop {
+            let events = match replies.message().await {
+                Ok(Some(GenerateReply { events })) => events,
+                Ok(None) => return Death::new(format!("the agent at {address} says no more of its jobs")),
+                Err(status) => return lost(address, &status),
+            };
+            let mut jobs = self.jobs();
+            for JobEvent { job: number, event } in events {
+                // A kind of event that a later version tells of.
+                let Some(event) = event else { continue };
+                // Otherwise nobody wants to know any more.
+                let Some(job) = jobs.get(&number) else { continue };
+                if matches!(event, Event::Ended(_) | Event::Failure(_)) {
+                    job.send(Ok(event));
+                    jobs.remove(&number);
+                } else if job.unread() < MOST_UNREAD {
+                    job.send(Ok(event));
+                } else {
+                    job.send(Err(JobError::Unread));
+                    jobs.remove(&number);
+                    let _ = aborts.send(message(Request::Abort(number)));
+                }
+            }
+        }
+    }
+
+    fn end(&self, death: Death) {
+        let mut jobs = self.jobs();
+        self.ended.send_if_modified(|ended| {
+            let is_new = ended.is_none();
+            ended.get_or_insert_with(|| death.clone());
+            is_new
+        });
+        for (_, job) in jobs.drain() {
+            job.send(Err(JobError::Dead(death.clone())));
+        }
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, HashMap<u64, Sender<Told>, RandomState>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One job. It is aborted when this is dropped, unless it has ended.
+pub(super) struct Call {
+    jobs: Arc<Jobs>,
+    number: u64,
+    events: Receiver<Told>,
+}
+
+impl Call {
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// What the agent says next. [`JobError::Unfinished`] after the last.
+    pub(super) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Told> {
+        self.events.poll_next(context).map(|told| told.unwrap_or(Err(JobError::Unfinished)))
+    }
+
+    /// Has a continuation end whose others go on.
+    pub(super) fn stop(&self, choice: usize) {
+        self.jobs.send(Request::Stop(Stop { job: self.number, choice: choice as u32 }));
+    }
+
+    /// All that is of interest has been told.
+    pub(super) fn finish(self) {
+        self.jobs.running.jobs().remove(&self.number);
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if self.jobs.running.jobs().remove(&self.number).is_some() {
+            self.jobs.send(Request::Abort(self.number));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The call over which a frontend gives an engine jobs.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use chiasm_backend::{Death, JobError};
+use futures_util::future::{AbortHandle, Abortable, BoxFuture, FutureExt};
+use futures_util::stream::FuturesUnordered;
+use futures_util::{Stream, StreamExt};
+use prost::Message;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::jobs::{Place, Teller, run};
+use crate::MOST_MESSAGE_BYTES;
+use crate::answer::failure_to_message;
+use crate::proto::generate_request::Request;
+use crate::proto::job_event::Event;
+use crate::proto::{self, GenerateReply, GenerateRequest, JobEvent, Stop};
+
+/// Jobs that one frontend may have on one engine. More are for another engine.
+const MOST_JOBS: usize = 16_384;
+
+/// Events in one message: as many as an engine tells of in one step.
+const MOST_EVENTS: usize = 1024;
+/// Bytes of a message that has more than one event.
+const FULL_MESSAGE: usize = 256 << 10;
+/// The largest event that is told. With what is around it, it fits into a message.
+const MOST_EVENT_BYTES: usize = MOST_MESSAGE_BYTES - 64;
+
+/// The jobs of one frontend on one engine, as what it is told of them. They go on for as long as somebody asks, all in the task that
+/// does, so that what an engine tells in a step is told together. When this is dropped they are aborted: the frontend is gone.
+pub(super) struct JobCall {
+    place: Arc<Place>,
+    requests: Streaming<GenerateRequest>,
+    running: FuturesUnordered<Abortable<BoxFuture<'static, u64>>>,
+    /// Of the jobs that run, by their numbers.
+    handles: HashMap<u64, Handle>,
+    events: mpsc::UnboundedReceiver<JobEvent>,
+    told_by: mpsc::UnboundedSender<JobEvent>,
+    /// Had no room in the last message.
+    held: Option<JobEvent>,
+    is_over: bool,
+}
+
+struct Handle {
+    abort: AbortHandle,
+    /// Takes continuations that are to end.
+    stop: mpsc::UnboundedSender<usize>,
+}
+
+impl JobCall {
+    /// No jobs yet, and those that the frontend asks for.
+    pub(super) fn new(place: Place, requests: Streaming<GenerateRequest>) -> Self {
+        let (told_by, events) = mpsc::unbounded_channel();
+        Self {
+            place: Arc::new(place),
+            requests,
+            running: FuturesUnordered::new(),
+            handles: HashMap::new(),
+            events,
+            told_by,
+            held: None,
+            is_over: false,
+        }
+    }
+
+    fn take(&mut self, request: Request) -> Result<(), Status> {
+        match request {
+            Request::Open(_) => return Err(Status::invalid_argument("the call is open")),
+            Request::Begin(job) if self.handles.contains_key(&job.number) => {
+                return Err(Status::invalid_argument("a job has the number of another one"));
+            }
+            Request::Begin(job) => self.begin(job),
+            Request::Stop(Stop { job, choice }) => {
+                if let Some(handle) = self.handles.get(&job) {
+                    let _ = handle.stop.send(choice as usize);
+                }
+            }
+            Request::Abort(job) => self.abort(job),
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, job: proto::Job) {
+        let number = job.number;
+        let teller = Teller { job: number, events: self.told_by.clone() };
+        if self.handles.len() == MOST_JOBS {
+            let full = Death::new(format!("this frontend has {MOST_JOBS} jobs there"));
+            teller.tell(Event::Failure(failure_to_message(&JobError::NotTaken(full))));
+            return;
+        }
+        let (stop, stops) = mpsc::unbounded_channel();
+        let running = run(self.place.clone(), job, stops, teller).map(move |()| number);
+        let (abort, registration) = AbortHandle::new_pair();
+        self.running.push(Abortable::new(running.boxed(), registration));
+        self.handles.insert(number, Handle { abort, stop });
+    }
+
+    fn abort(&mut self, job: u64) {
+        if let Some(handle) = self.handles.remove(&job) {
+            handle.abort.abort();
+        }
+    }
+
+    /// What there is to be told, as much as goes into one message.
+    fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Vec<JobEvent>> {
+        let (mut events, mut bytes) = (Vec::new(), 0);
+        while events.len() < MOST_EVENTS {
+            let next = match self.held.take() {
+                Some(event) => Poll::Ready(Some(event)),
+                None => self.events.poll_recv(context),
+            };
+            // A sender is here.
+            let Poll::Ready(Some(mut event)) = next else { break };
+            let mut length = event.encoded_len();
+            if length > MOST_EVENT_BYTES {
+                tracing::warn!(length, "what an engine says of a job fits into no message");
+                self.abort(event.job);
+                event.event = Some(Event::Failure(failure_to_message(&JobError::Failed)));
+                length = event.encoded_len();
+            }
+            if !events.is_empty() && bytes + length > FULL_MESSAGE {
+                self.held = Some(event);
+                break;
+            }
+            bytes += length;
+            events.push(event);
+        }
+        if events.is_empty() { Poll::Pending } else { Poll::Ready(events) }
+    }
+}
+
+impl Stream for JobCall {
+    type Item = Result<GenerateReply, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if this.is_over {
+            return Poll::Ready(None);
+        }
+        while let Poll::Ready(request) = this.requests.poll_next_unpin(context) {
+            let taken = match request {
+                Some(Ok(GenerateRequest { request: Some(request) })) => this.take(request).map_err(Some),
+                // What a later version may ask for.
+                Some(Ok(GenerateRequest { request: None })) => Ok(()),
+                Some(Err(status)) => Err(Some(status)),
+                None => Err(None),
+            };
+            if let Err(status) = taken {
+                this.is_over = true;
+                this.handles.clear();
+                this.running.clear();
+                return Poll::Ready(status.map(Err));
+            }
+        }
+        while let Poll::Ready(Some(ended)) = this.running.poll_next_unpin(context) {
+            // Those that were aborted are not among them any more.
+            if let Ok(number) = ended {
+                this.handles.remove(&number);
+            }
+        }
+        let events = ready!(this.poll_events(context));
+        Poll::Ready(Some(Ok(GenerateReply { events })))
+    }
+}

@@ -1,0 +1,173 @@
+//! Many jobs over one call.
+
+use tokio_stream::StreamExt;
+use tonic::{Status, Streaming};
+
+use super::*;
+use crate::proto::agent_client::AgentClient;
+use crate::proto::generate_request::Request;
+use crate::proto::job_event::Event as JobEvent;
+use crate::proto::{GenerateReply, GenerateRequest, Open, Stop};
+
+type Client = AgentClient<tonic::transport::Channel>;
+
+/// A call with these requests, which is open until `end` comes.
+async fn call_until(
+    end: impl Future<Output = ()> + Send + 'static,
+    jobs: &mut Client,
+    requests: Vec<Request>,
+) -> Result<Streaming<GenerateReply>, Status> {
+    let requests = requests.into_iter().map(|request| GenerateRequest { request: Some(request) });
+    let end = end.into_stream().filter_map(|()| None);
+    jobs.generate(tokio_stream::iter(requests.collect::<Vec<_>>()).chain(end)).await.map(tonic::Response::into_inner)
+}
+
+/// A call with these requests, and no end.
+async fn call(jobs: &mut Client, requests: Vec<Request>) -> Result<Streaming<GenerateReply>, Status> {
+    call_until(std::future::pending(), jobs, requests).await
+}
+
+/// Waits until the engine was told to end as many jobs.
+async fn aborted(stand: &Stand, jobs: usize) {
+    let aborted = async {
+        while stand.engine.aborted() < jobs {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), aborted).await.unwrap();
+}
+
+fn begin(number: u64) -> Request {
+    Request::Begin(proto::Job { number, ..sent(&job(&[TokenId(1)])) })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_is_for_one_start_of_one_engine_and_numbers_name_one_job() {
+    let stand = Stand::new().await;
+    let (mut jobs, _) = stand.link.clients();
+    let open = |engine, life| Request::Open(Open { engine, life, frontend: 9 });
+    for (first, code) in [
+        (begin(1), Code::InvalidArgument),
+        (open(1, stand.life()), Code::InvalidArgument),
+        (open(0, stand.life().wrapping_add(1)), Code::Unavailable),
+    ] {
+        assert_eq!(call(&mut jobs, vec![first]).await.unwrap_err().code(), code);
+    }
+    for (wrong, begun) in [(open(0, stand.life()), 1), (begin(1), 2)] {
+        stand.engine.next_job(Script { hangs: true, ..Script::default() });
+        let mut replies = call(&mut jobs, vec![open(0, stand.life()), begin(1), wrong]).await.unwrap();
+        let status = loop {
+            match replies.message().await {
+                Ok(reply) => assert!(reply.is_some(), "the call ended well"),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(status.code(), Code::InvalidArgument, "{status}");
+        assert!(stand.engine.jobs().len() <= begun);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_about_one_job_leaves_the_others_as_they_are() {
+    let stand = Stand::new().await;
+    let (mut jobs, _) = stand.link.clients();
+    let pause = Duration::from_millis(200);
+    for _ in 0..3 {
+        stand.engine.next_job(Script { pause, ..Script::tokens(&[7]).then(1, &[8]).finish(Finish::Length) });
+    }
+    let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
+    let requests = vec![
+        open,
+        begin(1),
+        begin(2),
+        begin(3),
+        Request::Abort(2),
+        Request::Stop(Stop { job: 3, choice: 0 }),
+        // Of jobs that nobody knows.
+        Request::Abort(4),
+        Request::Stop(Stop { job: 5, choice: 9 }),
+    ];
+    let mut replies = call(&mut jobs, requests).await.unwrap();
+    let (mut told, mut ended) = (Vec::new(), 0);
+    while ended < 2 {
+        for event in replies.message().await.unwrap().unwrap().events {
+            match event.event.unwrap() {
+                JobEvent::Output(output) => told.push((event.job, output.choice)),
+                JobEvent::Ended(_) => ended += 1,
+                _ => {}
+            }
+        }
+    }
+    told.sort_unstable();
+    // A fake engine tells of what was stopped, too, as the frontend knows it.
+    assert!(told.contains(&(1, 0)) && told.contains(&(1, 1)) && told.contains(&(3, 1)), "{told:?}");
+    assert!(told.iter().all(|(job, _)| *job != 2), "{told:?}");
+    assert!(!told.contains(&(3, 0)), "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_call_ends_its_jobs() {
+    let stand = Stand::new().await;
+    let (mut jobs, _) = stand.link.clients();
+    let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
+    (0..2).for_each(|_| stand.engine.next_job(Script::tokens(&[1])));
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let requests = vec![open, begin(1), begin(2)];
+    let mut replies = call_until(ended.map(drop), &mut jobs, requests).await.unwrap();
+    while stand.engine.jobs().len() < 2 {
+        replies.message().await.unwrap().unwrap();
+    }
+    assert_eq!(stand.engine.aborted(), 0);
+    drop(end);
+    aborted(&stand, 2).await;
+    while replies.message().await.unwrap().is_some() {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_nobody_reads_ends_alone() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let more = chiasm_backend::inbox::MOST_UNREAD + 100;
+    let endless = (0..more).fold(Script::tokens(&[1]), |script, _| script.then(0, &[2]));
+    stand.engine.next_job(endless);
+    let mut unread = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
+    aborted(&stand, 1).await;
+    stand.engine.next_job(Script::tokens(&[3]));
+    let mut other = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
+    other.next().await.unwrap().unwrap();
+    let mut read = 0;
+    let error = loop {
+        match unread.next().await.unwrap() {
+            Ok(_) => read += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, JobError::Unread), "{error}");
+    assert_eq!(read, chiasm_backend::inbox::MOST_UNREAD);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fits_into_no_message_ends_its_job_alone() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    stand.engine.next_job(Script::tokens(&[3]));
+    let mut other = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
+    let mut told = job(&[TokenId(1)]);
+    let regex = "a".repeat(crate::MOST_MESSAGE_BYTES);
+    told.sampling.structured = Some(Structured { constraint: Constraint::Regex(regex.into()), field: "regex" });
+    let refused = engine.start(Arc::new(told)).await.map(drop);
+    assert!(matches!(&refused, Err(JobError::Refused { message, .. }) if message == "is too long"), "{refused:?}");
+    let mut long = Script::tokens(&[1]);
+    let tokens = crate::MOST_MESSAGE_BYTES / size_of::<f32>();
+    long.outputs[0].prompt_logprobs = Some(chiasm_backend::PromptLogprobs {
+        width: 1,
+        tokens: Vec::new(),
+        logprobs: vec![0.5; tokens],
+        ranks: Vec::new(),
+    });
+    stand.engine.next_job(long);
+    let mut running = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
+    assert!(matches!(running.next().await, Some(Err(JobError::Failed))));
+    aborted(&stand, 1).await;
+    other.next().await.unwrap().unwrap();
+}
