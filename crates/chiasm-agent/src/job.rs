@@ -35,44 +35,47 @@ fn raw(tokens: &[TokenId]) -> Vec<u32> {
     tokens.iter().map(|token| token.0).collect()
 }
 
-/// A token that follows itself at least so often stands once: it takes three bytes, and to say how often it is there eight.
+const TOKEN_BYTES: usize = size_of::<u32>();
+
+/// A token that follows itself at least so often stands once: to say how often it is there takes eight bytes.
 const FEWEST_REPEATS: usize = 8;
 
 /// Tokens of a prompt at most: as many as a message could have, however often each is repeated.
-const MOST_TOKENS: usize = MOST_MESSAGE_BYTES / size_of::<u32>();
+const MOST_TOKENS: usize = MOST_MESSAGE_BYTES / TOKEN_BYTES;
 
-/// The tokens, with what follows itself often once.
-fn collapsed(tokens: &[TokenId]) -> (Vec<u32>, Vec<proto::Repeats>) {
-    let (mut once, mut repeats) = (Vec::with_capacity(tokens.len()), Vec::new());
+/// The tokens as bytes, with what follows itself often once.
+fn collapsed(tokens: &[TokenId]) -> (Bytes, Vec<proto::Repeats>) {
+    let (mut once, mut repeats) = (Vec::with_capacity(size_of_val(tokens)), Vec::new());
     for run in tokens.chunk_by(PartialEq::eq) {
         let more = run.len() - 1;
-        if more >= FEWEST_REPEATS {
-            repeats.push(proto::Repeats { at: once.len() as u32, more: more as u32 });
-            once.push(run[0].0);
+        let times = if more >= FEWEST_REPEATS {
+            repeats.push(proto::Repeats { at: (once.len() / TOKEN_BYTES) as u32, more: more as u32 });
+            1
         } else {
-            once.extend(run.iter().map(|token| token.0));
-        }
+            run.len()
+        };
+        (0..times).for_each(|_| once.extend_from_slice(&run[0].0.to_le_bytes()));
     }
-    (once, repeats)
+    (once.into(), repeats)
 }
 
-/// The tokens again. `None` if the repeats are not in order, of no token, or too many.
-fn expanded(once: Vec<u32>, repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
+/// The tokens again. `None` if there is half a token, or if the repeats are not in order, of no token, or too many.
+fn expanded(once: &[u8], repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
+    let (once, []) = once.as_chunks::<TOKEN_BYTES>() else { return None };
+    let token = |token: &[u8; TOKEN_BYTES]| TokenId(u32::from_le_bytes(*token));
     let more = repeats.iter().map(|repeats| repeats.more as usize).sum::<usize>();
     if once.len() + more > MOST_TOKENS {
         return None;
     }
-    if repeats.is_empty() {
-        return Some(tokens(once));
-    }
     let (mut all, mut from) = (Vec::with_capacity(once.len() + more), 0);
     for proto::Repeats { at, more } in repeats {
         let until = *at as usize + 1;
-        all.extend(once.get(from..until)?.iter().copied().map(TokenId));
-        all.extend(std::iter::repeat_n(TokenId(once[until - 1]), *more as usize));
+        all.extend(once.get(from..until)?.iter().map(token));
+        let last = *all.last()?;
+        all.extend(std::iter::repeat_n(last, *more as usize));
         from = until;
     }
-    all.extend(once[from..].iter().copied().map(TokenId));
+    all.extend(once[from..].iter().map(token));
     Some(all)
 }
 
@@ -125,7 +128,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], fetches_media: bool) -> 
 pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, String)> {
     let wrong = |field: &str, what: &str| (field.to_owned(), what.to_owned());
     let sampling = message.sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
-    let prompt = expanded(message.tokens, &message.repeats);
+    let prompt = expanded(&message.tokens, &message.repeats);
     let prompt = prompt.ok_or_else(|| wrong("tokens", "are malformed, or too many"))?;
     let (length, media) = (prompt.len(), message.media.into_iter().enumerate());
     let media = media.map(|(number, item)| {
@@ -362,18 +365,20 @@ mod tests {
         ] {
             let told = prompt(runs);
             let (tokens, repeats) = collapsed(&told);
-            assert_eq!(tokens.len(), once, "{runs:?}");
-            assert_eq!(expanded(tokens, &repeats).unwrap(), told);
+            assert_eq!(tokens.len(), once * TOKEN_BYTES, "{runs:?}");
+            assert_eq!(expanded(&tokens, &repeats).unwrap(), told);
         }
     }
 
     #[test]
     fn repeats_of_nothing_out_of_order_or_too_many_are_refused() {
         let of = |at, more| proto::Repeats { at, more };
-        assert_eq!(expanded(vec![5], &[of(0, 2)]).unwrap(), [TokenId(5); 3]);
-        assert!(expanded(vec![5], &[of(1, 2)]).is_none());
-        assert!(expanded(vec![5], &[of(u32::MAX, 2)]).is_none());
-        assert!(expanded(vec![5, 6], &[of(1, 2), of(0, 2)]).is_none());
-        assert!(expanded(vec![5], &[of(0, u32::MAX)]).is_none());
+        let (one, two) = ([5, 0, 0, 0], [5, 0, 0, 0, 6, 0, 0, 0]);
+        assert_eq!(expanded(&one, &[of(0, 2)]).unwrap(), [TokenId(5); 3]);
+        assert!(expanded(&one, &[of(1, 2)]).is_none());
+        assert!(expanded(&one, &[of(u32::MAX, 2)]).is_none());
+        assert!(expanded(&two, &[of(1, 2), of(0, 2)]).is_none());
+        assert!(expanded(&one, &[of(0, u32::MAX)]).is_none());
+        assert!(expanded(&two[..7], &[]).is_none());
     }
 }

@@ -282,9 +282,9 @@ pub struct Job {
     pub number: u64,
     #[prost(string, tag = "3")]
     pub request_id: ::prost::alloc::string::String,
-    /// The prompt. A token that follows itself often, as in the place of an image, may stand once.
-    #[prost(uint32, repeated, tag = "4")]
-    pub tokens: ::prost::alloc::vec::Vec<u32>,
+    /// The prompt, 4 bytes for each token, little-endian. A token that follows itself often, as in the place of an image, may stand once.
+    #[prost(bytes = "bytes", tag = "20")]
+    pub tokens: ::prost::bytes::Bytes,
     #[prost(message, repeated, tag = "5")]
     pub media: ::prost::alloc::vec::Vec<MediaItem>,
     #[prost(message, optional, tag = "6")]
