@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Constraint, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured, TraceContext,
+    Constraint, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured, TensorFormat,
+    TraceContext,
 };
 use chiasm_media::ContentHash;
 use chiasm_server::{ItemOrigin, PlannedItem};
@@ -91,12 +92,14 @@ pub(crate) struct To {
     pub(crate) frontend: u64,
     /// Whether its agent is told where files are.
     pub(crate) fetches_media: bool,
+    /// What the engine's tensors of images are, if they may be sent in place of files.
+    pub(crate) image_tensors: Option<TensorFormat>,
 }
 
 /// The message of a job for an engine. `None` if an item is too long. Those that can't be had as files are to be had as
 /// tensors.
 pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto::GenerateRequest> {
-    let To { engine, life, frontend, fetches_media } = to;
+    let To { engine, life, frontend, .. } = to;
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
     let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
     let (tokens, repeats) = collapsed(prompt);
@@ -106,7 +109,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], to: To) -> Option<proto:
         request_id: job.id.as_str().to_owned(),
         tokens,
         repeats,
-        media: job.media.iter().map(|item| item_to_message(item, fetches_media)).collect::<Option<_>>()?,
+        media: job.media.iter().map(|item| item_to_message(item, to)).collect::<Option<_>>()?,
         sampling: Some(sampling_to_message(&job.sampling)),
         cache_salt: job.cache_salt.clone(),
         priority: job.priority,
@@ -176,8 +179,11 @@ pub(crate) fn from_message(message: proto::GenerateRequest) -> Result<JobParts, 
     })
 }
 
-fn item_to_message(item: &JobItem, fetches_media: bool) -> Option<proto::MediaItem> {
+fn item_to_message(item: &JobItem, to: To) -> Option<proto::MediaItem> {
+    let To { fetches_media, image_tensors, .. } = to;
     let encoded = item.source.encoded();
+    let making = image_tensors.and_then(|format| item.source.making(format));
+    let (width, height) = making.map_or((0, 0), |making| making.size);
     let Placeholder { offset, length, is_embed } = &item.placeholder;
     let url = encoded.as_ref().and_then(|encoded| encoded.url.as_deref());
     Some(proto::MediaItem {
@@ -190,6 +196,8 @@ fn item_to_message(item: &JobItem, fetches_media: bool) -> Option<proto::MediaIt
         embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
         elements: if encoded.is_none() { item.elements } else { 0 },
         url: url.filter(|url| fetches_media && url.len() <= MOST_URL_BYTES).unwrap_or_default().to_owned(),
+        width,
+        height,
     })
 }
 
@@ -211,7 +219,8 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
             if !url.as_deref().is_none_or(is_on_the_web) {
                 return None;
             }
-            ItemOrigin::File { content, processor_kwargs, url }
+            let size = Some((item.width, item.height)).filter(|&(width, height)| width > 0 && height > 0);
+            ItemOrigin::File { content, processor_kwargs, url, size }
         }
     };
     Some(PlannedItem {

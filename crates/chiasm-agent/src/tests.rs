@@ -33,6 +33,7 @@ use crate::proto::watch_event::Event;
 use crate::proto::{GenerateRequest, HelloRequest, MediaChunk, TensorChunk, WatchRequest};
 use crate::{AgentServer, job, serve};
 
+mod images;
 mod messages;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
@@ -187,9 +188,13 @@ fn job(tokens: &[TokenId]) -> Job {
 /// The message of a job as it is read at the other end, after a later version has added a field to it.
 fn sent(job: &Job, life: u64) -> GenerateRequest {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
-    let mut bytes = job::to_message(job, prompt, job::To { engine: 0, life, frontend: 9, fetches_media: true })
-        .unwrap()
-        .encode_to_vec();
+    let mut bytes = job::to_message(
+        job,
+        prompt,
+        job::To { engine: 0, life, frontend: 9, fetches_media: true, image_tensors: None },
+    )
+    .unwrap()
+    .encode_to_vec();
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);
     GenerateRequest::decode(&bytes[..]).unwrap()

@@ -15,9 +15,10 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tonic::Streaming;
 
-use super::AgentLink;
+use super::images::ImageForms;
 use super::running::RunningAgentJob;
 use super::watching::watch;
+use super::{AgentLink, AgentMedia};
 use crate::job;
 use crate::proto::{AdmitRequest, WatchEvent};
 
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     pub(super) life: u64,
     /// Whether the agent is told where media items are.
     pub(super) fetches_media: bool,
+    /// How it is sent images.
+    pub(super) images: ImageForms,
     pub(super) observer: Arc<dyn MediaObserver>,
     pub(super) load: Mutex<Option<LoadSink>>,
     /// The time in which the engine has said nothing, in milliseconds.
@@ -86,7 +89,7 @@ impl AgentBackend {
     pub(super) fn new(
         link: AgentLink,
         engine: u32,
-        (life, fetches_media): (u64, bool),
+        (life, fetches_media, images): (u64, bool, ImageForms),
         capabilities: Capabilities,
         observer: Arc<dyn MediaObserver>,
         events: Streaming<WatchEvent>,
@@ -96,6 +99,7 @@ impl AgentBackend {
             engine,
             life,
             fetches_media,
+            images,
             observer,
             load: Mutex::new(None),
             silent_ms: AtomicU64::new(0),
@@ -134,9 +138,12 @@ impl Backend for AgentBackend {
             if let Some(death) = self.shared.ended.borrow().clone() {
                 return Err(JobError::NotTaken(death));
             }
-            let Shared { link, engine, life, fetches_media, .. } = &*self.shared;
-            let (engine, life, fetches_media) = (*engine, *life, *fetches_media);
-            let to = job::To { engine, life, frontend: link.frontend, fetches_media };
+            let Shared { link, engine, life, fetches_media, images, .. } = &*self.shared;
+            let image_tensors = images.tensors();
+            // Who wants an agent to get tensors does not want it to make them.
+            let fetches_media = *fetches_media && !(images.choice == AgentMedia::Tensors && image_tensors.is_some());
+            let (engine, life) = (*engine, *life);
+            let to = job::To { engine, life, frontend: link.frontend, fetches_media, image_tensors };
             let request = job::to_message(&job, prompt, to);
             let request = request.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
             let running = RunningAgentJob::start(self.shared.clone(), job, request).await?;
