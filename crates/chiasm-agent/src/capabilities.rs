@@ -4,11 +4,14 @@ use std::net::IpAddr;
 
 use chiasm_backend::{
     Capabilities, HandOff, InputForm, KeyScheme, KvSource, Lacks, Locality, MediaForm, OwnAdapter, PlaceholderForm,
-    PlanClass, VllmItems, adapter_engine_name,
+    PlanClass, TensorFormat, VllmItems, adapter_engine_name,
 };
-use chiasm_types::{BlockSize, Role};
+use chiasm_types::{BlockSize, Dtype, Role};
 
 use crate::proto;
+
+/// The name of raw values among the types of tensors.
+const RAW: &str = "raw";
 
 /// The longest name and folder of an adapter, in bytes.
 const MOST_NAME_BYTES: usize = 4096;
@@ -17,15 +20,15 @@ const MOST_NAME_BYTES: usize = 4096;
 pub(crate) struct OfAgent {
     /// Tells this start of the engine from others.
     pub(crate) life: u64,
-    /// Whether the agent takes tensors.
-    pub(crate) takes_tensors: bool,
+    /// The most bytes of an item's tensors; `None` if the agent takes none.
+    pub(crate) tensor_bytes: Option<u64>,
     /// Whether the agent fetches media items.
     pub(crate) fetches_media: bool,
     pub(crate) adapters: Vec<OwnAdapter>,
 }
 
 pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready {
-    let OfAgent { life, takes_tensors, fetches_media, adapters } = of_agent;
+    let OfAgent { life, tensor_bytes, fetches_media, adapters } = of_agent;
     proto::Ready {
         life,
         engine: can.engine.clone(),
@@ -42,12 +45,29 @@ pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready 
             KvSource::Unknown { why } => why.clone(),
             KvSource::Events(_) | KvSource::Backend => String::new(),
         },
-        takes_tensors,
+        takes_tensors: tensor_bytes.is_some(),
         role: can.role.name().to_owned(),
         embedding_store_bytes: can.embedding_store_bytes,
         private_network: can.private_network.map(|network| network.to_string()).unwrap_or_default(),
         adapters: adapters.into_iter().map(adapter_to_message).collect(),
         fetches_media,
+        image_tensors: match (can.media, tensor_bytes) {
+            (MediaForm::Tensors(TensorFormat::Raw), Some(_)) => RAW.to_owned(),
+            (MediaForm::Tensors(TensorFormat::Normalized(dtype)), Some(_)) => dtype.torch_name().to_owned(),
+            _ => String::new(),
+        },
+        most_tensor_bytes: tensor_bytes.unwrap_or(0),
+    }
+}
+
+/// What an engine's tensors of images are to be, if the agent takes them and this version knows how to make them.
+pub(crate) fn image_tensors(ready: &proto::Ready) -> Option<TensorFormat> {
+    match ready.image_tensors.as_str() {
+        RAW => Some(TensorFormat::Raw),
+        name => {
+            let dtype = Dtype::from_torch_name(name)?;
+            matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16).then_some(TensorFormat::Normalized(dtype))
+        }
     }
 }
 

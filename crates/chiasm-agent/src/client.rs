@@ -3,6 +3,7 @@
 mod backend;
 mod connecting;
 mod connector;
+mod images;
 mod jobs;
 mod running;
 mod watching;
@@ -19,6 +20,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
 pub use connector::AgentConnector;
+pub use images::AgentMedia;
 #[cfg(test)]
 pub(crate) use running::OwnMemory;
 
@@ -30,6 +32,7 @@ use crate::{
     ANSWER_WITHIN, ASK_EVERY, CHUNK, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN, STREAM_WINDOW,
 };
 use connecting::Connecting;
+use images::AgentWork;
 
 /// How long an agent's machine may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(3);
@@ -50,6 +53,7 @@ pub struct AgentLink {
     jobs: AgentClient<Channel>,
     watches: AgentClient<Channel>,
     files: AgentClient<Channel>,
+    work: Arc<AgentWork>,
 }
 
 /// What an agent says of itself.
@@ -130,6 +134,7 @@ impl AgentLink {
             jobs: client(),
             watches: client(),
             files: client(),
+            work: Arc::default(),
         })
     }
 

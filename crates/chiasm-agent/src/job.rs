@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Constraint, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured, TraceContext,
+    Constraint, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured, TensorFormat,
+    TraceContext,
 };
 use chiasm_media::ContentHash;
 use chiasm_server::{ItemOrigin, PlannedItem};
@@ -86,9 +87,17 @@ fn tokens(raw: Vec<u32>) -> Vec<TokenId> {
     raw.into_iter().map(TokenId).collect()
 }
 
-/// The message of a job, without its number; where files are is told to who fetches media. `None` if an item is too long. Those that
-/// can't be had as files are to be had as tensors.
-pub(crate) fn to_message(job: &Job, prompt: &[TokenId], fetches_media: bool) -> Option<proto::Job> {
+/// What an agent is told of media items beside what they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MediaTold {
+    /// Whether it is told where files are.
+    pub(crate) urls: bool,
+    /// What the engine's tensors of images are, if they may be sent in place of files.
+    pub(crate) image_tensors: Option<TensorFormat>,
+}
+
+/// The message of a job, without its number. `None` if an item is too long. Those that can't be had as files are to be had as tensors.
+pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Option<proto::Job> {
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
     let header = |wanted| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned());
     let (tokens, repeats) = collapsed(prompt);
@@ -97,7 +106,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], fetches_media: bool) -> 
         request_id: job.id.as_str().to_owned(),
         tokens,
         repeats,
-        media: job.media.iter().map(|item| item_to_message(item, fetches_media)).collect::<Option<_>>()?,
+        media: job.media.iter().map(|item| item_to_message(item, media)).collect::<Option<_>>()?,
         sampling: Some(sampling_to_message(&job.sampling)),
         cache_salt: job.cache_salt.clone(),
         priority: job.priority,
@@ -166,8 +175,11 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
     })
 }
 
-fn item_to_message(item: &JobItem, fetches_media: bool) -> Option<proto::MediaItem> {
+fn item_to_message(item: &JobItem, told: MediaTold) -> Option<proto::MediaItem> {
+    let MediaTold { urls, image_tensors } = told;
     let encoded = item.source.encoded();
+    let making = image_tensors.and_then(|format| item.source.making(format));
+    let (width, height) = making.map_or((0, 0), |making| making.size);
     let Placeholder { offset, length, is_embed } = &item.placeholder;
     let url = encoded.as_ref().and_then(|encoded| encoded.url.as_deref());
     Some(proto::MediaItem {
@@ -179,7 +191,9 @@ fn item_to_message(item: &JobItem, fetches_media: bool) -> Option<proto::MediaIt
         length: u32::try_from(*length).ok()?,
         embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
         elements: if encoded.is_none() { item.elements } else { 0 },
-        url: url.filter(|url| fetches_media && url.len() <= MOST_URL_BYTES).unwrap_or_default().to_owned(),
+        url: url.filter(|url| urls && url.len() <= MOST_URL_BYTES).unwrap_or_default().to_owned(),
+        width,
+        height,
     })
 }
 
@@ -201,7 +215,8 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
             if !url.as_deref().is_none_or(is_on_the_web) {
                 return None;
             }
-            ItemOrigin::File { content, processor_kwargs, url }
+            let size = Some((item.width, item.height)).filter(|&(width, height)| width > 0 && height > 0);
+            ItemOrigin::File { content, processor_kwargs, url, size }
         }
     };
     Some(PlannedItem {

@@ -175,8 +175,7 @@ impl Agent for AgentServer {
         let watch = Watch {
             fleet: self.fleet.clone(),
             id,
-            takes_tensors: self.media.max_tensor_bytes().is_some(),
-            fetches_media: self.media.fetches(),
+            media: self.media.clone(),
             announcements,
             frontend,
             draining: self.drain.begun.subscribe(),

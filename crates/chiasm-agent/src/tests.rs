@@ -34,6 +34,7 @@ use crate::proto::{self, HelloRequest, MediaChunk, TensorChunk, WatchRequest};
 use crate::{AgentServer, job, serve};
 
 mod calls;
+mod images;
 mod messages;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
@@ -188,7 +189,8 @@ fn job(tokens: &[TokenId]) -> Job {
 /// The message of a job as it is read at the other end, after a later version has added a field to it.
 fn sent(job: &Job) -> proto::Job {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
-    let mut bytes = job::to_message(job, prompt, true).unwrap().encode_to_vec();
+    let media = job::MediaTold { urls: true, image_tensors: None };
+    let mut bytes = job::to_message(job, prompt, media).unwrap().encode_to_vec();
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);
     proto::Job::decode(&bytes[..]).unwrap()

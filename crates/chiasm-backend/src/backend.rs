@@ -7,7 +7,8 @@ use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
 
 use crate::{
-    Adapter, AdapterError, Capabilities, Death, Delivered, Embeddings, Forward, Forwarded, Job, JobError, Left, Output,
+    Adapter, AdapterError, Capabilities, Death, Delivered, Embeddings, Forward, Forwarded, Job, JobError, Left,
+    MediaLoad, Output,
 };
 
 /// Whatever executes prepared requests: one connection to one start of one engine, or of something like it.
@@ -194,6 +195,8 @@ pub struct Load {
     pub pending_tokens_of_others: u64,
     /// The backend finishes what it has and should get nothing new.
     pub draining: bool,
+    /// What its machine has to do with media items; `None` where that is this one, or is not told.
+    pub media: Option<MediaLoad>,
 }
 
 /// Shared memory of one backend, in bytes and pieces.

@@ -52,8 +52,8 @@ pub use job::{
     Structured, TraceContext,
 };
 pub use media::{
-    Delivered, EncodedItem, FieldValue, ItemField, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory,
-    TensorOrder, Transfer,
+    Delivered, EncodedItem, FieldValue, ItemField, Making, MediaLoad, MediaObserver, MediaSource, SentForm, Tensor,
+    TensorBytes, TensorMemory, TensorOrder, Transfer, WorkSize,
 };
 pub use output::{Content, Finish, Output, Prefill, PromptLogprobs, TokenLogprob, ToolCallDelta};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, VllmItems};

@@ -1,6 +1,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_transfer::{Slot, SlotWriter};
@@ -18,6 +19,67 @@ pub trait MediaSource: Send + Sync {
 
     /// The item as the client sent it. `None` if that and its settings don't say what it becomes.
     fn encoded(&self) -> Option<EncodedItem>;
+
+    /// What it takes to make the item's tensors here, for who could also have them made elsewhere of the file. `None` if they can only be
+    /// made here, or only elsewhere.
+    fn making(&self, _format: TensorFormat) -> Option<Making> {
+        None
+    }
+}
+
+/// What it takes to make an image's tensors of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Making {
+    /// Width and height of the image in pixels. With the file's hash and its settings they say what tensors it becomes.
+    pub size: (u32, u32),
+    /// Bytes of the tensor of pixels.
+    pub bytes: u64,
+    /// Time of one core, by estimate.
+    pub price: Duration,
+    /// How large a piece of work that is.
+    pub work: WorkSize,
+    /// Whether a thread of this process would begin with it at once.
+    pub at_once: bool,
+}
+
+/// How large a piece of CPU-heavy work is. Smaller ones wait for no larger ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkSize {
+    /// Some milliseconds of one core at most.
+    Short,
+    /// What images mostly take.
+    Usual,
+    /// Very large images.
+    Heavy,
+}
+
+impl WorkSize {
+    /// All sizes, the smallest first.
+    pub const ALL: [Self; 3] = [Self::Short, Self::Usual, Self::Heavy];
+}
+
+/// What a machine has to do with media items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MediaLoad {
+    /// Threads that do it.
+    pub threads: u32,
+    /// Time of one core, by estimate, of what waits or is being done: of each [`WorkSize`], the smallest first.
+    pub pending: [Duration; 3],
+}
+
+impl MediaLoad {
+    /// How long a piece of work of this size and price would wait for a thread, if what is before it consists of as large ones: as many
+    /// of them as there are threads but one keep nobody waiting.
+    pub fn wait(&self, work: WorkSize, price: Duration) -> Duration {
+        let threads = self.threads.max(1);
+        let before: Duration = self.pending[..=work as usize].iter().sum();
+        before.saturating_sub(price.saturating_mul(threads - 1)) / threads
+    }
+
+    /// All that waits or is being done.
+    pub fn all(&self) -> Duration {
+        self.pending.iter().sum()
+    }
 }
 
 /// An item as the client sent it.
@@ -168,6 +230,25 @@ impl Transfer {
     }
 }
 
+/// How an item is sent to another machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SentForm {
+    /// The file that the client sent.
+    Encoded,
+    /// The tensors that are made of it.
+    Tensors,
+}
+
+impl SentForm {
+    /// The name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Encoded => "encoded",
+            Self::Tensors => "tensors",
+        }
+    }
+}
+
 /// Is told what happens to media on its way to backends: for counters and logs.
 pub trait MediaObserver: Send + Sync {
     /// Items were handed over so.
@@ -179,14 +260,36 @@ pub trait MediaObserver: Send + Sync {
     /// So many bytes of a file or of tensors were sent to another machine, which lacked them.
     fn sent(&self, _bytes: u64) {}
 
-    /// An item that was to travel in shared memory does not, or one that was to be fetched elsewhere is sent. `cause` is one of a few
-    /// words, `why` explains it to people.
+    /// An item was sent to another machine in this form.
+    fn sent_as(&self, _form: SentForm) {}
+
+    /// An item that was to travel in shared memory or as tensors does not, or one that was to be fetched elsewhere is sent. `cause` is one of
+    /// a few words, `why` explains it to people.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn work_waits_for_what_is_not_larger_once_all_threads_have_some() {
+        let ms = Duration::from_millis;
+        let load = |threads, pending: [u64; 3]| MediaLoad { threads, pending: pending.map(ms) };
+        let wait = |threads, pending, work| load(threads, pending).wait(work, ms(40));
+        assert_eq!(wait(4, [0; 3], WorkSize::Usual), ms(0));
+        // Three of four threads are busy, then all of them twice.
+        assert_eq!(wait(4, [0, 120, 0], WorkSize::Usual), ms(0));
+        assert_eq!(wait(4, [0, 320, 0], WorkSize::Usual), ms(50));
+        assert_eq!(wait(1, [0, 40, 0], WorkSize::Usual), ms(40));
+        // Threads give way to smaller work.
+        assert_eq!(wait(1, [3, 20, 900], WorkSize::Short), ms(3));
+        assert_eq!(wait(1, [3, 20, 900], WorkSize::Usual), ms(23));
+        assert_eq!(wait(1, [3, 20, 900], WorkSize::Heavy), ms(923));
+        // What another process says may be anything.
+        assert_eq!(wait(0, [0, 20, 0], WorkSize::Usual), ms(20));
+        assert_eq!(load(4, [1, 2, 3]).all(), ms(6));
+    }
 
     #[test]
     fn the_costliest_way_names_a_jobs_transfer() {

@@ -102,6 +102,7 @@ impl Backend for EngineBackend {
                 // An EngineCore has one frontend, and no way to say that it is going to end.
                 pending_tokens_of_others: 0,
                 draining: false,
+                media: None,
             });
         });
     }

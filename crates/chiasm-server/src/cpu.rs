@@ -19,6 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use chiasm_backend::{MediaLoad, WorkSize};
 use chiasm_media::Workers;
 use futures_util::future::{BoxFuture, FutureExt};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -123,13 +124,28 @@ impl CpuPool {
         outcome.await.map_err(|_| RequestError::internal("a request's work failed"))
     }
 
+    /// Whether a thread would begin with work of this price at once.
+    pub(crate) fn is_free(&self, price: Duration) -> bool {
+        self.lane(price).is_free()
+    }
+
+    /// What waits or is being done. Of an agent that is work on media alone.
+    pub(crate) fn load(&self) -> MediaLoad {
+        let threads = u32::try_from(self.inner.threads).unwrap_or(u32::MAX);
+        MediaLoad { threads, pending: self.inner.lanes.each_ref().map(|lane| lane.pending()) }
+    }
+
     fn lane(&self, price: Duration) -> &Arc<Lane> {
-        let [short, usual, heavy] = &self.inner.lanes;
-        match price {
-            price if price <= SHORT => short,
-            price if price <= HEAVY => usual,
-            _ => heavy,
-        }
+        &self.inner.lanes[work_size(price) as usize]
+    }
+}
+
+/// How large a piece of work of this price is.
+pub(crate) fn work_size(price: Duration) -> WorkSize {
+    match price {
+        price if price <= SHORT => WorkSize::Short,
+        price if price <= HEAVY => WorkSize::Usual,
+        _ => WorkSize::Heavy,
     }
 }
 

@@ -31,8 +31,8 @@ use self::fleet::FleetMetrics;
 pub(crate) use self::found::{Found, PromptTokens};
 pub(crate) use self::kinds::{Retry, Stage, StreamEnd};
 use self::labels::{
-    CauseLabel, EndpointLabel, FinishedLabel, HowLabel, OutcomeLabel, OverlapErrorLabels, RefusalLabels, RequestLabels,
-    StageLabel, TransferLabel, WorkerLabel,
+    CauseLabel, EndpointLabel, FinishedLabel, FormLabel, HowLabel, OutcomeLabel, OverlapErrorLabels, RefusalLabels,
+    RequestLabels, StageLabel, TransferLabel, WorkerLabel,
 };
 pub(crate) use self::latency::{LatencyCounts, LatencyHistogram};
 use self::objectives::ObjectiveMetrics;
@@ -62,6 +62,7 @@ pub struct Metrics {
     finished_choices: Family<FinishedLabel, Counter>,
     transfers: Family<TransferLabel, Counter>,
     step_downs: Family<CauseLabel, Counter>,
+    media_sent: Family<FormLabel, Counter>,
     media_sent_bytes: Counter,
     log_lines_dropped: Family<CauseLabel, Counter>,
     panics: Counter,
@@ -111,6 +112,7 @@ impl Default for Metrics {
             finished_choices: Family::default(),
             transfers: Family::default(),
             step_downs: Family::default(),
+            media_sent: Family::default(),
             media_sent_bytes: Counter::default(),
             log_lines_dropped: Family::default(),
             panics: Counter::default(),
@@ -168,8 +170,14 @@ impl Metrics {
         r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
         r.register(
             "mm_transfer_fallback",
-            "Media items that were to travel in shared memory and did not, or that an agent was to fetch and was sent, by cause",
+            "Media items that were to travel in shared memory or as tensors and did not, or that an agent was to fetch and was sent, by \
+             cause",
             self.step_downs.clone(),
+        );
+        r.register(
+            "media_sent_items",
+            "Media items that agents lacked and were sent: encoded as the client sent them, or as tensors",
+            self.media_sent.clone(),
         );
         r.register(
             "media_sent_bytes",

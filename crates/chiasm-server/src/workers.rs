@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use chiasm_backend::MediaLoad;
 use chiasm_router::WorkerSnapshot;
 use serde_json::{Value, json};
 
@@ -27,6 +28,7 @@ pub(crate) fn report(fleet: &Fleet) -> Value {
             let network = present.as_ref().and_then(|worker| worker.backend.capabilities().private_network);
             report["private_network"] = network.map_or(Value::Null, |network| network.to_string().into());
             report["condition"] = present.as_ref().map_or(Value::Null, |worker| worker.condition().name().into());
+            report["media"] = present.as_ref().and_then(|worker| worker.load().media).map_or(Value::Null, of_media);
             let adapters = fleet.adapters().all();
             let of_worker = present.as_deref().map(|worker| of_adapters(worker, &adapters));
             report["lora_adapters"] = of_worker.unwrap_or_else(|| json!([]));
@@ -68,6 +70,11 @@ fn of_router(worker: &WorkerSnapshot) -> Value {
             "shed_blocks": worker.index.shed_blocks,
         },
     })
+}
+
+/// What a worker's machine has to do with media items.
+fn of_media(load: MediaLoad) -> Value {
+    json!({"threads": load.threads, "pending_seconds": load.all().as_secs_f64()})
 }
 
 /// Which adapters a worker has, and why it has not the others.

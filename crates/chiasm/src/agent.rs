@@ -6,7 +6,7 @@ use chiasm_agent::AgentServer;
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::Fleet;
 
-use crate::cli::{ProcessorChoice, ServeArgs};
+use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 use crate::serve::{self, Machine, Side};
 use crate::{key_secret, signals};
@@ -21,6 +21,9 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     if args.processor.processor == ProcessorChoice::Vllm && !args.agents.take_tensors {
         let message = "--processor vllm: frontends make the tensors then, and an agent takes them with --take-tensors";
         return Err(CliError::Usage(message.to_owned()));
+    }
+    if args.agents.agent_media != AgentMediaArg::Auto {
+        return Err(CliError::Usage("--agent-media is of chiasm serve: an agent takes what frontends send".to_owned()));
     }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     let Machine { model, door, patience, connectors, router, limits, adapters, .. } =

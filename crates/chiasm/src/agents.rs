@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_agent::{AgentConnector, AgentLink, AgentStatus, AgentTls, Greeting};
+use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting};
 use chiasm_discovery::{Following, Named};
 use chiasm_server::fleet::Fleet;
 use chiasm_types::WorkerId;
@@ -30,6 +30,7 @@ pub(crate) struct Agents {
 struct Shared {
     fleet: Arc<Fleet>,
     processor: Arc<[u8]>,
+    media: AgentMedia,
     args: AgentTlsArgs,
     tls: Option<Arc<AgentTls>>,
     /// The address at which each start of an agent is served: some are named twice.
@@ -39,7 +40,8 @@ struct Shared {
 /// Begins to look for agents.
 pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, processor: Arc<[u8]>) -> Result<Agents, CliError> {
     let (fleet, tls) = (fleet.clone(), args.agents.tls.load()?);
-    let shared = Shared { fleet, processor, args: args.agents.tls.clone(), tls, serving: Mutex::default() };
+    let media = args.agents.agent_media.into();
+    let shared = Shared { fleet, processor, media, args: args.agents.tls.clone(), tls, serving: Mutex::default() };
     let shared = Arc::new(shared);
     // Those that are listed are told at once if they can't be.
     for address in &args.agents.agents {
@@ -214,8 +216,9 @@ impl Keeper {
             self.workers.pop().into_iter().for_each(|worker| self.shared.fleet.remove(worker));
         }
         while self.workers.len() < engines as usize {
-            let Shared { fleet, processor, .. } = &*self.shared;
+            let Shared { fleet, processor, media, .. } = &*self.shared;
             let connector = AgentConnector::new(self.link.clone(), self.workers.len() as u32, processor.clone());
+            let connector = connector.with_media(*media);
             let Some(worker) = fleet.add(Box::new(connector)) else { return false };
             self.workers.push(worker);
         }

@@ -35,7 +35,7 @@ use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
-pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs};
+pub(crate) use agents::{AgentArgs, AgentMediaArg, AgentTlsArgs, DrainArgs, ProbeArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};

@@ -14,6 +14,8 @@ pub(crate) const DYNAMO: &str = "Dynamo";
 pub(crate) const ECHO: &str = "null gRPC echo";
 /// What sending tensors of an image would take at least: a local engine's time, then that of a bare transfer of their bytes.
 pub(crate) const BARE: &str = "local engine, then bare TCP";
+/// A frontend that makes the tensors of images itself and sends those.
+pub(crate) const TENSORS: &str = "tensors in place of files";
 /// A number that is not measured.
 const LIMIT: &str = "limit";
 /// The ways to an agent.
@@ -53,6 +55,8 @@ const CPU_TARGET: f64 = 1.6;
 const DYNAMO_TARGET: f64 = 4.0;
 /// Most that an agent may add, in µs more than the null call takes.
 const ADDED_TARGET: f64 = 100.0;
+/// Least that a new image takes as tensors on the shaped link, in times of what it takes as a file.
+const TENSORS_TARGET: f64 = 1.8;
 /// Most bytes that a new image may send beyond its file.
 const BEYOND_TARGET: f64 = 2_000.0;
 
@@ -92,6 +96,11 @@ pub(crate) fn missing_on_shaped(rows: &[Row]) -> Vec<String> {
     };
     let rows: Vec<Row> = rows.iter().filter_map(as_loopback).collect();
     missing(&rows, &MANDATORY).iter().map(|name| name.replace(LINKS[0], LINKS[1])).collect()
+}
+
+/// Whether new images were sent as tensors, too: runs before `--agent-media` could not.
+pub(crate) fn has_tensors(rows: &[Row]) -> bool {
+    rows.iter().any(|row| row.peer_name == TENSORS)
 }
 
 /// Whether the shaped link was there.
@@ -151,6 +160,13 @@ impl Case<'_> {
             let ratio = self.value(&ours, "local engine and bare transfer in times of this").map(rounded);
             rows.push(Row { ratio, ..row });
             rows.push(self.row(TRANSFER, "ms", BARE, [None, Some(bare)]));
+        }
+        let [files, tensors] = ["files", "tensors"].map(|form| self.value(&ours, &format!("latency p50 with {form}")));
+        if let (Some(files), Some(tensors)) = (files, tensors) {
+            let row = self.row(LATENCY, "ms", TENSORS, [Some(files), Some(tensors)]);
+            let ratio = tensors / files;
+            let target = (self.link == LINKS[1]).then_some(TENSORS_TARGET);
+            rows.push(Row { ratio: Some(rounded(ratio)), target, ok: target.map(|least| ratio >= least), ..row });
         }
         if let (Some(beyond), Some(back)) = (self.value(&ours, BEYOND), self.value(&ours, BACK)) {
             let row = self.row(BEYOND, "bytes", LIMIT, [Some(beyond), Some(BEYOND_TARGET)]);
@@ -232,6 +248,8 @@ pub(crate) mod tests {
                 if case == NEW_IMAGE {
                     add(&format!("bare TCP, {link}"), TRANSFER, 4.0);
                     add(agent, "local engine and bare transfer in times of this", 1.9);
+                    add(agent, "latency p50 with files", 10.0);
+                    add(agent, "latency p50 with tensors", 19.0);
                     add(agent, BEYOND, 1_000.0);
                     add(agent, BACK, 5_000.0);
                 }
@@ -258,13 +276,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_new_image_has_a_limit_for_its_bytes_and_none_for_its_time() {
+    fn a_new_image_has_a_limit_for_its_bytes_and_on_the_shaped_link_for_its_time() {
         let rows = rows(&measurements(&LINKS), 7, None);
         let beyond = find(&rows, "distinct images, data URI, 1 client, loopback", BEYOND, LIMIT);
         assert_eq!((beyond.ratio, beyond.target, beyond.ok), (Some(0.5), Some(1.0), Some(true)));
         let bare = find(&rows, "distinct images, data URI, 1 client, shaped link", LATENCY, BARE);
         assert_eq!((bare.ours, bare.peer, bare.ratio, bare.target), (Some(3.0), Some(6.0), Some(1.9), None));
         assert_eq!(find(&rows, "distinct images, data URI, 1 client, shaped link", CPU, LOCAL).target, None);
+        let tensors = LINKS.map(|link| {
+            let row = find(&rows, &format!("distinct images, data URI, 1 client, {link}"), LATENCY, TENSORS);
+            (row.ours, row.peer, row.ratio, row.target, row.ok)
+        });
+        let [ours, peer, ratio] = [10.0, 19.0, 1.9].map(Some);
+        assert_eq!(tensors, [(ours, peer, ratio, None, None), (ours, peer, ratio, Some(1.8), Some(true))]);
     }
 
     #[test]

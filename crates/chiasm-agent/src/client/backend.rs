@@ -15,10 +15,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tonic::Streaming;
 
-use super::AgentLink;
+use super::images::ImageForms;
 use super::jobs::Jobs;
 use super::running::RunningAgentJob;
 use super::watching::watch;
+use super::{AgentLink, AgentMedia};
 use crate::job;
 use crate::proto::{AdmitRequest, WatchEvent};
 
@@ -39,6 +40,8 @@ pub(super) struct Shared {
     pub(super) life: u64,
     /// Whether the agent is told where media items are.
     pub(super) fetches_media: bool,
+    /// How it is sent images.
+    pub(super) images: ImageForms,
     pub(super) observer: Arc<dyn MediaObserver>,
     pub(super) load: Mutex<Option<LoadSink>>,
     /// The time in which the engine has said nothing, in milliseconds.
@@ -68,7 +71,7 @@ impl AgentBackend {
         link: AgentLink,
         jobs: Jobs,
         engine: u32,
-        (life, fetches_media): (u64, bool),
+        (life, fetches_media, images): (u64, bool, ImageForms),
         capabilities: Capabilities,
         observer: Arc<dyn MediaObserver>,
         events: Streaming<WatchEvent>,
@@ -78,6 +81,7 @@ impl AgentBackend {
             engine,
             life,
             fetches_media,
+            images,
             observer,
             load: Mutex::new(None),
             silent_ms: AtomicU64::new(0),
@@ -116,7 +120,11 @@ impl Backend for AgentBackend {
             if let Some(death) = self.shared.jobs.ended() {
                 return Err(JobError::NotTaken(death));
             }
-            let told = job::to_message(&job, prompt, self.shared.fetches_media);
+            let image_tensors = self.shared.images.tensors();
+            // Who wants an agent to get tensors does not want it to make them.
+            let makes_none = self.shared.images.choice == AgentMedia::Tensors && image_tensors.is_some();
+            let media = job::MediaTold { urls: self.shared.fetches_media && !makes_none, image_tensors };
+            let told = job::to_message(&job, prompt, media);
             let told = told.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
             let running = RunningAgentJob::start(self.shared.clone(), job, told).await?;
             Ok(Box::new(running) as Box<dyn RunningJob>)

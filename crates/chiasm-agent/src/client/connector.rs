@@ -8,8 +8,9 @@ use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::backend::AgentBackend;
+use super::images::ImageForms;
 use super::jobs::Jobs;
-use super::{AgentLink, words};
+use super::{AgentLink, AgentMedia, words};
 use crate::capabilities;
 use crate::proto::watch_event::Event;
 use crate::proto::{WatchEvent, WatchRequest};
@@ -23,13 +24,20 @@ pub struct AgentConnector {
     engine: u32,
     /// What the engine's items have to be made with for plans that are made here to be right.
     processor: Arc<[u8]>,
+    media: AgentMedia,
 }
 
 impl AgentConnector {
     /// A connector for the agent's engine of this number, counted from 0. `processor` is that of the model that is served here: an
     /// engine with another one is refused.
     pub fn new(link: AgentLink, engine: u32, processor: Arc<[u8]>) -> Self {
-        Self { link, engine, processor }
+        Self { link, engine, processor, media: AgentMedia::default() }
+    }
+
+    /// The same, which sends images in this form.
+    #[must_use]
+    pub fn with_media(self, media: AgentMedia) -> Self {
+        Self { media, ..self }
     }
 }
 
@@ -40,7 +48,7 @@ impl Connector for AgentConnector {
         observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
-            let Self { link, engine, processor } = self;
+            let Self { link, engine, processor, media } = self;
             let engines = link.greet().await.map_err(ConnectError::new)?.engines;
             if *engine >= engines {
                 return Err(ConnectError::new(format!("the agent at {} has {engines} engines", link.address)));
@@ -55,6 +63,8 @@ impl Connector for AgentConnector {
                 _ => return Err(failed("it tells of no engine".to_owned())),
             };
             let (life, fetches_media) = (ready.life, ready.fetches_media);
+            let format = capabilities::image_tensors(&ready);
+            let images = ImageForms { choice: *media, format, most_bytes: ready.most_tensor_bytes };
             let capabilities = capabilities::from_message(ready, link.ip);
             let capabilities = capabilities.ok_or_else(|| failed("it tells nonsense of its engine".to_owned()))?;
             if capabilities.class.processor != *processor {
@@ -62,8 +72,8 @@ impl Connector for AgentConnector {
                 return Err(failed(other.to_owned()));
             }
             let jobs = Jobs::open(link, *engine, life).await.map_err(|status| failed(words(&status)))?;
-            let link = link.clone();
-            let backend = AgentBackend::new(link, jobs, *engine, (life, fetches_media), capabilities, observer, events);
+            let start = (life, fetches_media, images);
+            let backend = AgentBackend::new(link.clone(), jobs, *engine, start, capabilities, observer, events);
             Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
         }
         .boxed()

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use chiasm_backend::{
-    Death, Delivered, Embeddings, Job, JobError, JobItem, Left, Output, RunningJob, TensorBytes, TensorFormat,
-    TensorMemory, TensorOrder,
+    Death, Delivered, Embeddings, Job, JobError, JobItem, Left, Output, RunningJob, SentForm, TensorBytes,
+    TensorFormat, TensorMemory, TensorOrder,
 };
 use chiasm_server::NotFetched;
 use chiasm_transfer::SlotWriter;
@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 
 use super::backend::Shared;
 use super::jobs::Call;
-use super::lost;
+use super::{images, lost};
 use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
 use crate::proto::job_event::Event;
 use crate::proto::{self, Lacking};
@@ -120,10 +120,15 @@ impl RunningAgentJob {
     }
 }
 
-/// Sends an item's file, or its tensors where that does not say what they are: made for that if they were not kept.
+/// Sends an item's file, or its tensors where that does not say what they are or is not how it is to go: made for that if they were not
+/// kept.
 async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
     let sent = match item.source.encoded() {
         Some(encoded) => {
+            if images::tensors_sent(shared, item, encoded.bytes.len() as u64).await {
+                return Ok(());
+            }
+            shared.observer.sent_as(SentForm::Encoded);
             shared.observer.sent(encoded.bytes.len() as u64);
             shared.link.put(encoded.content, item.modality.name(), encoded.bytes).await
         }
@@ -136,6 +141,7 @@ async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
             };
             let fields = item.source.tensors(order).await.map_err(JobError::Source)?;
             let fields = fields.unwrap_or_default();
+            shared.observer.sent_as(SentForm::Tensors);
             shared.observer.sent(tensors::bytes(&fields));
             shared.link.put_tensors(&item.hash, &fields).await
         }

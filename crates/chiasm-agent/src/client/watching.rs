@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
-use chiasm_backend::{Death, KvSink, Load};
+use chiasm_backend::{Death, KvSink, Load, MediaLoad};
 use tokio::sync::oneshot;
 use tonic::Streaming;
 
@@ -71,11 +72,27 @@ async fn follow(
 }
 
 fn tell_load(shared: &Shared, load: proto::Load) {
-    let proto::Load { running, waiting, kv_usage, draining } = load;
-    let load = Load { running, waiting, kv_usage, pending_tokens_of_others: 0, draining };
+    let proto::Load { running, waiting, kv_usage, draining, media_threads, media_pending_us } = load;
+    // An agent of an earlier version tells of none.
+    let media = (media_threads > 0).then(|| media_load(media_threads, &media_pending_us));
+    if let Some(media) = media {
+        shared.link.work.told(media);
+    }
+    let load = Load { running, waiting, kv_usage, pending_tokens_of_others: 0, draining, media };
     if let Some(sink) = &*shared.load.lock().unwrap_or_else(PoisonError::into_inner) {
         sink(load);
     }
+}
+
+/// What an agent has to do with media. A later version may know more sizes of work: those are large ones here.
+fn media_load(threads: u32, pending_us: &[u64]) -> MediaLoad {
+    let mut load = MediaLoad { threads, ..MediaLoad::default() };
+    let last = load.pending.len() - 1;
+    for (size, &us) in pending_us.iter().enumerate() {
+        let pending = &mut load.pending[size.min(last)];
+        *pending = pending.saturating_add(Duration::from_micros(us));
+    }
+    load
 }
 
 /// Passes on what is told of the KV cache and of jobs of others, and gives back to whom.

@@ -189,6 +189,13 @@ pub struct Ready {
     /// Whether the agent fetches media items that are at a URL: it is told where they are then.
     #[prost(bool, tag = "18")]
     pub fetches_media: bool,
+    /// What frontends may make of images in place of the agent: raw, or the type of normalised values as torch calls it; empty if the agent
+    /// takes files alone.
+    #[prost(string, tag = "19")]
+    pub image_tensors: ::prost::alloc::string::String,
+    /// The most bytes that an item's tensors may have; 0 if none are taken.
+    #[prost(uint64, tag = "20")]
+    pub most_tensor_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Adapter {
@@ -223,7 +230,7 @@ pub struct KvBatch {
     #[prost(bool, tag = "2")]
     pub history_known: bool,
 }
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Load {
     #[prost(uint64, tag = "1")]
     pub running: u64,
@@ -233,6 +240,12 @@ pub struct Load {
     pub kv_usage: f64,
     #[prost(bool, tag = "4")]
     pub draining: bool,
+    /// Threads that process media on the agent's machine.
+    #[prost(uint32, tag = "5")]
+    pub media_threads: u32,
+    /// Work on media there that waits or is being done, in microseconds of one core by estimate: short pieces, usual ones and heavy ones.
+    #[prost(uint64, repeated, tag = "6")]
+    pub media_pending_us: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateRequest {
@@ -362,6 +375,11 @@ pub struct MediaItem {
     /// Where the frontend has got the file, for an agent that fetches media items; empty if from no http or https URL.
     #[prost(string, tag = "9")]
     pub url: ::prost::alloc::string::String,
+    /// The size of an image with a file, in pixels, if the frontend may send its tensors instead: what they are follows from that. Otherwise 0.
+    #[prost(uint32, tag = "10")]
+    pub width: u32,
+    #[prost(uint32, tag = "11")]
+    pub height: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {
@@ -1000,7 +1018,7 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "PutMedia"));
             self.inner.client_streaming(req, path, codec).await
         }
-        /// The tensors of one item for all engines of the machine, where the agent does not make them itself.
+        /// The tensors of one item for all engines of the machine, where the agent does not make them itself: as it can't, or has too much to do.
         pub async fn put_tensors(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::TensorChunk>,
@@ -1094,7 +1112,7 @@ pub mod agent_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::MediaChunk>>,
         ) -> std::result::Result<tonic::Response<super::PutMediaReply>, tonic::Status>;
-        /// The tensors of one item for all engines of the machine, where the agent does not make them itself.
+        /// The tensors of one item for all engines of the machine, where the agent does not make them itself: as it can't, or has too much to do.
         async fn put_tensors(
             &self,
             request: tonic::Request<tonic::Streaming<super::TensorChunk>>,

@@ -53,8 +53,7 @@ async fn read(
 pub(super) async fn put_tensors(media: &MachineMedia, chunks: Streaming<TensorChunk>) -> Result<(), Status> {
     let tensors = timeout(SENT_WITHIN, read_tensors(media, chunks)).await;
     let (hash, announced, bytes) = tensors.map_err(|_| Status::deadline_exceeded("the tensors took too long"))??;
-    media.put_tensors(hash, announced.with(bytes));
-    Ok(())
+    media.put_tensors(hash, announced.with(bytes)).map_err(|why| Status::invalid_argument(format!("tensors: {why}")))
 }
 
 async fn read_tensors(

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::{KvSource, Load as BackendLoad, OthersEvent};
+use chiasm_backend::{KvSource, Load as BackendLoad, MediaLoad, OthersEvent};
+use chiasm_server::MachineMedia;
 use chiasm_server::fleet::{Fleet, KvHeard, KvKnown, Worker};
 use chiasm_types::WorkerId;
 use tokio::sync::mpsc;
@@ -30,10 +31,8 @@ const LOAD_EVERY: Duration = Duration::from_millis(50);
 pub(super) struct Watch {
     pub(super) fleet: Arc<Fleet>,
     pub(super) id: WorkerId,
-    /// Whether the agent takes tensors that frontends have made.
-    pub(super) takes_tensors: bool,
-    /// Whether it fetches media items.
-    pub(super) fetches_media: bool,
+    /// What the agent has to do with media items, and how it takes them.
+    pub(super) media: Arc<MachineMedia>,
     /// Jobs on the engine.
     pub(super) announcements: Arc<Announcements>,
     /// Who watches: it is told of the jobs of others.
@@ -75,12 +74,12 @@ async fn tell(events: &Teller, event: Event) -> Result<(), Gone> {
 async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Infallible, Gone> {
     let of_agent = OfAgent {
         life: worker.life,
-        takes_tensors: watch.takes_tensors,
-        fetches_media: watch.fetches_media,
+        tensor_bytes: watch.media.max_tensor_bytes(),
+        fetches_media: watch.media.fetches(),
         adapters: worker.own_adapters(watch.fleet.adapters()),
     };
     tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), of_agent))).await?;
-    let load = tell_load(worker, watch.draining.clone(), events);
+    let load = tell_load(worker, &watch.media, watch.draining.clone(), events);
     let others = tell_others(watch, events);
     let kv = async {
         match &worker.backend.capabilities().kv {
@@ -108,20 +107,36 @@ async fn tell_others(watch: &Watch, events: &Teller) -> Result<Infallible, Gone>
     }
 }
 
-async fn tell_load(worker: &Worker, mut drain: Receiver<bool>, events: &Teller) -> Result<Infallible, Gone> {
+async fn tell_load(
+    worker: &Worker,
+    media: &MachineMedia,
+    mut drain: Receiver<bool>,
+    events: &Teller,
+) -> Result<Infallible, Gone> {
     let mut loads = worker.follow_load();
     let mut looks = interval(LOAD_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silent = 0;
     let mut is_first = true;
+    let mut told = MediaLoad::default();
     loop {
         looks.tick().await;
-        let is_new = is_first || loads.has_changed().unwrap_or_default() || drain.has_changed().unwrap_or_default();
+        let media = media.load();
+        // Work that is under way gets less without a word: frontends reckon with the time that has passed.
+        let is_media_new = media != told || media.all() > Duration::ZERO;
+        let is_new = is_media_new
+            || is_first
+            || loads.has_changed().unwrap_or_default()
+            || drain.has_changed().unwrap_or_default();
         if is_new {
             is_first = false;
             let BackendLoad { running, waiting, kv_usage, draining, .. } = *loads.borrow_and_update();
             let draining = draining || *drain.borrow_and_update();
-            tell(events, Event::Load(Load { running, waiting, kv_usage, draining })).await?;
+            told = media;
+            let media_pending_us = media.pending.map(|pending| pending.as_micros() as u64).to_vec();
+            let media_threads = media.threads;
+            let load = Load { running, waiting, kv_usage, draining, media_threads, media_pending_us };
+            tell(events, Event::Load(load)).await?;
         }
         // To the second: it is seconds that decide.
         let now = worker.backend.silent_for().as_secs() * 1000;

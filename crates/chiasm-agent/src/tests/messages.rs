@@ -1,5 +1,7 @@
 //! What is said is what is heard, and what is malformed is refused.
 
+use chiasm_backend::MediaForm;
+
 use super::*;
 use crate::capabilities::{self, OfAgent};
 
@@ -45,7 +47,12 @@ fn a_job_is_the_same_at_the_other_end() {
         assert_eq!(heard.reasoning, told.reasoning);
         assert_eq!(heard.stage, told.stage);
         let [item] = &heard.media[..] else { panic!("one item") };
-        let origin = ItemOrigin::File { content: ContentHash::new([8; 32]), processor_kwargs: Map::new(), url: None };
+        let origin = ItemOrigin::File {
+            content: ContentHash::new([8; 32]),
+            processor_kwargs: Map::new(),
+            url: None,
+            size: None,
+        };
         assert_eq!((item.hash, &item.origin), (told.media[0].hash, &origin));
         assert_eq!(item.placeholder, told.media[0].placeholder);
     }
@@ -71,7 +78,8 @@ fn where_a_file_is_is_told_to_agents_that_fetch_alone() {
     };
     let told = at("https://a/b");
     assert_eq!(url_of(sent(&told)).as_deref(), Some("https://a/b"));
-    assert_eq!(url_of(job::to_message(&told, &[TokenId(3)], false).unwrap()), None);
+    let media = job::MediaTold { urls: false, image_tensors: None };
+    assert_eq!(url_of(job::to_message(&told, &[TokenId(3)], media).unwrap()), None);
     // Longer than servers take: it is sent.
     assert_eq!(url_of(sent(&at(&format!("https://a/{}", "b".repeat(8 << 10))))), None);
 }
@@ -85,7 +93,7 @@ fn adapters_are_the_same_at_the_other_end() {
         refused: refused.map(str::to_owned),
     };
     let told = |adapters: Vec<OwnAdapter>| {
-        let of_agent = OfAgent { life: 1, takes_tensors: false, fetches_media: false, adapters };
+        let of_agent = OfAgent { life: 1, tensor_bytes: None, fetches_media: false, adapters };
         capabilities::to_message(&fake_capabilities(), of_agent)
     };
     let heard = capabilities::from_message(told(vec![own("a", None), own("b@c", Some("too large"))]), None).unwrap();
@@ -94,6 +102,26 @@ fn adapters_are_the_same_at_the_other_end() {
     assert_eq!(heard.max_loras, 0, "it can't be made to load others");
     for wrong in ["", &"a".repeat(4097)] {
         assert!(capabilities::from_message(told(vec![own(wrong, None)]), None).is_none(), "{}", wrong.len());
+    }
+}
+
+#[test]
+fn the_form_of_tensors_is_told_by_agents_that_take_them() {
+    let heard = |media, tensor_bytes| {
+        let of_agent = OfAgent { life: 1, tensor_bytes, fetches_media: false, adapters: Vec::new() };
+        let ready = capabilities::to_message(&Capabilities { media, ..fake_capabilities() }, of_agent);
+        (capabilities::image_tensors(&ready), ready.most_tensor_bytes)
+    };
+    for format in [TensorFormat::Raw, TensorFormat::Normalized(Dtype::BF16), TensorFormat::Normalized(Dtype::F32)] {
+        assert_eq!(heard(MediaForm::Tensors(format), Some(9)), (Some(format), 9));
+        assert_eq!(heard(MediaForm::Tensors(format), None), (None, 0));
+    }
+    assert_eq!(heard(MediaForm::Encoded, Some(9)).0, None);
+    // What nobody makes of images, or a later version names.
+    let mut ready = crate::proto::Ready::default();
+    for name in ["int64", "uint8", "float8"] {
+        ready.image_tensors = name.to_owned();
+        assert_eq!(capabilities::image_tensors(&ready), None, "{name}");
     }
 }
 
@@ -114,6 +142,8 @@ fn malformed_messages_are_refused_with_the_field() {
         embeds: vec![1, 1],
         elements: 0,
         url: String::new(),
+        width: 0,
+        height: 0,
     };
     let with = |change: &dyn Fn(&mut proto::MediaItem)| {
         let mut item = item.clone();

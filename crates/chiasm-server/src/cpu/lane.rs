@@ -28,12 +28,15 @@ struct State {
     threads: usize,
     /// Threads that wait for work.
     idle: usize,
+    /// The price of what waits or is being done.
+    pending: Duration,
     closed: bool,
 }
 
 struct Job {
     run: Box<dyn FnOnce() + Send>,
     since: Instant,
+    price: Duration,
 }
 
 /// A job's place among those that wait. When it is dropped the job goes too, unless it has begun.
@@ -67,6 +70,17 @@ impl Lane {
         state.threads - state.idle
     }
 
+    /// Whether a thread would begin with a job at once.
+    pub(super) fn is_free(&self) -> bool {
+        let state = self.state();
+        state.waiting.len() + state.threads - state.idle < self.most_threads
+    }
+
+    /// The price of the jobs that wait or are being done.
+    pub(super) fn pending(&self) -> Duration {
+        self.state().pending
+    }
+
     /// Leaves a job of this owner and price to the threads. If none can be started it is dropped.
     pub(super) fn push(
         self: &Arc<Self>,
@@ -76,7 +90,8 @@ impl Lane {
         run: Box<dyn FnOnce() + Send>,
     ) -> Place {
         let mut state = self.state();
-        let key = state.waiting.push(owner, price, due, Job { run, since: Instant::now() });
+        let key = state.waiting.push(owner, price, due, Job { run, since: Instant::now(), price });
+        state.pending = state.pending.saturating_add(price);
         self.metrics.waiting.inc();
         // Those that have been told of earlier jobs may not have woken up yet, so they count as idle.
         let start = state.waiting.len() > state.idle && state.threads < self.most_threads;
@@ -97,6 +112,8 @@ impl Lane {
         let mut state = self.state();
         state.closed = true;
         let dropped = std::mem::take(&mut state.waiting);
+        // Nobody asks any more.
+        state.pending = Duration::ZERO;
         drop(state);
         self.metrics.waiting.dec_by(dropped.len() as i64);
         self.work.notify_all();
@@ -106,10 +123,12 @@ impl Lane {
         let lane = self.clone();
         let work = move || {
             give_way(lane.niceness);
-            while let Some(job) = lane.next() {
+            let mut done = Duration::ZERO;
+            while let Some(job) = lane.next(done) {
                 lane.metrics.waited.observe(job.since.elapsed().as_secs_f64());
                 // Whoever awaits the job finds that it is gone.
                 drop(catch_unwind(AssertUnwindSafe(job.run)));
+                done = job.price;
             }
         };
         let Err(error) = std::thread::Builder::new().name(format!("cpu-{}", self.name)).spawn(work) else { return };
@@ -117,14 +136,19 @@ impl Lane {
         let mut state = self.state();
         state.threads -= 1;
         // Others will do the work; without any it would wait for ever.
-        let dropped = if state.threads == 0 { std::mem::take(&mut state.waiting) } else { Waiting::default() };
+        let mut dropped = Waiting::default();
+        if state.threads == 0 {
+            dropped = std::mem::take(&mut state.waiting);
+            state.pending = Duration::ZERO;
+        }
         drop(state);
         self.metrics.waiting.dec_by(dropped.len() as i64);
     }
 
-    /// Waits for the job whose turn it is; `None` tells the thread to end.
-    fn next(&self) -> Option<Job> {
+    /// Waits for the job whose turn it is, after one of this price; `None` tells the thread to end.
+    fn next(&self, done: Duration) -> Option<Job> {
         let mut state = self.state();
+        state.pending = state.pending.saturating_sub(done);
         let mut waited_long = false;
         loop {
             if let Some(job) = state.waiting.pop() {
@@ -152,7 +176,13 @@ impl Lane {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let dropped = self.lane.state().waiting.remove(self.key);
+        let dropped = {
+            let mut state = self.lane.state();
+            let dropped = state.waiting.remove(self.key);
+            let price = dropped.as_ref().map_or(Duration::ZERO, |job| job.price);
+            state.pending = state.pending.saturating_sub(price);
+            dropped
+        };
         if dropped.is_some() {
             self.lane.metrics.waiting.dec();
         }

@@ -161,6 +161,29 @@ async fn a_thread_without_work_ends_and_another_starts_when_there_is_some() {
 }
 
 #[tokio::test]
+async fn what_waits_or_is_done_is_load_until_it_is_over() {
+    let pool = pool(1);
+    let load = || pool.load().pending;
+    assert_eq!((load(), pool.load().threads, pool.is_free(USUAL)), ([Duration::ZERO; 3], 1, true));
+    let held = hold(&pool, USUAL).await;
+    assert_eq!(
+        (load(), pool.is_free(USUAL), pool.is_free(SHORT)),
+        ([Duration::ZERO, USUAL, Duration::ZERO], false, true)
+    );
+    let ticket = ticket(USUAL);
+    let mut more = Box::pin(pool.run(&ticket, || 7));
+    assert!(poll!(&mut more).is_pending());
+    assert_eq!(load()[1], 2 * USUAL);
+    // Nobody waits for it any more.
+    drop(more);
+    assert_eq!(load()[1], USUAL);
+    drop(held);
+    while load()[1] > Duration::ZERO || !pool.is_free(USUAL) {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn threads_are_shared_for_large_images_while_others_are_idle() {
     assert!(pool(1).shared(SHARED_PIXELS).is_none());
     let pool = pool(4);

@@ -120,7 +120,7 @@ async fn live(
     let (router, told) = (fleet.router.clone(), worker.load.clone());
     backend.follow_load(Box::new(move |load| {
         told.send_replace(load);
-        let Load { running, waiting, kv_usage, pending_tokens_of_others, draining } = load;
+        let Load { running, waiting, kv_usage, pending_tokens_of_others, draining, media: _ } = load;
         router.set_stats(id, EngineStats { running, waiting, kv_usage, pending_tokens_of_others, draining });
     }));
     *ready = Some(Instant::now());

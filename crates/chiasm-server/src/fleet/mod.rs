@@ -64,6 +64,11 @@ impl Worker {
         *self.condition.borrow()
     }
 
+    /// What its backend last said of itself.
+    pub fn load(&self) -> Load {
+        *self.load.borrow()
+    }
+
     /// What its backend says of itself, from now on.
     pub fn follow_load(&self) -> watch::Receiver<Load> {
         self.load.subscribe()

@@ -49,6 +49,8 @@ pub(super) struct FleetMetrics {
     worker_first_tokens: Family<WorkerLabel, Counter>,
     worker_first_token_time: Family<WorkerLabel, Counter<f64, AtomicU64>>,
     worker_queue_time: Family<WorkerLabel, Counter<f64, AtomicU64>>,
+    worker_media_threads: Family<WorkerLabel, Gauge>,
+    worker_media_pending: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
     arena_reserved: Family<WorkerLabel, Gauge>,
     arena_used: Family<WorkerLabel, Gauge>,
     arena_slots: Family<WorkerLabel, Gauge>,
@@ -124,6 +126,17 @@ impl FleetMetrics {
             self.worker_queue_time.clone(),
         );
         r.register("worker_waiting_requests", "Requests that wait in a worker's engine", self.worker_waiting.clone());
+        r.register(
+            "worker_media_threads",
+            "Threads with which the agent of a worker processes media; 0 for workers without one",
+            self.worker_media_threads.clone(),
+        );
+        r.register_with_unit(
+            "worker_media_pending",
+            "Work on media that waits or is being done at the agent of a worker, as time of one core by estimate",
+            Unit::Seconds,
+            self.worker_media_pending.clone(),
+        );
         r.register_with_unit(
             "arena_reserved",
             "Shared memory that a worker's arena has taken from the system",
@@ -153,10 +166,11 @@ impl FleetMetrics {
             &self.worker_waiting,
             &self.worker_seats,
             &self.worker_total_blocks,
+            &self.worker_media_threads,
         ];
         let of_arenas = [&self.arena_reserved, &self.arena_used, &self.arena_slots, &self.arena_leases];
         of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
-        self.worker_kv_usage.clear();
+        [&self.worker_kv_usage, &self.worker_media_pending].into_iter().for_each(Family::clear);
         let counters = [&self.worker_prompt_tokens, &self.worker_cached_tokens, &self.worker_first_tokens];
         counters.into_iter().for_each(Family::clear);
         [&self.worker_first_token_time, &self.worker_queue_time].into_iter().for_each(Family::clear);
@@ -193,6 +207,9 @@ impl FleetMetrics {
             let labels = ConditionLabels { worker: worker.id.to_string(), condition: worker.condition().name() };
             self.worker_condition.get_or_create(&labels).set(1);
             let label = WorkerLabel { worker: worker.id.to_string() };
+            let media = worker.load().media.unwrap_or_default();
+            self.worker_media_threads.get_or_create(&label).set(i64::from(media.threads));
+            self.worker_media_pending.get_or_create(&label).set(media.all().as_secs_f64());
             self.worker_seats.get_or_create(&label).set(worker.backend.capabilities().max_running as i64);
             let usage = worker.backend.memory().unwrap_or_default();
             self.arena_reserved.get_or_create(&label).set(usage.reserved as i64);

@@ -27,6 +27,11 @@ pub(super) struct TransferLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(super) struct FormLabel {
+    pub(super) form: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(super) struct CauseLabel {
     pub(super) cause: &'static str,
 }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use chiasm_backend::{Delivered, MediaObserver, Transfer};
+use chiasm_backend::{Delivered, MediaObserver, SentForm, Transfer};
 
 use super::Metrics;
-use super::labels::{CauseLabel, TransferLabel};
+use super::labels::{CauseLabel, FormLabel, TransferLabel};
 
 impl MediaObserver for Metrics {
     fn delivered(&self, delivered: Delivered) {
@@ -27,6 +27,10 @@ impl MediaObserver for Metrics {
         self.media_sent_bytes.inc_by(bytes);
     }
 
+    fn sent_as(&self, form: SentForm) {
+        self.media_sent.get_or_create(&FormLabel { form: form.name() }).inc();
+    }
+
     /// Logs each cause once.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
@@ -40,5 +44,8 @@ impl MediaObserver for Metrics {
 pub(super) fn begin_at_zero(metrics: &Metrics) {
     for way in [Transfer::Cached, Transfer::SharedMemory, Transfer::Inline] {
         drop(metrics.transfers.get_or_create(&TransferLabel { mode: way.name() }));
+    }
+    for form in [SentForm::Encoded, SentForm::Tensors] {
+        drop(metrics.media_sent.get_or_create(&FormLabel { form: form.name() }));
     }
 }

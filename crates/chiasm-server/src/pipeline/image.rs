@@ -1,13 +1,15 @@
 //! Images: planned from their sizes, and decoded and processed once for all requests and engines that want the same tensors
 //! at the same time.
 
+mod received;
+
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat,
+    EncodedItem, FieldValue, ItemField, Making, MediaSource, PlanClass, SourceError, Tensor, TensorBytes, TensorFormat,
     TensorMemory, TensorOrder,
 };
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, ImageHeader, MediaHeader};
@@ -24,10 +26,11 @@ use super::error::RequestError;
 use super::item::ItemPlan;
 use super::plans::Plans;
 use super::processed::{Form, ProcessedMedia};
-use crate::cpu::{CpuBudget, CpuPool, Ticket, price};
+use crate::cpu::{CpuBudget, CpuPool, Ticket, price, work_size};
 use crate::fleet::PresentClass;
 use crate::metrics::{Metrics, Stage};
 use crate::model::ServedModel;
+pub(super) use received::pixels_of;
 
 /// The images of one served model.
 pub struct Images {
@@ -204,9 +207,26 @@ impl MediaSource for ImageSource {
             processor_kwargs: self.asked.clone(),
         })
     }
+
+    fn making(&self, format: TensorFormat) -> Option<Making> {
+        let price = self.price(pixel_format(format));
+        Some(Making {
+            size: (self.plan.original.width, self.plan.original.height),
+            bytes: self.plan.pixel_bytes(pixel_format(format)) as u64,
+            price,
+            work: work_size(price),
+            at_once: self.images.cpu.is_free(price),
+        })
+    }
 }
 
 impl ImageSource {
+    /// Time for decoding and processing the image.
+    fn price(&self, format: PixelFormat) -> Duration {
+        let tensor = price::tensor(self.plan.original.area(), self.plan.pixel_bytes(format));
+        self.header.decode_time.saturating_add(tensor)
+    }
+
     /// Leave for decoding and processing the image, paid for once.
     fn ticket_to_make(&self, price: Duration) -> Result<Ticket, RequestError> {
         match self.ticket.get() {
@@ -226,7 +246,7 @@ impl ImageSource {
         if !(order.still_wanted)() {
             return Ok(None);
         }
-        let found = processed.find(&form)?;
+        let found = self.images.kept(&form, &self.plan)?;
         let job = PixelJob {
             model: model.clone(),
             budget: budget.clone(),
@@ -243,8 +263,7 @@ impl ImageSource {
             }
             None => {
                 let (image, pool) = (self.encoded.clone(), cpu.clone());
-                let tensor = price::tensor(job.plan.original.area(), job.plan.pixel_bytes(job.format));
-                let ticket = self.ticket_to_make(self.header.decode_time.saturating_add(tensor))?;
+                let ticket = self.ticket_to_make(self.price(job.format))?;
                 let begun = Instant::now();
                 let made = cpu.run(&ticket, move || job.make(&image, &pool)).await?;
                 metrics.stage(Stage::Process, begun.elapsed());

@@ -3,23 +3,27 @@
 
 mod files;
 mod tensors;
+mod waiting;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use chiasm_backend::{EncodedItem, ItemField, JobItem, MediaSource, OthersItem, OthersJob, SourceError, TensorOrder};
+use bytes::Bytes;
+use chiasm_backend::{
+    EncodedItem, ItemField, JobItem, MediaForm, MediaLoad, MediaSource, OthersItem, OthersJob, SourceError,
+    TensorBytes, TensorOrder,
+};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
-use chiasm_vision::{ImagePlan, PixelFormat};
+use chiasm_vision::{ImagePlan, ImageSize, PixelFormat};
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 use serde_json::{Map, Value};
-use tokio::sync::oneshot;
 
 use super::error::{Cause, RequestError};
-use super::image::{ImageSettings, Images};
+use super::image::{ImageSettings, Images, pixels_of};
 use super::keys::{keys_for, spans};
 use super::prepare::check_tokens;
+use super::processed::Form;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::fleet::{Fleet, PresentClass, Worker};
 use crate::frontend::Limits;
@@ -27,6 +31,7 @@ use crate::model::ServedModel;
 use files::AskForItem;
 pub use files::{NotFetched, PutError};
 use tensors::Tensors;
+use waiting::{Came, Expected, Waiting};
 
 /// Makes the media items of jobs that frontends on other machines have planned.
 pub struct MachineMedia {
@@ -35,8 +40,8 @@ pub struct MachineMedia {
     door: MediaDoor,
     cpu: CpuPool,
     fleet: Arc<Fleet>,
-    /// Who waits for files, by their content.
-    waiting: Mutex<HashMap<ContentHash, Vec<oneshot::Sender<EncodedMedia>>>>,
+    /// Who waits for files, or for what frontends make of them.
+    waiting: Waiting,
     /// Items whose tensors frontends have made; `None` if none are taken.
     tensors: Option<Arc<Tensors>>,
     fetches: bool,
@@ -66,6 +71,8 @@ pub enum ItemOrigin {
         processor_kwargs: Map<String, Value>,
         /// Where the frontend has got it, if at an `http:` or `https:` URL.
         url: Option<String>,
+        /// Width and height in pixels, if the frontend may send the tensors of an image of that size in place of the file.
+        size: Option<(u32, u32)>,
     },
     /// Its tensors.
     Tensors {
@@ -104,7 +111,7 @@ impl MachineMedia {
         let tensors = tensor_bytes.map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone())));
         let door = door.with_workers(Arc::new(cpu.clone()));
         let images = Arc::new(images);
-        Arc::new(Self { model, images, door, cpu, fleet, waiting: Mutex::default(), tensors, fetches })
+        Arc::new(Self { model, images, door, cpu, fleet, waiting: Waiting::default(), tensors, fetches })
     }
 
     /// Whether files are fetched from where frontends have got them.
@@ -112,11 +119,35 @@ impl MachineMedia {
         self.fetches
     }
 
+    /// What there is to do.
+    pub fn load(&self) -> MediaLoad {
+        self.cpu.load()
+    }
+
     /// Takes in the tensors of an item, for all who wait for them now or ask for them soon.
-    pub fn put_tensors(&self, hash: MmHash, fields: Vec<ItemField>) {
+    ///
+    /// # Errors
+    /// In words: they are not what the image becomes whose file they come in place of.
+    pub fn put_tensors(&self, hash: MmHash, fields: Vec<ItemField>) -> Result<(), String> {
+        let mut refused = None;
+        for expected in self.waiting.expected(&hash) {
+            let Expected { form, plan } = &expected;
+            let pixels = pixels_of(plan, form.format, &fields);
+            match pixels.and_then(|pixels| self.images.keep(*form, plan, &pixels).map(|()| pixels)) {
+                Ok(pixels) => {
+                    self.waiting.pixels_came(&expected, &pixels);
+                    return Ok(());
+                }
+                Err(why) => refused = Some(why),
+            }
+        }
+        if let Some(why) = refused {
+            return Err(why);
+        }
         if let Some(tensors) = &self.tensors {
             tensors.put(hash, fields);
         }
+        Ok(())
     }
 
     /// The most bytes that an item's tensors may have; `None` if none are taken.
@@ -193,8 +224,8 @@ impl MachineMedia {
         ask: AskForItem,
     ) -> Result<JobItem, String> {
         let PlannedItem { modality, hash, origin, placeholder } = planned;
-        let (content, processor_kwargs, url) = match origin {
-            ItemOrigin::File { content, processor_kwargs, url } => (content, processor_kwargs, url),
+        let (content, processor_kwargs, url, size) = match origin {
+            ItemOrigin::File { content, processor_kwargs, url, size } => (content, processor_kwargs, url, size),
             ItemOrigin::Tensors { elements } => {
                 let tensors = self.tensors.as_ref().ok_or("this agent takes no tensors (--take-tensors)")?;
                 if placeholder.embeds() == 0 || placeholder.offset + placeholder.length > tokens.len() {
@@ -214,11 +245,28 @@ impl MachineMedia {
                 "its identity is another one here: the agent's model, settings or version are others".to_owned()
             );
         }
-        let source = FileSource { media: self.clone(), content, url, settings, class: class.clone(), ask };
-        let plan = match self.images.known_plan(&hash) {
-            Some(plan) => plan,
-            None => source.image_plan().await.map_err(words)?,
+        let expected = match (size, worker.backend.capabilities().media) {
+            (Some(size), MediaForm::Tensors(format)) if self.tensors.is_some() => {
+                let plan = self.plan_of(size, &settings).map_err(words)?;
+                Some(Expected { form: Form { hash, format }, plan })
+            }
+            _ => None,
         };
+        let mut source = FileSource {
+            media: self.clone(),
+            hash,
+            content,
+            url,
+            settings,
+            class: class.clone(),
+            ask,
+            expected,
+            plan: OnceLock::new(),
+            came: Mutex::default(),
+        };
+        let plan = source.image_plan().await.map_err(words)?;
+        // Tensors have to fit the place that is checked.
+        source.expected.take_if(|expected| expected.plan.original != plan.original);
         // An engine waits for ever with an item that it can't encode.
         let at_once = self.images.encoder_tokens(&plan, class).map_err(words)?;
         if at_once > worker.backend.capabilities().max_batched_tokens {
@@ -230,6 +278,12 @@ impl MachineMedia {
         // Raw values are a byte each.
         let elements = plan.pixel_bytes(PixelFormat::RawU8) as u64;
         Ok(JobItem { modality, hash, placeholder, elements, source: Arc::new(source) })
+    }
+
+    /// What an image of this size becomes. Whether it has it is not known.
+    fn plan_of(&self, (width, height): (u32, u32), settings: &ImageSettings) -> Result<Arc<ImagePlan>, RequestError> {
+        self.door.limits().image.check(width, height)?;
+        self.images.plan_of(ImageSize { width, height }, settings)
     }
 }
 
@@ -249,32 +303,80 @@ fn stands_at(runs: &[TokenRun], placeholder: &Placeholder, tokens: &[TokenId]) -
 /// An item whose file a frontend has.
 struct FileSource {
     media: Arc<MachineMedia>,
+    hash: MmHash,
     content: ContentHash,
     url: Option<String>,
     settings: Arc<ImageSettings>,
     class: PresentClass,
     ask: AskForItem,
+    /// Tensors that are taken in place of the file.
+    expected: Option<Expected>,
+    /// What it becomes, once that is known.
+    plan: OnceLock<Arc<ImagePlan>>,
+    /// Pixels that came before an engine wanted them.
+    came: Mutex<Option<Bytes>>,
 }
 
 impl FileSource {
-    async fn planned(&self) -> Result<super::item::ItemPlan, RequestError> {
-        let file = self.media.file(&self.content, self.url.as_deref(), &self.ask).await?;
-        self.media.images.plan(&file, &self.settings, &self.class, "media", &CpuBudget::shared())
+    async fn come(&self) -> Result<Came, RequestError> {
+        self.media.come(&self.content, self.url.as_deref(), self.expected.clone(), &self.ask).await
+    }
+
+    fn planned(&self, file: &EncodedMedia) -> Result<super::item::ItemPlan, RequestError> {
+        self.media.images.plan(file, &self.settings, &self.class, "media", &CpuBudget::shared())
     }
 
     async fn image_plan(&self) -> Result<Arc<ImagePlan>, RequestError> {
-        let hash = self.planned().await?.hash;
-        self.media.images.known_plan(&hash).ok_or_else(|| RequestError::internal("a plan was lost at once"))
+        let known = || self.media.images.known_plan(&self.hash);
+        let plan = match (known(), &self.expected) {
+            (Some(plan), _) => plan,
+            (None, expected) => match (self.come().await?, expected) {
+                (Came::Pixels(pixels), Some(Expected { plan, .. })) => {
+                    *self.came.lock().unwrap_or_else(PoisonError::into_inner) = Some(pixels);
+                    plan.clone()
+                }
+                (Came::File(file), _) => {
+                    self.planned(&file)?;
+                    known().ok_or_else(|| RequestError::internal("a plan was lost at once"))?
+                }
+                (Came::Pixels(_), None) => return Err(RequestError::internal("tensors came that nobody expected")),
+            },
+        };
+        Ok(self.plan.get_or_init(|| plan).clone())
+    }
+
+    /// Pixels that were made elsewhere, and what they are pixels of: those that came before, or what another engine was given.
+    fn made(&self, form: &Form) -> Result<Option<(TensorBytes, &Arc<ImagePlan>)>, RequestError> {
+        let Some(plan) = self.plan.get() else { return Ok(None) };
+        let is_expected = self.expected.as_ref().is_some_and(|expected| expected.form == *form);
+        let came = self.came.lock().unwrap_or_else(PoisonError::into_inner).take().filter(|_| is_expected);
+        let pixels = match came {
+            Some(pixels) => Some(TensorBytes::Here(pixels)),
+            None => self.media.images.kept(form, plan)?,
+        };
+        Ok(pixels.map(|pixels| (pixels, plan)))
+    }
+
+    async fn make(&self, order: TensorOrder) -> Result<Option<Vec<ItemField>>, SourceError> {
+        let form = Form { hash: self.hash, format: order.format };
+        let images = &self.media.images;
+        if let Some((pixels, plan)) = self.made(&form).map_err(SourceError::new)? {
+            return images.place(self.hash, plan, pixels, order).await.map_err(SourceError::new);
+        }
+        match (self.come().await.map_err(SourceError::new)?, &self.expected) {
+            (Came::File(file), _) => self.planned(&file).map_err(SourceError::new)?.source.tensors(order).await,
+            (Came::Pixels(pixels), Some(Expected { form: came, plan })) if *came == form => {
+                images.place(self.hash, plan, TensorBytes::Here(pixels), order).await.map_err(SourceError::new)
+            }
+            // An engine wants what it has said that it wants.
+            (Came::Pixels(_), _) => Err(SourceError::new(RequestError::internal("tensors came in another form"))),
+        }
     }
 }
 
 impl MediaSource for FileSource {
     fn tensors(&self, order: TensorOrder) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
-        async move {
-            let planned = self.planned().await.map_err(SourceError::new)?;
-            planned.source.tensors(order).await
-        }
-        .boxed()
+        self.make(order).boxed()
     }
 
     fn encoded(&self) -> Option<EncodedItem> {

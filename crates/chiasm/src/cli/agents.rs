@@ -5,16 +5,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_agent::{AgentTls, TlsError};
+use chiasm_agent::{AgentMedia, AgentTls, TlsError};
 use chiasm_discovery::{Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// Of chiasm agent: take media items that frontends have made tensors of, as they do with vLLM's processor. Frontends are believed
-    /// then that the tensors are what the engines want: wrong ones end an engine
+    /// Of chiasm agent: take media items that frontends have made tensors of, as they do with vLLM's processor, and with images while this
+    /// agent has too many to process (--agent-media). Frontends are believed then that the tensors are what the engines want: wrong ones end
+    /// an engine
     #[arg(long, env = "CHIASM_TAKE_TENSORS")]
     pub(crate) take_tensors: bool,
     /// Of chiasm agent: fetch images from where frontends have got them, within the limits and the policy of this agent's flags for media.
@@ -24,6 +25,9 @@ pub(crate) struct AgentArgs {
     /// The agents of other machines whose engines are served too, as host:port; without --engines, --sim or --attach theirs alone
     #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
     pub(crate) agents: Vec<String>,
+    /// How images reach agents that could make their tensors themselves
+    #[arg(long, env = "CHIASM_AGENT_MEDIA", value_enum, default_value_t = AgentMediaArg::Auto)]
+    pub(crate) agent_media: AgentMediaArg,
     /// Where agents are named: etcd://HOST:PORT,…/PREFIX, etcds://… (with TLS), or kubernetes://NAMESPACE/SERVICE[:PORT]; beside
     /// those of --agents. One that vanishes there goes on for as long as it answers
     #[arg(long, env = "CHIASM_DISCOVERY", value_name = "URL")]
@@ -49,6 +53,27 @@ pub(crate) struct AgentArgs {
     pub(crate) block_key_secret: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) tls: AgentTlsArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AgentMediaArg {
+    /// As files, and while an agent has more images to process than sending tensors takes, as tensors made here by a thread that has nothing
+    /// else to do, if the agent has --take-tensors
+    Auto,
+    /// As files
+    Encoded,
+    /// As tensors made here, if the agent has --take-tensors, else as files
+    Tensors,
+}
+
+impl From<AgentMediaArg> for AgentMedia {
+    fn from(media: AgentMediaArg) -> Self {
+        match media {
+            AgentMediaArg::Auto => Self::Auto,
+            AgentMediaArg::Encoded => Self::Encoded,
+            AgentMediaArg::Tensors => Self::Tensors,
+        }
+    }
 }
 
 impl AgentArgs {

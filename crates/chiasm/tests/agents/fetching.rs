@@ -107,6 +107,15 @@ async fn what_an_agent_fetches_is_not_sent_and_what_it_can_not_fetch_is() {
     bytes += picture("data").len();
     assert_eq!((sent(&server, "").await.0, taken(&asked)), (bytes, 0));
 
+    // Who wants tensors made by frontends does not want files fetched by agents.
+    let takes = ["--allow-private-media", "--take-tensors"];
+    let makes = [cluster.agent(3, &[&fetches[..], &takes].concat())];
+    let server = cluster.serve(&makes, &["--allow-private-media", "--agent-media", "tensors"]);
+    server.wait_ready(1, SOON).await;
+    assert_eq!(ask(&server, &[&url("good-2")]).await, (tokens, 0));
+    assert_eq!(taken(&asked), 1);
+    assert_eq!(server.metric("chiasm_media_sent_items_total{form=\"tensors\"}").await, 1.0);
+
     // The policy that counts is the agent's.
     let careful = [cluster.agent(2, &fetches)];
     let server = cluster.serve(&careful, &["--allow-private-media"]);

@@ -9,6 +9,7 @@ mod cluster;
 mod discovery;
 mod failures;
 mod fetching;
+mod images;
 mod links;
 mod network;
 mod probe;

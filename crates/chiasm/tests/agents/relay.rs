@@ -55,6 +55,11 @@ impl Relay {
         self.address.to_string()
     }
 
+    /// How many packets were carried, both ways.
+    pub(crate) fn carried(&self) -> usize {
+        self.packets.load(Relaxed)
+    }
+
     /// How many packets were lost, both ways.
     pub(crate) fn lost(&self) -> usize {
         self.packets.load(Relaxed) / LOST

@@ -29,6 +29,8 @@ const PICTURES: [&str; 3] = ["dawn", "noon", "storm"];
 const TEXTS: usize = 12;
 const TOKENS: [u32; 2] = [3, 24];
 const QUICK: [&str; 6] = ["--sim", "1", "--sim-decode-rate", "200", "--sim-image-ms", "2"];
+/// How each of the frontends sends images.
+const MEDIA: [&str; 2] = ["auto", "tensors"];
 
 /// What is asked: prompts by their numbers, and what the right answers are.
 struct Questions {
@@ -180,13 +182,19 @@ struct Stand {
     clients: Vec<tokio::task::JoinHandle<()>>,
 }
 
+fn agent_flags() -> Vec<&'static str> {
+    [&QUICK[..], &["--take-tensors"]].concat()
+}
+
 impl Stand {
     async fn new(agents: u8, seed: u64) -> Self {
         let cluster = Cluster::new();
-        let agents: Vec<_> = (1..=agents).map(|machine| cluster.agent(machine, &QUICK)).collect();
+        let flags = agent_flags();
+        let agents: Vec<_> = (1..=agents).map(|machine| cluster.agent(machine, &flags)).collect();
         let addresses: Vec<_> = agents.iter().map(|agent| agent.address.clone()).collect();
         let addresses = addresses.join(",");
-        let frontends: Vec<_> = (0..2).map(|_| cluster.serve_at(&addresses, &[])).collect();
+        let serve = |media| cluster.serve_at(&addresses, &["--agent-media", media]);
+        let frontends: Vec<_> = MEDIA.into_iter().map(serve).collect();
         for frontend in &frontends {
             frontend.wait_ready(agents.len() as u64, SOON).await;
         }
@@ -205,11 +213,11 @@ impl Stand {
     fn restart_agent(&mut self, number: usize) {
         let (host, port) =
             self.agents[number].address.rsplit_once(':').map(|(h, p)| (h.to_owned(), p.to_owned())).expect("host:port");
-        self.agents[number] = self.cluster.agent_at(&host, &port, &QUICK);
+        self.agents[number] = self.cluster.agent_at(&host, &port, &agent_flags());
     }
 
     fn restart_frontend(&mut self, number: usize) {
-        self.frontends[number] = self.cluster.serve_at(&self.addresses, &[]);
+        self.frontends[number] = self.cluster.serve_at(&self.addresses, &["--agent-media", MEDIA[number]]);
         *self.urls[number].lock().expect("not poisoned") = self.frontends[number].url.clone();
     }
 

@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::Measurement;
 use crate::client::Connection;
@@ -38,6 +38,7 @@ pub(crate) use transfer::sink;
 use certificates::Certificates;
 use echo::Echo;
 use machine::Machine;
+use sides::{FILES, TENSORS};
 use transfer::Transfer;
 use wire::Wire;
 
@@ -58,6 +59,11 @@ const ECHO_TIME: Duration = Duration::from_millis(500);
 const TRANSFERS: usize = 10;
 /// New images whose bytes are counted.
 const COUNTED_IMAGES: usize = 30;
+/// New images that are sent as files and as many that are sent as tensors, and how many of each of them come before what counts.
+const COMPARED_IMAGES: usize = 60;
+const UNCOUNTED_IMAGES: usize = 10;
+/// What a frontend counts the images by that it has sent as tensors.
+const SENT_TENSORS: &str = "chiasm_media_sent_items_total{form=\"tensors\"}";
 /// How long a frontend and an agent get to say what they have to say of an answered request.
 const SETTLE: Duration = Duration::from_millis(100);
 
@@ -91,6 +97,7 @@ pub(crate) async fn run(
         if pace == Pace::Unbounded {
             for (side, agent) in sides[1..].iter().zip(agents) {
                 count_bytes(inputs, &side.name, agent, &certificates, workload).await?;
+                compare_forms(inputs, &side.name, agent, &certificates, workload).await?;
             }
         }
     }
@@ -235,8 +242,14 @@ async fn count_bytes(
     workload: &RefCell<Workload>,
 ) -> Result<(), Box<dyn Error>> {
     let wire = Wire::to(agent).await?;
-    let mut side =
-        sides::frontend(inputs, &format!("{name}, counted"), wire.address, certificates, workload.borrow().origin())?;
+    let mut side = sides::frontend(
+        inputs,
+        &format!("{name}, counted"),
+        wire.address,
+        FILES,
+        certificates,
+        workload.borrow().origin(),
+    )?;
     side.wait(workload).await?;
     let mut connection = Connection::open(side.address).await?;
     let [mut beyond, mut back] = [Vec::new(), Vec::new()];
@@ -251,6 +264,48 @@ async fn count_bytes(
     }
     print(NEW_IMAGE, Some(1), name, "bytes to the agent beyond the file", median(beyond))?;
     print(NEW_IMAGE, Some(1), name, "bytes from the agent", median(back))
+}
+
+/// Times and prints new images that two other frontends send to the agent of a side, one as files and one as tensors.
+async fn compare_forms(
+    inputs: &Inputs,
+    name: &str,
+    agent: SocketAddr,
+    certificates: &Certificates,
+    workload: &RefCell<Workload>,
+) -> Result<(), Box<dyn Error>> {
+    let (mut sides, mut connections) = (Vec::new(), Vec::new());
+    for form in [FILES, TENSORS] {
+        let side_name = format!("{name}, {form}");
+        let mut side = sides::frontend(inputs, &side_name, agent, form, certificates, workload.borrow().origin())?;
+        side.wait(workload).await?;
+        connections.push(Connection::open(side.address).await?);
+        sides.push(side);
+    }
+    let mut times = [Vec::new(), Vec::new()];
+    for number in 0..UNCOUNTED_IMAGES + COMPARED_IMAGES {
+        for form in [number % 2, 1 - number % 2] {
+            let body = workload.borrow_mut().next(NEW_IMAGE, "");
+            let begun = Instant::now();
+            connections[form].chat(body).await?;
+            if number >= UNCOUNTED_IMAGES {
+                times[form].push(begun.elapsed());
+            }
+        }
+    }
+    // Each as it was to go, or nothing was compared.
+    for (form, connection) in [FILES, TENSORS].into_iter().zip(&mut connections) {
+        let (_, metrics) = connection.get("/metrics").await?;
+        let sent = metrics.lines().find_map(|line| line.strip_prefix(SENT_TENSORS));
+        let sent: f64 = sent.ok_or("a frontend does not count tensors")?.trim().parse()?;
+        let expected = if form == TENSORS { UNCOUNTED_IMAGES + COMPARED_IMAGES } else { 0 };
+        if sent != expected as f64 {
+            return Err(format!("{name}, {form}: {sent} images were sent as tensors, not {expected}").into());
+        }
+    }
+    let [files, tensors] = times.map(|times| milliseconds(&times));
+    print(NEW_IMAGE, Some(1), name, "latency p50 with files", files)?;
+    print(NEW_IMAGE, Some(1), name, "latency p50 with tensors", tensors)
 }
 
 fn print(

@@ -1,16 +1,17 @@
-//! Files of media items that frontends have: kept, fetched from where a frontend has got one, or sent by it when it is asked.
+//! Files of media items that frontends have: kept, fetched from where a frontend has got one, or sent by it when it is asked; or the
+//! tensors that it makes of one.
 
-use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_media::{ContentHash, EncodedMedia, Fault, MediaError};
 use chiasm_types::Modality;
-use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::MachineMedia;
+use super::tensors::PATIENCE as TENSORS_PATIENCE;
+use super::waiting::{Came, Expected};
 use crate::cpu::CpuBudget;
 use crate::pipeline::error::RequestError;
 
@@ -77,27 +78,26 @@ impl MachineMedia {
         if item.content != content {
             return Err(PutError::OtherContent);
         }
-        for waiting in self.waiting().remove(&content).unwrap_or_default() {
-            let _ = waiting.send(item.clone());
-        }
+        self.waiting.file_came(&item);
         Ok(())
     }
 
-    /// The file of this content: kept, fetched, or asked for.
-    pub(super) async fn file(
+    /// The file of this content: kept, fetched, or asked for. If it is asked for, what is expected in its place may come.
+    pub(super) async fn come(
         &self,
         content: &ContentHash,
         url: Option<&str>,
+        expected: Option<Expected>,
         ask: &AskForItem,
-    ) -> Result<EncodedMedia, RequestError> {
+    ) -> Result<Came, RequestError> {
         if let Some(kept) = self.door.kept(content) {
-            return Ok(kept);
+            return Ok(Came::File(kept));
         }
         match url.filter(|_| self.fetches) {
-            None => self.sent(content, || ask(None)).await,
+            None => self.sent(content, expected, || ask(None)).await,
             Some(url) => match self.fetched(content, url).await {
-                Ok(file) => Ok(file),
-                Err(why) => self.sent(content, || ask(Some(why))).await,
+                Ok(file) => Ok(Came::File(file)),
+                Err(why) => self.sent(content, expected, || ask(Some(why))).await,
             },
         }
     }
@@ -114,45 +114,22 @@ impl MachineMedia {
         }
     }
 
-    /// The file of this content from the frontend that `ask` asks.
-    async fn sent(&self, content: &ContentHash, ask: impl FnOnce()) -> Result<EncodedMedia, RequestError> {
-        let (here, mut came) = oneshot::channel();
-        let is_asked_for = {
-            let mut waiting = self.waiting();
-            let others = waiting.entry(*content).or_default();
-            others.push(here);
-            others.len() > 1
-        };
-        let _waits = Waits { media: self, content };
-        if is_asked_for && let Ok(Ok(file)) = timeout(OTHERS_PATIENCE, &mut came).await {
-            return Ok(file);
+    /// The file of this content, or what is expected in its place, from the frontend that `ask` asks.
+    async fn sent(
+        &self,
+        content: &ContentHash,
+        expected: Option<Expected>,
+        ask: impl FnOnce(),
+    ) -> Result<Came, RequestError> {
+        let patience = if expected.is_some() { TENSORS_PATIENCE } else { FILE_PATIENCE };
+        let (mut wait, is_asked_for) = self.waiting.wait(content, expected);
+        if is_asked_for && let Ok(Ok(came)) = timeout(OTHERS_PATIENCE, &mut wait.came).await {
+            return Ok(came);
         }
         ask();
-        match timeout(FILE_PATIENCE, came).await {
-            Ok(Ok(file)) => Ok(file),
+        match timeout(patience, &mut wait.came).await {
+            Ok(Ok(came)) => Ok(came),
             Ok(Err(_)) | Err(_) => Err(RequestError::internal("the frontend did not send a media item's file")),
-        }
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, HashMap<ContentHash, Vec<oneshot::Sender<EncodedMedia>>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Forgets, when dropped, those who wait no more for a file.
-struct Waits<'a> {
-    media: &'a MachineMedia,
-    content: &'a ContentHash,
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        let mut waiting = self.media.waiting();
-        if let Some(others) = waiting.get_mut(self.content) {
-            others.retain(|other| !other.is_closed());
-            if others.is_empty() {
-                waiting.remove(self.content);
-            }
         }
     }
 }

@@ -19,7 +19,7 @@ use super::super::turns::Turns;
 use crate::cpu::{CpuBudget, CpuPool, price};
 
 /// How long tensors may take from the frontend that has them, or makes them again. Requests have deadlines of their own.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Tensors below this many bytes travel in messages: a slot costs more than they do.
 const LARGE: usize = 4096;

@@ -12,6 +12,10 @@ use crate::side::{Counts, Inputs, Side, free_address};
 use crate::splits::Splits;
 use crate::workload::Pace;
 
+/// The forms in which images are sent.
+pub(crate) const FILES: &str = "encoded";
+pub(crate) const TENSORS: &str = "tensors";
+
 /// Starts all three, agent and engine on `machine`; returns them with the agent's address.
 pub(crate) fn start(
     inputs: &Inputs,
@@ -27,6 +31,8 @@ pub(crate) fn start(
     let address = SocketAddr::new(machine.host, free_address()?.port());
     let mut agent = machine.command(&inputs.chiasm);
     agent.arg("agent").arg(&inputs.model).args(ours::attach(&[handshake])?).args(certificates.flags());
+    // For the frontend that is compared by it.
+    agent.arg("--take-tensors");
     agent.args(["--host", &address.ip().to_string(), "--port", &address.port().to_string()]);
     agent.env(STATE_DIR, inputs.state());
     let agent = Program::start(&name, &mut agent, &inputs.scratch)?;
@@ -35,22 +41,23 @@ pub(crate) fn start(
         engines: vec![engine],
         tells_engines: true,
         steps: matches!(pace, Pace::Calls(_)).then_some(steps),
-        ..frontend(inputs, &name, address, certificates, origin)?
+        ..frontend(inputs, &name, address, FILES, certificates, origin)?
     };
     Ok((side, address))
 }
 
-/// Starts a frontend alone, of an agent at this address.
+/// Starts a frontend alone, of an agent at this address that it sends images in this form.
 pub(crate) fn frontend(
     inputs: &Inputs,
     name: &str,
     agent: SocketAddr,
+    media: &str,
     certificates: &Certificates,
     origin: &Origin,
 ) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
     let mut frontend = ours::frontend(inputs, &inputs.chiasm, address);
-    frontend.args(["--agents", &agent.to_string()]).args(certificates.flags());
+    frontend.args(["--agents", &agent.to_string(), "--agent-media", media]).args(certificates.flags());
     Ok(Side {
         name: name.to_owned(),
         address,
