@@ -3,6 +3,7 @@
 mod backend;
 mod connecting;
 mod connector;
+mod lending;
 mod running;
 mod watching;
 
@@ -18,6 +19,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Response, Status};
 
 pub use connector::AgentConnector;
+pub use lending::Lending;
 #[cfg(test)]
 pub(crate) use running::OwnMemory;
 
@@ -49,6 +51,7 @@ pub struct AgentLink {
     jobs: AgentClient<Channel>,
     watches: AgentClient<Channel>,
     files: AgentClient<Channel>,
+    lending: Lending,
 }
 
 /// What an agent says of itself.
@@ -129,7 +132,14 @@ impl AgentLink {
             jobs: client(),
             watches: client(),
             files: client(),
+            lending: Lending::default(),
         })
+    }
+
+    /// Lends the agent tensors in place of sending them, where it reads them.
+    #[must_use]
+    pub fn with_lending(self, lending: &Lending) -> Self {
+        Self { lending: lending.for_one_agent(), ..self }
     }
 
     /// Where the agent is.
@@ -142,7 +152,8 @@ impl AgentLink {
     /// # Errors
     /// [`LinkError::Unreachable`] and [`LinkError::Refused`].
     pub async fn greet(&self) -> Result<Greeting, LinkError> {
-        let HelloReply { engines, incarnation, .. } = self.hello().await?;
+        let HelloReply { engines, incarnation, reads_tensors, .. } = self.hello().await?;
+        self.lending.set_read(reads_tensors);
         Ok(Greeting { engines, incarnation })
     }
 

@@ -3,7 +3,7 @@
 //! An agent runs beside the engines of one machine and owns them: it launches them, processes media beside their memory and knows
 //! exactly what their KV caches hold. Frontends on any machine reach each of its engines as a [`Backend`](chiasm_backend::Backend),
 //! over gRPC: jobs go as tokens, media items as encoded files, once for all engines of the machine; those that only the frontend can
-//! make go as tensors.
+//! make go as tensors, or are read out of the frontend's memory by NIXL.
 //!
 //! | module | is |
 //! |---|---|
@@ -28,7 +28,7 @@ mod tensors;
 mod tls;
 mod wire;
 
-pub use client::{AgentConnector, AgentLink, AgentStatus, Greeting, LinkError};
+pub use client::{AgentConnector, AgentLink, AgentStatus, Greeting, Lending, LinkError};
 pub use server::{AgentServer, Drain, serve};
 pub use tls::{AgentTls, TlsError};
 

@@ -179,7 +179,10 @@ pub trait MediaObserver: Send + Sync {
     /// So many bytes of a file or of tensors were sent to another machine, which lacked them.
     fn sent(&self, _bytes: u64) {}
 
-    /// An item that was to travel in shared memory does not, or one that was to be fetched elsewhere is sent. `cause` is one of a few
+    /// So many bytes of tensors were read out of this process's memory by another machine, which lacked them.
+    fn lent(&self, _bytes: u64) {}
+
+    /// An item that was to travel in shared memory does not, or one that was to be fetched or read elsewhere is sent. `cause` is one of a few
     /// words, `why` explains it to people.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display);
 }

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tonic::{Code, Status, Streaming};
 
 use super::backend::Shared;
+use super::lending::NotLent;
 use super::lost;
 use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
 use crate::proto::generate_event::Event;
@@ -174,7 +175,16 @@ async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
             };
             let fields = item.source.tensors(order).await.map_err(JobError::Source)?;
             let fields = fields.unwrap_or_default();
-            shared.observer.sent(tensors::bytes(&fields));
+            let bytes = tensors::bytes(&fields);
+            match shared.link.lend_tensors(&item.hash, &fields).await {
+                Ok(true) => {
+                    shared.observer.lent(bytes);
+                    return Ok(());
+                }
+                Ok(false) => {}
+                Err(NotLent { cause, why }) => shared.observer.stepped_down(cause, &why),
+            }
+            shared.observer.sent(bytes);
             shared.link.put_tensors(&item.hash, &fields).await
         }
     };
