@@ -68,13 +68,15 @@ struct Engines {
 }
 
 impl Engines {
-    fn variables(&self) -> [(&'static str, OsString); 10] {
+    fn variables(&self) -> [(&'static str, OsString); 11] {
         [
             ("CHIASM_TEST_OTHER_VLLM_VERSION", self.other_version.into()),
             ("CHIASM_TEST_OTHER_PYTHON", self.other.python().into()),
             ("CHIASM_TEST_VLLM_VERSION", self.version.into()),
             ("CHIASM_TEST_VLLM", self.env.vllm().into()),
             ("CHIASM_TEST_PYTHON", self.env.python().into()),
+            // Another version's environment is over the one that has it.
+            ("CHIASM_TEST_NIXL", self.env.nixl().or_else(|| self.other.nixl()).unwrap_or_default().into()),
             ("CHIASM_TEST_MODELS", self.models.clone().into()),
             ("CHIASM_TEST_PLUGIN", self.plugin.clone().into()),
             ("CHIASM_TEST_CLIENTS_PYTHON", self.clients.python().into()),

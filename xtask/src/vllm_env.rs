@@ -73,6 +73,19 @@ impl VllmEnv {
         self.path.join("bin/vllm")
     }
 
+    /// NIXL's C library, as its wheel has it.
+    pub(crate) fn nixl(&self) -> Option<PathBuf> {
+        let below = |folder: PathBuf, starts: &str| {
+            let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).find(|path| {
+                path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(starts))
+            })
+        };
+        let python = below(self.path.join("lib"), "python3")?;
+        let libraries = below(python.join("site-packages"), ".nixl_cu")?;
+        Some(libraries.join("libnixl_capi.so")).filter(|library| library.is_file())
+    }
+
     /// A Python that sees this environment's packages and no others.
     pub(crate) fn python_command(&self) -> Command {
         let mut command = Command::new(self.python());

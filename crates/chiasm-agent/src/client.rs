@@ -5,6 +5,7 @@ mod connecting;
 mod connector;
 mod images;
 mod jobs;
+mod lending;
 mod running;
 mod watching;
 
@@ -21,6 +22,7 @@ use tonic::{Code, Response, Status};
 
 pub use connector::AgentConnector;
 pub use images::AgentMedia;
+pub use lending::Lending;
 #[cfg(test)]
 pub(crate) use running::OwnMemory;
 
@@ -54,6 +56,7 @@ pub struct AgentLink {
     watches: AgentClient<Channel>,
     files: AgentClient<Channel>,
     work: Arc<AgentWork>,
+    lending: Lending,
 }
 
 /// What an agent says of itself.
@@ -135,7 +138,14 @@ impl AgentLink {
             watches: client(),
             files: client(),
             work: Arc::default(),
+            lending: Lending::default(),
         })
+    }
+
+    /// Lends the agent tensors in place of sending them, where it reads them.
+    #[must_use]
+    pub fn with_lending(self, lending: &Lending) -> Self {
+        Self { lending: lending.for_one_agent(), ..self }
     }
 
     /// Where the agent is.
@@ -148,7 +158,8 @@ impl AgentLink {
     /// # Errors
     /// [`LinkError::Unreachable`] and [`LinkError::Refused`].
     pub async fn greet(&self) -> Result<Greeting, LinkError> {
-        let HelloReply { engines, incarnation, .. } = self.hello().await?;
+        let HelloReply { engines, incarnation, reads_tensors, .. } = self.hello().await?;
+        self.lending.set_read(reads_tensors);
         Ok(Greeting { engines, incarnation })
     }
 

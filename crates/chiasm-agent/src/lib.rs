@@ -3,7 +3,8 @@
 //! An agent runs beside the engines of one machine and owns them: it launches them, processes media beside their memory and knows
 //! exactly what their KV caches hold. Frontends on any machine reach each of its engines as a [`Backend`](chiasm_backend::Backend),
 //! over gRPC: jobs go as tokens, media items as encoded files, once for all engines of the machine; those that only the frontend can
-//! make go as tensors, and others too where that is quicker than to wait for the agent to make them.
+//! make go as tensors, and others too where that is quicker than to wait for the agent to make them. Tensors are sent, or read out of the
+//! frontend's memory by NIXL.
 //!
 //! | module | is |
 //! |---|---|
@@ -28,7 +29,7 @@ mod tensors;
 mod tls;
 mod wire;
 
-pub use client::{AgentConnector, AgentLink, AgentMedia, AgentStatus, Greeting, LinkError};
+pub use client::{AgentConnector, AgentLink, AgentMedia, AgentStatus, Greeting, Lending, LinkError};
 pub use server::{AgentServer, Drain, serve};
 pub use tls::{AgentTls, TlsError};
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_kv::KeySecret;
+use chiasm_nixl::Reader;
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_types::WorkerId;
@@ -29,8 +30,8 @@ use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::generate_request::Request as JobRequest;
 use crate::proto::{
     AdmitEvent, AdmitRequest, DrainReply, DrainRequest, GenerateReply, GenerateRequest, HelloReply, HelloRequest,
-    MediaChunk, Open, PutMediaReply, PutTensorsReply, StatusReply, StatusRequest, TensorChunk, WatchEvent,
-    WatchRequest,
+    MediaChunk, Open, PutMediaReply, PutTensorsReply, ReadTensorsReply, ReadTensorsRequest, StatusReply, StatusRequest,
+    TensorChunk, WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
@@ -54,6 +55,8 @@ pub struct AgentServer {
     /// One for each engine, of which every frontend that gives it jobs holds a clone.
     admissions: Vec<Arc<()>>,
     drain: Drain,
+    /// What reads tensors out of frontends' memory, if they are read.
+    reader: Option<Arc<Reader>>,
 }
 
 /// Keeps new jobs from an agent. Clones are of the same agent.
@@ -91,7 +94,13 @@ impl AgentServer {
         let announcements = (0..engines).map(|_| Arc::default()).collect();
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
         let (incarnation, jobs) = (rand::random(), drain.jobs.clone());
-        Self { fleet, media, engines, incarnation, jobs, announcements, admissions, drain }
+        Self { fleet, media, engines, incarnation, jobs, announcements, admissions, drain, reader: None }
+    }
+
+    /// Reads tensors out of the memory of frontends that lend them.
+    #[must_use]
+    pub fn with_reader(self, reader: Reader) -> Self {
+        Self { reader: Some(Arc::new(reader)), ..self }
     }
 
     /// What ends it.
@@ -164,7 +173,9 @@ impl Agent for AgentServer {
         }
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let (engines, incarnation) = (self.engines, self.incarnation);
-        Ok(Response::new(HelloReply { protocol, engines, incarnation, version }))
+        let reads_tensors =
+            self.media.max_tensor_bytes().is_some() && self.reader.as_ref().is_some_and(|reader| !reader.is_off());
+        Ok(Response::new(HelloReply { protocol, engines, incarnation, version, reads_tensors }))
     }
 
     type WatchStream = Events<WatchEvent>;
@@ -238,6 +249,12 @@ impl Agent for AgentServer {
     async fn put_tensors(&self, request: Request<Streaming<TensorChunk>>) -> Result<Response<PutTensorsReply>, Status> {
         files::put_tensors(&self.media, request.into_inner()).await?;
         Ok(Response::new(PutTensorsReply {}))
+    }
+
+    async fn read_tensors(&self, request: Request<ReadTensorsRequest>) -> Result<Response<ReadTensorsReply>, Status> {
+        let reader = self.reader.as_ref();
+        let reader = reader.ok_or_else(|| Status::failed_precondition("nothing is read by NIXL (--nixl-library)"))?;
+        files::read_lent(&self.media, reader, request.into_inner()).await.map(Response::new)
     }
 }
 

@@ -17,15 +17,25 @@ const LONGEST_NAME: usize = 128;
 pub(crate) fn to_messages(hash: &MmHash, fields: &[ItemField]) -> impl Iterator<Item = TensorChunk> + Send + use<> {
     let first = TensorChunk {
         mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
-        fields: fields.iter().map(field_to_message).collect(),
+        fields: announcement(fields),
         bytes: Bytes::new(),
     };
-    let mut tensors = Vec::new();
-    fields.iter().for_each(|field| tensors_of(&field.value, &mut tensors));
-    let chunks = tensors.into_iter().flat_map(|tensor| {
+    let chunks = parts(fields).into_iter().flat_map(|tensor| {
         (0..tensor.len()).step_by(CHUNK).map(move |from| tensor.slice(from..tensor.len().min(from + CHUNK)))
     });
     [first].into_iter().chain(chunks.map(|bytes| TensorChunk { bytes, ..TensorChunk::default() }))
+}
+
+/// What an item's tensors will be.
+pub(crate) fn announcement(fields: &[ItemField]) -> Vec<proto::TensorField> {
+    fields.iter().map(field_to_message).collect()
+}
+
+/// An item's tensors, in the order in which their bytes go.
+pub(crate) fn parts(fields: &[ItemField]) -> Vec<Bytes> {
+    let mut tensors = Vec::new();
+    fields.iter().for_each(|field| tensors_of(&field.value, &mut tensors));
+    tensors
 }
 
 /// Bytes of an item's tensors.

@@ -15,6 +15,7 @@ use chiasm_backend::{
     TensorOrder, TraceContext,
 };
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
+use chiasm_nixl::Reader;
 use chiasm_router::RouterConfig;
 use chiasm_server::adapters::{AdapterFiles, AdapterSource, Adapters, Stamps};
 use chiasm_server::fleet::{Fleet, Patience};
@@ -35,6 +36,7 @@ use crate::{AgentServer, job, serve};
 
 mod calls;
 mod images;
+mod lending;
 mod messages;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
@@ -65,6 +67,11 @@ impl Stand {
 
     /// An agent with these adapters.
     async fn of(engine: FakeBackend, adapters: Arc<Adapters>) -> Self {
+        Self::reading(engine, adapters, None).await
+    }
+
+    /// An agent that reads what frontends lend.
+    async fn reading(engine: FakeBackend, adapters: Arc<Adapters>, reader: Option<Reader>) -> Self {
         let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(engine.clone())]));
         let (config, patience) = (RouterConfig::default(), Patience::default());
         let fleet = Fleet::start_with_adapters(vec![connector], config, patience, adapters).unwrap();
@@ -75,14 +82,22 @@ impl Stand {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let link = AgentLink::new(&listener.local_addr().unwrap().to_string(), None).unwrap();
         let agent = AgentServer::new(fleet.clone(), media, 1);
+        let agent = match reader {
+            Some(reader) => agent.with_reader(reader),
+            None => agent,
+        };
         tokio::spawn(serve(agent, listener, None, std::future::pending()));
         Self { engine, model, link, fleet }
     }
 
     /// The engine as a frontend has it.
     async fn connect(&self) -> Arc<dyn Backend> {
-        let connector = AgentConnector::new(self.link.clone(), 0, fake_capabilities().class.processor);
-        let Connected { backend, .. } = connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
+        self.connect_over(self.link.clone(), Arc::new(Unobserved)).await
+    }
+
+    async fn connect_over(&self, link: AgentLink, observer: Arc<dyn MediaObserver>) -> Arc<dyn Backend> {
+        let connector = AgentConnector::new(link, 0, fake_capabilities().class.processor);
+        let Connected { backend, .. } = connector.connect(WorkerId(0), observer).await.unwrap();
         backend
     }
 

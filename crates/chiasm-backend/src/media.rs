@@ -263,8 +263,11 @@ pub trait MediaObserver: Send + Sync {
     /// An item was sent to another machine in this form.
     fn sent_as(&self, _form: SentForm) {}
 
-    /// An item that was to travel in shared memory or as tensors does not, or one that was to be fetched elsewhere is sent. `cause` is one of
-    /// a few words, `why` explains it to people.
+    /// So many bytes of tensors were read out of this process's memory by another machine, which lacked them.
+    fn lent(&self, _bytes: u64) {}
+
+    /// An item that was to travel in shared memory or as tensors does not, or one that was to be fetched or read elsewhere is sent. `cause` is
+    /// one of a few words, `why` explains it to people.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display);
 }
 

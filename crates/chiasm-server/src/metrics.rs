@@ -64,6 +64,7 @@ pub struct Metrics {
     step_downs: Family<CauseLabel, Counter>,
     media_sent: Family<FormLabel, Counter>,
     media_sent_bytes: Counter,
+    media_lent_bytes: Counter,
     log_lines_dropped: Family<CauseLabel, Counter>,
     panics: Counter,
     spans: Family<OutcomeLabel, Counter>,
@@ -114,6 +115,7 @@ impl Default for Metrics {
             step_downs: Family::default(),
             media_sent: Family::default(),
             media_sent_bytes: Counter::default(),
+            media_lent_bytes: Counter::default(),
             log_lines_dropped: Family::default(),
             panics: Counter::default(),
             spans: Family::default(),
@@ -170,8 +172,8 @@ impl Metrics {
         r.register("mm_transfer", "Media items handed to engines, by how they travelled", self.transfers.clone());
         r.register(
             "mm_transfer_fallback",
-            "Media items that were to travel in shared memory or as tensors and did not, or that an agent was to fetch and was sent, by \
-             cause",
+            "Media items that were to travel in shared memory or as tensors and did not, or that an agent was to fetch or read and was \
+             sent, by cause",
             self.step_downs.clone(),
         );
         r.register(
@@ -183,6 +185,11 @@ impl Metrics {
             "media_sent_bytes",
             "Bytes of files and tensors of media items that agents lacked and were sent",
             self.media_sent_bytes.clone(),
+        );
+        r.register(
+            "media_lent_bytes",
+            "Bytes of tensors of media items that agents lacked and read out of this process's memory by NIXL",
+            self.media_lent_bytes.clone(),
         );
         r.register(
             "log_lines_dropped",

@@ -9,7 +9,7 @@ use chiasm_server::fleet::Fleet;
 use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 use crate::serve::{self, Machine, Side};
-use crate::{key_secret, signals};
+use crate::{key_secret, nixl, signals};
 
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
@@ -28,6 +28,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     let Machine { model, door, patience, connectors, router, limits, adapters, .. } =
         serve::machine(&mut args, Side::Agent).await?;
+    let reader = nixl::reader(&args).await?;
     let engines = connectors.len() as u32;
     let listener = serve::listen(address).await?;
     let fleet = Fleet::start_with_adapters(connectors, router, patience, adapters)?;
@@ -38,6 +39,10 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         tracing::info!(model = model.name, engines, %address, tls = tls.is_some(), "an agent waits for frontends");
     }
     let agent = AgentServer::new(fleet.clone(), media, engines);
+    let agent = match reader {
+        Some(reader) => agent.with_reader(reader),
+        None => agent,
+    };
     let drain = agent.drain();
     let registration = args.agents.register(listener.local_addr().ok(), &model.name)?;
     let stop = async {

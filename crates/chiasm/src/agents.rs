@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting};
+use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting, Lending};
 use chiasm_discovery::{Following, Named};
 use chiasm_server::fleet::Fleet;
 use chiasm_types::WorkerId;
@@ -33,15 +33,29 @@ struct Shared {
     media: AgentMedia,
     args: AgentTlsArgs,
     tls: Option<Arc<AgentTls>>,
+    lending: Lending,
     /// The address at which each start of an agent is served: some are named twice.
     serving: Mutex<HashMap<u64, String>>,
 }
 
 /// Begins to look for agents.
-pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, processor: Arc<[u8]>) -> Result<Agents, CliError> {
+pub(crate) fn find(
+    args: &ServeArgs,
+    fleet: &Arc<Fleet>,
+    processor: Arc<[u8]>,
+    lending: Option<Lending>,
+) -> Result<Agents, CliError> {
     let (fleet, tls) = (fleet.clone(), args.agents.tls.load()?);
-    let media = args.agents.agent_media.into();
-    let shared = Shared { fleet, processor, media, args: args.agents.tls.clone(), tls, serving: Mutex::default() };
+    let (media, lending) = (args.agents.agent_media.into(), lending.unwrap_or_default());
+    let shared = Shared {
+        fleet,
+        processor,
+        media,
+        args: args.agents.tls.clone(),
+        tls,
+        lending,
+        serving: Mutex::default(),
+    };
     let shared = Arc::new(shared);
     // Those that are listed are told at once if they can't be.
     for address in &args.agents.agents {
@@ -70,6 +84,7 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
             }
             match link(&shared.args, &shared.tls, &address) {
                 Ok(link) => {
+                    let link = link.with_lending(&shared.lending);
                     let (is_named, keeps) = watch::channel(true);
                     tokio::spawn(Keeper { link, shared: shared.clone(), is_named: keeps, workers: Vec::new() }.keep());
                     agents.insert(address, is_named);

@@ -11,6 +11,7 @@ mod lora;
 #[cfg(test)]
 mod manifests;
 mod media;
+mod nixl;
 mod processor;
 #[cfg(test)]
 mod recipes;
@@ -43,8 +44,9 @@ pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
 pub(crate) use lora::LoraArgs;
 pub(crate) use media::MediaArgs;
+pub(crate) use nixl::NixlArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
-pub(crate) use roles::{AttachArg, EngineCounts, RoleArgs};
+pub(crate) use roles::{AttachArg, EngineCounts, RoleArgs, is_of_this_machine};
 pub(crate) use routing::RoutingArgs;
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;

@@ -39,6 +39,7 @@ mod inspect;
 mod key_secret;
 mod log;
 mod lora;
+mod nixl;
 mod npy;
 pub mod scenarios;
 mod serve;

@@ -27,7 +27,7 @@ use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora;
 use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{agents, dynamo, hub_model, key_secret, signals, vllm_command, vllm_processor};
+use crate::{agents, dynamo, hub_model, key_secret, nixl, signals, vllm_command, vllm_processor};
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use settings::{
     arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, router_config,
@@ -64,6 +64,10 @@ pub(crate) async fn run(
     }
     let Machine { model, door, patience, connectors, router, limits, adapters, helper } =
         machine(&mut args, Side::Frontend).await?;
+    if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
+        return Err(CliError::Usage("--nixl-library: there are no agents that could read (--agents)".to_owned()));
+    }
+    let lending = nixl::lending(&args).await?;
     let workers = connectors.len();
     let routing = routing_options(&args.routing)?;
     // Bound before any engine is started: a taken port is told at once.
@@ -79,7 +83,7 @@ pub(crate) async fn run(
             fleet
         }
     };
-    let _agents = agents::find(&args, &fleet, model.processor())?;
+    let _agents = agents::find(&args, &fleet, model.processor(), lending)?;
     let _dynamo = dynamo::find(&args, &fleet, &model)?;
     let mut frontend = Frontend::new(model.clone(), door, fleet.clone(), limits)
         .with_routing(routing)

@@ -171,12 +171,13 @@ async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
     let (version, folder) = (variable("CHIASM_TEST_VLLM_VERSION"), tempfile::tempdir().expect("a folder"));
     let state = folder.path().display().to_string();
     let [taking, other] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
-    let agent = |address: &str, flags: &[&str]| {
+    let agent_command = |address: &str, flags: &[&str]| {
         let (host, port) = address.rsplit_once(':').expect("an address");
         let own = ["agent", &model, "--host", host, "--port", port, "--state-dir", &state, "--sim", "1"];
         let sim = ["--sim-speedup", "1000000", "--sim-max-model-len", "32768", "--sim-vllm-version", &version];
-        Process(chiasm(&[&own[..], &sim, flags].concat()).spawn().expect("an agent"))
+        chiasm(&[&own[..], &sim, flags].concat())
     };
+    let agent = |address: &str, flags: &[&str]| Process(agent_command(address, flags).spawn().expect("an agent"));
     let _agents = [agent(&taking, &["--take-tensors"]), agent(&other, &[])];
     let own = ["--state-dir", &state, "--served-model-name", "m", "--port", "0", "--vllm", &vllm];
     let start = |agents: &str| {
@@ -196,6 +197,22 @@ async fn engines_of_agents_get_what_the_processor_of_their_frontend_has_made() {
         assert_eq!(far.header("x-chiasm-worker"), again.header("x-chiasm-worker"));
     }
     assert_eq!(remote.lines_logged("(--take-tensors)"), 1);
+
+    // The same by NIXL, over what it finds and over TCP alone.
+    let nixl = variable("CHIASM_TEST_NIXL");
+    for transports in [&[][..], &[("UCX_TLS", "tcp")]] {
+        let reading = format!("127.0.0.1:{}", free_port());
+        let mut agent = agent_command(&reading, &["--take-tensors", "--nixl-library", &nixl]);
+        let _agent = Process(agent.envs(transports.iter().copied()).spawn().expect("an agent"));
+        let lend = [&model, "--agents", &reading, "--nixl-library", &nixl];
+        let lending = Server::start_with(&[&lend[..], &own, &["--", "--dtype", "bfloat16"]].concat(), transports);
+        lending.wait_ready(1, STARTUP).await;
+        let request = request(&clips);
+        assert_eq!(seen(&lending.chat(&request).await), seen(&local.chat(&request).await));
+        assert!(lending.metric("chiasm_media_lent_bytes_total").await > 0.0);
+        assert_eq!(lending.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
+    }
+
     let text = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4});
     let workers = join_all((0..8).map(|_| remote.chat(&text))).await;
     let workers: BTreeSet<_> = workers.iter().map(|answer| (answer.ok(), answer.header("x-chiasm-worker")).1).collect();

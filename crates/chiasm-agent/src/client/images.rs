@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{JobItem, Making, MediaLoad, SentForm, TensorFormat, TensorOrder};
+use chiasm_backend::{JobItem, Making, MediaLoad, TensorFormat, TensorOrder};
 use tonic::{Code, Status};
 
 use super::backend::Shared;
-use super::running::OwnMemory;
+use super::running::{OwnMemory, send_tensors};
 use super::words;
 use crate::tensors;
 
@@ -172,9 +172,7 @@ pub(super) async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u6
         }
     };
     let (bytes, begun) = (tensors::bytes(&fields), Instant::now());
-    shared.observer.sent_as(SentForm::Tensors);
-    shared.observer.sent(bytes);
-    match shared.link.put_tensors(&item.hash, &fields).await {
+    match send_tensors(shared, &item.hash, &fields).await {
         Ok(()) => {
             work.sent(bytes, begun.elapsed());
             true

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use chiasm_backend::{
-    Death, Delivered, Embeddings, Job, JobError, JobItem, Left, Output, RunningJob, SentForm, TensorBytes,
+    Death, Delivered, Embeddings, ItemField, Job, JobError, JobItem, Left, Output, RunningJob, SentForm, TensorBytes,
     TensorFormat, TensorMemory, TensorOrder,
 };
 use chiasm_server::NotFetched;
 use chiasm_transfer::SlotWriter;
+use chiasm_types::MmHash;
 use tonic::{Code, Status};
 
 use super::backend::Shared;
 use super::jobs::Call;
+use super::lending::NotLent;
 use super::{images, lost};
 use crate::answer::{delivered_from_message, embeddings_from_message, failure_from_message, output_from_message};
 use crate::proto::job_event::Event;
@@ -141,12 +143,26 @@ async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
             };
             let fields = item.source.tensors(order).await.map_err(JobError::Source)?;
             let fields = fields.unwrap_or_default();
-            shared.observer.sent_as(SentForm::Tensors);
-            shared.observer.sent(tensors::bytes(&fields));
-            shared.link.put_tensors(&item.hash, &fields).await
+            send_tensors(shared, &item.hash, &fields).await
         }
     };
     sent.map_err(|status| not_taken(shared, &status))
+}
+
+/// Has the agent get an item's tensors: it reads them here if both sides are told so, otherwise or if that fails they are sent.
+pub(super) async fn send_tensors(shared: &Shared, hash: &MmHash, fields: &[ItemField]) -> Result<(), Status> {
+    let bytes = tensors::bytes(fields);
+    shared.observer.sent_as(SentForm::Tensors);
+    match shared.link.lend_tensors(hash, fields).await {
+        Ok(true) => {
+            shared.observer.lent(bytes);
+            return Ok(());
+        }
+        Ok(false) => {}
+        Err(NotLent { cause, why }) => shared.observer.stepped_down(cause, &why),
+    }
+    shared.observer.sent(bytes);
+    shared.link.put_tensors(hash, fields).await
 }
 
 /// What is sent lies in this process's memory.

@@ -23,6 +23,9 @@ pub struct HelloReply {
     /// Of Chiasm.
     #[prost(string, tag = "4")]
     pub version: ::prost::alloc::string::String,
+    /// Whether ReadTensors is worth a try: the agent has NIXL.
+    #[prost(bool, tag = "5")]
+    pub reads_tensors: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainRequest {
@@ -774,6 +777,34 @@ pub struct Tensor {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutTensorsReply {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadTensorsRequest {
+    /// The item's identity, 32 bytes, and what its fields are, as in TensorChunk.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub mm_hash: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "2")]
+    pub fields: ::prost::alloc::vec::Vec<TensorField>,
+    /// What NIXL says of the frontend's memory, for NIXL at the other end.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub memory: ::prost::bytes::Bytes,
+    /// Where the loan lies in it: 64 bytes that begin with the number of the loan, the bytes of the tensors as in TensorChunk, and 8 bytes
+    /// that are the number again, both little-endian. A number that is another one after the reading is that of a later loan.
+    #[prost(fixed64, tag = "4")]
+    pub address: u64,
+    #[prost(fixed64, tag = "5")]
+    pub loan: u64,
+    /// For how long the loan is good from when this comes, in milliseconds: what is read later may be something else.
+    #[prost(uint32, tag = "6")]
+    pub within_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadTensorsReply {
+    /// Why the tensors were not read and are to be put, if they were not: one of a few words, and an explanation for people.
+    #[prost(string, tag = "1")]
+    pub not_read: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+}
 /// Generated client implementations.
 pub mod agent_client {
     #![allow(
@@ -1043,6 +1074,31 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "PutTensors"));
             self.inner.client_streaming(req, path, codec).await
         }
+        /// The same, where the agent reads them out of the frontend's memory.
+        pub async fn read_tensors(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadTensorsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadTensorsReply>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/chiasm.agent.v1.Agent/ReadTensors",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "ReadTensors"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1117,6 +1173,14 @@ pub mod agent_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::TensorChunk>>,
         ) -> std::result::Result<tonic::Response<super::PutTensorsReply>, tonic::Status>;
+        /// The same, where the agent reads them out of the frontend's memory.
+        async fn read_tensors(
+            &self,
+            request: tonic::Request<super::ReadTensorsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadTensorsReply>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct AgentServer<T> {
@@ -1549,6 +1613,49 @@ pub mod agent_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.client_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/chiasm.agent.v1.Agent/ReadTensors" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadTensorsSvc<T: Agent>(pub Arc<T>);
+                    impl<T: Agent> tonic::server::UnaryService<super::ReadTensorsRequest>
+                    for ReadTensorsSvc<T> {
+                        type Response = super::ReadTensorsReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadTensorsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::read_tensors(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadTensorsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -1,7 +1,10 @@
 //! Files and tensors of media items, as frontends send them.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use chiasm_media::ContentHash;
+use chiasm_nixl::{Lent, Reader};
 use chiasm_server::{MachineMedia, PutError};
 use chiasm_types::{MmHash, Modality};
 use tokio::time::timeout;
@@ -9,7 +12,7 @@ use tonic::{Status, Streaming};
 
 use super::digest;
 use crate::SENT_WITHIN;
-use crate::proto::{MediaChunk, TensorChunk};
+use crate::proto::{MediaChunk, ReadTensorsReply, ReadTensorsRequest, TensorChunk, TensorField};
 use crate::tensors::Announced;
 
 /// Takes in one file.
@@ -60,15 +63,8 @@ async fn read_tensors(
     media: &MachineMedia,
     mut chunks: Streaming<TensorChunk>,
 ) -> Result<(MmHash, Announced, Bytes), Status> {
-    let limit = media.max_tensor_bytes();
-    let limit = limit.ok_or_else(|| Status::failed_precondition("no tensors are taken (--take-tensors)"))?;
     let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("no tensors came"))?;
-    let hash = digest(&first.mm_hash).ok_or_else(|| Status::invalid_argument("mm_hash: must be 32 bytes"))?;
-    let announced = Announced::from_message(first.fields);
-    let announced = announced.ok_or_else(|| Status::invalid_argument("fields: they are malformed"))?;
-    if announced.bytes > limit {
-        return Err(Status::invalid_argument(format!("fields: {limit} bytes at most")));
-    }
+    let (hash, announced) = announced(media, &first.mm_hash, first.fields)?;
     let other_length = || Status::invalid_argument("the tensors have another length than was said");
     // Memory for what has come, not for what is claimed.
     let mut tensors = media.buffer();
@@ -83,5 +79,38 @@ async fn read_tensors(
     if tensors.as_slice().len() as u64 != announced.bytes {
         return Err(other_length());
     }
-    Ok((MmHash::new(hash), announced, tensors.freeze()))
+    Ok((hash, announced, tensors.freeze()))
+}
+
+/// Reads the tensors of one item out of its frontend's memory.
+pub(super) async fn read_lent(
+    media: &MachineMedia,
+    reader: &Reader,
+    request: ReadTensorsRequest,
+) -> Result<ReadTensorsReply, Status> {
+    let ReadTensorsRequest { mm_hash, fields, memory, address, loan, within_ms } = request;
+    let (hash, announced) = announced(media, &mm_hash, fields)?;
+    let within = Duration::from_millis(within_ms.into());
+    let lent = Lent { metadata: memory, address, number: loan, bytes: announced.bytes, within };
+    match reader.read(lent).await {
+        Ok(bytes) => {
+            let taken = media.put_tensors(hash, announced.with(bytes));
+            taken.map_err(|why| Status::invalid_argument(format!("tensors: {why}")))?;
+            Ok(ReadTensorsReply::default())
+        }
+        Err(why) => Ok(ReadTensorsReply { not_read: why.cause().to_owned(), reason: why.to_string() }),
+    }
+}
+
+/// What is told of tensors before their bytes come, if they may have so many.
+fn announced(media: &MachineMedia, mm_hash: &Bytes, fields: Vec<TensorField>) -> Result<(MmHash, Announced), Status> {
+    let limit = media.max_tensor_bytes();
+    let limit = limit.ok_or_else(|| Status::failed_precondition("no tensors are taken (--take-tensors)"))?;
+    let hash = digest(mm_hash).ok_or_else(|| Status::invalid_argument("mm_hash: must be 32 bytes"))?;
+    let announced = Announced::from_message(fields);
+    let announced = announced.ok_or_else(|| Status::invalid_argument("fields: they are malformed"))?;
+    if announced.bytes > limit {
+        return Err(Status::invalid_argument(format!("fields: {limit} bytes at most")));
+    }
+    Ok((MmHash::new(hash), announced))
 }

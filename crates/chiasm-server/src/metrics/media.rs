@@ -31,6 +31,10 @@ impl MediaObserver for Metrics {
         self.media_sent.get_or_create(&FormLabel { form: form.name() }).inc();
     }
 
+    fn lent(&self, bytes: u64) {
+        self.media_lent_bytes.inc_by(bytes);
+    }
+
     /// Logs each cause once.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {

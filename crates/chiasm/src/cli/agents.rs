@@ -9,6 +9,7 @@ use chiasm_agent::{AgentMedia, AgentTls, TlsError};
 use chiasm_discovery::{Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls};
 use clap::{Args, ValueEnum};
 
+use super::NixlArgs;
 use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
@@ -51,6 +52,8 @@ pub(crate) struct AgentArgs {
     /// work together (openssl rand -hex 32) [default: one in the state folder of this user, made when it is first needed]
     #[arg(long, env = "CHIASM_BLOCK_KEY_SECRET", value_name = "FILE")]
     pub(crate) block_key_secret: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) nixl: NixlArgs,
     #[command(flatten)]
     pub(crate) tls: AgentTlsArgs,
 }

@@ -89,7 +89,7 @@ impl RoleArgs {
 }
 
 /// Whether something can listen there.
-fn is_of_this_machine(address: IpAddr) -> bool {
+pub(crate) fn is_of_this_machine(address: IpAddr) -> bool {
     TcpListener::bind((address, 0)).is_ok()
 }
 
