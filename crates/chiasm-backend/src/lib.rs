@@ -17,6 +17,7 @@
 //! | `plan_class` | what decides how a prompt is expanded and keyed for a worker |
 //! | `job` | what is asked for |
 //! | `forward` | requests that are passed on as they came |
+//! | `largest_item` | how much the encoder cache of a model's engines holds |
 //! | `media` | items, and the forms in which their sources give them |
 //! | `output` | what comes back |
 //! | `error` | what goes wrong, and whose fault it is |
@@ -32,6 +33,7 @@ mod error;
 pub mod fake;
 mod forward;
 mod job;
+mod largest_item;
 mod media;
 mod output;
 mod plan_class;
@@ -49,6 +51,7 @@ pub use job::{
     Constraint, Embeddings, Input, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage,
     Structured, TraceContext,
 };
+pub use largest_item::LargestItem;
 pub use media::{
     Delivered, EncodedItem, FieldValue, ItemField, MediaObserver, MediaSource, Tensor, TensorBytes, TensorMemory,
     TensorOrder, Transfer,
