@@ -119,7 +119,7 @@ IMAGES = (
     ),
     family(
         "qwen2_vl",
-        ("qwen_vl/mod.rs", "qwen_vl/kwargs.rs"),
+        ("qwen_vl/mod.rs", "qwen_vl/kwargs.rs", "qwen_vl/largest.rs"),
         "qwen2_vl",
         "Qwen2VLForConditionalGeneration",
         "Qwen2VLProcessingInfo",

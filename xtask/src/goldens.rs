@@ -13,10 +13,28 @@ use crate::error::Error;
 use crate::vllm_env::{Setup, VllmEnv};
 
 /// Each is run from the repository's root and writes its files where the tests read them.
-const SCRIPTS: [Script; 6] = [
+const SCRIPTS: [Script; 7] = [
     Script::new("python/goldens/make_vision_goldens.py", Arguments::None),
     Script::new("python/goldens/make_vision_kwargs_goldens.py", Arguments::Models(&["qwen2vl", "qwen25vl", "qwen3vl"])),
     Script::new("python/goldens/make_family_goldens.py", Arguments::None),
+    Script::new(
+        "python/goldens/make_largest_item_goldens.py",
+        Arguments::Models(&[
+            "qwen2vl",
+            "qwen25vl",
+            "qwen3vl",
+            "qwen3vl_moe",
+            "qwen35",
+            "llava",
+            "llava_next",
+            "llama4",
+            "gemma3",
+            "internvl",
+            "internvl_chat",
+            "pixtral",
+            "mistral3",
+        ]),
+    ),
     Script::new("python/media_goldens/make_media_goldens.py", Arguments::None),
     Script::new("python/prompt_goldens/make_prompt_goldens.py", Arguments::None),
     Script::new("python/parse_goldens/make_parse_goldens.py", Arguments::Models(&["mistral_small"])),

@@ -202,10 +202,12 @@ fn announce(number: usize, of: usize, step: &Step) {
 
 fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Background>) -> Outcome {
     let engines = match background {
-        Some(background) if step.needs == Needs::RealEngines => match background.wait() {
-            Ok(engines) => Some(engines),
-            Err(error) => return Outcome::Failed(error.to_string()),
-        },
+        Some(background) if matches!(step.needs, Needs::RealEngines | Needs::RealEnginesAndDynamo) => {
+            match background.wait() {
+                Ok(engines) => Some(engines),
+                Err(error) => return Outcome::Failed(error.to_string()),
+            }
+        }
         _ => None,
     };
     let arguments = match step.action {
@@ -295,7 +297,7 @@ fn found(needs: Needs, workspace: &Workspace) -> Result<Vec<(&'static str, PathB
     let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
     let (variable, program, why) = match needs {
         Needs::Etcd => (etcd::VARIABLE, etcd::ensure(&setup), "there is no etcd, and its package can't be unpacked"),
-        Needs::Dynamo => {
+        Needs::Dynamo | Needs::RealEnginesAndDynamo => {
             let mut programs = found(Needs::Etcd, workspace)?;
             let python = door_peers::ensure(&setup).map(|peers| peers.python());
             let dynamo = found_program(door_peers::VARIABLE, python, "Dynamo's packages can't be had")?;

@@ -61,6 +61,8 @@ pub(crate) enum Needs {
     Python,
     /// The real vLLM and the tiny models.
     RealEngines,
+    /// The same and Dynamo with etcd; where these can't be had the step is left out, with a line that says so.
+    RealEnginesAndDynamo,
     /// Real SGLang, its environment, which is made over vLLM's, and the tiny models.
     RealSglang,
 }
@@ -241,6 +243,22 @@ const STEPS: &[Step] = &[
         budget: seconds(90),
     },
     Step {
+        title: "tensors for workers of Dynamo",
+        action: Action::Cargo(&[
+            "test",
+            "--release",
+            "--workspace",
+            "--test",
+            "dynamo",
+            "--",
+            "dynamo_reads_what_vllm_s_own_processor_makes",
+            "--ignored",
+        ]),
+        variables: &[],
+        needs: Needs::RealEnginesAndDynamo,
+        budget: seconds(60),
+    },
+    Step {
         title: "installed wheel",
         action: Action::Wheel,
         variables: &[],
@@ -285,7 +303,7 @@ const fn real_engine_test(title: &'static str, arguments: &'static [&'static str
 /// The steps of a run with or without the real engines, and real SGLang.
 pub(crate) fn plan(real_engines: bool, sglang: bool) -> Vec<&'static Step> {
     let is_asked = |step: &&Step| match step.needs {
-        Needs::RealEngines => real_engines,
+        Needs::RealEngines | Needs::RealEnginesAndDynamo => real_engines,
         Needs::RealSglang => sglang,
         _ => true,
     };
@@ -317,7 +335,8 @@ mod tests {
     fn without_engines_every_other_step_stays() {
         let (all, some) = (plan(true, false), plan(false, false));
         let left_out = all.len() - some.len();
-        let engine_steps = all.iter().filter(|step| step.needs == Needs::RealEngines).count();
+        let needs_engines = |step: &&&Step| matches!(step.needs, Needs::RealEngines | Needs::RealEnginesAndDynamo);
+        let engine_steps = all.iter().filter(needs_engines).count();
         assert_eq!(left_out, engine_steps);
         assert!(engine_steps >= 3);
         assert!(some.iter().all(|step| ![Needs::RealEngines, Needs::RealSglang].contains(&step.needs)));

@@ -17,6 +17,7 @@
 //! | `plan_class` | what decides how a prompt is expanded and keyed for a worker |
 //! | `job` | what is asked for |
 //! | `forward` | requests that are passed on as they came |
+//! | `largest_item` | how much the encoder cache of a model's engines holds |
 //! | `media` | items, and the forms in which their sources give them |
 //! | `output` | what comes back |
 //! | `inbox` | what has come back and nobody has read yet |
@@ -34,6 +35,7 @@ pub mod fake;
 mod forward;
 pub mod inbox;
 mod job;
+mod largest_item;
 mod media;
 mod output;
 mod plan_class;
@@ -51,6 +53,7 @@ pub use job::{
     Constraint, Embeddings, Input, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage,
     Structured, TraceContext,
 };
+pub use largest_item::LargestItem;
 pub use media::{
     Delivered, EncodedItem, FieldValue, ItemField, Making, MediaLoad, MediaObserver, MediaSource, SentForm, Tensor,
     TensorBytes, TensorMemory, TensorOrder, Transfer, WorkSize,

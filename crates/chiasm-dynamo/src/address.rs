@@ -3,7 +3,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use chiasm_backend::TensorFormat;
 use chiasm_discovery::{DiscoveryError, Etcd};
+
+use chiasm_types::Dtype;
 
 use crate::call_home::CallHome;
 
@@ -21,11 +24,34 @@ pub struct DynamoAddress {
     pub(crate) model: Option<String>,
     /// Whether its workers take images, which they don't tell themselves.
     images: bool,
+    /// Whether those of this machine are given images as tensors.
+    tensors: Option<TensorsFor>,
     /// Where workers are listened to.
     pub(crate) listen: Option<SocketAddr>,
     /// The address that workers are told to call, if it is not that one.
     pub(crate) announce: Option<SocketAddr>,
     text: String,
+}
+
+/// Whose tensors workers are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorsFor {
+    /// Those that the vLLM takes which their version of Dynamo asks for.
+    OwnVllm,
+    /// These, whatever vLLM it is.
+    Any(TensorFormat),
+}
+
+impl TensorsFor {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "raw" => Some(Self::Any(TensorFormat::Raw)),
+            text => match Dtype::from_torch_name(text)? {
+                dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16) => Some(Self::Any(TensorFormat::Normalized(dtype))),
+                _ => None,
+            },
+        }
+    }
 }
 
 /// What names workers.
@@ -55,7 +81,9 @@ pub enum AddressError {
     #[error("'{0}' is no namespace of Dynamo: letters, digits, '-', '_' and '.'")]
     Namespace(String),
     /// It has an option that is not known.
-    #[error("'{0}' is no option: model=NAME, images, listen=IP:PORT and announce=IP:PORT are")]
+    #[error(
+        "'{0}' is no option: model=NAME, images, tensors, tensors=TYPE (raw, bfloat16, float16 or float32), listen=IP:PORT and announce=IP:PORT are"
+    )]
     Option(String),
     /// Workers are told an address at which nobody listens.
     #[error("announce= needs listen=, the address of this machine that it leads to")]
@@ -66,6 +94,11 @@ impl DynamoAddress {
     /// Whether the operator says that its workers take images.
     pub fn takes_images(&self) -> bool {
         self.images
+    }
+
+    /// Whether the operator says that its workers on this machine take images as tensors, and which.
+    pub fn tensors(&self) -> Option<TensorsFor> {
+        self.tensors
     }
 
     /// Where its workers call back.
@@ -109,6 +142,7 @@ impl FromStr for DynamoAddress {
             namespace: namespace.to_owned(),
             model: None,
             images: false,
+            tensors: None,
             listen: None,
             announce: None,
             text,
@@ -118,6 +152,13 @@ impl FromStr for DynamoAddress {
             let place = |value: &str| value.parse::<SocketAddr>().map(Some).map_err(|_| wrong());
             match option.split_once('=') {
                 None if option == "images" => address.images = true,
+                // Who takes tensors takes images.
+                None if option == "tensors" => {
+                    (address.images, address.tensors) = (true, Some(TensorsFor::OwnVllm));
+                }
+                Some(("tensors", value)) => {
+                    (address.images, address.tensors) = (true, Some(TensorsFor::parse(value).ok_or_else(wrong)?));
+                }
                 Some(("model", name)) if !name.is_empty() => address.model = Some(name.to_owned()),
                 Some(("listen", value)) => address.listen = place(value)?,
                 Some(("announce", value)) => address.announce = place(value)?,
@@ -164,6 +205,20 @@ mod tests {
     }
 
     #[test]
+    fn who_takes_tensors_takes_images() {
+        let of = |options: &str| {
+            let address: DynamoAddress = format!("dynamo+etcd://a:1/ns{options}").parse().unwrap();
+            (address.takes_images(), address.tensors())
+        };
+        let floats = TensorsFor::Any(TensorFormat::Normalized(Dtype::BF16));
+        assert_eq!(of(""), (false, None));
+        assert_eq!(of(",images"), (true, None));
+        assert_eq!(of(",tensors"), (true, Some(TensorsFor::OwnVllm)));
+        assert_eq!(of(",tensors=raw,images"), (true, Some(TensorsFor::Any(TensorFormat::Raw))));
+        assert_eq!(of(",tensors=bfloat16"), (true, Some(floats)));
+    }
+
+    #[test]
     fn a_folder_is_named_with_its_whole_path() {
         let parsed: DynamoAddress = "dynamo+file:///var/dynamo/ns,images,model=org/m".parse().unwrap();
         assert!(matches!(&parsed.named_in, NamedIn::Folder(folder) if folder.as_path() == Path::new("/var/dynamo")));
@@ -188,6 +243,7 @@ mod tests {
             ("dynamo+etcd://a:1/ns,listen=7000", option("listen=7000")),
             ("dynamo+etcd://a:1/ns,port=1", option("port=1")),
             ("dynamo+etcd://a:1/ns,images=yes", option("images=yes")),
+            ("dynamo+etcd://a:1/ns,tensors=int8", option("tensors=int8")),
             ("dynamo+etcd://a:1/ns,announce=10.0.0.1:1", AddressError::AnnouncesNothing),
         ] {
             assert_eq!(text.parse::<DynamoAddress>(), Err(error), "{text}");

@@ -22,6 +22,7 @@ use crate::directory::{Events, Worker};
 use crate::following::Follower;
 use crate::request;
 use crate::running::RunningDynamoJob;
+use crate::tensors::ReadyTensors;
 use crate::wire::{AskError, Wire};
 
 /// A worker that nobody could connect to for so long is gone.
@@ -35,10 +36,21 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct DynamoBackend {
     shared: Arc<Shared>,
     capabilities: Capabilities,
+    images: Images,
     /// Takes whoever is to be told of the KV cache, once.
     kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
     /// What watches the worker. It ends with this.
     _tasks: JoinSet<()>,
+}
+
+/// In which form a worker is given images, if it takes any.
+pub(crate) enum Images {
+    /// The files alone.
+    AsTheyCame,
+    /// The files alone, as it is on another machine than the tensors would be on.
+    OfAnotherMachine,
+    /// Tensors in shared memory, and the files in case that it can't use those.
+    Tensors(ReadyTensors),
 }
 
 /// What a backend, its jobs and what watches the worker share.
@@ -138,6 +150,7 @@ impl DynamoBackend {
         worker: Arc<Worker>,
         home: CallHome,
         capabilities: Capabilities,
+        images: Images,
         observer: Arc<dyn MediaObserver>,
     ) -> Self {
         let shared = Arc::new(Shared {
@@ -161,7 +174,7 @@ impl DynamoBackend {
             let knows_all = capabilities.media == MediaForm::None;
             tasks.spawn(Follower::new(shared.clone(), source.clone(), wire, blocks, knows_all).follow(sink));
         }
-        Self { shared, capabilities, kv: Mutex::new(Some(kv)), _tasks: tasks }
+        Self { shared, capabilities, images, kv: Mutex::new(Some(kv)), _tasks: tasks }
     }
 
     /// Returns once the worker is gone.
@@ -175,7 +188,20 @@ impl DynamoBackend {
             return Err(JobError::NotTaken(death));
         }
         let Worker { place, model, .. } = &*shared.worker;
-        let bodies = request::of(&job, model, self.capabilities.media == MediaForm::Encoded)?;
+        let takes_images = self.capabilities.media != MediaForm::None;
+        // Nothing is made for what is refused.
+        request::taken(&job, takes_images)?;
+        let packed = match &self.images {
+            Images::AsTheyCame => None,
+            Images::OfAnotherMachine => {
+                job.media
+                    .iter()
+                    .for_each(|_| shared.observer.stepped_down("other_machine", &"its worker runs elsewhere"));
+                None
+            }
+            Images::Tensors(tensors) => tensors.pack(&job, &shared.observer).await?,
+        };
+        let bodies = request::of(&job, model, takes_images, packed.as_ref())?;
         let counted = InFlight::new(shared.clone());
         let ask = |(choice, body): (usize, Vec<u8>)| {
             let id = if choice == 0 { job.id.to_string() } else { format!("{}-{choice}", job.id) };
@@ -190,11 +216,15 @@ impl DynamoBackend {
             }
             JobError::NotTaken(death)
         })?;
-        let delivered = Delivered { inline: job.media.len(), ..Delivered::default() };
+        let items = job.media.len();
+        let delivered = match packed {
+            Some(_) => Delivered { shared_memory: items, ..Delivered::default() },
+            None => Delivered { inline: items, ..Delivered::default() },
+        };
         if delivered != Delivered::default() {
             shared.observer.delivered(delivered);
         }
-        Ok(RunningDynamoJob::new(shared.clone(), job, answers, counted, delivered))
+        Ok(RunningDynamoJob::new(shared.clone(), job, answers, counted, delivered, packed))
     }
 }
 

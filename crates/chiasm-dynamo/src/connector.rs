@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use chiasm_backend::{
     Backend, Capabilities, ConnectError, Connected, Connector, Elsewhere, HandOff, InputForm, KeyScheme, KvSource,
-    Lacks, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass, VllmItems,
+    Lacks, LargestItem, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass, VllmItems,
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -15,9 +15,10 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::backend::DynamoBackend;
+use crate::backend::{DynamoBackend, Images};
 use crate::call_home::CallHome;
 use crate::directory::{Events, Worker, Workers};
+use crate::tensors::ReadyTensors;
 use crate::wire::Wire;
 
 /// How long a worker that is named may take to name where its events are.
@@ -34,6 +35,8 @@ pub struct DynamoConnector {
     home: CallHome,
     processor: Arc<[u8]>,
     takes_images: bool,
+    largest_item: LargestItem,
+    tensors: Option<ReadyTensors>,
     /// Whether it is connected to.
     is_up: watch::Sender<bool>,
 }
@@ -43,13 +46,36 @@ impl DynamoConnector {
     /// that is served here.
     pub fn new(name: &str, workers: watch::Receiver<Workers>, home: CallHome, processor: Arc<[u8]>) -> Self {
         let is_up = watch::Sender::new(false);
-        Self { name: name.to_owned(), workers, home, processor, takes_images: false, is_up }
+        Self {
+            name: name.to_owned(),
+            workers,
+            home,
+            processor,
+            takes_images: false,
+            largest_item: LargestItem::unknown(),
+            tensors: None,
+            is_up,
+        }
     }
 
     /// The same for a worker that takes images.
     #[must_use]
     pub fn with_images(mut self, takes_images: bool) -> Self {
         self.takes_images = takes_images;
+        self
+    }
+
+    /// The same for a worker that is given its images as such tensors, too, if it runs on this machine.
+    #[must_use]
+    pub fn with_tensors(mut self, tensors: Option<ReadyTensors>) -> Self {
+        self.tensors = tensors;
+        self
+    }
+
+    /// The same for a model whose largest item is known: a worker does not tell what its encoder cache holds.
+    #[must_use]
+    pub fn with_largest_item(mut self, largest_item: LargestItem) -> Self {
+        self.largest_item = largest_item;
         self
     }
 
@@ -95,13 +121,32 @@ impl Connector for DynamoConnector {
             let failed = |why: String| ConnectError::new(format!("{}: {why}", self.name));
             let (worker, stream) =
                 self.reached().await.ok_or_else(|| failed("nothing names it any more".to_owned()))?;
-            let peer = stream.peer_addr().map_err(|error| failed(error.to_string()))?.ip().to_canonical();
+            let unconnected = |error: std::io::Error| failed(error.to_string());
+            let peer = stream.peer_addr().map_err(unconnected)?.ip().to_canonical();
+            let is_here = is_here(stream.local_addr().map_err(unconnected)?.ip().to_canonical(), peer);
             let mut capabilities = capabilities(&worker, self.processor.clone(), peer);
             if self.takes_images {
                 capabilities.media = MediaForm::Encoded;
                 capabilities.lacks.media = false;
+                // As much as vLLM has room for, though other engines may be behind it: too much is the lesser error.
+                let step = worker.max_batched_tokens;
+                let cache = self.largest_item.encoder_cache(step, worker.context);
+                capabilities.encoder_cache_tokens = cache.unwrap_or(worker.context as u64);
             }
-            let backend = DynamoBackend::new(self.name.clone(), worker, self.home.clone(), capabilities, observer);
+            let tensors = self.tensors.as_ref().filter(|_| self.takes_images).map(|tensors| match is_here {
+                true => Images::Tensors(tensors.clone()),
+                false => Images::OfAnotherMachine,
+            });
+            if let Some(Images::Tensors(tensors)) = &tensors {
+                capabilities.media = MediaForm::Tensors(tensors.format);
+                tracing::info!(
+                    worker = self.name,
+                    "images are given to a worker of Dynamo as tensors in shared memory"
+                );
+            }
+            let images = tensors.unwrap_or(Images::AsTheyCame);
+            let home = self.home.clone();
+            let backend = DynamoBackend::new(self.name.clone(), worker, home, capabilities, images, observer);
             let backend = Arc::new(backend);
             tokio::spawn(tell_up(self.is_up.clone(), backend.when_ended()));
             Ok(Connected { backend: backend as Arc<dyn Backend>, life: Box::new(Elsewhere) })
@@ -116,6 +161,11 @@ impl Connector for DynamoConnector {
     fn longest_pause(&self) -> Duration {
         LONGEST_PAUSE
     }
+}
+
+/// Whether who is connected to at `peer`, from `local`, is on this machine: its own addresses are reached from themselves.
+fn is_here(local: IpAddr, peer: IpAddr) -> bool {
+    peer.is_loopback() || local == peer
 }
 
 /// Tells that a worker is connected to until it has ended.
@@ -168,5 +218,17 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
             Events::Expected => unknown("it has not said where it publishes its KV events"),
             Events::None(why) => unknown(why),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_here_if_its_address_is_ours() {
+        let here = |local: &str, peer: &str| is_here(local.parse().unwrap(), peer.parse().unwrap());
+        assert!(here("127.0.0.1", "127.0.0.2") && here("10.0.0.1", "10.0.0.1") && here("::1", "::1"));
+        assert!(!here("10.0.0.1", "10.0.0.2") && !here("fd00::1", "fd00::2"));
     }
 }

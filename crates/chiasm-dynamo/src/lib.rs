@@ -23,6 +23,7 @@
 //! | `wire` | requests to one worker |
 //! | `answer` | the answer to one request, as it comes home |
 //! | `request` | a job as what a worker is asked |
+//! | `tensors` | ready tensors for workers of this machine |
 //! | `output` | what one message of an answer says |
 //! | `running` | one job that runs |
 //! | `kv_event` | what is said of a KV cache |
@@ -47,13 +48,15 @@ mod kv_event;
 mod output;
 mod request;
 mod running;
+mod tensors;
 mod wire;
 
 #[cfg(test)]
 mod tests;
 
-pub use address::{AddressError, DynamoAddress};
+pub use address::{AddressError, DynamoAddress, TensorsFor};
 pub use call_home::CallHome;
 pub use card::ModelFiles;
 pub use connector::DynamoConnector;
 pub use directory::{Directory, Workers};
+pub use tensors::ReadyTensors;

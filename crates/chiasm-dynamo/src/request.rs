@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Sampling};
-use chiasm_types::Modality;
+use chiasm_types::{Modality, TokenId};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+
+use crate::tensors::{ExtraArgs, Packed};
 
 #[derive(Serialize)]
 struct Request<'a> {
@@ -27,6 +29,8 @@ struct Request<'a> {
     /// What their blocks are known by.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     multi_modal_uuids: BTreeMap<&'static str, Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_args: Option<ExtraArgs<'a>>,
 }
 
 #[derive(Serialize)]
@@ -77,32 +81,27 @@ struct Routing {
 }
 
 /// The bodies of one request for each continuation of a job: workers tell what was cached for the first of several alone. Images are part of
-/// them for a worker that takes some.
+/// them for a worker that takes some, with their tensors where these are packed.
 ///
 /// # Errors
 /// [`JobError::Refused`] names what no worker of Dynamo can be asked for, or not all of them.
-pub(crate) fn of(job: &Job, model: &str, takes_images: bool) -> Result<Vec<Vec<u8>>, JobError> {
-    let tokens = match &job.input {
-        Input::Marked { tokens, .. } | Input::Tokens(tokens) if job.media.is_empty() => tokens,
-        Input::Marked { tokens, .. } if takes_images => tokens,
-        Input::Marked { .. } | Input::Tokens(_) => {
-            return Err(refused("messages", "has media items, and these workers of Dynamo are given text alone"));
-        }
-        Input::Messages(_) => return Err(refused("input", "must be token ids: a worker of Dynamo takes nothing else")),
-    };
-    if job.adapter.is_some() {
-        return Err(refused("model", "is an adapter, and none are used at workers of Dynamo"));
-    }
-    if job.cache_salt.is_some() {
-        return Err(refused("cache_salt", "is not known to all workers of Dynamo"));
-    }
+pub(crate) fn of(
+    job: &Job,
+    model: &str,
+    takes_images: bool,
+    packed: Option<&Packed>,
+) -> Result<Vec<Vec<u8>>, JobError> {
+    let tokens = taken(job, takes_images)?;
     let sampling = &job.sampling;
-    check(sampling)?;
-    let numbers = |tokens: &[chiasm_types::TokenId]| tokens.iter().map(|token| token.0).collect::<Vec<u32>>();
+    let numbers = |tokens: &[TokenId]| tokens.iter().map(|token| token.0).collect::<Vec<u32>>();
     let eos = sampling.eos_token.map(|token| token.0);
     let urls: Vec<Medium> = job.media.iter().map(image).collect::<Result<_, _>>()?;
     let uuids: Vec<String> = job.media.iter().map(JobItem::name).collect();
     let has_images = !job.media.is_empty();
+    let expanded = match &job.input {
+        Input::Marked { expanded, .. } if packed.is_some() => numbers(expanded),
+        _ => Vec::new(),
+    };
     let mut request = Request {
         model,
         token_ids: numbers(tokens),
@@ -128,6 +127,7 @@ pub(crate) fn of(job: &Job, model: &str, takes_images: bool) -> Result<Vec<Vec<u
         },
         multi_modal_data: has_images.then_some((IMAGES, urls)).into_iter().collect(),
         multi_modal_uuids: has_images.then_some((IMAGES, uuids)).into_iter().collect(),
+        extra_args: packed.filter(|_| !expanded.is_empty()).and_then(|packed| packed.told(job, &expanded)),
     };
     (0..sampling.n)
         .map(|choice| {
@@ -156,6 +156,29 @@ fn image(item: &JobItem) -> Result<Medium, JobError> {
     let mut url = format!("data:{};base64,", encoded.media_type);
     STANDARD.encode_string(&encoded.bytes, &mut url);
     Ok(Medium::Url(url))
+}
+
+/// The tokens that a worker is given, if it can be asked for a job at all.
+///
+/// # Errors
+/// [`JobError::Refused`] names what no worker of Dynamo can be asked for, or not all of them.
+pub(crate) fn taken(job: &Job, takes_images: bool) -> Result<&[TokenId], JobError> {
+    let tokens = match &job.input {
+        Input::Marked { tokens, .. } | Input::Tokens(tokens) if job.media.is_empty() => tokens,
+        Input::Marked { tokens, .. } if takes_images => tokens,
+        Input::Marked { .. } | Input::Tokens(_) => {
+            return Err(refused("messages", "has media items, and these workers of Dynamo are given text alone"));
+        }
+        Input::Messages(_) => return Err(refused("input", "must be token ids: a worker of Dynamo takes nothing else")),
+    };
+    if job.adapter.is_some() {
+        return Err(refused("model", "is an adapter, and none are used at workers of Dynamo"));
+    }
+    if job.cache_salt.is_some() {
+        return Err(refused("cache_salt", "is not known to all workers of Dynamo"));
+    }
+    check(&job.sampling)?;
+    Ok(tokens)
 }
 
 /// What a request to a worker has no place for.

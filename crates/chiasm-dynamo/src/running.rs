@@ -12,6 +12,7 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use crate::answer::{Answer, AnswerError};
 use crate::backend::{InFlight, Shared};
 use crate::output::{End, EngineOutput};
+use crate::tensors::Packed;
 
 /// A job, and what has come of it that nobody has asked for yet.
 pub(crate) struct RunningDynamoJob {
@@ -22,6 +23,8 @@ pub(crate) struct RunningDynamoJob {
     /// The end of the worker, which may be known before its connections fail.
     ended: BoxFuture<'static, Death>,
     delivered: Delivered,
+    /// Until all answers have begun: then the worker has copied them.
+    packed: Option<Packed>,
     _counted: InFlight,
 }
 
@@ -29,6 +32,7 @@ struct Continuation {
     /// `None` once it has ended or is not wanted. Dropping it tells the worker.
     answer: Option<BoxStream<'static, Result<EngineOutput, AnswerError>>>,
     tokens: usize,
+    has_begun: bool,
     /// Whether it was told how the prompt was computed.
     is_told: bool,
     has_ended: bool,
@@ -42,12 +46,19 @@ impl RunningDynamoJob {
         answers: Vec<Answer>,
         counted: InFlight,
         delivered: Delivered,
+        packed: Option<Packed>,
     ) -> Self {
         let continuation = |answer: Answer| {
             let outputs = stream::try_unfold(answer, |mut answer| async move {
                 Ok(answer.next::<EngineOutput>().await?.map(|output| (output, answer)))
             });
-            Continuation { answer: Some(outputs.boxed()), tokens: 0, is_told: false, has_ended: false }
+            Continuation {
+                answer: Some(outputs.boxed()),
+                tokens: 0,
+                has_begun: false,
+                is_told: false,
+                has_ended: false,
+            }
         };
         Self {
             ended: shared.when_ended(),
@@ -56,6 +67,7 @@ impl RunningDynamoJob {
             continuations: answers.into_iter().map(continuation).collect(),
             came: VecDeque::new(),
             delivered,
+            packed,
             _counted: counted,
         }
     }
@@ -69,6 +81,7 @@ impl RunningDynamoJob {
             return Err(nonsense("more of an answer that has ended"));
         }
         continuation.tokens += output.token_ids.len();
+        continuation.has_begun = true;
         if continuation.tokens > sampling.max_tokens as usize {
             return Err(nonsense("more tokens than were asked for"));
         }
@@ -118,6 +131,16 @@ impl RunningDynamoJob {
         Ok(())
     }
 
+    /// Lets go of tensors that no worker has still to copy.
+    fn unpack(&mut self) {
+        let is_done = |continuation: &Continuation| continuation.has_begun || continuation.answer.is_none();
+        if self.continuations.iter().all(is_done)
+            && let Some(packed) = self.packed.take()
+        {
+            packed.let_go();
+        }
+    }
+
     /// What comes of the next continuation that has something.
     fn poll_answers(&mut self, context: &mut Context<'_>) -> Poll<Result<(), JobError>> {
         let mut is_over = true;
@@ -149,6 +172,14 @@ impl RunningDynamoJob {
     }
 }
 
+impl Drop for RunningDynamoJob {
+    fn drop(&mut self) {
+        if let Some(packed) = self.packed.take() {
+            packed.let_go();
+        }
+    }
+}
+
 impl RunningJob for RunningDynamoJob {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
         loop {
@@ -165,6 +196,7 @@ impl RunningJob for RunningDynamoJob {
                     Poll::Pending => return Poll::Pending,
                 },
             };
+            self.unpack();
             if let Err(error) = taken {
                 self.continuations.clear();
                 self.came.clear();
@@ -176,6 +208,7 @@ impl RunningJob for RunningDynamoJob {
     fn stop(&mut self, choice: usize) {
         let Some(continuation) = self.continuations.get_mut(choice) else { return };
         continuation.answer = None;
+        self.unpack();
         self.came.retain(|output| output.choice != choice);
     }
 

@@ -1,6 +1,7 @@
 //! Jobs before a worker that does what a test has it do, and what becomes of them.
 
 mod knowledge;
+mod tensors;
 mod worker;
 
 use std::sync::Arc;

@@ -31,6 +31,7 @@ pub use self::embedding_store::{EcConnector, EmbeddingStore};
 pub use self::host::{AttachHost, EngineHost, KeptAs, RunningEngine};
 pub use self::kv_connector::KvConnector;
 pub use self::launch_host::LaunchHost;
+pub use self::media::to_item;
 
 use crate::EngineClient;
 use crate::error::{DeathCause, EngineError};

@@ -60,7 +60,7 @@ pub mod wire;
 
 pub use backend::{
     ArenaPolicy, AttachHost, EcConnector, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, FormatPolicy,
-    KeptAs, KvConnector, LaunchHost, RunningEngine, ShmTooSmall,
+    KeptAs, KvConnector, LaunchHost, RunningEngine, ShmTooSmall, to_item,
 };
 pub use client::{
     AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine, Plugin,

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use chiasm_backend::{
     Backend, ConnectError, Connected, Connector, Content, Death, Delivered, Embeddings, EncodedItem, FieldValue,
-    Finish, HandOff, Input, ItemField, Job, JobError, JobItem, KvSource, Load, Locality, MediaForm, MediaObserver,
-    MediaSource, Output, ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Tensor, TensorBytes,
-    TensorFormat, TensorOrder, TraceContext,
+    Finish, HandOff, Input, ItemField, Job, JobError, JobItem, KvSource, LargestItem, Load, Locality, MediaForm,
+    MediaObserver, MediaSource, Output, ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Tensor,
+    TensorBytes, TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_engine::wire::handshake::KvEventsConfig;
 use chiasm_engine::wire::{
@@ -149,6 +149,7 @@ impl Stand {
             format: FormatPolicy::Float,
             arena,
             processor: b"p"[..].into(),
+            largest_item: LargestItem::unknown(),
             role: Role::Aggregated,
             embeddings,
             private_network: None,

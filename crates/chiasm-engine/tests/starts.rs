@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{ConnectError, Connected, Connector, Delivered, MediaObserver};
+use chiasm_backend::{ConnectError, Connected, Connector, Delivered, LargestItem, MediaObserver};
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions, FormatPolicy,
     RunningEngine, SocketDir,
@@ -98,6 +98,7 @@ fn connect(engines: u32, starts: Option<Arc<Mutex<()>>>) -> Starts {
             format: FormatPolicy::Float,
             arena: ArenaPolicy::Never,
             processor: b"p"[..].into(),
+            largest_item: LargestItem::unknown(),
             role: Role::Aggregated,
             private_network: None,
             embeddings: None,

@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use chiasm_backend::LargestItem;
 use chiasm_parse::UnknownParser;
 use chiasm_prompt::{ChatTemplate, PromptError, Tokenizer};
 use chiasm_types::TokenId;
-use chiasm_vision::{VisionError, VisionModel, Vocabulary};
+use chiasm_vision::{TakenKinds, VisionError, VisionModel, Vocabulary};
 use serde_json::{Map, Value};
 
 use crate::answers::{AnswerFormat, ParserChoice};
@@ -149,6 +150,16 @@ impl ServedModel {
     /// part of the plan class of its workers.
     pub fn processor(&self) -> Arc<[u8]> {
         self.vision.as_ref().map_or(&[][..], VisionModel::processor).into()
+    }
+
+    /// The largest item that engines take, if these kinds are the ones that they take. Not known of models whose images are made by
+    /// vLLM's own processor.
+    pub fn largest_item(self: &Arc<Self>, taken: TakenKinds) -> LargestItem {
+        if self.vision.is_none() {
+            return LargestItem::unknown();
+        }
+        let model = self.clone();
+        LargestItem::known(move |context| model.vision.as_ref().map_or(0, |vision| vision.largest_item(context, taken)))
     }
 
     /// The largest token id; there may be unused ones below it.

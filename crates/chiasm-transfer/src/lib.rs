@@ -29,6 +29,7 @@
 //! | [`Arena`], [`SlotWriter`], [`Slot`], [`WeakSlot`], [`Lease`] | the frontend's side |
 //! | [`ArenaReader`], [`SlotView`] | the engine's side, as the simulated engine has it; vLLM's is `python/chiasm_vllm` |
 //! | [`Handle`] | what a request carries in place of a tensor's bytes |
+//! | [`ParcelRoom`], [`Parcel`] | bytes that a process which knows none of this copies out by a name |
 //! | [`sweep`], [`free_shm_bytes`] | the state of `/dev/shm` at a start |
 //!
 //! `unsafe` is what maps memory and makes slices of it, in `mapping`, `slot` and `reader`; the reasons stand beside it.
@@ -39,6 +40,7 @@ mod layout;
 mod leases;
 mod mapping;
 mod owner;
+mod parcel;
 mod ranges;
 mod reader;
 mod segment;
@@ -50,6 +52,7 @@ pub use arena::{Arena, ArenaUsage};
 pub use error::{BadHandle, NoSlot, OpenError};
 pub use layout::{Handle, LAYOUT_VERSION};
 pub use leases::LeaseId;
+pub use parcel::{NoParcel, Parcel, ParcelRoom};
 pub use reader::{ArenaReader, SlotView};
 pub use shm::{SHM_DIR, free_shm_bytes};
 pub use slot::{Lease, Slot, SlotWriter, WeakSlot};

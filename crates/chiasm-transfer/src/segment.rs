@@ -44,9 +44,33 @@ pub(crate) fn create(dir: &Path, name: &str, header: &Header) -> io::Result<(Fil
     file.try_lock().map_err(io::Error::from)?;
     file.write_all_at(&header.encode(), 0)?;
     let mapping = Mapping::new(&file, header)?;
-    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::linkat(CWD, unnamed, CWD, dir.join(name), AtFlags::SYMLINK_FOLLOW)?;
+    give_name(&file, dir, name)?;
     Ok((file, mapping))
+}
+
+/// Makes a file with these parts one after the other, `length` bytes in all, complete and locked, and gives it its name last. It is
+/// nobody's but this user's.
+pub(crate) fn create_with(dir: &Path, name: &str, length: u64, parts: &[impl AsRef<[u8]>]) -> io::Result<File> {
+    let file = unnamed_file(dir)?;
+    rustix::fs::fchmod(&file, Mode::from_raw_mode(MODE))?;
+    // Without memory behind all of it writing would end this process.
+    if length > 0 {
+        reserve(&file, 0, length)?;
+    }
+    file.try_lock().map_err(io::Error::from)?;
+    let mut offset = 0;
+    for part in parts {
+        let part = part.as_ref();
+        file.write_all_at(part, offset)?;
+        offset += part.len() as u64;
+    }
+    give_name(&file, dir, name)?;
+    Ok(file)
+}
+
+fn give_name(file: &File, dir: &Path, name: &str) -> io::Result<()> {
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::linkat(CWD, unnamed, CWD, dir.join(name), AtFlags::SYMLINK_FOLLOW)?)
 }
 
 /// Makes a file that has no name yet.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{ConnectError, Connected, Connector, Elsewhere, Locality, MediaObserver};
+use chiasm_backend::{ConnectError, Connected, Connector, Elsewhere, LargestItem, Locality, MediaObserver};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
 use url::Host;
@@ -17,6 +17,9 @@ use crate::server::Server;
 use crate::sglang;
 use crate::trtllm::FoundTrtllm;
 
+/// Tokens that a step of a server is taken to compute, which it does not tell: as many as vLLM's by default on large GPUs. Only how
+/// many embeddings are kept follows from it.
+const USUAL_STEP: usize = 8192;
 /// Somebody else starts it: it is looked for soon again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -25,6 +28,7 @@ pub struct UpstreamConnector {
     upstream: Upstream,
     server: Server,
     processor: Arc<[u8]>,
+    largest_item: LargestItem,
 }
 
 impl UpstreamConnector {
@@ -34,7 +38,13 @@ impl UpstreamConnector {
     /// Words that say which file can't be used.
     pub fn new(upstream: Upstream, processor: Arc<[u8]>) -> Result<Self, String> {
         let server = Server::new(&upstream)?;
-        Ok(Self { upstream, server, processor })
+        Ok(Self { upstream, server, processor, largest_item: LargestItem::unknown() })
+    }
+
+    /// The same for a model whose largest item is known: servers don't tell what their encoder cache holds.
+    #[must_use]
+    pub fn with_largest_item(self, largest_item: LargestItem) -> Self {
+        Self { largest_item, ..self }
     }
 }
 
@@ -45,24 +55,24 @@ impl Connector for UpstreamConnector {
         observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
-            let Self { upstream, server, processor } = self;
+            let Self { upstream, server, processor, largest_item } = self;
             let failed = |reason: String| ConnectError::new(format!("{upstream}: {reason}"));
             let locality = locality(upstream).await;
             let (capabilities, mode) = match upstream.kind {
                 Kind::VllmTokens => {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
                     can_generate(server).await.map_err(failed)?;
-                    (found.given_tokens(processor.clone(), locality), Mode::Vllm)
+                    (found.given_tokens(processor.clone(), largest_item, locality), Mode::Vllm)
                 }
                 Kind::VllmMessages => {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
                     let mode = Mode::Messages { model: Some(found.model.clone()), is_vllm: true };
-                    (found.given_messages(processor.clone(), locality), mode)
+                    (found.given_messages(processor.clone(), largest_item, locality), mode)
                 }
                 Kind::SglangTokens => {
                     let found = sglang::Found::ask(server, &locality).await.map_err(failed)?;
                     let manner = found.manner();
-                    (found.capabilities(processor.clone(), locality), Mode::Sglang(manner))
+                    (found.capabilities(processor.clone(), largest_item, locality), Mode::Sglang(manner))
                 }
                 Kind::Trtllm { block_size } => {
                     let found = FoundTrtllm::ask(server).await.map_err(failed)?;
@@ -87,6 +97,13 @@ impl Connector for UpstreamConnector {
     fn longest_pause(&self) -> Duration {
         LONGEST_PAUSE
     }
+}
+
+/// Embeddings that a server keeps, of which it does not tell. vLLM has room for the largest item that the model takes, often a video as
+/// long as the context. Where that is too much it matters little; with too little, encoders would seem to be what all requests wait
+/// for.
+pub(crate) fn encoder_cache(largest_item: &LargestItem, max_model_len: usize) -> u64 {
+    largest_item.encoder_cache(USUAL_STEP, max_model_len).unwrap_or(max_model_len as u64)
 }
 
 /// Where a server is: a name counts by the first address that it has.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
-    PlanClass, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
+    PlaceholderForm, PlanClass, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
+use crate::connector::encoder_cache;
 use crate::gauges;
 use crate::server::{AskError, Server};
 
@@ -106,7 +107,12 @@ impl Found {
     }
 
     /// The capabilities of a worker that is this server, if it is given tokens. `processor` is that of the model that is served here.
-    pub(crate) fn given_tokens(self, processor: Arc<[u8]>, locality: Locality) -> Capabilities {
+    pub(crate) fn given_tokens(
+        self,
+        processor: Arc<[u8]>,
+        largest_item: &LargestItem,
+        locality: Locality,
+    ) -> Capabilities {
         Capabilities {
             engine: format!("vllm serve {}, token mode", self.version),
             class: PlanClass {
@@ -124,9 +130,7 @@ impl Found {
             max_batched_tokens: self.max_model_len,
             max_running: 0,
             total_blocks: self.total_blocks,
-            // It does not tell. vLLM has room for the largest item that the model takes, often a video as long as the context. Where
-            // that is too much it matters little; with too little, encoders would seem to be what all requests wait for.
-            encoder_cache_tokens: self.max_model_len as u64,
+            encoder_cache_tokens: encoder_cache(largest_item, self.max_model_len),
             receiver_cache_bytes: 0,
             max_loras: 0,
             adapters: BTreeMap::new(),
@@ -141,9 +145,14 @@ impl Found {
     }
 
     /// The same if it is given requests as they come: it expands a prompt as it likes, which shows afterwards.
-    pub(crate) fn given_messages(self, processor: Arc<[u8]>, locality: Locality) -> Capabilities {
+    pub(crate) fn given_messages(
+        self,
+        processor: Arc<[u8]>,
+        largest_item: &LargestItem,
+        locality: Locality,
+    ) -> Capabilities {
         let engine = format!("vllm serve {}, chat mode", self.version);
-        let given_tokens = self.given_tokens(processor, locality);
+        let given_tokens = self.given_tokens(processor, largest_item, locality);
         let class = PlanClass { placeholders: PlaceholderForm::Expanded, ..given_tokens.class };
         Capabilities { engine, class, lacks: Lacks::default(), input: InputForm::Messages, ..given_tokens }
     }

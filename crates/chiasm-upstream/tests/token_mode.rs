@@ -14,11 +14,11 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use chiasm_backend::{
-    Backend, Connected, Connector, Constraint, Content, Finish, Job, JobError, KvSource, MediaForm, Output,
-    PlaceholderForm, Sampling, Structured,
+    Backend, Connected, Connector, Constraint, Content, Finish, Job, JobError, KvSource, LargestItem, MediaForm,
+    Output, PlaceholderForm, Sampling, Structured,
 };
 use chiasm_types::{MmHash, TokenId, WorkerId};
-use chiasm_upstream::UpstreamConnector;
+use chiasm_upstream::{Upstream, UpstreamConnector};
 use futures_util::stream;
 use serde_json::{Value, json};
 use support::{SOON, Unobserved, job, run, sampling, with_picture};
@@ -73,7 +73,13 @@ impl Server {
 
     async fn connect(&self, options: &str) -> Result<Arc<dyn Backend>, String> {
         let upstream = format!("{}{options}", self.url).parse().unwrap();
+        self.connect_of(upstream, LargestItem::unknown()).await
+    }
+
+    /// For a model whose largest item is this one.
+    async fn connect_of(&self, upstream: Upstream, largest_item: LargestItem) -> Result<Arc<dyn Backend>, String> {
         let connector = UpstreamConnector::new(upstream, Arc::from(&b"processor"[..]))?;
+        let connector = connector.with_largest_item(largest_item);
         let connected = connector.connect(WorkerId(0), Arc::new(Unobserved)).await;
         connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())
     }
@@ -123,6 +129,12 @@ async fn a_server_says_what_it_can_do() {
     let can = backend.capabilities();
     assert_eq!((can.max_model_len, can.total_blocks, can.class.block_size.get()), (4096, 100, 16));
     assert_eq!(can.encoder_cache_tokens, 4096, "room for an item as long as the context");
+    for (largest_item, holds) in
+        [(LargestItem::known(|context| 4 * context), 16_384), (LargestItem::known(|_| 576), 8192)]
+    {
+        let backend = server.connect_of(server.url.parse().unwrap(), largest_item).await.unwrap();
+        assert_eq!(backend.capabilities().encoder_cache_tokens, holds);
+    }
     assert_eq!((can.class.placeholders, can.media), (PlaceholderForm::Marker, MediaForm::Encoded));
     assert_eq!(can.engine, "vllm serve 0.33.0, token mode");
     let KvSource::Events(stream) = &can.kv else { panic!("{:?}", can.kv) };

@@ -24,6 +24,15 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
     /// The layout of an image of this size, which is not empty.
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError>;
 
+    /// The image that vLLM takes to have most embeddings (`get_image_size_with_most_features` of its models).
+    fn largest_image(&self) -> ImageSize;
+
+    /// Embeddings of the video that vLLM takes to have most of them, where a context has so many tokens, and so many of them are
+    /// for an image beside it; 0 if the model takes no videos.
+    fn largest_video(&self, _context: usize, _image: usize) -> usize {
+        0
+    }
+
     /// Writes every setting that changes an image's tensors or the tokens of its placeholder, and no other. Families
     /// that share a `model_type` differ in the names that they write.
     fn fingerprint(&self, out: &mut Fingerprint);

@@ -61,6 +61,6 @@ pub use image_prompt::ImagePrompt;
 #[cfg(feature = "bench")]
 pub use kernels::resize_bicubic;
 pub use kernels::{Implementation, Parallelism};
-pub use model::VisionModel;
+pub use model::{TakenKinds, VisionModel};
 pub use tensor::{Contents, PixelFormat, TensorSpec};
 pub use vocabulary::{NoVocabulary, Vocabulary};

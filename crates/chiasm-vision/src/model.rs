@@ -15,6 +15,20 @@ use crate::kernels::{Elements, Implementation, Job, Parallelism};
 use crate::model_dir::ModelDir;
 use crate::{ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary};
 
+/// The kinds of media that an engine takes, of those that its model has: vLLM's `--limit-mm-per-prompt`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakenKinds {
+    /// Images.
+    pub images: bool,
+    /// Videos.
+    pub videos: bool,
+}
+
+impl TakenKinds {
+    /// Whatever the model has.
+    pub const ALL: Self = Self { images: true, videos: true };
+}
+
 /// One model's image family and settings. Immutable; share it in an `Arc`.
 #[derive(Debug)]
 pub struct VisionModel {
@@ -123,6 +137,19 @@ impl VisionModel {
             return Err(VisionError::EmptyImage { size });
         }
         self.with(kwargs).plan(size)
+    }
+
+    /// Embeddings of the largest item that vLLM takes the model to be given, where a context has so many tokens: its encoder cache
+    /// holds at least as many (`compute_mm_encoder_budget` in vLLM's `encoder_cache_manager.py`). An item may have more by a
+    /// request's kwargs. 0 if no item is taken.
+    pub fn largest_item(&self, context: usize, taken: TakenKinds) -> usize {
+        let image = match taken.images {
+            // A size that is refused is one of settings with which vLLM does not start either.
+            true => self.family.plan(self.family.largest_image()).map_or(0, |plan| plan.tokens),
+            false => 0,
+        };
+        let video = if taken.videos { self.family.largest_video(context, image) } else { 0 };
+        image.max(video)
     }
 
     fn with<'a>(&'a self, kwargs: &'a ImageKwargs) -> &'a dyn Family {

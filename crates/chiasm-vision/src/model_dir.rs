@@ -87,6 +87,9 @@ pub(crate) struct ModelDir {
     /// `processor_config.json`, empty if there is none
     pub(crate) processor: Section,
     image_processor: Option<Section>,
+    /// Settings of the video processor, which come from whatever file has them; `None` if none has or it can't be read. Videos
+    /// are made by vLLM, which says what is wrong with them.
+    pub(crate) video_processor: Option<Section>,
 }
 
 impl ModelDir {
@@ -104,7 +107,12 @@ impl ModelDir {
             Some(nested) => Some(nested),
             None => read_object(&dir.join("preprocessor_config.json"))?,
         };
-        Ok(Some(Self { dir: dir.into(), config, vision, processor, image_processor }))
+        let nested = processor.section("video_processor").ok().flatten();
+        let own = || read_object(&dir.join("video_preprocessor_config.json")).ok().flatten();
+        // `BaseVideoProcessor.get_video_processor_dict`: the image processor's own file comes last, not what is nested for it.
+        let of_images = || read_object(&dir.join("preprocessor_config.json")).ok().flatten();
+        let video_processor = nested.or_else(own).or_else(of_images);
+        Ok(Some(Self { dir: dir.into(), config, vision, processor, image_processor, video_processor }))
     }
 
     /// Settings of the image processor.

@@ -62,8 +62,9 @@ pub(crate) struct Cli {
 
 /// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends alone.
 const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Traces", "Prompts", "vLLM's processor"];
-const NOR_THESE: [&str; 8] = [
+const NOR_THESE: [&str; 9] = [
     "upstream",
+    "dynamo_tensors_gb",
     "agents",
     "discovery",
     "served_model_name",

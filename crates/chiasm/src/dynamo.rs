@@ -4,15 +4,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_dynamo::{CallHome, Directory, DynamoConnector, ModelFiles, Workers};
+use chiasm_backend::{LargestItem, TensorFormat};
+use chiasm_dynamo::{
+    CallHome, Directory, DynamoAddress, DynamoConnector, ModelFiles, ReadyTensors, TensorsFor, Workers,
+};
 use chiasm_server::fleet::Fleet;
 use chiasm_server::model::ServedModel;
-use chiasm_types::WorkerId;
+use chiasm_transfer::ParcelRoom;
+use chiasm_types::{VllmVersion, WorkerId};
+use chiasm_vision::TakenKinds;
 use tokio::sync::watch;
 
 use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 
+/// The vLLM that Dynamo 1.6.1 asks for: workers don't say which one they have.
+const VLLM_OF_DYNAMO: VllmVersion = VllmVersion::minor(0, 31);
 /// How often it is looked whether a worker that is named no more has gone.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -27,10 +34,15 @@ pub(crate) fn is_asked_for(args: &ServeArgs) -> bool {
 }
 
 /// Begins to look for workers.
-pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, model: &ServedModel) -> Result<Dynamo, CliError> {
+pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, model: &Arc<ServedModel>) -> Result<Dynamo, CliError> {
     let mut directories = Vec::new();
+    let room = ParcelRoom::new((args.engines.dynamo_tensors_gb * (1_u64 << 30) as f64) as u64);
     for upstream in &args.engines.upstream {
         let UpstreamArg::Dynamo(address) = upstream else { continue };
+        let tensors = ready_tensors(address, model, &room)?;
+        if tensors.is_some() {
+            chiasm_transfer::sweep();
+        }
         let directory = Directory::follow(address, &args.agents.etcd_tls(), ModelFiles::read(&model.dir));
         let directory = directory.map_err(|error| CliError::Usage(format!("--upstream {address}: {error}")))?;
         let keeper = Keeper {
@@ -38,6 +50,8 @@ pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, model: &ServedModel) ->
             home: address.call_home(),
             fleet: fleet.clone(),
             processor: model.processor(),
+            tensors,
+            largest_item: model.largest_item(TakenKinds::ALL),
             takes_images: address.takes_images(),
             kept: HashMap::new(),
         };
@@ -47,6 +61,33 @@ pub(crate) fn find(args: &ServeArgs, fleet: &Arc<Fleet>, model: &ServedModel) ->
     Ok(Dynamo { _directories: directories })
 }
 
+/// The tensors that workers of this machine are given, if that is asked for.
+fn ready_tensors(
+    address: &DynamoAddress,
+    model: &ServedModel,
+    room: &ParcelRoom,
+) -> Result<Option<ReadyTensors>, CliError> {
+    let Some(asked) = address.tensors() else { return Ok(None) };
+    let wrong = |why: &str| CliError::Usage(format!("--upstream {address}: {why}"));
+    let Some(vision) = &model.vision else {
+        return Err(wrong("tensors are of models whose images Chiasm makes itself"));
+    };
+    let format = match asked {
+        TensorsFor::Any(format) => format,
+        TensorsFor::OwnVllm if vision.engine_normalizes_since().is_some_and(|since| since <= VLLM_OF_DYNAMO) => {
+            TensorFormat::Raw
+        }
+        // A worker does not say of which type its model is, and one that is given another one may end.
+        TensorsFor::OwnVllm => {
+            return Err(wrong(
+                "vLLM 0.31, which Dynamo 1.6.1 has, takes images of this model as floats of the type that the worker runs it in: \
+                 say tensors=bfloat16, tensors=float16 or tensors=float32; or tensors=raw for a newer vLLM that normalises them itself",
+            ));
+        }
+    };
+    Ok(Some(ReadyTensors { format, room: room.clone() }))
+}
+
 /// Keeps the workers of one namespace.
 struct Keeper {
     workers: watch::Receiver<Workers>,
@@ -54,6 +95,8 @@ struct Keeper {
     fleet: Arc<Fleet>,
     processor: Arc<[u8]>,
     takes_images: bool,
+    tensors: Option<ReadyTensors>,
+    largest_item: LargestItem,
     /// Those that are in the fleet, by their names.
     kept: HashMap<String, Kept>,
 }
@@ -116,7 +159,9 @@ impl Keeper {
     /// False if the fleet takes none any more.
     fn add(&mut self, name: String) -> bool {
         let connector = DynamoConnector::new(&name, self.workers.clone(), self.home.clone(), self.processor.clone())
-            .with_images(self.takes_images);
+            .with_images(self.takes_images)
+            .with_tensors(self.tensors.clone())
+            .with_largest_item(self.largest_item.clone());
         let is_up = connector.is_up();
         let Some(id) = self.fleet.add(Box::new(connector)) else { return false };
         self.kept.insert(name, Kept { id, is_up, is_named: true });

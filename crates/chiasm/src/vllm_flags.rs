@@ -6,12 +6,18 @@
 
 use std::path::Path;
 
+use chiasm_vision::TakenKinds;
 use serde_json::{Map, Value, json};
 
 use crate::error::CliError;
 
 /// Settings of the image processor for all requests.
 pub(crate) const PROCESSOR_KWARGS: &str = "--mm-processor-kwargs";
+/// How many media items of each kind a prompt may have. One that may have none of a kind is not taken into account.
+const LIMIT: &str = "--limit-mm-per-prompt";
+/// None of any kind.
+const LANGUAGE_ONLY: &str = "--language-model-only";
+const NOT_LANGUAGE_ONLY: &str = "--no-language-model-only";
 /// How media are read.
 const MEDIA_IO_KWARGS: &str = "--media-io-kwargs";
 /// Whether the engine normalises pixels.
@@ -41,6 +47,9 @@ const CONFIG: &str = "--config";
 pub(crate) struct VllmFlags {
     /// Empty if the flag is not given.
     pub(crate) processor_kwargs: Map<String, Value>,
+    /// Empty if the flag is not given.
+    limits: Map<String, Value>,
+    language_only: bool,
     /// Whether the engine normalises the pixels of models that can be normalised there.
     pub(crate) normalize: bool,
     /// Whether the model is run by code that is not vLLM's own of it, and takes other tensors: `--model-impl transformers`.
@@ -65,6 +74,7 @@ impl VllmFlags {
     /// [`CliError::File`] the configuration that can't be read.
     pub(crate) fn read(args: &[String]) -> Result<Self, CliError> {
         let (mut processor, mut media) = (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
+        let mut limit = JsonFlag::new(LIMIT);
         let mut flags = Self::default();
         let mut args = args.iter();
         while let Some(arg) = args.next() {
@@ -75,7 +85,9 @@ impl VllmFlags {
             };
             if flag.name == CONFIG {
                 check_config(Path::new(value()?))?;
-            } else if let Some(json) = [&mut processor, &mut media].into_iter().find(|json| flag.means(json.name)) {
+            } else if let Some(json) =
+                [&mut processor, &mut media, &mut limit].into_iter().find(|json| flag.means(json.name))
+            {
                 json.add(flag.path, value()?)?;
             } else if flag.name != "--model" && flag.means(MODEL_IMPL) {
                 flags.foreign_model = !["auto", "vllm"].contains(&value()?);
@@ -86,6 +98,8 @@ impl VllmFlags {
                 flags.tokenizer_mode = value()?.to_lowercase();
             } else if flag.means(LOAD_FORMAT) {
                 value()?.clone_into(&mut flags.load_format);
+            } else if flag.means(LANGUAGE_ONLY) || flag.means(NOT_LANGUAGE_ONLY) {
+                flags.language_only = flag.means(LANGUAGE_ONLY);
             } else if flag.means(REVISION) {
                 flags.has_revision = true;
             } else if flag.means(TRUST_REMOTE_CODE) || flag.means(NO_TRUST_REMOTE_CODE) {
@@ -95,7 +109,15 @@ impl VllmFlags {
             }
         }
         check_media_io(&media.object)?;
-        Ok(Self { processor_kwargs: processor.object, ..flags })
+        Ok(Self { processor_kwargs: processor.object, limits: limit.object, ..flags })
+    }
+
+    /// The kinds of media that the engines take, of those that their model has.
+    pub(crate) fn taken_kinds(&self) -> TakenKinds {
+        // A number, or an object with one (`BaseDummyOptions` in vLLM's `config/multimodal.py`).
+        let is_none = |limit: &Value| limit.get("count").unwrap_or(limit).as_u64() == Some(0);
+        let takes = |kind| !self.language_only && !self.limits.get(kind).is_some_and(is_none);
+        TakenKinds { images: takes("image"), videos: takes("video") }
     }
 }
 
@@ -103,6 +125,8 @@ impl Default for VllmFlags {
     fn default() -> Self {
         Self {
             processor_kwargs: Map::new(),
+            limits: Map::new(),
+            language_only: false,
             normalize: true,
             foreign_model: false,
             config_format: "auto".to_owned(),
@@ -299,6 +323,21 @@ mod tests {
         ] {
             assert_eq!(read(args).unwrap(), VllmFlags::default(), "{args:?}");
         }
+    }
+
+    #[test]
+    fn kinds_that_a_prompt_may_have_none_of_are_not_taken() {
+        let taken = |args: &[&str]| {
+            let TakenKinds { images, videos } = read(args).unwrap().taken_kinds();
+            (images, videos)
+        };
+        assert_eq!(taken(&[]), (true, true));
+        assert_eq!(taken(&["--limit-mm-per-prompt", r#"{"image": 4, "video": 0}"#]), (true, false));
+        assert_eq!(taken(&["--limit-mm-per-prompt.video=0"]), (true, false));
+        assert_eq!(taken(&["--limit_mm_per_prompt.image.count", "0"]), (false, true));
+        assert_eq!(taken(&["--limit-mm", r#"{"image": {"count": 2, "width": 9}}"#]), (true, true));
+        assert_eq!(taken(&["--language-model-only"]), (false, false));
+        assert_eq!(taken(&["--language-model-only", "--no-language-model-only"]), (true, true));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::call_home::CallHome;
 use crate::connector::DynamoConnector;
 use crate::directory::{EventSource, Events, Worker, Workers};
 use crate::frame::TwoPart;
+use crate::tensors::ReadyTensors;
 use crate::wire::Place;
 
 pub(super) const NAME: &str = "backend/generate/1f";
@@ -86,9 +87,23 @@ impl FakeWorker {
     }
 
     pub(super) async fn connect_with(&self, has_events: bool, takes_images: bool) -> Arc<dyn Backend> {
+        self.connect_to(has_events, takes_images, None).await
+    }
+
+    /// To one that is given its images as tensors.
+    pub(super) async fn connect_with_tensors(&self, tensors: ReadyTensors) -> Arc<dyn Backend> {
+        self.connect_to(false, true, Some(tensors)).await
+    }
+
+    async fn connect_to(
+        &self,
+        has_events: bool,
+        takes_images: bool,
+        tensors: Option<ReadyTensors>,
+    ) -> Arc<dyn Backend> {
         let (_, workers) = watch::channel(self.named(has_events));
         let connector = DynamoConnector::new(NAME, workers, CallHome::new(None, None), Arc::from(&b"p"[..]));
-        let connector = connector.with_images(takes_images);
+        let connector = connector.with_images(takes_images).with_tensors(tensors);
         let Connected { backend, .. } = connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
         backend
     }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, Network,
-    PlaceholderForm, PlanClass, TensorFormat, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
+    Network, PlaceholderForm, PlanClass, TensorFormat, VllmItems,
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
@@ -22,6 +22,8 @@ pub(super) struct Beyond {
     pub(super) has_arena: bool,
     /// Its plugin may say how many embeddings its encoder cache holds.
     pub(super) encoder_cache_tokens: Option<u64>,
+    /// Where its plugin does not.
+    pub(super) largest_item: LargestItem,
     pub(super) receiver_cache_bytes: u64,
     pub(super) role: Role,
     pub(super) embedding_store_bytes: u64,
@@ -32,6 +34,10 @@ pub(super) struct Beyond {
 pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, String> {
     let block_size = BlockSize::new(ready.cache_block_size()).ok_or("its block size is 0")?;
     let kv = kv_source(ready.kv_events_config.as_ref(), &beyond.locality);
+    let step = ready.max_num_batched_tokens as usize;
+    let encoder_cache =
+        || beyond.largest_item.encoder_cache(step, ready.max_model_len).unwrap_or(ready.max_num_batched_tokens.into());
+    let encoder_cache_tokens = beyond.encoder_cache_tokens.unwrap_or_else(encoder_cache);
     let engine = format!("vLLM {}", ready.vllm_version);
     Ok(Capabilities {
         class: PlanClass {
@@ -45,11 +51,10 @@ pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, St
         embedding_store_bytes: beyond.embedding_store_bytes,
         engine,
         max_model_len: ready.max_model_len,
-        max_batched_tokens: ready.max_num_batched_tokens as usize,
+        max_batched_tokens: step,
         max_running: ready.max_num_seqs as usize,
         total_blocks: ready.num_gpu_blocks,
-        // At least as many as a step computes; READY does not tell the size.
-        encoder_cache_tokens: beyond.encoder_cache_tokens.unwrap_or(ready.max_num_batched_tokens.into()),
+        encoder_cache_tokens,
         receiver_cache_bytes: beyond.receiver_cache_bytes,
         max_loras: if ready.supports_lora { ready.max_loras as usize } else { 0 },
         adapters: BTreeMap::new(),
@@ -148,6 +153,36 @@ mod tests {
         assert_eq!(endpoints(&named, &Locality::Unknown), Some(("tcp://10.0.0.9:5557".to_owned(), None)));
         // Without replay, knowledge would be lost with the first lost message: what is configured must be had.
         assert_eq!(endpoints(&published("tcp://*:1", Some("tcp://127.0.0.1:2")), &elsewhere), None);
+    }
+
+    #[test]
+    fn the_encoder_cache_is_what_the_plugin_says_else_what_vllm_makes_of_the_largest_item() {
+        let ready = EngineReady {
+            max_model_len: 131_072,
+            max_num_batched_tokens: 8192,
+            block_size: 16,
+            ..EngineReady::default()
+        };
+        let holds = |told, largest_item| {
+            let beyond = Beyond {
+                processor: b"p"[..].into(),
+                format: TensorFormat::Raw,
+                locality: Locality::Here,
+                has_arena: false,
+                encoder_cache_tokens: told,
+                largest_item,
+                receiver_cache_bytes: 0,
+                role: Role::Aggregated,
+                embedding_store_bytes: 0,
+                private_network: None,
+            };
+            of(&ready, beyond).unwrap().encoder_cache_tokens
+        };
+        let of_context = || LargestItem::known(|context| context - 1);
+        assert_eq!(holds(Some(7), of_context()), 7);
+        assert_eq!(holds(None, of_context()), 131_071);
+        assert_eq!(holds(None, LargestItem::known(|_| 576)), 8192);
+        assert_eq!(holds(None, LargestItem::unknown()), 8192);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, Life, MediaObserver, Network};
+use chiasm_backend::{Activity, ConnectError, Connected, Connector, Death, LargestItem, Life, MediaObserver, Network};
 use chiasm_types::{Role, VllmVersion, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -56,6 +56,8 @@ pub struct EngineOptions {
     pub arena: ArenaPolicy,
     /// The processor that makes its tensors, with all settings: a part of its plan class.
     pub processor: Arc<[u8]>,
+    /// The largest item that it takes, for its encoder cache, of which only its plugin tells.
+    pub largest_item: LargestItem,
     /// Which stages of requests it is given; whoever starts it has told it so.
     pub role: Role,
     /// Where engines of its machine leave embeddings for each other; `None` if they don't.
@@ -140,8 +142,17 @@ impl EngineConnector {
         observer: Arc<dyn MediaObserver>,
         client: &EngineClient,
     ) -> Result<EngineBackend, ConnectError> {
-        let EngineOptions { client: options, format, arena, processor, role, private_network, embeddings, .. } =
-            &self.options;
+        let EngineOptions {
+            client: options,
+            format,
+            arena,
+            processor,
+            largest_item,
+            role,
+            private_network,
+            embeddings,
+            ..
+        } = &self.options;
         let ready = client.info();
         let unsuitable = |why: String| ConnectError::new(format!("it does not fit: {why}"));
         let format = capabilities::format(ready, *format).map_err(unsuitable)?;
@@ -152,6 +163,7 @@ impl EngineConnector {
             format,
             locality: capabilities::locality(over_unix_sockets, client.peer()),
             has_arena: client.arena().is_some(),
+            largest_item: largest_item.clone(),
             encoder_cache_tokens: plugin.and_then(|plugin| plugin.encoder_cache_tokens),
             receiver_cache_bytes: options.receiver_cache_bytes.unwrap_or(0),
             role: *role,

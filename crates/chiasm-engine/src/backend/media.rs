@@ -162,7 +162,11 @@ impl fmt::Display for Misshapen {
 
 impl std::error::Error for Misshapen {}
 
-fn to_item(fields: Vec<ItemField>) -> Result<MmItem, JobError> {
+/// The tensors of a media item as vLLM's own types have them.
+///
+/// # Errors
+/// [`JobError::Source`] if a tensor's bytes are not what its shape needs.
+pub fn to_item(fields: Vec<ItemField>) -> Result<MmItem, JobError> {
     let field = |ItemField { name, field, value }: ItemField| {
         let name = name.into_owned();
         match to_data(value) {

@@ -104,6 +104,13 @@ impl MmField {
 }
 
 impl MmItem {
+    /// A message of the item alone: msgpack and aux frames, as vLLM's `MsgpackEncoder` makes of a `MultiModalKwargsItem`.
+    pub fn encode(&self) -> Vec<Bytes> {
+        let mut to = Writer::default();
+        self.write(&mut to);
+        to.into_frames()
+    }
+
     /// The field with this name.
     pub fn get(&self, name: &str) -> Option<&MmField> {
         self.0.iter().find(|(field, _)| field == name).map(|(_, field)| field)

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, Locality, MediaForm, PlaceholderForm,
-    PlanClass, VllmItems,
+    Capabilities, HandOff, InputForm, KeyScheme, KvEventStream, KvSource, Lacks, LargestItem, Locality, MediaForm,
+    PlaceholderForm, PlanClass, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
 use super::GENERATE;
+use crate::connector::encoder_cache;
 use crate::found::{METRICS, MODELS, Models, read, unknown};
 use crate::server::{AskError, Server};
 
@@ -170,7 +171,12 @@ impl Found {
     }
 
     /// The capabilities of a worker that is this server. `processor` is that of the model that is served here.
-    pub(crate) fn capabilities(self, processor: Arc<[u8]>, locality: Locality) -> Capabilities {
+    pub(crate) fn capabilities(
+        self,
+        processor: Arc<[u8]>,
+        largest_item: &LargestItem,
+        locality: Locality,
+    ) -> Capabilities {
         let Self { info, max_model_len, block_size, without_images, kv } = self;
         let is_known = !matches!(kv, KvSource::Unknown { .. });
         let running = info.internal_states.iter().filter_map(|state| state.effective_max_running_requests_per_dp);
@@ -192,7 +198,7 @@ impl Found {
             max_running: running.sum(),
             total_blocks: info.max_total_num_tokens / block_size.get() as u64,
             // It has room for so many bytes, which are of another number of embeddings with each model: taken to be as many as vLLM's.
-            encoder_cache_tokens: max_model_len as u64,
+            encoder_cache_tokens: encoder_cache(largest_item, max_model_len),
             receiver_cache_bytes: 0,
             max_loras: 0,
             adapters: BTreeMap::new(),

@@ -234,6 +234,12 @@ impl Family for Gemma3 {
         ImagePlan::new(size, self.size, grid, self.placeholder(squares), pixels, vec![num_patches])
     }
 
+    fn largest_image(&self) -> ImageSize {
+        // Without crops any size has as many embeddings.
+        let crops = self.pan_and_scan.map_or(1, |settings| settings.max_num_crops);
+        ImageSize { height: self.size.height * crops, ..self.size }
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
         let Self { size, filter, normalization, pan_and_scan, words, prompt: _ } = self;
         let Words { image, count, before, original, crops, next, after } = words;

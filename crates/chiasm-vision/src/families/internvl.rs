@@ -114,6 +114,23 @@ impl Family for InternVl {
         tiles.plan(size, "pixel_values", Resampler::Torch(filter))
     }
 
+    fn largest_image(&self) -> ImageSize {
+        let Settings { tile, crop, min_tiles, max_tiles, .. } = self.settings;
+        // vLLM looks for the largest image with the image processor's own setting, by which all of them are one tile unless it
+        // says otherwise: it takes the first, and the processor of text and images cuts that.
+        let cut_by_file = self.file.flag("crop_to_patches", false).unwrap_or(false);
+        let tiles = match (crop, cut_by_file) {
+            (true, true) => max_tiles,
+            (true, false) => min_tiles,
+            (false, _) => 1,
+        };
+        tiled::row_of(tiles, tile)
+    }
+
+    fn largest_video(&self, context: usize, image: usize) -> usize {
+        tiled::longest_video(context, image, self.tile_tokens)
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
         let Self { file: _, settings, tokens, prompt: _, tile_tokens } = self;
         let Settings { tile, crop, min_tiles, max_tiles, filter, ref normalization } = *settings;

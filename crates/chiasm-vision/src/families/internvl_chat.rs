@@ -39,6 +39,7 @@ pub(crate) struct InternVlChat {
     tile: ImageSize,
     /// Embeddings per tile.
     tile_tokens: usize,
+    takes_videos: bool,
 }
 
 /// What config.json says of tiles.
@@ -105,8 +106,20 @@ impl InternVlChat {
             prompt,
             tile: ImageSize::square(side as u32),
             tile_tokens,
+            takes_videos: takes_videos(dir, vocabulary),
         }))
     }
+}
+
+/// Whether vLLM gives it videos, which go by the language model and its tokens (`ctx_video_token` in vLLM's `internvl.py`).
+fn takes_videos(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> bool {
+    let text = ["llm_config", "text_config"].iter().find_map(|part| dir.config.get(part)?.get("model_type")?.as_str());
+    let token = match text {
+        Some("qwen2" | "qwen3" | "qwen3_moe") => "<|video_pad|>",
+        Some("gpt_oss") => "<|reserved_200000|>",
+        _ => return false,
+    };
+    vocabulary.id(token).is_some()
 }
 
 impl Family for InternVlChat {
@@ -128,8 +141,16 @@ impl Family for InternVlChat {
         tiles.plan(size, "pixel_values_flat", Resampler::Pillow(Filter::Bicubic))
     }
 
+    fn largest_image(&self) -> ImageSize {
+        tiled::row_of(self.settings.max_tiles, self.tile)
+    }
+
+    fn largest_video(&self, context: usize, image: usize) -> usize {
+        if self.takes_videos { tiled::longest_video(context, image, self.tile_tokens) } else { 0 }
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
-        let Self { config: _, settings, normalization, tokens, prompt: _, tile, tile_tokens } = self;
+        let Self { config: _, settings, normalization, tokens, prompt: _, tile, tile_tokens, takes_videos: _ } = self;
         let Settings { min_tiles, max_tiles, thumbnail } = *settings;
         out.size("tile", *tile);
         out.integer("min_tiles", min_tiles);

@@ -217,6 +217,11 @@ impl Family for Llama4 {
         ImagePlan::new(size, resized, [1, rows, columns], self.placeholder(columns, rows), pixels, small)
     }
 
+    fn largest_image(&self) -> ImageSize {
+        let Settings { side, most_tiles, .. } = self.settings;
+        ImageSize { width: side, height: most_tiles * side }
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
         // The canvases follow from the number of tiles.
         let Self { file: _, settings, canvases: _, tile_tokens, tokens, prompt: _ } = self;

@@ -114,6 +114,10 @@ impl Family for Llava {
         ImagePlan::new(size, resized, [1; 3], placeholder, pixels, Vec::new())
     }
 
+    fn largest_image(&self) -> ImageSize {
+        self.tower.size()
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
         let Self { file: _, settings, tower, image_token, prompt: _ } = self;
         let Settings { target, crop, filter, ref normalization } = *settings;

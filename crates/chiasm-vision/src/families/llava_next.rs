@@ -180,6 +180,11 @@ impl Family for LlavaNext {
         ImagePlan::new(size, resized, grid, placeholder, pixels, vec![image_sizes])
     }
 
+    fn largest_image(&self) -> ImageSize {
+        let tokens = |size: &ImageSize| self.plan(*size).map_or(0, |plan| plan.tokens);
+        self.pinpoints.iter().copied().max_by_key(tokens).unwrap_or(self.tower.size())
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
         let Self { pinpoints, filter, normalization, tower, image_token, prompt: _ } = self;
         out.integers("resolutions", pinpoints.iter().flat_map(|size| [size.width.into(), size.height.into()]));

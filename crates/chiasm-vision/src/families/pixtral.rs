@@ -161,6 +161,10 @@ impl Family for Pixtral {
         ImagePlan::new(size, resized, [1, rows, columns], placeholder, pixels, Vec::new())
     }
 
+    fn largest_image(&self) -> ImageSize {
+        ImageSize::square(self.longest)
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
         // The generation changes which settings there are, not what they do.
         let Self { generation: _, file: _, longest, step, filter, normalization, image, row_break, end, prompt: _ } =

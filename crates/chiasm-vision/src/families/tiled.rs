@@ -38,6 +38,18 @@ pub(super) fn closest(arrangements: &[Arrangement], size: ImageSize, tile: Image
     best
 }
 
+/// An image of so many tiles.
+pub(super) fn row_of(tiles: u32, tile: ImageSize) -> ImageSize {
+    ImageSize { width: tiles.max(1) * tile.width, ..tile }
+}
+
+/// Embeddings of the video that fills a context beside an image of so many, with a tile per frame
+/// (`get_num_frames_with_most_features` in vLLM's `internvl.py` and `interns1.py`).
+pub(super) fn longest_video(context: usize, image: usize, tile_tokens: usize) -> usize {
+    let frames = context.saturating_sub(image) / tile_tokens.max(1);
+    frames.max(1) * tile_tokens
+}
+
 /// The image resized to all tiles, then, if there are several and `thumbnail` is on, to one.
 fn layers(size: ImageSize, (columns, rows): Arrangement, tile: ImageSize, thumbnail: bool) -> (ImageSize, Vec<Layer>) {
     let (width, height) = (tile.width as usize, tile.height as usize);

@@ -11,4 +11,5 @@ mod fixture_image;
 mod golden;
 mod hostile;
 mod kwargs;
+mod largest_items;
 mod pixels;

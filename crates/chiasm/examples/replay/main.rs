@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Backend, Content, Job};
+use chiasm_backend::{Backend, Content, Job, LargestItem};
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, CountedRows, EngineConnector, EngineOptions, FormatPolicy, LaunchHost,
 };
@@ -149,6 +149,7 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
             .map_or(FormatPolicy::Float, FormatPolicy::RawSince),
         arena: ArenaPolicy::Required { bytes: gib(arena_gb) },
         processor: model.processor(),
+        largest_item: LargestItem::unknown(),
         role: chiasm_types::Role::Aggregated,
         embeddings: None,
         private_network: None,

@@ -63,6 +63,10 @@ pub(crate) struct EngineArgs {
     /// --receiver-cache-gb, which the engine fills with them]
     #[arg(long, env = "CHIASM_MM_ARENA_GB", value_parser = positive)]
     pub(crate) mm_arena_gb: Option<f64>,
+    /// GiB of shared memory for images that are on their way to workers of Dynamo on this machine as tensors (`tensors` behind their
+    /// address). What finds no room goes as it came
+    #[arg(long, env = "CHIASM_DYNAMO_TENSORS_GB", value_parser = positive, default_value = "1")]
+    pub(crate) dynamo_tensors_gb: f64,
     /// What engines are sent: raw values, which they normalise, or normalised floats [default: auto]
     #[arg(long, env = "CHIASM_MM_TENSOR_FORMAT", value_enum)]
     pub(crate) mm_tensor_format: Option<TensorFormats>,

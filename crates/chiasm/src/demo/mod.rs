@@ -17,6 +17,7 @@ use chiasm_server::model::ServedModel;
 use chiasm_server::page::PageOptions;
 use chiasm_server::{Frontend, Limits};
 use chiasm_types::Role;
+use chiasm_vision::TakenKinds;
 
 use crate::cli::{DemoArgs, SimArgs};
 use crate::error::CliError;
@@ -129,6 +130,7 @@ impl Stand {
             format,
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
             processor: model.processor(),
+            largest_item: model.largest_item(TakenKinds::ALL),
             role: Role::Aggregated,
             embeddings: None,
             private_network: None,

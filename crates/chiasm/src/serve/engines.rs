@@ -9,6 +9,7 @@ use chiasm_server::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
 use chiasm_types::Role;
 use chiasm_upstream::UpstreamConnector;
+use chiasm_vision::TakenKinds;
 use serde_json::Value;
 
 use super::settings::{receiver_cache_bytes, receiver_cache_gb};
@@ -148,12 +149,13 @@ fn launch_host(
 }
 
 /// The connectors of servers that somebody else runs.
-pub(super) fn upstreams(args: &ServeArgs, model: &ServedModel) -> Result<Vec<Box<dyn Connector>>, CliError> {
+pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let connector = |upstream: &UpstreamArg| -> Option<Result<Box<dyn Connector>, CliError>> {
         // Workers of Dynamo come as they are found.
         let UpstreamArg::Server(upstream) = upstream else { return None };
         let connector = UpstreamConnector::new(upstream.clone(), model.processor());
         let wrong = |error: String| CliError::Usage(format!("--upstream {upstream}: {error}"));
+        let connector = connector.map(|connector| connector.with_largest_item(model.largest_item(TakenKinds::ALL)));
         Some(connector.map(|connector| Box::new(connector) as Box<dyn Connector>).map_err(wrong))
     };
     args.engines.upstream.iter().filter_map(connector).collect()

@@ -1,6 +1,7 @@
 //! Dynamo's own mockers as workers, found in a real etcd: what a frontend makes of them.
 //!
-//! `CHIASM_TEST_DYNAMO` names a Python that has Dynamo 1.6.1, `CHIASM_TEST_ETCD` an etcd.
+//! `CHIASM_TEST_DYNAMO` names a Python that has Dynamo 1.6.1, `CHIASM_TEST_ETCD` an etcd. With `CHIASM_TEST_PYTHON`, which has vLLM, and
+//! `CHIASM_TEST_MODELS` tensors are compared with those of vLLM's own processor.
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 #[path = "../support/mod.rs"]
@@ -9,6 +10,7 @@ mod support;
 mod failures;
 mod folder;
 mod mocker;
+mod tensors;
 
 use std::time::Duration;
 

@@ -9,6 +9,14 @@ use crate::support::{Process, demo_model, send_signal};
 /// Seconds until a worker that has died is named no more.
 const LEASE: &str = "10";
 
+/// Has a worker use the planes that are served, on this machine alone.
+pub(crate) fn planes(worker: &mut Command) {
+    worker.envs([("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq"), ("HF_HUB_OFFLINE", "1")]);
+    for name in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"] {
+        worker.env(name, "127.0.0.1");
+    }
+}
+
 /// Killed when dropped.
 pub(crate) struct Mocker {
     process: Process,
@@ -44,11 +52,7 @@ impl Mocker {
         mocker.args(["--num-workers", "1", "--speedup-ratio", "1000"]);
         mocker.args(["--endpoint", &format!("dyn://{namespace}.backend.generate")]).arg("--model-path").arg(model);
         mocker.envs(names.iter().map(|(name, value)| (name, value)));
-        let planes = [("DYN_REQUEST_PLANE", "tcp"), ("DYN_EVENT_PLANE", "zmq")];
-        mocker.envs(planes).env("HF_HUB_OFFLINE", "1");
-        for name in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"] {
-            mocker.env(name, "127.0.0.1");
-        }
+        planes(&mut mocker);
         mocker.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self { process: Process(mocker.spawn().expect("the mocker starts")) }
     }

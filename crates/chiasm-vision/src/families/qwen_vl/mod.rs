@@ -4,6 +4,7 @@
 //! Each patch becomes a row of `pixel_values`; each square of `merge_size²` patches becomes one token.
 
 mod kwargs;
+mod largest;
 mod settings;
 mod smart_resize;
 
@@ -46,6 +47,11 @@ impl Generation {
         }
     }
 
+    /// Whether videos have bounds of their own (`Qwen3VLVideoProcessor`).
+    const fn has_video_processor(self) -> bool {
+        matches!(self, Self::Three | Self::ThreeFive)
+    }
+
     /// vLLM completes a half-given `size` for Qwen3-VL only (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
     const fn completes_size(self) -> bool {
         matches!(self, Self::Three | Self::ThreeFive)
@@ -57,6 +63,8 @@ impl Generation {
 pub(crate) struct QwenVl {
     generation: Generation,
     settings: Settings,
+    /// Most pixels of all frames of a video together that are one patch deep; `None` where a frame has as many as an image.
+    video_pixels: Option<u64>,
     image_token: TokenId,
     prompt: ImagePrompt,
 }
@@ -80,7 +88,8 @@ impl QwenVl {
         }
         let image_token = dir.token(&["image_token_id"], IMAGE_TOKEN)?;
         let prompt = ImagePrompt::token(PROMPT_TEXT, image_token);
-        Ok(Arc::new(Self { generation, settings, image_token, prompt }))
+        let video_pixels = generation.has_video_processor().then(|| largest::video_pixels(dir));
+        Ok(Arc::new(Self { generation, settings, video_pixels, image_token, prompt }))
     }
 }
 
@@ -90,6 +99,7 @@ impl Family for QwenVl {
         let mut changed = self.clone();
         changed.settings.min_pixels = min_pixels.unwrap_or(changed.settings.min_pixels);
         changed.settings.max_pixels = max_pixels.unwrap_or(changed.settings.max_pixels);
+        changed.video_pixels = changed.video_pixels.map(|own| max_pixels.unwrap_or(own));
         Ok(Arc::new(changed))
     }
 
@@ -129,9 +139,29 @@ impl Family for QwenVl {
         ImagePlan::new(size, resized, grid, placeholder, pixels, vec![grid_thw])
     }
 
+    fn largest_image(&self) -> ImageSize {
+        let Settings { patch, merge, max_pixels, .. } = self.settings;
+        largest::image(patch * merge, max_pixels)
+    }
+
+    fn largest_video(&self, context: usize, _image: usize) -> usize {
+        let Settings { patch, merge, temporal, min_pixels, max_pixels, .. } = self.settings;
+        let factor = patch * merge;
+        match self.video_pixels {
+            Some(pixels) => largest::embeddings(largest::image(factor, pixels / u64::from(temporal)), factor),
+            None => {
+                let frame = largest::image(factor, max_pixels);
+                let frame = smart_resize::smart_resize(frame, factor, min_pixels, max_pixels);
+                frame.map_or(0, |frame| {
+                    largest::longest_video(context, largest::embeddings(frame, factor), temporal as usize)
+                })
+            }
+        }
+    }
+
     fn fingerprint(&self, out: &mut Fingerprint) {
-        // The generation changes which settings there are, not what they do.
-        let Self { generation: _, settings, image_token, prompt: _ } = self;
+        // The generation changes which settings there are, not what they do; videos are not made here.
+        let Self { generation: _, settings, video_pixels: _, image_token, prompt: _ } = self;
         let Settings { patch, merge, temporal, do_resize, min_pixels, max_pixels, ref normalization } = *settings;
         out.integer("patch_size", patch);
         out.integer("merge_size", merge);

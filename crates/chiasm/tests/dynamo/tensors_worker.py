@@ -1,0 +1,113 @@
+"""A worker of Dynamo that has no engine: it takes the images of each request as Dynamo's own worker for vLLM does, holds them against
+what vLLM's own processor makes of the same files, and writes down what differs.
+
+    python tensors_worker.py SITE_PACKAGES MODEL_DIR DTYPE ENDPOINT REPORT
+
+Runs in the Python of vLLM; SITE_PACKAGES is the folder that has Dynamo's packages. REPORT gets a line of JSON for each request.
+"""
+
+import asyncio
+import base64
+import io
+import json
+import os
+import sys
+
+SITE, MODEL, DTYPE, ENDPOINT, REPORT = sys.argv[1:]
+# Behind vLLM's own, so that whatever both need is vLLM's.
+sys.path.append(SITE)
+os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import torch
+from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType, WorkerType, register_model
+from dynamo.runtime import DistributedRuntime
+from dynamo.vllm.multimodal_utils.request_processor import VllmMultimodalRequestProcessor
+from PIL import Image
+from vllm.config import ModelConfig
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.processing import ProcessorInputs
+from vllm.multimodal.processing.context import TimingContext
+
+PROCESSOR = MULTIMODAL_REGISTRY.create_processor(ModelConfig(model=MODEL, dtype=DTYPE))
+# What loads media is not asked: only what was received counts.
+RECEIVER = VllmMultimodalRequestProcessor(
+    model=MODEL, enable_multimodal=True, image_loader=object(), video_loader=object(), audio_loader=object()
+)
+
+
+def expected(request: dict) -> dict:
+    """What vLLM makes of the files and the prompt with one marker each."""
+    urls = [item["Url"] for item in request["multi_modal_data"]["image_url"]]
+    files = [base64.b64decode(url.partition(";base64,")[2]) for url in urls]
+    images = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+    inputs = ProcessorInputs(
+        prompt=request["token_ids"],
+        mm_data_items=PROCESSOR.info.parse_mm_data({"image": images}),
+        hf_processor_mm_kwargs={},
+    )
+    return PROCESSOR.apply(inputs, TimingContext(enabled=False))
+
+
+def differences(got: dict, wanted: dict) -> list[str]:
+    found = []
+    if list(got["prompt_token_ids"]) != list(wanted["prompt_token_ids"]):
+        found.append("prompt_token_ids")
+    for index, (ours, theirs) in enumerate(zip(got["mm_placeholders"]["image"], wanted["mm_placeholders"]["image"])):
+        if (ours.offset, ours.length, ours.get_num_embeds()) != (theirs.offset, theirs.length, theirs.get_num_embeds()):
+            found.append(f"placeholder {index}")
+    items = (got["mm_kwargs"]["image"], wanted["mm_kwargs"]["image"])
+    if len(items[0]) != len(items[1]):
+        found.append("number of items")
+    for index, (ours, theirs) in enumerate(zip(*items)):
+        if set(ours) != set(theirs):
+            found.append(f"names of item {index}: {sorted(ours)} and {sorted(theirs)}")
+            continue
+        for name in theirs:
+            mine, own = ours[name], theirs[name]
+            # vLLM casts floats to the model's type where it hands them over.
+            data = own.data.to(getattr(torch, DTYPE)) if own.data.is_floating_point() else own.data
+            if mine.data.dtype != data.dtype or not torch.equal(mine.data, data):
+                found.append(f"{name} of item {index}: {mine.data.dtype}, {tuple(mine.data.shape)}")
+            if type(mine.field) is not type(own.field) or mine.field.keep_on_cpu != own.field.keep_on_cpu:
+                found.append(f"field of {name} of item {index}")
+    return found
+
+
+async def answer(request: dict, context=None):
+    got = await RECEIVER.try_receive_mm_kwargs(request)
+    report = {"received": got is not None}
+    if got is not None:
+        wanted = expected(request)
+        report["items"] = len(got["mm_kwargs"]["image"])
+        report["elements"] = sum(field.data.numel() for item in got["mm_kwargs"]["image"] for field in item.values())
+        report["dtypes"] = sorted({str(f.data.dtype) for item in got["mm_kwargs"]["image"] for f in item.values()})
+        report["hashes"] = got["mm_hashes"]["image"]
+        report["differences"] = differences(got, wanted)
+    prompt = len(got["prompt_token_ids"]) if got is not None else len(request["token_ids"])
+    with open(REPORT, "a") as file:
+        file.write(json.dumps(report) + "\n")
+    usage = {"prompt_tokens": prompt, "completion_tokens": 1, "total_tokens": prompt + 1}
+    yield {"token_ids": [5], "finish_reason": "length", "completion_usage": usage}
+
+
+async def serve() -> None:
+    runtime = DistributedRuntime(asyncio.get_running_loop(), "etcd", "tcp", event_plane="zmq")
+    endpoint = runtime.endpoint(ENDPOINT)
+    config = ModelRuntimeConfig()
+    config.total_kv_blocks, config.max_num_seqs, config.max_num_batched_tokens = 1000, 8, 8192
+    await register_model(
+        ModelInput.Tokens,
+        ModelType.Chat | ModelType.Completions,
+        endpoint,
+        MODEL,
+        model_name="mocked",
+        worker_type=WorkerType.Aggregated,
+        kv_cache_block_size=16,
+        runtime_config=config,
+    )
+    await endpoint.serve_endpoint(answer)
+
+
+asyncio.run(serve())
