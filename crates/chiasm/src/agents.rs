@@ -47,15 +47,8 @@ pub(crate) fn find(
 ) -> Result<Agents, CliError> {
     let (fleet, tls) = (fleet.clone(), args.agents.tls.load()?);
     let (media, lending) = (args.agents.agent_media.into(), lending.unwrap_or_default());
-    let shared = Shared {
-        fleet,
-        processor,
-        media,
-        args: args.agents.tls.clone(),
-        tls,
-        lending,
-        serving: Mutex::default(),
-    };
+    let shared =
+        Shared { fleet, processor, media, args: args.agents.tls.clone(), tls, lending, serving: Mutex::default() };
     let shared = Arc::new(shared);
     // Those that are listed are told at once if they can't be.
     for address in &args.agents.agents {
