@@ -82,7 +82,10 @@ pub(crate) const MANDATORY: [Mandatory; 4] = [
         cases: &["streams of 256 deltas, 64 clients, loopback"],
         lines: &[(TOKEN_CPU, LOCAL), (TOKEN_CPU, DYNAMO), (ADDED, ECHO)],
     },
-    Mandatory { cases: &["distinct images, data URI, 1 client, loopback"], lines: &[(LATENCY, BARE), (BEYOND, LIMIT)] },
+    Mandatory {
+        cases: &["distinct images, data URI, 1 client, loopback"],
+        lines: &[(LATENCY, BARE), (LATENCY, TENSORS), (BEYOND, LIMIT)],
+    },
 ];
 
 /// Names what is mandatory on loopback and missing on the shaped link, unless that was not there at all.
@@ -96,11 +99,6 @@ pub(crate) fn missing_on_shaped(rows: &[Row]) -> Vec<String> {
     };
     let rows: Vec<Row> = rows.iter().filter_map(as_loopback).collect();
     missing(&rows, &MANDATORY).iter().map(|name| name.replace(LINKS[0], LINKS[1])).collect()
-}
-
-/// Whether new images were sent as tensors, too: runs before `--agent-media` could not.
-pub(crate) fn has_tensors(rows: &[Row]) -> bool {
-    rows.iter().any(|row| row.peer_name == TENSORS)
 }
 
 /// Whether the shaped link was there.

@@ -3,7 +3,7 @@
 use crate::bench_peers::door::ROUNDS;
 use crate::bench_peers::load;
 use crate::bench_peers::machines::{
-    ADDED, BACK, BARE, BEYOND, DYNAMO, LATENCY, LINKS, LOCAL, METRICS, TENSORS, TRANSFER, has_tensors, is_shaped,
+    ADDED, BACK, BARE, BEYOND, DYNAMO, LATENCY, LINKS, LOCAL, METRICS, TENSORS, TRANSFER, is_shaped,
 };
 use crate::bench_peers::page::{lengths, number, push, reached};
 use crate::bench_peers::row::Row;
@@ -42,23 +42,13 @@ of one run mean something; those of CPU time are medians of the rounds' ratios.
   the engine to the client for streams. Its limit is what the null call takes, and 100 µs.
 - The bytes of a new image are counted between another frontend and the agent, in what TCP carries, TLS included: from sending a request
   until 0.1 s after its answer, less the file. What comes back is the answer and the engine's KV events.
-{forms}- Each answer is a 200 with the expected number of prompt tokens, or the run fails. Before, the same prompts go to all: their lengths have
-  to be equal. Dynamo does not count an image's tokens. Caches are full before anything is measured.
-";
-
-/// What is said of the forms in which images travel, if new ones were sent as tensors, too.
-const FORMS: &str = "\
 - Images travel as files, which the agent decodes (`--agent-media encoded`). *Tensors in place of files* is another frontend of the same
   agent, which makes the tensors itself and sends those (`--agent-media tensors`), beside one that sends files: 60 new images each, in turns,
   from one client. On loopback that is only reported.
 - *Local engine, then bare TCP* is the time of the request with a local engine, which makes the tensors, and that of the bare transfer of
   their bytes, added up.
-";
-
-/// What is said of it otherwise.
-const FILES_ALONE: &str = "\
-- In this run tensors of these images did not cross the network. *Local engine, then bare TCP* is the time of the request with a local
-  engine, which makes the tensors, and that of the bare transfer of their bytes, added up.
+- Each answer is a 200 with the expected number of prompt tokens, or the run fails. Before, the same prompts go to all: their lengths have
+  to be equal. Dynamo does not count an image's tokens. Caches are full before anything is measured.
 ";
 
 /// The whole text.
@@ -66,8 +56,7 @@ pub(crate) fn write(rows: &[Row]) -> String {
     let mut text = String::from(HEAD);
     let rounds = rows.iter().find(|row| row.metric == ROUNDS).and_then(|row| row.ours).unwrap_or_default();
     push(&mut text, format_args!("\nMedians of {rounds} rounds, latencies and delays of all rounds together."));
-    let how = HOW.replace("{forms}", if has_tensors(rows) { FORMS } else { FILES_ALONE });
-    push(&mut text, format_args!("{}\n\n{how}\n## Targets\n\n", load::sentence(rows)));
+    push(&mut text, format_args!("{}\n\n{HOW}\n## Targets\n\n", load::sentence(rows)));
     if !is_shaped(rows) {
         text.push_str("Shaped link: not measured, as it needs root and `ip` and `tc` of iproute2.\n\n");
     }
@@ -114,9 +103,6 @@ fn new_image(rows: &[Row], text: &mut String) {
     line("bare TCP: transfer of the tensors' bytes", "ms", &|row| row.peer.filter(|_| row.metric == TRANSFER));
     line(BARE, "ms", &|row| row.peer.filter(|_| row.peer_name == BARE && row.metric != TRANSFER));
     line("that in times of the latency", "", &|row| row.ratio.filter(|_| row.peer_name == BARE));
-    if !has_tensors(rows) {
-        return;
-    }
     line("latency p50 beside a frontend that sends tensors", "ms", &|row| {
         row.ours.filter(|_| row.peer_name == TENSORS)
     });
