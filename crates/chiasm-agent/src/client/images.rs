@@ -11,15 +11,15 @@ use super::running::{OwnMemory, send_tensors};
 use super::words;
 use crate::tensors;
 
-/// In which form images go to agents that could make their tensors themselves.
+/// How images reach agents that could make their tensors themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgentMedia {
-    /// As files; as tensors while the agent has more to do than sending those takes, and a thread here nothing.
+    /// They go as files, and as tensors while the agent has more to do than sending those takes and a thread here has nothing to do.
     #[default]
     Auto,
-    /// As files.
+    /// They go as files.
     Encoded,
-    /// As tensors, where the agent takes them.
+    /// They go as tensors where the agent takes those.
     Tensors,
 }
 
@@ -42,7 +42,7 @@ impl ImageForms {
 
 /// Time for a byte, in seconds, until some were sent: 8 Gbit/s.
 const USUAL_BYTE: f64 = 1e-9;
-/// From so many bytes on a transfer tells how fast the way is, and not how long.
+/// A transfer of fewer bytes tells how long the way is, and not how fast.
 const TELLING_BYTES: u64 = 1 << 20;
 /// How much one transfer counts against those before it.
 const NEWEST: f64 = 0.25;
