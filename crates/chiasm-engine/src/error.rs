@@ -83,7 +83,7 @@ pub enum EngineError {
         /// The address.
         address: String,
         /// Why.
-        source: zeromq::ZmqError,
+        source: io::Error,
     },
     /// A directory for the engine's sockets can't be made.
     #[error("can't make a private directory in {parent} for the engine's sockets: {source}")]

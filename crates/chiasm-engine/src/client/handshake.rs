@@ -1,18 +1,19 @@
 //! Waits on bound sockets until an engine has introduced itself, or has come back to a frontend that was started again.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{FutureExt, StreamExt, stream};
-use zeromq::{Endpoint, Host, PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
+use chiasm_zmtp::{Event, Pull, Router};
+use futures_util::FutureExt;
 
 use super::adoption::{Former, Heard};
 use super::connection::Connection;
 use super::delivery::Delivery;
 use super::pulse;
-use super::tasks::{self, Events, Outputs, addressed};
+use super::tasks;
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
 use crate::error::EngineError;
@@ -26,19 +27,17 @@ const REBIND_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Sockets that wait for their engine. Dropping it closes them.
 pub struct PendingEngine {
-    handshake: RouterSocket,
-    input: RouterSocket,
-    input_events: Events,
-    output: Outputs,
-    output_events: Events,
+    handshake: Router,
+    input: Router,
+    output: Pull,
     addresses: EngineEndpoints,
     options: ClientOptions,
     /// The engine that was ready for a frontend before this one, while it may still come back.
     former: Option<Former>,
     /// An engine has said hello.
     greeted: bool,
-    /// Events of the engine's connection to the input socket that came during the handshake.
-    seen: Vec<SocketEvent>,
+    /// The address that the engine last connected to the input socket from; `None` where it comes by a Unix socket.
+    peer: Option<IpAddr>,
 }
 
 /// An engine that can be used.
@@ -52,28 +51,15 @@ struct Introduced {
 
 impl PendingEngine {
     pub(super) async fn bind(endpoints: EngineEndpoints, options: ClientOptions) -> Result<Self, EngineError> {
-        let mut handshake = RouterSocket::new();
-        let mut input = RouterSocket::new();
-        let mut output = Outputs(PullSocket::new());
-        let input_events = input.monitor().boxed();
-        let output_events = output.0.monitor().boxed();
+        let handshake = bound(Router::bind, endpoints.handshake).await?;
+        let input = bound(Router::bind, endpoints.input).await?;
+        let output = bound(Pull::bind, endpoints.output).await?;
         let addresses = EngineEndpoints {
-            handshake: bind(&mut handshake, endpoints.handshake).await?,
-            input: bind(&mut input, endpoints.input).await?,
-            output: bind(&mut output.0, endpoints.output).await?,
+            handshake: handshake.address().to_owned(),
+            input: input.address().to_owned(),
+            output: output.address().to_owned(),
         };
-        Ok(Self {
-            handshake,
-            input,
-            input_events,
-            output,
-            output_events,
-            addresses,
-            options,
-            former: None,
-            greeted: false,
-            seen: Vec::new(),
-        })
+        Ok(Self { handshake, input, output, addresses, options, former: None, greeted: false, peer: None })
     }
 
     /// Waits for an engine that was ready for a frontend before this one as well, at the addresses that it was told then.
@@ -115,15 +101,12 @@ impl PendingEngine {
             },
         };
         check_version(&ready.vllm_version, self.options.strict_version)?;
-        for error in self.handshake.close().await {
-            tracing::debug!(%error, "closing the handshake socket failed");
-        }
+        self.handshake.close().await;
 
-        let (peer, input_events) = last_peer(stream::iter(self.seen).chain(self.input_events).boxed());
         let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
         let (connection, messages) = Connection::new(adopted);
-        tokio::spawn(tasks::send_requests(self.input, input_events, identity, messages, connection.clone()));
-        tokio::spawn(tasks::receive_outputs(self.output, self.output_events, connection.clone()));
+        tokio::spawn(tasks::send_requests(self.input, identity, messages, connection.clone()));
+        tokio::spawn(tasks::receive_outputs(self.output, connection.clone()));
         if let Some(every) = self.options.ask_after {
             tokio::spawn(pulse::keep_asking(connection.clone(), every));
         }
@@ -134,7 +117,7 @@ impl PendingEngine {
             ready,
             options: self.options,
             addresses: self.addresses,
-            peer,
+            peer: self.peer,
             delivery,
         };
         Ok(EngineClient { handle: Arc::new(handle) })
@@ -149,15 +132,15 @@ impl PendingEngine {
         loop {
             let former_speaks = self.former.as_ref().is_some_and(Former::is_asked);
             tokio::select! {
-                received = self.handshake.recv() => {
-                    let Some((identity, payload)) = self.accept(received) else { continue };
+                event = self.handshake.next() => {
+                    let Some((identity, payload)) = self.accept(event) else { continue };
                     match Hello::decode(&payload) {
                         Ok(hello) if hello.is_hello() => {
                             tracing::debug!(handshake = %self.addresses.handshake, "engine said hello");
                             // A second hello comes from an engine that was started again meanwhile.
                             (report, ready, self.greeted) = (None, false, true);
                             self.give_up_former().await;
-                            if let Err(error) = self.handshake.send(addressed(&identity, vec![init.clone()])).await {
+                            if let Err(error) = self.handshake.send(&identity, vec![init.clone()]).await {
                                 tracing::warn!(%error, "engine left during the handshake");
                             }
                         }
@@ -166,13 +149,16 @@ impl PendingEngine {
                         Err(error) => tracing::warn!(%error, "unreadable handshake message ignored"),
                     }
                 }
-                received = self.input.recv() => {
-                    let Some((_, payload)) = self.accept(received) else { continue };
-                    report = Some((EngineReady::decode(&payload)?, payload));
-                }
-                Some(event) = self.input_events.next() => self.connection_changed(event).await,
-                received = self.output.0.recv(), if former_speaks => {
-                    if let Some((report, ready)) = self.hear_former(received).await {
+                event = self.input.next() => match event {
+                    Event::Connected { identity, from } => self.connected(&identity, from).await,
+                    event => {
+                        let Some((_, payload)) = self.accept(event) else { continue };
+                        report = Some((EngineReady::decode(&payload)?, payload));
+                    }
+                },
+                event = self.output.next(), if former_speaks => {
+                    let Event::Message { frames, .. } = event else { continue };
+                    if let Some((report, ready)) = self.hear_former(&frames).await {
                         return Ok(Introduced { report, ready, adopted: true });
                     }
                 }
@@ -183,39 +169,32 @@ impl PendingEngine {
         }
     }
 
-    /// Takes note of the engine's connection, and asks a former engine that has come back for a sign of life.
-    async fn connection_changed(&mut self, event: SocketEvent) {
-        let (SocketEvent::Accepted(_, peer) | SocketEvent::Disconnected(peer)) = &event else { return };
-        if handshake::rank(peer) != Some(self.options.rank) {
+    /// Takes note of the engine's connection to the input socket, and asks a former engine that has come back for a sign of life.
+    async fn connected(&mut self, identity: &[u8], from: Option<IpAddr>) {
+        if handshake::rank(identity) != Some(self.options.rank) {
             return;
         }
-        let came = matches!(event, SocketEvent::Accepted(..));
-        if came {
-            // What became of an earlier connection does not matter any more.
-            self.seen.clear();
-        }
-        self.seen.push(event);
+        self.peer = from;
         let (input, greeted) = (&self.addresses.input, self.greeted);
         match &mut self.former {
-            Some(former) if came => {
+            Some(former) => {
                 tracing::debug!(input, "an engine has come back and is asked for a sign of life");
                 let question = former.question();
                 self.tell(question).await;
             }
-            None if came && !greeted => {
+            None if !greeted => {
                 tracing::warn!(
                     input,
                     "an engine has come back of which nothing is known; unless it still loads, start it again"
                 );
             }
-            _ => {}
+            None => {}
         }
     }
 
     /// Takes what a former engine says. Its report once it can be used.
-    async fn hear_former(&mut self, received: zeromq::ZmqResult<ZmqMessage>) -> Option<(Bytes, EngineReady)> {
-        let frames = received.ok()?.into_vec();
-        match self.former.as_mut()?.hear(&frames) {
+    async fn hear_former(&mut self, frames: &[Bytes]) -> Option<(Bytes, EngineReady)> {
+        match self.former.as_mut()?.hear(frames) {
             Heard::Nothing => None,
             Heard::Strangers(ids) => {
                 self.tell(request::encode_abort(&ids)).await;
@@ -238,61 +217,34 @@ impl PendingEngine {
 
     /// Sends to the engine. One that has left meanwhile is asked anew when it comes back.
     async fn tell(&mut self, frames: Vec<Bytes>) {
-        let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
-        if let Err(error) = self.input.send(addressed(&identity, frames)).await {
+        let identity = handshake::identity(self.options.rank);
+        if let Err(error) = self.input.send(&identity, frames).await {
             tracing::debug!(%error, "an engine that had come back has left again");
         }
     }
 
     /// Identity and payload of a message from the engine that is waited for.
-    fn accept(&self, received: zeromq::ZmqResult<ZmqMessage>) -> Option<(Bytes, Bytes)> {
-        let frames = match received {
-            Ok(message) => message.into_vec(),
-            Err(error) => {
-                tracing::debug!(%error, "reading a handshake failed");
-                return None;
-            }
-        };
-        let [identity, payload] = &frames[..] else {
+    fn accept(&self, event: Event) -> Option<(Bytes, Bytes)> {
+        let Event::Message { identity, frames } = event else { return None };
+        let [payload] = &frames[..] else {
             tracing::warn!(frames = frames.len(), "handshake message with an unexpected number of frames ignored");
             return None;
         };
-        if handshake::rank(identity) != Some(self.options.rank) {
-            tracing::warn!(identity = ?identity, rank = self.options.rank, "message of another engine ignored");
+        if handshake::rank(&identity) != Some(self.options.rank) {
+            tracing::warn!(?identity, rank = self.options.rank, "message of another engine ignored");
             return None;
         }
-        Some((identity.clone(), payload.clone()))
+        Some((identity, payload.clone()))
     }
 }
 
-/// The address that the last TCP connection was accepted from: the engine's, which has just spoken on it. `None` where engines
-/// come by Unix sockets. Other events stay in the stream that is returned.
-fn last_peer(events: Events) -> (Option<IpAddr>, Events) {
-    let (mut peer, mut others, mut events) = (None, Vec::new(), events);
-    while let Some(Some(event)) = events.next().now_or_never() {
-        match event {
-            SocketEvent::Accepted(Endpoint::Tcp(host, _), _) => {
-                peer = match host {
-                    Host::Ipv4(address) => Some(address.into()),
-                    Host::Ipv6(address) => Some(address.to_canonical()),
-                    Host::Domain(_) => None,
-                };
-            }
-            other => others.push(other),
-        }
-    }
-    (peer, stream::iter(others).chain(events).boxed())
-}
-
-/// Binds, waiting a moment for a port to become free. The address as bound.
-async fn bind(socket: &mut impl Socket, address: String) -> Result<String, EngineError> {
+/// Binds, waiting a moment for a port to become free.
+async fn bound<S>(bind: impl AsyncFn(&str) -> io::Result<S>, address: String) -> Result<S, EngineError> {
     let deadline = tokio::time::Instant::now() + REBIND_PATIENCE;
     loop {
-        match socket.bind(&address).await {
-            Ok(bound) => return Ok(bound.to_string()),
-            Err(zeromq::ZmqError::Network(error))
-                if error.kind() == std::io::ErrorKind::AddrInUse && tokio::time::Instant::now() < deadline =>
-            {
+        match bind(&address).await {
+            Ok(socket) => return Ok(socket),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tokio::time::Instant::now() < deadline => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             Err(source) => return Err(EngineError::Bind { address, source }),

@@ -1,0 +1,33 @@
+//! ZeroMQ's sockets that others connect to, of the two kinds that a frontend has for its engines: ROUTER and PULL.
+//!
+//! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (its mechanism NULL), over TCP and Unix sockets. The
+//! `zeromq` crate does so too, but takes memory for as many bytes as a peer says that it will send: one header of a frame of 2^60 bytes,
+//! from anybody who reaches the port, ends the process. Here all that a peer can make a socket hold is limited:
+//!
+//! | what | limit |
+//! |---|---|
+//! | a message | [`MAX_MESSAGE_BYTES`]; memory is taken as its bytes come |
+//! | a command | 4 KiB |
+//! | peers of a socket, and connections that have not introduced themselves yet | [`MAX_PEERS`] each |
+//! | time until a connection has introduced itself | 10 s |
+//! | messages that wait to be sent to a peer | [`MAX_WAITING`] |
+//!
+//! Whoever says something else than ZMTP, or more than that, loses its connection, and nobody else notices.
+//!
+//! | module | is |
+//! |---|---|
+//! | `address` | where a socket listens: TCP or a path |
+//! | `introduction` | what both sides of a connection say first |
+//! | `frames` | messages and commands as bytes |
+//! | `sending` | the task that writes to one peer |
+//! | `socket` | the sockets |
+
+mod address;
+mod frames;
+mod introduction;
+mod sending;
+mod socket;
+
+pub use frames::MAX_MESSAGE_BYTES;
+pub use sending::MAX_WAITING;
+pub use socket::{Event, MAX_PEERS, Pull, Router, SendError};
