@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use chiasm_backend::KvSink;
 use chiasm_kv::event::{KvEvent, KvEventBatch};
-use futures_util::StreamExt;
-use futures_util::stream::BoxStream;
+use chiasm_zmtp::Connection;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
-use zeromq::{Socket, SocketEvent, SocketOptions, SocketRecv, SubSocket, ZmqMessage};
 
 use crate::answer::AnswerError;
 use crate::backend::Shared;
@@ -29,12 +28,6 @@ const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_secs(2);
 /// Events of which the index is told on an async thread.
 const FEW: usize = 64;
-
-/// What publishes the events, while it can be reached.
-struct Publisher {
-    socket: SubSocket,
-    monitor: BoxStream<'static, SocketEvent>,
-}
 
 /// One worker's events.
 pub(crate) struct Follower {
@@ -104,8 +97,8 @@ impl Follower {
     }
 
     /// Takes in what was published. Where something is missing the worker is asked for it.
-    async fn take(&mut self, message: &ZmqMessage) {
-        let (Some(topic), Some(envelope)) = (message.get(0), message.get(3)) else { return };
+    async fn take(&mut self, message: &[Bytes]) {
+        let (Some(topic), Some(envelope)) = (message.first(), message.get(3)) else { return };
         if topic[..] != *TOPIC || self.blocks.next().is_none() {
             return;
         }
@@ -270,20 +263,12 @@ async fn told(wire: &Wire, source: &EventSource, query: &Query) -> Result<Told, 
 }
 
 /// Connects to where events are published, after a pause and as often as it takes. Never returns where they are not.
-async fn connect(endpoint: Option<String>, pause: Duration) -> Publisher {
+async fn connect(endpoint: Option<String>, pause: Duration) -> Connection {
     let Some(endpoint) = endpoint else { return std::future::pending().await };
     sleep(pause).await;
     loop {
-        let mut options = SocketOptions::default();
-        options.connect_timeout(CONNECTED_WITHIN);
-        let mut socket = SubSocket::with_options(options);
-        let monitor = socket.monitor().boxed();
-        let connected = async {
-            socket.subscribe("").await?;
-            socket.connect(&endpoint).await
-        };
-        match connected.await {
-            Ok(()) => return Publisher { socket, monitor },
+        match Connection::subscribe(&endpoint, b"", CONNECTED_WITHIN).await {
+            Ok(connection) => return connection,
             Err(error) => tracing::debug!(endpoint, %error, "events are not published there yet"),
         }
         sleep(PAUSE).await;
@@ -291,24 +276,10 @@ async fn connect(endpoint: Option<String>, pause: Duration) -> Publisher {
 }
 
 /// What is published next; `None` when the publisher is gone. Never returns where there is none.
-async fn receive(publisher: &mut Option<Publisher>) -> Option<ZmqMessage> {
-    let Some(Publisher { socket, monitor }) = publisher else { return std::future::pending().await };
-    loop {
-        tokio::select! {
-            biased;
-            message = socket.recv() => match message {
-                Ok(message) => return Some(message),
-                Err(error) => {
-                    tracing::debug!(%error, "a message about a KV cache can't be received");
-                    return None;
-                }
-            },
-            event = monitor.next() => match event {
-                Some(SocketEvent::Disconnected(_)) | None => return None,
-                Some(_) => {}
-            },
-        }
-    }
+async fn receive(publisher: &mut Option<Connection>) -> Option<Vec<Bytes>> {
+    let Some(publisher) = publisher else { return std::future::pending().await };
+    let received = publisher.next().await;
+    received.inspect_err(|error| tracing::debug!(%error, "a publisher of a KV cache's events is gone")).ok()
 }
 
 fn now() -> f64 {

@@ -1,11 +1,11 @@
-//! Where a socket listens.
+//! Where a socket listens, or connects to.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 /// The two directions of a connection.
 pub(crate) type Reading = Box<dyn AsyncRead + Send + Sync + Unpin>;
@@ -31,21 +31,36 @@ impl Drop for SocketFile {
 pub(crate) struct Stream {
     pub(crate) reading: Reading,
     pub(crate) writing: Writing,
-    /// Where it comes from; none for a Unix socket.
-    pub(crate) from: Option<IpAddr>,
+    /// The other side; none for a Unix socket.
+    pub(crate) peer: Option<IpAddr>,
+}
+
+/// A place as its address names it.
+enum Place<'a> {
+    /// Host and port.
+    Tcp(&'a str),
+    Unix(&'a Path),
+}
+
+impl<'a> Place<'a> {
+    fn of(address: &'a str) -> io::Result<Self> {
+        if let Some(place) = address.strip_prefix("tcp://") {
+            return Ok(Self::Tcp(place));
+        }
+        let path = address.strip_prefix("ipc://").ok_or_else(|| {
+            let expected = format!("{address} is no address of a socket, use tcp://host:port or ipc://path");
+            io::Error::new(io::ErrorKind::InvalidInput, expected)
+        })?;
+        Ok(Self::Unix(Path::new(path)))
+    }
 }
 
 impl Listener {
-    /// Listens at `tcp://host:port` or `ipc://path`.
     pub(crate) async fn bind(address: &str) -> io::Result<Self> {
-        if let Some(place) = address.strip_prefix("tcp://") {
-            return Ok(Self::Tcp(TcpListener::bind(place).await?));
-        }
-        let Some(path) = address.strip_prefix("ipc://") else {
-            let expected = format!("{address} is no address of a socket, use tcp://host:port or ipc://path");
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, expected));
-        };
-        Ok(Self::Unix(UnixListener::bind(path)?, SocketFile(Path::new(path).to_owned())))
+        Ok(match Place::of(address)? {
+            Place::Tcp(place) => Self::Tcp(TcpListener::bind(place).await?),
+            Place::Unix(path) => Self::Unix(UnixListener::bind(path)?, SocketFile(path.to_owned())),
+        })
     }
 
     /// The address as bound, in the form that peers are given.
@@ -60,15 +75,34 @@ impl Listener {
         match self {
             Self::Tcp(listener) => {
                 let (stream, from) = listener.accept().await?;
-                stream.set_nodelay(true)?;
-                let (reading, writing) = stream.into_split();
-                let from = Some(from.ip().to_canonical());
-                Ok(Stream { reading: Box::new(reading), writing: Box::new(writing), from })
+                Stream::tcp(stream, from)
             }
-            Self::Unix(listener, _) => {
-                let (reading, writing) = listener.accept().await?.0.into_split();
-                Ok(Stream { reading: Box::new(reading), writing: Box::new(writing), from: None })
-            }
+            Self::Unix(listener, _) => Ok(Stream::unix(listener.accept().await?.0)),
         }
+    }
+}
+
+impl Stream {
+    pub(crate) async fn connect(address: &str) -> io::Result<Self> {
+        match Place::of(address)? {
+            Place::Tcp(place) => {
+                let stream = TcpStream::connect(place).await?;
+                let to = stream.peer_addr()?;
+                Self::tcp(stream, to)
+            }
+            Place::Unix(path) => UnixStream::connect(path).await.map(Self::unix),
+        }
+    }
+
+    fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        let (reading, writing) = stream.into_split();
+        let peer = Some(peer.ip().to_canonical());
+        Ok(Self { reading: Box::new(reading), writing: Box::new(writing), peer })
+    }
+
+    fn unix(stream: UnixStream) -> Self {
+        let (reading, writing) = stream.into_split();
+        Self { reading: Box::new(reading), writing: Box::new(writing), peer: None }
     }
 }

@@ -22,6 +22,8 @@ const READ: usize = 64 << 10;
 pub(crate) enum Kind {
     Router,
     Pull,
+    Sub,
+    Dealer,
 }
 
 impl Kind {
@@ -29,6 +31,8 @@ impl Kind {
         match self {
             Self::Router => "ROUTER",
             Self::Pull => "PULL",
+            Self::Sub => "SUB",
+            Self::Dealer => "DEALER",
         }
     }
 
@@ -37,6 +41,8 @@ impl Kind {
         match self {
             Self::Router => matches!(other, b"DEALER" | b"REQ" | b"ROUTER"),
             Self::Pull => other == b"PUSH",
+            Self::Sub => matches!(other, b"PUB" | b"XPUB"),
+            Self::Dealer => matches!(other, b"ROUTER" | b"REP" | b"DEALER"),
         }
     }
 }
@@ -61,7 +67,8 @@ pub(crate) async fn introduce(
     let Some(Said::Command(command)) = said.next().await.transpose()? else {
         return Err(invalid("it does not introduce itself"));
     };
-    let peer = command.strip_prefix(READY).and_then(Peer::read).ok_or_else(|| invalid("its introduction can't be read"))?;
+    let peer =
+        command.strip_prefix(READY).and_then(Peer::read).ok_or_else(|| invalid("its introduction can't be read"))?;
     if !kind.takes(peer.kind) {
         return Err(invalid("it is no peer for this kind of socket"));
     }
@@ -78,20 +85,15 @@ fn greeting() -> [u8; GREETING] {
 }
 
 fn ready(kind: Kind) -> BytesMut {
+    const PROPERTY: &[u8] = b"\x0bSocket-Type";
+    let name = kind.name().as_bytes();
     let mut command = BytesMut::from(READY);
-    put_property(&mut command, b"Socket-Type", kind.name().as_bytes());
-    put_property(&mut command, b"Identity", b"");
+    command.put_slice(PROPERTY);
+    command.put_u32(name.len() as u32);
+    command.put_slice(name);
     let mut frame = BytesMut::new();
     put_command(&mut frame, &command);
     frame
-}
-
-fn put_property(to: &mut BytesMut, name: &[u8], value: &[u8]) {
-    // Both are our own, and short.
-    to.put_u8(name.len() as u8);
-    to.put_slice(name);
-    to.put_u32(value.len() as u32);
-    to.put_slice(value);
 }
 
 /// What a peer says of itself in the properties of READY.

@@ -1,4 +1,5 @@
-//! ZeroMQ's sockets that others connect to, of the two kinds that a frontend has for its engines: ROUTER and PULL.
+//! ZeroMQ's sockets as far as a frontend has them: ROUTER and PULL, which its engines connect to, and connections of a SUB or a DEALER
+//! to what engines publish.
 //!
 //! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (its mechanism NULL), over TCP and Unix sockets. The
 //! `zeromq` crate does so too, but takes memory for as many bytes as a peer says that it will send: one header of a frame of 2^60 bytes,
@@ -16,18 +17,21 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `address` | where a socket listens: TCP or a path |
+//! | `address` | where a socket listens or connects to: TCP or a path |
 //! | `introduction` | what both sides of a connection say first |
 //! | `frames` | messages and commands as bytes |
-//! | `sending` | the task that writes to one peer |
-//! | `socket` | the sockets |
+//! | `sending` | writing to one peer |
+//! | `socket` | the sockets that others connect to |
+//! | `connection` | connections to sockets of others |
 
 mod address;
+mod connection;
 mod frames;
 mod introduction;
 mod sending;
 mod socket;
 
+pub use connection::Connection;
 pub use frames::MAX_MESSAGE_BYTES;
 pub use sending::MAX_WAITING;
 pub use socket::{Event, MAX_PEERS, Pull, Router, SendError};

@@ -1,4 +1,4 @@
-//! The task that writes to one peer.
+//! Writing to one peer.
 
 use std::io::{self, IoSlice};
 use std::time::Duration;
@@ -67,6 +67,14 @@ async fn send(peer: &mut Writing, mut messages: mpsc::Receiver<Vec<Bytes>>) -> i
         pieces.clear();
     }
     peer.shutdown().await
+}
+
+/// Writes one message.
+pub(crate) async fn write_message(to: &mut Writing, frames: Vec<Bytes>) -> io::Result<()> {
+    let (mut pieces, mut small) = (Vec::new(), BytesMut::new());
+    put_message(&mut pieces, &mut small, frames);
+    pieces.push(small.freeze());
+    write_all(to, &mut pieces).await
 }
 
 /// Writes all of the pieces.

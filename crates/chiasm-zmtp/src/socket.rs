@@ -188,7 +188,7 @@ impl Socket {
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Event> {
-        while self.peers.len() < MAX_PEERS
+        if self.peers.len() < MAX_PEERS
             && let Poll::Ready(Some(peer)) = self.arrivals.poll_recv(context)
         {
             return Poll::Ready(self.welcome(peer));
@@ -264,7 +264,7 @@ async fn accept(listener: Listener, kind: Kind, arrived: mpsc::Sender<Peer>) {
 }
 
 async fn meet(kind: Kind, stream: Stream) -> io::Result<Peer> {
-    let Stream { reading, mut writing, from } = stream;
+    let Stream { reading, mut writing, peer: from } = stream;
     let (said, identity) = introduce(kind, reading, &mut writing).await?;
     Ok(Peer { identity, from, said, outgoing: Outgoing::to(writing) })
 }

@@ -1,13 +1,16 @@
 //! Sockets and peers of the `zeromq` crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_zmtp::{Event, MAX_PEERS, Pull, Router, SendError};
+use chiasm_zmtp::{Connection, Event, MAX_PEERS, Pull, Router, SendError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use zeromq::{DealerSocket, PushSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage};
+use zeromq::{
+    DealerSocket, PubSocket, PushSocket, RouterSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ENGINE: &[u8] = &[0, 0];
@@ -207,4 +210,68 @@ async fn silent_connections_make_room() {
     }
     let _engine = dealer(router.address()).await;
     assert_eq!(connected(&mut router).await, ENGINE);
+}
+
+#[tokio::test]
+async fn a_publisher_is_followed_to_its_end() {
+    let address = Pull::bind("tcp://127.0.0.1:0").await.unwrap().address().to_owned();
+    let soon_there = async {
+        // A while after it is looked for first.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let mut publisher = PubSocket::new();
+        publisher.bind(&address).await.unwrap();
+        publisher
+    };
+    let following = Connection::subscribe(&address, b"a", PATIENCE);
+    let (mut publisher, followed) = tokio::join!(soon_there, following);
+    let mut followed = followed.unwrap();
+    let mut next = Box::pin(followed.next());
+    let first = soon(async {
+        loop {
+            publisher.send("b, which is not its topic".into()).await.unwrap();
+            publisher.send("a".into()).await.unwrap();
+            tokio::select! {
+                heard = &mut next => break heard,
+                () = tokio::time::sleep(Duration::from_millis(10)) => {}
+            }
+        }
+    })
+    .await;
+    assert_eq!(first.unwrap(), text(&["a"]));
+    drop(next);
+    publisher.close().await;
+    let end = soon(async {
+        loop {
+            match followed.next().await {
+                Ok(frames) => assert_eq!(frames, text(&["a"])),
+                Err(error) => break error,
+            }
+        }
+    })
+    .await;
+    assert!(matches!(end.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{end}");
+}
+
+#[tokio::test]
+async fn a_dealer_asks_a_router() {
+    let mut router = RouterSocket::new();
+    let address = router.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
+    let mut asking = Connection::deal(&address, PATIENCE).await.unwrap();
+    asking.send(text(&["", "question"])).await.unwrap();
+    let mut heard = soon(router.recv()).await.unwrap().into_vec();
+    assert_eq!(heard[1..], text(&["", "question"]));
+    heard[2] = Bytes::from(vec![5; 1 << 20]);
+    soon(router.send(heard.clone().try_into().unwrap())).await.unwrap();
+    assert_eq!(soon(asking.next()).await.unwrap(), heard[1..]);
+}
+
+#[tokio::test]
+async fn whom_it_can_t_talk_with_is_told_in_time() {
+    let within = Duration::from_millis(200);
+    let pull = Pull::bind("tcp://127.0.0.1:0").await.unwrap();
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = format!("tcp://{}", silent.local_addr().unwrap());
+    for address in [pull.address(), &silent, "tcp://127.0.0.1:1", "ipc:///nowhere", "nowhere"] {
+        assert!(soon(Connection::deal(address, within)).await.is_err(), "{address}");
+    }
 }

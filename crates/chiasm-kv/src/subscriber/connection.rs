@@ -1,26 +1,4 @@
-//! How both kinds of sockets are opened and watched.
-
-use std::time::Duration;
-
-use futures_util::{Stream, StreamExt};
-use zeromq::{SocketEvent, SocketOptions};
-
-/// Options of a socket that gives up connecting after a while: an engine that isn't there yet is not an error, the zeromq
-/// crate tries until then.
-pub(super) fn options(connect_timeout: Duration) -> SocketOptions {
-    let mut options = SocketOptions::default();
-    options.connect_timeout(connect_timeout);
-    options
-}
-
-/// Returns once a socket's only peer is gone. Receiving does not tell: it waits for another peer.
-pub(super) async fn disconnected(monitor: &mut (impl Stream<Item = SocketEvent> + Unpin)) {
-    while let Some(event) = monitor.next().await {
-        if matches!(event, SocketEvent::Disconnected(_)) {
-            return;
-        }
-    }
-}
+//! Where an engine that says where it publishes can be reached.
 
 /// Engines bind to `tcp://*:port`, which can't be connected to: it is this machine.
 pub(super) fn connectable(endpoint: &str) -> String {

@@ -4,12 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{FutureExt, Stream};
+use chiasm_zmtp::Connection;
+use futures_util::FutureExt;
 use tokio::time::sleep;
 use tracing::{debug, error, info, warn};
-use zeromq::{Socket, SocketEvent, SocketRecv, SubSocket, ZmqMessage};
 
-use super::connection::{connectable, disconnected, options};
+use super::connection::connectable;
 use super::counters::SubscriberCounters;
 use super::replay::{self, Answer, ReplayFailure};
 use super::{KvEventReceiver, SubscriberConfig};
@@ -76,8 +76,8 @@ impl<R: KvEventReceiver> Follower<R> {
         let mut pause = self.config.retry_delay;
         loop {
             let one_connection = async {
-                let (socket, monitor) = connect(&self.config, &self.counters).await;
-                self.follow(socket, monitor, engine).await;
+                let connection = connect(&self.config, &self.counters).await;
+                self.follow(connection, engine).await;
             };
             if AssertUnwindSafe(one_connection).catch_unwind().await.is_err() {
                 self.start_over_after_a_panic();
@@ -100,30 +100,20 @@ impl<R: KvEventReceiver> Follower<R> {
     }
 
     /// Hands over what one connection publishes until it breaks.
-    async fn follow(
-        &mut self,
-        mut socket: SubSocket,
-        mut monitor: impl Stream<Item = SocketEvent> + Unpin,
-        engine: Engine,
-    ) {
+    async fn follow(&mut self, mut connection: Connection, engine: Engine) {
         self.published = None;
         self.catch_up(engine).await;
         self.has_caught_up();
         loop {
             let message = tokio::select! {
-                // What arrived before the connection broke still counts.
                 biased;
-                message = socket.recv() => Some(message),
-                () = disconnected(&mut monitor) => {
-                    info!(endpoint = self.config.endpoint, "kv event connection lost");
-                    return;
-                }
+                message = connection.next() => Some(message),
                 () = sleep(self.config.audit_interval), if self.config.replay_endpoint.is_some() => None,
             };
             match message {
-                Some(Ok(message)) => self.take(message).await,
+                Some(Ok(frames)) => self.take(&frames).await,
                 Some(Err(error)) => {
-                    warn!(endpoint = self.config.endpoint, %error, "kv event connection broken");
+                    info!(endpoint = self.config.endpoint, %error, "kv event connection lost");
                     return;
                 }
                 None => self.catch_up(Engine::Same).await,
@@ -132,8 +122,7 @@ impl<R: KvEventReceiver> Follower<R> {
     }
 
     /// Takes one published message: `[topic, seq, payload]`.
-    async fn take(&mut self, message: ZmqMessage) {
-        let frames = message.into_vec();
+    async fn take(&mut self, frames: &[Bytes]) {
         let seq = frames.get(1).and_then(|seq| <[u8; 8]>::try_from(&seq[..]).ok()).map(u64::from_be_bytes);
         let (Some(seq), Some(payload)) = (seq, frames.get(2)) else {
             self.counters.count(|counters| &counters.malformed);
@@ -283,26 +272,13 @@ impl<R: KvEventReceiver> Follower<R> {
     }
 }
 
-/// A subscribed socket with its monitor.
-///
-/// A socket is used for one connection only. The zeromq crate would reconnect by itself, but after pauses of up to
-/// 30 s, and without a moment between the connections to catch up in.
-async fn connect(
-    config: &SubscriberConfig,
-    counters: &SubscriberCounters,
-) -> (SubSocket, impl Stream<Item = SocketEvent> + Unpin + use<>) {
+/// A connection that has subscribed, however long that takes. It is used until it is lost: between two of them is the moment to catch up.
+async fn connect(config: &SubscriberConfig, counters: &SubscriberCounters) -> Connection {
     loop {
-        let mut socket = SubSocket::with_options(options(config.connect_timeout));
-        let monitor = socket.monitor();
-        let connected = async {
-            // Before connecting, so that the subscription is the first thing that the engine hears.
-            socket.subscribe(&config.topic).await?;
-            socket.connect(&config.endpoint).await
-        };
-        match connected.await {
-            Ok(()) => {
+        match Connection::subscribe(&config.endpoint, config.topic.as_bytes(), config.connect_timeout).await {
+            Ok(connection) => {
                 counters.count(|counters| &counters.connections);
-                return (socket, monitor);
+                return connection;
             }
             Err(error) => {
                 debug!(endpoint = config.endpoint, %error, "kv event endpoint is not there yet")
