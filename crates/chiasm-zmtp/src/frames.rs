@@ -17,8 +17,8 @@ const FRAME_COSTS: usize = 64;
 const MAX_COMMAND_BYTES: usize = 4 << 10;
 /// Frames below this many bytes are copied to be sent together; others are sent from where they are.
 const SMALL: usize = 4 << 10;
-/// Memory that is taken for the rest of a frame at once, at least.
-const READ: usize = 64 << 10;
+/// Room for what comes next: what an engine says in a step for some hundred requests.
+pub(crate) const READ: usize = 64 << 10;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
@@ -50,19 +50,25 @@ pub(crate) fn invalid(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
+/// The flags and the length of a frame, and how many bytes have told them; `None` while they are not all there.
+fn header(from: &[u8]) -> Option<(u8, u64, usize)> {
+    let (&flags, length) = from.split_first()?;
+    if flags & LONG == 0 {
+        return Some((flags, u64::from(*length.first()?), 2));
+    }
+    Some((flags, u64::from_be_bytes(*length.first_chunk()?), 9))
+}
+
 impl Decoder for Frames {
     type Item = Said;
     type Error = io::Error;
 
     fn decode(&mut self, from: &mut BytesMut) -> io::Result<Option<Said>> {
         loop {
-            let Some(&flags) = from.first() else { return Ok(None) };
-            let (length, header) = if flags & LONG == 0 {
-                let Some(&length) = from.get(1) else { return Ok(None) };
-                (u64::from(length), 2)
-            } else {
-                let Some(length) = from[1..].first_chunk() else { return Ok(None) };
-                (u64::from_be_bytes(*length), 9)
+            let Some((flags, length, header)) = header(from) else {
+                // What an engine says in a step is read at once.
+                from.reserve(READ);
+                return Ok(None);
             };
             let is_command = flags & COMMAND != 0;
             let most = match flags & !(MORE | LONG | COMMAND) {
@@ -96,18 +102,23 @@ impl Decoder for Frames {
     }
 }
 
-/// Appends a message to what is written: small frames together, large ones as they are.
-pub(crate) fn put_message(to: &mut Vec<Bytes>, small: &mut BytesMut, frames: Vec<Bytes>) {
+/// The pieces of a message, none of them empty: small frames together, large ones as they are.
+pub(crate) fn put_message(frames: Vec<Bytes>) -> Vec<Bytes> {
+    let (mut pieces, mut small) = (Vec::new(), BytesMut::new());
     let last = frames.len().saturating_sub(1);
     for (index, frame) in frames.into_iter().enumerate() {
-        put_header(small, if index < last { MORE } else { 0 }, frame.len());
+        put_header(&mut small, if index < last { MORE } else { 0 }, frame.len());
         if frame.len() < SMALL {
             small.put_slice(&frame);
         } else {
-            to.push(small.split().freeze());
-            to.push(frame);
+            pieces.push(small.split().freeze());
+            pieces.push(frame);
         }
     }
+    if !small.is_empty() {
+        pieces.push(small.freeze());
+    }
+    pieces
 }
 
 pub(crate) fn put_command(to: &mut BytesMut, command: &[u8]) {
@@ -137,10 +148,9 @@ mod tests {
     }
 
     fn written(frames: Vec<Bytes>) -> Vec<u8> {
-        let (mut chunks, mut small) = (Vec::new(), BytesMut::new());
-        put_message(&mut chunks, &mut small, frames);
-        chunks.push(small.freeze());
-        chunks.concat()
+        let pieces = put_message(frames);
+        assert!(pieces.iter().all(|piece| !piece.is_empty()));
+        pieces.concat()
     }
 
     #[test]

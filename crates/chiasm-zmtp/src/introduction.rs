@@ -8,14 +8,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::codec::FramedRead;
 
 use crate::address::{Reading, Writing};
-use crate::frames::{Frames, MAX_MESSAGE_BYTES, Said, invalid, put_command};
+use crate::frames::{Frames, MAX_MESSAGE_BYTES, READ, Said, invalid, put_command};
 
 const GREETING: usize = 64;
 const MECHANISM: std::ops::Range<usize> = 12..32;
 const NULL: &[u8; MECHANISM.end - MECHANISM.start] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 const READY: &[u8] = b"\x05READY";
-/// Bytes that are read at once: an engine's step for some hundred requests.
-const READ: usize = 64 << 10;
 
 /// The kinds of sockets that there are here.
 #[derive(Clone, Copy, Debug)]

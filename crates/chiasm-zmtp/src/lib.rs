@@ -3,7 +3,8 @@
 //!
 //! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (its mechanism NULL), over TCP and Unix sockets. The
 //! `zeromq` crate does so too, but takes memory for as many bytes as a peer says that it will send: one header of a frame of 2^60 bytes,
-//! from anybody who reaches the port, ends the process. Here all that a peer can make a socket hold is limited:
+//! from anybody who reaches the port, ends the process. Here nothing waits to be sent
+//! but in the system's buffers, and all that a peer can make a socket hold is limited:
 //!
 //! | what | limit |
 //! |---|---|
@@ -11,7 +12,6 @@
 //! | a command | 4 KiB |
 //! | peers of a socket, and connections that have not introduced themselves yet | [`MAX_PEERS`] each |
 //! | time until a connection has introduced itself | 10 s |
-//! | messages that wait to be sent to a peer | [`MAX_WAITING`] |
 //!
 //! Whoever says something else than ZMTP, or more than that, loses its connection, and nobody else notices.
 //!
@@ -33,5 +33,4 @@ mod socket;
 
 pub use connection::Connection;
 pub use frames::MAX_MESSAGE_BYTES;
-pub use sending::MAX_WAITING;
 pub use socket::{Event, MAX_PEERS, Pull, Router, SendError};

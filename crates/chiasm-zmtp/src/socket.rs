@@ -11,10 +11,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::codec::FramedRead;
 
-use crate::address::{Listener, Reading, Stream};
+use crate::address::{Listener, Reading, Stream, Writing};
 use crate::frames::{Frames, Said};
 use crate::introduction::{Kind, introduce};
-use crate::sending::Outgoing;
+use crate::sending::write_message;
 
 /// The most peers of one socket, and the most connections to it that have not introduced themselves yet.
 pub const MAX_PEERS: usize = 64;
@@ -100,17 +100,24 @@ impl Router {
         self.0.peers.iter().any(|peer| peer.identity == identity)
     }
 
-    /// Sends a message of one frame or more. Waits while [`MAX_WAITING`](crate::MAX_WAITING) others wait for the same peer; dropped then, it
-    /// is not sent.
+    /// Sends a message of one frame or more. Waits while the peer does not read what was sent before; dropped then, the peer is sent
+    /// nothing any more.
     ///
     /// # Errors
     /// There is no such peer any more. One that goes later may not have got it.
-    pub async fn send(&self, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
-        let peer = self.0.peers.iter().find(|peer| peer.identity == identity).ok_or(SendError::NoPeer)?;
-        if peer.outgoing.send(frames).await { Ok(()) } else { Err(SendError::Lost) }
+    pub async fn send(&mut self, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
+        let peer = self.0.peers.iter_mut().find(|peer| peer.identity == identity).ok_or(SendError::NoPeer)?;
+        // What comes after half a message can't be understood.
+        let mut writing = peer.writing.take().ok_or(SendError::Lost)?;
+        if let Err(error) = write_message(&mut writing, frames).await {
+            tracing::debug!(?identity, %error, "a peer can't be written to");
+            return Err(SendError::Lost);
+        }
+        peer.writing = Some(writing);
+        Ok(())
     }
 
-    /// Closes it: when this returns the address is free. What was sent is still written, for a second at most.
+    /// Closes it: when this returns the address is free.
     pub async fn close(mut self) {
         self.0.accepting.shutdown().await;
     }
@@ -163,7 +170,8 @@ struct Peer {
     identity: Bytes,
     from: Option<IpAddr>,
     said: FramedRead<Reading, Frames>,
-    outgoing: Outgoing,
+    /// Until writing has failed.
+    writing: Option<Writing>,
 }
 
 impl std::fmt::Debug for Peer {
@@ -266,5 +274,5 @@ async fn accept(listener: Listener, kind: Kind, arrived: mpsc::Sender<Peer>) {
 async fn meet(kind: Kind, stream: Stream) -> io::Result<Peer> {
     let Stream { reading, mut writing, peer: from } = stream;
     let (said, identity) = introduce(kind, reading, &mut writing).await?;
-    Ok(Peer { identity, from, said, outgoing: Outgoing::to(writing) })
+    Ok(Peer { identity, from, said, writing: Some(writing) })
 }

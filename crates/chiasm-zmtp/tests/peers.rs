@@ -78,9 +78,10 @@ async fn a_dealer_is_heard_and_answered() {
         soon(engine.send(message.clone())).await.unwrap();
         let frames = message.into_vec();
         assert_eq!(soon(router.next()).await, Event::Message { identity, frames: frames.clone() });
-        router.send(ENGINE, frames.clone()).await.unwrap();
+        let (sent, received) = soon(async { tokio::join!(router.send(ENGINE, frames.clone()), engine.recv()) }).await;
+        sent.unwrap();
+        assert_eq!(received.unwrap().into_vec(), frames);
         router.send(ENGINE, text(&["more"])).await.unwrap();
-        assert_eq!(soon(engine.recv()).await.unwrap().into_vec(), frames);
         assert_eq!(soon(engine.recv()).await.unwrap().into_vec(), text(&["more"]));
         router.close().await;
     }
@@ -150,15 +151,26 @@ async fn an_address_is_free_when_its_socket_is_closed() {
     }
 }
 
+/// Half a message is the last thing that a peer is told.
 #[tokio::test]
-async fn what_was_sent_is_written_after_the_end() {
+async fn a_peer_that_does_not_read_is_given_up() {
     let mut router = router().await;
     let mut engine = dealer(router.address()).await;
     connected(&mut router).await;
-    let frames = vec![Bytes::from(vec![1; 8 << 20])];
-    router.send(ENGINE, frames.clone()).await.unwrap();
+    let frames = vec![Bytes::from(vec![1; 64 << 20])];
+    tokio::time::timeout(Duration::from_millis(100), router.send(ENGINE, frames)).await.expect_err("nobody reads it");
+    assert_eq!(router.send(ENGINE, text(&["more"])).await, Err(SendError::Lost));
+    assert!(soon(engine.recv()).await.is_err());
+}
+
+#[tokio::test]
+async fn what_was_sent_is_read_after_the_end() {
+    let mut router = router().await;
+    let mut engine = dealer(router.address()).await;
+    connected(&mut router).await;
+    router.send(ENGINE, text(&["last words"])).await.unwrap();
     router.close().await;
-    assert_eq!(soon(engine.recv()).await.unwrap().into_vec(), frames);
+    assert_eq!(soon(engine.recv()).await.unwrap().into_vec(), text(&["last words"]));
 }
 
 /// What a peer that is no peer may do: end its own connection.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_zmtp::{Event, Pull, Router};
+use chiasm_zmtp::{Event, Pull, Router, SendError};
 use futures_util::FutureExt;
 
 use super::adoption::{Former, Heard};
@@ -24,6 +24,9 @@ use crate::wire::version::{self, Support};
 /// How long a port that was in use a moment ago may take to become free: the sockets of an engine's predecessor
 /// are closed by tasks of their own.
 const REBIND_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long what is sent in a handshake may take to be read. Only somebody who is no engine lets it wait.
+const READ_WITHIN: Duration = Duration::from_secs(5);
 
 /// Sockets that wait for their engine. Dropping it closes them.
 pub struct PendingEngine {
@@ -140,7 +143,7 @@ impl PendingEngine {
                             // A second hello comes from an engine that was started again meanwhile.
                             (report, ready, self.greeted) = (None, false, true);
                             self.give_up_former().await;
-                            if let Err(error) = self.handshake.send(&identity, vec![init.clone()]).await {
+                            if let Err(error) = tell(&mut self.handshake, &identity, vec![init.clone()]).await {
                                 tracing::warn!(%error, "engine left during the handshake");
                             }
                         }
@@ -218,7 +221,7 @@ impl PendingEngine {
     /// Sends to the engine. One that has left meanwhile is asked anew when it comes back.
     async fn tell(&mut self, frames: Vec<Bytes>) {
         let identity = handshake::identity(self.options.rank);
-        if let Err(error) = self.input.send(&identity, frames).await {
+        if let Err(error) = tell(&mut self.input, &identity, frames).await {
             tracing::debug!(%error, "an engine that had come back has left again");
         }
     }
@@ -236,6 +239,11 @@ impl PendingEngine {
         }
         Some((identity, payload.clone()))
     }
+}
+
+/// Sends what every engine reads at once.
+async fn tell(socket: &mut Router, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
+    tokio::time::timeout(READ_WITHIN, socket.send(identity, frames)).await.unwrap_or(Err(SendError::Lost))
 }
 
 /// Binds, waiting a moment for a port to become free.
