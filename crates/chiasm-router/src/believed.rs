@@ -3,19 +3,23 @@
 use std::time::Duration;
 
 use chiasm_kv::BlockKey;
+use foldhash::fast::RandomState;
 use lru::LruCache;
 
 /// Blocks by their last use. Of one prompt the later blocks count as used before the earlier ones, so that a chain is
 /// forgotten from its end, as engines evict it.
 pub(crate) struct Believed {
-    used: LruCache<BlockKey, Duration>,
+    used: LruCache<BlockKey, Duration, RandomState>,
     capacity: usize,
 }
 
 impl Believed {
     /// Believes nothing yet, and never more blocks than the engine's cache has.
     pub(crate) fn new(capacity: u64) -> Self {
-        Self { used: LruCache::unbounded(), capacity: usize::try_from(capacity).unwrap_or(usize::MAX) }
+        Self {
+            used: LruCache::unbounded_with_hasher(RandomState::default()),
+            capacity: usize::try_from(capacity).unwrap_or(usize::MAX),
+        }
     }
 
     /// The worker has computed a prompt. Returns the blocks of it that it keeps; what it can't hold beside them any more is

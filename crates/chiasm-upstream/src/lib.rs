@@ -30,6 +30,7 @@
 //! | `chunk` | what one event of an answer says |
 //! | `sglang` | the same four for SGLang |
 //! | `trtllm` | `trtllm-serve`, and following its KV events |
+//! | `pieces` | the body of an answer as it comes, in as few pieces as may be |
 //! | `events` | the stream of server-sent events, cut into its data |
 #![forbid(unsafe_code)]
 
@@ -40,6 +41,7 @@ mod connector;
 mod events;
 mod found;
 mod gauges;
+mod pieces;
 mod plain;
 mod request;
 mod running;

@@ -8,14 +8,15 @@ use chiasm_backend::{
     MediaForm, PlaceholderForm, PlanClass, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{StreamExt, TryStreamExt};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 use serde::Deserialize;
 
 use crate::found::MODELS;
+use crate::pieces::Pieces;
 use crate::request;
-use crate::server::{AskError, Server, message, unreachable, whole};
+use crate::server::{AskError, Server, message, whole};
 
 /// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to remember it costs by the block.
 const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
@@ -117,14 +118,7 @@ pub(crate) async fn forward(
     }
     let content_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
     let name = name.to_owned();
-    let body = stream::try_unfold(response, move |mut response| {
-        let name = name.clone();
-        async move {
-            let chunk = response.chunk().await;
-            let chunk = chunk.map_err(|error| JobError::Dead(Death::new(format!("{name}: {}", unreachable(error)))))?;
-            Ok(chunk.map(|chunk| (chunk, response)))
-        }
-    });
+    let body = Pieces::of(response).map_err(move |error| JobError::Dead(Death::new(format!("{name}: {error}"))));
     Ok(Forwarded { status: status.as_u16(), content_type, body: body.boxed() })
 }
 

@@ -5,18 +5,24 @@ use std::collections::BTreeMap;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use chiasm_backend::{Constraint, Input, Job, JobError, JobItem, Repetition, RequestId, Sampling, TraceContext};
+use chiasm_backend::{
+    Constraint, EncodedItem, Input, Job, JobError, JobItem, Repetition, RequestId, Sampling, TraceContext,
+};
 use chiasm_types::{Modality, TokenId};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+/// Bytes of a token's number in a body, with the comma.
+const BYTES_OF_TOKEN: usize = 7;
+/// Room for all else in a body that has nothing unusual.
+const FEW_BYTES: usize = 1 << 10;
+
 #[derive(Serialize)]
 struct Generate<'a> {
-    token_ids: &'a [TokenIdNumber],
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    content_parts: Vec<ContentPart>,
+    #[serde(serialize_with = "write_numbers")]
+    token_ids: &'a [TokenId],
     sampling_params: SamplingParams<'a>,
     output_mode: &'static str,
     stream: bool,
@@ -38,14 +44,6 @@ type TokenIdNumber = u32;
 #[derive(Serialize)]
 struct StreamOptions {
     include_usage: bool,
-}
-
-/// An item of media: its file, and the name by which its blocks are known.
-#[derive(Serialize)]
-struct ContentPart {
-    r#type: &'static str,
-    url: String,
-    uuid: String,
 }
 
 /// Those of vLLM's `SamplingParams` that a request may have.
@@ -126,8 +124,7 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
     let has_variables = !job.reasoning.variables.is_empty();
     let variables = || job.reasoning.variables.iter().map(|&(name, value)| (name.to_owned(), Value::Bool(value)));
     let body = Generate {
-        token_ids: &numbers(tokens),
-        content_parts: job.media.iter().map(content_part).collect::<Result<_, _>>()?,
+        token_ids: tokens,
         sampling_params: sampling_params(&job.sampling)?,
         output_mode: "tokens",
         stream: true,
@@ -139,28 +136,65 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
         reasoning_parser_kwargs: has_variables
             .then(|| json!({"chat_template_kwargs": variables().collect::<Map<String, Value>>()})),
     };
+    let images =
+        job.media.iter().map(|item| Ok((encoded(item)?, item.name()))).collect::<Result<Vec<_>, JobError>>()?;
+    let bytes_of_images: usize = images.iter().map(|(image, _)| image.bytes.len() / 3 * 4 + FEW_BYTES).sum();
+    let mut written = Vec::with_capacity(BYTES_OF_TOKEN * tokens.len() + bytes_of_images + FEW_BYTES);
     // Strings and numbers of ours: nothing in it can fail.
-    let body = serde_json::to_vec(&body).map_err(|error| refused("body", &error.to_string()))?;
-    Ok((body, headers(&job.id, job.trace.as_ref())))
+    serde_json::to_writer(&mut written, &body).map_err(|error| refused("body", &error.to_string()))?;
+    if !images.is_empty() {
+        add_images(&mut written, &images);
+    }
+    Ok((written, headers(&job.id, job.trace.as_ref())))
+}
+
+/// Adds images to the object that has been written. They are written as they are, as to look for what is to be escaped in them takes as
+/// long as all the rest: neither their types nor their names have anything of that kind.
+fn add_images(body: &mut Vec<u8>, images: &[(EncodedItem, String)]) {
+    body.pop();
+    let mut before: &[u8] = br#","content_parts":["#;
+    for (EncodedItem { bytes, media_type, .. }, name) in images {
+        body.extend_from_slice(before);
+        before = b",";
+        body.extend_from_slice(br#"{"type":"image_url","url":"data:"#);
+        body.extend_from_slice(media_type.as_bytes());
+        body.extend_from_slice(b";base64,");
+        body.extend_from_slice(STANDARD.encode(bytes).as_bytes());
+        body.extend_from_slice(br#"","uuid":""#);
+        body.extend_from_slice(name.as_bytes());
+        body.extend_from_slice(br#""}"#);
+    }
+    body.extend_from_slice(b"]}");
 }
 
 pub(crate) fn refused(field: &str, message: &str) -> JobError {
     JobError::Refused { field: field.to_owned(), message: message.to_owned() }
 }
 
-pub(crate) fn numbers(tokens: &[TokenId]) -> Vec<TokenIdNumber> {
-    tokens.iter().map(|token| token.0).collect()
+fn write_numbers<S: Serializer>(tokens: &[TokenId], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(tokens.iter().map(|token| token.0))
 }
 
-fn content_part(item: &JobItem) -> Result<ContentPart, JobError> {
-    Ok(ContentPart { r#type: "image_url", url: data_url(item)?, uuid: item.name() })
+pub(crate) fn numbers(tokens: &[TokenId]) -> Vec<TokenIdNumber> {
+    tokens.iter().map(|token| token.0).collect()
 }
 
 /// An image's file in a URL.
 ///
 /// # Errors
-/// [`JobError::Refused`] for items that servers of others can't make as they are made here.
+/// [`JobError::Refused`] as [`encoded`] says.
 pub(crate) fn data_url(item: &JobItem) -> Result<String, JobError> {
+    let EncodedItem { bytes, media_type, .. } = encoded(item)?;
+    let mut url = format!("data:{media_type};base64,");
+    STANDARD.encode_string(&bytes, &mut url);
+    Ok(url)
+}
+
+/// An image's file.
+///
+/// # Errors
+/// [`JobError::Refused`] for items that servers of others can't make as they are made here.
+fn encoded(item: &JobItem) -> Result<EncodedItem, JobError> {
     let unusable = |why: &str| refused("messages", why);
     if item.modality != Modality::Image {
         return Err(unusable(
@@ -173,9 +207,7 @@ pub(crate) fn data_url(item: &JobItem) -> Result<String, JobError> {
     if !is_empty_object(&encoded.processor_kwargs) {
         return Err(refused("mm_processor_kwargs", "can't be passed on to servers that somebody else has started"));
     }
-    let mut url = format!("data:{};base64,", encoded.media_type);
-    STANDARD.encode_string(&encoded.bytes, &mut url);
-    Ok(url)
+    Ok(encoded)
 }
 
 fn is_empty_object(text: &str) -> bool {

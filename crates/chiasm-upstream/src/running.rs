@@ -4,17 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use chiasm_backend::{Content, Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob};
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{self, BoxStream, StreamExt};
+use futures_util::stream::StreamExt;
 use reqwest::Response;
 
 use crate::backend::Shared;
 use crate::chunk::{Chunk, ChunkChoice, End};
 use crate::events::{Events, TooLong};
-use crate::server::{AskError, unreachable};
+use crate::pieces::Pieces;
 
 /// What ends the events of an answer.
 pub(crate) const DONE: &[u8] = b"[DONE]";
@@ -24,7 +23,7 @@ pub(crate) struct RunningUpstreamJob {
     shared: Arc<Shared>,
     job: Arc<Job>,
     /// `None` once all has come. Dropping it ends the connection, by which the server knows that nobody wants more.
-    body: Option<BoxStream<'static, Result<Bytes, AskError>>>,
+    body: Option<Pieces>,
     events: Events,
     came: VecDeque<Output>,
     /// The last output of the last continuation, until the server has told of the prompt, which it does behind all answers.
@@ -45,16 +44,12 @@ struct Continuation {
 
 impl RunningUpstreamJob {
     pub(crate) fn new(shared: Arc<Shared>, job: Arc<Job>, response: Response, delivered: Delivered) -> Self {
-        let chunks = stream::try_unfold(response, |mut response| async {
-            let chunk = response.chunk().await.map_err(unreachable)?;
-            Ok(chunk.map(|chunk| (chunk, response)))
-        });
         Self {
             ended: shared.when_ended(),
             continuations: vec![Continuation::default(); job.sampling.n],
             shared,
             job,
-            body: Some(chunks.boxed()),
+            body: Some(Pieces::of(response)),
             events: Events::default(),
             came: VecDeque::new(),
             held: None,

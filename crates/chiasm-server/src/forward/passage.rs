@@ -1,6 +1,9 @@
 //! The answer to a request that was passed on, as it comes.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -10,7 +13,7 @@ use chiasm_backend::{Death, Forwarded, JobError};
 use chiasm_router::Reservation;
 use futures_util::stream::{BoxStream, Stream, StreamExt};
 use serde_json::Value;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Passed;
 use crate::admission::Admission;
@@ -21,6 +24,7 @@ use crate::openai::Usage;
 use crate::pipeline::{Attempted, Cause, Deadlines, RequestError};
 use crate::routes::routing_headers;
 use crate::sse;
+use crate::turn::Turn;
 
 /// Bytes at the end of an answer in which its usage is looked for.
 const TAIL: usize = 8 << 10;
@@ -36,10 +40,20 @@ struct Passage {
     foreseen: Option<usize>,
     arrived: Instant,
     deadlines: Deadlines,
+    /// Ends at the deadline that is next; set again only where that is another one, as to set it costs more than most pieces.
+    alarm: Option<Pin<Box<Sleep>>>,
     body: BoxStream<'static, Result<Bytes, JobError>>,
     is_stream: bool,
     /// The end of what has come.
     tail: BytesMut,
+}
+
+/// The answer until it ends or breaks off: the server is let go then, whenever the client reads the rest.
+struct Running {
+    passage: Option<Passage>,
+    /// The turn in which there was nothing more. It is not asked again in it, which would seem to whoever waits for more pieces as if all
+    /// others had had theirs.
+    pending_in: Option<Turn>,
 }
 
 /// The response to the client that the request came from.
@@ -62,11 +76,12 @@ pub(super) fn response(frontend: Arc<Frontend>, admission: Admission, passed: Pa
         foreseen,
         arrived,
         deadlines,
+        alarm: None,
         body,
         is_stream,
         tail,
     };
-    let mut response = Response::new(Body::from_stream(passage.into_stream()));
+    let mut response = Response::new(Body::from_stream(Running { passage: Some(passage), pending_in: None }));
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
     let headers = response.headers_mut();
     if let Some(kind) = content_type.and_then(|kind| HeaderValue::from_str(&kind).ok()) {
@@ -84,29 +99,48 @@ pub(super) fn response(frontend: Arc<Frontend>, admission: Admission, passed: Pa
 #[error("the answer broke off: {0}")]
 struct BrokeOff(String);
 
-impl Passage {
-    fn into_stream(self) -> impl Stream<Item = Result<Bytes, BrokeOff>> + Send {
-        futures_util::stream::unfold(Some(self), |passage| async move {
-            let mut passage = passage?;
-            let next = match passage.deadline() {
-                Some(deadline) => match timeout_at(deadline, passage.body.next()).await {
-                    Ok(next) => next.transpose().map_err(|error| error.to_string()),
-                    Err(_) => Err("it took too long".to_owned()),
-                },
-                None => passage.body.next().await.transpose().map_err(|error| error.to_string()),
-            };
-            match next {
-                Ok(Some(bytes)) => {
-                    passage.came(&bytes);
-                    Some((Ok(bytes), Some(passage)))
-                }
-                Ok(None) => {
-                    passage.ended();
-                    None
-                }
-                Err(reason) => Some((passage.broke(reason), None)),
+impl Stream for Running {
+    type Item = Result<Bytes, BrokeOff>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.pending_in.is_some() && self.pending_in == Turn::current() {
+            return Poll::Pending;
+        }
+        let Running { passage: running, pending_in } = &mut *self;
+        let Some(passage) = running else { return Poll::Ready(None) };
+        let next = match passage.body.poll_next_unpin(context) {
+            Poll::Ready(next) => next.transpose().map_err(|error| error.to_string()),
+            Poll::Pending => {
+                *pending_in = Turn::current();
+                ready!(passage.poll_alarm(context));
+                Err("it took too long".to_owned())
             }
-        })
+        };
+        let told = match next {
+            Ok(Some(bytes)) => {
+                passage.came(&bytes);
+                return Poll::Ready(Some(Ok(bytes)));
+            }
+            Ok(None) => {
+                passage.ended();
+                None
+            }
+            Err(reason) => Some(passage.broke(reason)),
+        };
+        *running = None;
+        Poll::Ready(told)
+    }
+}
+
+impl Passage {
+    /// Ready when the deadline that is next has passed.
+    fn poll_alarm(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(deadline) = self.deadline() else { return Poll::Pending };
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        if alarm.deadline() != deadline {
+            alarm.as_mut().reset(deadline);
+        }
+        alarm.as_mut().poll(context)
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -16,9 +16,9 @@ use super::request::{self, Asking};
 use super::{GENERATE, Manner};
 use crate::backend::Shared;
 use crate::events::{Events, TooLong};
+use crate::pieces::Pieces;
 use crate::request::headers;
 use crate::running::DONE;
-use crate::server::unreachable;
 
 /// A job, and what has come of it that nobody has asked for yet.
 pub(crate) struct RunningSglangJob {
@@ -96,11 +96,7 @@ async fn ask(shared: Arc<Shared>, job: Arc<Job>, asking: Asking, choice: usize) 
 
 /// The rest of an answer, as it comes.
 fn chunks(name: String, response: Response) -> impl stream::Stream<Item = Result<Bytes, JobError>> + Send {
-    stream::try_unfold((name, response), |(name, mut response)| async {
-        let chunk = response.chunk().await.map_err(unreachable);
-        let chunk = chunk.map_err(|error| JobError::Dead(Death::new(format!("{name}: {error}"))))?;
-        Ok(chunk.map(|chunk| (chunk, (name, response))))
-    })
+    Pieces::of(response).map_err(move |error| JobError::Dead(Death::new(format!("{name}: {error}"))))
 }
 
 impl RunningSglangJob {

@@ -42,6 +42,8 @@ const BLOCK: usize = 256;
 pub(super) struct CharClasses {
     blocks: Vec<u16>,
     classes: Vec<Class>,
+    /// Those of U+0000 to U+007F once more, which most texts are made of.
+    ascii: [Class; 128],
 }
 
 impl CharClasses {
@@ -72,7 +74,7 @@ impl CharClasses {
             }
             blocks.push(u16::try_from(index).ok()?);
         }
-        Some(Self { blocks, classes })
+        Some(Self { blocks, classes, ascii: *flat.first_chunk()? })
     }
 
     #[inline]
@@ -85,10 +87,14 @@ impl CharClasses {
     #[inline]
     pub(super) fn at(&self, text: &str, at: usize) -> (Class, usize) {
         match text.as_bytes().get(at) {
-            // The first block is that of U+0000 to U+00FF.
-            Some(byte) if byte.is_ascii() => (self.classes[usize::from(*byte)], 1),
-            Some(_) => text[at..].chars().next().map_or((0, 0), |c| (self.of(c), c.len_utf8())),
+            Some(byte) if byte.is_ascii() => (self.ascii[usize::from(*byte)], 1),
+            Some(_) => self.at_other(text, at),
             None => (0, 0),
         }
+    }
+
+    /// The same for a character that is not of ASCII.
+    fn at_other(&self, text: &str, at: usize) -> (Class, usize) {
+        text[at..].chars().next().map_or((0, 0), |c| (self.of(c), c.len_utf8()))
     }
 }

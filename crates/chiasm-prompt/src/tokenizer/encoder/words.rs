@@ -43,13 +43,15 @@ impl Words {
         ids: &mut Vec<TokenId>,
     ) {
         let key = WordCache::key(word.as_bytes());
-        if let Some(known) = key.and_then(|key| state.cache.get(key)) {
-            ids.extend(known.iter().copied().map(TokenId));
-            return;
+        match key.as_ref().and_then(|key| state.cache.get(key)) {
+            // Most words are of one, and need no loop.
+            Some(&[id]) => return ids.push(TokenId(id)),
+            Some(known) => return ids.extend(known.iter().copied().map(TokenId)),
+            None => {}
         }
         self.tokens(model, word, state);
         ids.extend(state.symbols.iter().copied().map(TokenId));
-        if let Some(key) = key {
+        if let Some(key) = &key {
             state.cache.insert(key, &state.symbols);
         }
     }
