@@ -142,7 +142,7 @@ async fn checked(
     parts: JobParts,
     adapter: Option<Arc<Adapter>>,
     teller: &Teller,
-) -> Result<(Job, OthersJob), JobError> {
+) -> Result<(Job, impl FnOnce() -> OthersJob + Send + use<>), JobError> {
     let JobParts { id, tokens, media, sampling, cache_salt, priority, trace, reasoning, stage, embedded, .. } = parts;
     let asking = teller.clone();
     let ask = Arc::new(move |item: usize, why: Option<NotFetched>| {
@@ -150,14 +150,17 @@ async fn checked(
         asking.tell(Event::Lacking(Lacking { items: vec![item as u32], not_fetched, reason }));
     });
     let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
+    let tokens = Arc::new(tokens);
     let checked = place.media.check(&place.worker, &tokens, media, lora, cache_salt.as_deref(), ask).await;
     let checked = checked.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
-    let CheckedJob { items: media, mut told } = checked;
-    if sampling.skip_reading_prefix_cache || stage == Stage::Encode {
-        // What the engine holds is of no use to it.
-        told.keys = Vec::new();
-    }
-    let input = Input::Tokens(Arc::new(tokens));
+    let CheckedJob { items: media, told } = checked;
+    // What the engine holds is of no use to it.
+    let reads_nothing = sampling.skip_reading_prefix_cache || stage == Stage::Encode;
+    let told = move || match reads_nothing {
+        true => OthersJob { keys: Vec::new(), ..told() },
+        false => told(),
+    };
+    let input = Input::Tokens(tokens);
     let job = Job { id, input, media, sampling, adapter, cache_salt, priority, trace, reasoning, stage, embedded };
     Ok((job, told))
 }
