@@ -101,6 +101,16 @@ impl Stand {
         backend
     }
 
+    /// Waits until the engine was given so many jobs.
+    async fn engine_has_jobs(&self, count: usize) {
+        let given = async {
+            while self.engine.jobs().len() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), given).await.unwrap();
+    }
+
     fn life(&self) -> u64 {
         self.fleet.worker(WorkerId(0)).unwrap().life
     }
@@ -231,6 +241,7 @@ async fn a_job_with_an_adapter_has_it_and_is_announced_with_blocks_of_its_own() 
         let mut told = Job { adapter: adapter.clone(), ..job(&[TokenId(3); 40]) };
         told.sampling.skip_reading_prefix_cache = false;
         let _running = engine.start(Arc::new(told)).await.unwrap();
+        stand.engine_has_jobs(keys.len() + 1).await;
         // Engines are told what the agent has loaded, not what a frontend says of it.
         assert_eq!(stand.engine.jobs().last().unwrap().adapter, adapter);
         keys.push(loop {
@@ -242,6 +253,11 @@ async fn a_job_with_an_adapter_has_it_and_is_announced_with_blocks_of_its_own() 
     assert!(keys[0].len() == 2 * 16 && keys[1].len() == keys[0].len() && keys[0] != keys[1], "{keys:?}");
 }
 
+/// Whether something comes of a job. What is wrong with one without media items is told behind its start.
+async fn begun(engine: &dyn Backend, job: Job) -> Result<(), JobError> {
+    engine.start(Arc::new(job)).await?.next().await.unwrap().map(drop)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_whose_adapter_is_gone_is_for_another_engine() {
     let stand = Stand::new().await;
@@ -249,7 +265,7 @@ async fn a_job_whose_adapter_is_gone_is_for_another_engine() {
     let adapter = Adapter { id: std::num::NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
     let told = Job { adapter: Some(Arc::new(adapter.clone())), ..job(&[TokenId(3)]) };
     assert_eq!(job::from_message(sent(&told)).unwrap().adapter.as_deref(), Some("a@1"));
-    let Err(JobError::NotTaken(why)) = engine.start(Arc::new(told)).await.map(drop) else { panic!("not taken") };
+    let Err(JobError::NotTaken(why)) = begun(&*engine, told).await else { panic!("not taken") };
     assert!(why.to_string().contains("no LoRA adapter that it knows as 'a@1'"), "{why}");
     assert!(matches!(engine.load_adapter(&adapter).await, Err(AdapterError::NotOwn)));
 }
@@ -403,10 +419,10 @@ async fn plans_that_would_be_others_here_never_reach_the_engine() {
     let refusal = |job: Job| {
         let engine = engine.clone();
         async move {
-            match engine.start(Arc::new(job)).await {
+            match begun(&*engine, job).await {
                 Err(JobError::Refused { message, .. }) => message,
                 Err(error) => panic!("{error}"),
-                Ok(_) => panic!("it was taken"),
+                Ok(()) => panic!("it was taken"),
             }
         }
     };

@@ -88,7 +88,7 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
 /// The answer to one job, as it comes. Dropping it aborts the continuations that have not ended.
 pub trait RunningJob: Send {
     /// The next output of any continuation; `None` when all have ended or were stopped. After an error there is nothing
-    /// more.
+    /// more. Before the first output that may be one of [`Backend::start`]'s: a backend elsewhere need not have been heard by then.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>>;
 
     /// Ends one continuation early. Nothing more comes of it.

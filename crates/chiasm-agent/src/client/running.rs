@@ -36,12 +36,16 @@ pub(super) struct RunningAgentJob {
 }
 
 impl RunningAgentJob {
-    /// Hands a job over, and the files and tensors that the agent lacks before it can begin.
+    /// Hands a job over, and the files and tensors that the agent lacks before it can begin. A job without media items is on its way with
+    /// that: whether the agent takes it is told with what comes of it.
     pub(super) async fn start(shared: Arc<Shared>, job: Arc<Job>, told: proto::Job) -> Result<Self, JobError> {
         let call = Some(shared.jobs.begin(told)?);
         let open = vec![true; job.sampling.n];
         let (delivered, left, embeddings) = (Delivered::default(), None, Vec::new());
         let mut running = Self { shared, job, call, open, delivered, left, embeddings };
+        if running.job.media.is_empty() {
+            return Ok(running);
+        }
         loop {
             let event = poll_fn(|context| running.poll_event(context)).await?;
             if let Event::Started(delivered) = event {

@@ -1,7 +1,7 @@
 //! What frontends are told of each other's jobs on one engine, so that each routes as if it had given them all.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use chiasm_backend::{OthersEvent, OthersJob};
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -16,10 +16,13 @@ pub(super) struct Announcements {
     events: broadcast::Sender<Event>,
 }
 
+/// What there is to be told of a job, made when somebody is told: often there is no other frontend, and the keys of a prompt take a while.
+type Told = Arc<LazyLock<OthersJob, Box<dyn FnOnce() -> OthersJob + Send>>>;
+
 #[derive(Clone)]
 struct Running {
     frontend: u64,
-    job: Arc<OthersJob>,
+    job: Told,
     computed: bool,
 }
 
@@ -32,9 +35,19 @@ struct Event {
 
 #[derive(Clone)]
 enum What {
-    Begun(Arc<OthersJob>),
+    Begun(Told),
     Computed,
     Ended,
+}
+
+impl What {
+    fn told(self, job: u64) -> OthersEvent {
+        match self {
+            Self::Begun(told) => OthersEvent::Begun(job, OthersJob::clone(&told)),
+            Self::Computed => OthersEvent::Computed(job),
+            Self::Ended => OthersEvent::Ended(job),
+        }
+    }
 }
 
 impl Default for Announcements {
@@ -45,8 +58,13 @@ impl Default for Announcements {
 
 impl Announcements {
     /// Announces a job, until what is returned is dropped.
-    pub(super) fn begin(self: &Arc<Self>, frontend: u64, job: u64, told: OthersJob) -> Announced {
-        let told = Arc::new(told);
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        frontend: u64,
+        job: u64,
+        told: impl FnOnce() -> OthersJob + Send + 'static,
+    ) -> Announced {
+        let told: Told = Arc::new(LazyLock::new(Box::new(told)));
         let mut running = self.running();
         running.insert(job, Running { frontend, job: told.clone(), computed: false });
         self.send(frontend, job, What::Begun(told));
@@ -57,7 +75,8 @@ impl Announcements {
     /// What a frontend is to be told.
     pub(super) fn follow(self: &Arc<Self>, frontend: u64) -> Followed {
         let events = self.events.subscribe();
-        let mut followed = Followed { announcements: self.clone(), frontend, ahead: Vec::new(), events };
+        let (announcements, ahead) = (self.clone(), Vec::new());
+        let mut followed = Followed { announcements, frontend, is_void: false, ahead, events };
         followed.begin_again();
         followed
     }
@@ -106,8 +125,10 @@ impl Drop for Announced {
 pub(super) struct Followed {
     announcements: Arc<Announcements>,
     frontend: u64,
+    /// Before all else: what it was told is void.
+    is_void: bool,
     /// To be told first, the last one first.
-    ahead: Vec<OthersEvent>,
+    ahead: Vec<(u64, What)>,
     events: broadcast::Receiver<Event>,
 }
 
@@ -118,27 +139,25 @@ impl Followed {
         self.events = self.announcements.events.subscribe();
         self.ahead.clear();
         for (number, running) in running.iter().filter(|(_, running)| running.frontend != self.frontend) {
-            self.ahead.extend(running.computed.then_some(OthersEvent::Computed(*number)));
-            self.ahead.push(OthersEvent::Begun(*number, OthersJob::clone(&running.job)));
+            self.ahead.extend(running.computed.then_some((*number, What::Computed)));
+            // Keys are made one job after the other, and not here: nobody could begin a job meanwhile.
+            self.ahead.push((*number, What::Begun(running.job.clone())));
         }
-        self.ahead.push(OthersEvent::Forget);
+        self.is_void = true;
     }
 
     /// What is to be told next. Cancel safe.
     pub(super) async fn next(&mut self) -> OthersEvent {
         loop {
-            if let Some(event) = self.ahead.pop() {
-                return event;
+            if std::mem::take(&mut self.is_void) {
+                return OthersEvent::Forget;
+            }
+            if let Some((job, what)) = self.ahead.pop() {
+                return what.told(job);
             }
             match self.events.recv().await {
                 Ok(Event { frontend, .. }) if frontend == self.frontend => {}
-                Ok(Event { job, what, .. }) => {
-                    return match what {
-                        What::Begun(told) => OthersEvent::Begun(job, OthersJob::clone(&told)),
-                        What::Computed => OthersEvent::Computed(job),
-                        What::Ended => OthersEvent::Ended(job),
-                    };
-                }
+                Ok(Event { job, what, .. }) => return what.told(job),
                 Err(RecvError::Lagged(_)) => self.begin_again(),
                 // The sender is in the announcements, which are here.
                 Err(RecvError::Closed) => std::future::pending().await,
@@ -169,8 +188,8 @@ mod tests {
         let announcements = Arc::new(Announcements::default());
         let mut followed = announcements.follow(ONE);
         assert_eq!(now(&mut followed), [OthersEvent::Forget]);
-        let _own = announcements.begin(ONE, 10, told(1));
-        let mut job = announcements.begin(OTHER, 11, told(2));
+        let _own = announcements.begin(ONE, 10, || panic!("no other frontend is told"));
+        let mut job = announcements.begin(OTHER, 11, || told(2));
         job.computed();
         job.computed();
         assert_eq!(now(&mut followed), [OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)]);
@@ -188,9 +207,9 @@ mod tests {
         let announcements = Arc::new(Announcements::default());
         let mut followed = announcements.follow(ONE);
         for number in 0..MOST_WAITING as u64 {
-            drop(announcements.begin(OTHER, number, told(1)));
+            drop(announcements.begin(OTHER, number, || told(1)));
         }
-        let _job = announcements.begin(OTHER, 99_999, told(5));
+        let _job = announcements.begin(OTHER, 99_999, || told(5));
         let heard = now(&mut followed);
         assert_eq!(heard, [OthersEvent::Forget, OthersEvent::Forget, OthersEvent::Begun(99_999, told(5))]);
     }

@@ -1,17 +1,24 @@
 //! Jobs that frontends have given to this machine's engines.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
 use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_server::{CheckedJob, MachineMedia, NotFetched};
 use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
 
 use super::announcements::Announcements;
 use crate::answer::{delivered_to_message, embeddings_to_message, failure_to_message, output_to_message};
 use crate::job::{self, JobParts};
 use crate::proto::job_event::Event;
 use crate::proto::{self, EmbeddingsLeft, JobEvent, Lacking};
+
+/// How long it may take until a frontend hears that a job without media items has begun, if nothing else is to be told before. Those of
+/// earlier versions wait for it, and do not see meanwhile that the engine hangs.
+const STARTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How many jobs run, those included that have not begun.
 #[derive(Default)]
@@ -100,18 +107,32 @@ async fn run_to_end(
     };
     let engine_adapter = adapter.as_ref().map(|adapter| adapter.engine().clone());
     let (job, told) = checked(place, parts, engine_adapter, teller).await?;
+    let has_items = !job.media.is_empty();
     let mut announced = place.announcements.begin(place.frontend, rand::random(), told);
     let mut running = place.worker.backend.start(Arc::new(job)).await?;
     let mut delivered = running.delivered();
-    teller.tell(Event::Started(delivered_to_message(delivered)));
+    let started = Event::Started(delivered_to_message(delivered));
+    let mut untold = if has_items {
+        teller.tell(started);
+        None
+    } else {
+        // With the first output: a message costs both sides more than what it says here.
+        Some(started)
+    };
+    let mut late = pin!(sleep(STARTED_WITHIN));
     loop {
         let next = tokio::select! {
             Some(choice) = stops.recv() => {
                 running.stop(choice);
                 continue;
             }
-            next = running.next() => next,
+            next = running.next() => Some(next),
+            () = &mut late, if untold.is_some() => None,
         };
+        if let Some(started) = untold.take() {
+            teller.tell(started);
+        }
+        let Some(next) = next else { continue };
         if running.delivered() != delivered {
             delivered = running.delivered();
             teller.tell(Event::Delivered(delivered_to_message(delivered)));
@@ -142,7 +163,7 @@ async fn checked(
     parts: JobParts,
     adapter: Option<Arc<Adapter>>,
     teller: &Teller,
-) -> Result<(Job, OthersJob), JobError> {
+) -> Result<(Job, impl FnOnce() -> OthersJob + Send + use<>), JobError> {
     let JobParts { id, tokens, media, sampling, cache_salt, priority, trace, reasoning, stage, embedded, .. } = parts;
     let asking = teller.clone();
     let ask = Arc::new(move |item: usize, why: Option<NotFetched>| {
@@ -150,14 +171,17 @@ async fn checked(
         asking.tell(Event::Lacking(Lacking { items: vec![item as u32], not_fetched, reason }));
     });
     let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
+    let tokens = Arc::new(tokens);
     let checked = place.media.check(&place.worker, &tokens, media, lora, cache_salt.as_deref(), ask).await;
     let checked = checked.map_err(|message| JobError::Refused { field: "messages".to_owned(), message })?;
-    let CheckedJob { items: media, mut told } = checked;
-    if sampling.skip_reading_prefix_cache || stage == Stage::Encode {
-        // What the engine holds is of no use to it.
-        told.keys = Vec::new();
-    }
-    let input = Input::Tokens(Arc::new(tokens));
+    let CheckedJob { items: media, told } = checked;
+    // What the engine holds is of no use to it.
+    let reads_nothing = sampling.skip_reading_prefix_cache || stage == Stage::Encode;
+    let told = move || match reads_nothing {
+        true => OthersJob { keys: Vec::new(), ..told() },
+        false => told(),
+    };
+    let input = Input::Tokens(tokens);
     let job = Job { id, input, media, sampling, adapter, cache_salt, priority, trace, reasoning, stage, embedded };
     Ok((job, told))
 }

@@ -106,6 +106,29 @@ async fn what_is_asked_about_one_job_leaves_the_others_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn that_a_job_without_media_has_begun_is_told_with_its_first_output_or_soon() {
+    let stand = Stand::new().await;
+    let (mut jobs, _) = stand.link.clients();
+    let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
+    stand.engine.next_job(Script::tokens(&[7]));
+    stand.engine.next_job(Script { hangs: true, ..Script::default() });
+    let mut replies = call(&mut jobs, vec![open, begin(1), begin(2)]).await.unwrap();
+    let mut heard = Vec::new();
+    while heard.len() < 2 {
+        let events = replies.message().await.unwrap().unwrap().events;
+        let is_output = |event: Option<&proto::JobEvent>| {
+            event.is_some_and(|event| matches!(event.event, Some(JobEvent::Output(_))))
+        };
+        for (at, event) in events.iter().enumerate() {
+            if matches!(event.event, Some(JobEvent::Started(_))) {
+                heard.push((event.job, is_output(events.get(at + 1))));
+            }
+        }
+    }
+    assert_eq!(heard, [(1, true), (2, false)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_of_a_call_ends_its_jobs() {
     let stand = Stand::new().await;
     let (mut jobs, _) = stand.link.clients();
@@ -143,7 +166,8 @@ async fn a_job_that_nobody_reads_ends_alone() {
         }
     };
     assert!(matches!(error, JobError::Unread), "{error}");
-    assert_eq!(read, chiasm_backend::inbox::MOST_UNREAD);
+    // With the word that it has begun.
+    assert_eq!(read + 1, chiasm_backend::inbox::MOST_UNREAD);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

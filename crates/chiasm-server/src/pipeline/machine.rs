@@ -82,12 +82,11 @@ pub enum ItemOrigin {
 }
 
 /// A job whose tokens and media items an engine can be given.
-#[derive(Debug)]
 pub struct CheckedJob {
     /// The media items, in the order of the prompt.
     pub items: Arc<[JobItem]>,
-    /// What other frontends have to know of the job.
-    pub told: OthersJob,
+    /// Makes what other frontends have to know of the job. It hashes the whole prompt: it is for when there are others.
+    pub told: Box<dyn FnOnce() -> OthersJob + Send>,
 }
 
 /// Asks a job's frontend for the file of its item of this number, and says why it was not fetched if it was to be.
@@ -173,7 +172,7 @@ impl MachineMedia {
     pub async fn check(
         self: &Arc<Self>,
         worker: &Worker,
-        tokens: &[TokenId],
+        tokens: &Arc<Vec<TokenId>>,
         planned: Vec<PlannedItem>,
         lora: Option<&str>,
         salt: Option<&str>,
@@ -209,9 +208,14 @@ impl MachineMedia {
             media.extend(spans(&class.class, item.hash, &item.placeholder));
             told.push(OthersItem { hash: item.hash, end: offset + length, embeds, elements: item.elements });
         }
-        let blocks = PromptBlocks { tokens, media: &media, lora, salt };
-        let keys = keys_for(&class.class, &blocks).into_iter().map(BlockKey::get).collect();
-        let told = OthersJob { keys, prompt_tokens: tokens.len(), media: told };
+        let (class, tokens) = (class.class.clone(), tokens.clone());
+        let [lora, salt] = [lora, salt].map(|word| word.map(str::to_owned));
+        let told = Box::new(move || {
+            let (lora, salt) = (lora.as_deref(), salt.as_deref());
+            let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt };
+            let keys = keys_for(&class, &blocks).into_iter().map(BlockKey::get).collect();
+            OthersJob { keys, prompt_tokens: tokens.len(), media: told }
+        });
         Ok(CheckedJob { items: items.into(), told })
     }
 
