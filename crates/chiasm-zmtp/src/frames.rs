@@ -17,8 +17,9 @@ const FRAME_COSTS: usize = 64;
 const MAX_COMMAND_BYTES: usize = 4 << 10;
 /// Frames below this many bytes are copied to be sent together; others are sent from where they are.
 const SMALL: usize = 4 << 10;
-/// Room for what comes next: what an engine says in a step for some hundred requests.
-pub(crate) const READ: usize = 64 << 10;
+/// Room for what comes next, at most and at least: what an engine says in a step for some hundred requests, and for one.
+const READ: usize = 64 << 10;
+const LEAST_ROOM: usize = 8 << 10;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
@@ -38,11 +39,14 @@ pub(crate) struct Frames {
     /// How many bytes may still come of it.
     left: usize,
     max_message_bytes: usize,
+    /// Bytes that are read at once: what is like the last message fits in half of them, as memory for more costs time even if it stays
+    /// empty.
+    room: usize,
 }
 
 impl Frames {
     pub(crate) fn new(max_message_bytes: usize) -> Self {
-        Self { message: Vec::new(), left: max_message_bytes, max_message_bytes }
+        Self { message: Vec::new(), left: max_message_bytes, max_message_bytes, room: LEAST_ROOM }
     }
 }
 
@@ -66,8 +70,9 @@ impl Decoder for Frames {
     fn decode(&mut self, from: &mut BytesMut) -> io::Result<Option<Said>> {
         loop {
             let Some((flags, length, header)) = header(from) else {
-                // What an engine says in a step is read at once.
-                from.reserve(READ);
+                if from.capacity() - from.len() < self.room / 2 {
+                    from.reserve(self.room);
+                }
                 return Ok(None);
             };
             let is_command = flags & COMMAND != 0;
@@ -95,6 +100,8 @@ impl Decoder for Frames {
             self.message.push(body);
             self.left = most - length;
             if flags & MORE == 0 {
+                let bytes = self.max_message_bytes - self.left;
+                self.room = bytes.saturating_mul(4).clamp(LEAST_ROOM, READ);
                 self.left = self.max_message_bytes;
                 return Ok(Some(Said::Message(std::mem::take(&mut self.message))));
             }
