@@ -8,7 +8,7 @@ use std::io;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio_util::codec::Decoder;
 
-/// The most bytes of one message, its frames together. Each frame counts as [`FRAME_COSTS`] more.
+/// The most bytes of one message, its frames together. Each frame counts as 64 more.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
 /// What a frame costs beside its body, so that a message of empty frames has an end.
