@@ -10,6 +10,8 @@ use tokio_util::codec::Decoder;
 
 /// The most bytes of one message, its frames together. Each frame counts as 64 more.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
+/// The same of a message to a ROUTER, where engines only say of themselves what they are.
+pub const MAX_QUESTION_BYTES: usize = 1 << 20;
 
 /// What a frame costs beside its body, so that a message of empty frames has an end.
 const FRAME_COSTS: usize = 64;

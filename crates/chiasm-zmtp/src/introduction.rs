@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::codec::FramedRead;
 
 use crate::address::{Reading, Writing};
-use crate::frames::{Frames, MAX_MESSAGE_BYTES, Said, invalid, put_command};
+use crate::frames::{Frames, MAX_MESSAGE_BYTES, MAX_QUESTION_BYTES, Said, invalid, put_command};
 
 const GREETING: usize = 64;
 const MECHANISM: std::ops::Range<usize> = 12..32;
@@ -31,6 +31,14 @@ impl Kind {
             Self::Pull => "PULL",
             Self::Sub => "SUB",
             Self::Dealer => "DEALER",
+        }
+    }
+
+    /// The most bytes of a message to it.
+    fn max_message_bytes(self) -> usize {
+        match self {
+            Self::Router => MAX_QUESTION_BYTES,
+            Self::Pull | Self::Sub | Self::Dealer => MAX_MESSAGE_BYTES,
         }
     }
 
@@ -61,7 +69,7 @@ pub(crate) async fn introduce(
         return Err(invalid("it speaks ZMTP before version 3, or wants to be authenticated"));
     }
     writing.write_all(&ready(kind)).await?;
-    let mut said = FramedRead::new(reading, Frames::new(MAX_MESSAGE_BYTES));
+    let mut said = FramedRead::new(reading, Frames::new(kind.max_message_bytes()));
     let Some(Said::Command(command)) = said.next().await.transpose()? else {
         return Err(invalid("it does not introduce itself"));
     };

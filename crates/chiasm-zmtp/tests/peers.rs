@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_zmtp::{Connection, Event, MAX_PEERS, Pull, Router, SendError};
+use chiasm_zmtp::{Connection, Event, MAX_PEERS, MAX_QUESTION_BYTES, Pull, Router, SendError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use zeromq::{
@@ -73,7 +73,7 @@ async fn a_dealer_is_heard_and_answered() {
         assert_eq!((&identity[..], from.is_some_and(|from| from.is_loopback())), (ENGINE, address.starts_with("tcp")));
         assert!(router.has(ENGINE) && !router.has(b"other"));
 
-        let large = Bytes::from(vec![7; 3 << 20]);
+        let large = Bytes::from(vec![7; MAX_QUESTION_BYTES - 1000]);
         let message: ZmqMessage = vec![Bytes::from_static(b"one"), Bytes::new(), large.clone()].try_into().unwrap();
         soon(engine.send(message.clone())).await.unwrap();
         let frames = message.into_vec();
@@ -190,6 +190,7 @@ async fn others_are_not_hurt_by_nonsense() {
         [&greeting[..], b"\x04\x06\x05READY"].concat(),
         [&greeting[..], b"\x04\x1c\x05READY\x0bSocket-Type\xff\xff\xff\xffDEALER"].concat(),
         [&greeting[..], READY, huge].concat(),
+        [&greeting[..], READY, b"\x02\0\0\0\0\0\x10\0\0"].concat(),
         [&greeting[..], READY, b"\x05\x01a"].concat(),
     ];
     for said in strangers {
