@@ -1,7 +1,9 @@
 //! Where a socket listens, or connects to.
 
+use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -17,12 +19,24 @@ pub(crate) enum Listener {
 }
 
 /// The file of a Unix socket, which nothing else removes.
-pub(crate) struct SocketFile(PathBuf);
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Tells it from one that a successor has made in its place.
+    inode: u64,
+}
+
+impl SocketFile {
+    fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), inode: fs::symlink_metadata(path)?.ino() })
+    }
+}
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0) {
-            tracing::debug!(path = %self.0.display(), %error, "the file of a socket was not removed");
+        if fs::symlink_metadata(&self.path).is_ok_and(|file| file.ino() == self.inode)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::debug!(path = %self.path.display(), %error, "the file of a socket was not removed");
         }
     }
 }
@@ -59,7 +73,7 @@ impl Listener {
     pub(crate) async fn bind(address: &str) -> io::Result<Self> {
         Ok(match Place::of(address)? {
             Place::Tcp(place) => Self::Tcp(TcpListener::bind(place).await?),
-            Place::Unix(path) => Self::Unix(UnixListener::bind(path)?, SocketFile(path.to_owned())),
+            Place::Unix(path) => Self::Unix(UnixListener::bind(path)?, SocketFile::at(path)?),
         })
     }
 
@@ -67,7 +81,7 @@ impl Listener {
     pub(crate) fn address(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => Ok(format!("tcp://{}", listener.local_addr()?)),
-            Self::Unix(_, SocketFile(path)) => Ok(format!("ipc://{}", path.display())),
+            Self::Unix(_, file) => Ok(format!("ipc://{}", file.path.display())),
         }
     }
 

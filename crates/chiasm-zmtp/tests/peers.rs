@@ -151,6 +151,18 @@ async fn an_address_is_free_when_its_socket_is_closed() {
     }
 }
 
+#[tokio::test]
+async fn a_successors_path_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let address = format!("ipc://{}", path.display());
+    let former = Pull::bind(&address).await.unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let _successor = Pull::bind(&address).await.unwrap();
+    former.close().await;
+    assert!(path.exists());
+}
+
 /// Half a message is the last thing that a peer is told.
 #[tokio::test]
 async fn a_peer_that_does_not_read_is_given_up() {
