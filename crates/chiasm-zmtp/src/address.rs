@@ -15,7 +15,8 @@ pub(crate) type Writing = Box<dyn AsyncWrite + Send + Sync + Unpin>;
 
 pub(crate) enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, SocketFile),
+    /// The file goes before the socket, which keeps its inode from being another file's.
+    Unix(SocketFile, UnixListener),
 }
 
 /// The file of a Unix socket, which nothing else removes.
@@ -73,7 +74,10 @@ impl Listener {
     pub(crate) async fn bind(address: &str) -> io::Result<Self> {
         Ok(match Place::of(address)? {
             Place::Tcp(place) => Self::Tcp(TcpListener::bind(place).await?),
-            Place::Unix(path) => Self::Unix(UnixListener::bind(path)?, SocketFile::at(path)?),
+            Place::Unix(path) => {
+                let listener = UnixListener::bind(path)?;
+                Self::Unix(SocketFile::at(path)?, listener)
+            }
         })
     }
 
@@ -81,7 +85,7 @@ impl Listener {
     pub(crate) fn address(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => Ok(format!("tcp://{}", listener.local_addr()?)),
-            Self::Unix(_, file) => Ok(format!("ipc://{}", file.path.display())),
+            Self::Unix(file, _) => Ok(format!("ipc://{}", file.path.display())),
         }
     }
 
@@ -91,7 +95,7 @@ impl Listener {
                 let (stream, from) = listener.accept().await?;
                 Stream::tcp(stream, from)
             }
-            Self::Unix(listener, _) => Ok(Stream::unix(listener.accept().await?.0)),
+            Self::Unix(_, listener) => Ok(Stream::unix(listener.accept().await?.0)),
         }
     }
 }
