@@ -58,7 +58,7 @@ impl EngineEndpoints {
 /// A directory for the Unix sockets of one start of one engine, or for other things of engines, which nobody else can enter. Removed on drop, unless it is
 /// [kept](Self::keep).
 ///
-/// Make a new one for each start: a path that is bound a second time by one process can be unlinked by the closing of the first.
+/// Make a new one for each start: the engine of another start may still come to the addresses in it.
 #[derive(Debug)]
 pub struct SocketDir {
     path: PathBuf,
