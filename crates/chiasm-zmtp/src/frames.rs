@@ -89,7 +89,7 @@ impl Decoder for Frames {
                 .filter(|&length| length <= most)
                 .ok_or_else(|| invalid("a message or command of too many bytes"))?;
             if from.len() < header + length {
-                // As much again as has come: what is only announced costs nothing.
+                // Room grows by as much as has come: what is only announced costs nothing.
                 let missing = header + length - from.len();
                 from.reserve(missing.min(from.len().max(READ)));
                 return Ok(None);
@@ -191,7 +191,7 @@ mod tests {
         ] {
             assert!(said(header).is_err(), "{header:?}");
         }
-        // Of frames together, and of frames without anything in them.
+        // Frames count together, and those with nothing in them count too.
         let whole = written(vec![vec![1; LIMIT - 2 * FRAME_COSTS].into(), Bytes::new()]);
         assert!(said(&whole).unwrap().is_some());
         assert!(said(&written(vec![vec![1; LIMIT - 2 * FRAME_COSTS + 1].into(), Bytes::new()])).is_err());

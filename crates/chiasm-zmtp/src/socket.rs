@@ -36,14 +36,14 @@ pub enum Event {
     },
     /// A peer says something.
     Message {
-        /// Whose it is.
+        /// The identity of the peer that says it.
         identity: Bytes,
         /// One or more.
         frames: Vec<Bytes>,
     },
     /// A peer's connection is lost, after all that came from it. Nobody is told of a connection whose identity another one has taken over.
     Disconnected {
-        /// Whose it was.
+        /// The identity that the peer had.
         identity: Bytes,
     },
 }
@@ -80,7 +80,7 @@ impl Router {
     /// Listens at `tcp://host:port`, where a port of 0 stands for any free one, or at `ipc://path`.
     ///
     /// # Errors
-    /// That is no address, or can't be listened on.
+    /// What is given is no address, or can't be listened on.
     pub async fn bind(address: &str) -> io::Result<Self> {
         Socket::bind(Kind::Router, address).await.map(Self)
     }
@@ -127,7 +127,7 @@ impl Pull {
     /// Listens as [`Router::bind`] does.
     ///
     /// # Errors
-    /// That is no address, or can't be listened on.
+    /// What is given is no address, or can't be listened on.
     pub async fn bind(address: &str) -> io::Result<Self> {
         Socket::bind(Kind::Pull, address).await.map(Self)
     }

@@ -116,7 +116,7 @@ async fn run_to_end(
         teller.tell(started);
         None
     } else {
-        // With the first output: a message costs both sides more than what it says here.
+        // It goes with the first output: a message of its own costs both sides more than it is worth here.
         Some(started)
     };
     let mut late = pin!(sleep(STARTED_WITHIN));

@@ -166,7 +166,7 @@ async fn a_job_that_nobody_reads_ends_alone() {
         }
     };
     assert!(matches!(error, JobError::Unread), "{error}");
-    // With the word that it has begun.
+    // The word that it has begun was read as well.
     assert_eq!(read + 1, chiasm_backend::inbox::MOST_UNREAD);
 }
 
