@@ -1,5 +1,6 @@
 //! `messages` of a chat request: roles, content as a string or as parts, and the media items in them.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use chiasm_media::MediaInput;
@@ -14,6 +15,20 @@ use crate::error::ApiError;
 use crate::pipeline::MediaRef;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// A kind of part that is text.
+struct TextKind {
+    types: &'static [&'static str],
+    /// The field with the text.
+    field: &'static str,
+}
+
+/// Those of vLLM (`TEXT_PART_TYPES` of `renderers/chat_utils.py`): what clients of several APIs keep of a conversation comes back so.
+const TEXT_KINDS: [TextKind; 3] = [
+    TextKind { types: &["text", "input_text", "output_text"], field: "text" },
+    TextKind { types: &["refusal"], field: "refusal" },
+    TextKind { types: &["thinking"], field: "thinking" },
+];
 
 /// The messages of a request, and their media items in order of appearance.
 pub(super) struct Messages {
@@ -181,69 +196,84 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChatPart, A::Error> {
-        let intake = self.intake;
-        intake.count_part()?;
-        let (mut kind, mut text, mut unknown) = (None, None, None);
-        let (mut media, mut uuid) = (MEDIA_KINDS.map(|_| None::<MediaUrl>), None);
-        while let Some(name) = intake.name(&mut map)? {
+        self.intake.count_part()?;
+        PartFields::read(self.intake, &mut map)?.part(self.intake)
+    }
+}
+
+/// The fields of a part.
+#[derive(Default)]
+struct PartFields {
+    kind: Option<String>,
+    /// The text of each of [`TEXT_KINDS`].
+    texts: [Option<String>; TEXT_KINDS.len()],
+    /// The item of each of [`MEDIA_KINDS`].
+    media: [Option<MediaUrl>; MEDIA_KINDS.len()],
+    uuid: Option<String>,
+    /// The first field that no part has.
+    unknown: Option<String>,
+}
+
+impl PartFields {
+    fn read<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Self, A::Error> {
+        let mut fields = Self::default();
+        while let Some(name) = intake.name(map)? {
             let outer = intake.enter(format_args!(".{name}"));
-            match &*name {
-                "type" => kind = intake.borrowed(&mut map)?,
-                "text" => text = take_prompt_text(intake, &mut map)?,
-                "uuid" => uuid = take_uuid(intake, &mut map)?,
+            let text = TEXT_KINDS.iter().position(|kind| kind.field == name);
+            let media = MEDIA_KINDS.iter().position(|kind| kind.field == name);
+            match (&*name, text, media) {
+                ("type", ..) => fields.kind = intake.borrowed(map)?.map(Cow::into_owned),
+                ("uuid", ..) => fields.uuid = take_uuid(intake, map)?,
                 // Anthropic's, which LiteLLM passes on.
-                "cache_control" => drop(map.next_value_seed(intake.seed::<Value>())?),
-                name => match MEDIA_KINDS.iter().position(|kind| kind.field == name) {
-                    Some(index) => {
-                        let url = match MEDIA_KINDS[index].is_inline {
-                            true => {
-                                map.next_value_seed(intake.seed::<Option<InputAudio>>())?.map(|InputAudio(url)| url)
-                            }
-                            false => map.next_value_seed(intake.seed())?,
-                        };
-                        media[index] = Some(url.unwrap_or_default());
-                    }
-                    None => intake.unknown(&mut map, &mut unknown)?,
-                },
+                ("cache_control", ..) => drop(map.next_value_seed(intake.seed::<Value>())?),
+                (_, Some(index), _) => fields.texts[index] = take_prompt_text(intake, map)?,
+                (_, _, Some(index)) => {
+                    let url = match MEDIA_KINDS[index].is_inline {
+                        true => map.next_value_seed(intake.seed::<Option<InputAudio>>())?.map(|InputAudio(url)| url),
+                        false => map.next_value_seed(intake.seed())?,
+                    };
+                    fields.media[index] = Some(url.unwrap_or_default());
+                }
+                _ => intake.unknown(map, &mut fields.unknown)?,
             }
             intake.leave(outer);
         }
-        let taken = |step: &str, is_there: bool| is_there.then(|| intake.below(step));
-        let asked = MEDIA_KINDS
-            .iter()
-            .zip(&mut media)
-            .find(|(known, _)| kind.as_deref().is_some_and(|kind| known.types.contains(&kind)));
-        let asked = asked.map(|(asked, url)| (asked, url.take().unwrap_or_default()));
-        let other = MEDIA_KINDS.iter().zip(&media).find(|(_, url)| url.is_some());
-        unknown = unknown.or(other.map(|(other, _)| intake.below(&format!(".{}", other.field))));
-        let part = match (kind.as_deref(), asked) {
-            (None, _) => return Err(intake.missing(".type")),
-            (Some("text" | "input_text"), _) => {
-                unknown = unknown.or(taken(".uuid", uuid.is_some()));
-                ChatPart::Text(text.ok_or_else(|| intake.missing(".text"))?)
+        Ok(fields)
+    }
+
+    /// What its type makes of them.
+    fn part<E: Error>(mut self, intake: &mut Intake) -> Result<ChatPart, E> {
+        let Some(kind) = self.kind.take() else { return Err(intake.missing(".type")) };
+        let is_asked = |types: &[&str]| types.contains(&&*kind);
+        let text = TEXT_KINDS.iter().zip(&mut self.texts).find(|(known, _)| is_asked(known.types));
+        let text = text.map(|(asked, text)| (asked, text.take()));
+        let media = MEDIA_KINDS.iter().zip(&mut self.media).find(|(known, _)| is_asked(known.types));
+        let media = media.map(|(asked, url)| (asked, url.take().unwrap_or_default()));
+        // Fields of other types, which nobody would look at.
+        let other_media =
+            MEDIA_KINDS.iter().zip(&self.media).find(|(_, url)| url.is_some()).map(|(kind, _)| kind.field);
+        let other_text =
+            TEXT_KINDS.iter().zip(&self.texts).find(|(_, text)| text.is_some()).map(|(kind, _)| kind.field);
+        let uuid_of_text = (text.is_some() && self.uuid.is_some()).then_some("uuid");
+        let other = other_media.or(other_text).or(uuid_of_text);
+        let unknown = self.unknown.or(other.map(|field| intake.below(&format!(".{field}"))));
+        let part = if let Some((asked, text)) = text {
+            ChatPart::Text(text.ok_or_else(|| intake.missing(&format!(".{}", asked.field)))?)
+        } else if let Some((asked, MediaUrl { url, uuid: inner })) = media {
+            let field = intake.below(&format!(".{}", asked.field));
+            let uuid = self.uuid.or(inner);
+            if url.is_none() && uuid.is_none() {
+                let missing = if asked.is_inline { "data" } else { "url" };
+                return Err(intake.missing(&format!(".{}.{missing}", asked.field)));
             }
-            (Some(_), Some((asked, MediaUrl { url, uuid: inner }))) => {
-                unknown = unknown.or(taken(".text", text.is_some()));
-                let field = intake.below(&format!(".{}", asked.field));
-                let uuid = uuid.or(inner);
-                if url.is_none() && uuid.is_none() {
-                    let missing = if asked.is_inline { "data" } else { "url" };
-                    return Err(intake.missing(&format!(".{}.{missing}", asked.field)));
-                }
-                intake.add_media(MediaRef {
-                    modality: asked.modality.clone(),
-                    source: url.map(MediaInput::Url),
-                    uuid,
-                    field,
-                })?;
-                ChatPart::Media(asked.modality.clone())
-            }
-            (Some(kind), None) => {
-                let known = "text, image_url, video_url, audio_url or input_audio";
-                let message = format!("parts of type '{kind}' are not supported; use {known}");
-                let error = ApiError::invalid(intake.below(".type"), message);
-                return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));
-            }
+            let (modality, source) = (asked.modality.clone(), url.map(MediaInput::Url));
+            intake.add_media(MediaRef { modality: modality.clone(), source, uuid, field })?;
+            ChatPart::Media(modality)
+        } else {
+            let known = "text, image_url, video_url, audio_url or input_audio";
+            let message = format!("parts of type '{kind}' are not supported; use {known}");
+            let error = ApiError::invalid(intake.below(".type"), message);
+            return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));
         };
         intake.refuse_unknown(unknown)?;
         Ok(part)

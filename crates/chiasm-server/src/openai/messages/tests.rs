@@ -85,6 +85,10 @@ fn what_is_wrong_is_named() {
         (json!({"type": "video_url", "image_url": "x", "video_url": "x"}), ".image_url"),
         (json!({"type": "video_url", "image_url": "x"}), ".video_url.url"),
         (json!({"type": "text", "text": "x", "audio_url": "x"}), ".audio_url"),
+        (json!({"type": "text", "text": "x", "uuid": "x"}), ".uuid"),
+        (json!({"type": "text", "refusal": "x"}), ".text"),
+        (json!({"type": "refusal", "refusal": "x", "text": "x"}), ".text"),
+        (json!({"type": "image_url", "image_url": "x", "thinking": "x"}), ".thinking"),
         (json!({"type": "input_audio", "input_audio": {"format": "wav"}}), ".input_audio.data"),
         (json!({"type": "input_audio", "input_audio": "x"}), ".input_audio"),
         (json!({"type": "audio_url", "audio_url": {"data": "x"}}), ".audio_url.data"),
@@ -131,6 +135,22 @@ fn an_answer_may_come_back_as_it_was_given() {
     assert_eq!(refused(json!([{"role": "user", "content": "x", "reasoning": "a"}])), "messages[0].reasoning");
     let cached = json!([{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]);
     assert_eq!(parse(&json!([{"role": "system", "content": cached}])).unwrap().0.len(), 1);
+}
+
+#[test]
+fn parts_of_text_have_the_types_of_several_apis() {
+    let parts = json!([
+        "a",
+        {"type": "text", "text": "b"},
+        {"type": "input_text", "text": "c"},
+        {"type": "output_text", "text": "d", "refusal": null},
+        {"type": "refusal", "refusal": "e"},
+        {"type": "thinking", "thinking": "f"},
+    ]);
+    let (messages, media) = parse(&json!([{"role": "assistant", "content": parts}])).unwrap();
+    let texts = ["a", "b", "c", "d", "e", "f"].map(|text| ChatPart::Text(text.to_owned()));
+    assert_eq!(messages[0].content, Some(ChatContent::Parts(texts.to_vec())));
+    assert!(media.is_empty());
 }
 
 #[test]
