@@ -1,6 +1,8 @@
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use chiasm_types::{MmHash, Placeholder, TokenId};
 use futures_util::stream::BoxStream;
 
 use crate::{JobError, RequestId, TraceContext};
@@ -19,6 +21,18 @@ pub struct Forward {
     pub model: Option<Range<usize>>,
     /// The trace that the worker's own spans belong to.
     pub trace: Option<TraceContext>,
+    /// What the worker is expected to make of it, if it has media items and the worker's names of these are learned
+    /// ([`PlaceholderForm::Learned`](crate::PlaceholderForm::Learned)).
+    pub prompt: Option<ForeseenPrompt>,
+}
+
+/// A prompt as a worker is expected to write it.
+#[derive(Clone, Debug)]
+pub struct ForeseenPrompt {
+    /// Its tokens: each media item stands as its placeholder.
+    pub tokens: Arc<Vec<TokenId>>,
+    /// The identities of its media items and where these stand, in the order of the prompt.
+    pub items: Vec<(MmHash, Placeholder)>,
 }
 
 /// What a worker answers to a request that it was given as it came.

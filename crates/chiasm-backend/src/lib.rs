@@ -48,7 +48,7 @@ pub use capabilities::{
 };
 pub use connector::{Activity, ConnectError, Connected, Connector, Elsewhere, Life};
 pub use error::{Death, JobError, SourceError};
-pub use forward::{Forward, Forwarded};
+pub use forward::{ForeseenPrompt, Forward, Forwarded};
 pub use job::{
     Constraint, Embeddings, Input, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage,
     Structured, TraceContext,

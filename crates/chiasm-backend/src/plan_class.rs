@@ -56,9 +56,9 @@ pub enum PlaceholderForm {
     Expanded,
     /// The template's one marker: the worker expands it itself.
     Marker,
-    /// The worker writes them itself from the client's own messages, in a way that is not known: blocks of text before the first item
-    /// alone are what they are elsewhere.
-    Untold,
+    /// The worker writes them itself from the client's own messages, and has its own names of items. The backend learns these from what the worker
+    /// tells of its KV cache; for that it is given what each request is expected to become ([`Forward::prompt`](crate::Forward::prompt)).
+    Learned,
 }
 
 /// How the blocks of a prompt are named.

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, KvSink,
-    KvSource, Load, LoadSink, MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Forward, Forwarded, Job, JobError, KvSink, Load,
+    LoadSink, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -45,8 +45,9 @@ pub(crate) enum Mode {
     Vllm,
     /// It is SGLang, and given tokens.
     Sglang(sglang::Manner),
-    /// It is given requests as they come, with this name of the model. `vllm serve` tells its load then too.
-    Messages { model: Option<String>, is_vllm: bool },
+    /// It is given requests as they come, with this name of the model. `vllm serve` tells its load then too, and of `trtllm-serve` it is
+    /// kept what it was asked, to understand what it tells of its KV cache.
+    Messages { model: Option<String>, is_vllm: bool, asked: Option<Arc<trtllm::Asked>> },
 }
 
 /// Where a server's load is among what it tells of itself.
@@ -267,16 +268,21 @@ impl Backend for UpstreamBackend {
         self.begin(job).boxed()
     }
 
-    fn forward(&self, request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
+    fn forward(&self, mut request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
         let shared = &self.shared;
         async move {
-            let Mode::Messages { model, .. } = &shared.mode else {
+            let Mode::Messages { model, asked, .. } = &shared.mode else {
                 return Err(JobError::NotTaken(Death::new(format!("{} takes tokens alone", shared.name))));
             };
             if let Some(death) = shared.ended.borrow().clone() {
                 return Err(JobError::NotTaken(death));
             }
-            plain::forward(&shared.server, &shared.name, model.as_deref(), request).await
+            let in_flight = asked.as_ref().zip(request.prompt.take()).map(|(asked, prompt)| asked.begin(prompt));
+            let forwarded = plain::forward(&shared.server, &shared.name, model.as_deref(), request).await?;
+            Ok(match in_flight {
+                Some(in_flight) => in_flight.until_the_end_of(forwarded),
+                None => forwarded,
+            })
         }
         .boxed()
     }
@@ -299,8 +305,8 @@ impl Backend for UpstreamBackend {
     }
 
     fn follow_kv(&self, sink: Box<dyn KvSink>) {
-        if matches!(self.capabilities.kv, KvSource::Backend) {
-            let following = trtllm::follow(self.shared.clone(), self.capabilities.class.block_size, sink);
+        if let Mode::Messages { asked: Some(asked), .. } = &self.shared.mode {
+            let following = trtllm::follow(self.shared.clone(), asked.clone(), sink);
             self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(following);
         }
     }

@@ -15,7 +15,7 @@ use crate::found::{Found, can_generate};
 use crate::plain::FoundPlain;
 use crate::server::Server;
 use crate::sglang;
-use crate::trtllm::FoundTrtllm;
+use crate::trtllm::{Asked, FoundTrtllm};
 
 /// Tokens that a step of a server is taken to compute, which it does not tell: as many as vLLM's by default on large GPUs. Only how
 /// many embeddings are kept follows from it.
@@ -66,7 +66,7 @@ impl Connector for UpstreamConnector {
                 }
                 Kind::VllmMessages => {
                     let found = Found::ask(server, &locality).await.map_err(failed)?;
-                    let mode = Mode::Messages { model: Some(found.model.clone()), is_vllm: true };
+                    let mode = Mode::Messages { model: Some(found.model.clone()), is_vllm: true, asked: None };
                     (found.given_messages(processor.clone(), largest_item, locality), mode)
                 }
                 Kind::SglangTokens => {
@@ -77,11 +77,12 @@ impl Connector for UpstreamConnector {
                 Kind::Trtllm { block_size } => {
                     let found = FoundTrtllm::ask(server).await.map_err(failed)?;
                     let capabilities = found.capabilities(processor.clone(), block_size, locality);
-                    (capabilities, Mode::Messages { model: found.plain.model, is_vllm: false })
+                    let asked = Some(Arc::new(Asked::new(block_size)));
+                    (capabilities, Mode::Messages { model: found.plain.model, is_vllm: false, asked })
                 }
                 Kind::Messages => {
                     let found = FoundPlain::ask(server).await.map_err(failed)?;
-                    (found.capabilities(locality), Mode::Messages { model: found.model, is_vllm: false })
+                    (found.capabilities(locality), Mode::Messages { model: found.model, is_vllm: false, asked: None })
                 }
             };
             let backend = UpstreamBackend::new(upstream.to_string(), server.clone(), mode, capabilities, observer);

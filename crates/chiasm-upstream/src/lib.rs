@@ -29,7 +29,7 @@
 //! | `running` | one job that runs |
 //! | `chunk` | what one event of an answer says |
 //! | `sglang` | the same four for SGLang |
-//! | `trtllm` | `trtllm-serve`, and following its KV events |
+//! | `trtllm` | `trtllm-serve`, following its KV events, and learning from them what it calls images |
 //! | `pieces` | the body of an answer as it comes, in as few pieces as may be |
 //! | `events` | the stream of server-sent events, cut into its data |
 #![forbid(unsafe_code)]

@@ -153,7 +153,7 @@ mod tests {
     fn request(body: &'static str, model: Option<&str>) -> Forward {
         let at = model.map(|model| body.find(model).unwrap()..body.find(model).unwrap() + model.len());
         let body = Bytes::from_static(body.as_bytes());
-        Forward { id: RequestId::from_random(1), path: "v1/x", body, model: at, trace: None }
+        Forward { id: RequestId::from_random(1), path: "v1/x", body, model: at, trace: None, prompt: None }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use chiasm_backend::{InputForm, JobItem, Lacks, PlaceholderForm};
+use chiasm_backend::{ForeseenPrompt, InputForm, JobItem, Lacks, PlaceholderForm};
 use chiasm_router::{RouteItem, RouteRequest};
 use chiasm_types::{BlockSize, PlanClassId, WorkerId};
 
@@ -25,6 +25,8 @@ pub(super) struct Foreseen {
     prepared: Prepared,
     /// The classes whose servers can be given names for its items, by which these will know their blocks.
     named: Vec<PlanClassId>,
+    /// The classes whose servers have names of their own for its items, which are learned.
+    learned: Vec<PlanClassId>,
     /// The server counts a prompt's tokens as we do.
     is_counted: bool,
 }
@@ -43,18 +45,22 @@ impl Foreseen {
         let request = understood(frontend, path, body, caller).await?;
         let prepared = prepare(frontend, request, None, caller, classes.clone()).await;
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
-        // With settings a name is only a part of what vLLM knows an item by.
-        let takes_names = path == CHAT && !prepared.needs.processor_kwargs;
-        let mut named = Vec::new();
+        // With settings a name is only a part of what a server knows an item by.
+        let has_settings = prepared.needs.processor_kwargs;
+        let (mut named, mut learned) = (Vec::new(), Vec::new());
         for class in classes.iter().filter(|class| class.input == InputForm::Messages) {
-            if takes_names && class.class.placeholders != PlaceholderForm::Untold {
-                named.push(class.id);
-            } else {
-                let plan = prepared.plans.iter_mut().find(|plan| plan.class == class.id);
-                plan.into_iter().for_each(|plan| leave_items(plan, class.class.block_size));
+            match class.class.placeholders {
+                PlaceholderForm::Learned if !has_settings => learned.push(class.id),
+                PlaceholderForm::Marker | PlaceholderForm::Expanded if path == CHAT && !has_settings => {
+                    named.push(class.id)
+                }
+                _ => {
+                    let plan = prepared.plans.iter_mut().find(|plan| plan.class == class.id);
+                    plan.into_iter().for_each(|plan| leave_items(plan, class.class.block_size));
+                }
             }
         }
-        Some(Self { prepared, named, is_counted: matches!(path, CHAT | COMPLETIONS) })
+        Some(Self { prepared, named, learned, is_counted: matches!(path, CHAT | COMPLETIONS) })
     }
 
     /// What the request becomes, for each class.
@@ -118,6 +124,17 @@ impl Foreseen {
         let plan =
             self.prepared.plan(class).filter(|plan| self.named.contains(&class) && !plan.job_items.is_empty())?;
         Some(plan.job_items.clone())
+    }
+
+    /// What a server of this class is to be understood by that has its own names for the items; `None` if there are none.
+    pub(super) fn to_learn_from(&self, class: PlanClassId) -> Option<ForeseenPrompt> {
+        let plan =
+            self.prepared.plan(class).filter(|plan| self.learned.contains(&class) && !plan.job_items.is_empty())?;
+        // Not every version of a server tells which blocks have a salt.
+        self.prepared.cache_salt.is_none().then(|| ForeseenPrompt {
+            tokens: plan.tokens.clone(),
+            items: plan.job_items.iter().map(|item| (item.hash, item.placeholder.clone())).collect(),
+        })
     }
 }
 

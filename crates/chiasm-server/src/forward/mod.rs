@@ -225,7 +225,8 @@ async fn place(
         let ForwardBody { body, model, fields, .. } = request;
         let prospects = prospects(frontend, path, &arrived, &fields, caller, classes).await?;
         let below = path.trim_start_matches('/');
-        let forward = Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone() };
+        let forward =
+            Forward { id: caller.id.clone(), path: below, body, model, trace: caller.trace.clone(), prompt: None };
         Passing { frontend, prospects, fields, forward, tried: caller.tried.clone(), caller }.find().await
     };
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
@@ -358,7 +359,10 @@ impl Passing<'_> {
         self.frontend.metrics.routed(&attempted);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
-            _ => self.with_names(class).await?,
+            _ => {
+                let prompt = self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.to_learn_from(class));
+                Forward { prompt, ..self.with_names(class).await? }
+            }
         };
         let answer = server.backend.forward(forward).await;
         attempted.hand_off = begun.elapsed();

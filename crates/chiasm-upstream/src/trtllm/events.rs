@@ -1,11 +1,17 @@
 //! KV events as TensorRT-LLM tells them, translated into vLLM's.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent, KvEventBatch};
 use chiasm_types::{BlockSize, TokenId};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
+
+use super::asked::Asked;
+use super::block::{ItemKey, LONGEST_NAME, StoredBlock};
+use super::chains::Chains;
 
 /// vLLM's names of the tiers: a level of the cache is the GPU's memory, or what it was offloaded to.
 const TIERS: [&str; 2] = ["GPU", "CPU"];
@@ -46,18 +52,31 @@ struct Block {
     tokens: Vec<Token>,
     #[serde(default)]
     lora_id: Option<IgnoredAny>,
+    /// Told by later versions, as the salt's text or as a hash of it.
+    #[serde(default)]
+    cache_salt: Option<IgnoredAny>,
     #[serde(default)]
     cache_level: usize,
-    /// The media items in it, which are known by hashes of their decoded pixels.
+    /// The media items in it: `{"type": "mm_key", "hash": …, "start_offset": …}` for each run of an item's tokens. The hash is one of decoded
+    /// pixels, the offset the number of the item's tokens in front of the run's first one (`generateBlockHashExtraKeys` of `blockKey.cpp`).
     #[serde(default)]
-    mm_keys: Vec<IgnoredAny>,
+    mm_keys: Vec<Value>,
 }
 
 #[derive(Deserialize)]
 struct Token {
-    token_id: u32,
+    token_id: TokenName,
     #[serde(default)]
     token_extra_id: u64,
+}
+
+/// A token of text is a number. In the place of an item's tokens there are numbers from the vocabulary's size on, those of the marker, and in
+/// front of them the item's hash (`decodeEventBlock` of `kv_cache_manager_v2/eventData.cpp`): by models and versions.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokenName {
+    Number(u64),
+    Text(IgnoredAny),
 }
 
 #[derive(Deserialize)]
@@ -101,21 +120,24 @@ pub(super) struct Translation {
     /// The largest window, which is that of full attention.
     window: Option<u64>,
     history_known: bool,
+    chains: Chains,
 }
 
 impl Translation {
-    pub(super) fn new(block_size: BlockSize) -> Self {
-        Self { block_size, next: None, window: None, history_known: false }
+    pub(super) fn new(asked: Arc<Asked>) -> Self {
+        let block_size = asked.block_size();
+        Self { block_size, next: None, window: None, history_known: false, chains: Chains::new(asked) }
     }
 
     /// Takes the events of an answer.
     ///
     /// # Errors
     /// Words that say why nothing can be known of this server's cache.
-    pub(super) fn take(&mut self, answer: &[u8]) -> Result<Told, String> {
+    pub(super) fn take(&mut self, answer: &[u8], now: Instant) -> Result<Told, String> {
         let events: Vec<Event> = serde_json::from_slice(answer)
             .map_err(|error| format!("its answer to /kv_cache_events can't be read: {error}"))?;
         let (mut is_void, mut translated) = (false, Vec::new());
+        self.chains.begin(now);
         for event in events {
             if event.attention_dp_rank.is_some_and(|rank| rank > 0) {
                 return Err("it has several engines (attention_dp) and chooses among them by itself".to_owned());
@@ -127,11 +149,13 @@ impl Translation {
                 Some(_) => {
                     (is_void, self.history_known) = (true, false);
                     translated.clear();
+                    self.chains.forget();
                 }
             }
             self.next = event.event_id.checked_add(1);
-            self.translate(event, &mut translated)?;
+            self.translate(event, now, &mut translated)?;
         }
+        self.chains.settle(now, &mut translated);
         if translated.is_empty() && !is_void {
             return Ok(Told::default());
         }
@@ -140,7 +164,7 @@ impl Translation {
         Ok(Told { is_void, batch: Some(batch), history_known: self.history_known })
     }
 
-    fn translate(&mut self, event: Event, translated: &mut Vec<KvEvent>) -> Result<(), String> {
+    fn translate(&mut self, event: Event, now: Instant, translated: &mut Vec<KvEvent>) -> Result<(), String> {
         if matches!(event.data, Data::Created {}) {
             self.window = self.window.max(event.window_size);
         }
@@ -148,15 +172,19 @@ impl Translation {
             return Ok(());
         }
         match event.data {
-            Data::Stored { parent_hash, blocks } => {
-                translated.extend(self.stored(parent_hash, blocks)?.map(KvEvent::BlockStored));
-            }
+            Data::Stored { parent_hash, blocks } => self.stored(parent_hash, blocks, now, translated)?,
             Data::Removed { block_hashes } => {
-                let block_hashes = block_hashes.into_iter().map(ExternalHash::from).collect();
-                translated.push(KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..in_tier(0).0 }));
+                let block_hashes = block_hashes.into_iter().map(ExternalHash::from);
+                let block_hashes: Vec<_> = block_hashes.filter(|hash| !self.chains.removed(hash)).collect();
+                if !block_hashes.is_empty() {
+                    translated.push(KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..in_tier(0).0 }));
+                }
             }
             Data::Updated { block_hash, cache_level: Some(Change { new_value, old_value }) } => {
                 let hash = ExternalHash::from(block_hash);
+                if self.chains.moved(&hash, new_value) {
+                    return Ok(());
+                }
                 let (_, stored) = in_tier(new_value);
                 // By its hash alone: where it was before it is known by its tokens.
                 let stored = BlockStored { block_hashes: vec![hash.clone()], block_size: self.size(), ..stored };
@@ -169,27 +197,43 @@ impl Translation {
         Ok(())
     }
 
-    /// The blocks as far as they are full and of text alone, which nothing after the first other one is.
-    fn stored(&self, parent_hash: Option<Hash>, blocks: Vec<Block>) -> Result<Option<BlockStored>, String> {
-        let (_, stored) = in_tier(blocks.first().map_or(0, |block| block.cache_level));
-        let parent_block_hash = parent_hash.map(ExternalHash::from);
-        let mut stored = BlockStored { parent_block_hash, block_size: self.size(), ..stored };
+    /// The blocks up to one that is not full, or is of an adapter or of a prompt with a salt.
+    fn stored(
+        &mut self,
+        parent_hash: Option<Hash>,
+        blocks: Vec<Block>,
+        now: Instant,
+        translated: &mut Vec<KvEvent>,
+    ) -> Result<(), String> {
+        let mut parent = parent_hash.map(ExternalHash::from);
         for block in blocks {
-            if block.tokens.len() > self.block_size.get() {
-                let (found, expected) = (block.tokens.len(), self.block_size.get());
+            let (found, expected) = (block.tokens.len(), self.block_size.get());
+            if found > expected {
                 return Err(format!(
                     "it has blocks of {found} tokens, of which {expected} were expected: its tokens_per_block goes behind its address \
                      (block-size=N)"
                 ));
             }
-            let is_text = block.mm_keys.is_empty() && block.tokens.iter().all(|token| token.token_extra_id == 0);
-            if block.tokens.len() < self.block_size.get() || !is_text || block.lora_id.is_some() {
+            let Some(block) = block.read() else { break };
+            let hash = block.hash.clone();
+            self.chains.stored(parent.as_ref(), block, now, translated);
+            if found < expected {
                 break;
             }
-            stored.block_hashes.push(block.block_hash.into());
-            stored.token_ids.extend(block.tokens.iter().map(|token| TokenId(token.token_id)));
+            parent = Some(hash);
         }
-        Ok(Some(stored).filter(|stored| !stored.block_hashes.is_empty()))
+        Ok(())
+    }
+
+    /// Whether nothing was learned of images although there were some.
+    pub(super) fn is_at_a_loss(&self) -> bool {
+        self.chains.is_at_a_loss()
+    }
+
+    /// How many blocks wait until more is known.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.chains.waiting()
     }
 
     fn size(&self) -> u32 {
@@ -197,9 +241,38 @@ impl Translation {
     }
 }
 
+impl Block {
+    /// The block, if it is one that prompts without adapter and salt can have, and can be read.
+    fn read(self) -> Option<StoredBlock> {
+        let has_extra = self.tokens.iter().any(|token| token.token_extra_id != 0);
+        if has_extra || self.lora_id.is_some() || self.cache_salt.is_some() || self.mm_keys.len() > self.tokens.len() {
+            return None;
+        }
+        let token = |token: &Token| match token.token_id {
+            TokenName::Number(number) => u32::try_from(number).ok().map(TokenId),
+            TokenName::Text(_) => None,
+        };
+        let key = |key: &Value| {
+            let name = key["hash"].as_str().filter(|name| name.len() <= LONGEST_NAME)?.to_owned();
+            Some(ItemKey { name, offset: key["start_offset"].as_u64()? })
+        };
+        Some(StoredBlock {
+            tokens: self.tokens.iter().map(token).collect(),
+            keys: self.mm_keys.iter().map(key).collect::<Option<_>>()?,
+            hash: self.block_hash.into(),
+            level: self.cache_level,
+        })
+    }
+}
+
+/// The name of the tier of this level.
+pub(super) fn medium(level: usize) -> Option<String> {
+    Some(TIERS[level.min(TIERS.len() - 1)].to_owned())
+}
+
 /// Events of nothing, about the tier of this level.
 fn in_tier(level: usize) -> (BlockRemoved, BlockStored) {
-    let medium = Some(TIERS[level.min(TIERS.len() - 1)].to_owned());
+    let medium = medium(level);
     (
         BlockRemoved { medium: medium.clone(), ..BlockRemoved::default() },
         BlockStored { medium, ..BlockStored::default() },
@@ -208,11 +281,15 @@ fn in_tier(level: usize) -> (BlockRemoved, BlockStored) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
     const SIZE: BlockSize = BlockSize::new(2).unwrap();
+
+    fn new() -> Translation {
+        Translation::new(Arc::new(Asked::new(SIZE)))
+    }
 
     fn block(hash: u64, tokens: &[u32]) -> Value {
         let token = |id: &u32| json!({"type": "unique_token", "token_id": id, "token_extra_id": 0});
@@ -233,7 +310,7 @@ mod tests {
     }
 
     fn take(translation: &mut Translation, events: &[Value]) -> Told {
-        translation.take(Value::from(events).to_string().as_bytes()).unwrap()
+        translation.take(Value::from(events).to_string().as_bytes(), Instant::now()).unwrap()
     }
 
     fn hashes(told: &Told) -> Vec<ExternalHash> {
@@ -247,7 +324,7 @@ mod tests {
 
     #[test]
     fn full_blocks_of_text_are_stored_as_they_are() {
-        let mut translation = Translation::new(SIZE);
+        let mut translation = new();
         let blocks = [block(7, &[1, 2]), block(8, &[3, 4]), block(9, &[5])];
         let told = take(&mut translation, &[event(0, &created()), event(1, &stored(None, &blocks))]);
         assert!(told.history_known && !told.is_void);
@@ -274,14 +351,14 @@ mod tests {
         of_adapter["lora_id"] = json!(1);
         for odd in [with_item, with_extra, of_adapter] {
             let blocks = [block(7, &[1, 2]), odd, block(9, &[5, 6])];
-            let told = take(&mut Translation::new(SIZE), &[event(0, &stored(None, &blocks))]);
+            let told = take(&mut new(), &[event(0, &stored(None, &blocks))]);
             assert_eq!(hashes(&told), [ExternalHash::U64(7)]);
         }
     }
 
     #[test]
     fn what_was_told_before_a_gap_is_void() {
-        let mut translation = Translation::new(SIZE);
+        let mut translation = new();
         let one = |hash| stored(None, &[block(hash, &[1, 2])]);
         assert!(take(&mut translation, &[event(0, &one(1))]).history_known);
         let told = take(&mut translation, &[event(1, &one(2)), event(5, &one(3)), event(6, &one(4))]);
@@ -289,12 +366,12 @@ mod tests {
         assert_eq!(hashes(&told), [ExternalHash::U64(3), ExternalHash::U64(4)]);
         assert!(!take(&mut translation, &[event(7, &one(5))]).history_known, "what was lost stays unknown");
         // Somebody was told before.
-        assert!(!take(&mut Translation::new(SIZE), &[event(3, &one(1))]).history_known);
+        assert!(!take(&mut new(), &[event(3, &one(1))]).history_known);
     }
 
     #[test]
     fn smaller_windows_and_what_is_not_known_do_not_count() {
-        let mut translation = Translation::new(SIZE);
+        let mut translation = new();
         let mut small = event(1, &stored(None, &[block(7, &[1, 2])]));
         small["window_size"] = json!(512);
         let unknown = event(2, &json!({"type": "of a later version", "x": 1}));
@@ -307,7 +384,7 @@ mod tests {
     fn a_block_that_is_offloaded_changes_its_tier() {
         let change = json!({"type": "event_diff", "new_value": 1, "old_value": 0});
         let moved = json!({"type": "updated", "block_hash": 7, "cache_level": change, "priority": null});
-        let batch = take(&mut Translation::new(SIZE), &[event(0, &moved)]).batch.unwrap();
+        let batch = take(&mut new(), &[event(0, &moved)]).batch.unwrap();
         let [KvEvent::BlockStored(stored), KvEvent::BlockRemoved(removed)] = &batch.events[..] else { panic!() };
         assert_eq!((stored.medium.as_deref(), removed.medium.as_deref()), (Some("CPU"), Some("GPU")));
         assert_eq!((&stored.block_hashes, &removed.block_hashes), (&removed.block_hashes, &vec![ExternalHash::U64(7)]));
@@ -315,14 +392,14 @@ mod tests {
 
     #[test]
     fn servers_of_which_nothing_can_be_known_say_why() {
-        let refused = |events: &[Value]| Translation::new(SIZE).take(Value::from(events).to_string().as_bytes());
+        let refused = |events: &[Value]| new().take(Value::from(events).to_string().as_bytes(), Instant::now());
         let large = event(0, &stored(None, &[block(7, &[1, 2, 3, 4])]));
         assert!(refused(&[large]).unwrap_err().contains("block-size=N"));
         let mut ranked = event(0, &created());
         ranked["attention_dp_rank"] = json!(1);
         assert!(refused(&[ranked]).unwrap_err().contains("several engines"));
         for broken in [&b"[{}]"[..], b"{}", b"[", b"[{\"event_id\": -1, \"data\": {\"type\": \"created\"}}]"] {
-            assert!(Translation::new(SIZE).take(broken).unwrap_err().contains("can't be read"));
+            assert!(new().take(broken, Instant::now()).unwrap_err().contains("can't be read"));
         }
     }
 }

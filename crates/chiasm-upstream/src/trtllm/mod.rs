@@ -1,12 +1,26 @@
 //! `trtllm-serve`, which is given requests as they come and asked for its KV events: what it says of itself, and following them.
 //!
-//! It can't run without a GPU, so all of this is by its sources (`serve/openai_server.py`, `serve/kv_event_fanout.py`, `_utils.py` of
-//! TensorRT-LLM 1.3) and unverified on hardware.
+//! It can't run without a GPU, so all of this is by its sources (`serve/openai_server.py`, `serve/kv_event_fanout.py`, `_utils.py`,
+//! `batch_manager/blockKey.cpp`, `kv_cache_manager_v2/eventData.cpp` of TensorRT-LLM 1.3) and unverified on hardware.
+//!
+//! | module | is |
+//! |---|---|
+//! | `events` | its KV events, translated into vLLM's |
+//! | `block` | a block as it tells of it |
+//! | `asked` | the prompts with images that it was given lately |
+//! | `chains` | which blocks it holds, by our own identities of the images in them |
+//! | `names` | what it calls images |
 
+mod asked;
+mod block;
+mod chains;
 mod events;
+#[cfg(test)]
+mod images_tests;
+mod names;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chiasm_backend::{Capabilities, KeyScheme, KvSink, KvSource, Locality, PlaceholderForm, PlanClass};
 use chiasm_types::BlockSize;
@@ -15,6 +29,7 @@ use serde::Deserialize;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
+pub(crate) use self::asked::Asked;
 use self::events::{Told, Translation};
 use crate::backend::Shared;
 use crate::plain::FoundPlain;
@@ -58,7 +73,7 @@ impl FoundTrtllm {
         let plain = self.plain.capabilities(locality);
         let class = PlanClass {
             processor,
-            placeholders: PlaceholderForm::Untold,
+            placeholders: PlaceholderForm::Learned,
             keys: KeyScheme::Chiasm,
             block_size,
             ..plain.class
@@ -69,28 +84,38 @@ impl FoundTrtllm {
 }
 
 /// Tells what a server says of its KV cache, until it says that it does not.
-pub(crate) async fn follow(shared: Arc<Shared>, block_size: BlockSize, mut sink: Box<dyn KvSink>) {
-    let mut translation = Translation::new(block_size);
+pub(crate) async fn follow(shared: Arc<Shared>, asked: Arc<Asked>, mut sink: Box<dyn KvSink>) {
+    let mut translation = Translation::new(asked);
+    let mut has_warned = false;
     loop {
-        let told = match shared.server.post_empty(EVENTS).await {
-            Ok(body) => translation.take(&body),
+        let answer = match shared.server.post_empty(EVENTS).await {
+            Ok(body) => Ok(Some(body)),
             Err(AskError::Refused { status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, .. }) => {
                 Err("it tells no KV events (kv_cache_config.event_buffer_max_size)".to_owned())
             }
             // What was lost with an answer is seen as a gap. Whether the server lives is asked elsewhere.
-            Err(_) => Ok(Told::default()),
+            Err(_) => Ok(None),
         };
         // Taking it in may take long.
         let taken = spawn_blocking(move || {
+            let told = answer.and_then(|answer| {
+                answer.map_or_else(|| Ok(Told::default()), |body| translation.take(&body, Instant::now()))
+            });
             let went = told.and_then(|told| apply(told, &mut *sink));
             if went.is_err() {
                 let _ = apply(Told { is_void: true, ..Told::default() }, &mut *sink);
             }
             sink.set_caught_up(true);
-            (sink, went)
+            (translation, sink, went)
         });
-        let Ok((back, went)) = taken.await else { return };
-        sink = back;
+        let Ok((translation_back, sink_back, went)) = taken.await else { return };
+        (translation, sink) = (translation_back, sink_back);
+        if translation.is_at_a_loss() && !std::mem::replace(&mut has_warned, true) {
+            tracing::warn!(
+                server = shared.name,
+                "its prompts with images are not those expected: predicted up to the first image"
+            );
+        }
         if let Err(why) = went {
             return shared.distrust(why);
         }
