@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
 use chiasm_backend::InputForm;
+use chiasm_media::Charge;
 use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::{StreamExt, select_all};
 
@@ -22,13 +24,19 @@ use crate::openai::completions::{self, CompletionRequest, Echo, Echoed, Shown, S
 use crate::openai::{AnswerHead, Common, Lists, Told, Usage};
 use crate::pipeline::{
     Attempted, Caller, ChoiceDelta, FinishedChoice, GenerateRequest, Generation, Planned, Prepared, RequestError,
-    collect, detokenize, prepare,
+    check_prompt_logprobs, collect, detokenize, prepare,
 };
 use crate::routes::routing_headers;
 use crate::sse;
 
-/// Log probabilities of prompt tokens that are written in a hundred microseconds.
+/// Log probabilities that are written in a hundred microseconds.
 const FEW_CANDIDATES: usize = 100;
+/// Tokens that take as long to write as one of them.
+pub(crate) const TOKENS_OF_CANDIDATE: usize = 16;
+/// Memory that each takes while an answer is written, which holds its text and what it stands in.
+const BYTES_OF_CANDIDATE: u64 = 256;
+/// As many as take a megabyte are not counted: a usual answer should not fail at its very end for want of memory.
+const UNCOUNTED_CANDIDATES: usize = 4096;
 
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat(
@@ -57,10 +65,10 @@ pub(crate) async fn chat(
         let prompt_tokens =
             shown_prompt(&prepared, &attempted, common.return_token_ids).map(|plan| plan.tokens.clone());
         let (fields, nvext) = (frontend.reasoning_fields, common.extra_fields.of(&attempted, caller.arrived));
-        let candidates = prompt_candidates(choices.iter());
+        let candidates = choices.iter().map(candidates).sum();
         let mut response = written(frontend, &caller, candidates, move || {
             let shown = chat::Shown { fields, prompt_tokens: prompt_tokens.as_ref().map(|tokens| tokens.as_slice()) };
-            Json(chat::answer(&head, &tokenizer, &choices, shown, usage, nvext)).into_response()
+            serde_json::to_vec(&chat::answer(&head, &tokenizer, &choices, shown, usage, nvext))
         })
         .await?;
         routing_headers(response.headers_mut(), &attempted);
@@ -119,6 +127,9 @@ pub(crate) async fn completions(
     let preparing = generate.into_iter().map(|request| planned(frontend, request, adapter.clone(), &caller));
     let prepared = try_join_all(preparing).await.map_err(told)?;
     drop(charge);
+    // All of them are told in one answer.
+    let tokens = prepared.iter().filter_map(|prompt| prompt.plans.first()).map(|plan| plan.tokens.len()).sum();
+    check_prompt_logprobs(&common.sampling, tokens).map_err(told)?;
     let echoed = echoed(frontend, &caller, echo, &prepared, &common).await.map_err(told)?;
     let head = AnswerHead::new("cmpl", &caller.id, model_name(frontend, adapter.as_ref()));
     let with_ids = common.return_token_ids;
@@ -211,9 +222,9 @@ async fn completions_at_once(
     let arrived = prepared.first().map(|prompt| prompt.arrived);
     let nvext = first.zip(arrived).and_then(|(first, arrived)| common.extra_fields.of(&first, arrived));
     let tokenizer = frontend.model.tokenizer.clone();
-    let candidates = prompt_candidates(choices.iter().map(|shown| &shown.choice));
+    let candidates = choices.iter().map(|shown| candidates(&shown.choice)).sum();
     let mut response = written(frontend, caller, candidates, move || {
-        Json(completions::answer(&head, &tokenizer, &choices, total, nvext)).into_response()
+        serde_json::to_vec(&completions::answer(&head, &tokenizer, &choices, total, nvext))
     })
     .await?;
     if let Some(attempted) = first {
@@ -265,20 +276,47 @@ async fn listed(
     Ok((delta, lists))
 }
 
-/// Log probabilities of prompt tokens that an answer tells.
-fn prompt_candidates<'a>(choices: impl Iterator<Item = &'a FinishedChoice>) -> usize {
-    choices.filter_map(|choice| choice.prompt_logprobs.as_ref()).map(|logprobs| logprobs.tokens.len()).sum()
+/// Log probabilities that an answer tells of a continuation and its prompt; its tokens count as some of them.
+fn candidates(choice: &FinishedChoice) -> usize {
+    let of_prompt = choice.prompt_logprobs.as_ref().map_or(0, |logprobs| logprobs.tokens.len());
+    let of_answer: usize = choice.logprobs.iter().flatten().map(|token| 1 + token.top.len()).sum();
+    of_prompt + of_answer + choice.tokens.len() / TOKENS_OF_CANDIDATE
 }
 
-/// Writes an answer. With log probabilities of many prompt tokens, each of which has a text, that is not for the async threads.
-async fn written(
+/// Writes an answer. With many log probabilities, each of which has a text, that is not for the async threads; and as a few bytes of a
+/// request can ask for gigabytes of them, such an answer is counted like a request's body until its client has read it.
+pub(crate) async fn written(
     frontend: &Frontend,
     caller: &Caller,
-    prompt_candidates: usize,
-    write: impl FnOnce() -> Response + Send + 'static,
+    candidates: usize,
+    write: impl FnOnce() -> serde_json::Result<Vec<u8>> + Send + 'static,
 ) -> Result<Response, ApiError> {
-    let (small, cost) = (prompt_candidates <= FEW_CANDIDATES, price::logprobs(prompt_candidates));
-    frontend.cpu.run_or_here(small, &caller.cpu, cost, write).await.map_err(|error| frontend.told(error))
+    let (small, cost) = (candidates <= FEW_CANDIDATES, price::logprobs(candidates));
+    let bytes = if candidates <= UNCOUNTED_CANDIDATES { 0 } else { candidates as u64 * BYTES_OF_CANDIDATE };
+    let budget = frontend.door.budget();
+    if bytes > budget.limit() {
+        let message =
+            format!("the answer would take {bytes} bytes to write, more than there may be (--max-bytes-in-flight)");
+        return Err(ApiError::too_many("body", message));
+    }
+    let mut charge = budget.charge(bytes)?;
+    let json = frontend.cpu.run_or_here(small, &caller.cpu, cost, write).await.map_err(|error| frontend.told(error))?;
+    let json = json.map_err(|error| ApiError::internal(format!("the answer can't be written: {error}")))?;
+    charge.shrink_to(json.capacity() as u64);
+    let json = Bytes::from_owner(Counted { json, _charge: charge });
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response())
+}
+
+/// An answer, and what it takes of the memory that there may be.
+struct Counted {
+    json: Vec<u8>,
+    _charge: Charge,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        &self.json
+    }
 }
 
 /// Prepares a request for the workers that are given tokens and there now.

@@ -4,16 +4,19 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use crate::admission::Admitted;
-use crate::answer::check_model;
+use crate::answer::{TOKENS_OF_CANDIDATE, check_model, written};
 use crate::body::JsonBody;
 use crate::error::ApiError;
 use crate::frontend::Frontend;
 use crate::openai::tokenize::{DetokenizeRequest, TokenizeAnswer, TokenizeRequest};
 use crate::pipeline::{self, RequestError};
+
+/// Tokens of which the vocabulary's names take as long to write as a log probability.
+const NAMES_OF_CANDIDATE: usize = 4;
 
 /// `POST /tokenize`
 pub(crate) async fn tokenize(
@@ -27,8 +30,12 @@ pub(crate) async fn tokenize(
     admission.ends_with_client();
     let max_model_len = frontend.fleet.max_model_len().ok_or_else(|| told(RequestError::not_ready()))?;
     let tokens = pipeline::tokenize(&frontend, prompt, &caller).await.map_err(told)?;
-    let tokenizer = return_token_strs.then_some(&frontend.model.tokenizer);
-    Ok(Json(TokenizeAnswer::new(&tokens, max_model_len, tokenizer)).into_response())
+    let tokenizer = return_token_strs.then(|| frontend.model.tokenizer.clone());
+    let names = if return_token_strs { tokens.len() / NAMES_OF_CANDIDATE } else { 0 };
+    written(&frontend, &caller, names + tokens.len() / TOKENS_OF_CANDIDATE, move || {
+        serde_json::to_vec(&TokenizeAnswer::new(&tokens, max_model_len, tokenizer.as_ref()))
+    })
+    .await
 }
 
 /// `POST /detokenize`

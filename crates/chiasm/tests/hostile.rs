@@ -174,3 +174,25 @@ async fn connections_that_say_nothing_do_not_keep_others_out() {
     http2.read_to_end(&mut answer).await.expect("closed");
     assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{}", String::from_utf8_lossy(&answer));
 }
+
+#[tokio::test]
+async fn a_small_request_does_not_make_an_answer_that_takes_all_memory() {
+    let model = demo_model().display().to_string();
+    let room = ["--max-bytes-in-flight", "67108864", "--media-cache-bytes", "0", "--processed-cache-bytes", "0"];
+    let server = Server::start(&[&[model.as_str(), "--sim", "1", "--sim-speedup", "1000"], &room[..]].concat());
+    server.wait_ready(1, Duration::from_secs(20)).await;
+    let asked = |choices: u64| json!({"prompt": ["a", "b"], "n": choices, "max_tokens": 60, "ignore_eos": true, "logprobs": 20});
+    server.post("/v1/completions", &asked(128)).await.refused(413);
+    server.post("/v1/completions", &asked(16)).await.ok();
+    // Each of the prompts alone may have as many.
+    let asked = |prompts: usize| json!({"prompt": vec![vec![1; 100]; prompts], "max_tokens": 1, "prompt_logprobs": 20});
+    assert_eq!(server.post("/v1/completions", &asked(128)).await.refused(400), "prompt_logprobs");
+    server.post("/v1/completions", &asked(16)).await.ok();
+    let named = |words: usize| json!({"prompt": " a".repeat(words), "return_token_strs": true});
+    server.post("/tokenize", &named(2 << 20)).await.refused(413);
+    server.post("/tokenize", &named(1 << 16)).await.ok();
+    assert_eq!(server.post("/detokenize", &json!({"tokens": vec![1; (1 << 20) + 1]})).await.refused(400), "tokens");
+    // Each is given back once its client has it.
+    let patience = Duration::from_secs(20);
+    support::wait_for("memory", patience, async || server.metric("chiasm_held_bytes").await == 0.0).await;
+}

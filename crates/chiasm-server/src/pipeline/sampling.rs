@@ -10,7 +10,7 @@ use crate::model::ServedModel;
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
 const LOWEST_TEMPERATURE: f64 = 0.01;
 
-/// Most log probabilities of prompt tokens in the answer to one prompt.
+/// Most log probabilities of prompt tokens in one answer.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 18;
 
 /// The sampling of a prompt with `prompt_tokens` tokens, on a worker with this context.
@@ -107,8 +107,8 @@ fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u3
     }
 }
 
-/// Each candidate takes some hundred bytes of an answer.
-fn check_prompt_logprobs(sampling: &Sampling, prompt_tokens: usize) -> Result<(), RequestError> {
+/// Each candidate takes some hundred bytes of an answer. `prompt_tokens` are those of all its prompts.
+pub(crate) fn check_prompt_logprobs(sampling: &Sampling, prompt_tokens: usize) -> Result<(), RequestError> {
     let Some(top) = sampling.prompt_logprobs else { return Ok(()) };
     let candidates = prompt_tokens.saturating_mul(top as usize + 1).saturating_mul(sampling.n as usize);
     if candidates <= MAX_PROMPT_LOGPROBS {

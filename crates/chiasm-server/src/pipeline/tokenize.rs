@@ -81,6 +81,11 @@ pub(crate) async fn detokenize(
     caller: &Caller,
 ) -> Result<String, RequestError> {
     let model = frontend.model.clone();
+    // Each may have a hundred bytes.
+    if tokens.len() > MOST_TOKENS {
+        let message = format!("'{field}' has {} tokens, at most {MOST_TOKENS} are allowed", tokens.len());
+        return Err(RequestError::invalid(field, message));
+    }
     if !tokens.is_empty() {
         check_tokens(&tokens, model.last_token()).map_err(|error| error.at(field))?;
     }
