@@ -1,5 +1,9 @@
 //! Stop strings: cut the text at the first one, even when it comes in pieces.
 
+use std::sync::Arc;
+
+use memchr::memmem::Finder;
+
 /// Watches a text that arrives in pieces for stop strings.
 ///
 /// Text is given back as soon as it can no longer be part of a stop string. Which string stops, and where, is decided
@@ -15,15 +19,24 @@
 /// let step = stops.push("c\n\nd");
 /// assert_eq!((step.text.as_str(), step.stopped_by.as_deref()), ("c", Some("\n\n")));
 /// ```
+///
+/// Clones share what is watched for.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
-    stops: Vec<String>,
+    stops: Arc<[Stop]>,
     include_stop: bool,
     /// What was pushed last and may still be the beginning of a stop string.
     tail: String,
     /// How many bytes at the front of `tail` were already given out (only with `include_stop`).
     given: usize,
     stopped: bool,
+}
+
+/// A string, and what finds it: to make that anew for each token takes longer than all else that is done with one.
+#[derive(Debug)]
+struct Stop {
+    text: String,
+    finder: Finder<'static>,
 }
 
 /// What one piece of text led to.
@@ -40,7 +53,8 @@ impl StopStrings {
     ///
     /// `include_stop`: whether the stop string itself belongs to the text.
     pub fn new(stops: Vec<String>, include_stop: bool) -> Self {
-        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).collect();
+        let stop = |text: String| Stop { finder: Finder::new(text.as_bytes()).into_owned(), text };
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(stop).collect();
         Self { stops, include_stop, tail: String::new(), given: 0, stopped: false }
     }
 
@@ -98,13 +112,10 @@ impl StopStrings {
     /// The stop string that ends first, but after `old` bytes of the tail, and where it begins.
     fn first_to_end(&self, old: usize) -> Option<(usize, String)> {
         let mut best: Option<(usize, &String)> = None;
-        for stop in &self.stops {
-            // A match must end behind `old`, so it begins behind `old - len`; a char may begin a little later.
-            let mut from = (old + 1).saturating_sub(stop.len());
-            while !self.tail.is_char_boundary(from) {
-                from += 1;
-            }
-            let Some(begin) = self.tail[from..].find(stop.as_str()).map(|at| at + from) else { continue };
+        for Stop { text: stop, finder } in &*self.stops {
+            // A match must end behind `old`, so it begins behind `old - len`; that may be within a character, where none begins.
+            let from = (old + 1).saturating_sub(stop.len());
+            let Some(begin) = finder.find(&self.tail.as_bytes()[from..]).map(|at| at + from) else { continue };
             if best.is_none_or(|(other, other_stop)| begin + stop.len() < other + other_stop.len()) {
                 best = Some((begin, stop));
             }
@@ -114,13 +125,13 @@ impl StopStrings {
 
     /// Length of the longest end of the tail that a stop string begins with.
     fn undecided_length(&self) -> usize {
-        let longest = self.stops.iter().map(|stop| stop.len() - 1).max().unwrap_or(0);
+        let longest = self.stops.iter().map(|stop| stop.text.len() - 1).max().unwrap_or(0);
         let first = self.tail.len().saturating_sub(longest);
         (first..self.tail.len())
             .filter(|at| self.tail.is_char_boundary(*at))
             .find(|at| {
                 let end = &self.tail[*at..];
-                self.stops.iter().any(|stop| stop.len() > end.len() && stop.starts_with(end))
+                self.stops.iter().any(|stop| stop.text.len() > end.len() && stop.text.starts_with(end))
             })
             .map_or(0, |at| self.tail.len() - at)
     }

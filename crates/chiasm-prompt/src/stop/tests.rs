@@ -66,6 +66,17 @@ fn empty_stop_strings_do_not_stop() {
     assert_eq!(all(&[""], false, &["text"]), ("text".into(), None));
 }
 
+#[test]
+fn many_long_stop_strings_cost_a_token_little() {
+    let stops = (0..64).map(|number| format!("{number:02}{}", "q".repeat(1022))).collect();
+    let (mut watch, begun) = (StopStrings::new(stops, false), std::time::Instant::now());
+    for _ in 0..20_000 {
+        assert_eq!(watch.push("word ").text, "word ");
+    }
+    // It is some ten milliseconds; to make what finds them for each token is seconds.
+    assert!(begun.elapsed().as_secs_f64() < 1.0, "{:?}", begun.elapsed());
+}
+
 /// The rule written down for a whole text: characters one by one, as if each were a token.
 fn by_the_rule(stops: &[String], include_stop: bool, text: &str) -> (String, Option<String>) {
     for end in (1..=text.len()).filter(|end| text.is_char_boundary(*end)) {

@@ -83,6 +83,7 @@ impl Choice {
         model: &Arc<ServedModel>,
         prompt: &[TokenId],
         sampling: &Sampling,
+        stops: StopStrings,
         reading: Option<&Arc<Reading>>,
     ) -> Self {
         let skip_special = sampling.skip_special_tokens.or(model.generation.skip_special_tokens).unwrap_or(true);
@@ -93,7 +94,7 @@ impl Choice {
             detokenizer: Detokenizer::new(model.tokenizer.clone(), prompt, skip_special && !skip_most),
             answers: skip_most.then(|| model.clone()),
             reader: reading.map(|reading| reading.begin(model, prompt)),
-            stops: StopStrings::new(sampling.stop.clone(), sampling.include_stop),
+            stops,
             min_tokens: sampling.min_tokens as usize,
             include_stop: sampling.include_stop,
             wants_logprobs: sampling.logprobs.is_some(),

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use chiasm_backend::{Death, Delivered, Job, Output, Prefill, RunningJob, Stage};
+use chiasm_prompt::StopStrings;
 use chiasm_router::{Reservation, Route};
 use chiasm_types::{PlanClassId, WorkerId};
 use futures_util::FutureExt;
@@ -254,7 +255,9 @@ impl Generation {
         }
         attempted.hand_off = handed_over.elapsed();
         let reading = prepared.reading.as_ref();
-        let choice = |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling, reading);
+        let stops = StopStrings::new(prepared.sampling.stop.clone(), prepared.sampling.include_stop);
+        let choice =
+            |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling, stops.clone(), reading);
         Ok(Self {
             frontend: frontend.clone(),
             running,

@@ -154,6 +154,7 @@ mod tests {
     use std::sync::Arc;
 
     use chiasm_backend::{Content, Output};
+    use chiasm_prompt::StopStrings;
 
     use super::*;
     use crate::pipeline::choice::Choice;
@@ -211,7 +212,7 @@ mod tests {
             let sampling = Sampling { skip_special_tokens, ..Sampling::default() };
             let tokens = ["<|im_end|>", "<|im_start|>"].map(|token| model.tokenizer.token_to_id(token).unwrap());
             let content = Content::Tokens { tokens: tokens.to_vec(), logprobs: None };
-            Choice::new(0, model, &[], &sampling, None)
+            Choice::new(0, model, &[], &sampling, StopStrings::new(Vec::new(), false), None)
                 .push(Output { choice: 0, content, finish: None, prefill: None, prompt_logprobs: None })
                 .text
         };

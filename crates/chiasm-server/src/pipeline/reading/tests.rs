@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use chiasm_backend::{Content, Output};
-use chiasm_prompt::Tokenizer;
+use chiasm_prompt::{StopStrings, Tokenizer};
 use serde_json::json;
 
 use super::*;
@@ -54,7 +54,8 @@ fn tokens(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
 fn deltas(model: &Arc<ServedModel>, tools: Option<&ToolUse>, prompt: &str, answer: &str) -> Vec<ChoiceDelta> {
     let (reading, _) = Reading::plan(model, &Chat::default(), tools, false).unwrap();
     let prompt = tokens(&model.tokenizer, prompt);
-    let mut choice = Choice::new(0, model, &prompt, &Sampling::default(), reading.as_ref());
+    let stops = StopStrings::new(Vec::new(), false);
+    let mut choice = Choice::new(0, model, &prompt, &Sampling::default(), stops, reading.as_ref());
     let outputs = tokens(&model.tokenizer, answer).into_iter().map(|token| (vec![token], None));
     let end = (vec![model.tokenizer.eos_token().unwrap()], Some(Finish::Eos));
     let output = |(tokens, finish)| Output {
