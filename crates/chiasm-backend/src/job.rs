@@ -232,6 +232,16 @@ pub enum Constraint {
     StructuralTag(Arc<str>),
 }
 
+impl Constraint {
+    /// Bytes of its text.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::JsonObject => 0,
+            Self::JsonSchema(text) | Self::Regex(text) | Self::Grammar(text) | Self::StructuralTag(text) => text.len(),
+        }
+    }
+}
+
 /// The one identity of a request: in the client's header, the OpenAI id, the engine's request id, every span and log line.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Arc<str>);

@@ -33,6 +33,7 @@ impl RequestBody for ChatRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let (mut fields, messages) = request::read(&mut intake)?;
         let mut common = Common::take(&mut fields)?;
+        common.check_given(common.sampling.n as usize)?;
         let max_tokens = fields.take_in("max_tokens", 1.., "at least 1")?;
         let max_completion_tokens = fields.take_in("max_completion_tokens", 1.., "at least 1")?;
         common.sampling.max_tokens = max_completion_tokens.or(max_tokens);

@@ -106,6 +106,7 @@ impl RequestBody for CompletionRequest {
                 ),
             ));
         }
+        common.check_given(choices)?;
         fields.refuse_unless("suffix", |v| v == "")?;
         for field in ["tools", "tool_choice"] {
             fields.refuse_unless(field, |v| v == "none" || v == "auto" || v == &Value::Array(Vec::new()))?;

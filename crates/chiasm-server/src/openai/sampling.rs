@@ -24,6 +24,11 @@ const MAX_BIASES: usize = 4096;
 const MAX_ALLOWED: usize = 1 << 16;
 /// Most words that must not be generated; vLLM has room for two token sequences of each (`VLLM_MAX_NUM_BAD_WORDS`).
 const MAX_BAD_WORDS: usize = 500;
+/// Most bytes of all of them: they are made tokens for each prompt.
+const MAX_BAD_WORD_BYTES: usize = 16 << 10;
+/// Most token ids that all continuations of a request are given beside their prompts. Each has those of the request, in memory and in a
+/// message to an engine: a small body must not become gigabytes.
+const MAX_GIVEN: usize = 1 << 23;
 /// Largest numbers of a pattern that is repeated. An engine looks for each length of pattern behind each token, in Python and for one
 /// request after the other: those of a thousand lengths hold up all others by half a millisecond per step.
 const MAX_PATTERN: u32 = 1000;
@@ -119,6 +124,28 @@ impl Common {
             tools,
             without_reasoning,
         }
+    }
+
+    /// Refuses what is too much for so many continuations, each of which is given it.
+    pub(crate) fn check_given(&self, choices: usize) -> Result<(), ApiError> {
+        let Sampling { logit_bias, allowed_token_ids, stop_token_ids, bad_words, structured, .. } = &self.sampling;
+        // A word may be as many tokens as it has bytes, and others behind a space; four bytes of a constraint are as long as an id.
+        let of_words = bad_words.iter().map(|word| 2 * word.len()).sum();
+        let (constrained, of_constraint) =
+            structured.as_ref().map_or(("", 0), |structured| (structured.field, structured.constraint.bytes() / 4));
+        let given: [(&str, usize); 5] = [
+            ("allowed_token_ids", allowed_token_ids.len()),
+            ("logit_bias", 3 * logit_bias.len()),
+            ("stop_token_ids", stop_token_ids.len()),
+            ("bad_words", of_words),
+            (constrained, of_constraint),
+        ];
+        let all: usize = given.iter().map(|(_, ids)| ids).sum();
+        if all.saturating_mul(choices) <= MAX_GIVEN {
+            return Ok(());
+        }
+        let most = given.into_iter().max_by_key(|(_, ids)| *ids).map_or("n", |(field, _)| field);
+        Err(ApiError::invalid(most, format!("'{most}' is too long for {choices} choices, each of which is given it")))
     }
 
     /// Fields of OpenAI's and vLLM's APIs that ask for nothing at their default, and those that never change the answer.
@@ -244,6 +271,11 @@ fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
             return Err(ApiError::invalid(format!("{FIELD}[{i}]"), message));
         }
     }
+    let bytes: usize = words.iter().map(String::len).sum();
+    if bytes > MAX_BAD_WORD_BYTES {
+        let message = format!("'{FIELD}' has {bytes} bytes, at most {MAX_BAD_WORD_BYTES} are allowed");
+        return Err(ApiError::invalid(FIELD, message));
+    }
     Ok(words)
 }
 
@@ -329,6 +361,7 @@ mod tests {
             ("allowed_token_ids", json!([-1])),
             ("bad_words", json!("x")),
             ("bad_words", json!(vec!["x"; MAX_BAD_WORDS + 1])),
+            ("bad_words", json!(vec!["x".repeat(1024); 17])),
         ] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
@@ -337,6 +370,20 @@ mod tests {
         assert_eq!(refused(json!({"stop": ["a", ""]})).as_deref(), Some("stop[1]"));
         assert_eq!(refused(json!({"logit_bias": {"5": 101}})).as_deref(), Some("logit_bias.5"));
         assert_eq!(refused(json!({"bad_words": ["a", " "]})).as_deref(), Some("bad_words[1]"));
+    }
+
+    #[test]
+    fn what_each_continuation_is_given_is_bounded_for_all_of_them() {
+        let refused =
+            |body: Value, choices| common(body).unwrap().check_given(choices).err().and_then(|error| error.param);
+        let allowed = json!({"allowed_token_ids": vec![1; MAX_ALLOWED], "logit_bias": {"1": 1}});
+        assert_eq!(refused(allowed.clone(), 127), None);
+        assert_eq!(refused(allowed, 128).as_deref(), Some("allowed_token_ids"));
+        let regex = json!({"structured_outputs": {"regex": "a".repeat(200_000)}, "stop_token_ids": [1]});
+        assert_eq!(refused(regex.clone(), 128), None);
+        assert_eq!(refused(regex, 512).as_deref(), Some("structured_outputs"));
+        assert_eq!(refused(json!({"bad_words": vec!["x".repeat(32); 500]}), 512).as_deref(), Some("bad_words"));
+        assert_eq!(refused(json!({}), 512), None);
     }
 
     #[test]
