@@ -10,6 +10,9 @@ use tokio_util::codec::Decoder;
 
 /// The most bytes of one message, its frames together. Each frame counts as 64 more.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
+/// The same of what is published, and of answers to a DEALER: an engine that is told of a million tokens at once says 16 MiB of it. A
+/// small number takes one byte there and many where it is understood.
+pub const MAX_PUBLISHED_BYTES: usize = 32 << 20;
 /// The same of a message to a ROUTER, where engines only say of themselves what they are.
 pub const MAX_QUESTION_BYTES: usize = 1 << 20;
 

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::codec::FramedRead;
 
 use crate::address::{Reading, Writing};
-use crate::frames::{Frames, MAX_MESSAGE_BYTES, MAX_QUESTION_BYTES, Said, invalid, put_command};
+use crate::frames::{Frames, MAX_MESSAGE_BYTES, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES, Said, invalid, put_command};
 
 const GREETING: usize = 64;
 const MECHANISM: std::ops::Range<usize> = 12..32;
@@ -38,7 +38,8 @@ impl Kind {
     fn max_message_bytes(self) -> usize {
         match self {
             Self::Router => MAX_QUESTION_BYTES,
-            Self::Pull | Self::Sub | Self::Dealer => MAX_MESSAGE_BYTES,
+            Self::Pull => MAX_MESSAGE_BYTES,
+            Self::Sub | Self::Dealer => MAX_PUBLISHED_BYTES,
         }
     }
 

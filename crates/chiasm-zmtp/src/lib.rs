@@ -8,7 +8,7 @@
 //!
 //! | what | limit |
 //! |---|---|
-//! | a message | [`MAX_MESSAGE_BYTES`], to a ROUTER [`MAX_QUESTION_BYTES`]; memory is taken as its bytes come |
+//! | a message | [`MAX_MESSAGE_BYTES`], to a ROUTER [`MAX_QUESTION_BYTES`], to a SUB or a DEALER [`MAX_PUBLISHED_BYTES`]; memory is taken as its bytes come |
 //! | a command | 4 KiB |
 //! | peers of a socket, and connections that have not introduced themselves yet | [`MAX_PEERS`] each |
 //! | time until a connection has introduced itself | 10 s |
@@ -32,5 +32,5 @@ mod sending;
 mod socket;
 
 pub use connection::Connection;
-pub use frames::{MAX_MESSAGE_BYTES, MAX_QUESTION_BYTES};
+pub use frames::{MAX_MESSAGE_BYTES, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES};
 pub use socket::{Event, MAX_PEERS, Pull, Router, SendError};

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_zmtp::{Connection, Event, MAX_PEERS, MAX_QUESTION_BYTES, Pull, Router, SendError};
+use chiasm_zmtp::{Connection, Event, MAX_PEERS, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES, Pull, Router, SendError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use zeromq::{
     DealerSocket, PubSocket, PushSocket, RouterSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage,
 };
@@ -298,5 +298,27 @@ async fn whom_it_can_t_talk_with_is_told_in_time() {
     let silent = format!("tcp://{}", silent.local_addr().unwrap());
     for address in [pull.address(), &silent, "tcp://127.0.0.1:1", "ipc:///nowhere", "nowhere"] {
         assert!(soon(Connection::deal(address, within)).await.is_err(), "{address}");
+    }
+}
+
+#[tokio::test]
+async fn who_publishes_too_much_at_once_is_left() {
+    for (length, is_fine) in [(MAX_PUBLISHED_BYTES - 64, true), (MAX_PUBLISHED_BYTES - 63, false)] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("tcp://{}", listener.local_addr().unwrap());
+        let publishing = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(&greeting(b"NULL")).await.unwrap();
+            stream.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB").await.unwrap();
+            stream.write_all(&[&[2][..], &(length as u64).to_be_bytes()].concat()).await.unwrap();
+            // It may have gone by then.
+            let _ = stream.write_all(&vec![7; length]).await;
+            stream
+        });
+        let mut connection = Connection::subscribe(&address, b"", PATIENCE).await.unwrap();
+        let heard = soon(connection.next()).await;
+        assert_eq!(heard.map_err(|error| error.kind()).map(|frames| frames[0].len()).ok(), is_fine.then_some(length));
+        drop(connection);
+        drop(publishing.await);
     }
 }

@@ -8,6 +8,9 @@ use rmpv::ValueRef;
 use super::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
 use crate::KvError;
 
+/// Values for which room is made before they have come.
+const MOST_AHEAD: usize = 1 << 10;
+
 /// The rest of a payload. The functions below each take one value off its front.
 pub(super) type Input<'i, 'p> = &'i mut &'p [u8];
 pub(super) type Decoded<T> = Result<T, KvError>;
@@ -288,8 +291,8 @@ fn list<'p, T>(
     mut read: impl FnMut(Input<'_, 'p>) -> Decoded<T>,
 ) -> Decoded<Vec<T>> {
     let length = array_len(input, what)? as usize;
-    // A value takes at least one byte: a length beyond that is a lie that must not reserve memory.
-    let mut list = Vec::with_capacity(length.min(input.len()));
+    // A length may be a lie that must not reserve memory: a value takes a byte at least, and an event some hundred times as much here.
+    let mut list = Vec::with_capacity(length.min(input.len()).min(MOST_AHEAD));
     for _ in 0..length {
         list.push(read(input)?);
     }

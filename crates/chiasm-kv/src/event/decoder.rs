@@ -42,7 +42,12 @@ thread_local! {
 
 /// Shows what a payload says, read with memory that belongs to the thread. `take` must not read another.
 pub(crate) fn with_decoded<T>(payload: &[u8], take: impl FnOnce(&KvEventBatch) -> T) -> Result<T, KvError> {
-    DECODER.with_borrow_mut(|decoder| decoder.decode(payload).map(take))
+    DECODER.with_borrow_mut(|decoder| {
+        let taken = decoder.decode(payload).map(take);
+        // The thread may see no other payload for long.
+        decoder.forget_large();
+        taken
+    })
 }
 
 impl Default for Decoder {
@@ -58,9 +63,7 @@ impl Decoder {
     /// # Errors
     /// As [`decode`](super::decode()).
     pub fn decode(&mut self, payload: &[u8]) -> Result<&KvEventBatch, KvError> {
-        if self.spare.kept > MOST_KEPT {
-            *self = Self::default();
-        }
+        self.forget_large();
         let mut events = 0;
         let (timestamp, (), data_parallel_rank) = batch(payload, |input| {
             for at in 0..array_len(input, "events")? as usize {
@@ -72,6 +75,13 @@ impl Decoder {
         self.batch.events.drain(events..).for_each(|event| self.spare.keep(event));
         (self.batch.timestamp, self.batch.data_parallel_rank) = (timestamp, data_parallel_rank);
         Ok(&self.batch)
+    }
+
+    /// Gives up the memory that a large payload has left.
+    fn forget_large(&mut self) {
+        if self.spare.kept > MOST_KEPT {
+            *self = Self::default();
+        }
     }
 
     /// Puts the next event in its place.

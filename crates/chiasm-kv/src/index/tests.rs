@@ -356,3 +356,21 @@ fn presumed_blocks_are_shed_below_a_cap() {
     assert_eq!(totals.entries + totals.shed as usize, 16_000);
     assert!(totals.shed > 0);
 }
+
+#[test]
+fn a_worker_holds_no_more_blocks_than_it_may() {
+    // In tests alone; see `worker`.
+    const MOST: u64 = 1 << 15;
+    let index = index();
+    let blocks = |of: std::ops::Range<u64>| {
+        let token_ids = tokens(2 * (of.end - of.start) as u32);
+        store(&index, BlockStored { token_ids, block_hashes: hashes(of), block_size: 2, ..Default::default() });
+    };
+    blocks(0..MOST - 1);
+    blocks(MOST..MOST + 2);
+    let stats = index.stats(WORKER).unwrap();
+    assert_eq!((stats.blocks as u64, stats.ignored_events), (MOST - 1, 1));
+    apply(&index, removed(0..1));
+    blocks(MOST..MOST + 2);
+    assert_eq!(index.stats(WORKER).unwrap().ignored_events, 1, "there is room again");
+}

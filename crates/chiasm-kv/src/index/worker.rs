@@ -16,6 +16,10 @@ use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 /// ids of holders.
 const MOST_CACHES: usize = 64;
 
+/// Blocks that a worker may hold in all its tiers: ten times what a large machine has room for. What it says of more is ignored, as it may
+/// say anything.
+const MOST_BLOCKS: usize = if cfg!(test) { 1 << 15 } else { 1 << 24 };
+
 /// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of an answer.
 const FEW: usize = 2;
 
@@ -158,7 +162,8 @@ impl Worker {
         scratch: &mut Scratch,
         added: &mut Vec<BlockKey>,
     ) {
-        let source = Source::of(event, self.block_size).filter(|source| {
+        let has_room = self.entries().saturating_add(event.block_hashes.len()) <= MOST_BLOCKS;
+        let source = Source::of(event, self.block_size).filter(|_| has_room).filter(|source| {
             // Events of lower tiers may come without tokens and without a size; those that have tokens lack the marks of
             // images. So only the hashes of theirs are used.
             source.tier != Tier::Device || event.block_size as usize == self.block_size.get()
