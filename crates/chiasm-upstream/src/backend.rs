@@ -22,7 +22,7 @@ use crate::gauges;
 use crate::plain;
 use crate::request;
 use crate::running::RunningUpstreamJob;
-use crate::server::{AskError, Server, message, whole};
+use crate::server::{AskError, Server, beginning, message};
 use crate::sglang;
 use crate::trtllm;
 
@@ -114,8 +114,7 @@ impl Shared {
         if status == 200 {
             return Ok(response);
         }
-        let body = whole(response, path).await.map_err(not_taken)?;
-        Err(self.refusal(status, &message(&body), job))
+        Err(self.refusal(status, &message(&beginning(response).await), job))
     }
 
     /// What it means for a job that a server says no, with an HTTP status.

@@ -2,18 +2,50 @@
 
 use chiasm_backend::{Finish, TokenLogprob};
 use chiasm_types::TokenId;
+use std::fmt;
+
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+
+/// Continuations in one event: more than a request has. A server can write each in a few bytes that take many here.
+const MOST_CHOICES: usize = 1024;
 
 /// One event.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Chunk {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "few")]
     pub(crate) choices: Vec<ChunkChoice>,
     pub(crate) usage: Option<Usage>,
     /// What the prompt has become; in the first event, if it was asked for.
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
     /// What went wrong; it stands in place of all else.
     pub(crate) error: Option<ChunkError>,
+}
+
+/// Reads no more continuations than an event may have.
+fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ChunkChoice>, D::Error> {
+    struct Few;
+
+    impl<'de> Visitor<'de> for Few {
+        type Value = Vec<ChunkChoice>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of continuations")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+            let mut choices = Vec::new();
+            while let Some(choice) = seq.next_element()? {
+                if choices.len() == MOST_CHOICES {
+                    return Err(A::Error::custom(format!("more than {MOST_CHOICES} continuations")));
+                }
+                choices.push(choice);
+            }
+            Ok(choices)
+        }
+    }
+
+    deserializer.deserialize_seq(Few)
 }
 
 #[derive(Debug, Deserialize)]
@@ -105,5 +137,18 @@ impl ChunkChoice {
             top: told.top_logprobs.iter().take(top).map(|top| (TokenId(top.token_id), top.logprob)).collect(),
         };
         Some(content.iter().map(one).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_has_no_more_continuations_than_a_request() {
+        let event = |choices: usize| format!(r#"{{"choices": [{}]}}"#, vec![r#"{"index":0}"#; choices].join(","));
+        let read = |choices| serde_json::from_str::<Chunk>(&event(choices)).map(|chunk| chunk.choices.len()).ok();
+        assert_eq!((read(0), read(MOST_CHOICES), read(MOST_CHOICES + 1)), (Some(0), Some(MOST_CHOICES), None));
+        assert!(serde_json::from_str::<Chunk>("{}").is_ok_and(|chunk| chunk.choices.is_empty()));
     }
 }

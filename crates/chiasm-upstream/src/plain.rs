@@ -16,7 +16,7 @@ use serde::Deserialize;
 use crate::found::MODELS;
 use crate::pieces::Pieces;
 use crate::request;
-use crate::server::{AskError, Server, message, whole};
+use crate::server::{AskError, Server, beginning, message};
 
 /// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to remember it costs by the block.
 const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
@@ -113,8 +113,8 @@ pub(crate) async fn forward(
         || matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::TOO_MANY_REQUESTS);
     // A redirect would lead elsewhere with a key.
     if is_the_servers || status.is_redirection() || status.is_informational() {
-        let body = whole(response, request.path).await.map_err(not_taken)?;
-        return Err(JobError::Dead(Death::new(format!("{name} answers {status}: {}", message(&body)))));
+        let words = message(&beginning(response).await);
+        return Err(JobError::Dead(Death::new(format!("{name} answers {status}: {words}"))));
     }
     let content_type = response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
     let name = name.to_owned();

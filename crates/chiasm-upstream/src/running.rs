@@ -47,10 +47,10 @@ impl RunningUpstreamJob {
         Self {
             ended: shared.when_ended(),
             continuations: vec![Continuation::default(); job.sampling.n],
+            events: shared.server.events(),
             shared,
             job,
             body: Some(Pieces::of(response)),
-            events: Events::default(),
             came: VecDeque::new(),
             held: None,
             delivered,

@@ -6,12 +6,16 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Certificate, Client, Response, StatusCode};
+use tokio::time::timeout;
 use url::Url;
 
 use crate::address::Upstream;
+use crate::events::{Begun, Events};
 
 /// Most bytes of an answer that is read as a whole.
 const MOST: usize = 16 << 20;
+/// Most bytes of what a server says of a request that it refuses.
+const MOST_WORDS: usize = 64 << 10;
 /// What a server may take to say something of itself.
 const ASKED: Duration = Duration::from_secs(5);
 /// What a connection may take to be made.
@@ -37,6 +41,8 @@ pub(crate) struct Server {
     client: Client,
     base: Url,
     authorization: Option<HeaderValue>,
+    /// What it has begun to say.
+    begun: Begun,
 }
 
 impl Server {
@@ -66,6 +72,7 @@ impl Server {
             client: client.build().map_err(|error| error.to_string())?,
             base: upstream.base.clone(),
             authorization: authorization.transpose()?,
+            begun: Begun::default(),
         })
     }
 
@@ -95,6 +102,11 @@ impl Server {
         }
     }
 
+    /// The events of one more answer.
+    pub(crate) fn events(&self) -> Events {
+        Events::counted(self.begun.clone())
+    }
+
     /// The base, which ends with a slash, with this below it.
     fn url(&self, path: &str) -> Url {
         let mut url = self.base.clone();
@@ -114,7 +126,7 @@ async fn read(response: Response, path: &'static str) -> Result<Bytes, AskError>
 }
 
 /// All of a body.
-pub(crate) async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskError> {
+async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskError> {
     let mut body = BytesMut::new();
     while let Some(chunk) = response.chunk().await.map_err(unreachable)? {
         if body.len() + chunk.len() > MOST {
@@ -123,6 +135,21 @@ pub(crate) async fn whole(mut response: Response, path: &'static str) -> Result<
         body.extend_from_slice(&chunk);
     }
     Ok(body.freeze())
+}
+
+/// The beginning of what a server says of a request that it refuses, as far as it comes soon: it may say anything to each of thousands.
+pub(crate) async fn beginning(mut response: Response) -> Bytes {
+    let mut body = BytesMut::new();
+    let read = async {
+        while body.len() < MOST_WORDS
+            && let Ok(Some(chunk)) = response.chunk().await
+        {
+            body.extend_from_slice(&chunk);
+        }
+    };
+    // What has come by then will do.
+    let _ = timeout(ASKED, read).await;
+    body.freeze()
 }
 
 /// What an answer that is an error says: `{"error": {"message": …}}` or `{"error": …}`, or its begin as it is.

@@ -79,7 +79,7 @@ pub(crate) async fn begin(shared: &Arc<Shared>, manner: &Manner, job: Arc<Job>) 
     let first = chunks(shared.name.clone(), first).boxed();
     let answer = |body| Answer {
         body: Some(body),
-        events: Events::default(),
+        events: shared.server.events(),
         came: VecDeque::new(),
         has_ended: false,
         tokens: 0,
