@@ -24,7 +24,7 @@ use crate::openai::completions::{self, CompletionRequest, Echo, Echoed, Shown, S
 use crate::openai::{AnswerHead, Common, Lists, Told, Usage};
 use crate::pipeline::{
     Attempted, Caller, ChoiceDelta, FinishedChoice, GenerateRequest, Generation, Planned, Prepared, RequestError,
-    check_prompt_logprobs, collect, detokenize, prepare,
+    check_prompt_logprobs_of_all, collect, detokenize, prepare,
 };
 use crate::routes::routing_headers;
 use crate::sse;
@@ -129,7 +129,7 @@ pub(crate) async fn completions(
     drop(charge);
     // All of them are told in one answer.
     let tokens = prepared.iter().filter_map(|prompt| prompt.plans.first()).map(|plan| plan.tokens.len()).sum();
-    check_prompt_logprobs(&common.sampling, tokens).map_err(told)?;
+    check_prompt_logprobs_of_all(&common.sampling, tokens).map_err(told)?;
     let echoed = echoed(frontend, &caller, echo, &prepared, &common).await.map_err(told)?;
     let head = AnswerHead::new("cmpl", &caller.id, model_name(frontend, adapter.as_ref()));
     let with_ids = common.return_token_ids;

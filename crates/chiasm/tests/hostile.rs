@@ -185,7 +185,7 @@ async fn a_small_request_does_not_make_an_answer_that_takes_all_memory() {
     server.post("/v1/completions", &asked(128)).await.refused(413);
     server.post("/v1/completions", &asked(16)).await.ok();
     // Each of the prompts alone may have as many.
-    let asked = |prompts: usize| json!({"prompt": vec![vec![1; 100]; prompts], "max_tokens": 1, "prompt_logprobs": 20});
+    let asked = |prompts: usize| json!({"prompt": vec![vec![1; 400]; prompts], "max_tokens": 1, "prompt_logprobs": 20});
     assert_eq!(server.post("/v1/completions", &asked(128)).await.refused(400), "prompt_logprobs");
     server.post("/v1/completions", &asked(16)).await.ok();
     let named = |words: usize| json!({"prompt": " a".repeat(words), "return_token_strs": true});

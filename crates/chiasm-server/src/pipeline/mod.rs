@@ -63,5 +63,5 @@ pub(crate) use request::{
     Caller, Chat, GenerateRequest, MediaKwargs, MediaRef, Prompt, Sampling, ThinkingBudget, ToolChoice, ToolUse,
 };
 pub(crate) use retries::Retries;
-pub(crate) use sampling::check_prompt_logprobs;
+pub(crate) use sampling::check_prompt_logprobs_of_all;
 pub(crate) use tokenize::{Tokenizable, detokenize, tokenize};

@@ -10,8 +10,9 @@ use crate::model::ServedModel;
 /// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
 const LOWEST_TEMPERATURE: f64 = 0.01;
 
-/// Most log probabilities of prompt tokens in one answer.
+/// Most log probabilities of prompt tokens that are told of one prompt, and of all prompts in one answer.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 18;
+const MAX_PROMPT_LOGPROBS_OF_ALL: usize = 1 << 20;
 
 /// The sampling of a prompt with `prompt_tokens` tokens, on a worker with this context.
 pub(super) fn resolve(
@@ -34,7 +35,7 @@ pub(super) fn resolve(
             format!("'min_tokens' must be at most {max_tokens}, got {}", sampling.min_tokens),
         ));
     }
-    check_prompt_logprobs(sampling, prompt_tokens)?;
+    check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS)?;
     // Any of them ends an engine.
     let biased: Vec<TokenId> = sampling.logit_bias.iter().map(|&(token, _)| token).collect();
     for (field, tokens) in [
@@ -107,16 +108,21 @@ fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u3
     }
 }
 
-/// Each candidate takes some hundred bytes of an answer. `prompt_tokens` are those of all its prompts.
-pub(crate) fn check_prompt_logprobs(sampling: &Sampling, prompt_tokens: usize) -> Result<(), RequestError> {
+/// Refuses too many log probabilities of prompt tokens in one answer, to prompts that have so many tokens together. Each prompt alone is
+/// looked at when its parameters are made.
+pub(crate) fn check_prompt_logprobs_of_all(sampling: &Sampling, prompt_tokens: usize) -> Result<(), RequestError> {
+    check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS_OF_ALL)
+}
+
+/// Each candidate takes some hundred bytes of an answer.
+fn check_prompt_logprobs(sampling: &Sampling, prompt_tokens: usize, most: usize) -> Result<(), RequestError> {
     let Some(top) = sampling.prompt_logprobs else { return Ok(()) };
     let candidates = prompt_tokens.saturating_mul(top as usize + 1).saturating_mul(sampling.n as usize);
-    if candidates <= MAX_PROMPT_LOGPROBS {
+    if candidates <= most {
         return Ok(());
     }
     let message = format!(
-        "{prompt_tokens} prompt tokens with {top} alternatives in {} choices have {candidates} log probabilities, at most \
-         {MAX_PROMPT_LOGPROBS} are told",
+        "{prompt_tokens} prompt tokens with {top} alternatives in {} choices have {candidates} log probabilities, at most {most} are told",
         sampling.n
     );
     Err(RequestError::invalid("prompt_logprobs", message))
