@@ -21,24 +21,27 @@ pub(crate) fn embeddings_from_message(left: &proto::Embeddings) -> Option<Embedd
     Some(Embeddings { item: hash(&left.item)?, bytes: left.bytes })
 }
 
-pub(crate) fn delivered_to_message(delivered: Delivered) -> proto::Delivered {
+pub(crate) fn delivered_to_message(delivered: Delivered, hand_off: Duration) -> proto::Delivered {
     let Delivered { cached, shared_memory, inline, unfound } = delivered;
     proto::Delivered {
         cached: cached as u32,
         shared_memory: shared_memory as u32,
         inline: inline as u32,
         unfound: unfound as u32,
+        hand_off_us: u64::try_from(hand_off.as_micros()).unwrap_or(u64::MAX),
     }
 }
 
-pub(crate) fn delivered_from_message(message: proto::Delivered) -> Delivered {
-    let proto::Delivered { cached, shared_memory, inline, unfound } = message;
-    Delivered {
+/// How items travelled, and after how long the job was on its way.
+pub(crate) fn delivered_from_message(message: proto::Delivered) -> (Delivered, Duration) {
+    let proto::Delivered { cached, shared_memory, inline, unfound, hand_off_us } = message;
+    let delivered = Delivered {
         cached: cached as usize,
         shared_memory: shared_memory as usize,
         inline: inline as usize,
         unfound: unfound as usize,
-    }
+    };
+    (delivered, Duration::from_micros(hand_off_us))
 }
 
 /// The message of an output. Text is of backends that take messages, of which no agent has one.

@@ -10,9 +10,9 @@ use bytes::Bytes;
 use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
 use chiasm_backend::{
     Adapter, AdapterError, Backend, Capabilities, Connected, Connector, Constraint, Delivered, EncodedItem, FieldValue,
-    Finish, Input, ItemField, Job, JobError, JobItem, Left, MediaObserver, MediaSource, OwnAdapter, PlanClass,
-    ReasoningHints, Repetition, RequestId, Sampling, SourceError, Stage, Structured, Tensor, TensorBytes, TensorFormat,
-    TensorOrder, TraceContext,
+    Finish, Input, ItemField, Job, JobError, JobItem, Left, MediaObserver, MediaSource, Output, OwnAdapter, PlanClass,
+    ReasoningHints, Repetition, RequestId, RunningJob, Sampling, SourceError, Stage, Structured, Tensor, TensorBytes,
+    TensorFormat, TensorOrder, TraceContext,
 };
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits};
 use chiasm_nixl::Reader;
@@ -253,9 +253,16 @@ async fn a_job_with_an_adapter_has_it_and_is_announced_with_blocks_of_its_own() 
     assert!(keys[0].len() == 2 * 16 && keys[1].len() == keys[0].len() && keys[0] != keys[1], "{keys:?}");
 }
 
-/// Whether something comes of a job. What is wrong with one without media items is told behind its start.
-async fn begun(engine: &dyn Backend, job: Job) -> Result<(), JobError> {
-    engine.start(Arc::new(job)).await?.next().await.unwrap().map(drop)
+/// A job of which something has come, and that. What is wrong with a job is told behind its start.
+async fn begun(engine: &dyn Backend, job: &Job) -> Result<(Box<dyn RunningJob>, Output), JobError> {
+    let mut running = engine.start(Arc::new(job.clone())).await?;
+    let first = tokio::time::timeout(Duration::from_secs(10), running.next()).await.unwrap();
+    first.unwrap().map(|output| (running, output))
+}
+
+/// How the items of a job of which something has come have travelled.
+async fn delivered(engine: &dyn Backend, job: &Job) -> Result<Delivered, JobError> {
+    begun(engine, job).await.map(|(running, _)| running.delivered())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -265,7 +272,7 @@ async fn a_job_whose_adapter_is_gone_is_for_another_engine() {
     let adapter = Adapter { id: std::num::NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
     let told = Job { adapter: Some(Arc::new(adapter.clone())), ..job(&[TokenId(3)]) };
     assert_eq!(job::from_message(sent(&told)).unwrap().adapter.as_deref(), Some("a@1"));
-    let Err(JobError::NotTaken(why)) = begun(&*engine, told).await else { panic!("not taken") };
+    let Err(JobError::NotTaken(why)) = delivered(&*engine, &told).await else { panic!("not taken") };
     assert!(why.to_string().contains("no LoRA adapter that it knows as 'a@1'"), "{why}");
     assert!(matches!(engine.load_adapter(&adapter).await, Err(AdapterError::NotOwn)));
 }
@@ -298,19 +305,18 @@ async fn a_file_is_asked_for_once_and_tensors_are_made_beside_the_engine() {
     let engine = stand.connect().await;
     let told = stand.with_picture(&Bytes::from_static(PICTURE));
     stand.engine.next_job(Script::tokens(&[1, 2]).then(1, &[3]).finish(Finish::Length));
-    let mut running = engine.start(Arc::new(told.clone())).await.unwrap();
+    let (mut running, first) = begun(&*engine, &told).await.unwrap();
     assert_eq!(running.delivered(), Delivered { inline: 1, ..Delivered::default() });
-    let outputs = [running.next().await.unwrap().unwrap(), running.next().await.unwrap().unwrap()];
+    // The file was sent meanwhile.
+    assert!(running.hand_off() > Duration::ZERO);
+    let outputs = [first, running.next().await.unwrap().unwrap()];
     assert_eq!(outputs.map(|output| (output.choice, output.finish)), [(0, None), (1, Some(Finish::Length))]);
     // The agent's end without that of the first continuation.
     assert!(matches!(running.next().await, Some(Err(JobError::Unfinished))));
     assert!(running.next().await.is_none());
     assert_eq!(stand.engine.pulled(), [told.media[0].hash]);
     stand.engine.next_job(Script::tokens(&[1]));
-    assert_eq!(
-        engine.start(Arc::new(told)).await.unwrap().delivered(),
-        Delivered { cached: 1, ..Delivered::default() }
-    );
+    assert_eq!(delivered(&*engine, &told).await.unwrap(), Delivered { cached: 1, ..Delivered::default() });
 }
 
 /// Tensors as a frontend has made them, and how often.
@@ -371,8 +377,7 @@ async fn tensors_that_a_frontend_has_made_come_as_they_are() {
     let made = Made::of(3 * crate::CHUNK);
     let told = with_recording(made.clone(), vec![false, true, true]);
     stand.engine.next_job(Script::tokens(&[1, 2]));
-    let running = engine.start(Arc::new(told.clone())).await.unwrap();
-    assert_eq!(running.delivered(), Delivered { inline: 1, ..Delivered::default() });
+    assert_eq!(delivered(&*engine, &told).await.unwrap(), Delivered { inline: 1, ..Delivered::default() });
     let item = stand.engine.jobs()[0].media[0].clone();
     assert_eq!((item.hash, &item.placeholder), (told.media[0].hash, &told.media[0].placeholder));
     // Another engine of that machine would have them so, as they were kept.
@@ -387,9 +392,7 @@ async fn tensors_that_are_not_to_be_had_or_taken_end_the_job_at_once() {
     let stand = Stand::new().await;
     let engine = stand.connect().await;
     let failure = async |made: Arc<Made>, mask: Vec<bool>| {
-        let start = engine.start(Arc::new(with_recording(made, mask)));
-        let started = tokio::time::timeout(Duration::from_secs(10), start).await.unwrap();
-        started.err().unwrap().to_string()
+        delivered(&*engine, &with_recording(made, mask)).await.unwrap_err().to_string()
     };
     assert!(failure(Arc::default(), vec![true]).await.contains("it is broken"));
     // The stand's agent takes a MiB.
@@ -419,10 +422,10 @@ async fn plans_that_would_be_others_here_never_reach_the_engine() {
     let refusal = |job: Job| {
         let engine = engine.clone();
         async move {
-            match begun(&*engine, job).await {
+            match delivered(&*engine, &job).await {
                 Err(JobError::Refused { message, .. }) => message,
                 Err(error) => panic!("{error}"),
-                Ok(()) => panic!("it was taken"),
+                Ok(_) => panic!("it was taken"),
             }
         }
     };

@@ -21,7 +21,8 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     fn capabilities(&self) -> &Capabilities;
 
     /// Hands a job over, with the media items that the backend lacks, which it asks the items' sources for. Returns once
-    /// the job is on its way, long before its first output.
+    /// the job is on its way, long before its first output. A backend elsewhere returns before that, and asks for items while the running
+    /// job is polled.
     ///
     /// A backend that turns out not to hold an item after all mends that by itself, as long as the continuation has had no
     /// output. Dropping the future, or the running job, aborts what was started.
@@ -97,6 +98,12 @@ pub trait RunningJob: Send {
     /// How the job's media items reached the backend, over all continuations. May change until the first output, as items
     /// that the backend turned out to lack are sent again.
     fn delivered(&self) -> Delivered;
+
+    /// How long the backend took to take the job, with the media items that it lacked, if [`Backend::start`] did not wait for that. May
+    /// change until the first output.
+    fn hand_off(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// What a job of [`Stage::Prefill`](crate::Stage::Prefill) has left for another backend, once it has ended; `None` if it left nothing.
     fn left(&mut self) -> Option<Left> {

@@ -41,6 +41,8 @@ pub struct Script {
     pub refused: bool,
     /// The job says nothing after its outputs, for ever.
     pub hangs: bool,
+    /// How media items travelled is told with the first output and not before, and that this was how long it took.
+    pub told_late: Option<Duration>,
 }
 
 impl Script {
@@ -286,6 +288,7 @@ impl Backend for FakeBackend {
                 delivered,
                 sleep: None,
                 stopped: HashSet::new(),
+                had_output: false,
                 ended: false,
             };
             Ok(Box::new(running) as Box<dyn RunningJob>)
@@ -350,6 +353,7 @@ struct FakeJob {
     death: BoxFuture<'static, Death>,
     sleep: Option<BoxFuture<'static, ()>>,
     stopped: HashSet<usize>,
+    had_output: bool,
     ended: bool,
 }
 
@@ -368,6 +372,7 @@ impl RunningJob for FakeJob {
         }
         while let Some(output) = self.script.outputs.pop_front() {
             if !self.stopped.contains(&output.choice) {
+                self.had_output = true;
                 return Poll::Ready(Some(Ok(output)));
             }
         }
@@ -387,7 +392,12 @@ impl RunningJob for FakeJob {
     }
 
     fn delivered(&self) -> Delivered {
-        self.delivered
+        let is_told = self.had_output || self.script.told_late.is_none();
+        if is_told { self.delivered } else { Delivered::default() }
+    }
+
+    fn hand_off(&self) -> Duration {
+        self.script.told_late.filter(|_| self.had_output).unwrap_or_default()
     }
 }
 

@@ -126,7 +126,7 @@ impl Backend for AgentBackend {
             let media = job::MediaTold { urls: self.shared.fetches_media && !makes_none, image_tensors };
             let told = job::to_message(&job, prompt, media);
             let told = told.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
-            let running = RunningAgentJob::start(self.shared.clone(), job, told).await?;
+            let running = RunningAgentJob::start(self.shared.clone(), job, told)?;
             Ok(Box::new(running) as Box<dyn RunningJob>)
         }
         .boxed()

@@ -1,8 +1,8 @@
 //! One job that runs on an engine of an agent.
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use chiasm_backend::{
     Death, Delivered, Embeddings, ItemField, Job, JobError, JobItem, Left, Output, RunningJob, SentForm, TensorBytes,
@@ -31,29 +31,18 @@ pub(super) struct RunningAgentJob {
     /// The continuations that have not ended.
     open: Vec<bool>,
     delivered: Delivered,
+    hand_off: Duration,
     left: Option<Left>,
     embeddings: Vec<Embeddings>,
 }
 
 impl RunningAgentJob {
-    /// Hands a job over, and the files and tensors that the agent lacks before it can begin. A job without media items is on its way with
-    /// that: whether the agent takes it is told with what comes of it.
-    pub(super) async fn start(shared: Arc<Shared>, job: Arc<Job>, told: proto::Job) -> Result<Self, JobError> {
+    /// Hands a job over. Whether the agent takes it, and what it lacks before it can begin, is told with what comes of it.
+    pub(super) fn start(shared: Arc<Shared>, job: Arc<Job>, told: proto::Job) -> Result<Self, JobError> {
         let call = Some(shared.jobs.begin(told)?);
         let open = vec![true; job.sampling.n];
-        let (delivered, left, embeddings) = (Delivered::default(), None, Vec::new());
-        let mut running = Self { shared, job, call, open, delivered, left, embeddings };
-        if running.job.media.is_empty() {
-            return Ok(running);
-        }
-        loop {
-            let event = poll_fn(|context| running.poll_event(context)).await?;
-            if let Event::Started(delivered) = event {
-                running.take_delivered(delivered);
-                return Ok(running);
-            }
-            running.take(event)?;
-        }
+        let (delivered, hand_off, left, embeddings) = (Delivered::default(), Duration::ZERO, None, Vec::new());
+        Ok(Self { shared, job, call, open, delivered, hand_off, left, embeddings })
     }
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, JobError>> {
@@ -66,7 +55,7 @@ impl RunningAgentJob {
     /// Takes in what the agent says, which may be an output.
     fn take(&mut self, event: Event) -> Result<Option<Output>, JobError> {
         match event {
-            Event::Started(_) => {}
+            Event::Started(delivered) | Event::Delivered(delivered) => self.take_delivered(delivered),
             Event::Ended(_) => return Err(JobError::Unfinished),
             Event::Lacking(Lacking { items, not_fetched, reason }) => {
                 if !not_fetched.is_empty() {
@@ -76,7 +65,6 @@ impl RunningAgentJob {
                 }
                 self.send_media(&items);
             }
-            Event::Delivered(delivered) => self.take_delivered(delivered),
             Event::Left(words) => self.left = Left::new(words),
             Event::Embeddings(left) => self.embeddings.extend(left.items.iter().filter_map(embeddings_from_message)),
             Event::Failure(failure) => {
@@ -100,7 +88,7 @@ impl RunningAgentJob {
 
     fn take_delivered(&mut self, delivered: proto::Delivered) {
         let counted = self.delivered.unfound;
-        self.delivered = delivered_from_message(delivered);
+        (self.delivered, self.hand_off) = delivered_from_message(delivered);
         if self.delivered != Delivered::default() {
             self.shared.observer.delivered(self.delivered);
         }
@@ -234,5 +222,9 @@ impl RunningJob for RunningAgentJob {
 
     fn delivered(&self) -> Delivered {
         self.delivered
+    }
+
+    fn hand_off(&self) -> Duration {
+        self.hand_off
     }
 }

@@ -490,7 +490,7 @@ pub struct JobEvent {
 pub mod job_event {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Event {
-        /// The job is on its way; how its items travel.
+        /// The job is on its way; how its items travel. Told with what is next to be told of the job, or after a second.
         #[prost(message, tag = "1")]
         Started(super::Delivered),
         /// The agent lacks files or tensors of these media items: it waits for PutMedia or PutTensors.
@@ -539,6 +539,9 @@ pub struct Delivered {
     /// Of all of them those whose embeddings were to be found and were not.
     #[prost(uint32, tag = "4")]
     pub unfound: u32,
+    /// Microseconds from when the agent had the job until it was on its way, what it lacked included.
+    #[prost(uint64, tag = "5")]
+    pub hand_off_us: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lacking {

@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
 use chiasm_server::fleet::{Fleet, Worker};
@@ -16,8 +16,8 @@ use crate::job::{self, JobParts};
 use crate::proto::job_event::Event;
 use crate::proto::{self, EmbeddingsLeft, JobEvent, Lacking};
 
-/// How long it may take until a frontend hears that a job without media items has begun, if nothing else is to be told before. Those of
-/// earlier versions wait for it, and do not see meanwhile that the engine hangs.
+/// How long it may take until a frontend hears that a job has begun, if nothing else is to be told before. Those of earlier versions wait
+/// for it, and do not see meanwhile that the engine hangs.
 const STARTED_WITHIN: Duration = Duration::from_secs(1);
 
 /// How many jobs run, those included that have not begun.
@@ -93,6 +93,7 @@ async fn run_to_end(
     mut stops: mpsc::UnboundedReceiver<usize>,
     teller: &Teller,
 ) -> Result<(), JobError> {
+    let began = Instant::now();
     if *place.draining.borrow() {
         return Err(JobError::NotTaken(Death::new("the agent takes no new jobs")));
     }
@@ -107,18 +108,12 @@ async fn run_to_end(
     };
     let engine_adapter = adapter.as_ref().map(|adapter| adapter.engine().clone());
     let (job, told) = checked(place, parts, engine_adapter, teller).await?;
-    let has_items = !job.media.is_empty();
     let mut announced = place.announcements.begin(place.frontend, rand::random(), told);
     let mut running = place.worker.backend.start(Arc::new(job)).await?;
     let mut delivered = running.delivered();
-    let started = Event::Started(delivered_to_message(delivered));
-    let mut untold = if has_items {
-        teller.tell(started);
-        None
-    } else {
-        // It goes with the first output: a message of its own costs both sides more than it is worth here.
-        Some(started)
-    };
+    let hand_off = began.elapsed();
+    // It goes with the first output: a message of its own costs both sides more than it is worth.
+    let mut untold = Some(Event::Started(delivered_to_message(delivered, hand_off)));
     let mut late = pin!(sleep(STARTED_WITHIN));
     loop {
         let next = tokio::select! {
@@ -135,7 +130,7 @@ async fn run_to_end(
         let Some(next) = next else { continue };
         if running.delivered() != delivered {
             delivered = running.delivered();
-            teller.tell(Event::Delivered(delivered_to_message(delivered)));
+            teller.tell(Event::Delivered(delivered_to_message(delivered, hand_off)));
         }
         // Before the output: with the last one the frontend has heard all.
         if let Some(left) = running.left() {

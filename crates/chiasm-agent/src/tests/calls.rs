@@ -106,26 +106,37 @@ async fn what_is_asked_about_one_job_leaves_the_others_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn that_a_job_without_media_has_begun_is_told_with_its_first_output_or_soon() {
+async fn that_a_job_has_begun_is_told_with_its_first_output_or_soon() {
     let stand = Stand::new().await;
-    let (mut jobs, _) = stand.link.clients();
+    let (mut jobs, mut files) = stand.link.clients();
+    let picture = Bytes::from_static(PICTURE);
+    let file = MediaChunk {
+        content: Bytes::copy_from_slice(ContentHash::of(PICTURE).as_bytes()),
+        length: PICTURE.len() as u64,
+        modality: "image".to_owned(),
+        bytes: picture.clone(),
+    };
+    files.put_media(tokio_stream::iter([file])).await.unwrap();
+    let with_picture = Request::Begin(proto::Job { number: 3, ..sent(&stand.with_picture(&picture)) });
     let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
     stand.engine.next_job(Script::tokens(&[7]));
     stand.engine.next_job(Script { hangs: true, ..Script::default() });
-    let mut replies = call(&mut jobs, vec![open, begin(1), begin(2)]).await.unwrap();
+    stand.engine.next_job(Script::tokens(&[8]));
+    let mut replies = call(&mut jobs, vec![open, begin(1), begin(2), with_picture]).await.unwrap();
     let mut heard = Vec::new();
-    while heard.len() < 2 {
+    while heard.len() < 3 {
         let events = replies.message().await.unwrap().unwrap().events;
         let is_output = |event: Option<&proto::JobEvent>| {
             event.is_some_and(|event| matches!(event.event, Some(JobEvent::Output(_))))
         };
         for (at, event) in events.iter().enumerate() {
-            if matches!(event.event, Some(JobEvent::Started(_))) {
-                heard.push((event.job, is_output(events.get(at + 1))));
+            if let Some(JobEvent::Started(delivered)) = &event.event {
+                heard.push((event.job, delivered.inline, is_output(events.get(at + 1))));
             }
         }
     }
-    assert_eq!(heard, [(1, true), (2, false)]);
+    heard.sort_unstable();
+    assert_eq!(heard, [(1, 0, true), (2, 0, false), (3, 1, true)]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

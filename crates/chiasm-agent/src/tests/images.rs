@@ -108,9 +108,7 @@ impl Scene {
         let connector = AgentConnector::new(self.stand.link.clone(), 0, fake_capabilities().class.processor);
         let connected = connector.with_media(media).connect(WorkerId(0), self.told.clone()).await.unwrap();
         self.stand.engine.next_job(Script::tokens(&[1, 2]));
-        let start = connected.backend.start(Arc::new(job.clone()));
-        let running = tokio::time::timeout(Duration::from_secs(10), start).await.unwrap()?;
-        Ok(running.delivered())
+        delivered(&*connected.backend, job).await
     }
 
     fn sent(&self) -> Vec<SentForm> {

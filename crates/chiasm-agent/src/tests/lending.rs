@@ -71,8 +71,7 @@ async fn deliver(stand: &Stand, lending: Lending, bytes: usize) -> Arc<Counts> {
     // Not one that the agent has kept.
     told.media = vec![JobItem { hash: MmHash::new(rand::random()), ..told.media[0].clone() }].into();
     stand.engine.next_job(Script::tokens(&[1, 2]));
-    let running = engine.start(Arc::new(told.clone())).await.unwrap();
-    assert_eq!(running.delivered(), Delivered { inline: 1, ..Delivered::default() });
+    assert_eq!(delivered(&*engine, &told).await.unwrap(), Delivered { inline: 1, ..Delivered::default() });
     let item = stand.engine.jobs().last().unwrap().media[0].clone();
     let order = TensorOrder { format: TensorFormat::Raw, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
     let came = item.source.tensors(order).await.unwrap().unwrap();

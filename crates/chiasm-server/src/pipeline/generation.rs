@@ -14,7 +14,7 @@ use std::time::Duration;
 use chiasm_backend::{Death, Delivered, Job, Output, Prefill, RunningJob, Stage};
 use chiasm_prompt::StopStrings;
 use chiasm_router::{Reservation, Route};
-use chiasm_types::{PlanClassId, WorkerId};
+use chiasm_types::{MmHash, PlanClassId, WorkerId};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::Stream;
@@ -113,6 +113,8 @@ pub(crate) struct Generation {
     choices: Vec<Choice>,
     reservation: Reservation,
     attempted: Attempted,
+    /// Media items whose embeddings the worker was told to find.
+    embedded: Vec<MmHash>,
     /// The first delta, which was awaited before the client was told anything.
     ahead: Option<ChoiceDelta>,
     arrived: Instant,
@@ -249,21 +251,18 @@ impl Generation {
         if let Some(page) = &frontend.page {
             page.sent(&plan.job_items);
         }
-        attempted.delivered = running.delivered();
-        if attempted.delivered.unfound > 0 {
-            frontend.fleet.router().forget_embeddings(worker, &embedded);
-        }
         attempted.hand_off = handed_over.elapsed();
         let reading = prepared.reading.as_ref();
         let stops = StopStrings::new(prepared.sampling.stop.clone(), prepared.sampling.include_stop);
         let choice =
             |index| Choice::new(index, &frontend.model, &plan.tokens, &prepared.sampling, stops.clone(), reading);
-        Ok(Self {
+        let mut generation = Self {
             frontend: frontend.clone(),
             running,
             choices: (0..prepared.sampling.n as usize).map(choice).collect(),
             reservation,
             attempted,
+            embedded,
             ahead: None,
             arrived: prepared.arrived,
             started,
@@ -275,7 +274,9 @@ impl Generation {
             // What the worker that answers finds is what it was sent.
             knows_prefill: prefilled.is_some(),
             _adapter: prepared.adapter.clone(),
-        })
+        };
+        generation.saw_delivered();
+        Ok(generation)
     }
 
     /// Waits for [`poll_delta`](Self::poll_delta).
@@ -348,11 +349,21 @@ impl Generation {
         Poll::Ready(Err(error.into()))
     }
 
+    /// Takes note of how the items travelled, as far as the backend has told.
+    fn saw_delivered(&mut self) {
+        let delivered = self.running.delivered();
+        if delivered.unfound > self.attempted.delivered.unfound {
+            self.frontend.fleet.router().forget_embeddings(self.attempted.worker, &self.embedded);
+        }
+        self.attempted.delivered = delivered;
+    }
+
     /// Takes note of a first output. The first of several continuations tells what was cached before this request.
     fn saw_first(&mut self, output: &Output) {
         let after = self.arrived.elapsed();
         // An item that the engine turned out to lack was sent again by now.
-        self.attempted.delivered = self.running.delivered();
+        self.saw_delivered();
+        self.attempted.hand_off += self.running.hand_off();
         self.attempted.first_token = Some(after);
         match (&mut self.alarm, self.deadlines.end) {
             (Some(alarm), Some(end)) => {

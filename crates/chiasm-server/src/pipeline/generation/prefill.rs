@@ -54,17 +54,19 @@ pub(super) async fn prefill(
     let deadline = prepared.deadlines.first_token;
     let starting = serving.backend.start(Arc::new(job));
     let mut running = within(deadline, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
-    if running.delivered().unfound > 0 {
-        frontend.fleet.router().forget_embeddings(worker, embedded);
-    }
-    let hand_off = started.elapsed();
+    let began = started.elapsed();
     let computed = async {
         tokio::select! {
             found = to_end(running.as_mut()) => found.map_err(|error| Failure::of_job(worker, error)),
             () = serving.hung() => Err(Failure::Lost(worker, Death::new("it hangs"))),
         }
     };
-    let found = within(deadline, computed).await??;
+    let found = within(deadline, computed).await;
+    // Some backends tell of it behind their start.
+    if running.delivered().unfound > 0 {
+        frontend.fleet.router().forget_embeddings(worker, embedded);
+    }
+    let found = found??;
     reservation.first_token();
     let prefill = found.unwrap_or_default();
     if found.is_some() {
@@ -76,7 +78,7 @@ pub(super) async fn prefill(
         overlap_blocks: reservation.overlap_blocks,
         delivered: running.delivered(),
         prefill,
-        hand_off,
+        hand_off: began + running.hand_off(),
         took: started.elapsed(),
     };
     frontend.metrics.prefilled(&by);

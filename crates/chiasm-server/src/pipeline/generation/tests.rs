@@ -347,13 +347,15 @@ async fn the_time_to_the_first_token_is_the_backends() {
 async fn media_is_asked_for_by_the_backend_that_lacks_it_and_by_no_other() {
     let stand = Stand::of(1).await;
     let backend = &stand.backends[0];
-    for asked in [1, 1] {
-        backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
+    let late = Duration::from_secs(100);
+    for told_late in [None, Some(late)] {
+        backend.next_job(Script { told_late, ..Script::tokens(&[40]).finish(Finish::Eos) });
         let prepared = stand.prepare(picture(), Sampling::default()).await.unwrap();
         let (_, attempted) = collect(&stand.frontend, &prepared).await.unwrap();
-        assert_eq!(backend.pulled().len(), asked);
+        assert_eq!(backend.pulled().len(), 1);
         let delivered = attempted.delivered;
         assert_eq!(delivered.cached + delivered.inline, 1);
+        assert_eq!(attempted.hand_off >= late, told_late.is_some());
     }
     assert_eq!(stand.frontend.metrics.media_decoded.get(), 1);
 }
