@@ -1,6 +1,7 @@
 //! What frontends are told of each other's jobs on one engine, so that each routes as if it had given them all.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use chiasm_backend::{OthersEvent, OthersJob};
@@ -9,11 +10,26 @@ use tokio::sync::broadcast::{self, error::RecvError};
 /// Events that a frontend may be behind before it is told again of all jobs that run.
 const MOST_WAITING: usize = 4096;
 
-/// The jobs of one engine, by their numbers.
+/// The jobs of one engine.
 pub(super) struct Announcements {
-    running: Mutex<HashMap<u64, Running>>,
-    /// Sent to with the jobs locked: whoever begins to follow is told of each of them, and of what comes after.
+    known: Mutex<Known>,
+    /// Sent to with that locked: whoever begins to follow is told of each job, and of what comes after.
     events: broadcast::Sender<Event>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Jobs by their numbers.
+    running: HashMap<u64, Running>,
+    /// Who is told of them, and how often.
+    followers: HashMap<u64, usize>,
+}
+
+impl Known {
+    /// Whether another frontend than this one is told: otherwise nothing is sent, as that wakes whoever follows for nothing.
+    fn has_others(&self, frontend: u64) -> bool {
+        self.followers.keys().any(|follower| *follower != frontend)
+    }
 }
 
 /// What there is to be told of a job, made when somebody is told: often there is no other frontend, and the keys of a prompt take a while.
@@ -52,7 +68,7 @@ impl What {
 
 impl Default for Announcements {
     fn default() -> Self {
-        Self { running: Mutex::default(), events: broadcast::channel(MOST_WAITING).0 }
+        Self { known: Mutex::default(), events: broadcast::channel(MOST_WAITING).0 }
     }
 }
 
@@ -65,15 +81,16 @@ impl Announcements {
         told: impl FnOnce() -> OthersJob + Send + 'static,
     ) -> Announced {
         let told: Told = Arc::new(LazyLock::new(Box::new(told)));
-        let mut running = self.running();
-        running.insert(job, Running { frontend, job: told.clone(), computed: false });
-        self.send(frontend, job, What::Begun(told));
-        drop(running);
+        let mut known = self.known();
+        known.running.insert(job, Running { frontend, job: told.clone(), computed: false });
+        self.send(&known, frontend, job, What::Begun(told));
+        drop(known);
         Announced { announcements: self.clone(), frontend, job, computed: false }
     }
 
     /// What a frontend is to be told.
     pub(super) fn follow(self: &Arc<Self>, frontend: u64) -> Followed {
+        *self.known().followers.entry(frontend).or_default() += 1;
         let events = self.events.subscribe();
         let (announcements, ahead) = (self.clone(), Vec::new());
         let mut followed = Followed { announcements, frontend, is_void: false, ahead, events };
@@ -81,13 +98,14 @@ impl Announcements {
         followed
     }
 
-    fn send(&self, frontend: u64, job: u64, what: What) {
-        // Nobody may listen.
-        let _ = self.events.send(Event { frontend, job, what });
+    fn send(&self, known: &Known, frontend: u64, job: u64, what: What) {
+        if known.has_others(frontend) {
+            let _ = self.events.send(Event { frontend, job, what });
+        }
     }
 
-    fn running(&self) -> MutexGuard<'_, HashMap<u64, Running>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,19 +123,19 @@ impl Announced {
         if std::mem::replace(&mut self.computed, true) {
             return;
         }
-        let mut running = self.announcements.running();
-        if let Some(running) = running.get_mut(&self.job) {
+        let mut known = self.announcements.known();
+        if let Some(running) = known.running.get_mut(&self.job) {
             running.computed = true;
         }
-        self.announcements.send(self.frontend, self.job, What::Computed);
+        self.announcements.send(&known, self.frontend, self.job, What::Computed);
     }
 }
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        let mut running = self.announcements.running();
-        running.remove(&self.job);
-        self.announcements.send(self.frontend, self.job, What::Ended);
+        let mut known = self.announcements.known();
+        known.running.remove(&self.job);
+        self.announcements.send(&known, self.frontend, self.job, What::Ended);
     }
 }
 
@@ -135,10 +153,10 @@ pub(super) struct Followed {
 impl Followed {
     /// Begins again, with all jobs that run.
     fn begin_again(&mut self) {
-        let running = self.announcements.running();
+        let known = self.announcements.known();
         self.events = self.announcements.events.subscribe();
         self.ahead.clear();
-        for (number, running) in running.iter().filter(|(_, running)| running.frontend != self.frontend) {
+        for (number, running) in known.running.iter().filter(|(_, running)| running.frontend != self.frontend) {
             self.ahead.extend(running.computed.then_some((*number, What::Computed)));
             // Keys are made one job after the other, and not here: nobody could begin a job meanwhile.
             self.ahead.push((*number, What::Begun(running.job.clone())));
@@ -161,6 +179,17 @@ impl Followed {
                 Err(RecvError::Lagged(_)) => self.begin_again(),
                 // The sender is in the announcements, which are here.
                 Err(RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut times) = self.announcements.known().followers.entry(self.frontend) {
+            *times.get_mut() -= 1;
+            if *times.get() == 0 {
+                times.remove();
             }
         }
     }
@@ -200,6 +229,23 @@ mod tests {
         drop(job);
         assert_eq!(now(&mut followed), [OthersEvent::Ended(11)]);
         assert_eq!(now(&mut late), [OthersEvent::Ended(11)]);
+    }
+
+    #[test]
+    fn who_follows_is_not_woken_by_its_own_jobs_as_long_as_no_other_frontend_does() {
+        let announcements = Arc::new(Announcements::default());
+        let waiting = |followed: &Followed| followed.events.len();
+        let (mut followed, again) = (announcements.follow(ONE), announcements.follow(ONE));
+        let _job = announcements.begin(ONE, 10, || told(1));
+        assert_eq!(waiting(&followed), 0);
+        let mut other = announcements.follow(OTHER);
+        assert_eq!(now(&mut other), [OthersEvent::Forget, OthersEvent::Begun(10, told(1))]);
+        drop((announcements.begin(ONE, 11, || told(2)), again));
+        assert_eq!(now(&mut other), [OthersEvent::Begun(11, told(2)), OthersEvent::Ended(11)]);
+        assert_eq!((waiting(&followed), now(&mut followed)), (2, vec![OthersEvent::Forget]));
+        drop(other);
+        drop(announcements.begin(ONE, 12, || told(3)));
+        assert_eq!(waiting(&followed), 0);
     }
 
     #[test]
