@@ -219,6 +219,8 @@ const STEPS: &[Step] = &[
             "--lib",
             "--test",
             "processes",
+            "--test",
+            "agents",
             "--",
             "by_nixl",
             "--ignored",

@@ -81,6 +81,29 @@ async fn answers_are_the_same_whichever_way_images_go() {
 }
 
 #[tokio::test]
+#[ignore = "needs NIXL: `cargo xtask test` runs it"]
+async fn answers_are_the_same_when_tensors_are_read_by_nixl() {
+    let library = std::env::var("CHIASM_TEST_NIXL");
+    let library = library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
+    let nixl = ["--nixl-library", &library];
+    let local = local(&[&["--allow-private-media", "--sim", "4"], &FAST[..]].concat());
+    local.wait_ready(4, SOON).await;
+    let expected = scenario_run::play_all(&local, "m", BLOCK, 64).await;
+    let cluster = Cluster::new();
+    let flags = [&["--sim", "2", "--take-tensors"], &FAST[..], &nixl].concat();
+    let agents = [1, 2].map(|machine| cluster.agent(machine, &flags));
+    let server = cluster.serve(&agents, &[&["--allow-private-media", "--agent-media", "tensors"], &nixl[..]].concat());
+    server.wait_ready(4, SOON).await;
+    assert_eq!(scenario_run::play_all(&server, "m", BLOCK, 64).await, expected);
+    let [encoded, tensors] = sent(&server).await;
+    let lent = server.metric("chiasm_media_lent_bytes_total").await;
+    assert!(encoded == 0 && tensors > 0 && lent > 0.0, "{encoded} {tensors} {lent}");
+    // All of them: none is so small that a message carries it.
+    assert_eq!(server.metric("chiasm_media_sent_bytes_total").await, 0.0);
+    assert_eq!(server.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
+}
+
+#[tokio::test]
 async fn an_image_has_one_identity_whichever_way_it_came() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1", "--take-tensors"])];
