@@ -35,13 +35,15 @@ use crate::proto::{
 };
 use crate::tls::AgentTls;
 use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PROTOCOLS, STREAM_WINDOW};
+use accepting::Bounds;
 use announcements::Announcements;
 use call::JobCall;
 use jobs::{Jobs, Place};
 use watching::Watch;
 
-/// Calls of one connection: a few for each engine, and files that are under way. A frontend that wants more waits.
-const MOST_STREAMS: u32 = 4096;
+/// Calls of one connection: two for each engine, or files that are under way, which have the connection's bytes in common. A frontend that
+/// wants more waits.
+const MOST_STREAMS: u32 = 256;
 
 /// The engines of this machine, for frontends on any.
 pub struct AgentServer {
@@ -146,7 +148,7 @@ pub async fn serve(
     let routes = AgentRoutes::new(agent)
         .max_decoding_message_size(MOST_MESSAGE_BYTES)
         .max_encoding_message_size(MOST_MESSAGE_BYTES);
-    let serving = server.add_service(routes).serve_with_incoming(accepting::accept(listener, tls));
+    let serving = server.add_service(routes).serve_with_incoming(accepting::accept(listener, tls, Bounds::default()));
     tokio::select! {
         served = serving => served,
         () = stop => Ok(()),

@@ -6,28 +6,60 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
 
-pub(crate) enum Wire {
+/// One connection.
+pub(crate) struct Wire {
+    socket: Socket,
+    /// Was read already, and is read again first.
+    again: &'static [u8],
+    /// Its place among those that there may be.
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+enum Socket {
     Plain(TcpStream),
     Encrypted(Box<TlsStream<TcpStream>>),
 }
 
+impl Wire {
+    pub(crate) fn plain(stream: TcpStream) -> Self {
+        Self { socket: Socket::Plain(stream), again: &[], _place: None }
+    }
+
+    pub(crate) fn encrypted(stream: impl Into<TlsStream<TcpStream>>) -> Self {
+        Self { socket: Socket::Encrypted(Box::new(stream.into())), again: &[], _place: None }
+    }
+
+    /// The same, of which these bytes were read and are read again, and which gives its place back when it is closed.
+    pub(crate) fn placed(self, again: &'static [u8], place: OwnedSemaphorePermit) -> Self {
+        Self { again, _place: Some(place), ..self }
+    }
+}
+
 impl AsyncRead for Wire {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::Encrypted(stream) => Pin::new(stream).poll_read(cx, buf),
+        let this = self.get_mut();
+        if !this.again.is_empty() {
+            let (now, later) = this.again.split_at(this.again.len().min(buf.remaining()));
+            buf.put_slice(now);
+            this.again = later;
+            return Poll::Ready(Ok(()));
+        }
+        match &mut this.socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Socket::Encrypted(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
 
 impl AsyncWrite for Wire {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Self::Encrypted(stream) => Pin::new(stream).poll_write(cx, bytes),
+        match &mut self.get_mut().socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Socket::Encrypted(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -36,30 +68,30 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
-            Self::Encrypted(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
+        match &mut self.get_mut().socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
+            Socket::Encrypted(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Encrypted(stream) => stream.is_write_vectored(),
+        match &self.socket {
+            Socket::Plain(stream) => stream.is_write_vectored(),
+            Socket::Encrypted(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Encrypted(stream) => Pin::new(stream).poll_flush(cx),
+        match &mut self.get_mut().socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Socket::Encrypted(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Encrypted(stream) => Pin::new(stream).poll_shutdown(cx),
+        match &mut self.get_mut().socket {
+            Socket::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Socket::Encrypted(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -36,10 +36,10 @@ impl Service<Uri> for Connecting {
             let stream = TcpStream::connect((&*host, to.port_u16().unwrap_or_default())).await?;
             // Each token is a message of its own.
             stream.set_nodelay(true)?;
-            let Some(tls) = tls else { return Ok(TokioIo::new(Wire::Plain(stream))) };
+            let Some(tls) = tls else { return Ok(TokioIo::new(Wire::plain(stream))) };
             let name = tls.name_at(&host)?;
             let stream = TlsConnector::from(tls.sides().await.client).connect(name, stream).await?;
-            Ok(TokioIo::new(Wire::Encrypted(Box::new(stream.into()))))
+            Ok(TokioIo::new(Wire::encrypted(stream)))
         }
         .boxed()
     }
