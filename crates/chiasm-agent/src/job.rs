@@ -36,6 +36,9 @@ fn raw(tokens: &[TokenId]) -> Vec<u32> {
     tokens.iter().map(|token| token.0).collect()
 }
 
+/// Continuations of a job: more than a frontend asks for. Each is a request of the engine.
+pub(crate) const MOST_CHOICES: usize = 1024;
+
 const TOKEN_BYTES: usize = size_of::<u32>();
 
 /// A token that follows itself at least so often stands once: to say how often it is there takes eight bytes.
@@ -297,7 +300,7 @@ fn sampling_to_message(sampling: &Sampling) -> proto::Sampling {
 
 /// `None` if a part is malformed. Ranges are the engine client's to check.
 fn sampling_from_message(message: proto::Sampling) -> Option<Sampling> {
-    if message.logit_bias_tokens.len() != message.logit_bias.len() {
+    if message.logit_bias_tokens.len() != message.logit_bias.len() || message.n as usize > MOST_CHOICES {
         return None;
     }
     let structured = match message.constraint {

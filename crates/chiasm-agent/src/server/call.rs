@@ -1,6 +1,7 @@
 //! The call over which a frontend gives an engine jobs.
 
 use std::collections::HashMap;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -16,6 +17,7 @@ use tonic::{Status, Streaming};
 use super::jobs::{Place, Teller, run};
 use crate::MOST_MESSAGE_BYTES;
 use crate::answer::failure_to_message;
+use crate::job::MOST_CHOICES;
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event;
 use crate::proto::{self, GenerateReply, GenerateRequest, JobEvent, Stop};
@@ -49,6 +51,25 @@ struct Handle {
     abort: AbortHandle,
     /// Takes continuations that are to end.
     stop: mpsc::UnboundedSender<usize>,
+    /// The continuations that nobody has ended: each can be ended once.
+    open: Vec<bool>,
+}
+
+impl Handle {
+    /// A job of `n` continuations, and those that are to end.
+    fn new(abort: AbortHandle, n: usize) -> (Self, mpsc::UnboundedReceiver<usize>) {
+        let (stop, stops) = mpsc::unbounded_channel();
+        (Self { abort, stop, open: vec![true; n] }, stops)
+    }
+
+    /// A job may wait for its media and take none: more than it has continuations must not gather.
+    fn stop(&mut self, choice: u32) {
+        if let Some(open) = self.open.get_mut(choice as usize)
+            && mem::take(open)
+        {
+            let _ = self.stop.send(choice as usize);
+        }
+    }
 }
 
 impl JobCall {
@@ -75,8 +96,8 @@ impl JobCall {
             }
             Request::Begin(job) => self.begin(job),
             Request::Stop(Stop { job, choice }) => {
-                if let Some(handle) = self.handles.get(&job) {
-                    let _ = handle.stop.send(choice as usize);
+                if let Some(handle) = self.handles.get_mut(&job) {
+                    handle.stop(choice);
                 }
             }
             Request::Abort(job) => self.abort(job),
@@ -92,11 +113,12 @@ impl JobCall {
             teller.tell(Event::Failure(failure_to_message(&JobError::NotTaken(full))));
             return;
         }
-        let (stop, stops) = mpsc::unbounded_channel();
-        let running = run(self.place.clone(), job, stops, teller).map(move |()| number);
         let (abort, registration) = AbortHandle::new_pair();
+        let n = job.sampling.as_ref().map_or(0, |sampling| sampling.n as usize);
+        let (handle, stops) = Handle::new(abort, n.min(MOST_CHOICES));
+        let running = run(self.place.clone(), job, stops, teller).map(move |()| number);
         self.running.push(Abortable::new(running.boxed(), registration));
-        self.handles.insert(number, Handle { abort, stop });
+        self.handles.insert(number, handle);
     }
 
     fn abort(&mut self, job: u64) {
@@ -164,5 +186,20 @@ impl Stream for JobCall {
         }
         let events = ready!(this.poll_events(context));
         Poll::Ready(Some(Ok(GenerateReply { events })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_continuation_is_ended_once() {
+        let (mut handle, mut stops) = Handle::new(AbortHandle::new_pair().0, 2);
+        for choice in [1, 1, 2, u32::MAX, 0, 1, 0] {
+            handle.stop(choice);
+        }
+        drop(handle);
+        assert_eq!(std::iter::from_fn(|| stops.try_recv().ok()).collect::<Vec<_>>(), [1, 0]);
     }
 }

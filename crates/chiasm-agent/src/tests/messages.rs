@@ -151,6 +151,7 @@ fn malformed_messages_are_refused_with_the_field() {
         wrong(&|message| message.media = vec![item.clone()])
     };
     assert_eq!(wrong(&|message| message.sampling = None), "sampling_params");
+    assert_eq!(wrong(&|message| message.sampling.as_mut().unwrap().n = u32::MAX), "sampling_params");
     assert_eq!(wrong(&|message| message.request_id = "a b".to_owned()), "request_id");
     assert_eq!(wrong(&|message| message.sampling.as_mut().unwrap().logit_bias.push(1.0)), "sampling_params");
     assert_eq!(
