@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use chiasm_backend::inbox::MOST_UNREAD_BYTES;
 use chiasm_transfer::Arena;
 use tokio::sync::watch;
 
@@ -124,7 +125,16 @@ impl EngineClient {
     ///
     /// Media items that the engine holds are sent without their data, and may be given without. Others that are given
     /// without make [`EngineError::NeedsData`]: nothing was sent, try again with their data.
-    pub fn submit(&self, mut request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
+    pub fn submit(&self, request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
+        self.submit_one_of(1, request)
+    }
+
+    /// Sends one of so many requests that have one reader, who leaves no more of all their outputs unread than of one.
+    pub(crate) fn submit_one_of(
+        &self,
+        count: usize,
+        mut request: EngineCoreRequest,
+    ) -> Result<OutputStream, EngineError> {
         validate::check(&request, &self.handle.ready, &self.handle.options)?;
         let connection = &self.handle.connection;
         // Held until the request is queued: the engine must see requests in the order in which the mirror does. The task that
@@ -134,7 +144,7 @@ impl EngineClient {
         if !keys.is_empty() {
             return Err(EngineError::NeedsData { keys });
         }
-        let arrivals = connection.registry().open(&request.request_id)?;
+        let arrivals = connection.registry().open(&request.request_id, MOST_UNREAD_BYTES / count.max(1))?;
         let delivered = order.hand_over(&mut request.mm_features);
         let stream = OutputStream::new(request.request_id.clone(), arrivals, connection.clone(), delivered);
         connection.send(Outgoing::Add(Box::new(request)))?;

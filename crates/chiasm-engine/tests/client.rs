@@ -6,8 +6,8 @@ mod mock_engine;
 use std::time::{Duration, Instant};
 
 use chiasm_engine::wire::{
-    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, PrefillStats, SchedulerStats,
-    UtilityOutput, Value, output,
+    ClientMessage, EngineCoreOutput, EngineCoreOutputs, EngineReady, FinishReason, Logprobs, PrefillStats,
+    SchedulerStats, UtilityOutput, Value, output,
 };
 use chiasm_engine::{ClientOptions, DeathCause, EngineClient, EngineEndpoints, EngineError, PendingEngine, SocketDir};
 use chiasm_types::TokenId;
@@ -104,6 +104,32 @@ async fn an_answer_that_nobody_reads_is_aborted_and_holds_up_no_other() {
     assert!(matches!(end, Some(Err(EngineError::Unread))), "{end:?}");
     assert_eq!(outputs, 1 << 14);
     assert!(soon(unread.next()).await.is_none());
+}
+
+#[tokio::test]
+async fn large_outputs_that_nobody_reads_end_their_request_earlier() {
+    let dir = SocketDir::new().unwrap();
+    let (client, mut engine) = connected(&dir).await;
+    let mut unread = client.submit(text_request("unread")).unwrap();
+    engine.receive_add().await;
+    // Twelve megabytes each.
+    let positions = 1 << 20;
+    let prompt_logprobs = Some(Logprobs {
+        width: 1,
+        token_ids: vec![TokenId(5); positions],
+        logprobs: vec![-1.0; positions],
+        ranks: vec![1; positions],
+    });
+    let output = EngineCoreOutput { request_id: "unread".into(), prompt_logprobs, ..EngineCoreOutput::default() };
+    for _ in 0..8 {
+        let outputs = vec![output.clone()];
+        engine.send(EngineCoreOutputs { outputs, ..EngineCoreOutputs::default() }).await;
+    }
+    assert!(matches!(engine.receive().await, ClientMessage::Abort(ids) if ids == ["unread"]));
+    for _ in 0..6 {
+        soon(unread.next()).await.unwrap().unwrap();
+    }
+    assert!(matches!(soon(unread.next()).await, Some(Err(EngineError::Unread))));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use chiasm_backend::inbox::{MOST_UNREAD, Receiver, Sender, inbox};
+use chiasm_backend::inbox::{Held, MOST_UNREAD_BYTES, Receiver, Sender, inbox};
 use chiasm_backend::{Death, JobError};
 use foldhash::fast::RandomState;
 use prost::Message;
@@ -75,7 +75,7 @@ impl Jobs {
         if job.encoded_len() > MOST_JOB_BYTES {
             return Err(JobError::Refused { field: "body".to_owned(), message: "is too long".to_owned() });
         }
-        let (sender, events) = inbox();
+        let (sender, events) = inbox(MOST_UNREAD_BYTES);
         {
             let mut jobs = self.running.jobs();
             if let Some(death) = self.ended() {
@@ -116,6 +116,24 @@ impl Jobs {
     }
 }
 
+impl Held for Event {
+    fn held_bytes(&self) -> usize {
+        match self {
+            Self::Output(output) => {
+                let logprobs = output.logprobs.iter().map(|logprob| {
+                    size_of_val(logprob) + size_of_val(&logprob.top_tokens[..]) + size_of_val(&logprob.top_logprobs[..])
+                });
+                let prompt = output.prompt_logprobs.as_ref().map_or(0, |prompt| {
+                    size_of_val(&prompt.tokens[..]) + size_of_val(&prompt.logprobs[..]) + size_of_val(&prompt.ranks[..])
+                });
+                size_of_val(&output.tokens[..]) + logprobs.sum::<usize>() + prompt
+            }
+            // Seldom, and mostly words.
+            other => other.encoded_len(),
+        }
+    }
+}
+
 fn message(request: Request) -> GenerateRequest {
     GenerateRequest { request: Some(request) }
 }
@@ -143,9 +161,7 @@ impl Running {
                 if matches!(event, Event::Ended(_) | Event::Failure(_)) {
                     job.send(Ok(event));
                     jobs.remove(&number);
-                } else if job.unread() < MOST_UNREAD {
-                    job.send(Ok(event));
-                } else {
+                } else if !job.offer(Ok(event)) {
                     job.send(Err(JobError::Unread));
                     jobs.remove(&number);
                     let _ = aborts.send(message(Request::Abort(number)));

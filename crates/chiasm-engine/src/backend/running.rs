@@ -286,7 +286,7 @@ impl Sender {
             let sent: Result<Vec<_>, _> = choices
                 .clone()
                 .map(|choice| {
-                    engine.client.submit(EngineCoreRequest {
+                    let request = EngineCoreRequest {
                         request_id: format!("{id}-{choice}"),
                         prompt_token_ids: self.prompt.clone(),
                         mm_features: features.clone(),
@@ -309,7 +309,8 @@ impl Sender {
                             .map(|&(name, value)| (name.to_owned(), value))
                             .collect(),
                         ..EngineCoreRequest::default()
-                    })
+                    };
+                    engine.client.submit_one_of(job.sampling.n, request)
                 })
                 .collect();
             match sent {

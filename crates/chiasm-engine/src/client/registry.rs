@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use chiasm_backend::inbox::{MOST_UNREAD, Receiver, Sender, inbox};
+use chiasm_backend::inbox::{Receiver, Sender, inbox};
 use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
 
@@ -51,15 +51,15 @@ impl Registry {
         }
     }
 
-    /// Opens a stream. The id must not be open.
-    pub(super) fn open(&mut self, request_id: &str) -> Result<Receiver<Arrival>, EngineError> {
+    /// Opens a stream, whose outputs may hold so many bytes until they are read. The id must not be open.
+    pub(super) fn open(&mut self, request_id: &str, most_bytes: usize) -> Result<Receiver<Arrival>, EngineError> {
         if let Some(cause) = &self.death {
             return Err(EngineError::NotSent { cause: cause.clone() });
         }
         match self.streams.entry(request_id.to_owned()) {
             Entry::Occupied(_) => Err(EngineError::invalid("request_id", "is in use by a running request")),
             Entry::Vacant(entry) => {
-                let (sender, receiver) = inbox();
+                let (sender, receiver) = inbox(most_bytes);
                 entry.insert(Stream { arrivals: sender, sent: false });
                 Ok(receiver)
             }
@@ -113,13 +113,13 @@ impl Registry {
                 }
                 continue;
             };
-            if stream.arrivals.unread() < MOST_UNREAD && !has_ended {
+            if has_ended {
                 stream.arrivals.send(Ok(brought));
-            } else if let Some(stream) = self.streams.remove(&request_id) {
-                if !has_ended {
-                    nobodys.push(request_id);
-                }
-                stream.arrivals.send(if has_ended { Ok(brought) } else { Err(EngineError::Unread) });
+                self.streams.remove(&request_id);
+            } else if !stream.arrivals.offer(Ok(brought)) {
+                stream.arrivals.send(Err(EngineError::Unread));
+                self.streams.remove(&request_id);
+                nobodys.push(request_id);
             }
         }
         for request_id in outputs.finished_requests {

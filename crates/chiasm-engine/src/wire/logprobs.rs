@@ -56,6 +56,11 @@ impl Logprobs {
         self.ranks.is_empty()
     }
 
+    /// Bytes of memory of its lists.
+    pub(crate) fn held_bytes(&self) -> usize {
+        size_of_val(&self.token_ids[..]) + size_of_val(&self.logprobs[..]) + size_of_val(&self.ranks[..])
+    }
+
     /// One entry per position.
     pub fn positions(&self) -> impl Iterator<Item = PositionLogprobs<'_>> {
         let width = self.width.max(1);

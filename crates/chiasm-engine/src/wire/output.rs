@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use chiasm_backend::inbox::Held;
 use chiasm_types::TokenId;
 use rmp::Marker;
 use rmpv::Value;
@@ -122,6 +123,19 @@ impl Brought {
         };
         request_id.clone_into(&mut output.request_id);
         output
+    }
+}
+
+impl Held for Brought {
+    fn held_bytes(&self) -> usize {
+        match self {
+            Self::Tokens(tokens) => size_of_val(&tokens[..]),
+            Self::More(output) => {
+                let logprobs = output.new_logprobs.iter().chain(&output.prompt_logprobs);
+                let logprobs: usize = logprobs.map(Logprobs::held_bytes).sum();
+                size_of::<EngineCoreOutput>() + size_of_val(&output.new_token_ids[..]) + logprobs
+            }
+        }
     }
 }
 
