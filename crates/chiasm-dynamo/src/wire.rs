@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Begun};
 use crate::call_home::{CallHome, Expected};
 use crate::frame::{self, TwoPart};
 
@@ -61,6 +61,8 @@ pub(crate) struct Wire {
     address: String,
     home: CallHome,
     idle: Mutex<Vec<TcpStream>>,
+    /// What the worker has begun to answer.
+    begun: Begun,
 }
 
 /// What comes before a request's body (`RequestControlMessage` of Dynamo).
@@ -94,7 +96,7 @@ struct Info<'a> {
 
 impl Wire {
     pub(crate) fn new(address: &str, home: CallHome) -> Self {
-        Self { address: address.to_owned(), home, idle: Mutex::default() }
+        Self { address: address.to_owned(), home, idle: Mutex::default(), begun: Begun::default() }
     }
 
     /// Connects, for whoever wants to know whether the worker is there.
@@ -132,7 +134,7 @@ impl Wire {
         }
         drop(idle);
         match words {
-            None => Ok(Answer::new(expected)),
+            None => Ok(Answer::new(expected, self.begun.clone())),
             Some(words) => Err(AskError::Refused(words)),
         }
     }
