@@ -220,9 +220,10 @@ impl ChoiceDelta {
         self.reasoning_tokens += next.reasoning_tokens;
         self.tokens.extend(next.tokens);
         for piece in next.tool_calls {
-            match self.tool_calls.iter_mut().find(|call| call.index == piece.index) {
-                Some(call) => call.arguments.push_str(&piece.arguments),
-                None => self.tool_calls.push(piece),
+            // By index, so that it is found quickly: an answer may have tens of thousands.
+            match self.tool_calls.binary_search_by_key(&piece.index, |call| call.index) {
+                Ok(at) => self.tool_calls[at].arguments.push_str(&piece.arguments),
+                Err(at) => self.tool_calls.insert(at, piece),
             }
         }
         match (&mut self.logprobs, next.logprobs) {

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use chiasm_backend::{Content, Output};
+use chiasm_backend::{Content, Output, ToolCallDelta};
 use chiasm_prompt::{StopStrings, Tokenizer};
 use serde_json::json;
 
@@ -73,6 +73,21 @@ fn whole(deltas: Vec<ChoiceDelta>) -> ChoiceDelta {
         whole.append(delta);
         whole
     })
+}
+
+#[test]
+fn pieces_of_calls_are_gathered_by_index() {
+    let piece = |index, name: Option<&str>, arguments: &str| ToolCallDelta {
+        index,
+        id: name.map(|name| format!("call_{name}")),
+        name: name.map(str::to_owned),
+        arguments: arguments.to_owned(),
+    };
+    let of = |tool_calls| ChoiceDelta { tool_calls, ..ChoiceDelta::default() };
+    let first = vec![piece(0, Some("a"), ""), piece(2, Some("c"), "{"), piece(0, None, "{\"x\": ")];
+    let second = vec![piece(2, None, "}"), piece(1, Some("b"), "{}"), piece(0, None, "1}")];
+    let gathered = [piece(0, Some("a"), "{\"x\": 1}"), piece(1, Some("b"), "{}"), piece(2, Some("c"), "{}")];
+    assert_eq!(whole(vec![of(first), of(second)]).tool_calls, gathered);
 }
 
 const ANSWER: &str = "hm, the fox.</think>\n\nI look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Köln\"}}\n\
