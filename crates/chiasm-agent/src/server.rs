@@ -20,7 +20,7 @@ use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_types::WorkerId;
 use futures_util::{Stream, stream};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
@@ -45,6 +45,9 @@ use watching::Watch;
 /// wants more waits.
 const MOST_STREAMS: u32 = 256;
 
+/// Files and tensors that may be on their way here at once, of all frontends: each call takes memory before any byte of a file has come.
+const MOST_FILES: usize = 4096;
+
 /// The engines of this machine, for frontends on any.
 pub struct AgentServer {
     fleet: Arc<Fleet>,
@@ -57,6 +60,8 @@ pub struct AgentServer {
     /// One for each engine, of which every frontend that gives it jobs holds a clone.
     admissions: Vec<Arc<()>>,
     drain: Drain,
+    /// Places of files that are on their way.
+    files: Arc<Semaphore>,
     /// What reads tensors out of frontends' memory, if they are read.
     reader: Option<Arc<Reader>>,
 }
@@ -96,7 +101,8 @@ impl AgentServer {
         let announcements = (0..engines).map(|_| Arc::default()).collect();
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
         let (incarnation, jobs) = (rand::random(), drain.jobs.clone());
-        Self { fleet, media, engines, incarnation, jobs, announcements, admissions, drain, reader: None }
+        let files = Arc::new(Semaphore::new(MOST_FILES));
+        Self { fleet, media, engines, incarnation, jobs, announcements, admissions, drain, files, reader: None }
     }
 
     /// Reads tensors out of the memory of frontends that lend them.
@@ -108,6 +114,17 @@ impl AgentServer {
     /// What ends it.
     pub fn drain(&self) -> Drain {
         self.drain.clone()
+    }
+
+    /// A place for a file, if there is one.
+    fn place_of_file(&self) -> Result<SemaphorePermit<'_>, Status> {
+        self.files.try_acquire().map_err(|_| Status::resource_exhausted("too many files are on their way there"))
+    }
+
+    /// The places of files.
+    #[cfg(test)]
+    pub(crate) fn places_of_files(&self) -> Arc<Semaphore> {
+        self.files.clone()
     }
 
     fn engine(&self, number: u32) -> Result<WorkerId, Status> {
@@ -244,11 +261,13 @@ impl Agent for AgentServer {
     }
 
     async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {
+        let _place = self.place_of_file()?;
         files::put(&self.media, request.into_inner()).await?;
         Ok(Response::new(PutMediaReply {}))
     }
 
     async fn put_tensors(&self, request: Request<Streaming<TensorChunk>>) -> Result<Response<PutTensorsReply>, Status> {
+        let _place = self.place_of_file()?;
         files::put_tensors(&self.media, request.into_inner()).await?;
         Ok(Response::new(PutTensorsReply {}))
     }
@@ -256,6 +275,7 @@ impl Agent for AgentServer {
     async fn read_tensors(&self, request: Request<ReadTensorsRequest>) -> Result<Response<ReadTensorsReply>, Status> {
         let reader = self.reader.as_ref();
         let reader = reader.ok_or_else(|| Status::failed_precondition("nothing is read by NIXL (--nixl-library)"))?;
+        let _place = self.place_of_file()?;
         files::read_lent(&self.media, reader, request.into_inner()).await.map(Response::new)
     }
 }

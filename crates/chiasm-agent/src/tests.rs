@@ -27,6 +27,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use prost::Message;
 use serde_json::Map;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tonic::Code;
 
 use crate::client::{AgentConnector, AgentLink, LinkError, OwnMemory};
@@ -58,6 +59,7 @@ struct Stand {
     model: Arc<ServedModel>,
     link: AgentLink,
     fleet: Arc<Fleet>,
+    places_of_files: Arc<Semaphore>,
 }
 
 impl Stand {
@@ -86,8 +88,9 @@ impl Stand {
             Some(reader) => agent.with_reader(reader),
             None => agent,
         };
+        let places_of_files = agent.places_of_files();
         tokio::spawn(serve(agent, listener, None, std::future::pending()));
-        Self { engine, model, link, fleet }
+        Self { engine, model, link, fleet, places_of_files }
     }
 
     /// The engine as a frontend has it.
@@ -467,6 +470,9 @@ async fn only_the_file_that_was_named_is_taken_and_no_more_than_was_said() {
     let rest = MediaChunk { bytes: Bytes::from_static(&PICTURE[100..]), ..MediaChunk::default() };
     let mut put = async |chunks: Vec<MediaChunk>| files.put_media(tokio_stream::iter(chunks)).await.map(drop);
     put(vec![first.clone(), rest.clone()]).await.unwrap();
+    let all = stand.places_of_files.try_acquire_many(stand.places_of_files.available_permits() as u32).unwrap();
+    assert_eq!(put(vec![first.clone(), rest.clone()]).await.unwrap_err().code(), Code::ResourceExhausted);
+    drop(all);
     for chunks in [
         vec![],
         vec![first.clone()],
