@@ -71,6 +71,8 @@ const ABOUT: [About; 3] = [
              out as 0.32 does.",
             "A prompt that leaves less room in the context than `max_tokens`: `vllm serve` 0.31 refuses it, Chiasm generates what there \
              is room for, as 0.32 does.",
+            "`text_offset` in streamed completions with log probabilities: `vllm serve` 0.31 counts the text that it has given out, Chiasm \
+             that of the tokens, as 0.32 does. With a character of several tokens, or stop strings, these are not the same.",
             "Requests to Qwen models that have `min_pixels` or `max_pixels` together with `size` in their `mm_processor_kwargs`: in `vllm \
              serve` 0.31 a whole `size` wins and half a one fails, in Chiasm the bounds win as in 0.32. Half a `size` alone fails there \
              for Qwen3-VL and Qwen3.5; in Chiasm it leaves the other half as it is.",

@@ -191,7 +191,7 @@ async fn is_answered_as_by_vllm_serve(model: &str, requests: &[Value], flags: &[
         found_as_predicted(&server.chat(request).await, block_size, model);
     }
     if model == "qwen25vl" {
-        prompts::as_told_by_vllm_serve(&server, &told).await;
+        prompts::as_told_by_vllm_serve(&server, &told, &environment.version).await;
         what_an_engine_fails_of_is_refused(&server).await;
         an_agent_calls_its_functions(&server).await;
         other_apis_call_alike(&server).await;
