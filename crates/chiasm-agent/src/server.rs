@@ -21,7 +21,7 @@ use chiasm_types::WorkerId;
 use futures_util::{Stream, stream};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
@@ -47,6 +47,9 @@ const MOST_STREAMS: u32 = 256;
 
 /// Files and tensors that may be on their way here at once, of all frontends: each call takes memory before any byte of a file has come.
 const MOST_FILES: usize = 4096;
+
+/// How long what was told last may take to the sockets. Nobody says when it is there, and a stream whose last token is lost is cut.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// The engines of this machine, for frontends on any.
 pub struct AgentServer {
@@ -77,11 +80,14 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Takes no new jobs from now on, and waits for those that run. Whether they have ended in time.
+    /// Takes no new jobs from now on, and waits for those that run, and until frontends have heard of their ends. Whether they have ended
+    /// in time.
     pub async fn finished_within(&self, time: Duration) -> bool {
         self.is_last.store(true, Relaxed);
         self.begun.send_replace(true);
-        timeout(time, self.jobs.all_ended()).await.is_ok()
+        let ended = timeout(time, self.jobs.all_ended()).await.is_ok();
+        sleep(LAST_WORDS).await;
+        ended
     }
 
     /// Refuses new jobs or takes them again, unless the agent goes down. How many run.

@@ -27,6 +27,7 @@
 
 mod adapter;
 mod backend;
+mod begun;
 mod capabilities;
 mod connector;
 mod error;
@@ -43,6 +44,7 @@ mod private_network;
 
 pub use adapter::{Adapter, AdapterError, OwnAdapter, adapter_engine_name};
 pub use backend::{Backend, KvSink, Load, LoadSink, MemoryUsage, OthersEvent, OthersItem, OthersJob, RunningJob};
+pub use begun::{Begun, BegunPart};
 pub use capabilities::{
     Capabilities, HandOff, InputForm, KvEventStream, KvSource, Lacks, Locality, MediaForm, TensorFormat,
 };

@@ -1,11 +1,10 @@
 //! The answer to one request, as the worker sends it home.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use chiasm_backend::{Begun, BegunPart};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -23,45 +22,6 @@ const CALLED_WITHIN: Duration = Duration::from_secs(30);
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// What a worker may send at once: Dynamo's own limit of a message is 32 MiB.
 const BOUNDS: Bounds = Bounds { header: 128 << 10, body: 64 << 20 };
-
-/// Bytes that have come of messages of one worker which are not all there, of which those up to [`FREE`] bytes count as nothing: a worker
-/// that begins them and says no more must not take all memory with the requests that it is given.
-const MOST_BEGUN: usize = 256 << 20;
-/// More than nearly all messages have.
-const FREE: usize = 64 << 10;
-
-/// Bytes of long messages that a worker has begun, in all of its answers. Clones count together.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Begun(Arc<AtomicUsize>);
-
-/// What one answer has of them.
-#[derive(Debug)]
-struct Counted {
-    begun: Begun,
-    bytes: usize,
-}
-
-impl Counted {
-    /// So many bytes have come and are not taken. False if there are too many of the worker's.
-    fn has_room_for(&mut self, came: usize) -> bool {
-        let (before, now) = (self.bytes, came.saturating_sub(FREE));
-        if before == now {
-            return true;
-        }
-        self.bytes = now;
-        if now < before {
-            self.begun.0.fetch_sub(before - now, Relaxed);
-            return true;
-        }
-        self.begun.0.fetch_add(now - before, Relaxed) + (now - before) <= MOST_BEGUN
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.begun.0.fetch_sub(self.bytes, Relaxed);
-    }
-}
 
 /// What ends an answer without its end, in words.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +45,7 @@ pub(crate) enum AnswerError {
 pub(crate) struct Answer {
     state: State,
     has_prologue: bool,
-    counted: Counted,
+    begun: BegunPart,
 }
 
 #[derive(Debug)]
@@ -147,8 +107,8 @@ impl<T> Annotated<T> {
 
 impl Answer {
     /// An answer that is waited for. What has come of a long message is counted in `begun`.
-    pub(crate) fn new(expected: Expected, begun: Begun) -> Self {
-        Self { state: State::Waiting(expected), has_prologue: false, counted: Counted { begun, bytes: 0 } }
+    pub(crate) fn new(expected: Expected, begun: &Begun) -> Self {
+        Self { state: State::Waiting(expected), has_prologue: false, begun: begun.part() }
     }
 
     /// What comes next of an engine's answer; `None` behind all of it. After an error there is nothing more. Cancel safe.
@@ -218,7 +178,7 @@ impl Answer {
                 State::Reading(Reading { stream, came }) => {
                     let nonsense = |error: crate::frame::FrameError| AnswerError::Nonsense(error.to_string());
                     let message = TwoPart::decode(came, BOUNDS).map_err(nonsense)?;
-                    if !self.counted.has_room_for(came.len()) {
+                    if !self.begun.has_room_for(came.len()) {
                         return Err(AnswerError::Nonsense("too many long messages at once".to_owned()));
                     }
                     if message.is_some() {
@@ -251,28 +211,4 @@ fn read_body<T: DeserializeOwned>(body: &Bytes) -> Result<T, AnswerError> {
 
 fn shown(header: &Bytes) -> String {
     String::from_utf8_lossy(&header[..header.len().min(100)]).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_messages_of_one_worker_are_bounded_together() {
-        let begun = Begun::default();
-        let counted = || Counted { begun: begun.clone(), bytes: 0 };
-        let mut all: Vec<_> = (0..4).map(|_| counted()).collect();
-        for long in &mut all {
-            assert!(long.has_room_for(1 << 20) && long.has_room_for(64 << 20));
-        }
-        let mut more = counted();
-        assert!(more.has_room_for(FREE), "short ones are not kept from anybody");
-        assert!(!more.has_room_for(1 << 20));
-        drop(more);
-        // One has come whole.
-        assert!(all[0].has_room_for(0));
-        assert!(counted().has_room_for(1 << 20));
-        drop(all);
-        assert_eq!(begun.0.load(Relaxed), 0);
-    }
 }

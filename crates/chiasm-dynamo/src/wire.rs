@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use chiasm_backend::Begun;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::answer::{Answer, Begun};
+use crate::answer::Answer;
 use crate::call_home::{CallHome, Expected};
 use crate::frame::{self, TwoPart};
 
@@ -134,7 +135,7 @@ impl Wire {
         }
         drop(idle);
         match words {
-            None => Ok(Answer::new(expected, self.begun.clone())),
+            None => Ok(Answer::new(expected, &self.begun)),
             Some(words) => Err(AskError::Refused(words)),
         }
     }

@@ -4,13 +4,14 @@ use std::fs;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use chiasm_backend::Begun;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Certificate, Client, Response, StatusCode};
 use tokio::time::timeout;
 use url::Url;
 
 use crate::address::Upstream;
-use crate::events::{Begun, Events};
+use crate::events::Events;
 
 /// Most bytes of an answer that is read as a whole.
 const MOST: usize = 16 << 20;
@@ -104,7 +105,7 @@ impl Server {
 
     /// The events of one more answer.
     pub(crate) fn events(&self) -> Events {
-        Events::counted(self.begun.clone())
+        Events::counted(&self.begun)
     }
 
     /// The base, which ends with a slash, with this below it.
