@@ -35,7 +35,7 @@ const FEW_CANDIDATES: usize = 100;
 pub(crate) const TOKENS_OF_CANDIDATE: usize = 16;
 /// Memory that each takes while an answer is written, which holds its text and what it stands in.
 const BYTES_OF_CANDIDATE: u64 = 256;
-/// As many as take a megabyte are not counted: a usual answer should not fail at its very end for want of memory.
+/// So many are not counted, which take a megabyte: a usual answer should not fail at its very end for want of memory.
 const UNCOUNTED_CANDIDATES: usize = 4096;
 
 /// `POST /v1/chat/completions`

@@ -132,7 +132,7 @@ mod tests {
         let _client = saying(to, &[PREFACE, b"more"].concat()).await;
         let mut wire = connections.next().await.unwrap().unwrap();
         let mut said = [0; PREFACE.len() + 4];
-        // In pieces, as it may be read.
+        // It may be read in pieces.
         wire.read_exact(&mut said[..5]).await.unwrap();
         wire.read_exact(&mut said[5..]).await.unwrap();
         assert_eq!(said[..], [PREFACE, b"more"].concat());

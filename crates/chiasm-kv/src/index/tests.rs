@@ -359,7 +359,7 @@ fn presumed_blocks_are_shed_below_a_cap() {
 
 #[test]
 fn a_worker_holds_no_more_blocks_than_it_may() {
-    // In tests alone; see `worker`.
+    // `worker` has this bound in tests alone.
     const MOST: u64 = 1 << 15;
     let index = index();
     let blocks = |of: std::ops::Range<u64>| {

@@ -45,7 +45,7 @@ impl Foreseen {
         let request = understood(frontend, path, body, caller).await?;
         let prepared = prepare(frontend, request, None, caller, classes.clone()).await;
         let mut prepared = prepared.inspect_err(|error| tracing::debug!(%error, "a request is not foreseen")).ok()?;
-        // With settings a name is only a part of what a server knows an item by.
+        // A name is only a part of what a server knows an item by that has settings.
         let has_settings = prepared.needs.processor_kwargs;
         let (mut named, mut learned) = (Vec::new(), Vec::new());
         for class in classes.iter().filter(|class| class.input == InputForm::Messages) {

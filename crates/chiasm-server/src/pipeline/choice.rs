@@ -220,7 +220,7 @@ impl ChoiceDelta {
         self.reasoning_tokens += next.reasoning_tokens;
         self.tokens.extend(next.tokens);
         for piece in next.tool_calls {
-            // By index, so that it is found quickly: an answer may have tens of thousands.
+            // They are sorted by index, so that one is found quickly: an answer may have tens of thousands.
             match self.tool_calls.binary_search_by_key(&piece.index, |call| call.index) {
                 Ok(at) => self.tool_calls[at].arguments.push_str(&piece.arguments),
                 Err(at) => self.tool_calls.insert(at, piece),

@@ -16,7 +16,7 @@ use super::block::{ItemKey, StoredBlock};
 /// until these are asked about again.
 const MOST_PROMPTS: usize = 512;
 const MOST_TOKENS: usize = 4 << 20;
-/// For so long after the end of an answer blocks of its prompt may still be told of.
+/// How long after the end of an answer blocks of its prompt may still be told of.
 const AFTERWARDS: Duration = Duration::from_secs(5);
 
 /// Prompts with images that one server was given.
@@ -47,7 +47,7 @@ pub(super) type Mark = (MmHash, i64);
 /// A prompt as the server is expected to write it.
 pub(super) struct Prompt {
     tokens: Arc<Vec<TokenId>>,
-    /// In the order of the prompt.
+    /// They stand in the order of the prompt.
     items: Vec<Item>,
     /// The chains in front of each block, as far as blocks are full.
     chains: OnceLock<Vec<Chain>>,
@@ -64,7 +64,7 @@ struct Item {
 pub(super) struct Reading {
     pub(super) tokens: Vec<TokenId>,
     pub(super) marks: Vec<Mark>,
-    /// Which item the server calls by which name.
+    /// The names by which the server calls items.
     pub(super) names: Vec<(String, MmHash)>,
 }
 
