@@ -19,12 +19,11 @@ mod pieces;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use chiasm_backend::{Death, Delivered, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks, Prefill};
+use chiasm_backend::{Death, Forward, Forwarded, InputForm, JobError, KeyScheme, Lacks};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::Charge;
 use chiasm_router::{Explanation, Reservation, RouteRequest};
@@ -49,7 +48,7 @@ use crate::fleet::{PresentClass, Worker};
 use crate::frontend::Frontend;
 use crate::openai::{Intake, RequestBody};
 use crate::page::Plan;
-use crate::pipeline::{Asked, Attempted, Attempts, Caller, Cause, Deadlines, RequestError, Took, keys_for, within};
+use crate::pipeline::{Attempted, Attempts, Caller, Cause, Deadlines, RequestError, keys_for, within};
 
 /// Text up to this many bytes is cut into pieces at once.
 const SMALL: usize = 64 << 10;
@@ -415,24 +414,13 @@ impl Passing<'_> {
         begun: Instant,
     ) -> Attempted {
         Attempted {
-            worker: reservation.worker,
-            class,
-            encoded: None,
-            prefilled: None,
             overlap_blocks: reservation.overlap_blocks,
             total_blocks: full_blocks.unwrap_or(reservation.total_blocks),
             // Of others nobody has counted them.
             prompt_tokens: foreseen.unwrap_or(0),
-            delivered: Delivered::default(),
-            prefill: Prefill::default(),
-            asked: Asked::default(),
-            took: Took::default(),
             picked: begun.saturating_duration_since(self.caller.arrived),
-            hand_off: Duration::ZERO,
-            prefill_wait: None,
-            first_token: None,
             moves: self.tried.lost,
-            explained: None,
+            ..Attempted::on(reservation.worker, class)
         }
     }
 }

@@ -1,110 +1,41 @@
 //! A prepared request on a worker: pick it, give its backend the job, and follow the answer. Another worker is tried when
 //! one dies, as long as the client has not been sent a token.
 
+mod attempted;
 mod attempts;
 mod encode;
+mod job;
 mod prefill;
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Job, Output, Prefill, RunningJob, Stage};
+use chiasm_backend::{Death, Output, Prefill, RunningJob, Stage};
 use chiasm_prompt::StopStrings;
 use chiasm_router::{Reservation, Route};
-use chiasm_types::{MmHash, PlanClassId, WorkerId};
+use chiasm_types::{MmHash, WorkerId};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::Stream;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tracing::Instrument;
 
+pub(crate) use self::attempted::{Asked, Attempted};
 pub(crate) use self::attempts::Attempts;
 use self::attempts::Failure;
-pub(crate) use self::encode::EncodedBy;
 use self::encode::encode;
+use self::job::job;
 pub(crate) use self::prefill::PrefilledBy;
 use self::prefill::{Prefilled, prefill};
 use super::choice::{Choice, ChoiceDelta, FinishedChoice};
 use super::deadlines::{Deadlines, within};
 use super::error::RequestError;
 use super::pick::pick;
-use super::prepare::{Prepared, Took};
-use super::sampling;
+use super::prepare::Prepared;
 use crate::adapters::ServedAdapter;
 use crate::frontend::Frontend;
-
-/// Where a request went and what it found there.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Attempted {
-    /// The worker that answers.
-    pub worker: WorkerId,
-    /// Whoever encoded media items, if that was another worker than the one that computed the prompt.
-    pub encoded: Option<EncodedBy>,
-    /// Whoever computed the prompt, if that was another worker.
-    pub prefilled: Option<PrefilledBy>,
-    /// The worker's plan class.
-    pub class: PlanClassId,
-    /// Leading blocks of the prompt that the worker held when it was picked.
-    pub overlap_blocks: usize,
-    /// Full blocks of the prompt.
-    pub total_blocks: usize,
-    /// Tokens of the expanded prompt.
-    pub prompt_tokens: usize,
-    /// How the media items travelled.
-    pub delivered: Delivered,
-    /// How the engine computed the prompt, by its own account; known with the first output.
-    pub prefill: Prefill,
-    /// How tokens were to be chosen.
-    pub asked: Asked,
-    /// What preparing it took.
-    pub took: Took,
-    /// Time from its arrival until the worker was picked.
-    pub picked: Duration,
-    /// Time that its worker's backend took to take it, with the media items that it lacked.
-    pub hand_off: Duration,
-    /// Time from its arrival until the engine began with its prompt, where that tells; known with the first output.
-    pub prefill_wait: Option<Duration>,
-    /// Time from its arrival to the first output.
-    pub first_token: Option<Duration>,
-    /// Workers that it was lost with before.
-    pub moves: usize,
-    /// Its number on the live page, if that tells of it.
-    pub explained: Option<u64>,
-}
-
-/// What a client has asked for that traces tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Asked {
-    /// `None` for the model's own.
-    pub temperature: Option<f64>,
-    /// `None` for the model's own.
-    pub top_p: Option<f64>,
-    /// `None` for as many as there is room for.
-    pub max_tokens: Option<usize>,
-    /// Continuations.
-    pub choices: usize,
-}
-
-impl Attempted {
-    /// The value of a `Server-Timing` header: times in milliseconds that are known by now.
-    pub(crate) fn server_timing(&self) -> String {
-        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        let mut timing = format!("prepare;dur={:.2}", milliseconds(self.took.fetch + self.took.plan + self.hand_off));
-        let known = [
-            ("queue", self.prefill.queued),
-            ("encode", self.encoded.map(|by| by.took)),
-            ("prefill", self.prefilled.map(|by| by.took)),
-            ("ttft", self.first_token),
-        ];
-        for (name, time) in known.into_iter().filter_map(|(name, time)| Some((name, time?))) {
-            timing.push_str(&format!(", {name};dur={:.2}", milliseconds(time)));
-        }
-        timing
-    }
-}
 
 /// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still runs.
 pub(crate) struct Generation {
@@ -190,34 +121,21 @@ impl Generation {
         let worker = reservation.worker;
         // It left in this moment.
         let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
-        // Its engine was replaced in this moment by one without the adapter, or of another class.
-        if prepared.adapter.as_ref().is_some_and(|adapter| !serving.has_adapter(adapter)) {
-            return Err(Failure::NotTaken(worker));
-        }
-        let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(worker))?;
+        let (plan, job) = job(frontend, prepared, &serving, stage, embedded.clone())?;
         let mut attempted = Attempted {
-            worker,
             encoded,
             prefilled,
-            class: plan.class,
             overlap_blocks: prefilled.map_or(reservation.overlap_blocks, |by| by.overlap_blocks),
             total_blocks: plan.keys.len(),
             prompt_tokens: plan.tokens.len(),
-            delivered: Delivered::default(),
-            prefill: prefilled.map(|by| by.prefill).unwrap_or_default(),
-            asked: Asked {
-                temperature: prepared.sampling.temperature,
-                top_p: prepared.sampling.top_p,
-                max_tokens: prepared.sampling.max_tokens.map(|tokens| tokens as usize),
-                choices: prepared.sampling.n as usize,
-            },
+            asked: Asked::of(&prepared.sampling),
             took: prepared.took,
+            prefill: prefilled.map(|by| by.prefill).unwrap_or_default(),
             picked,
-            hand_off: Duration::ZERO,
             prefill_wait: prefilled.and_then(|by| Some(picked + by.hand_off + by.prefill.queued?)),
-            first_token: None,
             moves: before.lost,
             explained,
+            ..Attempted::on(worker, plan.class)
         };
         tracing::debug!(
             worker = %attempted.worker,
@@ -227,22 +145,6 @@ impl Generation {
         );
         frontend.metrics.routed(&attempted);
 
-        let limits = serving.backend.capabilities();
-        let sampling =
-            sampling::resolve(&frontend.model, &prepared.sampling, attempted.prompt_tokens, limits.max_model_len)?;
-        let job = Job {
-            id: prepared.id.clone(),
-            input: plan.input(),
-            media: plan.job_items.clone(),
-            sampling,
-            adapter: prepared.adapter.as_ref().map(|adapter| adapter.engine().clone()),
-            cache_salt: prepared.cache_salt.clone(),
-            priority: prepared.priority,
-            trace: prepared.trace.clone(),
-            reasoning: prepared.reasoning.clone(),
-            stage,
-            embedded: embedded.clone(),
-        };
         let handing_over = tracing::debug_span!("hand_off", %worker);
         let handed_over = Instant::now();
         let deadlines = prepared.deadlines;

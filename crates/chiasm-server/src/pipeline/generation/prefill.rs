@@ -9,11 +9,10 @@ use chiasm_types::{MmHash, WorkerId};
 use tokio::time::Instant;
 
 use super::attempts::Failure;
-use crate::fleet::Worker;
+use super::job::job;
 use crate::frontend::Frontend;
 use crate::pipeline::deadlines::within;
 use crate::pipeline::prepare::Prepared;
-use crate::pipeline::sampling;
 
 /// What came of a prompt on a worker of its own.
 pub(super) struct Prefilled {
@@ -50,7 +49,8 @@ pub(super) async fn prefill(
     let started = Instant::now();
     let worker = reservation.worker;
     let serving = frontend.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
-    let job = job(frontend, prepared, &serving, embedded)?;
+    let (plan, job) = job(frontend, prepared, &serving, Stage::Prefill, embedded.to_vec())?;
+    let job = Job { sampling: of_prompt(job.sampling), ..job };
     let deadline = prepared.deadlines.first_token;
     let starting = serving.backend.start(Arc::new(job));
     let mut running = within(deadline, starting).await?.map_err(|error| Failure::of_job(worker, error))?;
@@ -70,7 +70,7 @@ pub(super) async fn prefill(
     reservation.first_token();
     let prefill = found.unwrap_or_default();
     if found.is_some() {
-        let prompt = prepared.plan(serving.class).map_or(0, |plan| plan.tokens.len());
+        let prompt = plan.tokens.len();
         frontend.metrics.prompt_found(&reservation, reservation.overlap_blocks, prompt, prefill.cached_tokens);
     }
     let by = PrefilledBy {
@@ -83,30 +83,6 @@ pub(super) async fn prefill(
     };
     frontend.metrics.prefilled(&by);
     Ok(Prefilled { left: running.left(), by })
-}
-
-/// The job of a prompt alone.
-fn job(frontend: &Frontend, prepared: &Prepared, serving: &Worker, embedded: &[MmHash]) -> Result<Job, Failure> {
-    let worker = serving.id;
-    if prepared.adapter.as_ref().is_some_and(|adapter| !serving.has_adapter(adapter)) {
-        return Err(Failure::NotTaken(worker));
-    }
-    let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(worker))?;
-    let limits = serving.backend.capabilities();
-    let resolved = sampling::resolve(&frontend.model, &prepared.sampling, plan.tokens.len(), limits.max_model_len)?;
-    Ok(Job {
-        id: prepared.id.clone(),
-        input: plan.input(),
-        media: plan.job_items.clone(),
-        sampling: of_prompt(resolved),
-        adapter: prepared.adapter.as_ref().map(|adapter| adapter.engine().clone()),
-        cache_salt: prepared.cache_salt.clone(),
-        priority: prepared.priority,
-        trace: prepared.trace.clone(),
-        reasoning: prepared.reasoning.clone(),
-        stage: Stage::Prefill,
-        embedded: embedded.to_vec(),
-    })
 }
 
 /// One token that nobody sees: nothing that makes it dear, or could end the job another way.
