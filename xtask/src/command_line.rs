@@ -4,6 +4,7 @@ use crate::bench_peers::{Bench, DoorSides, SHORT_MACHINES, SHORT_PROCESSOR, SHOR
 use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
+use crate::sglang_env;
 use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
 
@@ -11,10 +12,11 @@ use crate::vllm_overlay::{NEWEST, VERSIONS};
 pub(crate) const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  test [--no-vllm | --vllm VERSION | --vllm all] [--sglang]
+  test [--no-vllm | --vllm VERSION | --vllm all] [--sglang [VERSION]]
                     everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM
                     --vllm takes engines of another version, or of each, the newest first, and keeps what passed in
-                    docs/versions.md; --no-vllm leaves them out, loudly; --sglang adds real SGLang servers
+                    docs/versions.md; --no-vllm leaves them out, loudly; --sglang adds real SGLang servers,
+                    of the newest version unless another one is named
   soak [--minutes N] [--seed S]
                     mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
                     random seed unless they are given
@@ -23,7 +25,8 @@ usage: cargo xtask COMMAND
   vllm-drift VERSION [--write]
                     say what a version of vLLM, as 0.34.0, changes of what Chiasm relies on, and exchange messages with its types;
                     fails if anything changed. --write makes it the known state of its minor version, after you have looked
-  sglang-env        make or reuse what real SGLang for CPU needs beside that environment, print its path
+  sglang-env [VERSION]
+                    make or reuse what real SGLang for CPU needs beside that environment, print its path
   clients-env       make or reuse the Python environment with clients that other people use, print its path
   record-clients    record again what they send, for the tests: crates/chiasm/tests/recorded
   models            make or reuse the tiny random models, print their directory
@@ -90,7 +93,9 @@ pub(crate) enum Command {
         version: String,
         write: bool,
     },
-    SglangEnv,
+    SglangEnv {
+        version: &'static str,
+    },
     ClientsEnv,
     RecordClients,
     Models,
@@ -108,8 +113,8 @@ pub(crate) enum Command {
         versions: Vec<&'static str>,
         /// Whether what passed is kept, for `docs/versions.md`.
         record: bool,
-        /// Whether there are tests with real SGLang too.
-        sglang: bool,
+        /// The version of SGLang that there are tests with, too.
+        sglang: Option<&'static str>,
     },
     /// Builds what people install.
     Dist {
@@ -133,7 +138,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     let Some((name, flags)) = arguments.split_first() else {
         return Ok(Command::Help);
     };
-    let mut flags = flags.iter();
+    let mut flags = flags.iter().peekable();
     let mut command = match name.as_str() {
         "help" | "--help" | "-h" => Command::Help,
         "vllm-env" => Command::VllmEnv { version: VLLM_VERSION },
@@ -141,7 +146,10 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             Some("--help" | "-h") => return Ok(Command::Help),
             version => Command::VllmDrift { version: release(version)?, write: false },
         },
-        "sglang-env" => Command::SglangEnv,
+        "sglang-env" => match flags.next().map(String::as_str) {
+            Some("--help" | "-h") => return Ok(Command::Help),
+            version => Command::SglangEnv { version: version.map_or(Ok(sglang_env::NEWEST), sglang_version)? },
+        },
         "clients-env" => Command::ClientsEnv,
         "record-clients" => Command::RecordClients,
         "models" => Command::Models,
@@ -158,14 +166,17 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 Command::BenchPeers { bench, rounds: bench.fewest_rounds(), json: false, sides: DoorSides::default() }
             }
         },
-        "test" => Command::Test { versions: vec![NEWEST], record: false, sglang: false },
+        "test" => Command::Test { versions: vec![NEWEST], record: false, sglang: None },
         "soak" => Command::Soak { minutes: 2, seed: None },
         _ => return Err(Error::UnknownCommand { name: name.clone() }),
     };
     while let Some(flag) = flags.next() {
         match (flag.as_str(), &mut command) {
             ("--no-vllm", Command::Test { versions, .. }) => versions.clear(),
-            ("--sglang", Command::Test { sglang, .. }) => *sglang = true,
+            ("--sglang", Command::Test { sglang, .. }) => {
+                let named = flags.next_if(|next| !next.starts_with("--"));
+                *sglang = Some(named.map_or(Ok(sglang_env::NEWEST), |name| sglang_version(name))?);
+            }
             ("--vllm", Command::Test { versions, record, .. }) => {
                 *record = true;
                 *versions = match flags.next().map(String::as_str) {
@@ -232,6 +243,11 @@ fn version(name: Option<&str>) -> Result<&'static str, Error> {
     VERSIONS.into_iter().find(is_named).ok_or_else(|| Error::UnknownVersion { name: name.to_owned() })
 }
 
+fn sglang_version(name: &str) -> Result<&'static str, Error> {
+    let known = sglang_env::VERSIONS.into_iter().find(|version| *version == name);
+    known.ok_or_else(|| Error::UnknownSglang { name: name.to_owned() })
+}
+
 /// A full release number, of any version of vLLM.
 fn release(name: Option<&str>) -> Result<String, Error> {
     let name = name.unwrap_or_default();
@@ -252,7 +268,9 @@ mod tests {
     fn commands_are_read_by_name() {
         assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
         assert_eq!(parse_words("vllm-env --vllm 0.33").unwrap(), Command::VllmEnv { version: "0.33.0" });
-        assert_eq!(parse_words("sglang-env").unwrap(), Command::SglangEnv);
+        assert_eq!(parse_words("sglang-env").unwrap(), Command::SglangEnv { version: "0.5.23" });
+        assert_eq!(parse_words("sglang-env 0.5.22").unwrap(), Command::SglangEnv { version: "0.5.22" });
+        assert!(parse_words("sglang-env 0.5.1").is_err());
         assert_eq!(parse_words("clients-env").unwrap(), Command::ClientsEnv);
         assert_eq!(parse_words("record-clients").unwrap(), Command::RecordClients);
         assert_eq!(parse_words("models").unwrap(), Command::Models);
@@ -266,12 +284,14 @@ mod tests {
     #[test]
     fn test_leaves_the_engines_out_only_when_told() {
         let told =
-            |versions: &[&'static str], record| Command::Test { versions: versions.to_vec(), record, sglang: false };
+            |versions: &[&'static str], record| Command::Test { versions: versions.to_vec(), record, sglang: None };
         let test = |versions| told(versions, true);
         assert_eq!(parse_words("test").unwrap(), told(&["0.33.0"], false));
         assert_eq!(parse_words("test --no-vllm").unwrap(), told(&[], false));
-        let with_sglang = Command::Test { versions: Vec::new(), record: false, sglang: true };
-        assert_eq!(parse_words("test --no-vllm --sglang").unwrap(), with_sglang);
+        let with_sglang = |version| Command::Test { versions: Vec::new(), record: false, sglang: Some(version) };
+        assert_eq!(parse_words("test --sglang --no-vllm").unwrap(), with_sglang("0.5.23"));
+        assert_eq!(parse_words("test --no-vllm --sglang 0.5.22").unwrap(), with_sglang("0.5.22"));
+        assert!(parse_words("test --sglang 0.1").is_err());
         assert_eq!(parse_words("test --vllm 0.32").unwrap(), test(&["0.32.0"]));
         assert_eq!(parse_words("test --vllm all").unwrap(), test(&["0.33.0", "0.32.0", "0.31.0"]));
         let error = parse_words("test --vllm 0.30").unwrap_err().to_string();

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
+use crate::sglang_env;
 use crate::vllm_overlay::VERSIONS;
 
 /// Why a command did not do what it was asked.
@@ -26,6 +27,9 @@ pub(crate) enum Error {
 
     #[error("`--vllm` takes one of {}, not `{name}`", VERSIONS.join(", "))]
     UnknownVersion { name: String },
+
+    #[error("of SGLang there is one of {}, not `{name}`", sglang_env::VERSIONS.join(", "))]
+    UnknownSglang { name: String },
 
     #[error("`vllm-drift` takes a full release number as 0.33.0, not `{found}`")]
     Release { found: String },

@@ -103,9 +103,9 @@ fn run(command: Command) -> Result<ExitCode, Error> {
             vllm_env::hint_at_old_ones(&setup, &current);
             println!("{}", env.path().display());
         }
-        Command::SglangEnv => {
+        Command::SglangEnv { version } => {
             let setup = setup()?;
-            println!("{}", sglang_env::ensure(&setup, &vllm_env::ensure(&setup)?)?.path().display());
+            println!("{}", sglang_env::ensure(&setup, &vllm_env::ensure(&setup)?, version)?.path().display());
         }
         Command::ClientsEnv => println!("{}", clients_env::ensure(&setup()?)?.path().display()),
         Command::RecordClients => {

@@ -87,20 +87,25 @@ impl Engines {
 }
 
 /// Runs all steps, those with real engines for each of these versions; whether all passed. `record` keeps what passed, for
-/// `docs/versions.md`. `sglang` runs those with real SGLang too.
-pub(crate) fn run(workspace: &Workspace, versions: &[&'static str], record: bool, sglang: bool) -> Result<bool, Error> {
+/// `docs/versions.md`. `sglang` runs those with real SGLang of a version too.
+pub(crate) fn run(
+    workspace: &Workspace,
+    versions: &[&'static str],
+    record: bool,
+    sglang: Option<&'static str>,
+) -> Result<bool, Error> {
     let Some((first, others)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
-        let passed = run_plan(workspace, &test_steps::plan(false, sglang), None)?.is_some();
+        let passed = run_plan(workspace, &test_steps::plan(false, sglang.is_some()), None, sglang)?.is_some();
         println!("\n{WITHOUT_ENGINES}");
         return Ok(passed);
     };
     let mut passed = Vec::new();
     let mut run = |plan: &[&'static Step], version| -> Result<(), Error> {
-        passed.extend(run_plan(workspace, plan, Some(version))?.map(|entries| tested(version, entries)));
+        passed.extend(run_plan(workspace, plan, Some(version), sglang)?.map(|entries| tested(version, entries)));
         Ok(())
     };
-    run(&test_steps::plan(true, sglang), first)?;
+    run(&test_steps::plan(true, sglang.is_some()), first)?;
     for version in others {
         println!("\n==> vLLM {version}");
         run(&test_steps::engine_steps(), version)?;
@@ -130,12 +135,13 @@ fn run_plan(
     workspace: &Workspace,
     plan: &[&'static Step],
     version: Option<&'static str>,
+    sglang: Option<&'static str>,
 ) -> Result<Option<Vec<Entry>>, Error> {
     let start = Instant::now();
     let mut background = version.map(|version| Background::start(workspace, version)).transpose()?;
     let entries = walk(plan, |step| {
         let start = Instant::now();
-        (perform(step, workspace, background.as_mut()), start.elapsed())
+        (perform(step, workspace, background.as_mut(), sglang), start.elapsed())
     });
     let passed =
         entries.len() == plan.len() && !entries.iter().any(|entry| matches!(entry.outcome, Outcome::Failed(_)));
@@ -200,7 +206,12 @@ fn announce(number: usize, of: usize, step: &Step) {
     let _ = io::stdout().flush();
 }
 
-fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Background>) -> Outcome {
+fn perform(
+    step: &Step,
+    workspace: &Workspace,
+    background: Option<&mut Background>,
+    sglang: Option<&'static str>,
+) -> Outcome {
     let engines = match background {
         Some(background) if matches!(step.needs, Needs::RealEngines | Needs::RealEnginesAndDynamo) => {
             match background.wait() {
@@ -272,8 +283,8 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
         Ok(program) => cargo.envs(program),
         Err(left_out) => return left_out,
     };
-    if step.needs == Needs::RealSglang {
-        match sglang(workspace) {
+    if let (Needs::RealSglang, Some(version)) = (step.needs, sglang) {
+        match sglang_variables(workspace, version) {
             Ok(variables) => cargo.envs(variables),
             Err(error) => return Outcome::Failed(error.to_string()),
         };
@@ -285,10 +296,10 @@ fn perform(step: &Step, workspace: &Workspace, background: Option<&mut Backgroun
 }
 
 /// What the tests with real SGLang are told.
-fn sglang(workspace: &Workspace) -> Result<[(&'static str, PathBuf); 2], Error> {
+fn sglang_variables(workspace: &Workspace, version: &'static str) -> Result<[(&'static str, PathBuf); 2], Error> {
     let setup = Setup { workspace: workspace.clone(), output: Output::Terminal, cancel: Cancel::default() };
     let base = vllm_env::ensure(&setup)?;
-    let (env, models) = (sglang_env::ensure(&setup, &base)?, models::ensure(&setup, &base)?);
+    let (env, models) = (sglang_env::ensure(&setup, &base, version)?, models::ensure(&setup, &base)?);
     Ok([("CHIASM_TEST_SGLANG_PYTHON", env.python()), ("CHIASM_TEST_MODELS", models)])
 }
 

@@ -72,6 +72,8 @@ pub enum KeyScheme {
     Text,
     /// SGLang's own hashes of its blocks, as `chiasm_kv::EngineHashing::Sglang` makes them.
     Sglang,
+    /// Those of SGLang 0.5.22, as `chiasm_kv::EngineHashing::SglangNarrow` makes them.
+    SglangNarrow,
     /// Dynamo's own hashes of its workers' blocks, as `chiasm_kv::EngineHashing::Dynamo` makes them.
     Dynamo,
 }

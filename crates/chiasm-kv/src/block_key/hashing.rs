@@ -14,6 +14,8 @@ pub enum EngineHashing {
     /// SGLang 0.5.23's (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first 8 bytes of a chain of SHA-256 over the
     /// block's token ids, where a media item's tokens are four numbers made of its identity, in turns.
     Sglang,
+    /// SGLang 0.5.22's: the same chain, where a media item's tokens are one number, made of 30 bits of its identity.
+    SglangNarrow,
     /// Dynamo 1.6's, of whichever engine is behind it: a chain of XXH3 over the hash of each block's token ids. What they make of media
     /// items depends on the engine: from the first item on the hashes are ours alone, good for what a worker was sent.
     Dynamo,
@@ -30,7 +32,8 @@ impl EngineHashing {
     pub fn keys(self, prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<BlockKey> {
         let keys = self.engine_hash_keys();
         let hashes = match self {
-            Self::Sglang => sglang(prompt, block_size),
+            Self::Sglang => sglang(prompt, block_size, wide_pads),
+            Self::SglangNarrow => sglang(prompt, block_size, narrow_pads),
             Self::Dynamo => dynamo(prompt, block_size),
         };
         hashes.into_iter().map(|hash| keys.key(&ExternalHash::U64(hash))).collect()
@@ -39,30 +42,37 @@ impl EngineHashing {
     fn engine_hash_keys(self) -> EngineHashKeys {
         let name = match self {
             Self::Sglang => "sglang",
+            Self::SglangNarrow => "sglang-narrow",
             Self::Dynamo => "dynamo",
         };
         EngineHashKeys::of(name)
     }
 }
 
+/// Where SGLang's numbers in place of media begin: above every vocabulary.
+const FIRST_PAD: u64 = 1_000_000;
+
 /// What stands in place of an item's tokens for SGLang: the k-th of them is number k mod 4.
-fn sglang_pads(identity: u64) -> [u64; 4] {
-    /// Above every vocabulary.
-    const BASE: u64 = 1_000_000;
+fn wide_pads(identity: u64) -> [u64; 4] {
     let digest = Sha256::new().chain_update("sglang-mm-wide-pad-v1").chain_update(identity.to_be_bytes()).finalize();
-    let mut pads = [BASE; 4];
+    let mut pads = [FIRST_PAD; 4];
     for (pad, bytes) in pads.iter_mut().zip(digest.chunks_exact(8)) {
         *pad += bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) & ((1 << 62) - 1);
     }
     pads
 }
 
-fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
+/// What stands there for SGLang 0.5.22.
+fn narrow_pads(identity: u64) -> [u64; 4] {
+    [FIRST_PAD + identity % (1 << 30); 4]
+}
+
+fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize, pads: fn(u64) -> [u64; 4]) -> Vec<u64> {
     let mut ids: Vec<u64> = prompt.tokens.iter().map(|token| u64::from(token.0)).collect();
     for span in prompt.media {
         // It takes identities of any length, and the low 64 bits of them.
         let [.., a, b, c, d, e, f, g, h] = *span.hash.as_bytes();
-        let pads = sglang_pads(u64::from_be_bytes([a, b, c, d, e, f, g, h]));
+        let pads = pads(u64::from_be_bytes([a, b, c, d, e, f, g, h]));
         let places = ids.iter_mut().skip(span.offset).take(span.length);
         places.zip(pads.into_iter().cycle()).for_each(|(id, pad)| *id = pad);
     }
@@ -139,12 +149,16 @@ mod tests {
         let hash = MmHash::new(std::array::from_fn(|at| at as u8));
         let media = [MediaSpan { hash, offset: 2, length: 5 }];
         let text = PromptBlocks { tokens: &tokens, ..PromptBlocks::default() };
+        let imaged = PromptBlocks { media: &media, ..text };
         let size = BlockSize::new(4).unwrap();
+        let sglang = |prompt: &PromptBlocks<'_>, size| sglang(prompt, size, wide_pads);
         assert_eq!(sglang(&text, size), [0xcf97adeedb59e05b, 0x4ebfa8a1f3c34151]);
         let salted = [0x9c6708b90645e96f, 0x59e0c51cb38e418d];
         assert_eq!(sglang(&PromptBlocks { salt: Some("s"), ..text }, size), salted);
         assert_eq!(sglang(&PromptBlocks { salt: Some(""), ..text }, size), sglang(&text, size));
-        assert_eq!(sglang(&PromptBlocks { media: &media, ..text }, size), [0x40de213fcf0f2741, 0x5a3f985addc4d3eb]);
+        assert_eq!(sglang(&imaged, size), [0x40de213fcf0f2741, 0x5a3f985addc4d3eb]);
+        assert_eq!(super::sglang(&imaged, size, narrow_pads), [0xaeeb804e29cb6175, 0x5af999b64cced939]);
+        assert_ne!(EngineHashing::SglangNarrow.keys(&text, size), EngineHashing::Sglang.keys(&text, size));
         let keys = EngineHashing::Sglang.keys(&text, size);
         let KeyScheme::EngineHashes(of_engine) = EngineHashing::Sglang.scheme() else { panic!() };
         assert_eq!(

@@ -8,6 +8,7 @@ use chiasm_types::{MmHash, Placeholder};
 fn hashing(scheme: KeyScheme) -> Option<EngineHashing> {
     match scheme {
         KeyScheme::Sglang => Some(EngineHashing::Sglang),
+        KeyScheme::SglangNarrow => Some(EngineHashing::SglangNarrow),
         KeyScheme::Dynamo => Some(EngineHashing::Dynamo),
         _ => None,
     }

@@ -19,11 +19,10 @@ use crate::server::{AskError, Server};
 const SERVER_INFO: &str = "server_info";
 const MODEL_INFO: &str = "model_info";
 
-/// The versions whose hashes of blocks are known to be what [`KeyScheme::Sglang`] makes: those that the tests were run with. Each may hash
-/// images otherwise, as they did before.
-const KNOWN: [&str; 1] = ["0.5.23"];
+/// What hashes blocks as versions of SGLang do: those that the tests were run with. Others may hash images otherwise.
+const KNOWN: [(&str, KeyScheme); 2] = [("0.5.23", KeyScheme::Sglang), ("0.5.22", KeyScheme::SglangNarrow)];
 
-/// Models of which SGLang 0.5.23 takes images beside text alone: beside tokens it refuses them, or fails.
+/// Models of which SGLang, up to 0.5.23, takes images beside text alone: beside tokens it refuses them, or fails.
 const IMAGES_WITH_TEXT: [&str; 3] = ["internvl", "internvl_chat", "llava_next"];
 
 /// Tokens of a block that is known by what was sent, where the server has blocks of single tokens.
@@ -187,7 +186,7 @@ impl Found {
                 // It is given files, and says what becomes of them only afterwards.
                 vllm_items: VllmItems::None,
                 placeholders: PlaceholderForm::Marker,
-                keys: if is_known { KeyScheme::Sglang } else { KeyScheme::Chiasm },
+                keys: hashing(&info.version).filter(|_| is_known).unwrap_or(KeyScheme::Chiasm),
                 block_size,
             },
             role: Role::Aggregated,
@@ -259,13 +258,19 @@ fn kv_source(info: &ServerInfo, locality: &Locality) -> KvSource {
     stream.map_or_else(|| unknown("where its KV events are published can't be reached from here"), KvSource::Events)
 }
 
+/// How this version hashes blocks, if that is known.
+fn hashing(version: &str) -> Option<KeyScheme> {
+    KNOWN.into_iter().find_map(|(known, keys)| (known == version).then_some(keys))
+}
+
 /// Why its events would be misunderstood.
 fn unusable(info: &ServerInfo, events: &KvEvents) -> Option<String> {
     let config = info.kv_events_config.as_deref().map(serde_json::from_str::<KvEventsConfig>);
     let has_format = config.is_some_and(|config| config.is_ok_and(|config| config.format.is_some()));
     Some(match info {
-        ServerInfo { version, .. } if !KNOWN.contains(&version.as_str()) => {
-            format!("how SGLang {version} hashes blocks is not known, only how {} does", KNOWN.join(", "))
+        ServerInfo { version, .. } if hashing(version).is_none() => {
+            let known = KNOWN.map(|(version, _)| version).join(", ");
+            format!("how SGLang {version} hashes blocks is not known, only how {known} do")
         }
         _ if events.dp_size != 1 => "it has several engines (--dp-size) and chooses among them by itself".to_owned(),
         ServerInfo { page_size: 0 | 1, .. } => "its blocks are single tokens (--page-size)".to_owned(),

@@ -35,10 +35,18 @@ async fn a_server_says_what_it_can_do() {
 }
 
 #[tokio::test]
+async fn the_version_before_has_other_names_for_images() {
+    let server = Server::that_is(with(server_info(), json!({"version": "0.5.22"}))).await;
+    let can = server.connect().await.unwrap().capabilities().clone();
+    assert_eq!(can.class.keys, KeyScheme::SglangNarrow);
+    assert!(matches!(can.kv, KvSource::Events(_)), "{:?}", can.kv);
+}
+
+#[tokio::test]
 async fn knowledge_is_exact_of_servers_alone_whose_hashes_are_known() {
     let events_with = |changes| json!({"kv_events": with(server_info()["kv_events"].clone(), changes)});
     for (change, why) in [
-        (json!({"version": "0.5.22"}), "0.5.22"),
+        (json!({"version": "0.5.21"}), "0.5.21"),
         (json!({"version": "0.5.23.post1"}), "0.5.23.post1"),
         (json!({"kv_events": null}), "--kv-events-config"),
         (events_with(json!({"publisher": "null"})), "--kv-events-config"),

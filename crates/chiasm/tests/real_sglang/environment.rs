@@ -48,7 +48,7 @@ impl Environment {
     }
 }
 
-/// The model as SGLang 0.5.23 reads it: it wants a name of Qwen2-VL's first configuration, that `transformers` no longer writes.
+/// The model as SGLang reads it: it wants a name of Qwen2-VL's first configuration, that `transformers` no longer writes.
 fn of_sglang(model: &Path) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(model).expect("a model") {
