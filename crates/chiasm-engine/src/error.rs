@@ -110,7 +110,7 @@ pub enum EngineError {
     /// A flag for vLLM that is set by Chiasm itself.
     #[error("{flag} can't be passed to vLLM: {instead}")]
     OwnedFlag {
-        /// The flag as given.
+        /// The flag as given, without a value.
         flag: String,
         /// What to do instead.
         instead: &'static str,

@@ -80,7 +80,7 @@ impl ApiError {
 
     /// 404: nothing is at this path.
     pub(crate) fn no_such_path() -> Self {
-        let message = "no such path; see the README for those that exist";
+        let message = "no such path; docs/serving.md lists those that exist";
         Self::new(StatusCode::NOT_FOUND, "no_such_path", message)
     }
 

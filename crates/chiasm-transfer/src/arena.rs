@@ -25,6 +25,8 @@ const GROWTH: u64 = 32 << 20;
 const BYTES_PER_LEASE: u64 = 64 << 10;
 const MIN_LEASES: u64 = 1024;
 const MAX_LEASES: u64 = 1 << 20;
+/// Far beyond any machine, and well within what addresses and lengths of files can say.
+const MAX_BYTES: u64 = (1 << 46) - PAGE;
 
 /// The shared memory of one start of one engine. Clones are the same arena; its memory is given back with the last of them
 /// and of its slots.
@@ -100,9 +102,12 @@ impl Arena {
     }
 
     pub(crate) fn create_in(dir: &Path, bytes: u64, leases: u32) -> io::Result<Self> {
-        let too_large = || io::Error::new(io::ErrorKind::InvalidInput, "an arena can't be that large");
-        let bytes = bytes.max(PAGE).checked_next_multiple_of(PAGE).filter(|&bytes| bytes < 1 << 46);
-        let bytes = bytes.ok_or_else(too_large)?;
+        let too_large = || {
+            let reason = format!("{bytes} bytes are more than an arena can have, {MAX_BYTES}");
+            io::Error::new(io::ErrorKind::InvalidInput, reason)
+        };
+        let paged = bytes.max(PAGE).checked_next_multiple_of(PAGE).filter(|&paged| paged <= MAX_BYTES);
+        let bytes = paged.ok_or_else(too_large)?;
         let (owner, number) = (Owner::this(), rand::random());
         let header = Header::new(leases, bytes, owner.pid, owner.start, number);
         let name = segment::name(owner, number);

@@ -47,13 +47,17 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let registration = args.agents.register(listener.local_addr().ok(), &model.name)?;
     let stop = async {
         signals::terminated().await;
-        tracing::info!("going down: requests in flight finish");
+        tracing::info!("going down: requests in flight finish, a second Ctrl-C cuts them off");
         // First: nobody else is to come.
         if let Some(registration) = registration {
             registration.end().await;
         }
-        if !drain.finished_within(args.limits.drain_timeout).await {
-            tracing::warn!("requests were still in flight (--drain-timeout)");
+        let finished = tokio::select! {
+            finished = drain.finished_within(args.limits.drain_timeout) => finished,
+            () = signals::interrupted() => false,
+        };
+        if !finished {
+            tracing::warn!("requests were still in flight (--drain-timeout, or a second Ctrl-C)");
         }
     };
     let served = chiasm_agent::serve(agent, listener, tls, stop).await;

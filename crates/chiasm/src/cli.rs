@@ -1,4 +1,4 @@
-//! The command line. Every flag of `serve` may also be given as an environment variable `CHIASM_…`.
+//! The command line. Every flag of `serve` but those of simulated engines may also be given as an environment variable `CHIASM_…`.
 
 mod access;
 mod agents;
@@ -73,6 +73,8 @@ const NOR_THESE: [&str; 9] = [
     "slo_itl",
     "allow_runtime_lora_updating",
 ];
+/// What concerns agents alone.
+const NOT_OF_FRONTENDS: [&str; 4] = ["announce", "announce_address", "take_tensors", "fetch_media"];
 /// Of the first, what concerns tensors that frontends have made.
 const BUT_THESE: [&str; 2] = ["processor", "processor_item_bytes"];
 
@@ -85,13 +87,18 @@ impl Cli {
         Self::read(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    /// All commands and their flags, as people see them: an agent shows only what concerns it.
+    /// All commands and their flags, as people see them: agents and frontends show only what concerns them.
     pub(crate) fn definition() -> clap::Command {
-        Self::command().mut_subcommand("agent", |agent| {
-            agent.mut_arg("port", |port| port.default_value(AGENT_PORT)).mut_args(|arg| {
-                let hidden = is_not_of_agents(&arg);
+        let hiding = |command: clap::Command, is_of_others: fn(&Arg) -> bool| {
+            command.mut_args(|arg| {
+                let hidden = arg.is_hide_set() || is_of_others(&arg);
                 arg.hide(hidden)
             })
+        };
+        Self::command().mut_subcommands(|command| match command.get_name() {
+            "serve" => hiding(command, |arg| NOT_OF_FRONTENDS.contains(&arg.get_id().as_str())),
+            "agent" => hiding(command, is_not_of_agents).mut_arg("port", |port| port.default_value(AGENT_PORT)),
+            _ => command,
         })
     }
 
@@ -161,8 +168,8 @@ pub(crate) struct ServeArgs {
     /// The model's name in requests [default: MODEL as given]
     #[arg(long, env = "CHIASM_SERVED_MODEL_NAME")]
     pub(crate) served_model_name: Option<String>,
-    /// Address to listen on
-    #[arg(long, env = "CHIASM_HOST", default_value = "127.0.0.1")]
+    /// Address to listen on; 0.0.0.0 or :: for all of this machine
+    #[arg(long, env = "CHIASM_HOST", default_value = "127.0.0.1", value_parser = ip_address)]
     pub(crate) host: IpAddr,
     /// Port to listen on; 0 picks a free one
     #[arg(long, env = "CHIASM_PORT", default_value_t = 8000)]
@@ -203,6 +210,18 @@ pub(crate) struct ServeArgs {
     /// Flags for every vLLM engine, after `--`
     #[arg(last = true, value_name = "VLLM_FLAGS")]
     pub(crate) vllm_args: Vec<String>,
+}
+
+impl ServeArgs {
+    /// The engines that are launched here.
+    pub(crate) fn launched(&self) -> EngineCounts {
+        let EngineArgs { sim, attach, upstream, engines, .. } = &self.engines;
+        if sim.is_some() || !attach.is_empty() {
+            return EngineCounts::aggregated(0);
+        }
+        let has_others = self.agents.has_agents() || !upstream.is_empty();
+        engines.clone().unwrap_or_else(|| EngineCounts::aggregated(if has_others { 0 } else { 1 }))
+    }
 }
 
 /// A simulated engine's size and speed.
@@ -346,6 +365,10 @@ pub(crate) struct SimEngineArgs {
     pub(crate) kv_events: String,
     #[command(flatten)]
     pub(crate) sim: SimArgs,
+}
+
+fn ip_address(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| "expected an IP address such as 127.0.0.1, or 0.0.0.0 for all of this machine".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

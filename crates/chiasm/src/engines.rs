@@ -29,6 +29,9 @@ pub(crate) async fn run(args: EnginesArgs) -> Result<(), CliError> {
         };
         return stop(&state, name, record).await;
     }
+    if engines.is_empty() && !args.json {
+        line!("no engines: none was launched with --keep-engines or waits on --attach, by what the state folder has");
+    }
     for (name, record) in &engines {
         let text = if args.json { as_json(name, record) } else { as_text(name, record) };
         line!("{text}");

@@ -19,10 +19,12 @@ pub(crate) enum CliError {
     Usage(String),
     #[error("{path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    #[error("can't listen on {address}: {source}; is another server there? --port 0 picks a free one")]
+    #[error("can't listen on {address}: {source}{}", listen_advice(source))]
     Listen { address: std::net::SocketAddr, source: io::Error },
     #[error(transparent)]
     Hub(#[from] HubError),
+    #[error("{source}; {model} is no directory here, so it is taken for the id of a model on the hub")]
+    HubModel { model: PathBuf, source: HubError },
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
@@ -46,5 +48,17 @@ pub(crate) enum CliError {
 impl CliError {
     pub(crate) fn file(path: &Path, source: io::Error) -> Self {
         Self::File { path: path.to_owned(), source }
+    }
+}
+
+/// What to do where nothing can listen.
+fn listen_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; is another server there? --port 0 picks a free one",
+        io::ErrorKind::PermissionDenied => {
+            "; ports below 1024 are for root and CAP_NET_BIND_SERVICE: give another --port"
+        }
+        io::ErrorKind::AddrNotAvailable => "; give an address of this machine as --host, or 0.0.0.0 for all of them",
+        _ => "",
     }
 }

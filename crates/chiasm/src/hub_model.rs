@@ -1,11 +1,12 @@
 //! A model given by its id on the Hugging Face hub.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use chiasm_hub::{HubRequest, HubSettings, Progress, Revision, Wanted, Weights, fetch};
 
-use crate::cli::{EngineArgs, ServeArgs};
+use crate::cli::ServeArgs;
 use crate::download_bar::DownloadBar;
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
@@ -22,7 +23,7 @@ pub(crate) async fn locate(args: &mut ServeArgs, flags: &VllmFlags) -> Result<()
     let bar = DownloadBar::show(request.repo.to_string(), progress.clone());
     let fetched = fetch(&request, &progress).await;
     drop(bar);
-    let snapshot = fetched?;
+    let snapshot = fetched.map_err(|source| CliError::HubModel { model: args.model.clone(), source })?;
     let (model, dir) = (&request.repo, snapshot.dir.display());
     tracing::info!(%model, revision = %request.revision, commit = snapshot.commit, %dir, "the model is in the hub's cache");
     (args.model, args.hub_files) = (snapshot.dir, snapshot.files);
@@ -47,7 +48,15 @@ pub(crate) async fn fetch_adapter(id: &str) -> Result<Option<PathBuf>, CliError>
 /// What is to be fetched; nothing for a directory.
 fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, CliError> {
     let model = args.model.display();
-    if args.model.exists() {
+    if args.model.is_file() {
+        let message = format!("MODEL {model} is a file: give the directory that has the model's files");
+        return Err(CliError::Usage(message));
+    }
+    let is_there = match args.model.try_exists() {
+        Err(source) if source.kind() == ErrorKind::PermissionDenied => return Err(CliError::file(&args.model, source)),
+        is_there => is_there.unwrap_or(false),
+    };
+    if is_there {
         return match &args.revision {
             Some(_) => Err(CliError::Usage(format!(
                 "--revision is for models of the hub, and {model} is on this machine: leave it out"
@@ -66,8 +75,7 @@ fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, Cl
         let message = "--revision after -- would say nothing to vLLM: give it before --, for Chiasm and vLLM together";
         return Err(CliError::Usage(message.to_owned()));
     }
-    let EngineArgs { sim, attach, upstream, engines, .. } = &args.engines;
-    let launches = sim.is_none() && attach.is_empty() && (upstream.is_empty() || engines.is_some());
+    let launches = args.launched().total() > 0;
     let kind = if flags.load_format == "auto" { Weights::AsVllmChooses } else { Weights::All };
     Ok(Some(HubRequest {
         repo,
@@ -108,6 +116,9 @@ mod tests {
         assert_eq!(wanted(&[]), (Some(Weights::AsVllmChooses), false));
         assert_eq!(wanted(&["--engines", "2", "--", "--load-format", "hf"]), (Some(Weights::All), false));
         assert_eq!(wanted(&["--sim", "1"]), (None, false));
+        assert_eq!(wanted(&["--agents", "gpu1:8100"]), (None, false));
+        assert_eq!(wanted(&["--agents", "gpu1:8100", "--engines", "1"]).0, Some(Weights::AsVllmChooses));
+        assert_eq!(wanted(&["--upstream", "http://gpu1:8000"]), (None, false));
         assert_eq!(wanted(&["--attach", "tcp://127.0.0.1:1", "--", "--trust-remote-code"]), (None, true));
     }
 

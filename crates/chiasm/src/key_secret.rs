@@ -1,5 +1,6 @@
 //! The secret of block keys that the frontends and agents of one fleet share.
 
+use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -26,14 +27,13 @@ pub(crate) fn share(file: Option<&Path>, state_dir: Option<&Path>) -> Result<(),
 }
 
 fn read(path: &Path) -> Result<KeySecret, CliError> {
-    let text = fs::read_to_string(path).map_err(|source| CliError::file(path, source))?;
+    let wrong = |reason: &dyn Display| CliError::Usage(format!("--block-key-secret: {}: {reason}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
     let digits = text.trim();
     let byte = |at: usize| digits.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
     let bytes: Option<Vec<u8>> = (0..32).map(byte).collect();
     let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).filter(|_| digits.len() == 64);
-    let bytes = bytes.ok_or_else(|| {
-        CliError::Usage(format!("{}: expected 64 hex digits, as openssl rand -hex 32 prints them", path.display()))
-    })?;
+    let bytes = bytes.ok_or_else(|| wrong(&"expected 64 hex digits, as openssl rand -hex 32 prints them"))?;
     Ok(KeySecret::new(bytes))
 }
 

@@ -21,6 +21,8 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
+/// The variable that says what is logged.
+const FILTER: &str = "CHIASM_LOG";
 /// Bytes of lines that wait to be written; as many again are being written.
 const QUEUE: usize = 4 << 20;
 /// Bytes of one line.
@@ -50,7 +52,9 @@ impl Log {
         // A descriptor of its own: the lock of `io::stderr` would be held for as long as its reader is stuck.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let log = Self::to(stderr)?;
-        let filter = EnvFilter::try_from_env("CHIASM_LOG").unwrap_or_else(|_| EnvFilter::new(default_filter));
+        let asked = EnvFilter::try_from_env(FILTER);
+        let wrong = asked.as_ref().err().filter(|_| std::env::var_os(FILTER).is_some()).map(ToString::to_string);
+        let filter = asked.unwrap_or_else(|_| EnvFilter::new(default_filter));
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_target(false)
@@ -62,6 +66,9 @@ impl Log {
             queue.panics.fetch_add(1, Ordering::Relaxed);
             tell(panic);
         }));
+        if let Some(reason) = wrong {
+            tracing::warn!(reason, default = default_filter, "{FILTER} is no filter, the default is taken");
+        }
         Ok(log)
     }
 

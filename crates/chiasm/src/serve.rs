@@ -26,12 +26,11 @@ use tokio::net::TcpListener;
 use crate::cli::{ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora;
-use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags};
-use crate::{agents, dynamo, hub_model, key_secret, nixl, signals, vllm_command, vllm_processor};
+use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
+use crate::{agents, doctor, dynamo, hub_model, key_secret, nixl, signals, vllm_command, vllm_processor};
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use settings::{
-    arena_policy, byte_budget, format_policy, limits, media_config, patience, receiver_cache_bytes, router_config,
-    routing_options,
+    arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes, router_config, routing_options,
 };
 
 pub(crate) use engines::connector;
@@ -67,6 +66,7 @@ pub(crate) async fn run(
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
         return Err(CliError::Usage("--nixl-library: there are no agents that could read (--agents)".to_owned()));
     }
+    doctor::warn_of_few_files(args.limits.max_connections);
     let lending = nixl::lending(&args).await?;
     let workers = connectors.len();
     let routing = routing_options(&args.routing)?;
@@ -124,7 +124,10 @@ pub(crate) async fn run(
     let drain = Drain { delay: args.limits.drain_delay, timeout: args.limits.drain_timeout };
     let terminated = async {
         signals::terminated().await;
-        tracing::info!(delay = drain.delay.as_secs_f64(), "going down: requests in flight finish");
+        tracing::info!(
+            delay = drain.delay.as_secs_f64(),
+            "going down: requests in flight finish, a second Ctrl-C cuts them off"
+        );
     };
     let summary = say_where(&listener, certificate.is_some(), &frontend, has_keys);
     let announce = async {
@@ -207,8 +210,9 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         }
         Side::Agent => None,
     };
+    warn_of_flags_for_nobody(args, helper.is_some());
     let takes_media = vllm_processor::takes_media(args, &model, helper.is_some() || args.agents.take_tensors);
-    let door = MediaDoor::new(media_config(&args.media, helper.is_some()), byte_budget(&args.media))?;
+    let door = media_door(&args.media, helper.is_some())?;
     let patience = patience(args);
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
@@ -227,8 +231,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         private_network: private_network.map(|PrivateNetwork { network, .. }| network),
         starts: args.engines.share_gpu.then(Arc::default),
     };
-    let stamps = lora::stamps(args, side);
-    let loras = lora::prepare(args, &model.name, stamps).await?;
+    let loras = lora::prepare(args, &model.name, lora::stamps(args, side)).await?;
     let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
     connectors.extend(upstreams(args, &model)?);
     let swept = SocketDir::sweep();
@@ -246,6 +249,16 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         adapters: loras.adapters,
         helper,
     })
+}
+
+/// Flags behind `--` are for engines that are launched, and for vLLM's processor, which makes what such engines would take.
+fn warn_of_flags_for_nobody(args: &ServeArgs, has_helper: bool) {
+    if args.launched().total() == 0
+        && !has_helper
+        && let Some(flag) = for_engines_alone(&args.vllm_args)
+    {
+        tracing::warn!(flag, "nobody heeds what is behind --: neither an engine nor vLLM's processor is launched here");
+    }
 }
 
 /// Binds the frontend's address.
@@ -276,14 +289,20 @@ pub(crate) async fn serve(
         async move {
             stop.await;
             frontend.begin_draining();
-            tokio::time::sleep(drain.delay).await;
+            tokio::select! {
+                () = tokio::time::sleep(drain.delay) => {}
+                () = signals::interrupted() => {}
+            }
             drop(stopping);
         }
     };
     let too_long = async {
         // Ends with an error when `stopping` is dropped, which is the signal.
         let _ = stopped.await;
-        tokio::time::sleep(drain.timeout).await;
+        tokio::select! {
+            () = tokio::time::sleep(drain.timeout) => {}
+            () = signals::interrupted() => {}
+        }
     };
     let serving = connections::serve(listener, certificate, frontend.clone(), graceful);
     tokio::pin!(serving);
@@ -292,7 +311,10 @@ pub(crate) async fn serve(
         never = page::keep(frontend.clone()) => match never {},
         () = too_long => {}
     }
-    tracing::warn!(seconds = drain.timeout.as_secs(), "requests were still in flight (--drain-timeout)");
+    tracing::warn!(
+        seconds = drain.timeout.as_secs(),
+        "requests were still in flight (--drain-timeout, or a second Ctrl-C)"
+    );
     frontend.fleet.cut("the frontend is going down");
     let _ = tokio::time::timeout(LAST_CHUNKS, serving).await;
 }

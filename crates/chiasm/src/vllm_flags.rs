@@ -42,6 +42,30 @@ const LORA: [&str; 5] =
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
+/// What Chiasm heeds itself, whoever starts the engines.
+const HEEDED: [&str; 14] = [
+    PROCESSOR_KWARGS,
+    LIMIT,
+    LANGUAGE_ONLY,
+    NOT_LANGUAGE_ONLY,
+    MEDIA_IO_KWARGS,
+    NORMALIZE,
+    NO_NORMALIZE,
+    MODEL_IMPL,
+    CONFIG_FORMAT,
+    TOKENIZER_MODE,
+    TRUST_REMOTE_CODE,
+    NO_TRUST_REMOTE_CODE,
+    LOAD_FORMAT,
+    REVISION,
+];
+
+/// The first flag that is for engines alone.
+pub(crate) fn for_engines_alone(args: &[String]) -> Option<String> {
+    let mut flags = args.iter().filter_map(|arg| Spelled::read(arg));
+    flags.find(|flag| !HEEDED.iter().any(|heeded| flag.means(heeded))).map(|flag| flag.name)
+}
+
 /// What the flags say.
 #[derive(Debug, PartialEq)]
 pub(crate) struct VllmFlags {
@@ -264,6 +288,16 @@ mod tests {
 
     fn kwargs(args: &[&str]) -> Value {
         Value::Object(read(args).unwrap().processor_kwargs)
+    }
+
+    #[test]
+    fn what_only_engines_could_heed_is_found() {
+        let found = |args: &[&str]| for_engines_alone(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>());
+        assert_eq!(found(&["--trust_remote_code", "--mm-processor-kwargs.max_pixels", "1"]), None);
+        assert_eq!(
+            found(&["--revision=v1", "--max_model_len", "4096", "--dtype", "half"]),
+            Some("--max-model-len".into())
+        );
     }
 
     #[test]

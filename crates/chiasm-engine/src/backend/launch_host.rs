@@ -165,7 +165,10 @@ impl RunningEngine for Process {
         async {
             let report = self.0.exited().await;
             let first = report.last_lines.len().saturating_sub(LAST_LINES);
-            let last_lines: String = report.last_lines[first..].iter().map(|line| format!("\n    {line}")).collect();
+            let last_lines: String = match &report.last_lines[first..] {
+                [] => " none".to_owned(),
+                lines => lines.iter().map(|line| format!("\n    {line}")).collect(),
+            };
             let advice = report.advice.map_or_else(String::new, |advice| format!("\n  what helps: {advice}"));
             format!("its process ended ({report}); its last words:{last_lines}{advice}")
         }

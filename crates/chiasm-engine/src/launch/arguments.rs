@@ -24,6 +24,28 @@ const OWNED: [(&str, &str); 16] = [
     ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
 
+/// Flags of vLLM's server. A headless engine takes them and heeds none, so a key that is given to it protects nothing.
+const OF_THE_SERVER: [&str; 17] = [
+    "--host",
+    "--port",
+    "--uds",
+    "--api-key",
+    "--ssl-*",
+    "--root-path",
+    "--allowed-origins",
+    "--allowed-methods",
+    "--allowed-headers",
+    "--allow-credentials",
+    "--chat-template",
+    "--default-chat-template-kwargs*",
+    "--exclude-tools-when-tool-choice-none",
+    "--lora-modules",
+    "--allowed-local-media-path",
+    "--allowed-media-domains",
+    "--trust-request-mm-kwargs",
+];
+const BEFORE: &str = "an engine has no server; give it to Chiasm, before --, if Chiasm has it (docs/from-vllm.md)";
+
 /// What belongs to Chiasm where engines have roles.
 const KV_TRANSFER: (&str, &str) = ("--kv-transfer-config*", "Chiasm sets it for each role, see --kv-connector");
 /// What belongs to Chiasm where some engines encode.
@@ -36,7 +58,9 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
             .find(|(config, (flag, _))| config.is_some() && is_flag(arg, flag))
             .map(|(_, (_, instead))| instead);
         if let Some(instead) = owned(arg).or(of_role) {
-            return Err(EngineError::OwnedFlag { flag: arg.clone(), instead });
+            // Without its value, which may be a key.
+            let flag = arg.split('=').next().unwrap_or_default().to_owned();
+            return Err(EngineError::OwnedFlag { flag, instead });
         }
     }
     let (host, port) = host_and_port(&spec.handshake)?;
@@ -72,7 +96,8 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
 ///
 /// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse, abbreviations.
 fn owned(arg: &str) -> Option<&'static str> {
-    OWNED.iter().find(|(owned, _)| is_flag(arg, owned)).map(|&(_, instead)| instead)
+    let of_ours = OWNED.iter().find(|(owned, _)| is_flag(arg, owned)).map(|&(_, instead)| instead);
+    of_ours.or_else(|| OF_THE_SERVER.iter().any(|flag| is_flag(arg, flag)).then_some(BEFORE))
 }
 
 /// Whether this argument is a flag, in any spelling; one ending in `*` stands for all that start so.
@@ -155,6 +180,9 @@ mod tests {
             "--no-enable-prefix-caching",
             "--api-server-count",
             "--data-par",
+            "--api-key=secret",
+            "--ssl_keyfile",
+            "--port",
         ] {
             let spec = LaunchSpec { extra_args: vec![flag.into()], ..spec() };
             assert!(matches!(spec.arguments(), Err(EngineError::OwnedFlag { .. })), "{flag}");
@@ -192,6 +220,9 @@ mod tests {
             "--model-impl",
             "auto",
             "--kv-cache-dtype",
+            "--trust-remote-code",
+            "--reasoning-parser=qwen3",
+            "--otlp-traces-endpoint",
         ];
         let spec = LaunchSpec { extra_args: extra_args.map(String::from).to_vec(), ..spec() };
         assert!(spec.arguments().unwrap().ends_with(&extra_args.map(String::from)));

@@ -49,7 +49,7 @@ pub(super) async fn keep(
             break;
         }
         let pause = backoff.pause_after(ready);
-        tracing::info!(worker = %id, seconds = pause.as_secs_f64(), "starting another engine after a pause");
+        tracing::info!(worker = %id, seconds = pause.as_secs_f64(), "connecting again after a pause");
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = shutdown.wait_for(|&down| down) => break,

@@ -1,5 +1,6 @@
 //! Flags that say who may ask.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use chiasm_server::ApiKeys;
@@ -25,8 +26,7 @@ impl AccessArgs {
     /// The keys.
     ///
     /// # Errors
-    /// [`CliError::File`] if the file can't be read, [`CliError::Usage`] for a key that is empty or can't stand in a header, and for a
-    /// file without any.
+    /// [`CliError::Usage`] for a key that is empty or can't stand in a header, and for a file that can't be read or has none.
     pub(crate) fn keys(&self) -> Result<ApiKeys, CliError> {
         let of_file = self.api_key_file.as_deref().map(read).transpose()?.unwrap_or_default();
         let keys: Vec<&str> =
@@ -40,12 +40,13 @@ impl AccessArgs {
 }
 
 fn read(path: &Path) -> Result<Vec<String>, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|error| CliError::file(path, error))?;
+    let wrong = |reason: &dyn Display| CliError::Usage(format!("--api-key-file: {}: {reason}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys: Vec<String> = lines.map(str::to_owned).collect();
     match keys.is_empty() {
         // Nobody writes such a file to let everybody in.
-        true => Err(CliError::Usage(format!("{} has no API key", path.display()))),
+        true => Err(wrong(&"it has no API key; give one a line")),
         false => Ok(keys),
     }
 }

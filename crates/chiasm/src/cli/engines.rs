@@ -12,11 +12,11 @@ use super::{json_object, positive, seconds, some_seconds, weight};
 
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Number of vLLM engines to launch, by role if some only prefill or decode: prefill=2,decode=4 [default: 1, or none with --agents
-    /// or --upstream]
+    /// Number of vLLM engines to launch, by role if some only encode, prefill or decode: prefill=2,decode=4 [default: 1, or none with
+    /// --agents, --discovery or --upstream]
     #[arg(long, env = "CHIASM_ENGINES", value_name = "N", conflicts_with_all = ["sim", "attach"])]
     pub(crate) engines: Option<EngineCounts>,
-    /// The vllm command
+    /// The vllm command, which without a folder is looked for beside chiasm and in the PATH
     #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
     pub(crate) vllm: PathBuf,
     /// Give each engine this many GPUs of its own, by CUDA_VISIBLE_DEVICES [default: leave it to vLLM]
@@ -40,8 +40,8 @@ pub(crate) struct EngineArgs {
     /// --enable-scale-out, or with mode=chat behind it as it is, sglang+http://HOST:PORT SGLang with --enable-metrics, trtllm+http://HOST:PORT
     /// trtllm-serve, http://HOST:PORT (or https:) any server of OpenAI's API, dynamo+etcd://HOST:PORT,…/NAMESPACE (or dynamo+etcds:, with the
     /// files of --etcd-ca-file and so on, or dynamo+file:///FOLDER/NAMESPACE) the workers of Dynamo that an etcd or a folder names. Options
-    /// go behind commas: mode=chat, block-size=N, api-key-file=FILE, ca-file=FILE; of Dynamo model=NAME, images, listen=IP:PORT,
-    /// announce=IP:PORT. May be given several times
+    /// go behind commas: mode=chat, block-size=N, api-key-file=FILE, ca-file=FILE; of Dynamo model=NAME, images, tensors[=TYPE],
+    /// listen=IP:PORT, announce=IP:PORT. May be given several times
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
     pub(crate) upstream: Vec<UpstreamArg>,
     /// Let launched engines outlive this process by so many seconds, for another chiasm serve with the same MODEL and flags for
@@ -70,7 +70,7 @@ pub(crate) struct EngineArgs {
     /// What engines are sent: raw values, which they normalise, or normalised floats [default: auto]
     #[arg(long, env = "CHIASM_MM_TENSOR_FORMAT", value_enum)]
     pub(crate) mm_tensor_format: Option<TensorFormats>,
-    /// The name of --mm-tensor-format before 0.2
+    /// The former name of --mm-tensor-format
     #[arg(long, env = "CHIASM_PIXELS", value_enum, hide = true, conflicts_with = "mm_tensor_format")]
     pub(crate) pixels: Option<TensorFormats>,
     /// Settings of the image processor for all requests, which a request's own replace key by key (vLLM's

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use chiasm_server::{Limits, Network};
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 
 use super::seconds;
 
@@ -30,7 +31,7 @@ pub(crate) struct LimitArgs {
     #[arg(long, env = "CHIASM_MIN_BODY_RATE", default_value_t = 1024)]
     pub(crate) min_body_rate: u64,
     /// Most open connections of clients; for more, others that wait for their clients are closed
-    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192)]
+    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192, value_parser = some())]
     pub(crate) max_connections: usize,
     /// Seconds after which a connection is closed that has not sent the head of its next request
     #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = seconds, default_value = "60")]
@@ -39,7 +40,7 @@ pub(crate) struct LimitArgs {
     #[arg(long, env = "CHIASM_WRITE_TIMEOUT", value_parser = seconds, default_value = "60")]
     pub(crate) write_timeout: Duration,
     /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at least 1024]
-    #[arg(long, env = "CHIASM_MAX_REQUESTS")]
+    #[arg(long, env = "CHIASM_MAX_REQUESTS", value_parser = some())]
     pub(crate) max_requests: Option<usize>,
     /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded: addresses or networks
     #[arg(long, env = "CHIASM_TRUSTED_PROXIES", value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
@@ -84,4 +85,9 @@ impl LimitArgs {
         let half = || available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
         self.async_threads.map_or_else(half, NonZeroUsize::get)
     }
+}
+
+/// A number of which 0 would serve nobody.
+fn some() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }

@@ -170,7 +170,12 @@ impl FromStr for AttachArg {
             Some((role, handshake)) => (role_named(role)?, handshake),
             None => (Role::Aggregated, text),
         };
-        Ok(Self { role, handshake: handshake.to_owned() })
+        match handshake.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')) {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Self { role, handshake: handshake.to_owned() })
+            }
+            _ => Err("expected an address such as tcp://127.0.0.1:29550".to_owned()),
+        }
     }
 }
 
@@ -242,6 +247,7 @@ mod tests {
         assert_eq!(of("tcp://h:1"), Ok((Role::Aggregated, "tcp://h:1".to_owned())));
         assert_eq!(of("decode=tcp://h:1"), Ok((Role::Decode, "tcp://h:1".to_owned())));
         assert!(of("decoder=tcp://h:1").is_err());
+        assert!(["h:1", "ipc:///x", "decode=tcp://h", "tcp://:1", "tcp://h:x"].iter().all(|text| of(text).is_err()));
     }
 
     #[test]

@@ -91,7 +91,8 @@ pub(crate) struct WeightArgs {
     /// The work that a worker did in the last seconds beyond the mean, in parts of it
     #[arg(long, value_parser = weight, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
-    /// A prompt block that an engine gets from the one that has computed it, or a block's embeddings from the one that has encoded them
+    /// A prompt block that an engine gets from the one that has computed it; an eighth of it is that of a block's embeddings from the one
+    /// that has encoded them
     #[arg(long, value_parser = weight, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
     /// A second engine, whatever the length of the prompt

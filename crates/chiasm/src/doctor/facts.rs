@@ -95,13 +95,13 @@ impl Facts {
     /// Looks at everything that these flags make matter.
     pub(super) async fn gather(args: &DoctorArgs) -> Self {
         let address = SocketAddr::new(args.host, args.port);
-        let of_engines = match NonZeroU32::new(args.engines) {
+        let of_engines = match NonZeroU32::new(u32::try_from(args.engines.total()).unwrap_or(u32::MAX)) {
             Some(engines) => Some(EngineFacts::gather(args, engines).await),
             None => None,
         };
         Self {
             of_engines,
-            open_files: std::fs::read_to_string("/proc/self/limits").ok().and_then(|limits| open_files(&limits)),
+            open_files: open_files(),
             address,
             refused: TcpListener::bind(address).err().map(|error| error.to_string()),
             clock: clock(),
@@ -134,8 +134,13 @@ async fn gpus() -> Result<Vec<String>, NoAnswer> {
     Ok(printed.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
 }
 
+/// The limits of this process; `None` if the system does not tell.
+pub(super) fn open_files() -> Option<OpenFiles> {
+    std::fs::read_to_string("/proc/self/limits").ok().and_then(|limits| open_files_of(&limits))
+}
+
 /// The line `Max open files            1024                 1048576              files`.
-fn open_files(limits: &str) -> Option<OpenFiles> {
+fn open_files_of(limits: &str) -> Option<OpenFiles> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     let mut numbers = line.split_whitespace();
     let mut next = || match numbers.next()? {
@@ -182,8 +187,8 @@ mod tests {
         let limits = "Limit                     Soft Limit           Hard Limit           Units     \n\
                       Max processes             unlimited            unlimited            processes \n\
                       Max open files            1024                 unlimited            files     \n";
-        assert_eq!(open_files(limits), Some(OpenFiles { soft: 1024, hard: u64::MAX }));
-        assert_eq!(open_files("Max processes  1  1  processes\n"), None);
+        assert_eq!(open_files_of(limits), Some(OpenFiles { soft: 1024, hard: u64::MAX }));
+        assert_eq!(open_files_of("Max processes  1  1  processes\n"), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::settings::{receiver_cache_bytes, receiver_cache_gb};
 use super::shared_gpu;
-use crate::cli::{AttachArg, EngineCounts, RoleArgs, ServeArgs, UpstreamArg};
+use crate::cli::{AttachArg, RoleArgs, ServeArgs, UpstreamArg};
 use crate::error::CliError;
 use crate::lora::Loras;
 use crate::sim_host::{SimHost, sim_config};
@@ -75,9 +75,7 @@ pub(super) fn connectors(
         let ended = state.sweep();
         tracing::debug!(ended, "forgot engines that had ended without a frontend");
     }
-    let has_others = args.agents.has_agents() || !engines.upstream.is_empty();
-    let none_said = || EngineCounts::aggregated(if has_others { 0 } else { 1 });
-    let launched = engines.engines.clone().unwrap_or_else(none_said);
+    let launched = args.launched();
     let shares = engines.share_gpu.then(|| shared_gpu::Shares::of(args, &launched)).transpose()?;
     (0..)
         .zip(launched.roles())

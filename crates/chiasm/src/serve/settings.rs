@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use chiasm_engine::{ArenaPolicy, ClientOptions, CountedRows, FormatPolicy};
-use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaLimits};
+use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
 use chiasm_server::fleet::Patience;
 use chiasm_server::model::ServedModel;
@@ -129,8 +129,17 @@ pub(super) fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliE
     Ok(RoutingOptions { session_header, busy_status })
 }
 
+/// The door of all media.
+pub(super) fn media_door(args: &MediaArgs, has_helper: bool) -> Result<MediaDoor, CliError> {
+    if let Some(folder) = args.allowed_local_media_path.as_deref().filter(|folder| !folder.is_dir()) {
+        let message = format!("--allowed-local-media-path: there is no folder {}", folder.display());
+        return Err(CliError::Usage(message));
+    }
+    Ok(MediaDoor::new(media_config(args, has_helper), byte_budget(args))?)
+}
+
 /// With vLLM's processor, images of formats that are not read here are not refused at once.
-pub(super) fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
+fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
     let image = ImageLimits {
         max_bytes: args.max_image_bytes,
         max_pixels: args.max_image_pixels,
@@ -166,7 +175,7 @@ pub(super) fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
 }
 
 /// Caches count too, and must not take the room of requests.
-pub(super) fn byte_budget(args: &MediaArgs) -> ByteBudget {
+fn byte_budget(args: &MediaArgs) -> ByteBudget {
     let caches = args.media_cache_bytes.saturating_add(args.processed_cache_bytes);
     ByteBudget::new(args.max_bytes_in_flight.saturating_add(caches))
 }

@@ -37,6 +37,7 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
         fs::copy(file.path(), torn.path().join(file.file_name())).expect("a copy");
     }
     fs::write(torn.path().join("config.json"), "{\"model_type\": ").expect("a torn file");
+    let file = torn.path().join("config.json").display().to_string();
     let torn = torn.path().display().to_string();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
@@ -54,7 +55,17 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
         ("two kinds of engines", serve(&["--engines", "2"]), &["--sim", "--engines"]),
         ("a flag of vLLM's before --", serve(&["--max-model-len", "5"]), &["'-- --max-model-len'"]),
         ("a taken port", serve(&["--port", &port]), &["another server", "--port 0"]),
-        ("somebody else's address", serve(&["--host", "203.0.113.7"]), &["203.0.113.7"]),
+        ("somebody else's address", serve(&["--host", "203.0.113.7"]), &["203.0.113.7", "an address of this machine"]),
+        ("a file for a folder", told(&["serve", &file, "--sim", "1"]), &["is a file", "directory"]),
+        ("an engine's address without tcp://", told(&["serve", &model, "--attach", "127.0.0.1:1"]), &["tcp://"]),
+        (
+            "a key behind --",
+            told(&["serve", &model, "--vllm", "/bin/true", "--", "--api-key=x"]),
+            &["--api-key", "before --"],
+        ),
+        ("no folder of images", serve(&["--allowed-local-media-path", "/no"]), &["--allowed-local-media-path", "/no"]),
+        ("a host's name", serve(&["--host", "localhost"]), &["--host", "IP address"]),
+        ("no room for any request", serve(&["--max-requests", "0"]), &["--max-requests", "1.."]),
         (
             "little shared memory",
             serve(&["--mm-transfer", "shm", "--mm-arena-gb", "90000"]),
