@@ -40,12 +40,13 @@ async fn main() {
     let held = of_agent.router().index_totals().entries;
 
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
-    let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
+    let budget = ByteBudget::new(1 << 30);
+    let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
     let media = MachineMedia::new(model, door, of_agent.clone(), &Limits::default(), None, false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(serve(
-        AgentServer::new(of_agent.clone(), media, engines as u32),
+        AgentServer::new(of_agent.clone(), media, budget, engines as u32),
         listener,
         None,
         std::future::pending(),

@@ -72,11 +72,12 @@ async fn agent(library: Option<&str>) {
     let fleet = Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
     assert!(fleet.wait_ready(1).await);
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
-    let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
+    let budget = ByteBudget::new(1 << 30);
+    let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
     let media = MachineMedia::new(model, door, fleet.clone(), &Limits::default(), Some(64 << 20), false);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     println!("{}", listener.local_addr().unwrap());
-    let agent = AgentServer::new(fleet, media, 1);
+    let agent = AgentServer::new(fleet, media, budget, 1);
     let agent = match library {
         Some(library) => agent.with_reader(Reader::start(&settings(library)).unwrap()),
         None => agent,

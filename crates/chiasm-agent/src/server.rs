@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_kv::KeySecret;
+use chiasm_media::ByteBudget;
 use chiasm_nixl::Reader;
 use chiasm_server::MachineMedia;
 use chiasm_server::fleet::{Fleet, Worker};
@@ -55,6 +56,8 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 pub struct AgentServer {
     fleet: Arc<Fleet>,
     media: Arc<MachineMedia>,
+    /// What jobs hold is counted in it.
+    budget: ByteBudget,
     engines: u32,
     incarnation: u64,
     jobs: Arc<Jobs>,
@@ -101,14 +104,15 @@ impl Drain {
 }
 
 impl AgentServer {
-    /// An agent for the first `engines` workers of a fleet.
-    pub fn new(fleet: Arc<Fleet>, media: Arc<MachineMedia>, engines: u32) -> Self {
+    /// An agent for the first `engines` workers of a fleet. What the jobs of all frontends hold is counted in `budget`, which is that of
+    /// the media's door where one bound is for both.
+    pub fn new(fleet: Arc<Fleet>, media: Arc<MachineMedia>, budget: ByteBudget, engines: u32) -> Self {
         let drain = Drain::default();
         let announcements = (0..engines).map(|_| Arc::default()).collect();
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
         let (incarnation, jobs) = (rand::random(), drain.jobs.clone());
         let files = Arc::new(Semaphore::new(MOST_FILES));
-        Self { fleet, media, engines, incarnation, jobs, announcements, admissions, drain, files, reader: None }
+        Self { fleet, media, budget, engines, incarnation, jobs, announcements, admissions, drain, files, reader: None }
     }
 
     /// Reads tensors out of the memory of frontends that lend them.
@@ -233,6 +237,7 @@ impl Agent for AgentServer {
         let place = Place {
             fleet: self.fleet.clone(),
             media: self.media.clone(),
+            budget: self.budget.clone(),
             worker: self.worker(engine, life)?,
             frontend,
             announcements: self.announcements(engine)?.clone(),

@@ -60,6 +60,8 @@ struct Stand {
     link: AgentLink,
     fleet: Arc<Fleet>,
     places_of_files: Arc<Semaphore>,
+    /// What files and jobs are counted in.
+    budget: ByteBudget,
 }
 
 impl Stand {
@@ -79,18 +81,19 @@ impl Stand {
         let fleet = Fleet::start_with_adapters(vec![connector], config, patience, adapters).unwrap();
         assert!(fleet.wait_ready(1).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
-        let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
+        let budget = ByteBudget::new(1 << 30);
+        let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
         let media = MachineMedia::new(model.clone(), door, fleet.clone(), &Limits::default(), Some(1 << 20), false);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let link = AgentLink::new(&listener.local_addr().unwrap().to_string(), None).unwrap();
-        let agent = AgentServer::new(fleet.clone(), media, 1);
+        let agent = AgentServer::new(fleet.clone(), media, budget.clone(), 1);
         let agent = match reader {
             Some(reader) => agent.with_reader(reader),
             None => agent,
         };
         let places_of_files = agent.places_of_files();
         tokio::spawn(serve(agent, listener, None, std::future::pending()));
-        Self { engine, model, link, fleet, places_of_files }
+        Self { engine, model, link, fleet, places_of_files, budget }
     }
 
     /// The engine as a frontend has it.

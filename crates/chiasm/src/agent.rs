@@ -34,11 +34,12 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let fleet = Fleet::start_with_adapters(connectors, router, patience, adapters)?;
     let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
     let fetches = args.agents.fetch_media;
+    let budget = door.budget().clone();
     let media = MachineMedia::new(model.clone(), door, fleet.clone(), &limits, tensor_bytes, fetches);
     if let Ok(address) = listener.local_addr() {
         tracing::info!(model = model.name, engines, %address, tls = tls.is_some(), "an agent waits for frontends");
     }
-    let agent = AgentServer::new(fleet.clone(), media, engines);
+    let agent = AgentServer::new(fleet.clone(), media, budget, engines);
     let agent = match reader {
         Some(reader) => agent.with_reader(reader),
         None => agent,

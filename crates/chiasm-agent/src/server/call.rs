@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use chiasm_backend::{Death, JobError};
+use chiasm_media::Charge;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
@@ -17,13 +18,15 @@ use tonic::{Status, Streaming};
 use super::jobs::{Place, Teller, run};
 use crate::MOST_MESSAGE_BYTES;
 use crate::answer::failure_to_message;
-use crate::job::MOST_CHOICES;
+use crate::job::{MOST_CHOICES, held_bytes};
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event;
 use crate::proto::{self, GenerateReply, GenerateRequest, JobEvent, Stop};
 
 /// Jobs that one frontend may have on one engine. More are for another engine.
 const MOST_JOBS: usize = 16_384;
+/// Bytes that a job takes beside what it was sent, about: most of them are what it remembers while it runs.
+const RUNNING_BYTES: u64 = 8 << 10;
 
 /// Events in one message: as many as an engine tells of in one step.
 const MOST_EVENTS: usize = 1024;
@@ -53,13 +56,15 @@ struct Handle {
     stop: mpsc::UnboundedSender<usize>,
     /// The continuations that nobody has ended: each can be ended once.
     open: Vec<bool>,
+    /// Counts what the job holds.
+    _charge: Charge,
 }
 
 impl Handle {
     /// A job of `n` continuations, and those that are to end.
-    fn new(abort: AbortHandle, n: usize) -> (Self, mpsc::UnboundedReceiver<usize>) {
+    fn new(abort: AbortHandle, n: usize, charge: Charge) -> (Self, mpsc::UnboundedReceiver<usize>) {
         let (stop, stops) = mpsc::unbounded_channel();
-        (Self { abort, stop, open: vec![true; n] }, stops)
+        (Self { abort, stop, open: vec![true; n], _charge: charge }, stops)
     }
 
     /// A job may wait for its media and take none: more than it has continuations must not gather.
@@ -108,17 +113,25 @@ impl JobCall {
     fn begin(&mut self, job: proto::Job) {
         let number = job.number;
         let teller = Teller { job: number, events: self.told_by.clone() };
-        if self.handles.len() == MOST_JOBS {
-            let full = Death::new(format!("this frontend has {MOST_JOBS} jobs there"));
-            teller.tell(Event::Failure(failure_to_message(&JobError::NotTaken(full))));
-            return;
-        }
+        let charge = match self.room_for(&job) {
+            Ok(charge) => charge,
+            Err(full) => return teller.tell(Event::Failure(failure_to_message(&JobError::NotTaken(full)))),
+        };
         let (abort, registration) = AbortHandle::new_pair();
         let n = job.sampling.as_ref().map_or(0, |sampling| sampling.n as usize);
-        let (handle, stops) = Handle::new(abort, n.min(MOST_CHOICES));
+        let (handle, stops) = Handle::new(abort, n.min(MOST_CHOICES), charge);
         let running = run(self.place.clone(), job, stops, teller).map(move |()| number);
         self.running.push(Abortable::new(running.boxed(), registration));
         self.handles.insert(number, handle);
+    }
+
+    /// Counts a job before it takes more memory than its message, or says why another engine is to have it. Nothing waits for room.
+    fn room_for(&self, job: &proto::Job) -> Result<Charge, Death> {
+        if self.handles.len() == MOST_JOBS {
+            return Err(Death::new(format!("this frontend has {MOST_JOBS} jobs there")));
+        }
+        let charge = self.place.budget.charge(held_bytes(job) + RUNNING_BYTES);
+        charge.map_err(|_| Death::new("the agent has no memory for more jobs (--max-bytes-in-flight)"))
     }
 
     fn abort(&mut self, job: u64) {
@@ -191,11 +204,14 @@ impl Stream for JobCall {
 
 #[cfg(test)]
 mod tests {
+    use chiasm_media::ByteBudget;
+
     use super::*;
 
     #[test]
     fn a_continuation_is_ended_once() {
-        let (mut handle, mut stops) = Handle::new(AbortHandle::new_pair().0, 2);
+        let charge = ByteBudget::new(0).empty_charge();
+        let (mut handle, mut stops) = Handle::new(AbortHandle::new_pair().0, 2, charge);
         for choice in [1, 1, 2, u32::MAX, 0, 1, 0] {
             handle.stop(choice);
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
+use chiasm_media::ByteBudget;
 use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_server::{CheckedJob, MachineMedia, NotFetched};
 use tokio::sync::{mpsc, watch};
@@ -54,6 +55,8 @@ impl Drop for Counted<'_> {
 pub(super) struct Place {
     pub(super) fleet: Arc<Fleet>,
     pub(super) media: Arc<MachineMedia>,
+    /// What jobs hold is counted in it.
+    pub(super) budget: ByteBudget,
     pub(super) worker: Arc<Worker>,
     pub(super) frontend: u64,
     /// Of the engine.

@@ -206,3 +206,22 @@ async fn what_fits_into_no_message_ends_its_job_alone() {
     aborted(&stand, 1).await;
     other.next().await.unwrap().unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let room = 200_000;
+    let _files = stand.budget.charge(stand.budget.limit() - room).unwrap();
+    let free = || stand.budget.limit() - stand.budget.held();
+    // On the wire it is as short as any, and the engine would not take it.
+    let long = job(&[TokenId(1); 60_000]);
+    let Err(JobError::NotTaken(why)) = delivered(&*engine, &long).await else { panic!("not taken") };
+    assert!(why.to_string().contains("--max-bytes-in-flight"), "{why}");
+    stand.engine.next_job(Script::tokens(&[7]));
+    let (running, _) = begun(&*engine, &job(&[TokenId(1)])).await.unwrap();
+    assert!(free() < room);
+    drop(running);
+    aborted(&stand, 1).await;
+    assert_eq!((free(), stand.engine.jobs().len()), (room, 1));
+}

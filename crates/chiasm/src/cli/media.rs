@@ -49,8 +49,8 @@ pub(crate) struct MediaArgs {
     /// Most bytes of one encoded sound recording
     #[arg(long, env = "CHIASM_MAX_AUDIO_BYTES", default_value_t = 64 << 20)]
     pub(crate) max_audio_bytes: u64,
-    /// Most bytes of request bodies, encoded images and pixels in messages that are in memory for requests in flight; what has no
-    /// room gets 503
+    /// Most bytes of request bodies, encoded images and pixels in messages that are in memory for requests in flight, at an agent of
+    /// jobs and media; what has no room gets 503, or is for another agent
     #[arg(long, env = "CHIASM_MAX_BYTES_IN_FLIGHT", default_value_t = 1 << 30)]
     pub(crate) max_bytes_in_flight: u64,
     /// Most bytes of encoded images that are kept for later requests, 0 for none
