@@ -49,8 +49,8 @@ const MOST_STREAMS: u32 = 256;
 /// Files and tensors that may be on their way here at once, of all frontends: each call takes memory before any byte of a file has come.
 const MOST_FILES: usize = 4096;
 
-/// How long what was told last may take to the sockets. Nobody says when it is there, and a stream whose last token is lost is cut.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// How long frontends may take to read what they are told last, and to hang up. Longer than a silent one is taken for gone.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// The engines of this machine, for frontends on any.
 pub struct AgentServer {
@@ -60,7 +60,6 @@ pub struct AgentServer {
     budget: ByteBudget,
     engines: u32,
     incarnation: u64,
-    jobs: Arc<Jobs>,
     /// Of each engine.
     announcements: Vec<Arc<Announcements>>,
     /// One for each engine, of which every frontend that gives it jobs holds a clone.
@@ -75,22 +74,36 @@ pub struct AgentServer {
 /// Keeps new jobs from an agent. Clones are of the same agent.
 #[derive(Clone, Default)]
 pub struct Drain {
+    /// Those that run.
     jobs: Arc<Jobs>,
     /// Whether new jobs are refused, which frontends are told.
     begun: Arc<watch::Sender<bool>>,
     /// The agent goes down: nobody can take that back.
     is_last: Arc<AtomicBool>,
+    /// Jobs have ended, or had their time: calls end.
+    is_over: Arc<watch::Sender<bool>>,
 }
 
 impl Drain {
-    /// Takes no new jobs from now on, and waits for those that run, and until frontends have heard of their ends. Whether they have ended
-    /// in time.
+    /// Takes no new jobs from now on, and waits for those that run. Whether they have ended in time.
     pub async fn finished_within(&self, time: Duration) -> bool {
         self.is_last.store(true, Relaxed);
         self.begun.send_replace(true);
-        let ended = timeout(time, self.jobs.all_ended()).await.is_ok();
-        sleep(LAST_WORDS).await;
-        ended
+        timeout(time, self.jobs.all_ended()).await.is_ok()
+    }
+
+    /// Returns when calls are to end.
+    fn over(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut is_over = self.is_over.subscribe();
+        async move {
+            // Without its sender there is no agent any more.
+            let _ = is_over.wait_for(|is_over| *is_over).await;
+        }
+    }
+
+    /// Whether new jobs are refused.
+    fn has_begun(&self) -> bool {
+        *self.begun.borrow()
     }
 
     /// Refuses new jobs or takes them again, unless the agent goes down. How many run.
@@ -110,9 +123,8 @@ impl AgentServer {
         let drain = Drain::default();
         let announcements = (0..engines).map(|_| Arc::default()).collect();
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
-        let (incarnation, jobs) = (rand::random(), drain.jobs.clone());
-        let files = Arc::new(Semaphore::new(MOST_FILES));
-        Self { fleet, media, budget, engines, incarnation, jobs, announcements, admissions, drain, files, reader: None }
+        let (incarnation, files) = (rand::random(), Arc::new(Semaphore::new(MOST_FILES)));
+        Self { fleet, media, budget, engines, incarnation, announcements, admissions, drain, files, reader: None }
     }
 
     /// Reads tensors out of the memory of frontends that lend them.
@@ -156,7 +168,8 @@ impl AgentServer {
     }
 }
 
-/// Answers frontends until `stop`, then no new ones; those that are connected are let go.
+/// Answers frontends until `stop`, then no new ones. Those that are connected are told that their calls are over, and hang up when they
+/// have read all; who takes longer than some seconds is let go.
 ///
 /// # Errors
 /// The server fails.
@@ -172,13 +185,26 @@ pub async fn serve(
         .max_concurrent_streams(MOST_STREAMS)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW);
+    let drain = agent.drain();
+    let late = async {
+        drain.over().await;
+        sleep(LAST_WORDS).await;
+    };
+    let stop = async {
+        stop.await;
+        drain.is_over.send_replace(true);
+    };
     let routes = AgentRoutes::new(agent)
         .max_decoding_message_size(MOST_MESSAGE_BYTES)
         .max_encoding_message_size(MOST_MESSAGE_BYTES);
-    let serving = server.add_service(routes).serve_with_incoming(accepting::accept(listener, tls, Bounds::default()));
+    let connections = accepting::accept(listener, tls, Bounds::default());
+    let serving = server.add_service(routes).serve_with_incoming_shutdown(connections, stop);
     tokio::select! {
         served = serving => served,
-        () = stop => Ok(()),
+        () = late => {
+            tracing::info!("frontends that have not hung up are let go");
+            Ok(())
+        }
     }
 }
 
@@ -218,7 +244,7 @@ impl Agent for AgentServer {
             media: self.media.clone(),
             announcements,
             frontend,
-            draining: self.drain.begun.subscribe(),
+            drain: self.drain.clone(),
         };
         Ok(Response::new(Box::pin(ReceiverStream::new(watch.begin()))))
     }
@@ -241,8 +267,7 @@ impl Agent for AgentServer {
             worker: self.worker(engine, life)?,
             frontend,
             announcements: self.announcements(engine)?.clone(),
-            jobs: self.jobs.clone(),
-            draining: self.drain.begun.subscribe(),
+            drain: self.drain.clone(),
         };
         Ok(Response::new(Box::pin(JobCall::new(place, requests))))
     }
@@ -258,17 +283,21 @@ impl Agent for AgentServer {
         let AdmitRequest { engine, life } = request.into_inner();
         let worker = self.worker(engine, life)?;
         let admission = self.admissions.get(engine as usize).cloned();
-        // Dropped when the frontend goes away, and over when the engine is.
+        let over = self.drain.over();
+        // Dropped when the frontend goes away, and over when the engine or the agent is.
         Ok(Response::new(Box::pin(stream::once(async move {
             let _admission = admission;
-            Err(Status::unavailable(worker.backend.ended().await.to_string()))
+            Err(Status::unavailable(tokio::select! {
+                death = worker.backend.ended() => death.to_string(),
+                () = over => "the agent goes down".to_owned(),
+            }))
         }))))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let is_admitted = |admission: &&Arc<()>| Arc::strong_count(admission) > 1;
         let admitted = self.admissions.iter().filter(is_admitted).count() as u32;
-        Ok(Response::new(StatusReply { engines: self.engines, admitted, draining: *self.drain.begun.borrow() }))
+        Ok(Response::new(StatusReply { engines: self.engines, admitted, draining: self.drain.has_begun() }))
     }
 
     async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {

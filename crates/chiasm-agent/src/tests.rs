@@ -27,15 +27,17 @@ use futures_util::future::{BoxFuture, FutureExt};
 use prost::Message;
 use serde_json::Map;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinHandle;
 use tonic::Code;
 
 use crate::client::{AgentConnector, AgentLink, LinkError, OwnMemory};
 use crate::proto::watch_event::Event;
 use crate::proto::{self, HelloRequest, MediaChunk, TensorChunk, WatchRequest};
-use crate::{AgentServer, job, serve};
+use crate::{AgentServer, Drain, job, serve};
 
 mod calls;
+mod going;
 mod images;
 mod lending;
 mod messages;
@@ -62,6 +64,10 @@ struct Stand {
     places_of_files: Arc<Semaphore>,
     /// What files and jobs are counted in.
     budget: ByteBudget,
+    drain: Drain,
+    /// Sent to when the agent is to go down.
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
 impl Stand {
@@ -92,8 +98,9 @@ impl Stand {
             None => agent,
         };
         let places_of_files = agent.places_of_files();
-        tokio::spawn(serve(agent, listener, None, std::future::pending()));
-        Self { engine, model, link, fleet, places_of_files, budget }
+        let (drain, (stop, stopped)) = (agent.drain(), oneshot::channel());
+        let serving = tokio::spawn(serve(agent, listener, None, stopped.map(drop)));
+        Self { engine, model, link, fleet, places_of_files, budget, drain, stop, serving }
     }
 
     /// The engine as a frontend has it.

@@ -38,9 +38,25 @@ pub(super) struct Jobs {
 /// The jobs that have not ended.
 #[derive(Default)]
 struct Running {
-    jobs: Mutex<HashMap<u64, Sender<Told>, RandomState>>,
+    jobs: Mutex<HashMap<u64, Hearer, RandomState>>,
     /// How the engine went, if it did: there are no jobs then, and no new ones. Changed with the jobs locked.
     ended: watch::Sender<Option<Death>>,
+}
+
+/// Who hears of a job.
+struct Hearer {
+    sender: Sender<Told>,
+    /// Whether anything has been told.
+    has_heard: bool,
+}
+
+/// What becomes of the jobs that nothing was told of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unheard {
+    /// An engine may have had them.
+    Lost,
+    /// The agent has ended the call: it has told of all that it had taken.
+    NotTaken,
 }
 
 impl Jobs {
@@ -59,8 +75,7 @@ impl Jobs {
         let mut hearing = JoinSet::new();
         let (hears, aborts, address) = (running.clone(), requests.clone(), link.address.clone());
         hearing.spawn(async move {
-            let death = hears.hear(replies, &aborts, &address).await;
-            hears.end(death);
+            hears.hear(replies, &aborts, &address).await;
         });
         Ok(Self { requests, running, last: AtomicU64::new(0), _hearing: hearing })
     }
@@ -81,7 +96,7 @@ impl Jobs {
             if let Some(death) = self.ended() {
                 return Err(JobError::NotTaken(death));
             }
-            jobs.insert(number, sender);
+            jobs.insert(number, Hearer { sender, has_heard: false });
         }
         self.send(Request::Begin(job));
         Ok(Call { jobs: self.clone(), number, events })
@@ -89,7 +104,7 @@ impl Jobs {
 
     /// Ends all jobs, and takes no more. Nothing if that was done before.
     pub(super) fn end(&self, death: Death) {
-        self.running.end(death);
+        self.running.end(death, Unheard::Lost);
     }
 
     /// How the engine went, if it did.
@@ -106,7 +121,7 @@ impl Jobs {
     pub(super) fn fail(&self, number: u64, error: JobError) {
         if let Some(job) = self.running.jobs().remove(&number) {
             self.send(Request::Abort(number));
-            job.send(Err(error));
+            job.sender.send(Err(error));
         }
     }
 
@@ -139,30 +154,34 @@ fn message(request: Request) -> GenerateRequest {
 }
 
 impl Running {
-    /// Passes on what is told, to the end of the call.
+    /// Passes on what is told, to the end of the call, and ends all jobs then.
     async fn hear(
         &self,
         mut replies: Streaming<GenerateReply>,
         aborts: &mpsc::UnboundedSender<GenerateRequest>,
         address: &str,
-    ) -> Death {
+    ) {
         loop {
             let events = match replies.message().await {
                 Ok(Some(GenerateReply { events })) => events,
-                Ok(None) => return Death::new(format!("the agent at {address} says no more of its jobs")),
-                Err(status) => return lost(address, &status),
+                Ok(None) => {
+                    let death = Death::new(format!("the agent at {address} says no more of its jobs"));
+                    return self.end(death, Unheard::NotTaken);
+                }
+                Err(status) => return self.end(lost(address, &status), Unheard::Lost),
             };
             let mut jobs = self.jobs();
             for JobEvent { job: number, event } in events {
                 // A kind of event that a later version tells of.
                 let Some(event) = event else { continue };
                 // Otherwise nobody wants to know any more.
-                let Some(job) = jobs.get(&number) else { continue };
+                let Some(job) = jobs.get_mut(&number) else { continue };
+                job.has_heard = true;
                 if matches!(event, Event::Ended(_) | Event::Failure(_)) {
-                    job.send(Ok(event));
+                    job.sender.send(Ok(event));
                     jobs.remove(&number);
-                } else if !job.offer(Ok(event)) {
-                    job.send(Err(JobError::Unread));
+                } else if !job.sender.offer(Ok(event)) {
+                    job.sender.send(Err(JobError::Unread));
                     jobs.remove(&number);
                     let _ = aborts.send(message(Request::Abort(number)));
                 }
@@ -170,19 +189,21 @@ impl Running {
         }
     }
 
-    fn end(&self, death: Death) {
+    fn end(&self, death: Death, unheard: Unheard) {
         let mut jobs = self.jobs();
         self.ended.send_if_modified(|ended| {
             let is_new = ended.is_none();
             ended.get_or_insert_with(|| death.clone());
             is_new
         });
-        for (_, job) in jobs.drain() {
-            job.send(Err(JobError::Dead(death.clone())));
+        for (_, Hearer { sender, has_heard }) in jobs.drain() {
+            let death = death.clone();
+            let is_taken = has_heard || unheard == Unheard::Lost;
+            sender.send(Err(if is_taken { JobError::Dead(death) } else { JobError::NotTaken(death) }));
         }
     }
 
-    fn jobs(&self) -> MutexGuard<'_, HashMap<u64, Sender<Told>, RandomState>> {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<u64, Hearer, RandomState>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -219,6 +240,32 @@ impl Drop for Call {
     fn drop(&mut self) {
         if self.jobs.running.jobs().remove(&self.number).is_some() {
             self.jobs.send(Request::Abort(self.number));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use futures_util::future::poll_fn;
+
+    use super::*;
+
+    #[test]
+    fn what_an_agent_said_nothing_of_before_it_ended_the_call_was_not_taken() {
+        for (unheard, is_taken) in [(Unheard::NotTaken, false), (Unheard::Lost, true)] {
+            let running = Running::default();
+            let mut jobs = [true, false].map(|has_heard| {
+                let (sender, events) = inbox(MOST_UNREAD_BYTES);
+                running.jobs().insert(has_heard.into(), Hearer { sender, has_heard });
+                events
+            });
+            running.end(Death::new("it went down"), unheard);
+            let ends = jobs.each_mut().map(|job| {
+                let told = poll_fn(|context| job.poll_next(context)).now_or_never().flatten();
+                matches!(told, Some(Err(JobError::Dead(_))))
+            });
+            assert_eq!(ends, [true, is_taken]);
         }
     }
 }

@@ -19,14 +19,18 @@ const IN_PLACE: usize = 64 << 10;
 /// Bytes of a snapshot: ten million blocks of one worker.
 const MOST_SNAPSHOT_BYTES: usize = 512 << 20;
 
-/// Follows one engine to its end. What it holds is told to whoever comes out of `sink`; until then nothing is read.
+/// Follows one engine to its end, or until its jobs are over: its agent waits then for frontends to hang up. What it holds is told to
+/// whoever comes out of `sink`; until then nothing is read.
 pub(super) async fn watch(
     shared: Arc<Shared>,
     events: Streaming<WatchEvent>,
     sink: oneshot::Receiver<Box<dyn KvSink>>,
 ) {
-    let death = follow(&shared, events, sink).await;
-    shared.jobs.end(death);
+    let mut ended = shared.jobs.when_ended();
+    tokio::select! {
+        death = follow(&shared, events, sink) => shared.jobs.end(death),
+        _ = ended.wait_for(Option::is_some) => {}
+    }
 }
 
 async fn follow(

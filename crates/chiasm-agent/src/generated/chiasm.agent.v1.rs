@@ -936,7 +936,8 @@ pub mod agent_client {
             self.inner.server_streaming(req, path, codec).await
         }
         /// All jobs of a frontend on one engine: it says what it wants, the agent what comes of it. What the engine tells in one step is one
-        /// message. They are aborted when the frontend goes away.
+        /// message. They are aborted when the frontend goes away. An agent that goes down ends the call without an error once it has told the
+        /// end of all jobs that it has taken: what it has said nothing of, no engine has had.
         pub async fn generate(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::GenerateRequest>,
@@ -1140,7 +1141,8 @@ pub mod agent_server {
             + std::marker::Send
             + 'static;
         /// All jobs of a frontend on one engine: it says what it wants, the agent what comes of it. What the engine tells in one step is one
-        /// message. They are aborted when the frontend goes away.
+        /// message. They are aborted when the frontend goes away. An agent that goes down ends the call without an error once it has told the
+        /// end of all jobs that it has taken: what it has said nothing of, no engine has had.
         async fn generate(
             &self,
             request: tonic::Request<tonic::Streaming<super::GenerateRequest>>,

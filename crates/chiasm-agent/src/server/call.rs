@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use chiasm_backend::{Death, JobError};
 use chiasm_media::Charge;
@@ -47,6 +47,9 @@ pub(super) struct JobCall {
     told_by: mpsc::UnboundedSender<JobEvent>,
     /// Had no room in the last message.
     held: Option<JobEvent>,
+    /// The agent goes down.
+    over: BoxFuture<'static, ()>,
+    /// No jobs run, and none are taken: what is yet to be told is the last.
     is_over: bool,
 }
 
@@ -81,6 +84,7 @@ impl JobCall {
     /// No jobs yet, and those that the frontend asks for.
     pub(super) fn new(place: Place, requests: Streaming<GenerateRequest>) -> Self {
         let (told_by, events) = mpsc::unbounded_channel();
+        let over = place.drain.over().boxed();
         Self {
             place: Arc::new(place),
             requests,
@@ -89,6 +93,7 @@ impl JobCall {
             events,
             told_by,
             held: None,
+            over,
             is_over: false,
         }
     }
@@ -140,6 +145,22 @@ impl JobCall {
         }
     }
 
+    /// Takes no more jobs, and ends those that run.
+    fn end(&mut self) {
+        self.is_over = true;
+        self.handles.clear();
+        self.running.clear();
+    }
+
+    /// The same for a frontend that is there: if it has heard nothing of a job then, no engine has had it.
+    fn go_down(&mut self) {
+        let failure = failure_to_message(&JobError::Dead(Death::new("its agent went down")));
+        for job in self.handles.keys() {
+            Teller { job: *job, events: self.told_by.clone() }.tell(Event::Failure(failure.clone()));
+        }
+        self.end();
+    }
+
     /// What there is to be told, as much as goes into one message.
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Vec<JobEvent>> {
         let (mut events, mut bytes) = (Vec::new(), 0);
@@ -173,10 +194,9 @@ impl Stream for JobCall {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        if this.is_over {
-            return Poll::Ready(None);
-        }
-        while let Poll::Ready(request) = this.requests.poll_next_unpin(context) {
+        while !this.is_over
+            && let Poll::Ready(request) = this.requests.poll_next_unpin(context)
+        {
             let taken = match request {
                 Some(Ok(GenerateRequest { request: Some(request) })) => this.take(request).map_err(Some),
                 // What a later version may ask for.
@@ -185,9 +205,7 @@ impl Stream for JobCall {
                 None => Err(None),
             };
             if let Err(status) = taken {
-                this.is_over = true;
-                this.handles.clear();
-                this.running.clear();
+                this.end();
                 return Poll::Ready(status.map(Err));
             }
         }
@@ -197,8 +215,16 @@ impl Stream for JobCall {
                 this.handles.remove(&number);
             }
         }
-        let events = ready!(this.poll_events(context));
-        Poll::Ready(Some(Ok(GenerateReply { events })))
+        // Behind all that the frontend has asked for so far.
+        if !this.is_over && this.over.poll_unpin(context).is_ready() {
+            this.go_down();
+        }
+        match this.poll_events(context) {
+            Poll::Ready(events) => Poll::Ready(Some(Ok(GenerateReply { events }))),
+            // A task that has done much may be told that there is nothing, and is asked again.
+            Poll::Pending if this.is_over && this.events.is_empty() => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
     }
 }
 

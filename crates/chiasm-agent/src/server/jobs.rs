@@ -11,6 +11,7 @@ use chiasm_server::{CheckedJob, MachineMedia, NotFetched};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 
+use super::Drain;
 use super::announcements::Announcements;
 use crate::answer::{delivered_to_message, embeddings_to_message, failure_to_message, output_to_message};
 use crate::job::{self, JobParts};
@@ -61,9 +62,8 @@ pub(super) struct Place {
     pub(super) frontend: u64,
     /// Of the engine.
     pub(super) announcements: Arc<Announcements>,
-    pub(super) jobs: Arc<Jobs>,
-    /// Whether the agent takes no new ones.
-    pub(super) draining: watch::Receiver<bool>,
+    /// Whether the agent takes no new ones, and which run.
+    pub(super) drain: Drain,
 }
 
 /// Tells a frontend of one job.
@@ -82,7 +82,7 @@ impl Teller {
 
 /// Runs a job to its end, and tells of it. Continuations that are to end come out of `stops`.
 pub(super) async fn run(place: Arc<Place>, job: proto::Job, stops: mpsc::UnboundedReceiver<usize>, teller: Teller) {
-    let _counted = place.jobs.count();
+    let _counted = place.drain.jobs.count();
     let last = match run_to_end(&place, job, stops, &teller).await {
         Ok(()) => Event::Ended(true),
         Err(error) => Event::Failure(failure_to_message(&error)),
@@ -97,7 +97,7 @@ async fn run_to_end(
     teller: &Teller,
 ) -> Result<(), JobError> {
     let began = Instant::now();
-    if *place.draining.borrow() {
+    if place.drain.has_begun() {
         return Err(JobError::NotTaken(Death::new("the agent takes no new jobs")));
     }
     let parts = job::from_message(job).map_err(|(field, message)| JobError::Refused { field, message })?;

@@ -14,6 +14,7 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
+use super::Drain;
 use super::announcements::Announcements;
 use crate::capabilities::{self, OfAgent};
 use crate::others;
@@ -38,16 +39,18 @@ pub(super) struct Watch {
     /// Who watches: it is told of the jobs of others.
     pub(super) frontend: u64,
     /// Whether the engine gets no new jobs because the agent goes down.
-    pub(super) draining: Receiver<bool>,
+    pub(super) drain: Drain,
 }
 
 impl Watch {
-    /// Tells of an engine from when it is ready, or from now on if it is, to its end.
+    /// Tells of an engine from when it is ready, or from now on if it is, to its end. When the agent goes down, who has heard that it is
+    /// ready has jobs to hear the end of first, and hangs up then.
     pub(super) fn begin(self) -> mpsc::Receiver<Result<WatchEvent, Status>> {
         let (events, out) = mpsc::channel(MOST_WAITING);
         tokio::spawn(async move {
             let worker = tokio::select! {
                 () = events.closed() => return,
+                () = self.drain.over() => return,
                 worker = self.fleet.when_ready(self.id) => worker,
             };
             let ended = tokio::select! {
@@ -79,7 +82,7 @@ async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Inf
         adapters: worker.own_adapters(watch.fleet.adapters()),
     };
     tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), of_agent))).await?;
-    let load = tell_load(worker, &watch.media, watch.draining.clone(), events);
+    let load = tell_load(worker, &watch.media, watch.drain.begun.subscribe(), events);
     let others = tell_others(watch, events);
     let kv = async {
         match &worker.backend.capabilities().kv {

@@ -23,7 +23,7 @@ async fn call_until(
 }
 
 /// A call with these requests, and no end.
-async fn call(jobs: &mut Client, requests: Vec<Request>) -> Result<Streaming<GenerateReply>, Status> {
+pub(super) async fn call(jobs: &mut Client, requests: Vec<Request>) -> Result<Streaming<GenerateReply>, Status> {
     call_until(std::future::pending(), jobs, requests).await
 }
 
@@ -37,7 +37,7 @@ async fn aborted(stand: &Stand, jobs: usize) {
     tokio::time::timeout(Duration::from_secs(10), aborted).await.unwrap();
 }
 
-fn begin(number: u64) -> Request {
+pub(super) fn begin(number: u64) -> Request {
     Request::Begin(proto::Job { number, ..sent(&job(&[TokenId(1)])) })
 }
 
