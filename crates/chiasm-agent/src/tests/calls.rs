@@ -1,13 +1,13 @@
 //! Many jobs over one call.
 
 use tokio_stream::StreamExt;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 use super::*;
 use crate::proto::agent_client::AgentClient;
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event as JobEvent;
-use crate::proto::{GenerateReply, GenerateRequest, Open, Stop};
+use crate::proto::{GenerateReply, GenerateRequest, MediaChunk, Open, Stop};
 
 type Client = AgentClient<tonic::transport::Channel>;
 
@@ -224,4 +224,24 @@ async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
     drop(running);
     aborted(&stand, 1).await;
     assert_eq!((free(), stand.engine.jobs().len()), (room, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_jobs_are_aborted_and_those_of_an_engine_that_ended_are_not_taken() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    stand.engine.next_job(Script::tokens(&[1]));
+    let mut running = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
+    running.next().await.unwrap().unwrap();
+    drop(running);
+    let aborted = async {
+        while stand.engine.aborted() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), aborted).await.unwrap();
+    stand.engine.die(chiasm_backend::Death::new("it was told to"));
+    let death = tokio::time::timeout(Duration::from_secs(10), engine.ended()).await.unwrap();
+    assert_eq!(death.to_string(), "it was told to");
+    assert!(matches!(engine.start(Arc::new(job(&[TokenId(1)]))).await, Err(JobError::NotTaken(_))));
 }

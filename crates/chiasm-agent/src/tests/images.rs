@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::sync::Mutex;
 
-use chiasm_backend::{Making, SentForm, WorkSize};
+use chiasm_backend::{FieldValue, Making, SentForm, Tensor, TensorBytes, TensorFormat, WorkSize};
+use chiasm_types::TensorField;
 use chiasm_vision::{Contents, ImagePlan, PixelFormat, TensorSpec};
 
 use super::*;
-use crate::client::AgentMedia;
+use crate::client::{AgentMedia, OwnMemory};
 
 /// What an observer is told.
 #[derive(Default)]

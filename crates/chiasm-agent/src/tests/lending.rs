@@ -9,13 +9,16 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use chiasm_backend::TensorFormat;
 use chiasm_kv::KeySecret;
 use chiasm_nixl::{Lender, Settings};
 use rustix::process::{Pid, Signal, kill_process};
+use tonic::Code;
 
+use super::tensors::{Made, with_recording};
 use super::*;
 use crate::CHUNK;
-use crate::client::Lending;
+use crate::client::{Lending, OwnMemory};
 use crate::proto::ReadTensorsRequest;
 
 const MIB: usize = 1 << 20;

@@ -1,6 +1,9 @@
 //! What is said is what is heard, and what is malformed is refused.
 
-use chiasm_backend::MediaForm;
+use chiasm_backend::{Left, MediaForm, OwnAdapter, TensorFormat};
+use chiasm_server::ItemOrigin;
+use chiasm_types::Dtype;
+use serde_json::Map;
 
 use super::*;
 use crate::capabilities::{self, OfAgent};

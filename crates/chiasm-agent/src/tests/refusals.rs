@@ -1,0 +1,68 @@
+//! What an agent refuses: other versions, and plans that are others there.
+
+use tonic::Code;
+
+use super::*;
+use crate::client::LinkError;
+use crate::proto::{HelloRequest, WatchRequest};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn versions_that_do_not_meet_are_refused() {
+    let stand = Stand::new().await;
+    assert_eq!(stand.link.greet().await.unwrap().engines, 1);
+    let hello = |oldest_protocol, newest_protocol| HelloRequest {
+        oldest_protocol,
+        newest_protocol,
+        key_secret_fingerprint: Bytes::copy_from_slice(&chiasm_kv::KeySecret::of_process().fingerprint()),
+    };
+    let (mut jobs, _) = stand.link.clients();
+    assert_eq!(jobs.hello(hello(1, 7)).await.unwrap().into_inner().protocol, 2);
+    for (oldest, newest) in [(3, 4), (0, 1)] {
+        let status = jobs.hello(hello(oldest, newest)).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains("versions 2 to 2"), "{status}");
+    }
+    assert_eq!(jobs.watch(WatchRequest { engine: 1, frontend: 9 }).await.unwrap_err().code(), Code::InvalidArgument);
+    for address in ["", "a", ":1", "a:b", "a:65536"] {
+        assert!(matches!(AgentLink::new(address, None), Err(LinkError::Address(_))), "{address}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn plans_that_would_be_others_here_never_reach_the_engine() {
+    let stand = Stand::new().await;
+    let engine = stand.connect().await;
+    let told = stand.with_picture(&Bytes::from_static(PICTURE));
+    let refusal = |job: Job| {
+        let engine = engine.clone();
+        async move {
+            match delivered(&*engine, &job).await {
+                Err(JobError::Refused { message, .. }) => message,
+                Err(error) => panic!("{error}"),
+                Ok(_) => panic!("it was taken"),
+            }
+        }
+    };
+    let with = |change: &dyn Fn(&mut JobItem)| {
+        let mut item = told.media[0].clone();
+        change(&mut item);
+        Job { media: vec![item].into(), ..told.clone() }
+    };
+    let other = with(&|item| item.hash = MmHash::new([1; 32]));
+    assert!(refusal(other).await.contains("identity"));
+    for placeholder in [
+        Placeholder { offset: 2, ..told.media[0].placeholder.clone() },
+        Placeholder { length: 3, ..told.media[0].placeholder.clone() },
+    ] {
+        let message = refusal(with(&|item| item.placeholder = placeholder.clone())).await;
+        assert!(message.contains("placeholder"), "{message}");
+    }
+    let twice = Job { media: vec![told.media[0].clone(), told.media[0].clone()].into(), ..told.clone() };
+    assert!(refusal(twice).await.contains("media[1]"));
+    assert!(refusal(with(&|item| item.modality = Modality::Audio)).await.contains("takes no"));
+    let unknown = stand.model.last_token().0 + 1;
+    assert!(refusal(job(&[TokenId(unknown)])).await.contains("vocabulary"));
+    assert!(refusal(job(&[])).await.contains("empty"));
+    assert!(refusal(job(&[TokenId(1); 4096])).await.contains("4096"));
+    assert!(stand.engine.jobs().is_empty());
+}
