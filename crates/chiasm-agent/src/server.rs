@@ -3,13 +3,13 @@
 mod accepting;
 mod announcements;
 mod call;
+mod drain;
 mod files;
 mod jobs;
 mod watching;
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,11 +21,13 @@ use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_types::WorkerId;
 use futures_util::{Stream, stream};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
+
+pub use drain::Drain;
 
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::generate_request::Request as JobRequest;
@@ -39,7 +41,7 @@ use crate::{ANSWER_WITHIN, ASK_EVERY, CONNECTION_WINDOW, MOST_MESSAGE_BYTES, PRO
 use accepting::Bounds;
 use announcements::Announcements;
 use call::JobCall;
-use jobs::{Jobs, Place};
+use jobs::Place;
 use watching::Watch;
 
 /// Calls of one connection: two for each engine, or files that are under way, which have the connection's bytes in common. A frontend that
@@ -69,51 +71,6 @@ pub struct AgentServer {
     files: Arc<Semaphore>,
     /// What reads tensors out of frontends' memory, if they are read.
     reader: Option<Arc<Reader>>,
-}
-
-/// Keeps new jobs from an agent. Clones are of the same agent.
-#[derive(Clone, Default)]
-pub struct Drain {
-    /// Those that run.
-    jobs: Arc<Jobs>,
-    /// Whether new jobs are refused, which frontends are told.
-    begun: Arc<watch::Sender<bool>>,
-    /// The agent goes down: nobody can take that back.
-    is_last: Arc<AtomicBool>,
-    /// Jobs have ended, or had their time: calls end.
-    is_over: Arc<watch::Sender<bool>>,
-}
-
-impl Drain {
-    /// Takes no new jobs from now on, and waits for those that run. Whether they have ended in time.
-    pub async fn finished_within(&self, time: Duration) -> bool {
-        self.is_last.store(true, Relaxed);
-        self.begun.send_replace(true);
-        timeout(time, self.jobs.all_ended()).await.is_ok()
-    }
-
-    /// Returns when calls are to end.
-    fn over(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut is_over = self.is_over.subscribe();
-        async move {
-            // Without its sender there is no agent any more.
-            let _ = is_over.wait_for(|is_over| *is_over).await;
-        }
-    }
-
-    /// Whether new jobs are refused.
-    fn has_begun(&self) -> bool {
-        *self.begun.borrow()
-    }
-
-    /// Refuses new jobs or takes them again, unless the agent goes down. How many run.
-    fn set(&self, draining: bool) -> usize {
-        let draining = draining || self.is_last.load(Relaxed);
-        if self.begun.send_replace(draining) != draining {
-            tracing::info!(draining, "an operator says whether new jobs are taken");
-        }
-        self.jobs.running()
-    }
 }
 
 impl AgentServer {
@@ -192,7 +149,7 @@ pub async fn serve(
     };
     let stop = async {
         stop.await;
-        drain.is_over.send_replace(true);
+        drain.end_calls();
     };
     let routes = AgentRoutes::new(agent)
         .max_decoding_message_size(MOST_MESSAGE_BYTES)
@@ -297,7 +254,7 @@ impl Agent for AgentServer {
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         let is_admitted = |admission: &&Arc<()>| Arc::strong_count(admission) > 1;
         let admitted = self.admissions.iter().filter(is_admitted).count() as u32;
-        Ok(Response::new(StatusReply { engines: self.engines, admitted, draining: self.drain.has_begun() }))
+        Ok(Response::new(StatusReply { engines: self.engines, admitted, draining: self.drain.is_begun() }))
     }
 
     async fn put_media(&self, request: Request<Streaming<MediaChunk>>) -> Result<Response<PutMediaReply>, Status> {

@@ -8,11 +8,11 @@ use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
 use chiasm_media::ByteBudget;
 use chiasm_server::fleet::{Fleet, Worker};
 use chiasm_server::{CheckedJob, MachineMedia, NotFetched};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::Drain;
 use super::announcements::Announcements;
+use super::drain::Drain;
 use crate::answer::{delivered_to_message, embeddings_to_message, failure_to_message, output_to_message};
 use crate::job::{self, JobParts};
 use crate::proto::job_event::Event;
@@ -21,36 +21,6 @@ use crate::proto::{self, EmbeddingsLeft, JobEvent, Lacking};
 /// How long it may take until a frontend hears that a job has begun, if nothing else is to be told before. Those of earlier versions wait
 /// for it, and do not see meanwhile that the engine hangs.
 const STARTED_WITHIN: Duration = Duration::from_secs(1);
-
-/// How many jobs run, those included that have not begun.
-#[derive(Default)]
-pub(super) struct Jobs(watch::Sender<usize>);
-
-impl Jobs {
-    pub(super) fn running(&self) -> usize {
-        *self.0.borrow()
-    }
-
-    /// Returns when none runs.
-    pub(super) async fn all_ended(&self) {
-        // The sender is here.
-        let _ = self.0.subscribe().wait_for(|running| *running == 0).await;
-    }
-
-    /// One more runs, until what is returned is dropped.
-    fn count(&self) -> Counted<'_> {
-        self.0.send_modify(|running| *running += 1);
-        Counted(self)
-    }
-}
-
-struct Counted<'a>(&'a Jobs);
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.0.send_modify(|running| *running -= 1);
-    }
-}
 
 /// Where jobs run, and for whom.
 pub(super) struct Place {
@@ -82,7 +52,7 @@ impl Teller {
 
 /// Runs a job to its end, and tells of it. Continuations that are to end come out of `stops`.
 pub(super) async fn run(place: Arc<Place>, job: proto::Job, stops: mpsc::UnboundedReceiver<usize>, teller: Teller) {
-    let _counted = place.drain.jobs.count();
+    let _counted = place.drain.count();
     let last = match run_to_end(&place, job, stops, &teller).await {
         Ok(()) => Event::Ended(true),
         Err(error) => Event::Failure(failure_to_message(&error)),
@@ -97,7 +67,7 @@ async fn run_to_end(
     teller: &Teller,
 ) -> Result<(), JobError> {
     let began = Instant::now();
-    if place.drain.has_begun() {
+    if place.drain.is_begun() {
         return Err(JobError::NotTaken(Death::new("the agent takes no new jobs")));
     }
     let parts = job::from_message(job).map_err(|(field, message)| JobError::Refused { field, message })?;

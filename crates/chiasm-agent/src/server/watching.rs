@@ -14,8 +14,8 @@ use tokio::sync::watch::Receiver;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::Status;
 
-use super::Drain;
 use super::announcements::Announcements;
+use super::drain::Drain;
 use crate::capabilities::{self, OfAgent};
 use crate::others;
 use crate::proto::watch_event::Event;
@@ -82,7 +82,7 @@ async fn tell_all(watch: &Watch, worker: &Worker, events: &Teller) -> Result<Inf
         adapters: worker.own_adapters(watch.fleet.adapters()),
     };
     tell(events, Event::Ready(capabilities::to_message(worker.backend.capabilities(), of_agent))).await?;
-    let load = tell_load(worker, &watch.media, watch.drain.begun.subscribe(), events);
+    let load = tell_load(worker, &watch.media, watch.drain.follow(), events);
     let others = tell_others(watch, events);
     let kv = async {
         match &worker.backend.capabilities().kv {
