@@ -1,5 +1,7 @@
 //! Jobs as messages, and back.
 
+mod head;
+
 use bytes::Bytes;
 use chiasm_backend::{
     Constraint, Job, JobItem, Left, ReasoningHints, Repetition, RequestId, Sampling, Stage, Structured, TensorFormat,
@@ -8,8 +10,9 @@ use chiasm_backend::{
 use chiasm_media::ContentHash;
 use chiasm_server::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
-use prost::Message;
 use serde_json::Value;
+
+pub(crate) use head::{JobHead, claimed_bytes, head};
 
 use crate::{MOST_MESSAGE_BYTES, proto};
 
@@ -132,15 +135,6 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Opt
         embedded: job.embedded.iter().map(|item| Bytes::copy_from_slice(item.as_bytes())).collect(),
         adapter: job.adapter.as_ref().map(|adapter| adapter.name.clone()).unwrap_or_default(),
     })
-}
-
-/// Bytes that a job of this message holds: the message, and beyond it tokens as often as they are repeated and masks of media items, by
-/// what is claimed of them.
-pub(crate) fn held_bytes(message: &proto::Job) -> u64 {
-    let repeated = message.repeats.iter().map(|repeats| u64::from(repeats.more)).sum::<u64>();
-    let masks = message.media.iter().filter(|item| !item.embeds.is_empty()).map(|item| u64::from(item.length));
-    let items = size_of_val(&message.media[..]) as u64;
-    message.encoded_len() as u64 + repeated * TOKEN_BYTES as u64 + masks.sum::<u64>() + items
 }
 
 /// What a message asks for.
@@ -408,19 +402,5 @@ mod tests {
         assert!(expanded(&two, &[of(1, 2), of(0, 2)]).is_none());
         assert!(expanded(&one, &[of(0, u32::MAX)]).is_none());
         assert!(expanded(&two[..7], &[]).is_none());
-    }
-
-    #[test]
-    fn what_is_claimed_of_a_job_is_counted_before_memory_is_taken_for_it() {
-        let plain = proto::Job { tokens: Bytes::from_static(&[5; 400]), ..proto::Job::default() };
-        assert!((400..500).contains(&held_bytes(&plain)));
-        let claimed = u64::from(u32::MAX);
-        let repeats = vec![proto::Repeats { at: 0, more: u32::MAX }; 2];
-        assert!(held_bytes(&proto::Job { repeats, ..plain.clone() }) > 2 * claimed * TOKEN_BYTES as u64);
-        let item = proto::MediaItem { length: u32::MAX, embeds: vec![1], ..proto::MediaItem::default() };
-        assert!(held_bytes(&proto::Job { media: vec![item; 3], ..plain.clone() }) > 3 * claimed);
-        // What is nothing on the wire is something in memory.
-        let nothing = vec![proto::MediaItem::default(); 1000];
-        assert!(held_bytes(&proto::Job { media: nothing, ..plain }) > 100_000);
     }
 }

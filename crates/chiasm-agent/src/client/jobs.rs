@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use chiasm_backend::inbox::{Held, MOST_UNREAD_BYTES, Receiver, Sender, inbox};
 use chiasm_backend::{Death, JobError};
 use foldhash::fast::RandomState;
@@ -86,8 +87,8 @@ impl Jobs {
     /// [`JobError::NotTaken`] if the engine has ended, and [`JobError::Refused`] if no message has room for the job.
     pub(super) fn begin(self: &Arc<Self>, job: Job) -> Result<Call, JobError> {
         let number = self.last.fetch_add(1, Relaxed) + 1;
-        let job = Job { number, ..job };
-        if job.encoded_len() > MOST_JOB_BYTES {
+        let job = Bytes::from(Job { number, ..job }.encode_to_vec());
+        if job.len() > MOST_JOB_BYTES {
             return Err(JobError::Refused { field: "body".to_owned(), message: "is too long".to_owned() });
         }
         let (sender, events) = inbox(MOST_UNREAD_BYTES);

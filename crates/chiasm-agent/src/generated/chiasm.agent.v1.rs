@@ -262,8 +262,9 @@ pub mod generate_request {
         /// The first one, and no other.
         #[prost(message, tag = "1")]
         Open(super::Open),
-        #[prost(message, tag = "2")]
-        Begin(super::Job),
+        /// A Job. It is read when there is memory for what it becomes.
+        #[prost(bytes, tag = "2")]
+        Begin(::prost::bytes::Bytes),
         /// Ends one continuation of a job whose others go on.
         #[prost(message, tag = "3")]
         Stop(super::Stop),

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use chiasm_backend::{Death, JobError};
 use chiasm_media::Charge;
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, FutureExt};
@@ -18,7 +19,7 @@ use tonic::{Status, Streaming};
 use super::jobs::{Place, Teller, run};
 use crate::MOST_MESSAGE_BYTES;
 use crate::answer::failure_to_message;
-use crate::job::{MOST_CHOICES, held_bytes};
+use crate::job::{self, JobHead, MOST_CHOICES};
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event;
 use crate::proto::{self, GenerateReply, GenerateRequest, JobEvent, Stop};
@@ -101,10 +102,7 @@ impl JobCall {
     fn take(&mut self, request: Request) -> Result<(), Status> {
         match request {
             Request::Open(_) => return Err(Status::invalid_argument("the call is open")),
-            Request::Begin(job) if self.handles.contains_key(&job.number) => {
-                return Err(Status::invalid_argument("a job has the number of another one"));
-            }
-            Request::Begin(job) => self.begin(job),
+            Request::Begin(job) => self.begin(job)?,
             Request::Stop(Stop { job, choice }) => {
                 if let Some(handle) = self.handles.get_mut(&job) {
                     handle.stop(choice);
@@ -115,28 +113,32 @@ impl JobCall {
         Ok(())
     }
 
-    fn begin(&mut self, job: proto::Job) {
-        let number = job.number;
+    fn begin(&mut self, message: Bytes) -> Result<(), Status> {
+        let malformed = || Status::invalid_argument("a job is malformed");
+        let JobHead { number, bytes } = job::head(&message).ok_or_else(malformed)?;
+        if self.handles.contains_key(&number) {
+            return Err(Status::invalid_argument("a job has the number of another one"));
+        }
         let teller = Teller { job: number, events: self.told_by.clone() };
-        let charge = match self.room_for(&job) {
-            Ok(charge) => charge,
-            Err(full) => return teller.tell(Event::Failure(failure_to_message(&JobError::NotTaken(full)))),
-        };
+        let not_taken = |why| teller.tell(Event::Failure(failure_to_message(&JobError::NotTaken(Death::new(why)))));
+        if self.handles.len() == MOST_JOBS {
+            not_taken(format!("this frontend has {MOST_JOBS} jobs there"));
+            return Ok(());
+        }
+        // Nothing waits for room.
+        let full = |_| not_taken("the agent has no memory for more jobs (--max-bytes-in-flight)".to_owned());
+        let Ok(mut charge) = self.place.budget.charge(RUNNING_BYTES + bytes).map_err(full) else { return Ok(()) };
+        let job = proto::Job::decode(message).map_err(|_| malformed())?;
+        if charge.grow(job::claimed_bytes(&job)).map_err(full).is_err() {
+            return Ok(());
+        }
         let (abort, registration) = AbortHandle::new_pair();
         let n = job.sampling.as_ref().map_or(0, |sampling| sampling.n as usize);
         let (handle, stops) = Handle::new(abort, n.min(MOST_CHOICES), charge);
         let running = run(self.place.clone(), job, stops, teller).map(move |()| number);
         self.running.push(Abortable::new(running.boxed(), registration));
         self.handles.insert(number, handle);
-    }
-
-    /// Counts a job before it takes more memory than its message, or says why another engine is to have it. Nothing waits for room.
-    fn room_for(&self, job: &proto::Job) -> Result<Charge, Death> {
-        if self.handles.len() == MOST_JOBS {
-            return Err(Death::new(format!("this frontend has {MOST_JOBS} jobs there")));
-        }
-        let charge = self.place.budget.charge(held_bytes(job) + RUNNING_BYTES);
-        charge.map_err(|_| Death::new("the agent has no memory for more jobs (--max-bytes-in-flight)"))
+        Ok(())
     }
 
     fn abort(&mut self, job: u64) {

@@ -37,8 +37,12 @@ async fn aborted(stand: &Stand, jobs: usize) {
     tokio::time::timeout(Duration::from_secs(10), aborted).await.unwrap();
 }
 
+fn begin_with(number: u64, told: &Job) -> Request {
+    Request::Begin(proto::Job { number, ..sent(told) }.encode_to_vec().into())
+}
+
 pub(super) fn begin(number: u64) -> Request {
-    Request::Begin(proto::Job { number, ..sent(&job(&[TokenId(1)])) })
+    begin_with(number, &job(&[TokenId(1)]))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,7 +121,7 @@ async fn that_a_job_has_begun_is_told_with_its_first_output_or_soon() {
         bytes: picture.clone(),
     };
     files.put_media(tokio_stream::iter([file])).await.unwrap();
-    let with_picture = Request::Begin(proto::Job { number: 3, ..sent(&stand.with_picture(&picture)) });
+    let with_picture = begin_with(3, &stand.with_picture(&picture));
     let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
     stand.engine.next_job(Script::tokens(&[7]));
     stand.engine.next_job(Script { hangs: true, ..Script::default() });
@@ -224,6 +228,14 @@ async fn a_job_that_memory_has_no_room_for_is_for_another_agent() {
     drop(running);
     aborted(&stand, 1).await;
     assert_eq!((free(), stand.engine.jobs().len()), (room, 1));
+    // Two bytes for each media item: it is malformed, but that is not looked at.
+    let message = [&[8, 1][..], &[0x2a, 0].repeat(1000)].concat();
+    let open = Request::Open(Open { engine: 0, life: stand.life(), frontend: 9 });
+    let (mut jobs, _) = stand.link.clients();
+    let mut replies = call(&mut jobs, vec![open, Request::Begin(message.into())]).await.unwrap();
+    let told = replies.message().await.unwrap().unwrap().events.remove(0);
+    let Some(JobEvent::Failure(failure)) = told.event else { panic!("not taken") };
+    assert_eq!((told.job, failure.kind()), (1, proto::job_failure::Kind::NotTaken));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -234,12 +246,7 @@ async fn dropped_jobs_are_aborted_and_those_of_an_engine_that_ended_are_not_take
     let mut running = engine.start(Arc::new(job(&[TokenId(1)]))).await.unwrap();
     running.next().await.unwrap().unwrap();
     drop(running);
-    let aborted = async {
-        while stand.engine.aborted() == 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), aborted).await.unwrap();
+    aborted(&stand, 1).await;
     stand.engine.die(chiasm_backend::Death::new("it was told to"));
     let death = tokio::time::timeout(Duration::from_secs(10), engine.ended()).await.unwrap();
     assert_eq!(death.to_string(), "it was told to");

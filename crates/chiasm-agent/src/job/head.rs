@@ -1,0 +1,94 @@
+//! What a job takes, before its message is read.
+
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use super::TOKEN_BYTES;
+use crate::proto;
+
+// Fields of a job's message in `agent.proto`.
+const NUMBER: u32 = 1;
+const SAMPLING: u32 = 6;
+const REPEATS: u32 = 14;
+const LEFT: u32 = 16;
+const TOKENS: u32 = 20;
+
+/// What is known of a job before its message is read.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct JobHead {
+    /// The job's number.
+    pub(crate) number: u64,
+    /// Bytes that the message takes when it is read, at most: what is nothing on the wire is something in memory.
+    pub(crate) bytes: u64,
+}
+
+/// Bytes of memory that a byte of a list of lists, or of JSON, becomes at most.
+const LISTED: u64 = 16;
+
+/// Media items and the like of a job, which are small on the wire and large in memory: more than a prompt has.
+const MOST_ENTRIES: usize = 1 << 16;
+
+/// Looks at the message of a job. `None` if it is none, or has too many entries.
+pub(crate) fn head(message: &[u8]) -> Option<JobHead> {
+    let mut rest = message;
+    let mut head = JobHead { number: 0, bytes: message.len() as u64 };
+    let mut entries = 0;
+    while !rest.is_empty() {
+        let (field, kind) = decode_key(&mut rest).ok()?;
+        let before = rest.len();
+        match (field, kind) {
+            (NUMBER, WireType::Varint) => head.number = decode_varint(&mut rest).ok()?,
+            _ => skip_field(kind, field, &mut rest, DecodeContext::default()).ok()?,
+        }
+        let length = (before - rest.len()) as u64;
+        head.bytes += match field {
+            TOKENS | LEFT => 0,
+            SAMPLING | REPEATS => LISTED * length,
+            // Each may be one of a list.
+            _ => {
+                entries += 1;
+                LISTED * length + size_of::<proto::MediaItem>() as u64
+            }
+        };
+    }
+    (entries <= MOST_ENTRIES).then_some(head)
+}
+
+/// Bytes that a message stands for beside what it has: tokens as often as they are repeated, and masks of media items, by what is
+/// claimed of them.
+pub(crate) fn claimed_bytes(message: &proto::Job) -> u64 {
+    let repeated = message.repeats.iter().map(|repeats| u64::from(repeats.more)).sum::<u64>();
+    let masks = message.media.iter().filter(|item| !item.embeds.is_empty()).map(|item| u64::from(item.length));
+    repeated * TOKEN_BYTES as u64 + masks.sum::<u64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use prost::Message;
+
+    use super::*;
+
+    #[test]
+    fn what_a_job_takes_is_known_before_memory_is_taken_for_it() {
+        let head_of = |message: &proto::Job| head(&message.encode_to_vec()).unwrap();
+        let plain = proto::Job { number: 7, tokens: Bytes::from_static(&[5; 4000]), ..proto::Job::default() };
+        let JobHead { number, bytes } = head_of(&plain);
+        assert!(number == 7 && (4000..5000).contains(&bytes), "{bytes}");
+        let nothing = vec![proto::MediaItem::default(); 1000];
+        let items = proto::Job { media: nothing, ..plain.clone() };
+        assert!(head_of(&items).bytes > size_of_val(&items.media[..]) as u64);
+        let bad_words = vec![proto::TokenList::default(); 1000];
+        let in_memory = size_of_val(&bad_words[..]) as u64;
+        let sampling = Some(proto::Sampling { bad_words, ..proto::Sampling::default() });
+        assert!(head_of(&proto::Job { sampling, ..plain.clone() }).bytes > in_memory);
+        let too_many = vec![proto::MediaItem::default(); MOST_ENTRIES];
+        assert_eq!(head(&proto::Job { media: too_many, ..plain.clone() }.encode_to_vec()), None);
+        let cut = plain.encode_to_vec();
+        assert_eq!(head(&cut[..cut.len() - 1]), None);
+        let claimed = u64::from(u32::MAX);
+        let repeats = vec![proto::Repeats { at: 0, more: u32::MAX }; 2];
+        assert_eq!(claimed_bytes(&proto::Job { repeats, ..plain.clone() }), 2 * claimed * TOKEN_BYTES as u64);
+        let item = proto::MediaItem { length: u32::MAX, embeds: vec![1], ..proto::MediaItem::default() };
+        assert_eq!(claimed_bytes(&proto::Job { media: vec![item; 3], ..plain }), 3 * claimed);
+    }
+}
