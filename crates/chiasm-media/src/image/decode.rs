@@ -41,7 +41,8 @@ use memory::{Reused, Scratch, rgb_bytes};
 /// async threads.
 ///
 /// Equal, bit for bit, to `vllm.multimodal.media.ImageMediaIO().load_bytes(bytes)` of vLLM 0.33 with Pillow 13. Memory
-/// stays in the order of ten bytes per pixel, and [`EncodedMedia::from_bytes`] has limited their number.
+/// stays in the order of ten bytes per pixel, and [`EncodedMedia::from_bytes`] has limited their number; a lossless WebP may need
+/// 370 MB more for its codes, of which it can have 65,536 sets.
 ///
 /// # Errors
 /// [`MediaError::Corrupt`] and [`MediaError::UnsupportedVariant`]. A file whose data breaks off or is inconsistent is an

@@ -220,7 +220,7 @@ impl<'a> Info<'a> {
             b"cHRM" => at_least(content, 32),
             b"sRGB" => at_least(content, 1),
             b"pHYs" => at_least(content, 9),
-            b"iCCP" => Ok(Texts::colour_profile(content)?),
+            b"iCCP" => Ok(self.texts.colour_profile(content)?),
             b"tEXt" => Ok(self.texts.plain(content)?),
             b"zTXt" => Ok(self.texts.compressed(content)?),
             b"iTXt" => Ok(self.texts.international(content)?),

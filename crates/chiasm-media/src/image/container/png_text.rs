@@ -9,6 +9,9 @@ use flate2::read::ZlibDecoder;
 const MAX_EXPANDED: u64 = 1 << 20;
 /// Pillow's `MAX_TEXT_MEMORY`: most bytes of all texts of a file.
 const MAX_TOTAL: u64 = 64 << 20;
+/// Most bytes of all compressed texts and profiles of a file, before and after they are expanded. Pillow has no such limit, and
+/// expands a thousand times a file's bytes; here that is done while its header is read, which nobody has paid for.
+const MAX_EXPANDING: u64 = 8 << 20;
 
 /// A text chunk that Pillow raises for.
 #[derive(Debug)]
@@ -30,6 +33,8 @@ pub(super) struct Texts {
     xmp: Option<Text>,
     xml_com_adobe_xmp: Option<Vec<u8>>,
     total: u64,
+    /// Bytes that were expanded, and what they became.
+    expanding: u64,
 }
 
 impl Texts {
@@ -54,7 +59,7 @@ impl Texts {
         let (keyword, value) = split(content).unwrap_or((content, &[]));
         let value = match value {
             [] => Vec::new(),
-            [0, compressed @ ..] => expand(compressed)?.unwrap_or_default(),
+            [0, compressed @ ..] => self.expand(compressed)?.unwrap_or_default(),
             _ => return Err(Refused),
         };
         self.store(keyword, value)
@@ -73,7 +78,7 @@ impl Texts {
         };
         let value = match (is_compressed, method) {
             (0, _) => value.to_vec(),
-            (_, 0) => match expand(value)? {
+            (_, 0) => match self.expand(value)? {
                 Some(value) => value,
                 None => return Ok(()),
             },
@@ -89,9 +94,9 @@ impl Texts {
     }
 
     /// An `iCCP` chunk: only whether Pillow refuses it.
-    pub(super) fn colour_profile(content: &[u8]) -> Result<(), Refused> {
+    pub(super) fn colour_profile(&mut self, content: &[u8]) -> Result<(), Refused> {
         match split(content) {
-            Some((_, [0, compressed @ ..])) => expand(compressed).map(drop),
+            Some((_, [0, compressed @ ..])) => self.expand(compressed).map(drop),
             _ => Err(Refused),
         }
     }
@@ -114,6 +119,28 @@ impl Texts {
     fn count(&mut self, length: usize) -> Result<(), Refused> {
         self.total += length as u64;
         if self.total > MAX_TOTAL { Err(Refused) } else { Ok(()) }
+    }
+
+    /// What a zlib stream expands to; `None` for a broken one.
+    fn expand(&mut self, compressed: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
+        self.count_expanding(compressed.len())?;
+        let mut expanded = Vec::new();
+        let outcome = ZlibDecoder::new(compressed).take(MAX_EXPANDED + 1).read_to_end(&mut expanded);
+        if expanded.len() as u64 > MAX_EXPANDED {
+            return Err(Refused);
+        }
+        self.count_expanding(expanded.len())?;
+        match outcome {
+            Ok(_) => Ok(Some(expanded)),
+            // Pillow keeps what a stream that is merely cut off has given so far.
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(Some(expanded)),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn count_expanding(&mut self, length: usize) -> Result<(), Refused> {
+        self.expanding += length as u64;
+        if self.expanding > MAX_EXPANDING { Err(Refused) } else { Ok(()) }
     }
 
     /// The orientation that these texts ask for.
@@ -158,21 +185,6 @@ fn split(content: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&content[..at], &content[at + 1..]))
 }
 
-/// What a zlib stream expands to; `None` for a broken one.
-fn expand(compressed: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
-    let mut expanded = Vec::new();
-    let outcome = ZlibDecoder::new(compressed).take(MAX_EXPANDED + 1).read_to_end(&mut expanded);
-    if expanded.len() as u64 > MAX_EXPANDED {
-        return Err(Refused);
-    }
-    match outcome {
-        Ok(_) => Ok(Some(expanded)),
-        // Pillow keeps what a stream that is merely cut off has given so far.
-        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(Some(expanded)),
-        Err(_) => Ok(None),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,7 +200,7 @@ mod tests {
     fn a_text_that_expands_beyond_a_mebibyte_is_refused() {
         let bomb = [b"Comment\0\0", deflated(&vec![0; 2 << 20]).as_slice()].concat();
         assert!(Texts::default().compressed(&bomb).is_err());
-        assert!(Texts::colour_profile(&bomb).is_err());
+        assert!(Texts::default().colour_profile(&bomb).is_err());
         let fits = [b"Comment\0\0", deflated(&vec![0; 1 << 20]).as_slice()].concat();
         assert!(Texts::default().compressed(&fits).is_ok());
     }
@@ -196,9 +208,22 @@ mod tests {
     #[test]
     fn the_texts_of_a_file_are_limited_together() {
         let mut texts = Texts::default();
-        let fits = [b"Comment\0\0", deflated(&vec![0; 1 << 20]).as_slice()].concat();
-        assert!((0..64).all(|_| texts.compressed(&fits).is_ok()));
+        let fits = [b"Comment\0", vec![b' '; 1 << 20].as_slice()].concat();
+        assert!((0..64).all(|_| texts.plain(&fits).is_ok()));
         assert!(texts.plain(b"k\0v").is_err());
+    }
+
+    #[test]
+    fn what_is_expanded_of_a_file_is_limited_whether_it_is_kept_or_not() {
+        let kept = [b"Comment\0\0", deflated(&vec![0; 1 << 20]).as_slice()].concat();
+        let no_text = [b"Comment\0\x01\0\0\0", deflated(&vec![0xff; 1 << 20]).as_slice()].concat();
+        let expanded = |expand: &dyn Fn(&mut Texts) -> bool| {
+            let mut texts = Texts::default();
+            (0..64).take_while(|_| expand(&mut texts)).count()
+        };
+        assert_eq!(expanded(&|texts| texts.compressed(&kept).is_ok()), 7);
+        assert_eq!(expanded(&|texts| texts.international(&no_text).is_ok()), 7);
+        assert_eq!(expanded(&|texts| texts.colour_profile(&kept).is_ok()), 7);
     }
 
     #[test]
