@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::contents::Contents;
 use crate::counts::{Counters, MediaCounts};
-use crate::fetch::{Answer, Fetcher};
+use crate::fetch::{Answer, FetchThreads, Fetcher};
 use crate::flight::{Boarded, Flights};
 use crate::freshness::Freshness;
 use crate::local_file::LocalFiles;
@@ -102,6 +102,7 @@ struct Inner {
     budget: ByteBudget,
     clock: Clock,
     fetcher: Fetcher,
+    fetch_threads: FetchThreads,
     local_files: Option<LocalFiles>,
     contents: Contents,
     urls: Urls,
@@ -145,6 +146,7 @@ impl MediaDoor {
     /// Those of [`Self::new`].
     pub fn with_clock(config: MediaConfig, budget: ByteBudget, clock: Clock) -> Result<Self, MediaError> {
         let inner = Inner {
+            fetch_threads: FetchThreads::default(),
             fetcher: Fetcher::new(&config, budget.clone(), clock.clone())?,
             local_files: config.allowed_local_media_path.as_deref().map(LocalFiles::new).transpose()?,
             contents: Contents::new(config.cache_bytes, budget.clone()),
@@ -280,7 +282,11 @@ impl MediaDoor {
         let inner = &self.inner;
         let known = known.filter(|(_, freshness)| freshness.can_revalidate());
         let max_bytes = inner.config.limits.max_bytes(modality);
-        let fetched = match inner.fetcher.get(url, known.as_ref().map(|(_, freshness)| freshness), max_bytes).await {
+        let fetch = {
+            let (inner, known) = (inner.clone(), known.as_ref().map(|(_, freshness)| freshness.clone()));
+            async move { inner.fetcher.get(url, known.as_ref(), max_bytes).await }
+        };
+        let fetched = match inner.fetch_threads.run(fetch).await {
             Ok(Answer::New(fetched)) => Ok(fetched),
             Ok(Answer::NotModified(newer)) => match known {
                 Some((item, freshness)) => {

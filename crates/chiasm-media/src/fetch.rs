@@ -1,6 +1,7 @@
 //! `http:` and `https:` URLs: bounded in time, bytes, redirects, addresses and number.
 
 mod client;
+mod threads;
 mod turns;
 
 use std::error::Error;
@@ -18,6 +19,7 @@ use crate::policy::{AddressRefused, AddressRule, GuardedResolver, Lookup, MAX_UR
 use crate::{ByteBudget, Clock, MediaConfig, MediaError};
 
 use client::{Clients, web_roots};
+pub(crate) use threads::FetchThreads;
 use turns::{Turn, Turns};
 
 /// Longer timeouts count as this one, so that no point in time is beyond what clocks can tell.

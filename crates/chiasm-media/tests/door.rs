@@ -147,3 +147,32 @@ async fn a_door_to_a_directory_that_is_not_there_does_not_open() {
     let config = MediaConfig { allowed_local_media_path: Some(missing), ..MediaConfig::default() };
     assert!(MediaDoor::new(config, budget()).is_err());
 }
+
+#[tokio::test]
+async fn origins_are_heard_by_threads_that_serve_nobody_else() {
+    use std::io::{Read, Write};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/x.png", listener.local_addr().unwrap());
+    let (body, (asked, was_asked)) = (file("png-rgba16-37x23.png"), channel());
+    let expected = ContentHash::of(&body);
+    let origin = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 4]).unwrap();
+        asked.send(()).unwrap();
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all(&[head.as_bytes(), &body].concat()).unwrap();
+        // Until who asked has all of it.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let door = door(None);
+    let mut opening = Box::pin(door.open(url));
+    let begun = std::future::poll_fn(|context| std::task::Poll::Ready(opening.as_mut().poll(context))).await;
+    assert!(begun.is_pending());
+    // This thread, which is the only one of the test's, does nothing else.
+    was_asked.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!(opening.await.unwrap().content, expected);
+    drop(door);
+    origin.join().unwrap();
+}
