@@ -30,6 +30,7 @@
 //! | `upstream` | keeps following a server through its failures |
 //! | `failure` | why a server does not answer |
 //! | `http` | calls and streams with bounds of time and bytes |
+//! | `few` | lists that are bounded before they are in memory |
 //! | `lines` | a stream's bytes as lines |
 //! | `backoff` | pauses between tries |
 //!
@@ -42,6 +43,7 @@ mod backoff;
 mod error;
 mod etcd;
 mod failure;
+mod few;
 mod http;
 mod kubernetes;
 mod lines;

@@ -11,7 +11,7 @@ use super::Etcd;
 use super::message::{Done, KeepAliveAnswer, KeyValue, RangeAnswer, Streamed, WatchAnswer, encode};
 use crate::failure::Failure;
 use crate::http::{self, LineStream};
-use crate::{MOST_ADDRESSES, Tls};
+use crate::{Tls, few};
 
 /// A lease of this process. Its number is drawn here and not by etcd, so that a lease whose grant got no answer can be revoked too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl EtcdClient {
     pub(super) async fn list(&self, prefix: &str) -> Result<RangeAnswer, Failure> {
         let mut range = range_of(prefix);
         // One more shows that there are too many.
-        range["limit"] = json!((MOST_ADDRESSES + 1).to_string());
+        range["limit"] = json!(few::MOST.to_string());
         self.call("kv/range", &range).await
     }
 

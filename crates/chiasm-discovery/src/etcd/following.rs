@@ -10,7 +10,7 @@ use super::api::{EtcdClient, Watch};
 use super::message::{Event, KeyValue};
 use crate::failure::Failure;
 use crate::http::{self, CALL_WITHIN};
-use crate::upstream::{Picture, Upstream, View};
+use crate::upstream::{Changes, Picture, Upstream, View};
 use crate::{DiscoveryError, MOST_ADDRESSES, Tls};
 
 /// A watch says nothing while nothing changes, so the server is asked for a sign of life beside it. With [`CALL_WITHIN`] this is the
@@ -103,15 +103,17 @@ async fn apply<K: Below>(
     view: &mut View<K::Picture>,
     seen: &Seen,
 ) -> Result<(), Failure> {
+    let mut changes = Changes::default();
     loop {
-        let answer = watch.next().await?;
-        let is_change = !answer.events.is_empty();
-        for event in answer.events {
-            keys.apply(event);
+        if let Some(answer) = changes.next(watch.next()).await? {
+            changes.note(!answer.events.is_empty());
+            for event in answer.events {
+                keys.apply(event);
+            }
+            seen.keys.store(keys.len() as u64, Relaxed);
+            seen.messages.fetch_add(1, Relaxed);
         }
-        seen.keys.store(keys.len() as u64, Relaxed);
-        seen.messages.fetch_add(1, Relaxed);
-        if is_change {
+        if changes.take_due() {
             view.set(keys.picture());
         }
     }

@@ -5,6 +5,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer};
 
+use crate::few;
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Header {
@@ -18,6 +20,7 @@ pub(super) struct Header {
 #[serde(default)]
 pub(super) struct RangeAnswer {
     pub(super) header: Header,
+    #[serde(deserialize_with = "few::list")]
     pub(super) kvs: Vec<KeyValue>,
     /// Of all keys in the range, whatever the limit.
     #[serde(deserialize_with = "int64")]
@@ -57,6 +60,7 @@ pub(super) struct StreamError {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct WatchAnswer {
+    #[serde(deserialize_with = "few::list")]
     pub(super) events: Vec<Event>,
     pub(super) canceled: bool,
     /// Changes before this revision are gone; set where that is why the watch was canceled.

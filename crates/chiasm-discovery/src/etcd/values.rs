@@ -11,12 +11,14 @@ use crate::upstream::Picture;
 
 /// The most bytes of a value that is kept.
 const LONGEST_VALUE: usize = 1 << 20;
+/// The most bytes of all keys and values that are kept.
+const MOST_BYTES: usize = 64 << 20;
 
 /// All that is below a prefix now, as far as it was told, and whether the servers answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
-    /// The values by their whole keys: at most [`MOST_ADDRESSES`](crate::MOST_ADDRESSES), each of a MiB at most. What is beyond that, and
-    /// keys that are no text, are left out with a warning.
+    /// The values by their whole keys: at most [`MOST_ADDRESSES`](crate::MOST_ADDRESSES), each of a MiB at most, and 64 MiB of all with
+    /// their keys. What is beyond that is left out with a warning, and so are keys that are no text.
     pub by_key: BTreeMap<String, Arc<[u8]>>,
     /// Whether a server answers. Otherwise the values are the last that one told.
     pub is_current: bool,
@@ -39,6 +41,8 @@ impl Picture for Values {
 #[derive(Debug, Default)]
 pub(super) struct KeptValues {
     by_key: BTreeMap<Vec<u8>, Option<Arc<[u8]>>>,
+    /// Of the keys and values that are kept.
+    bytes: usize,
     /// Whether it was said that there are too many.
     is_told: bool,
 }
@@ -47,14 +51,14 @@ impl Below for KeptValues {
     type Picture = Values;
 
     fn replace(&mut self, listed: Vec<KeyValue>) {
-        self.by_key.clear();
+        (self.by_key, self.bytes) = (BTreeMap::new(), 0);
         listed.into_iter().for_each(|kv| self.put(kv));
     }
 
     fn apply(&mut self, event: Event) {
         match event.r#type {
             EventType::Put => self.put(event.kv),
-            EventType::Delete => drop(self.by_key.remove(&event.kv.key)),
+            EventType::Delete => self.remove(&event.kv.key),
         }
     }
 
@@ -71,18 +75,41 @@ impl Below for KeptValues {
 
 impl KeptValues {
     fn put(&mut self, kv: KeyValue) {
-        if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
-            if !std::mem::replace(&mut self.is_told, true) {
-                tracing::warn!(most = MOST_ADDRESSES, "too many keys are below a prefix; the others are ignored");
-            }
+        if kv.key.len() > LONGEST_KEY {
+            tracing::warn!(bytes = kv.key.len(), "a key is too long; it is ignored");
             return;
         }
-        let is_kept = kv.key.len() <= LONGEST_KEY && kv.value.len() <= LONGEST_VALUE;
-        if !is_kept {
-            let key = String::from_utf8_lossy(&kv.key[..kv.key.len().min(LONGEST_KEY)]);
-            tracing::warn!(%key, "a key or its value is too long; it is ignored");
+        if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
+            return self.tell();
+        }
+        let is_short = kv.value.len() <= LONGEST_VALUE;
+        if !is_short {
+            tracing::warn!(key = %String::from_utf8_lossy(&kv.key), "the value of a key is too long; it is ignored");
+        }
+        self.remove(&kv.key);
+        let bytes = kv.key.len() + kv.value.len();
+        let has_room = self.bytes + bytes <= MOST_BYTES;
+        if is_short && !has_room {
+            self.tell();
+        }
+        let is_kept = is_short && has_room;
+        if is_kept {
+            self.bytes += bytes;
         }
         self.by_key.insert(kv.key, is_kept.then(|| kv.value.into()));
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        if let Some(Some(value)) = self.by_key.remove(key) {
+            self.bytes -= key.len() + value.len();
+        }
+    }
+
+    fn tell(&mut self) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            let (most, most_bytes) = (MOST_ADDRESSES, MOST_BYTES);
+            tracing::warn!(most, most_bytes, "too many keys are below a prefix, or too much; the others are ignored");
+        }
     }
 }
 
@@ -119,5 +146,21 @@ mod tests {
         assert_eq!(keys.len(), MOST_ADDRESSES);
         keys.apply(Event { r#type: EventType::Put, kv: kv("p/7", b"y") });
         assert_eq!(keys.picture().by_key["p/7"][..], b"y"[..]);
+    }
+
+    #[test]
+    fn all_together_have_a_limit_which_what_goes_makes_room_below() {
+        let mut keys = KeptValues::default();
+        let large = vec![0; LONGEST_VALUE - 3];
+        keys.replace((0..70).map(|n| kv(&format!("{n:03}"), &large)).collect());
+        assert_eq!((keys.len(), told(&keys).len()), (70, 64));
+        let put = |keys: &mut KeptValues, key| keys.apply(Event { r#type: EventType::Put, kv: kv(key, &large) });
+        // What is kept already is not counted twice.
+        put(&mut keys, "000");
+        put(&mut keys, "069");
+        assert_eq!(told(&keys).len(), 64);
+        keys.apply(Event { r#type: EventType::Delete, kv: kv("001", b"") });
+        put(&mut keys, "069");
+        assert!(keys.picture().by_key.contains_key("069") && told(&keys).len() == 64);
     }
 }

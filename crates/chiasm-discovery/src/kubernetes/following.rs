@@ -12,7 +12,7 @@ use super::message::{EndpointSlice, Event, EventType, List, Object, Status};
 use super::slices::Slices;
 use crate::failure::Failure;
 use crate::http::{self, CALL_WITHIN};
-use crate::upstream::{Upstream, View};
+use crate::upstream::{Changes, Upstream, View};
 use crate::{ClusterAccess, DiscoveryError, Named};
 
 /// How long one watch lasts. A server that is silent is noticed at its end, or at most [`CALL_WITHIN`] later.
@@ -47,20 +47,25 @@ impl KubernetesUpstream {
 
     async fn run(&mut self, view: &mut View<Named>) -> Result<(), Failure> {
         let server = ApiServer::new(&self.cluster, &self.service, self.within).await?;
-        let mut changes = Changes { service: &self.service, slices: &mut self.slices, version: String::new() };
-        changes.list(&server.list().await?)?;
-        view.set(Named { addresses: changes.slices.addresses(), is_current: true });
+        let mut told = Told { service: &self.service, slices: &mut self.slices, version: String::new() };
+        told.list(&server.list().await?)?;
+        view.set(Named { addresses: told.slices.addresses(), is_current: true });
+        let mut changes = Changes::default();
         // A watch that ends in good order is begun again where it was, without a list.
         loop {
             let begun = Instant::now();
-            let mut watch = server.watch(&changes.version, self.watch_for).await.map_err(outdated)?;
+            let mut watch = server.watch(&told.version, self.watch_for).await.map_err(outdated)?;
             let deadline = begun + self.watch_for + self.within;
             loop {
                 let silent = Failure::Silent(self.watch_for + self.within);
-                let line = timeout_at(deadline, watch.next()).await.unwrap_or(Err(silent))?;
-                let Some(line) = line else { break };
-                if changes.apply(&line)? {
-                    view.set(Named { addresses: changes.slices.addresses(), is_current: true });
+                let line = async { timeout_at(deadline, watch.next()).await.unwrap_or(Err(silent)) };
+                match changes.next(line).await? {
+                    Some(Some(line)) => changes.note(told.apply(&line)?),
+                    Some(None) => break,
+                    None => {}
+                }
+                if changes.take_due() {
+                    view.set(Named { addresses: told.slices.addresses(), is_current: true });
                 }
             }
             sleep(SHORTEST_WATCH.saturating_sub(begun.elapsed())).await;
@@ -92,13 +97,13 @@ fn outdated(failure: Failure) -> Failure {
 
 /// The slices as far as the server has told of them.
 #[derive(Debug)]
-struct Changes<'a> {
+struct Told<'a> {
     service: &'a Service,
     slices: &'a mut Slices,
     version: String,
 }
 
-impl Changes<'_> {
+impl Told<'_> {
     fn list(&mut self, body: &Bytes) -> Result<(), Failure> {
         let list: List<'_> = serde_json::from_slice(body)?;
         if list.metadata.resource_version.is_empty() {
@@ -169,7 +174,7 @@ mod unit_tests {
         fn whatever_is_said_is_applied_or_refused(at: usize, with in "[\\PC\\x00-\\x7f]{0,4}", length in 0_usize..9) {
             let service = "kubernetes://ns/svc".parse().unwrap();
             let mut slices = Slices::default();
-            let mut changes = Changes { service: &service, slices: &mut slices, version: String::new() };
+            let mut changes = Told { service: &service, slices: &mut slices, version: String::new() };
             changes.list(&LIST.into()).unwrap();
             prop_assert!(changes.apply(EVENT.as_bytes()).unwrap());
             let _ = changes.apply(&damaged(EVENT, at, with.as_bytes(), length));

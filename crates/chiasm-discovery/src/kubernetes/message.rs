@@ -3,11 +3,13 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::few;
+
 /// `EndpointSliceList`. The items are read one by one, as one malformed slice says nothing of the others.
 #[derive(Debug, Deserialize)]
 pub(super) struct List<'a> {
     pub(super) metadata: Metadata,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "few::list_or_null")]
     pub(super) items: Option<Vec<&'a RawValue>>,
 }
 
@@ -62,7 +64,9 @@ pub(super) struct Metadata {
 pub(super) struct EndpointSlice {
     /// `IPv4`, `IPv6` or `FQDN`.
     pub(super) address_type: String,
+    #[serde(default, deserialize_with = "few::list_or_null")]
     pub(super) endpoints: Option<Vec<Endpoint>>,
+    #[serde(default, deserialize_with = "few::list_or_null")]
     pub(super) ports: Option<Vec<EndpointPort>>,
 }
 
@@ -71,6 +75,7 @@ pub(super) struct EndpointSlice {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Endpoint {
     /// All reach the same pod, and the first is enough, says Kubernetes.
+    #[serde(default, deserialize_with = "few::list_or_null")]
     pub(super) addresses: Option<Vec<String>>,
     #[serde(default)]
     pub(super) conditions: Conditions,

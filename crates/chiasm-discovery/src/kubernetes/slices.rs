@@ -6,6 +6,9 @@ use super::Port;
 use super::message::{EndpointPort, EndpointSlice};
 use crate::{MOST_ADDRESSES, address};
 
+/// The longest name of an object of Kubernetes, and the longest uid, of which theirs have 36 bytes.
+const LONGEST_NAME: usize = 253;
+
 /// The slices that are there, as far as this process was told.
 #[derive(Debug, Default)]
 pub(super) struct Slices {
@@ -34,6 +37,10 @@ impl Slices {
     /// A slice is there, or changed.
     pub(super) fn put(&mut self, name: &str, slice: EndpointSlice, wanted: Option<&Port>) {
         self.remove(name);
+        if name.len() > LONGEST_NAME {
+            tracing::warn!(bytes = name.len(), "an EndpointSlice has too long a name; it is ignored");
+            return;
+        }
         let mut agents = agents_of(name, slice, wanted);
         let room = (2 * MOST_ADDRESSES).saturating_sub(self.weight);
         if agents.len() + 1 > room {
@@ -93,7 +100,10 @@ fn agents_of(name: &str, slice: EndpointSlice, wanted: Option<&Port>) -> Vec<Age
         let host = endpoint.addresses?.into_iter().next()?;
         let said = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         match address::parse(&said) {
-            Ok(address) => Some(Agent { uid: endpoint.target_ref.and_then(|target| target.uid), is_v4, address }),
+            Ok(address) => {
+                let uid = endpoint.target_ref.and_then(|target| target.uid).filter(|uid| uid.len() <= LONGEST_NAME);
+                Some(Agent { uid, is_v4, address })
+            }
             Err(problem) => {
                 tracing::warn!(slice = name, %problem, "an endpoint names no agent");
                 None
