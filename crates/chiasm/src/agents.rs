@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting, Lending};
+use chiasm_agent::{AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting, Lending, LinkError};
 use chiasm_discovery::{Following, Named};
 use chiasm_server::fleet::Fleet;
 use chiasm_types::WorkerId;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::cli::{AgentTlsArgs, DrainArgs, ProbeArgs, ServeArgs};
 use crate::error::CliError;
@@ -17,6 +17,10 @@ use crate::stdout::line;
 /// How often an agent is asked what it is: until it says so, and after it is named no more; and otherwise.
 const ASK_SOON: Duration = Duration::from_secs(1);
 const ASK_LATER: Duration = Duration::from_secs(10);
+
+/// Most agents without a worker that are asked at once. Whatever a source names, honest agents are soon asked, and this process
+/// has connections left for others.
+const MOST_ASKED: usize = 256;
 
 /// How often an agent is asked whether its last request has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -36,6 +40,8 @@ struct Shared {
     lending: Lending,
     /// The address at which each start of an agent is served: some are named twice.
     serving: Mutex<HashMap<u64, String>>,
+    /// Leave to ask an agent that has no worker here.
+    asking: Arc<Semaphore>,
 }
 
 /// Begins to look for agents.
@@ -47,9 +53,16 @@ pub(crate) fn find(
 ) -> Result<Agents, CliError> {
     let (fleet, tls) = (fleet.clone(), args.agents.tls.load()?);
     let (media, lending) = (args.agents.agent_media.into(), lending.unwrap_or_default());
-    let shared =
-        Shared { fleet, processor, media, args: args.agents.tls.clone(), tls, lending, serving: Mutex::default() };
-    let shared = Arc::new(shared);
+    let shared = Arc::new(Shared {
+        fleet,
+        processor,
+        media,
+        args: args.agents.tls.clone(),
+        tls,
+        lending,
+        serving: Mutex::default(),
+        asking: Arc::new(Semaphore::new(MOST_ASKED)),
+    });
     // Those that are listed are told at once if they can't be.
     for address in &args.agents.agents {
         link(&shared.args, &shared.tls, address)?;
@@ -75,15 +88,10 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
             if agents.contains_key(&address) {
                 continue;
             }
-            match link(&shared.args, &shared.tls, &address) {
-                Ok(link) => {
-                    let link = link.with_lending(&shared.lending);
-                    let (is_named, keeps) = watch::channel(true);
-                    tokio::spawn(Keeper { link, shared: shared.clone(), is_named: keeps, workers: Vec::new() }.keep());
-                    agents.insert(address, is_named);
-                }
-                Err(error) => tracing::warn!(agent = address, %error, "an agent that is named can't be asked"),
-            }
+            let (told, is_named) = watch::channel(true);
+            let (shared, workers) = (shared.clone(), Vec::new());
+            tokio::spawn(Keeper { address: address.clone(), link: None, shared, is_named, workers }.keep());
+            agents.insert(address, told);
         }
         tokio::select! {
             changed = named.changed() => {
@@ -138,7 +146,9 @@ pub(crate) async fn probe(args: ProbeArgs) -> Result<(), CliError> {
 
 /// Keeps the workers of one agent.
 struct Keeper {
-    link: AgentLink,
+    address: String,
+    /// None until the agent has answered: what is named may be nobody.
+    link: Option<AgentLink>,
     shared: Arc<Shared>,
     is_named: watch::Receiver<bool>,
     /// Those of its engines, by their numbers.
@@ -152,7 +162,7 @@ impl Keeper {
         let mut told = None;
         let mut incarnation = None;
         loop {
-            let greeted = self.link.greet().await;
+            let Some(greeted) = self.greet().await else { return self.forget(incarnation) };
             let is_named = *self.is_named.borrow_and_update();
             match greeted {
                 Ok(greeting) => {
@@ -165,8 +175,7 @@ impl Keeper {
                     self.workers.iter().for_each(|worker| self.shared.fleet.set_named(*worker, is_named));
                 }
                 Err(error) if !is_named => {
-                    let agent = self.link.address();
-                    tracing::info!(agent, %error, "an agent is gone: nothing names it, and it does not answer");
+                    tracing::info!(agent = self.address, %error, "an agent is gone: nothing names it, and it does not answer");
                     self.match_workers(0);
                     self.forget(incarnation);
                     return;
@@ -174,7 +183,7 @@ impl Keeper {
                 Err(error) => {
                     let error = error.to_string();
                     if told.as_ref() != Some(&error) {
-                        tracing::warn!(agent = self.link.address(), error, "no engines of this agent can be used");
+                        tracing::warn!(agent = self.address, error, "no engines of this agent can be used");
                         told = Some(error);
                     }
                 }
@@ -188,10 +197,37 @@ impl Keeper {
                         return;
                     }
                     if !*self.is_named.borrow() {
-                        tracing::info!(agent = self.link.address(), "an agent is named no more; it goes on while it answers");
+                        tracing::info!(agent = self.address, "an agent is named no more; it goes on while it answers");
                     }
                 }
             }
+        }
+    }
+
+    /// Asks the agent what it is. One without a worker here is asked in its turn, over connections that stay only if it answers. None
+    /// if it can't be asked, or is named no more before its turn.
+    async fn greet(&mut self) -> Option<Result<Greeting, LinkError>> {
+        let _turn = if self.workers.is_empty() { Some(self.turn().await?) } else { None };
+        let link = match self.link.take() {
+            Some(link) => link,
+            None => match link(&self.shared.args, &self.shared.tls, &self.address) {
+                Ok(link) => link.with_lending(&self.shared.lending),
+                Err(error) => {
+                    tracing::warn!(agent = self.address, %error, "an agent that is named can't be asked");
+                    return None;
+                }
+            },
+        };
+        let greeted = link.greet().await;
+        self.link = Some(link).filter(|_| greeted.is_ok() || !self.workers.is_empty());
+        Some(greeted)
+    }
+
+    /// Waits for leave to ask an agent that has no worker here. None if it is named no more before.
+    async fn turn(&mut self) -> Option<OwnedSemaphorePermit> {
+        tokio::select! {
+            turn = self.shared.asking.clone().acquire_owned() => turn.ok(),
+            _ = self.is_named.wait_for(|is_named| !is_named) => None,
         }
     }
 
@@ -204,9 +240,9 @@ impl Keeper {
         self.forget(incarnation.take());
         let mut serving = self.shared.serving.lock().unwrap_or_else(PoisonError::into_inner);
         match serving.get(&greeting.incarnation) {
-            Some(other) => tracing::debug!(agent = self.link.address(), other, "an agent is named twice"),
+            Some(other) => tracing::debug!(agent = self.address, other, "an agent is named twice"),
             None => {
-                serving.insert(greeting.incarnation, self.link.address().to_owned());
+                serving.insert(greeting.incarnation, self.address.clone());
                 *incarnation = Some(greeting.incarnation);
             }
         }
@@ -225,7 +261,8 @@ impl Keeper {
         }
         while self.workers.len() < engines as usize {
             let Shared { fleet, processor, media, .. } = &*self.shared;
-            let connector = AgentConnector::new(self.link.clone(), self.workers.len() as u32, processor.clone());
+            let Some(link) = &self.link else { return true };
+            let connector = AgentConnector::new(link.clone(), self.workers.len() as u32, processor.clone());
             let connector = connector.with_media(*media);
             let Some(worker) = fleet.add(Box::new(connector)) else { return false };
             self.workers.push(worker);

@@ -81,6 +81,9 @@ pub fn main() -> ExitCode {
         }
     };
     let mut builder = tokio::runtime::Builder::new_multi_thread();
+    // Threads that have work see only between so many tasks whose sockets are ready. Of a client that asks ahead without end each takes
+    // a millisecond or two.
+    builder.event_interval(16);
     if let Command::Serve(args) | Command::Agent(args) = &cli.command {
         builder.worker_threads(args.limits.async_threads());
     }

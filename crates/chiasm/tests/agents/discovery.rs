@@ -6,6 +6,9 @@ use crate::support::etcd::Etcd;
 use crate::support::{Server, wait_for};
 use crate::{SOON, workers};
 
+/// Agents that are asked at once of those without a worker.
+const MOST_ASKED: usize = 256;
+
 async fn unnamed(server: &Server) -> usize {
     workers(server).await.iter().filter(|worker| worker["named"] == false).count()
 }
@@ -65,4 +68,32 @@ async fn an_agent_that_etcd_does_not_name_any_more_goes_on_while_it_answers() {
     drop(agent);
     server.logged("an agent is gone");
     wait_for("no worker", SOON, async || workers(&server).await.is_empty()).await;
+}
+
+#[tokio::test]
+async fn however_many_are_named_few_strangers_are_asked_at_once() {
+    // One that accepts whoever comes at any loopback address, and says nothing.
+    let silent = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    silent.set_nonblocking(true).unwrap();
+    let silent = tokio::net::TcpListener::from_std(silent).unwrap();
+    let cluster = Cluster::new();
+    let honest = cluster.agent(1, &["--sim", "1"]);
+    let strangers = (0..2 * MOST_ASKED).map(|n| format!("127.1.{}.{}:{port}", n / 250, 1 + n % 250));
+    let named: Vec<String> = std::iter::once(honest.address.clone()).chain(strangers).collect();
+    let server = cluster.serve_with(&["--agents", &named.join(",")]);
+    let mut asked = Vec::new();
+    while asked.len() < MOST_ASKED - 1 {
+        asked.push(silent.accept().await.unwrap());
+    }
+    // Until one is given up, only the place of the honest one is left for another.
+    let more = async {
+        loop {
+            asked.push(silent.accept().await.unwrap());
+        }
+    };
+    assert!(tokio::time::timeout(std::time::Duration::from_millis(300), more).await.is_err());
+    assert!(asked.len() <= MOST_ASKED, "{}", asked.len());
+    // Those that are given up leave their turn to the honest one, wherever it stands.
+    server.wait_ready(1, SOON).await;
 }
