@@ -23,6 +23,7 @@ use chiasm_backend::{MediaLoad, WorkSize};
 use chiasm_media::Workers;
 use futures_util::future::{BoxFuture, FutureExt};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
 use crate::pipeline::RequestError;
@@ -111,17 +112,27 @@ impl CpuPool {
     /// dropped; once begun it runs to its end.
     ///
     /// # Errors
-    /// The job panics, or no thread can be started.
+    /// The job panics, or no thread can be started; or the request's work has taken far longer than its prices by then, and all that it
+    /// may have.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         ticket: &Ticket,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, RequestError> {
         let (done, outcome) = oneshot::channel();
-        let job = Box::new(move || drop(done.send(job())));
+        let its = ticket.clone();
+        let job = Box::new(move || {
+            let made = its.check().map(|()| {
+                let begun = thread_time();
+                let made = job();
+                its.settle(thread_time().saturating_sub(begun));
+                made
+            });
+            drop(done.send(made));
+        });
         let _place = self.lane(ticket.price()).push(ticket.owner(), ticket.price(), ticket.due(Instant::now()), job);
         // A job that panics or is dropped takes `done` with it.
-        outcome.await.map_err(|_| RequestError::internal("a request's work failed"))
+        outcome.await.unwrap_or_else(|_| Err(RequestError::internal("a request's work failed")))
     }
 
     /// Whether a thread would begin with work of this price at once.
@@ -138,6 +149,12 @@ impl CpuPool {
     fn lane(&self, price: Duration) -> &Arc<Lane> {
         &self.inner.lanes[work_size(price) as usize]
     }
+}
+
+/// How long this thread has been running on a core.
+fn thread_time() -> Duration {
+    // Never before the thread began.
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// How large a piece of work of this price is.

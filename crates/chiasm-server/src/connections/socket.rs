@@ -12,6 +12,11 @@ use tokio::time::Sleep;
 
 use super::connection::Connection;
 use super::metrics::ConnectionMetrics;
+use crate::turn::Turn;
+
+/// Bytes of a client behind which others have their turn. Some take longer to understand than to read, and as long as there are more
+/// hyper reads on: the size of a chunk may have any number of zeros before it.
+const READ_IN_TURN: usize = 256 << 10;
 
 /// A client's socket. Writing fails when nothing of what there is to write was taken for `write_timeout`.
 ///
@@ -28,6 +33,9 @@ pub(super) struct Socket {
     metrics: ConnectionMetrics,
     /// Runs while the system takes nothing more.
     stalled: Option<Pin<Box<Sleep>>>,
+    /// The turn in which something was read last, and how many bytes were.
+    turn: Option<Turn>,
+    read: usize,
 }
 
 impl Socket {
@@ -37,7 +45,16 @@ impl Socket {
         write_timeout: Duration,
         metrics: ConnectionMetrics,
     ) -> Self {
-        Self { stream: Some(stream), is_bulk: false, connection, write_timeout, metrics, stalled: None }
+        Self {
+            stream: Some(stream),
+            is_bulk: false,
+            connection,
+            write_timeout,
+            metrics,
+            stalled: None,
+            turn: None,
+            read: 0,
+        }
     }
 
     /// Whether the request under way ends with its client.
@@ -93,7 +110,18 @@ impl Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.stream()?.poll_read(cx, buf)
+        let turn = Turn::current();
+        if turn.is_none() || turn != self.turn {
+            (self.turn, self.read) = (turn, 0);
+        }
+        if self.read >= READ_IN_TURN {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let read = self.stream()?.poll_read(cx, buf);
+        self.read += buf.filled().len() - before;
+        read
     }
 }
 
@@ -110,5 +138,41 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream()?.poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::turn::in_turns;
+
+    #[tokio::test]
+    async fn a_client_that_sends_on_and_on_lets_others_have_their_turn() {
+        const SENT: usize = 4 * READ_IN_TURN;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, peer) = listener.accept().await.unwrap();
+        let connection = Arc::new(Connection::from_peer(peer.ip()));
+        let mut socket = Socket::new(stream, connection, Duration::from_secs(60), ConnectionMetrics::default());
+        let sending = tokio::spawn(async move { client.write_all(&vec![b'0'; SENT]).await });
+        let read = in_turns(async move {
+            let (mut turn, mut in_turn, mut all, mut buffer) = (None, 0, 0, [0; 4096]);
+            while all < SENT {
+                let read = socket.read(&mut buffer).await.unwrap();
+                assert_ne!(read, 0);
+                in_turn = if turn == Turn::current() { in_turn + read } else { read };
+                turn = Turn::current();
+                assert!(in_turn < READ_IN_TURN + buffer.len(), "{in_turn}");
+                all += read;
+            }
+            all
+        });
+        assert_eq!(tokio::time::timeout(Duration::from_secs(30), read).await.unwrap(), SENT);
+        sending.await.unwrap().unwrap();
     }
 }

@@ -9,6 +9,9 @@ use crate::pipeline::{Cause, RequestError};
 /// How many times its price after it is asked for a piece of work is due. So a request waits in proportion to what it asks for:
 /// work of 10 ms overtakes work of a second that was asked for up to four seconds before, and nothing is overtaken for ever.
 const STRETCH: u32 = 4;
+/// How many times its price a piece of work may take before the rest is taken out of the budget, too. Prices are within a factor of two
+/// on a usual core, but of files that are made for it.
+const TOLERANCE: u32 = 3;
 
 /// The work that one request has asked for so far. Clones are the same request's.
 ///
@@ -67,12 +70,9 @@ impl CpuBudget {
     /// # Errors
     /// [`Cause::TooCostly`] if the request would have asked for more than it may. Then nothing is taken.
     pub(crate) fn ticket(&self, price: Duration) -> Result<Ticket, RequestError> {
-        let limit = self.request.limit;
         let mut spent = self.request.spent();
         let cost = spent.cost.saturating_add(price);
-        if cost > limit {
-            return Err(Cause::TooCostly { cost, limit }.into());
-        }
+        self.request.check(cost)?;
         spent.cost = cost;
         Ok(Ticket { price, request: self.request.clone() })
     }
@@ -89,6 +89,22 @@ impl Ticket {
         self.price
     }
 
+    /// Whether the work may be begun: what came before may have taken longer than its price.
+    ///
+    /// # Errors
+    /// [`Cause::TooCostly`] if all that the request may have done has been done.
+    pub(super) fn check(&self) -> Result<(), RequestError> {
+        self.request.check(self.request.spent().cost)
+    }
+
+    /// The work has taken so much time of one core. Takes what that was beyond the price out of the budget, if it was far beyond.
+    pub(super) fn settle(&self, took: Duration) {
+        if took > self.price.saturating_mul(TOLERANCE) {
+            let mut spent = self.request.spent();
+            spent.cost = spent.cost.saturating_add(took - self.price);
+        }
+    }
+
     /// When the work is due if it is asked for now.
     pub(super) fn due(&self, now: Instant) -> Instant {
         let mut spent = self.request.spent();
@@ -101,6 +117,10 @@ impl Ticket {
 }
 
 impl Request {
+    fn check(&self, cost: Duration) -> Result<(), RequestError> {
+        if cost > self.limit { Err(Cause::TooCostly { cost, limit: self.limit }.into()) } else { Ok(()) }
+    }
+
     /// The state is never left half-changed.
     fn spent(&self) -> MutexGuard<'_, Spent> {
         self.spent.lock().unwrap_or_else(PoisonError::into_inner)
@@ -131,6 +151,23 @@ mod tests {
         assert_eq!(budget.spent(), 2 * SECOND);
         budget.ticket(SECOND).unwrap();
         budget.ticket(Duration::from_nanos(1)).unwrap_err();
+    }
+
+    #[test]
+    fn work_that_takes_far_longer_than_its_price_is_paid_for() {
+        let budget = budget(8 * SECOND);
+        let ticket = budget.ticket(SECOND).unwrap();
+        // A slow machine is nobody's fault.
+        ticket.settle(3 * SECOND);
+        assert_eq!(budget.spent(), SECOND);
+        ticket.settle(5 * SECOND);
+        assert_eq!(budget.spent(), 5 * SECOND);
+        let waiting = budget.ticket(SECOND).unwrap();
+        waiting.check().unwrap();
+        ticket.settle(5 * SECOND);
+        // Also what was allowed before is not begun.
+        assert!(matches!(waiting.check().unwrap_err().cause, Cause::TooCostly { .. }));
+        budget.ticket(Duration::ZERO).unwrap_err();
     }
 
     #[test]

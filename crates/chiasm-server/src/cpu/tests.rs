@@ -136,6 +136,21 @@ async fn what_is_too_costly_is_not_begun() {
 }
 
 #[tokio::test]
+async fn a_request_whose_work_takes_far_longer_than_its_price_gets_no_more() {
+    let (pool, limit) = (pool(1), Duration::from_millis(2));
+    let budget = CpuBudget::new(Owner::Address(Ipv4Addr::LOCALHOST), limit);
+    let [dear, waiting] = [(); 2].map(|()| budget.ticket(Duration::from_micros(1)).unwrap());
+    let work = move || {
+        let begun = thread_time();
+        while thread_time() - begun < limit {}
+    };
+    pool.run(&dear, work).await.unwrap();
+    let error = pool.run(&waiting, || unreachable!("not begun")).await.unwrap_err();
+    assert!(matches!(error.cause, Cause::TooCostly { .. }));
+    assert_eq!(pool.run(&ticket(USUAL), || 7).await.unwrap(), 7);
+}
+
+#[tokio::test]
 async fn the_threads_end_with_the_pool() {
     let pool = pool(2);
     try_join_all((0..8).map(|_| async { pool.run(&ticket(USUAL), || ()).await })).await.unwrap();
